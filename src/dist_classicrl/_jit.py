@@ -1,0 +1,16 @@
+"""The one way this package compiles a function, so that every kernel is cached and compiled alike."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import numba
+
+
+def jit(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile `function` with numba, keeping the machine code on disk for the next process.
+
+    `fastmath` stays off: it reorders sums and drops the NaN checks that the kernels rely on.
+    The GIL is released, so that a thread can write a checkpoint or send a heartbeat meanwhile.
+    """
+    return numba.njit(cache=True, nogil=True, error_model="numpy", boundscheck=False)(function)

@@ -1,0 +1,1 @@
+"""Environments: finite models as arrays, compiled simulation, Gymnasium stepping."""

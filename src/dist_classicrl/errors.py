@@ -1,0 +1,40 @@
+"""Every error that this package raises by name.
+
+Each message says what was given, what is allowed, and what to write instead.
+"""
+
+from __future__ import annotations
+
+
+class DistClassicRLError(Exception):
+    """Base class of all errors of this package."""
+
+
+# Settings and arguments
+
+
+class SettingsError(DistClassicRLError, ValueError):
+    """A setting is outside what is allowed, or two settings contradict each other."""
+
+
+# Environments and models
+
+
+class EnvError(DistClassicRLError, ValueError):
+    """An environment cannot be used as it is."""
+
+
+class ActionMaskError(EnvError):
+    """An action mask has the wrong shape, or forbids every action of a state that must be acted in."""
+
+
+class ModelError(EnvError):
+    """The arrays of a finite model do not describe a Markov decision process."""
+
+
+class RewardError(EnvError):
+    """A reward is NaN or infinite."""
+
+
+class SpaceError(EnvError):
+    """A space is not finite, or its product is too large to index a table."""
