@@ -28,6 +28,10 @@ class ActionMaskError(EnvError):
     """An action mask has the wrong shape, or forbids every action of a state that must be acted in."""
 
 
+class IllegalActionError(EnvError):
+    """An action is not one of the environment's, or is forbidden where it was played."""
+
+
 class ModelError(EnvError):
     """The arrays of a finite model do not describe a Markov decision process."""
 
