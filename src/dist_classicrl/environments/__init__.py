@@ -1,6 +1,7 @@
 """Environments: finite models as arrays, compiled simulation, Gymnasium stepping.
 
-The public names are imported when they are first asked for, so that this package needs no Gymnasium by itself.
+The public names are imported when they are first asked for, so that this package needs no Gymnasium by
+itself.
 """
 
 from __future__ import annotations

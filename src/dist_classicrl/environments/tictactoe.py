@@ -29,34 +29,35 @@ ENV_ID = "dist_classicrl/TicTacToe-v0"
 _SIGNS = ".XO"
 
 
-class TicTacToeEnv(gymnasium.Env[int, int]):
+class TicTacToeEnv(gymnasium.Env[Any, Any]):
     """TicTacToe against a machine that plays a uniformly random empty square.
 
     A step is the agent's move and, unless that ends the game, the machine's answer. The reward is 1 for a
     win, -1 for a loss, and 0 for a draw and for every step before the end.
 
-    **Observation**: ``Discrete(n)``, the position with the agent to move, up to the eight symmetries of the board:
-    n = 338 where the agent moves first, 289 where it moves second, 627 where it may do either. In a finished
-    game nobody is to move; the last observation is then the position that the agent made its last move in, and it
-    comes with ``terminated=True``.
+    **Observation**: ``Discrete(n)``, the position with the agent to move, up to the eight symmetries of the
+    board: n = 338 where the agent moves first, 289 where it moves second, 627 where it may do either. In a
+    finished game nobody is to move; the last observation is then the position that the agent made its last
+    move in, and it comes with ``terminated=True``.
 
-    **Action**: ``Discrete(9)``, a square of the observed position's canonical board (the image of the board with the
-    smallest code). The environment maps it back to the board in play, see `square_of`. Squares are numbered row by
-    row.
+    **Action**: ``Discrete(9)``, a square of the observed position's canonical board (the image of the board
+    with the smallest code). The environment maps it back to the board in play, see `square_of`. Squares are
+    numbered row by row.
 
-    **Info**: ``info["action_mask"]`` is an int8 array of shape (9,), 1 for the legal actions. It belongs to the
-    observation that it comes with, the last one of a game included, so it is never empty.
+    **Info**: ``info["action_mask"]`` is an int8 array of shape (9,), 1 for the legal actions. It belongs to
+    the observation that it comes with, the last one of a game included, so it is never empty.
 
-    **Illegal actions**: playing a taken square loses the game at once, reward -1, with the board left as it is. With
-    ``illegal_action="raise"`` it raises an error instead. A number outside 0 to 8 always raises.
+    **Illegal actions**: playing a taken square loses the game at once, reward -1, with the board left as it
+    is. With ``illegal_action="raise"`` it raises an error instead. A number outside 0 to 8 always raises.
 
-    It is registered as "dist_classicrl/TicTacToe-v0", which ``gymnasium.make`` finds once this module is imported.
+    It is registered as "dist_classicrl/TicTacToe-v0", which ``gymnasium.make`` finds once this module is
+    imported.
 
     Parameters
     ----------
     agent_plays : {"first", "second", "both"}
-        Who makes a game's first move: the agent, the machine, or either, drawn with probability 1/2 at every reset.
-        Whoever moves first plays X.
+        Who makes a game's first move: the agent, the machine, or either, drawn with probability 1/2 at
+        every reset. Whoever moves first plays X.
     illegal_action : {"lose", "raise"}
         What happens when the agent plays a taken square.
     render_mode : {None, "ansi", "human"}
@@ -79,8 +80,8 @@ class TicTacToeEnv(gymnasium.Env[int, int]):
         self._rules = rules(agent_plays)
         if illegal_action not in get_args(IllegalAction):
             raise SettingsError(
-                f"illegal_action={illegal_action!r} is not known. Write 'lose' to end the game with reward -1 "
-                "where a taken square is played, or 'raise' to get an IllegalActionError."
+                f"illegal_action={illegal_action!r} is not known. Write 'lose' to end the game with reward "
+                "-1 where a taken square is played, or 'raise' to get an IllegalActionError."
             )
         if render_mode is not None and render_mode not in self.metadata["render_modes"]:
             raise SettingsError(
@@ -160,7 +161,8 @@ class TicTacToeEnv(gymnasium.Env[int, int]):
         Returns
         -------
         observation : int
-            The position that the agent has to move in next; where the game is over, the one it has just moved in.
+            The position that the agent has to move in next; where the game is over, the one it has just
+            moved in.
         reward : float
             1 for a win, -1 for a loss or an illegal action, else 0.
         terminated : bool
@@ -173,8 +175,8 @@ class TicTacToeEnv(gymnasium.Env[int, int]):
         Raises
         ------
         IllegalActionError
-            If `action` is not an integer from 0 to 8, or is illegal here and ``illegal_action="raise"``. The game
-            stands as before.
+            If `action` is not an integer from 0 to 8, or is illegal here and ``illegal_action="raise"``.
+            The game stands as before.
         gymnasium.error.ResetNeeded
             If no game is in play.
         """
@@ -185,15 +187,16 @@ class TicTacToeEnv(gymnasium.Env[int, int]):
         if not legal and self.illegal_action == "raise":
             raise IllegalActionError(
                 f"Action {action} is a taken square in position {self._state}. Allowed here are "
-                f"{np.flatnonzero(self._rules.legal[self._state]).tolist()}: choose where info['action_mask'] is 1, "
-                "or make the environment with illegal_action='lose'."
+                f"{np.flatnonzero(self._rules.legal[self._state]).tolist()}: choose where "
+                "info['action_mask'] is 1, or make the environment with illegal_action='lose'."
             )
 
         pair = self._state * N_SQUARES + action
         slot = self.np_random.integers(self._rules.slot_ptr[pair], self._rules.slot_ptr[pair + 1])
         outcome, reply = int(self._rules.slots[slot]), int(self._rules.replies[slot])
         if legal:
-            # Both squares are those of the board that the agent saw, so both are looked up before either is played.
+            # Both squares are those of the board that the agent saw, so both are looked up before either is
+            # played.
             to_board = self._to_board()
             self._place(to_board[action], self._agent)
             self._place(NO_SQUARE if reply == NO_SQUARE else to_board[reply], FIRST + SECOND - self._agent)
@@ -205,11 +208,12 @@ class TicTacToeEnv(gymnasium.Env[int, int]):
         reward = 0.0 if self._in_play else float(outcome + SLOT_TO_REWARD)
         return self._state, reward, not self._in_play, False, self._info()
 
-    def render(self) -> str | None:  # type: ignore[override]
+    def render(self) -> str | None:
         """Return the board as text ("ansi"), or write it to standard output ("human")."""
         if self.render_mode is None:
             gymnasium.logger.warn(
-                "render() shows nothing without a render mode: make the environment with render_mode='ansi' or 'human'."
+                "render() shows nothing without a render mode: make the environment with "
+                "render_mode='ansi' or render_mode='human'."
             )
             return None
         rows = "\n".join(" ".join(_SIGNS[mark] for mark in row) for row in self.board)
@@ -234,8 +238,8 @@ class TicTacToeEnv(gymnasium.Env[int, int]):
             index = -1
         if not 0 <= index < N_SQUARES:
             raise IllegalActionError(
-                f"Action {action!r} is not known. An action is an integer from 0 to {N_SQUARES - 1}, a square of the "
-                "canonical board: write one where info['action_mask'] is 1."
+                f"Action {action!r} is not known. An action is an integer from 0 to 8, a square "
+                "of the canonical board: write one where info['action_mask'] is 1."
             )
         return index
 

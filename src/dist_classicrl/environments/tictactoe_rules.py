@@ -3,8 +3,8 @@
 This is the only place that knows the rules. The Gymnasium environment (`tictactoe.py`), the compiled
 simulator (`tictactoe_simulator.py`) and the finite model (`tictactoe_model.py`) all read these tables.
 
-Squares are numbered 0 to 8, row by row. A board has one number per square: 0 empty, 1 the mark of
-whoever moves first (X), 2 the mark of the other (O). Its code is ``sum(board[i] * 3**i)``, below 3**9 = 19683.
+Squares are numbered 0 to 8, row by row. A board has one number per square: 0 empty, 1 the mark of whoever
+moves first (X), 2 the mark of the other (O). Its code is ``sum(board[i] * 3**i)``, below 3**9 = 19683.
 
 A state is a position with the agent to move, up to the eight symmetries of the square, and an action is
 a square of the state's canonical board. Squares that a symmetry of the position makes equivalent stay
@@ -14,8 +14,8 @@ of equally likely slots, one per square that the machine may answer on.
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Literal, NamedTuple, get_args
+from functools import cache
+from typing import Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +27,8 @@ AgentPlays = Literal["first", "second", "both"]
 N_SQUARES = 9
 EMPTY, FIRST, SECOND = 0, 1, 2
 
-# A slot of a turn that goes on holds the next state. One that ends the game holds one of these, chosen so that
-# the agent's reward is the slot plus 2.
+# A slot of a turn that goes on holds the next state. One that ends the game holds one of these, chosen so
+# that the agent's reward is the slot plus 2.
 WIN, DRAW, LOSS = -1, -2, -3
 SLOT_TO_REWARD = 2
 
@@ -98,6 +98,9 @@ class Rules(NamedTuple):
     openings: NDArray[np.int8]
 
 
+_Tables = TypeVar("_Tables", BoardTables, Rules)
+
+
 def check_agent_plays(agent_plays: str) -> None:
     """Check who moves first.
 
@@ -113,7 +116,7 @@ def check_agent_plays(agent_plays: str) -> None:
         )
 
 
-@lru_cache(maxsize=None)
+@cache
 def board_tables() -> BoardTables:
     """Return the facts about every board, computed at the first call (some milliseconds)."""
     codes = np.arange(3**N_SQUARES, dtype=np.int32)
@@ -139,7 +142,7 @@ def board_tables() -> BoardTables:
     )
 
 
-@lru_cache(maxsize=None)
+@cache
 def rules(agent_plays: AgentPlays = "first") -> Rules:
     """Return the game's tables, computed at the first call (some milliseconds) and kept.
 
@@ -179,14 +182,14 @@ def rules(agent_plays: AgentPlays = "first") -> Rules:
 
 
 def _square_symmetries() -> NDArray[np.int8]:
-    """Return the four rotations and their mirror images as permutations of the squares, the identity first."""
+    """Return the four rotations and their mirror images as permutations, the identity first."""
     grid = np.arange(N_SQUARES, dtype=np.int8).reshape(3, 3)
     rotations = [np.rot90(grid, quarter_turns) for quarter_turns in range(4)]
     return np.array([image.ravel() for image in rotations + [np.fliplr(image) for image in rotations]])
 
 
 def _state_codes(tables: BoardTables, agent_plays: AgentPlays) -> NDArray[np.int64]:
-    """Return the codes of the canonical boards that the agent may have to move in, in the order of the states.
+    """Return the codes of the canonical boards that the agent may have to move in, in the states' order.
 
     A board without a winner was reached by any order of its moves, so equal numbers of marks (or one X more)
     and the absence of a line are all that it takes to be reachable.
@@ -245,7 +248,7 @@ def _openings(agent_plays: AgentPlays) -> NDArray[np.int8]:
     return np.concatenate([np.full(agent_opens, NO_SQUARE), np.arange(machine_opens)]).astype(np.int8)
 
 
-def _read_only(tables):
+def _read_only(tables: _Tables) -> _Tables:
     for array in tables:
         array.flags.writeable = False
     return tables

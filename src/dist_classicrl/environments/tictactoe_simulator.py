@@ -1,9 +1,9 @@
 """TicTacToe against a random machine player, compiled: `reset` and `step` for jitted training loops.
 
 Only the state is kept, never the board that a player would see. It is the same process: the machine picks
-each empty square with the same probability, a symmetry maps empty squares one to one onto empty squares, and it
-keeps lines lines. So the next state's distribution depends on the present state alone, and the game needs no
-memory besides it.
+each empty square with the same probability, a symmetry maps empty squares one to one onto empty squares,
+and it keeps lines lines. So the next state's distribution depends on the present state alone, and the game
+needs no memory besides it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def legal_actions(agent_plays: AgentPlays = "first") -> NDArray[np.bool_]:
 
 
 @jit
-def _below(n, random):
+def _below(n: int, random: np.uint64) -> np.int64:
     """Return an integer in [0, n) from 64 uniform bits, by a multiplication of the upper 32 of them.
 
     Each value's probability is within 2**-32 of 1/n (Lemire 2019, "Fast random integer generation in an
@@ -69,7 +69,7 @@ def _below(n, random):
 
 
 @jit
-def reset(data, memory, random):
+def reset(data: GameData, memory: NDArray[np.int64], random: np.uint64) -> np.int64:
     """Begin a game.
 
     Parameters
@@ -89,7 +89,9 @@ def reset(data, memory, random):
 
 
 @jit
-def step(data, memory, state, action, random):
+def step(
+    data: GameData, memory: NDArray[np.int64], state: np.int64, action: np.int64, random: np.uint64
+) -> tuple[np.int64, float, bool]:
     """Play one turn: the agent's move and, unless it ends the game, the machine's reply.
 
     Parameters
