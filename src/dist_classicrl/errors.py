@@ -28,6 +28,10 @@ class ActionMaskError(EnvError):
     """An action mask has the wrong shape, or forbids every action of a state that must be acted in."""
 
 
+class ConvergenceError(DistClassicRLError, ArithmeticError):
+    """Values do not converge, or not within the sweeps allowed."""
+
+
 class IllegalActionError(EnvError):
     """An action is not one of the environment's, or is forbidden where it was played."""
 
@@ -36,9 +40,20 @@ class ModelError(EnvError):
     """The arrays of a finite model do not describe a Markov decision process."""
 
 
+class OutsideSpaceError(EnvError):
+    """A value is not in the space that the environment declares for it."""
+
+
 class RewardError(EnvError):
     """A reward is NaN or infinite."""
 
 
 class SpaceError(EnvError):
     """A space is not finite, or its product is too large to index a table."""
+
+
+# Starting jobs
+
+
+class LauncherError(DistClassicRLError, RuntimeError):
+    """There is no `mpirun`, or the one found does not fit the MPI library that mpi4py loads."""

@@ -1,0 +1,127 @@
+"""Every check of this repository, each under a time limit that ends all that it started; see scripts/test."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree
+from collections import Counter
+from pathlib import Path
+
+from dist_classicrl.distributed.launcher import launch_environment, mpirun_command
+from dist_classicrl.distributed.processes import run_job
+
+ROOT = Path(__file__).resolve().parent.parent
+TESTS = ROOT / "tests"
+MPI_RANKS = (1, 2, 4)
+NO_TESTS_CHOSEN = 5
+# About four times what each takes on two cores.
+LIMIT_SECONDS = {"lint": 60, "types": 240, "unit": 300, "mpi": 180, "jobs": 300}
+
+
+class Checks:
+    """Runs the steps one after the other and keeps count."""
+
+    def __init__(self, pytest_arguments: list[str]) -> None:
+        self.paths, self.options = split_arguments(pytest_arguments)
+        self.choosing = bool(pytest_arguments)
+        self.failed: list[str] = []
+        self.counts: Counter[str] = Counter()
+
+    def step(self, title: str, command: list[str], limit: float) -> int:
+        """Run one command in the repository; give its exit status."""
+        print(f"\n==> {title}", flush=True)
+        job = run_job(command, timeout=limit, env=launch_environment(), cwd=ROOT, keep_output=False)
+        ending = f"did not end within {limit:g} s and was killed" if job.timed_out else f"{job.seconds:.0f} s"
+        nothing = self.choosing and job.returncode == NO_TESTS_CHOSEN and not job.timed_out
+        if job.returncode != 0 and not nothing:
+            self.failed.append(title)
+            ending += f", FAILED with exit status {job.returncode}"
+        print(f"==> {title}: {ending}", flush=True)
+        return job.returncode
+
+    def tool(self, title: str, limit: float, *arguments: str) -> None:
+        """Run a tool that is installed as a Python module."""
+        self.step(title, [sys.executable, "-m", *arguments], limit)
+
+    def tests(self, name: str, ranks: int | None = None) -> None:
+        """Run the tests of one folder, under mpirun if `ranks` is given."""
+        folder = TESTS / name
+        paths = [path for path in self.paths if folder in (Path(path.split("::")[0]), *Path(path).parents)]
+        if self.paths and not paths:
+            return
+        title = f"tests/{name}" + (f" on {ranks} rank{'s' if ranks > 1 else ''}" if ranks else "")
+        with tempfile.TemporaryDirectory() as logs:
+            report = Path(logs) / "report.xml"
+            pytest = [sys.executable, "-m", "pytest", *self.options, *(paths or [str(folder)])]
+            if ranks:
+                quiet = [sys.executable, str(ROOT / "scripts" / "_rank.py"), logs]
+                # A stuck rank ends the job and shows where; ranks must not write to one cache at a time.
+                stuck = ["-o", "faulthandler_timeout=60", "-o", "faulthandler_exit_on_timeout=true"]
+                mpi = ["--with-mpi", "-p", "no:cacheprovider", *stuck]
+                pytest = [*mpirun_command(ranks), *quiet, *pytest, *mpi]
+            status = self.step(title, [*pytest, f"--junitxml={report}"], LIMIT_SECONDS[name])
+            self.count(report)
+            if status not in (0, NO_TESTS_CHOSEN):
+                show_rank_logs(Path(logs))
+
+    def count(self, report: Path) -> None:
+        """Add up what pytest reports."""
+        if report.exists():
+            for suite in xml.etree.ElementTree.parse(report).getroot():
+                for kind in ("tests", "failures", "errors", "skipped"):
+                    self.counts[kind] += int(suite.get(kind, 0))
+
+    def finish(self, seconds: float) -> int:
+        """Say how it went; give the exit status."""
+        counts = self.counts
+        bad = counts["failures"] + counts["errors"]
+        if not counts["tests"] and not self.failed:
+            self.failed.append("no test was chosen")
+        passed = counts["tests"] - bad - counts["skipped"]
+        print(f"\n==> tests: {passed} passed, {bad} failed, {counts['skipped']} skipped")
+        verdict = "FAILED: " + "; ".join(self.failed) if self.failed else "everything passed"
+        print(f"==> {verdict} ({seconds:.0f} s)", flush=True)
+        return 1 if self.failed else 0
+
+
+def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Tell paths of tests, made absolute, from other arguments of pytest."""
+    paths, options = [], []
+    for argument in arguments:
+        file, separator, test = argument.partition("::")
+        found = [folder / file for folder in (Path.cwd(), ROOT) if (folder / file).exists()]
+        if found and TESTS in found[0].resolve().parents:
+            paths.append(str(found[0].resolve()) + separator + test)
+        else:
+            options.append(argument)
+    return paths, options
+
+
+def show_rank_logs(folder: Path) -> None:
+    """Show what the ranks above 0 wrote."""
+    for log in sorted(folder.glob("rank-*.log")):
+        print(f"\n==> what {log.stem.replace('-', ' ')} wrote\n{log.read_text(errors='replace')}", flush=True)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the checks; give the exit status."""
+    # A SIGTERM must not leave a job behind: leave by an exception, as Ctrl-C does.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    started = time.monotonic()
+    checks = Checks(arguments)
+    if not arguments:
+        checks.tool("lint", LIMIT_SECONDS["lint"], "ruff", "check")
+        checks.tool("format", LIMIT_SECONDS["lint"], "ruff", "format", "--check")
+        checks.tool("types", LIMIT_SECONDS["types"], "mypy")
+    checks.tests("unit")
+    for ranks in MPI_RANKS:
+        checks.tests("mpi", ranks)
+    checks.tests("jobs")
+    return checks.finish(time.monotonic() - started)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

