@@ -16,13 +16,14 @@ def from_arrays(
 ) -> TabularMDP:
     """Make a model from dense arrays of transitions.
 
-    For a model that is too large for dense arrays, give its outcomes in compressed sparse row form to `TabularMDP`.
+    For a model that is too large for dense arrays, give its outcomes in compressed sparse row form to
+    `TabularMDP`.
 
     Parameters
     ----------
     transition : array_like of float, shape (S, A, S)
-        ``transition[s, a, t]`` is the probability that action `a` in state `s` leads to state `t`. A pair that the
-        mask forbids may have zeros only.
+        ``transition[s, a, t]`` is the probability that action `a` in state `s` leads to state `t`. A pair
+        that the mask forbids may have zeros only.
     reward : array_like of float, shape (S, A, S) or (S, A)
         By transition, or by pair.
     start_prob : array_like of float, shape (S,)
@@ -89,8 +90,8 @@ def from_dict(
     Parameters
     ----------
     P : mapping or sequence
-        ``P[s][a]`` is a list of tuples (probability, next state, reward, terminated), for the states 0 to S - 1. A
-        pair that is missing or has an empty list is illegal.
+        ``P[s][a]`` is a list of tuples (probability, next state, reward, terminated), for the states 0 to S
+        - 1. A pair that is missing or has an empty list is illegal.
     start_prob : array_like of float, shape (S,)
     n_actions : int, optional
         The number of actions. None: one more than the largest action in `P`.
@@ -106,8 +107,8 @@ def from_dict(
     Raises
     ------
     ModelError, RewardError, ActionMaskError
-        As `TabularMDP` does, and ModelError where the keys of `P` are not 0 to S - 1 and 0 to A - 1, or an outcome is
-        not a tuple of four.
+        As `TabularMDP` does, and ModelError where the keys of `P` are not 0 to S - 1 and 0 to A - 1, or an
+        outcome is not a tuple of four.
     """
     by_state = [_keyed(row) for row in _in_order(P)]
     used = [action for row in by_state for action in row]
@@ -128,7 +129,7 @@ def from_dict(
                     )
             outcomes.extend(listed)
             counts.append(len(listed))
-    prob, follow, reward, ends = zip(*outcomes) if outcomes else ((), (), (), ())
+    prob, follow, reward, ends = zip(*outcomes, strict=True) if outcomes else ((), (), (), ())
     listed_pairs = np.array(counts).reshape(len(by_state), A) > 0
     if action_mask is None:
         action_mask = None if listed_pairs.all() else listed_pairs
@@ -161,6 +162,6 @@ def _in_order(P: Mapping[int, Any] | Sequence[Any]) -> list[Any]:
     if missing or not keyed:
         given = sorted(keyed, key=repr)[:5]
         raise ModelError(
-            f"P has {len(keyed)} states, whose keys must be 0 to {len(keyed) - 1}; the keys begin with {given}"
+            f"P has {len(keyed)} states, whose keys must be 0 to {len(keyed) - 1}; they begin with {given}"
         )
     return [keyed[s] for s in range(len(keyed))]

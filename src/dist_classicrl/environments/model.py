@@ -24,28 +24,33 @@ PROBABILITY_TOLERANCE = 1e-8
 ROUNDING_TOLERANCE = 1e-12
 
 
+_OUTCOME_FIELDS = ("outcome_ptr", "outcome_prob", "outcome_next", "outcome_reward", "outcome_terminated")
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class TabularMDP:
     """A finite Markov decision process with a start distribution and an optional time limit.
 
     The outcomes of the state-action pairs are stored in compressed sparse row form: pair
-    ``s * n_actions + a`` has the outcomes ``outcome_ptr[pair]`` to ``outcome_ptr[pair + 1] - 1``. The order of a
-    pair's outcomes is kept as given, but outcomes of probability 0 are dropped.
+    ``s * n_actions + a`` has the outcomes ``outcome_ptr[pair]`` to ``outcome_ptr[pair + 1] - 1``. The order
+    of a pair's outcomes is kept as given, but outcomes of probability 0 are dropped.
 
-    All arrays are checked, copied and made read-only. Probabilities of a pair (and of the start states) must add up
-    to 1 within 1e-8; a sum that is further than 1e-12 from 1 is divided out. Two models are equal when all that
-    makes up the process is equal; `name` and `grid_shape` are labels and play no part in it.
+    All arrays are checked, copied and made read-only. Probabilities of a pair (and of the start states)
+    must add up to 1 within 1e-8; a sum that is further than 1e-12 from 1 is divided out. Two models are
+    equal when all that makes up the process is equal; `name` and `grid_shape` are labels and play no part
+    in it.
 
-    A transition that terminates has no future: its value is its reward, whatever `outcome_next` is. A state that is
-    only ever reached by termination is never acted in; its pairs may hold anything that is valid, such as
-    Gymnasium's loops from a terminal state to itself, or nothing if the mask forbids them.
+    A transition that terminates has no future: its value is its reward, whatever `outcome_next` is. A state
+    that is only ever reached by termination is never acted in; its pairs may hold anything that is valid,
+    such as Gymnasium's loops from a terminal state to itself, or nothing if the mask forbids them.
 
     Parameters
     ----------
     n_states, n_actions : int
         Both at least 1. Called S and A below; O is the number of outcomes.
     outcome_ptr : array_like of int, shape (S * A + 1,)
-        Starts at 0, never falls, ends at O. Every legal pair has at least one outcome of positive probability.
+        Starts at 0, never falls, ends at O. Every legal pair has at least one outcome of positive
+        probability.
     outcome_prob : array_like of float, shape (O,)
     outcome_next : array_like of int, shape (O,)
         The state reached, from 0 to S - 1.
@@ -58,7 +63,8 @@ class TabularMDP:
     max_episode_steps : int, optional
         An episode is truncated after this many steps. None: never.
     action_mask : array_like of bool, shape (S, A), optional
-        True where an action is legal. None: all are. Outcomes of illegal pairs are kept, checked, and never used.
+        True where an action is legal. None: all are. Outcomes of illegal pairs are kept, checked, and never
+        used.
     name : str
         For messages and plots.
     grid_shape : tuple of two int, optional
@@ -94,24 +100,8 @@ class TabularMDP:
         if limit is not None:
             limit = _positive_int("max_episode_steps", limit, "None for no time limit")
         mask = None if self.action_mask is None else _checked_mask(self.action_mask, S, A)
-        outcomes = _checked_outcomes(
-            (
-                self.outcome_ptr,
-                self.outcome_prob,
-                self.outcome_next,
-                self.outcome_reward,
-                self.outcome_terminated,
-            ),
-            mask,
-            S,
-            A,
-        )
-        own = dict(
-            zip(
-                ("outcome_ptr", "outcome_prob", "outcome_next", "outcome_reward", "outcome_terminated"),
-                outcomes,
-            )
-        )
+        given = tuple(getattr(self, field) for field in _OUTCOME_FIELDS)
+        own: dict[str, Any] = dict(zip(_OUTCOME_FIELDS, _checked_outcomes(given, mask, S, A), strict=True))
         own.update(
             n_states=S,
             n_actions=A,
@@ -142,8 +132,8 @@ class TabularMDP:
         reached = np.flatnonzero(stuck & self._acting_states)
         if reached.size:
             raise ActionMaskError(
-                f"the action mask forbids every action of state {reached[0]}, which an episode can reach without "
-                "ending; allow at least one action there, or mark the transitions into it as terminated"
+                f"the action mask forbids every action of state {reached[0]}, which an episode can reach "
+                "without ending; allow one of its actions, or mark the transitions into it as terminated"
             )
 
     @cached_property
@@ -166,9 +156,10 @@ class TabularMDP:
     def reachable_pairs(self) -> np.ndarray:
         """Return the legal pairs that some policy can visit from the start distribution, bool, shape (S, A).
 
-        A state counts where an episode can start in it or come to it without ending. A state that is only reached by
-        termination is never acted in, so none of its pairs count, even if they have outcomes. The time limit is
-        ignored: a pair that takes more steps to reach than an episode may have counts as well.
+        A state counts where an episode can start in it or come to it without ending. A state that is only
+        reached by termination is never acted in, so none of its pairs count, even if they have outcomes.
+        The time limit is ignored: a pair that takes more steps to reach than an episode may have counts as
+        well.
         """
         return self.legal_pairs() & self._acting_states[:, None]
 
@@ -188,7 +179,7 @@ class TabularMDP:
         return digest.hexdigest()
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 of the process, as 64 hexadecimal digits: all the arrays and numbers, not the labels."""
+        """Return the SHA-256 of the process (its arrays and numbers, not its labels) in hexadecimal."""
         return self._digest
 
     def __eq__(self, other: object) -> bool:
@@ -206,7 +197,7 @@ class TabularMDP:
         )
 
     def solve(self, discount_factor: float, tolerance: float = 1e-10) -> Solution:
-        """Return the optimal values and a policy that attains them; see `dist_classicrl.environments.solve.solve`.
+        """Return the optimal values and a policy that attains them; see `environments.solve.solve`.
 
         The values are those of the process without its time limit.
         """
@@ -216,10 +207,10 @@ class TabularMDP:
         return solve.solve(self, discount_factor, tolerance)
 
     def policy_value(self, policy: np.ndarray, discount_factor: float) -> np.ndarray:
-        """Return the exact value of a policy, float64, shape (S,); see `dist_classicrl.environments.solve.policy_value`.
+        """Return the exact value of a policy, float64, shape (S,); see `environments.solve.policy_value`.
 
-        `policy` is an action per state, int, shape (S,), or probabilities, float, shape (S, A). The values are those
-        of the process without its time limit.
+        `policy` is an action per state, int, shape (S,), or probabilities, float, shape (S, A). The values
+        are those of the process without its time limit.
         """
         from dist_classicrl.environments import solve
 
@@ -234,21 +225,21 @@ class TabularMDP:
 
     @classmethod
     def from_arrays(cls, transition: Any, reward: Any, start_prob: Any, **kwargs: Any) -> TabularMDP:
-        """Make a model from dense arrays; see `dist_classicrl.environments.conversion.from_arrays`."""
+        """Make a model from dense arrays; see `environments.conversion.from_arrays`."""
         from dist_classicrl.environments import conversion
 
         return conversion.from_arrays(transition, reward, start_prob, **kwargs)
 
     @classmethod
     def from_dict(cls, P: Mapping[int, Any] | Sequence[Any], start_prob: Any, **kwargs: Any) -> TabularMDP:
-        """Make a model from Gymnasium's ``P[s][a]``; see `dist_classicrl.environments.conversion.from_dict`."""
+        """Make a model from Gymnasium's ``P[s][a]``; see `environments.conversion.from_dict`."""
         from dist_classicrl.environments import conversion
 
         return conversion.from_dict(P, start_prob, **kwargs)
 
     @classmethod
     def from_gymnasium(cls, env: Any, *, use_action_mask: bool = False, **make_kwargs: Any) -> TabularMDP:
-        """Make the model of FrozenLake, Taxi or CliffWalking; see `dist_classicrl.environments.toy_text.from_gymnasium`."""
+        """Make the model of FrozenLake, Taxi or CliffWalking; see `environments.toy_text.from_gymnasium`."""
         from dist_classicrl.environments import toy_text
 
         return toy_text.from_gymnasium(env, use_action_mask=use_action_mask, **make_kwargs)
@@ -257,7 +248,7 @@ class TabularMDP:
     def garnet(
         cls, n_states: int, n_actions: int, branching: int, *, seed: int, **options: Any
     ) -> TabularMDP:
-        """Make a random model; see `dist_classicrl.environments.garnet.garnet`."""
+        """Make a random model; see `environments.garnet.garnet`."""
         from dist_classicrl.environments import garnet
 
         return garnet.garnet(n_states, n_actions, branching, seed=seed, **options)
@@ -275,7 +266,10 @@ def _checked_array(
     name: str, value: Any, kinds: str, dtype: Any, shape: tuple[int, ...] | None
 ) -> np.ndarray:
     """Copy `value` into a fresh array of `dtype`, refusing what would lose information on the way."""
-    given = np.asarray(value)
+    try:
+        given = np.asarray(value)
+    except ValueError as error:
+        raise ModelError(f"{name} is no array: {error}") from error
     # An empty list becomes a float array, which says nothing about what was meant.
     if given.dtype.kind not in kinds and given.size:
         raise ModelError(f"{name} has dtype {given.dtype}; it must convert to {np.dtype(dtype)} without loss")
@@ -328,7 +322,7 @@ def _checked_start(value: Any, n_states: int) -> np.ndarray:
 
 
 def _checked_outcomes(
-    given: tuple[Any, Any, Any, Any, Any], mask: np.ndarray | None, n_states: int, n_actions: int
+    given: tuple[Any, ...], mask: np.ndarray | None, n_states: int, n_actions: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Check and copy pointer, probabilities, next states, rewards and terminations of all outcomes."""
     pointer = _checked_array("outcome_ptr", given[0], "iu", np.int64, (n_states * n_actions + 1,))
@@ -338,8 +332,9 @@ def _checked_outcomes(
     terminated = _checked_array("outcome_terminated", given[4], "b", np.bool_, prob.shape)
     if pointer[0] != 0 or pointer[-1] != prob.size or (np.diff(pointer) < 0).any():
         raise ModelError(
-            f"outcome_ptr must start at 0, never fall, and end at the number of outcomes, {prob.size}; it starts at "
-            f"{pointer[0]}, its smallest step is {np.diff(pointer).min()}, and it ends at {pointer[-1]}"
+            f"outcome_ptr must start at 0, never fall, and end at the number of outcomes, {prob.size}; it "
+            f"starts at {pointer[0]}, its smallest step is {np.diff(pointer).min()}, and it ends at "
+            f"{pointer[-1]}"
         )
     pair = reachability.rows_of(pointer)
     outside = np.flatnonzero((follow < 0) | (follow >= n_states))
@@ -375,8 +370,9 @@ def _normalised(
     if wrong.size:
         s, a = divmod(int(wrong[0]), n_actions)
         raise ModelError(
-            f"the outcomes of action {a} in state {s} have probabilities that add up to {total[wrong[0]]}; they must "
-            f"add up to 1 within {PROBABILITY_TOLERANCE} (a pair without outcomes must be forbidden by action_mask)"
+            f"the outcomes of action {a} in state {s} have probabilities that add up to {total[wrong[0]]}; "
+            f"they must add up to 1 within {PROBABILITY_TOLERANCE} (a pair without outcomes must be "
+            "forbidden by action_mask)"
         )
     divisor = np.where(np.abs(total - 1) > ROUNDING_TOLERANCE, total, 1.0)
     return prob / divisor[pair]
