@@ -1,0 +1,82 @@
+"""What to write where a space is not finite: the advice that `SpaceError` ends with.
+
+Each piece of advice is code that works as it stands once `env` exists; only ranges and bin counts are guesses
+that the user knows better.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from gymnasium import spaces
+
+_GUESSED_RANGE = 5.0
+_HUGE = 1e6  # a bound beyond this is finite in name only: bins over it would hold everything in one
+
+
+def advice_for(space: spaces.Space, path: tuple[str | int, ...], role: str) -> str:
+    """Return a sentence and code that turn `space` into a finite one.
+
+    Parameters
+    ----------
+    space : gymnasium.spaces.Space
+        The part that is not finite.
+    path : tuple of keys and positions
+        Where it lies in the environment's space; empty if it is all of it.
+    role : {"observation", "action"}
+    """
+    if isinstance(space, spaces.Box):
+        bins = 10 if space.low.size <= 4 else 3
+        if not path:
+            code = _box_code(space, role, bins)
+            return f"Divide it into bins with gymnasium.wrappers.Discretize{role.capitalize()}:\n\n{code}"
+        if role == "observation" and len(path) == 1 and isinstance(path[0], str):
+            code = _dict_box_code(path[0], bins)
+            return f"Divide it into bins with gymnasium.wrappers.TransformObservation:\n\n{code}"
+    name = role.capitalize()
+    function = "number_of" if role == "observation" else "action_of"
+    meaning = (
+        "returns an integer from 0 to n - 1 for an observation"
+        if role == "observation"
+        else "returns the environment's action for an integer from 0 to n - 1"
+    )
+    return (
+        f"Number the values that matter yourself with gymnasium.wrappers.Transform{name}, where your "
+        f"function {function} {meaning}:\n\n"
+        f"    from gymnasium.spaces import Discrete\n"
+        f"    from gymnasium.wrappers import Transform{name}\n"
+        f"    env = Transform{name}(env, {function}, Discrete(n))\n"
+    )
+
+
+def _box_code(space: spaces.Box, role: str, bins: int) -> str:
+    """Return code for an environment whose whole observation or action is a Box."""
+    name = role.capitalize()
+    if (np.abs(space.low) < _HUGE).all() and (np.abs(space.high) < _HUGE).all():
+        return (
+            f"    from gymnasium.wrappers import Discretize{name}\n"
+            f"    env = Discretize{name}(env, bins={bins})  # bins per dimension\n"
+        )
+    same = "lambda o: np.clip(o, low, high)" if role == "observation" else "lambda a: a"
+    return (
+        f"    import numpy as np\n"
+        f"    from gymnasium.spaces import Box\n"
+        f"    from gymnasium.wrappers import Discretize{name}, Transform{name}\n"
+        f"    low = np.maximum(env.{role}_space.low, -{_GUESSED_RANGE})  # the range that matters to you\n"
+        f"    high = np.minimum(env.{role}_space.high, {_GUESSED_RANGE})\n"
+        f"    env = Transform{name}(env, {same}, Box(low, high, dtype=env.{role}_space.dtype))\n"
+        f"    env = Discretize{name}(env, bins={bins})  # bins per dimension\n"
+    )
+
+
+def _dict_box_code(key: str, bins: int) -> str:
+    """Return code for a Box under a key of a Dict observation."""
+    return (
+        f"    import numpy as np\n"
+        f"    from gymnasium.spaces import Dict, MultiDiscrete\n"
+        f"    from gymnasium.wrappers import TransformObservation\n"
+        f"    edges = np.linspace(-1.0, 1.0, {bins + 1})[1:-1]  # the range that matters to you\n"
+        f"    binned = MultiDiscrete(np.full(env.observation_space[{key!r}].shape, {bins}))\n"
+        f"    finite = Dict({{**env.observation_space.spaces, {key!r}: binned}})\n"
+        f"    binning = lambda o: {{**o, {key!r}: np.digitize(o[{key!r}], edges)}}\n"
+        f"    env = TransformObservation(env, binning, finite)\n"
+    )
