@@ -56,6 +56,8 @@ class Checks:
         with tempfile.TemporaryDirectory() as logs:
             report = Path(logs) / "report.xml"
             pytest = [sys.executable, "-m", "pytest", *self.options, *(paths or [str(folder)])]
+            # mpirun gives its ranks a terminal of their own, so pytest cannot tell.
+            pytest += ["--color", "yes" if sys.stdout.isatty() else "no"]
             if ranks:
                 quiet = [sys.executable, str(ROOT / "scripts" / "_rank.py"), logs]
                 # A stuck rank ends the job and shows where; ranks must not write to one cache at a time.

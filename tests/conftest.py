@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import sys
 import time
 from pathlib import Path
@@ -10,8 +9,11 @@ from pathlib import Path
 import pytest
 
 MPI_FOLDER = Path(__file__).parent / "mpi"
-# How long the ranks that are through with a test wait for the others.
-PATIENCE_SECONDS = 45.0
+# How long a rank that failed waits for the others before it says why: pytest says it only at the very end.
+SAY_WHY_SECONDS = 5.0
+# How long the ranks that are through with a test wait for the others: long enough for a rank that is stuck to
+# reach pytest's faulthandler_timeout and show where it stands.
+PATIENCE_SECONDS = 90.0
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -35,39 +37,39 @@ class _RanksAgree:
 
         # A communicator of its own: messages that a failed test left behind cannot be mistaken for these.
         self.comm = MPI.COMM_WORLD.Dup()
-        self.failed = False
+        self.failure = ""
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item, call):
         report = yield
         if call.when == "setup":
-            self.failed = False
-        self.failed = self.failed or report.failed
+            self.failure = ""
+        if report.failed:
+            self.failure = self.failure or f"rank {self.comm.rank}: {item.nodeid} failed: {report.longrepr}"
         if call.when == "teardown" and "mpi" in item.keywords:
-            others = [rank for rank in self._ranks_that_failed(item.nodeid) if rank != self.comm.rank]
-            if others and not self.failed:
+            ranks = self._ranks_that_failed(item.nodeid)
+            if ranks and not self.failure:
                 report.outcome = "failed"
-                report.longrepr = (
-                    f"{item.nodeid} failed on rank {', '.join(map(str, others))} (of {self.comm.size})"
-                )
+                report.longrepr = f"{item.nodeid} failed on rank {', '.join(ranks)} of {self.comm.size}"
         return report
 
     def _ranks_that_failed(self, test):
         import numpy as np
 
-        mine, everybody = np.array([self.failed], "i"), np.zeros(self.comm.size, "i")
+        mine, everybody = np.array([bool(self.failure)], "i"), np.zeros(self.comm.size, "i")
         request = self.comm.Iallgather(mine, everybody)
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        started, unsaid = time.monotonic(), self.failure
         while not request.Test():
-            if time.monotonic() > deadline:
-                # pytest holds back what is printed during a test, so write to where the process began.
-                print(
-                    f"rank {self.comm.rank}: {'failed' if self.failed else 'passed'} {test}; "
-                    f"not every rank was through with it {PATIENCE_SECONDS:.0f} s later",
-                    file=sys.__stderr__,
-                    flush=True,
-                )
-                faulthandler.dump_traceback(sys.__stderr__)
+            waited = time.monotonic() - started
+            if unsaid and waited > SAY_WHY_SECONDS:
+                self._say(unsaid)
+                unsaid = ""
+            if waited > PATIENCE_SECONDS:
+                self._say(f"rank {self.comm.rank}: not every rank is through with {test}; ending all of them")
                 self.comm.Abort(1)
             time.sleep(0.001)
-        return np.flatnonzero(everybody)
+        return [str(rank) for rank in np.flatnonzero(everybody)]
+
+    def _say(self, text):
+        # pytest may hold back what is printed, so write to where the process began.
+        print(f"\n{text}", file=sys.__stderr__, flush=True)

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from dist_classicrl.distributed.processes import JOB_VARIABLE, processes_of, run_job
+from dist_classicrl.distributed.processes import JOB_VARIABLE, is_running, processes_of, run_job
 
 # A child in a session of its own that ignores SIGTERM, as the daemons of an MPI are; it tells its id.
 DAEMON = """
@@ -18,14 +18,6 @@ time.sleep(600)
 child.stdout.readline()
 print(child.pid, os.environ["DIST_CLASSICRL_JOB"], flush=True)
 """
-
-
-def is_alive(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 needs_proc = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="processes are found through /proc")
@@ -48,7 +40,7 @@ def test_environment_and_folder_are_those_asked_for(tmp_path):
 def test_nothing_is_left_however_the_job_ends(ending):
     job = run_job([sys.executable, "-c", DAEMON + ending], timeout=3)
     daemon, name = job.output.split()[:2]
-    assert not is_alive(int(daemon))
+    assert not is_running(int(daemon))
     assert processes_of(name) == []
     assert job.timed_out == ("sleep" in ending)
 
@@ -85,4 +77,4 @@ def test_an_exception_in_the_caller_also_ends_the_job(monkeypatch):
     monkeypatch.setattr(subprocess.Popen, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_job(["/bin/sleep", "600"], timeout=60)
-    assert not is_alive(started[0])
+    assert not is_running(started[0])

@@ -125,6 +125,16 @@ def processes_of(job: str) -> list[int]:
     return found
 
 
+def is_running(pid: int) -> bool:
+    """Tell whether there is a process with this id that has not ended; needs `/proc`."""
+    try:
+        # The name, in parentheses, may hold anything. The state follows it: Z and X have ended.
+        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state not in "ZX"
+
+
 def _end(process: subprocess.Popen[bytes], job: str) -> None:
     if process.poll() is None:
         process.terminate()
@@ -141,7 +151,9 @@ def _end(process: subprocess.Popen[bytes], job: str) -> None:
         if sys.platform != "darwin":
             raise
     # A process may start another one between the look and the kill, so look until there is none.
+    killed: set[int] = set()
     while remaining := processes_of(job):
+        killed.update(remaining)
         for pid in remaining:
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -149,3 +161,8 @@ def _end(process: subprocess.Popen[bytes], job: str) -> None:
                 continue
         time.sleep(_POLL_SECONDS)
     process.wait()
+    # A killed process gives up its environment, in which it is found, a little before it is gone. One that is
+    # held by a dead file system may never go.
+    deadline = time.monotonic() + _GRACE_SECONDS
+    while any(is_running(pid) for pid in killed) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)

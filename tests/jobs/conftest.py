@@ -1,0 +1,35 @@
+"""Whole programs as a user starts them, under the same mpirun as scripts/train, each to a deadline."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from dist_classicrl.distributed.launcher import launch_environment, mpirun_command
+from dist_classicrl.distributed.processes import run_job
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@pytest.fixture
+def run_python(tmp_path):
+    """Give a function that runs Python in an empty folder, on `ranks` ranks or without mpirun.
+
+    It fails the test if the program does not end with `status`, and gives the FinishedJob.
+    """
+
+    def run(*arguments, ranks=None, timeout=90.0, status=0, env=None):
+        command = [*([] if ranks is None else mpirun_command(ranks)), sys.executable, *map(str, arguments)]
+        # The package is found where this one was found, installed or not.
+        source = {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
+        environment = launch_environment({**os.environ, **source, **(env or {})})
+        job = run_job(command, timeout=timeout, env=environment, cwd=tmp_path)
+        if job.timed_out or job.returncode != status:
+            ending = "was killed at its deadline" if job.timed_out else f"ended with status {job.returncode}"
+            pytest.fail(f"{' '.join(command)}\n{ending} after {job.seconds:.1f} s; it wrote:\n{job.output}")
+        return job
+
+    return run
