@@ -129,7 +129,8 @@ def from_dict(
                     )
             outcomes.extend(listed)
             counts.append(len(listed))
-    prob, follow, reward, ends = zip(*outcomes, strict=True) if outcomes else ((), (), (), ())
+    columns: Any = zip(*outcomes, strict=True) if outcomes else ((), (), (), ())
+    prob, follow, reward, ends = columns
     listed_pairs = np.array(counts).reshape(len(by_state), A) > 0
     if action_mask is None:
         action_mask = None if listed_pairs.all() else listed_pairs

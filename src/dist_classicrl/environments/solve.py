@@ -57,7 +57,16 @@ class Solution:
 
 
 @jit
-def improve(pointer, weight, follow, reward, legal, discount, v, pair):
+def improve(
+    pointer: np.ndarray,
+    weight: np.ndarray,
+    follow: np.ndarray,
+    reward: np.ndarray,
+    legal: np.ndarray,
+    discount: float,
+    v: np.ndarray,
+    pair: np.ndarray,
+) -> float:
     """One Gauss-Seidel sweep of value iteration, in place; return the largest change of a value.
 
     `legal` has shape (S, A); `pair[s]` becomes the best pair ``s * A + a``, and stays as it is where no
@@ -84,7 +93,15 @@ def improve(pointer, weight, follow, reward, legal, discount, v, pair):
 
 
 @jit
-def evaluate(pointer, weight, follow, reward, pair, discount, v):
+def evaluate(
+    pointer: np.ndarray,
+    weight: np.ndarray,
+    follow: np.ndarray,
+    reward: np.ndarray,
+    pair: np.ndarray,
+    discount: float,
+    v: np.ndarray,
+) -> float:
     """One Gauss-Seidel sweep for the policy that chooses `pair`, in place; return the largest change.
 
     A negative entry of `pair` marks a state without a choice, whose value stays.
@@ -198,10 +215,9 @@ def _sweep_to_optimum(
     v = np.zeros(legal.shape[0])
     arrays = (rows.pointer, rows.weight, rows.follow, rows.reward)
     if discount < 1.0:
-        # From below every value, sweeps that keep the policy can only raise values (Puterman 1994, theorem
-        # 6.5.5).
+        # From below all values, sweeps that keep the policy only raise values (Puterman 1994, theorem 6.5.5).
         v[legal.any(axis=1)] = min(0.0, float(rows.reward.min())) / (1.0 - discount)
-    previous = np.inf
+    previous = 0.0
     for iteration in range(1, max_sweeps + 1):
         change = improve(*arrays, legal, discount, v, pair)
         residual = _error_bound(change, previous, discount)
@@ -218,10 +234,13 @@ def _sweep_to_optimum(
 
 
 def _error_bound(change: float, previous: float, discount: float) -> float:
+    """Return what a geometric series of changes leaves to come; below discount 1 that is a true bound."""
     if change == 0.0:
         return 0.0
-    rate = discount if discount < 1.0 else change / previous
-    return change * rate / (1.0 - rate) if 0.0 < rate < 1.0 else (np.inf if rate >= 1.0 else change)
+    rate = discount
+    if discount == 1.0:
+        rate = change / previous if previous > 0.0 else 1.0
+    return change * rate / (1.0 - rate) if rate < 1.0 else np.inf
 
 
 def _progressing_policy(
@@ -338,7 +357,7 @@ def _value_by_sweeps(
 ) -> np.ndarray:
     v = np.zeros(active.size)
     row = np.where(active, np.arange(active.size), -1)
-    previous = np.inf
+    previous = 0.0
     for _ in range(max_sweeps):
         change = evaluate(chain.pointer, chain.weight, chain.follow, chain.reward, row, discount, v)
         if (

@@ -105,9 +105,9 @@ def _compiled(env: Any, use_action_mask: bool) -> TabularMDP:
 
     base, limits = _unwrapped(env)
     mask = None
-    grid_shape = None
+    grid_shape: Any = None
     if type(base) is FrozenLakeEnv:
-        grid_shape = base.desc.shape
+        grid_shape = np.shape(base.desc)
     elif type(base) is CliffWalkingEnv:
         grid_shape = base.shape
     elif type(base) is TaxiEnv:
@@ -144,7 +144,7 @@ def _unwrapped(env: Any) -> tuple[Any, list[int]]:
     import gymnasium
     from gymnasium import wrappers
 
-    limits = []
+    limits: list[int] = []
     while True:
         replaced = sorted(set(_BEHAVIOUR) & set(vars(env)) if hasattr(env, "__dict__") else ())
         if replaced:
