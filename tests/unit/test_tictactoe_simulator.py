@@ -19,7 +19,7 @@ from dist_classicrl.environments.tictactoe_simulator import (
 from dist_classicrl.errors import SettingsError
 
 # The machine has up to 8 empty squares to choose from and 840 is a multiple of 1 to 8, so the middles of
-# 840 equal parts of the 64-bit range give every reply its exact share. Openings are 1, 9 or 18.
+# 840 equal parts of the range of 32 bits give every reply its exact share. Openings are 1, 9 or 18.
 STRATA_OF_STEP, STRATA_OF_RESET = 840, 18
 MEMORY = np.zeros(MEMORY_SIZE, dtype=np.int64)
 
@@ -30,7 +30,7 @@ def agent_plays(request):
 
 
 def strata(n):
-    return np.array([(2 * k + 1) * 2**64 // (2 * n) for k in range(n)], dtype=np.uint64)
+    return np.array([(2 * k + 1) * 2**32 // (2 * n) for k in range(n)], dtype=np.uint64)
 
 
 @numba.njit

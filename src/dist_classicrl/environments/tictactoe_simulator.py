@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dist_classicrl._jit import jit
+from dist_classicrl._random import below
 from dist_classicrl.environments.tictactoe_rules import SLOT_TO_REWARD, AgentPlays, rules
 
 MEMORY_SIZE = 0
@@ -59,16 +60,6 @@ def legal_actions(agent_plays: AgentPlays = "first") -> NDArray[np.bool_]:
 
 
 @jit
-def _below(n: int, random: np.uint64) -> np.int64:
-    """Return an integer in [0, n) from 64 uniform bits, by a multiplication of the upper 32 of them.
-
-    Each value's probability is within 2**-32 of 1/n (Lemire 2019, "Fast random integer generation in an
-    interval", without the rejection that removes this bias).
-    """
-    return np.int64(((random >> np.uint64(32)) * np.uint64(n)) >> np.uint64(32))
-
-
-@jit
 def reset(data: GameData, memory: NDArray[np.int64], random: np.uint64) -> np.int64:
     """Begin a game.
 
@@ -85,7 +76,7 @@ def reset(data: GameData, memory: NDArray[np.int64], random: np.uint64) -> np.in
     int64
         The first state with the agent to move.
     """
-    return np.int64(data.starts[_below(data.starts.size, random)])
+    return np.int64(data.starts[below(random, data.starts.size)])
 
 
 @jit
@@ -117,7 +108,7 @@ def step(
     """
     pair = state * 9 + action
     first = np.int64(data.slot_ptr[pair])
-    slot = np.int64(data.slots[first + _below(data.slot_ptr[pair + 1] - first, random)])
+    slot = np.int64(data.slots[first + below(random, data.slot_ptr[pair + 1] - first)])
     if slot < 0:
         return np.int64(state), np.float64(slot + SLOT_TO_REWARD), True
     return slot, 0.0, False
