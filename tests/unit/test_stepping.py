@@ -1,0 +1,529 @@
+"""Stepped environments against copies that are driven by hand, in every way of making and resetting them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+
+from dist_classicrl.environments.stepping import make_stepped
+from dist_classicrl.errors import (
+    ActionMaskError,
+    EnvError,
+    OutsideSpaceError,
+    RewardError,
+    SettingsError,
+    SpaceError,
+)
+
+N_STATES, N_ACTIONS = 24, 6
+
+
+class Timetable(gymnasium.Env):
+    """Deterministic given its seed. Episodes last 1, 4, 2, 3, 1, 4, ... steps and end by turns in both ways.
+
+    The core is a number 0..23 that depends on all that happened; `style` says how it is shown:
+
+    - "plain": Discrete observations and actions, no masks;
+    - "info": the same, with masks in `info` at every third number, all False at the end of an episode;
+    - "dict": the mask in a Dict observation, all False at the end of an episode;
+    - "nested": nested observations and Tuple actions with a start.
+    """
+
+    def __init__(self, style="plain", break_at=None, breakage=None):
+        self.style, self.break_at, self.breakage = style, break_at, breakage
+        self.observation_space = {
+            "plain": Discrete(N_STATES),
+            "info": Discrete(N_STATES, start=-3),
+            "dict": Dict({"observation": MultiDiscrete([4, 6]), "action_mask": MultiBinary(N_ACTIONS)}),
+            "nested": Dict(
+                {"a": Tuple((Discrete(2, start=5), MultiDiscrete([[3], [2]]))), "b": MultiBinary(1)}
+            ),
+        }[style]
+        pair = Tuple((Discrete(3, start=1), Discrete(2)))
+        self.action_space = pair if style == "nested" else Discrete(N_ACTIONS)
+        self.steps_ever = 0
+        self.closed = False
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is not None:
+            self.episode = -1
+        self.episode += 1
+        self.left = (1, 4, 2, 3)[self.episode % 4]
+        self.core = int(self.np_random.integers(N_STATES))
+        return self.show(False)
+
+    def step(self, action):
+        self.steps_ever += 1
+        if self.style == "nested":
+            action = (int(action[0]) - 1) * 2 + int(action[1])
+        assert 0 <= action < N_ACTIONS and self.left > 0
+        reward = self.core / 4 + action
+        self.core = (5 * self.core + 7 * int(action) + int(self.np_random.integers(3))) % N_STATES
+        self.left -= 1
+        over = self.left == 0
+        observation, info = self.show(over)
+        if self.steps_ever == self.break_at:
+            if self.breakage == "raise":
+                raise ZeroDivisionError("the user's own bug")
+            if self.breakage == "observation":
+                observation = N_STATES
+            elif self.breakage == "mask":
+                info["action_mask"] = np.zeros(N_ACTIONS, np.int8)
+            else:
+                reward = self.breakage
+        return observation, reward, over and self.episode % 2 == 0, over and self.episode % 2 == 1, info
+
+    def mask(self, over):
+        return np.array([not over and (self.core + a) % 3 != 0 for a in range(N_ACTIONS)])
+
+    def show(self, over):
+        c = self.core
+        if self.style == "plain":
+            return c, {"core": c}
+        if self.style == "info":
+            return c - 3, {"action_mask": self.mask(over).astype(np.int8)} if over or c % 3 == 0 else {}
+        if self.style == "dict":
+            pair = np.array([c // 6, c % 6])
+            return {"observation": pair, "action_mask": self.mask(over).astype(np.int8)}, {}
+        digits = (c // 12 + 5, np.array([[c // 4 % 3], [c // 2 % 2]]))
+        return {"a": digits, "b": np.array([c % 2], np.int8)}, {}
+
+    def shown_mask(self, over):
+        """The mask that a learner should see for what `show` gave."""
+        if self.style == "dict" or (self.style == "info" and (over or self.core % 3 == 0)):
+            return self.mask(over)
+        return np.ones(N_ACTIONS, bool)
+
+    def close(self):
+        self.closed = True
+
+
+gymnasium.register("StepTest/Timetable-v0", Timetable)
+
+
+def chosen_action(t, mask):
+    """The action of an environment's t-th transition: a rule that needs no random numbers."""
+    legal = np.flatnonzero(mask)
+    return int(legal[(7 * t + t // 3) % len(legal)])
+
+
+def by_hand(style, seed, steps):
+    """The first transitions of one environment, stepped as Gymnasium's documentation says; its episodes."""
+    env = Timetable(style)
+    env.reset(seed=seed)
+    transitions, episodes, rewards = [], [], []
+    for t in range(steps):
+        state, mask = env.core, env.shown_mask(False)
+        action = chosen_action(t, mask)
+        raw = (action // 2 + 1, action % 2) if style == "nested" else action
+        _, reward, terminated, truncated, _ = env.step(raw)
+        over = terminated or truncated
+        next_mask = env.shown_mask(over).tolist()
+        transitions.append((state, mask.tolist(), action, reward, env.core, next_mask, terminated, truncated))
+        rewards.append(reward)
+        if over:
+            episodes.append((sum(rewards), len(rewards)))
+            rewards = []
+            env.reset()
+    return transitions, episodes
+
+
+def by_stepping(stepped, seed, calls):
+    """What each environment of the batch went through: transitions and episodes, per environment."""
+    stepped.reset(seed)
+    transitions = [[] for _ in range(stepped.n_envs)]
+    episodes = [[] for _ in range(stepped.n_envs)]
+    all_legal = np.ones((stepped.n_envs, stepped.n_actions), bool)
+    for _ in range(calls):
+        states = stepped.states.copy()
+        masks = all_legal if stepped.masks is None else stepped.masks.copy()
+        actions = np.array([chosen_action(len(transitions[e]), masks[e]) for e in range(stepped.n_envs)])
+        stepped.step(actions)
+        next_masks = all_legal if stepped.next_masks is None else stepped.next_masks
+        over = []
+        for e in np.flatnonzero(stepped.valid):
+            transitions[e].append(
+                (
+                    states[e],
+                    masks[e].tolist(),
+                    actions[e],
+                    stepped.rewards[e],
+                    stepped.next_states[e],
+                    next_masks[e].tolist(),
+                    stepped.terminated[e],
+                    stepped.truncated[e],
+                )
+            )
+            if stepped.terminated[e] or stepped.truncated[e]:
+                over.append(e)
+        invalid = ~stepped.valid
+        assert not stepped.rewards[invalid].any()
+        assert not stepped.terminated[invalid].any() and not stepped.truncated[invalid].any()
+        assert stepped.n_valid == stepped.valid.sum()
+        assert len(over) == len(stepped.episode_returns) == len(stepped.episode_lengths)
+        for e, value, length in zip(over, stepped.episode_returns, stepped.episode_lengths, strict=True):
+            episodes[e].append((value, length))
+    return transitions, episodes
+
+
+def vector(mode, kind=SyncVectorEnv, n=3):
+    return lambda style: kind([lambda: Timetable(style)] * n, autoreset_mode=mode)
+
+
+WAYS = {
+    "id": lambda style: make_stepped("StepTest/Timetable-v0", 3, make_kwargs={"style": style}),
+    "spec": lambda style: make_stepped(
+        gymnasium.spec("StepTest/Timetable-v0"), 3, make_kwargs={"style": style}
+    ),
+    "factory": lambda style: make_stepped(lambda: Timetable(style), 3),
+    "instance": lambda style: make_stepped(Timetable(style), 3),
+    "next step": lambda style: make_stepped(vector(AutoresetMode.NEXT_STEP)(style)),
+    "same step": lambda style: make_stepped(vector(AutoresetMode.SAME_STEP)(style)),
+    "disabled": lambda style: make_stepped(vector(AutoresetMode.DISABLED)(style)),
+    "vector factory": lambda style: make_stepped(lambda: vector("SameStep")(style)),
+    "async next step": lambda style: make_stepped(lambda: vector("NextStep", AsyncVectorEnv, 2)(style)),
+    "async same step": lambda style: make_stepped(lambda: vector("SameStep", AsyncVectorEnv, 2)(style)),
+    "async disabled": lambda style: make_stepped(lambda: vector("Disabled", AsyncVectorEnv, 2)(style)),
+}
+
+
+@pytest.mark.parametrize("style", ["plain", "info", "dict", "nested"])
+@pytest.mark.parametrize("way", WAYS)
+def test_transitions_are_those_of_an_environment_driven_by_hand(way, style):
+    stepped = WAYS[way](style)
+    try:
+        assert (stepped.n_states, stepped.n_actions) == (N_STATES, N_ACTIONS)
+        assert stepped.n_envs == (1 if way == "instance" else 2 if "async" in way else 3)
+        transitions, episodes = by_stepping(stepped, seed=5, calls=40)
+        assert (stepped.masks is not None) == (style in ("info", "dict"))
+        for e in range(stepped.n_envs):
+            expected, expected_episodes = by_hand(style, 5 + e, len(transitions[e]))
+            assert transitions[e] == expected
+            assert episodes[e] == expected_episodes
+            assert any(t[6] for t in expected) and any(t[7] for t in expected)
+            resets = sum(t[6] or t[7] for t in expected[:-1])
+            if "next step" in way:
+                assert 40 - len(expected) in (resets, resets + 1)
+            else:
+                assert len(expected) == 40
+    finally:
+        stepped.close()
+
+
+@pytest.mark.parametrize("way", ["factory", "next step", "same step", "disabled"])
+def test_the_seed_fixes_everything_and_reset_starts_anew(way):
+    stepped = WAYS[way]("info")
+    first = by_stepping(stepped, seed=11, calls=23)
+    assert by_stepping(stepped, seed=12, calls=23) != first
+    assert by_stepping(stepped, seed=np.int64(11), calls=23) == first
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_the_vector_environment_steps_like_gymnasium_s_own_seeds(mode):
+    """Whatever the mode, environment i gets seed + i, as the loop over single environments seeds it too."""
+    stepped, single = make_stepped(vector(mode)("plain")), make_stepped(lambda: Timetable(), 3)
+    stepped.reset(3)
+    single.reset(3)
+    expected, _ = vector(mode)("plain").reset(seed=3)
+    assert stepped.states.tolist() == single.states.tolist() == expected.tolist()
+
+
+def test_without_masks_everything_is_legal_and_masks_can_be_ignored():
+    for style in ("info", "dict"):
+        for env in (lambda: Timetable(style), vector("NextStep")(style), vector("SameStep")(style)):  # noqa: B023
+            stepped = make_stepped(env, 3, use_action_mask=False)
+            stepped.reset(0)
+            for _ in range(10):
+                stepped.step(np.zeros(3, np.int64))
+                assert stepped.masks is None and stepped.next_masks is None
+            assert stepped.n_states == N_STATES
+
+
+def test_taxi_s_masks_are_advice_unless_asked_for():
+    """Gymnasium plays the actions that Taxi's mask leaves out, so by default they stay legal."""
+    for env in ("Taxi-v4", lambda: gymnasium.make_vec("Taxi-v4", 2, vectorization_mode="sync")):
+        stepped = make_stepped(env, 2)
+        stepped.reset(0)
+        assert stepped.masks is None
+        followed = make_stepped(env, 2, use_action_mask=True)
+        followed.reset(0)
+        taxi = gymnasium.make("Taxi-v4").unwrapped
+        for _ in range(30):
+            expected = np.array([taxi.action_mask(s) for s in followed.states], bool)
+            np.testing.assert_array_equal(followed.masks, expected)
+            followed.step(np.argmax(followed.masks, axis=1))
+
+
+# Mistakes of the environment
+
+
+BROKEN_WAYS = {
+    "loop": lambda make: make_stepped(make, 2),
+    "next step": lambda make: make_stepped(SyncVectorEnv([make] * 2)),
+    "same step": lambda make: make_stepped(SyncVectorEnv([make] * 2, autoreset_mode="SameStep")),
+}
+
+
+def run_until_error(way, *arguments):
+    """Step environments of which number 1 breaks at its second step; return where that was."""
+    made = []
+
+    def make():
+        style = "info" if arguments[1] == "mask" else "plain"
+        made.append(Timetable(style, *(arguments if len(made) == 1 else ())))
+        return made[-1]
+
+    stepped = BROKEN_WAYS[way](make)
+    stepped.reset(1)
+    for _ in range(10):
+        where = int(stepped.states[1])
+        legal = None if stepped.masks is None else stepped.masks.argmax(axis=1)
+        stepped.step(np.full(2, 4) if legal is None else legal)
+    raise AssertionError(f"nothing was raised, in {where}")
+
+
+@pytest.mark.parametrize("way", BROKEN_WAYS)
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), -np.inf])
+def test_rewards_that_are_no_numbers_are_named(way, reward):
+    env = Timetable()
+    env.reset(seed=2)
+    env.step(4)
+    env.reset()
+    message = f"Environment 1 gave the reward {reward} for action 4 in state {env.core} "
+    with pytest.raises(RewardError, match=message):
+        run_until_error(way, 2, reward)
+
+
+@pytest.mark.parametrize("way", BROKEN_WAYS)
+def test_observations_outside_the_space_are_named(way):
+    with pytest.raises(OutsideSpaceError, match=f"environment 1 gave {N_STATES}"):
+        run_until_error(way, 2, "observation")
+
+
+@pytest.mark.parametrize("way", BROKEN_WAYS)
+def test_a_mask_that_forbids_everything_while_the_episode_goes_on_is_named(way):
+    with pytest.raises(ActionMaskError, match="mask of environment 1 forbids every action in state"):
+        run_until_error(way, 2, "mask")
+
+
+@pytest.mark.parametrize("way", BROKEN_WAYS)
+def test_errors_of_the_environment_come_through_unchanged(way):
+    with pytest.raises(ZeroDivisionError, match="the user's own bug"):
+        run_until_error(way, 2, "raise")
+
+
+class MaskedFromTheStart(gymnasium.Env):
+    """Gives the same mask always."""
+
+    observation_space, action_space = Discrete(2), Discrete(3)
+
+    def __init__(self, mask):
+        self.given = mask
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return 0, {"action_mask": self.given}
+
+    def step(self, action):
+        return 1, 0.0, False, False, {"action_mask": self.given}
+
+
+@pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        (np.ones(2, bool), r"shape \(3,\)"),
+        (np.ones((1, 3), bool), r"shape \(3,\)"),
+        (np.ones(3), "dtype float64"),
+        (np.array([1, 0, 2]), r"environment 0 gave \[1, 0, 2\]"),
+        (np.array([1, 0, -1], np.int8), r"environment 0 gave \[1, 0, -1\]"),
+        (np.zeros(3, bool), "environment 0 forbids every action in state 0"),
+        ("101", "dtype"),
+    ],
+)
+def test_malformed_masks_are_named(mask, message, batch):
+    make = lambda: MaskedFromTheStart(mask)  # noqa: E731
+    stepped = make_stepped(SyncVectorEnv([make, make]) if batch else make, 2)
+    with pytest.raises(ActionMaskError, match=message):
+        stepped.reset(0)
+
+
+@pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.parametrize("mask", [[1, 0, 1], (True, False, True), np.array([1, 0, 1], np.uint8)])
+def test_masks_of_any_integer_kind_are_read(mask, batch):
+    make = lambda: MaskedFromTheStart(mask)  # noqa: E731
+    stepped = make_stepped(SyncVectorEnv([make, make]) if batch else make, 2)
+    stepped.reset(0)
+    assert stepped.masks.tolist() == [[True, False, True]] * 2
+    stepped.step(np.array([0, 2]))
+    assert stepped.masks.tolist() == stepped.next_masks.tolist() == [[True, False, True]] * 2
+
+
+class Fixed(gymnasium.Env):
+    """Shows one fixed observation of a given space."""
+
+    action_space = Discrete(3)
+
+    def __init__(self, observation_space, observation):
+        self.observation_space, self.observation = observation_space, observation
+
+    def reset(self, *, seed=None, options=None):
+        return self.observation, {}
+
+
+def test_masks_in_observations_must_fit():
+    space = Dict({"observation": Discrete(2), "action_mask": MultiBinary(4)})
+    with pytest.raises(ActionMaskError, match=r"MultiBinary\(3\)"):
+        make_stepped(Fixed(space, None))
+    assert make_stepped(Fixed(space, None), use_action_mask=False).n_states == 2
+    space = Dict({"observation": Discrete(2), "action_mask": MultiBinary(3)})
+    with pytest.raises(ActionMaskError, match="has none"):
+        make_stepped(Fixed(space, {"observation": 1})).reset(0)
+    ragged = iter([[1, 1, 1], [1, 1]])
+    with pytest.raises(ActionMaskError, match="differ in shape"):
+        make_stepped(lambda: MaskedFromTheStart(next(ragged)), 2).reset(0)
+
+
+class NoFinal(VectorEnv):
+    """Says that it resets in the same step, and hides the last observation."""
+
+    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
+    num_envs, spec = 1, None
+    single_observation_space, single_action_space = Discrete(2), Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.int64), {}
+
+    def step(self, actions):
+        return np.zeros(1, np.int64), np.zeros(1, np.float32), np.ones(1, bool), np.zeros(1, bool), {}
+
+
+def test_vector_environments_must_say_what_ended_and_when_they_reset(caplog):
+    env = NoFinal()
+    stepped = make_stepped(env)
+    stepped.reset(0)
+    with pytest.raises(EnvError, match="no 'final_obs'"):
+        stepped.step(np.zeros(1, np.int64))
+
+    env.metadata = {"autoreset_mode": "tomorrow"}
+    with pytest.raises(EnvError, match="'tomorrow'; allowed are"):
+        make_stepped(env)
+
+    env.metadata = {}
+    with caplog.at_level(logging.WARNING, "dist_classicrl"):
+        stepped = make_stepped(env)
+    assert "taking AutoresetMode.NEXT_STEP" in caplog.text
+    stepped.reset(0)
+    stepped.step(np.zeros(1, np.int64))
+    stepped.step(np.zeros(1, np.int64))
+    assert not stepped.valid[0]
+
+
+# Making and closing
+
+
+def test_what_is_no_environment_is_refused():
+    with pytest.raises(EnvError, match="42 is no environment"):
+        make_stepped(42)
+    with pytest.raises(SettingsError, match="n_envs=0"):
+        make_stepped("FrozenLake-v1", 0)
+    with pytest.raises(SettingsError, match="only goes with an environment id"):
+        make_stepped(Timetable, make_kwargs={"style": "info"})
+    with pytest.raises(EnvError, match="The factory returned 'Timetable'"):
+        make_stepped(lambda: "Timetable", 2)
+    with pytest.raises(gymnasium.error.NameNotFound):
+        make_stepped("NoSuchThing-v0")
+    one = Timetable()
+    with pytest.raises(EnvError, match="the same .* twice"):
+        make_stepped(lambda: gymnasium.wrappers.TimeLimit(one, 5), 2)
+    styles = iter(["plain", "info"])
+    with pytest.raises(EnvError, match="must make equal environments"):
+        make_stepped(lambda: Timetable(next(styles)), 2)
+
+
+def test_tables_too_large_are_refused_and_what_was_made_is_closed():
+    made = []
+
+    def make():
+        made.append(Timetable())
+        return made[-1]
+
+    with pytest.raises(SpaceError, match=f"takes {N_STATES * N_ACTIONS * 8:,} bytes"):
+        make_stepped(make, 3, max_table_bytes=N_STATES * N_ACTIONS * 8 - 1)
+    assert len(made) == 3 and all(env.closed for env in made)
+    make_stepped(make, 3, max_table_bytes=N_STATES * N_ACTIONS * 8)
+    with pytest.raises(SpaceError, match="DiscretizeObservation"):
+        make_stepped(Fixed(Box(0.0, 1.0, (1,)), None))
+
+
+def test_only_what_was_made_is_closed(caplog):
+    made = []
+
+    def make():
+        made.append(Timetable())
+        return made[-1]
+
+    make_stepped(make, 2).close()
+    assert [env.closed for env in made] == [True, True]
+
+    with caplog.at_level(logging.INFO, "dist_classicrl"):
+        stepped = make_stepped(make(), 8)
+    assert "would give a batch of 8" in caplog.text
+    stepped.close()
+    assert not made[-1].closed
+
+    batch = SyncVectorEnv([make])
+    make_stepped(batch).close()
+    assert not batch.closed and not made[-1].closed
+    stepped = make_stepped(lambda: batch)
+    stepped.close()
+    assert batch.closed and made[-1].closed
+
+
+# What the environment is
+
+DESCRIBE = """
+import json, sys, warnings
+warnings.simplefilter("ignore")
+import gymnasium
+from dist_classicrl.environments.stepping import make_stepped
+lake = make_stepped("FrozenLake-v1", 2, make_kwargs={"map_name": "8x8", "is_slippery": False})
+wrapped = make_stepped(gymnasium.wrappers.TransformReward(gymnasium.make("CliffWalking-v1"), lambda r: r / 2))
+print(json.dumps([lake.describe(), lake.fingerprint(), wrapped.describe(), wrapped.fingerprint()]))
+"""
+
+
+def test_fingerprints_agree_between_processes_and_differ_between_environments():
+    outputs = [
+        subprocess.run([sys.executable, "-c", DESCRIBE], capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
+    ]
+    assert outputs[0] == outputs[1]
+    lake, lake_print, wrapped, _ = json.loads(outputs[0])
+    assert lake["environment"]["id"] == "FrozenLake-v1"
+    assert lake["environment"]["arguments"]["map_name"] == "8x8"
+    assert "TransformReward" in wrapped["environment"]["layers"][0]["class"]
+
+    options = {"map_name": "8x8", "is_slippery": False}
+    assert make_stepped("FrozenLake-v1", 5, make_kwargs=options).fingerprint() == lake_print
+    assert make_stepped(gymnasium.make("FrozenLake-v1", **options)).fingerprint() == lake_print
+    prints = {
+        lake_print,
+        make_stepped("FrozenLake-v1", 2).fingerprint(),
+        make_stepped("FrozenLake-v1", 2, make_kwargs={"map_name": "8x8"}).fingerprint(),
+        make_stepped("FrozenLake-v1", 2, make_kwargs={"max_episode_steps": 7}).fingerprint(),
+        make_stepped("FrozenLake-v1", 2, use_action_mask=False).fingerprint(),
+        make_stepped(lambda: gymnasium.make_vec("FrozenLake-v1", 2, vectorization_mode="sync")).fingerprint(),
+        make_stepped("StepTest/Timetable-v0", 2).fingerprint(),
+        make_stepped("StepTest/Timetable-v0", 2, make_kwargs={"style": "nested"}).fingerprint(),
+    }
+    assert len(prints) == 8
