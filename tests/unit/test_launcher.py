@@ -99,11 +99,17 @@ def test_a_job_started_from_a_rank_does_not_inherit_its_identity():
         "PMI_RANK": "3",
         "PMI_FD": "9",
     }
-    chosen = {"PATH": "/bin", "PMIX_MCA_gds": "hash", "OMPI_MCA_mpi_yield_when_idle": "0"}
+    chosen = {"PATH": "/bin", "OMPI_MCA_mpi_yield_when_idle": "0"}
     environment = launch_environment(rank | chosen)
     assert not rank.keys() & environment.keys()
     assert {name: environment[name] for name in chosen} == chosen
     assert environment["OMPI_ALLOW_RUN_AS_ROOT"] == environment["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] == "1"
+
+
+def test_settings_of_ones_own_are_kept_outside_a_job():
+    chosen = {"OMPI_MCA_pmix": "^s1", "OMPI_MCA_orte_tmpdir_base": "/scratch", "PMIX_MCA_gds": "hash"}
+    environment = launch_environment(chosen)
+    assert {name: environment.get(name) for name in chosen} == chosen
 
 
 def test_the_rank_is_read_from_any_launcher():

@@ -20,9 +20,14 @@ from dist_classicrl.errors import LauncherError
 
 # What a launcher tells each process that it starts: its rank.
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
-# What makes a process believe to be a rank of some job. A job started from a rank must not inherit it.
+# What makes a process believe to be a rank of some job: Open MPI 4's, Open MPI 5's, and MPICH's.
 _IDENTITY_PREFIXES = (
     "OMPI_COMM_WORLD_",
+    "OMPI_MCA_ess",
+    "OMPI_MCA_orte_",
+    "OMPI_MCA_pmix",
+    "PMIX_ID",
+    "PMIX_DSTORE_",
     "OMPI_FILE_LOCATION",
     "PMIX_RANK",
     "PMIX_NAMESPACE",
@@ -131,7 +136,10 @@ def launch_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
     dict
     """
     base = os.environ if base is None else base
-    environment = {name: value for name, value in base.items() if not name.startswith(_IDENTITY_PREFIXES)}
+    environment = dict(base)
+    if rank_of_environment(base) is not None:
+        # A job started from a rank must not take itself for that rank.
+        environment = {name: value for name, value in base.items() if not name.startswith(_IDENTITY_PREFIXES)}
     defaults = {
         # Containers run as root. Open MPI asks for both.
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
