@@ -57,3 +57,50 @@ class SpaceError(EnvError):
 
 class LauncherError(DistClassicRLError, RuntimeError):
     """There is no `mpirun`, or the one found does not fit the MPI library that mpi4py loads."""
+
+
+# Training, alone and on many ranks
+
+
+class ModelFileError(DistClassicRLError, ValueError):
+    """A saved model is truncated, damaged, foreign, or of another kind."""
+
+
+class NotTrainedError(DistClassicRLError, RuntimeError):
+    """Something was asked that only a trained or fully sized agent can answer."""
+
+
+class ProtocolError(DistClassicRLError, RuntimeError):
+    """A message between ranks breaks the protocol: mixed versions, or a transport that reorders or loses messages."""
+
+
+class RankMismatchError(DistClassicRLError, RuntimeError):
+    """Ranks of one job were given different settings or environments."""
+
+
+class RankTimeoutError(DistClassicRLError, RuntimeError):
+    """A rank gave no sign of life for too long."""
+
+
+class RemoteRankError(DistClassicRLError, RuntimeError):
+    """An exception was raised on another rank.
+
+    Attributes
+    ----------
+    rank : int
+        The rank on which it was raised.
+    host : str
+        That rank's host name.
+    remote_traceback : str
+        The traceback as text.
+    """
+
+    def __init__(self, rank: int, host: str, summary: str, remote_traceback: str) -> None:
+        super().__init__(f"rank {rank} on {host} raised {summary}\n\n{remote_traceback}")
+        self.rank = rank
+        self.host = host
+        self.remote_traceback = remote_traceback
+
+
+class SingletonError(DistClassicRLError, RuntimeError):
+    """The launcher promised several ranks, but this process is alone in its MPI world."""

@@ -1,0 +1,1 @@
+"""Learning rules as jitted functions over plain arrays."""

@@ -1,0 +1,1 @@
+"""Affine maps: accumulated by workers, applied by the server."""

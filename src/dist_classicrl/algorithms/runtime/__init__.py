@@ -1,0 +1,1 @@
+"""Import paths that existing scripts use."""

@@ -1,0 +1,49 @@
+"""Counter-based random streams: SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
+
+Draw number c of a stream with key z is ``mix(z + c * GAMMA)``: no state is carried but the counter, so a stream can be
+entered anywhere and is the same on every machine. Streams are keyed by the seed and by what they are for, for
+instance (seed, lease): two keys are two pseudo-random points of a cycle of 2**64.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+
+import numpy as np
+
+from dist_classicrl._jit import jit
+
+GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_MULTIPLIER_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MULTIPLIER_2 = np.uint64(0x94D049BB133111EB)
+LOW_32 = np.uint64(0xFFFFFFFF)
+_S27, _S30, _S31, SHIFT_32 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(32)
+
+
+@jit
+def mix(z):
+    """Turn the uint64 counter `z` into 64 uniform random bits."""
+    z = (z ^ (z >> _S30)) * _MULTIPLIER_1
+    z = (z ^ (z >> _S27)) * _MULTIPLIER_2
+    return z ^ (z >> _S31)
+
+
+@jit
+def below(bits, n):
+    """Return an int64 in 0..n-1 from the low 32 of the uint64 `bits` (multiply and shift; bias under n / 2**32)."""
+    return np.int64(((bits & LOW_32) * np.uint64(n)) >> SHIFT_32)
+
+
+def stream_key(seed: int, *purpose: int | str) -> np.uint64:
+    """Return the key of the stream that belongs to `seed` and `purpose`.
+
+    A cryptographic hash makes keys of neighbouring leases, rounds and seeds unrelated.
+    """
+    text = "/".join(str(part) for part in (seed, *purpose))
+    return np.uint64(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little"))
+
+
+def fresh_seed() -> int:
+    """Return a seed that nobody chose, in 0..2**63-1."""
+    return secrets.randbits(63)

@@ -1,0 +1,331 @@
+"""Compiled simulation: finite models as alias tables, and games written as two jitted functions.
+
+A simulation is a NamedTuple of arrays. The training kernels call `begin(simulation, memory, random)` and
+`advance(simulation, memory, state, action, random, n_actions)`; numba picks the code by the NamedTuple's class, so that one
+kernel serves all of them and the choice costs nothing while it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numba import types
+from numba.extending import overload
+
+from dist_classicrl._jit import jit
+from dist_classicrl._random import SHIFT_32, below
+from dist_classicrl.errors import ActionMaskError, ModelError
+
+if TYPE_CHECKING:
+    from dist_classicrl.environments.model import TabularMDP
+
+_MAX_STATES = 1 << 30
+_PADDING_LIMIT = 4
+
+
+def begin(simulation, memory, random):
+    """Return the first state of an episode, drawn with the uint64 `random`. Jitted code only."""
+    raise NotImplementedError("begin is for jitted code")
+
+
+def advance(simulation, memory, state, action, random, n_actions):
+    """Return (next state, reward, terminated) of `action` in `state`, drawn with `random`. Jitted code only."""
+    raise NotImplementedError("advance is for jitted code")
+
+
+class ModelTables(NamedTuple):
+    """A finite model in the form in which it is sampled fastest: Walker's alias method (1977) as Vose (1991) builds it.
+
+    A pair has `width` slots, or those from `first[pair]` to `first[pair + 1]` where padding would cost too much.
+    Slot j yields outcome 0 if 32 random bits are at most `threshold[j]`, else outcome 1. So probabilities are met within
+    2**-32. A next state is stored doubled, plus 1 where the outcome terminates.
+    """
+
+    first: np.ndarray | None
+    width: int
+    threshold: np.ndarray
+    outcome_0: np.ndarray
+    outcome_1: np.ndarray
+    rewards: np.ndarray
+    start_threshold: np.ndarray
+    start_states: np.ndarray
+
+
+@jit
+def _alias_slots(ptr, prob, first, threshold, choice):
+    """Fill `threshold` (uint32) and `choice` (slots, 2), outcomes by their number, for each row of a CSR `prob`."""
+    for row in range(ptr.size - 1):
+        begin_, size = ptr[row], ptr[row + 1] - ptr[row]
+        offset, slots = first[row], first[row + 1] - first[row]
+        if size == 0:
+            continue
+        share = np.zeros(slots)
+        for i in range(size):
+            share[i] = prob[begin_ + i] * slots
+        small = np.empty(slots, np.int64)
+        large = np.empty(slots, np.int64)
+        n_small = n_large = 0
+        for i in range(slots):
+            choice[offset + i, 0] = begin_ + min(i, size - 1)
+            choice[offset + i, 1] = begin_ + min(i, size - 1)
+            threshold[offset + i] = np.uint32(0xFFFFFFFF)
+            if share[i] < 1.0:
+                small[n_small] = i
+                n_small += 1
+            elif share[i] > 1.0:
+                large[n_large] = i
+                n_large += 1
+        while n_small > 0 and n_large > 0:
+            n_small -= 1
+            i, j = small[n_small], large[n_large - 1]
+            choice[offset + i, 1] = begin_ + j
+            cut = np.int64(share[i] * 4294967296.0)
+            if cut == 0:
+                choice[offset + i, 0] = begin_ + j
+            else:
+                threshold[offset + i] = np.uint32(cut - 1)
+            share[j] -= 1.0 - share[i]
+            if share[j] < 1.0:
+                n_large -= 1
+                small[n_small] = j
+                n_small += 1
+        # What is left in `small` differs from 1 by rounding alone, unless it is padding of a share that rounding ate.
+        for index in range(n_small):
+            i = small[index]
+            if i >= size:
+                largest = 0
+                for k in range(1, size):
+                    if prob[begin_ + k] > prob[begin_ + largest]:
+                        largest = k
+                choice[offset + i, 0] = begin_ + largest
+                choice[offset + i, 1] = begin_ + largest
+
+
+def compile_model(model: TabularMDP) -> ModelTables:
+    """Return `model` as the tables that the kernels sample from.
+
+    Raises
+    ------
+    ModelError
+        If the model has 2**30 states or more.
+    """
+    if model.n_states >= _MAX_STATES:
+        raise ModelError(f"A compiled model can have at most {_MAX_STATES - 1} states, got {model.n_states}.")
+    sizes = np.diff(model.outcome_ptr)
+    width = int(sizes.max())
+    pairs = sizes.size
+    padded = pairs * width <= _PADDING_LIMIT * max(1, model.outcome_prob.size)
+    first = np.arange(pairs + 1, dtype=np.int64) * width if padded else model.outcome_ptr.copy()
+    threshold = np.zeros(int(first[-1]), np.uint32)
+    choice = np.zeros((int(first[-1]), 2), np.int64)
+    _alias_slots(model.outcome_ptr.copy(), model.outcome_prob.copy(), first, threshold, choice)
+    target = (model.outcome_next * 2 + model.outcome_terminated).astype(np.int32)
+    starts = np.flatnonzero(model.start_prob > 0.0)
+    start_threshold = np.zeros(starts.size, np.uint32)
+    start_choice = np.zeros((starts.size, 2), np.int64)
+    bounds = np.array([0, starts.size], np.int64)
+    _alias_slots(bounds, model.start_prob[starts], bounds, start_threshold, start_choice)
+    return ModelTables(
+        first=None if padded else first,
+        width=width,
+        threshold=threshold,
+        outcome_0=np.ascontiguousarray(target[choice[:, 0]]),
+        outcome_1=np.ascontiguousarray(target[choice[:, 1]]),
+        rewards=np.ascontiguousarray(model.outcome_reward[choice].ravel()),
+        start_threshold=start_threshold,
+        start_states=np.ascontiguousarray(starts[start_choice].ravel()),
+    )
+
+
+def _begin_model(simulation, memory, random):
+    slot = below(random, simulation.start_threshold.size)
+    other = np.uint32(random >> SHIFT_32) > simulation.start_threshold[slot]
+    return simulation.start_states[2 * slot + other]
+
+
+@jit
+def _outcome(simulation, slot, random):
+    other = np.uint32(random >> SHIFT_32) > simulation.threshold[slot]
+    target = np.int64(simulation.outcome_1[slot] if other else simulation.outcome_0[slot])
+    reward_0, reward_1 = simulation.rewards[2 * slot], simulation.rewards[2 * slot + 1]
+    return target >> 1, reward_1 if other else reward_0, (target & 1) == 1
+
+
+def _advance_padded(simulation, memory, state, action, random, n_actions):
+    slot = (state * n_actions + action) * simulation.width + below(random, simulation.width)
+    return _outcome(simulation, slot, random)
+
+
+def _advance_ragged(simulation, memory, state, action, random, n_actions):
+    pair = state * n_actions + action
+    offset = simulation.first[pair]
+    slot = offset + below(random, simulation.first[pair + 1] - offset)
+    return _outcome(simulation, slot, random)
+
+
+@dataclass(frozen=True)
+class CompiledSimulator:
+    """An environment as compiled code: what the fused training loop runs.
+
+    Made from a `TabularMDP` by `from_model`, or from a game by `game`, which takes two functions compiled with
+    ``numba.njit``::
+
+        reset(data, memory, random) -> state
+        step(data, memory, state, action, random) -> (next_state, reward, terminated)
+
+    `data` is a NamedTuple of read-only arrays and numbers, `memory` an int64 array of `memory_size` that holds what the
+    state does not tell, `random` 64 fresh uniform bits (numpy.uint64). States count from 0 to n_states - 1.
+
+    Attributes
+    ----------
+    n_states, n_actions : int
+    tables : NamedTuple
+        `ModelTables`, or the game's `data`.
+    legal : ndarray(bool, ndim=2) or None
+        Legal actions, shape (n_states, n_actions); None where all are.
+    memory_size : int
+    max_episode_steps : int or None
+        Steps after which an episode is truncated.
+    model : TabularMDP or None
+        The model, where it is known: its optimal values are what learning is judged by.
+    name : str
+    fingerprint : str
+        Equal on two ranks only where the simulated process is the same.
+    """
+
+    n_states: int
+    n_actions: int
+    tables: Any
+    legal: np.ndarray | None
+    memory_size: int
+    max_episode_steps: int | None
+    model: TabularMDP | None
+    name: str
+    fingerprint: str
+
+    @classmethod
+    def from_model(cls, model: TabularMDP) -> CompiledSimulator:
+        """Return the simulator of `model`."""
+        return cls(
+            n_states=model.n_states,
+            n_actions=model.n_actions,
+            tables=compile_model(model),
+            legal=None if model.action_mask is None else np.ascontiguousarray(model.action_mask),
+            memory_size=0,
+            max_episode_steps=model.max_episode_steps,
+            model=model,
+            name=model.name or "TabularMDP",
+            fingerprint=model.fingerprint(),
+        )
+
+    @classmethod
+    def game(
+        cls,
+        name: str,
+        n_states: int,
+        n_actions: int,
+        data: Any,
+        reset: Callable[..., Any],
+        step: Callable[..., Any],
+        legal: np.ndarray | None = None,
+        memory_size: int = 0,
+        max_episode_steps: int | None = None,
+        model: TabularMDP | None = None,
+    ) -> CompiledSimulator:
+        """Return the simulator of a jitted game, see the class.
+
+        Raises
+        ------
+        ModelError
+            If `data` is no NamedTuple, its class already has other functions, or a function is not jitted.
+        ActionMaskError
+            If `legal` has another shape than (n_states, n_actions).
+        """
+        for role, function in (("reset", reset), ("step", step)):
+            if not hasattr(function, "py_func"):
+                raise ModelError(
+                    f"{name}: {role} must be compiled with numba.njit, got {function!r}. Put @numba.njit above it."
+                )
+        if not (isinstance(data, tuple) and hasattr(data, "_fields")):
+            raise ModelError(
+                f"{name}: data must be a NamedTuple of arrays and numbers (typing.NamedTuple), got {type(data).__name__}."
+            )
+        if legal is not None:
+            legal = np.ascontiguousarray(legal, dtype=bool)
+            if legal.shape != (n_states, n_actions):
+                raise ActionMaskError(
+                    f"{name}: legal has shape {legal.shape}, it must be (n_states, n_actions) = {(n_states, n_actions)}."
+                )
+        register_game(type(data), reset, step)
+        return cls(
+            n_states=n_states,
+            n_actions=n_actions,
+            tables=data,
+            legal=legal,
+            memory_size=memory_size,
+            max_episode_steps=max_episode_steps,
+            model=model,
+            name=name,
+            fingerprint=f"{name}/{n_states}x{n_actions}/{memory_size}/{max_episode_steps}",
+        )
+
+    @property
+    def built_in(self) -> bool:
+        """Whether the kernels for it may stay on disk: numba cannot see when a user's functions change."""
+        return type(self.tables).__module__.split(".")[0] == __name__.split(".")[0]
+
+
+_GAMES: dict[type, tuple[Callable[..., Any], Callable[..., Any]]] = {}
+
+
+def register_game(data_class: type, reset: Callable[..., Any], step: Callable[..., Any]) -> None:
+    """Let the kernels simulate tables of the NamedTuple class `data_class` by `reset` and `step`.
+
+    Raises
+    ------
+    ModelError
+        If the class already has other functions.
+    """
+    known = _GAMES.setdefault(data_class, (reset, step))
+    if known != (reset, step):
+        raise ModelError(
+            f"{data_class.__name__} already belongs to a game with other functions; give each game's data a class of its own."
+        )
+
+
+def _game_of(simulation):
+    return _GAMES.get(getattr(simulation, "instance_class", None))
+
+
+@overload(begin)
+def _overload_begin(simulation, memory, random):
+    if getattr(simulation, "instance_class", None) is ModelTables:
+        return _begin_model
+    game = _game_of(simulation)
+    if game is None:
+        return None
+    reset = game[0]
+
+    def impl(simulation, memory, random):
+        return reset(simulation, memory, random)
+
+    return impl
+
+
+@overload(advance)
+def _overload_advance(simulation, memory, state, action, random, n_actions):
+    if getattr(simulation, "instance_class", None) is ModelTables:
+        ragged = not isinstance(simulation.types[ModelTables._fields.index("first")], types.NoneType)
+        return _advance_ragged if ragged else _advance_padded
+    game = _game_of(simulation)
+    if game is None:
+        return None
+    step = game[1]
+
+    def impl(simulation, memory, state, action, random, n_actions):
+        return step(simulation, memory, state, action, random)
+
+    return impl
