@@ -16,9 +16,9 @@ from dist_classicrl.errors import OutsideSpaceError, SpaceError
 FINITE = {
     "discrete": Discrete(5),
     "discrete from -2": Discrete(4, start=-2),
-    "discrete int32": Discrete(3, dtype=np.int32),
     "one value": Discrete(1, start=7),
     "multi-discrete": MultiDiscrete([3, 2, 4]),
+    "multi-discrete int32": MultiDiscrete([2, 3], dtype=np.int32),
     "multi-discrete with start": MultiDiscrete([3, 2], start=[-1, 5]),
     "multi-discrete 2-d": MultiDiscrete([[2, 3], [1, 2]], start=[[0, 1], [2, -3]]),
     "multi-binary": MultiBinary(4),
@@ -188,6 +188,8 @@ def follow_the_advice(error, env):
         (Box(-1.0, 1.0, (2,)), "DiscretizeObservation"),
         (Box(np.array([0.0, -np.inf]), np.array([np.inf, 1.0]), dtype=np.float64), "DiscretizeObservation"),
         (Box(-3e38, 3e38, (1,)), "DiscretizeObservation"),
+        (Box(0.0, np.inf, (1,)), "DiscretizeObservation"),
+        (Box(-np.inf, 1.0, (1,)), "DiscretizeObservation"),
         (Box(0.0, 1.0, (8,)), "DiscretizeObservation"),
         (Dict({"observation": Box(-1.0, 1.0, (2,)), "action_mask": MultiBinary(2)}), "TransformObservation"),
         (Tuple((Discrete(2), Box(0.0, 1.0, (1,)))), "TransformObservation"),
@@ -262,4 +264,5 @@ def test_tables_beyond_the_limit_are_refused():
 def test_description_tells_spaces_apart():
     described = [str(SpaceIndex(space).describe()) for space in FINITE.values()]
     assert len(set(described)) == len(FINITE)
+    assert SpaceIndex(MultiDiscrete([3, 2])).describe() != SpaceIndex(MultiDiscrete([3, 4])).describe()
     assert SpaceIndex(MultiDiscrete([3, 2])).describe() == SpaceIndex(MultiDiscrete([3, 2])).describe()

@@ -407,6 +407,13 @@ class NoFinal(VectorEnv):
         return np.zeros(1, np.int64), np.zeros(1, np.float32), np.ones(1, bool), np.zeros(1, bool), {}
 
 
+def test_the_mode_that_a_vector_environment_holds_counts_more_than_shared_metadata():
+    batch = vector(AutoresetMode.SAME_STEP)("plain")
+    batch.metadata["autoreset_mode"] = AutoresetMode.NEXT_STEP
+    transitions, _ = by_stepping(make_stepped(batch), seed=0, calls=12)
+    assert transitions[0] == by_hand("plain", 0, 12)[0]
+
+
 def test_vector_environments_must_say_what_ended_and_when_they_reset(caplog):
     env = NoFinal()
     stepped = make_stepped(env)

@@ -32,7 +32,7 @@ def masks_are_advice(description: dict[str, Any]) -> bool:
 
 
 @jit
-def copy_masks(given, rows, masks):
+def copy_masks(given: np.ndarray, rows: np.ndarray, masks: np.ndarray) -> int:
     """Set `masks[rows[r]] = given[r] == 1` for every r.
 
     Parameters
@@ -56,7 +56,7 @@ def copy_masks(given, rows, masks):
 
 
 @jit
-def first_blocked(masks):
+def first_blocked(masks: np.ndarray) -> int:
     """Return the first row of `masks` (bool, shape (E, A)) that is False throughout, or -1."""
     for e in range(masks.shape[0]):
         legal = False

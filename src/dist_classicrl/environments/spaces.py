@@ -27,7 +27,14 @@ _MAX_INDEX_BITS = 62  # so that sums of digits times strides stay inside int64
 
 
 @jit
-def join_digits(values, start, sizes, strides, fresh, out):
+def join_digits(
+    values: np.ndarray,
+    start: np.ndarray,
+    sizes: np.ndarray,
+    strides: np.ndarray,
+    fresh: bool,
+    out: np.ndarray,
+) -> int:
     """Write to `out[e]`, or add to it, what the digits `values[e]` contribute to the index.
 
     Parameters
@@ -58,7 +65,9 @@ def join_digits(values, start, sizes, strides, fresh, out):
 
 
 @jit
-def split_digits(indices, start, sizes, strides, values):
+def split_digits(
+    indices: np.ndarray, start: np.ndarray, sizes: np.ndarray, strides: np.ndarray, values: np.ndarray
+) -> None:
     """Fill `values[e]` with the digits of `indices[e]`: the inverse of `join_digits`, shapes as there."""
     for e in range(indices.shape[0]):
         for k in range(sizes.shape[0]):

@@ -47,12 +47,10 @@ class LoopedEnvs(SteppedEnv):
 
     def step(self, actions: np.ndarray) -> None:
         """Take one action in every environment, see `SteppedEnv.step`."""
-        observations, infos = self._last_observations, self._last_infos
+        envs, observations, infos = self._envs, self._last_observations, self._last_infos
         rewards, terminated, truncated = self.rewards, self.terminated, self.truncated
-        e = 0
-        for env, action in zip(self._envs, self.actions.decode_each(actions), strict=True):
-            observations[e], rewards[e], terminated[e], truncated[e], infos[e] = env.step(action)
-            e += 1
+        for e, action in enumerate(self.actions.decode_each(actions)):
+            observations[e], rewards[e], terminated[e], truncated[e], infos[e] = envs[e].step(action)
         self.observations.encode_each(observations, self.next_states)
         self._read_masks(observations, infos, self._rows, self._next_masks)
         ended = self._settle(actions)
@@ -189,7 +187,9 @@ class VectorEnvs(SteppedEnv):
 
 def _autoreset_mode(env: VectorEnv) -> AutoresetMode:
     """Return when the vector environment resets, which decides what its observations mean."""
-    mode = env.metadata.get("autoreset_mode")
+    # Gymnasium before 1.4 writes the mode into metadata that all vector environments of a class share, so what
+    # the vector environment itself holds goes first.
+    mode = getattr(env.unwrapped, "autoreset_mode", None) or env.metadata.get("autoreset_mode")
     if mode is None:
         _log.warning(
             "%s does not say when it resets: taking AutoresetMode.NEXT_STEP, as Gymnasium does.",

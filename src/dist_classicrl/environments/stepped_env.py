@@ -15,7 +15,17 @@ from dist_classicrl.errors import ActionMaskError, RewardError
 
 
 @jit
-def settle(rewards, terminated, truncated, valid, returns, lengths, ended, ended_returns, ended_lengths):
+def settle(
+    rewards: np.ndarray,
+    terminated: np.ndarray,
+    truncated: np.ndarray,
+    valid: np.ndarray,
+    returns: np.ndarray,
+    lengths: np.ndarray,
+    ended: np.ndarray,
+    ended_returns: np.ndarray,
+    ended_lengths: np.ndarray,
+) -> int:
     """Count one step of every environment and list the episodes that it ended.
 
     Parameters

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -79,8 +80,7 @@ def make_stepped(
     """
     if n_envs < 1:
         raise SettingsError(f"n_envs={n_envs} is not allowed: use 1 or more, for instance {DEFAULT_N_ENVS}.")
-    is_id = isinstance(env, (str, EnvSpec))
-    if make_kwargs and not is_id:
+    if make_kwargs and not isinstance(env, (str, EnvSpec)):
         raise SettingsError(
             f"make_kwargs={make_kwargs} only goes with an environment id, not with {env!r}. "
             f"Give the arguments where the environment is made."
@@ -90,10 +90,9 @@ def make_stepped(
     if isinstance(env, gymnasium.Env):
         _log.info("Stepping the one environment given: an id or a factory would give a batch of %d.", n_envs)
         return LoopedEnvs([env], False, use_action_mask, max_table_bytes)
-    if is_id:
-        return _from_factory(
-            lambda: gymnasium.make(env, **(make_kwargs or {})), n_envs, use_action_mask, max_table_bytes
-        )
+    if isinstance(env, (str, EnvSpec)):
+        make = partial(gymnasium.make, env, **(make_kwargs or {}))
+        return _from_factory(make, n_envs, use_action_mask, max_table_bytes)
     if callable(env):
         return _from_factory(env, n_envs, use_action_mask, max_table_bytes)
     raise EnvError(
