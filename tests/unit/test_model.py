@@ -88,10 +88,20 @@ def test_keeps_what_it_is_given():
 
 
 def test_owns_its_arrays():
-    reward = np.array([1.0, -2.0, 5.0, 0.0, -1.0])
-    model = two_states(outcome_reward=reward, action_mask=np.ones((2, 2), dtype=bool))
-    reward[0] = 9.0
-    assert model.outcome_reward[0] == 1.0
+    fields = (
+        "outcome_ptr",
+        "outcome_prob",
+        "outcome_next",
+        "outcome_reward",
+        "outcome_terminated",
+        "start_prob",
+    )
+    given = {field: np.array(getattr(two_states(), field)) for field in fields}
+    given["action_mask"] = np.ones((2, 2), dtype=bool)
+    model = two_states(**given)
+    for field, array in given.items():
+        array[0] = 1 - array[0] if array.dtype != np.bool_ else ~array[0]
+        assert not np.array_equal(getattr(model, field), array)
     for array in (model.outcome_ptr, model.outcome_prob, model.start_prob, model.action_mask):
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 0
@@ -132,6 +142,9 @@ def test_a_mask_frees_pairs_and_terminal_states_from_having_outcomes():
         action_mask=[[True, False], [False, False]],
     )
     np.testing.assert_array_equal(model.reachable_pairs(), [[True, False], [False, False]])
+    mask = [[True, False], [True, True]]
+    with pytest.raises(ModelError, match="action 1 in state 0 .* add up to 0.5"):
+        two_states(outcome_prob=[0.25, 0.75, 0.5, 1.0, 1.0], action_mask=mask)
     with pytest.raises(ModelError, match="action 1 in state 0 .* add up to 0.0"):
         two_states(outcome_ptr=[0, 2, 2, 4, 5], outcome_prob=[0.25, 0.75, 0.5, 0.5, 1.0])
 

@@ -146,16 +146,32 @@ def test_undiscounted_policy_collects_what_it_is_promised():
 
 
 def test_undiscounted_policy_ends_in_a_loop_that_costs_nothing():
-    # From 0 one may wait or take 1 and come to 1, where one can only wait, or, at a loss, go on or end.
+    # From 0 one may wait, or take 1 and come to 1, where one may wait, or pay 1 to come back and lose nothing
+    # if one then takes it again. Paying and taking for ever has no value, however good each of the two looks.
     P = {
         0: [[(1.0, 0, 0.0, False)], [(1.0, 1, 1.0, False)]],
-        1: [[(1.0, 0, -1.5, False)], [(1.0, 1, 0.0, False)]],
+        1: [[(1.0, 0, -1.0, False)], [(1.0, 1, 0.0, False)]],
     }
     model = TabularMDP.from_dict(P, [1.0, 0.0])
     solution = model.solve(1.0)
     np.testing.assert_allclose(solution.v, [1.0, 0.0], atol=1e-10)
     np.testing.assert_array_equal(solution.policy, [1, 1])
     np.testing.assert_array_equal(model.policy_value(solution.policy, 1.0), [1.0, 0.0])
+
+
+def test_undiscounted_policy_does_not_go_round_for_nothing():
+    # From 1 one may go round by 2 and 3, which pays -1, 1 and 0, or by 0 to the end, which pays 2 and -2.
+    P = {
+        0: {0: [(1.0, 0, -2.0, True)]},
+        1: {0: [(1.0, 2, -1.0, False)], 1: [(1.0, 0, 2.0, False)]},
+        2: {0: [(1.0, 3, 1.0, False)]},
+        3: {0: [(1.0, 1, 0.0, False)]},
+    }
+    model = TabularMDP.from_dict(P, [0.0, 1.0, 0.0, 0.0])
+    solution = model.solve(1.0)
+    np.testing.assert_array_equal(solution.v, [-2.0, 0.0, 1.0, 0.0])
+    np.testing.assert_array_equal(solution.policy, [0, 1, 0, 0])
+    np.testing.assert_allclose(model.policy_value(solution.policy, 1.0), solution.v, atol=1e-12)
 
 
 def test_infinite_values_are_an_error_at_discount_one():
