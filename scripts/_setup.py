@@ -55,7 +55,9 @@ def _set_up(extras: tuple[str, ...]) -> Path:
     if system_mpirun and Path(system_mpirun).parent.resolve() == WHEEL_MPIRUN.parent:
         system_mpirun = None
     pyproject = (ROOT / "pyproject.toml").read_bytes()
-    about = [version, str(ROOT), str(system_mpirun), hashlib.sha256(pyproject).hexdigest()]
+    # The name on PATH may be a link that the system points at another MPI.
+    found = os.path.realpath(system_mpirun) if system_mpirun else ""
+    about = [version, str(ROOT), found, hashlib.sha256(pyproject).hexdigest()]
     stamp = _read_stamp()
     if stamp["about"] == about and set(extras) <= set(stamp["extras"]):
         say(f".venv is ready (Python {version}, {stamp['mpi']})")
