@@ -393,6 +393,14 @@ def test_masks_in_observations_must_fit():
         make_stepped(lambda: MaskedFromTheStart(next(ragged)), 2).reset(0)
 
 
+class Actions(Fixed):
+    """Has a given number of actions."""
+
+    def __init__(self, n_actions):
+        super().__init__(Discrete(2), 0)
+        self.action_space = Discrete(n_actions)
+
+
 class NoFinal(VectorEnv):
     """Says that it resets in the same step, and hides the last observation."""
 
@@ -455,6 +463,9 @@ def test_what_is_no_environment_is_refused():
     styles = iter(["plain", "info"])
     with pytest.raises(EnvError, match="must make equal environments"):
         make_stepped(lambda: Timetable(next(styles)), 2)
+    actions = iter([2, 3])
+    with pytest.raises(EnvError, match=r"Discrete\(3\), and environment 0 has .* Discrete\(2\)"):
+        make_stepped(lambda: Actions(next(actions)), 2)
 
 
 def test_tables_too_large_are_refused_and_what_was_made_is_closed():

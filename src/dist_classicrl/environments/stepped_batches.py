@@ -187,8 +187,8 @@ class VectorEnvs(SteppedEnv):
 
 def _autoreset_mode(env: VectorEnv) -> AutoresetMode:
     """Return when the vector environment resets, which decides what its observations mean."""
-    # Gymnasium before 1.4 writes the mode into metadata that all vector environments of a class share, so what
-    # the vector environment itself holds goes first.
+    # Gymnasium before 1.4 writes the mode into metadata that all vector environments of a class share, so
+    # what the vector environment itself holds goes first.
     mode = getattr(env.unwrapped, "autoreset_mode", None) or env.metadata.get("autoreset_mode")
     if mode is None:
         _log.warning(

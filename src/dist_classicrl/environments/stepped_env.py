@@ -162,7 +162,6 @@ class SteppedEnv:
         self._lengths.fill(0)
         self.episode_returns = []
         self.episode_lengths = []
-        self._masks.fill(True)
         self._reset(None if seed is None else int(seed))
         self._check_not_blocked()
 
