@@ -147,6 +147,9 @@ class SpaceIndex:
             )
         self.n = math.prod(size for _, _, _, _, sizes in digits for size in sizes)
         self._leaves = _with_strides(digits)
+        # The usual action space, where an index is the value itself: a copy saves a microsecond per step.
+        simple = isinstance(self._counted, spaces.Discrete) and int(self._counted.start) == 0
+        self._is_plain = simple and self._leaves[0].dtype == np.int64
 
     # From a value to its index
 
@@ -299,6 +302,8 @@ class SpaceIndex:
 
     def _decode(self, indices: np.ndarray) -> list[np.ndarray]:
         """Return one new array per leaf, of shape (E, *leaf.shape) and the leaf's dtype."""
+        if self._is_plain:
+            return [np.array(indices, np.int64)]
         indices = np.ascontiguousarray(indices, np.int64)
         arrays = []
         for leaf in self._leaves:
