@@ -16,6 +16,7 @@ from dist_classicrl.errors import OutsideSpaceError, SpaceError
 FINITE = {
     "discrete": Discrete(5),
     "discrete from -2": Discrete(4, start=-2),
+    "discrete int32": Discrete(3, dtype=np.int32),
     "one value": Discrete(1, start=7),
     "multi-discrete": MultiDiscrete([3, 2, 4]),
     "multi-discrete int32": MultiDiscrete([2, 3], dtype=np.int32),
