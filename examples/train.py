@@ -2,7 +2,7 @@
 
     python train.py                            one process
     mpirun -n 16 python train.py               a server and fifteen workers
-    python train.py --env Taxi-v3 --help
+    python train.py --env Taxi-v4 --help
 
 Rank 0 alone speaks. The result does not depend on how many ranks there are, only the time does.
 """
