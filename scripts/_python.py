@@ -1,24 +1,46 @@
-"""Go on under a Python that is new enough. Any Python 3 must be able to read this file."""
+"""Go on under a Python that is new enough and whole. Any Python 3 must be able to read this file."""
 
 import os
-import shutil
-import subprocess
 import sys
 
 OLDEST = (3, 10)
+# Parts of the standard library that some systems leave out, as Debian's python3-minimal does.
+NEEDED = ("ctypes", "html", "json", "shutil", "ssl", "subprocess", "urllib", "xml")
 
 
 def require_python():
-    """Return if this Python is new enough; otherwise start the script again with one that is."""
-    if sys.version_info >= OLDEST:
-        return
+    """Return if this Python will do; otherwise start the script again with one that is new enough."""
+    missing = [name for name in NEEDED if not can_import(name)]
+    if missing:
+        sys.exit(
+            "%s lacks parts of its standard library: %s. Install all of it (on Debian: apt-get install python3)"
+            % (sys.executable, ", ".join(missing))
+        )
+    if sys.version_info < OLDEST:
+        start_newer_python()
+        sys.exit(
+            "Python %d.%d or newer is needed; this is %s, and PATH has no newer one. "
+            "Where one is elsewhere, write: /path/to/python3 %s"
+            % (OLDEST[0], OLDEST[1], sys.version.split()[0], sys.argv[0])
+        )
+
+
+def start_newer_python():
+    """Start the script again with the newest Python on PATH; return if none is new enough."""
+    import shutil
+    import subprocess
+
     for minor in range(20, OLDEST[1] - 1, -1):
         path = shutil.which("python3.%d" % minor)
         # A name on PATH is not yet a Python: version managers leave names that only explain themselves.
         if path and subprocess.call([path, "-c", ""], stderr=subprocess.DEVNULL) == 0:
             os.execv(path, [path] + sys.argv)
-    sys.exit(
-        "Python %d.%d or newer is needed; this is %s, and PATH has no newer one. "
-        "Where one is elsewhere, write: /path/to/python3 %s"
-        % (OLDEST[0], OLDEST[1], sys.version.split()[0], sys.argv[0])
-    )
+
+
+def can_import(name):
+    """Tell whether a module is there."""
+    try:
+        __import__(name)
+    except ImportError:
+        return False
+    return True
