@@ -13,7 +13,7 @@ def require_python():
     missing = [name for name in NEEDED if not can_import(name)]
     if missing:
         sys.exit(
-            "%s lacks parts of its standard library: %s. Install all of it (on Debian: apt-get install python3)"
+            "%s lacks parts of its standard library: %s. Install all of it (Debian: apt-get install python3)"
             % (sys.executable, ", ".join(missing))
         )
     if sys.version_info < OLDEST:
