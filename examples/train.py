@@ -2,9 +2,9 @@
 
     python train.py                            one process
     mpirun -n 16 python train.py               a server and fifteen workers
-    python train.py --env Taxi-v4 --help
+    python train.py --env Taxi-v4 --steps 5000000
 
-Rank 0 alone speaks. The result does not depend on how many ranks there are, only the time does.
+Rank 0 alone speaks, evaluates and saves.
 """
 
 from __future__ import annotations
@@ -12,12 +12,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mpi4py import MPI
-
 from dist_classicrl import DistAsyncQLearning
 from dist_classicrl.schedules import PerVisit
-
-REPORTS = 10
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -56,10 +52,18 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
+def report(progress) -> None:
+    """Write one line about how far the training is; train calls this on rank 0 alone."""
+    print(
+        f"{progress.steps:>14,} of {progress.total_steps:,} steps   "
+        f"{progress.steps_per_second:>13,.0f} steps/s   mean return {progress.mean_return:.4g}",
+        flush=True,
+    )
+
+
 def main() -> None:
     """Train, report on the way, evaluate the greedy policy, and save the model."""
     arguments = parse_arguments()
-    speaks = MPI.COMM_WORLD.rank == 0
     agent = DistAsyncQLearning(
         learning_rate=PerVisit(0.7) if arguments.learning_rate is None else arguments.learning_rate,
         discount_factor=arguments.discount,
@@ -67,27 +71,13 @@ def main() -> None:
         async_updates=not arguments.reproducible,
         seed=arguments.seed,
     )
-    steps, seconds = 0, 0.0
-    for report in range(1, REPORTS + 1):
-        # train goes on where the last call stopped, and every rank gives the same number.
-        result = agent.train(env=arguments.env, total_steps=arguments.steps * report // REPORTS - steps)
-        steps += result.steps
-        seconds += result.seconds
-        if speaks:
-            print(
-                f"{steps:>14,} steps   {result.steps_per_second:>13,.0f} steps/s   "
-                f"mean return {result.mean_return:.4g} in {result.episodes:,} episodes",
-                flush=True,
-            )
-    if speaks:
-        evaluation = agent.evaluate(arguments.env, episodes=arguments.episodes)
+    result = agent.train(env=arguments.env, total_steps=arguments.steps, progress=report)
+    if agent.rank == 0:
+        greedy_return = agent.evaluate(arguments.env, episodes=arguments.episodes).mean_return
         arguments.output.parent.mkdir(parents=True, exist_ok=True)
         agent.save_model(arguments.output)
-        workers = "1 worker" if result.workers == 1 else f"{result.workers} workers"
-        print(f"greedy return  {evaluation.mean_return:.4g} (mean of {arguments.episodes:,} episodes)")
-        print(
-            f"speed          {steps / seconds:,.0f} steps/s on {workers}" if seconds else "speed          -"
-        )
+        print(f"greedy return  {greedy_return:.4g} (mean of {arguments.episodes:,} episodes)")
+        print(f"speed          {result.steps_per_second:,.0f} steps/s on {result.workers} worker(s)")
         print(f"model          {arguments.output.resolve()}", flush=True)
 
 
