@@ -1,0 +1,91 @@
+import re
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dist_classicrl import DistAsyncQLearning
+from dist_classicrl.environments import TabularMDP
+from dist_classicrl.environments.tictactoe_model import model as tictactoe_model
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+ALONE_AND_TOGETHER = pytest.mark.parametrize("ranks", [None, 3])
+
+# From start to goal along the cliff: one step up, eleven to the right, one down, each with a reward of -1.
+CLIFF_RETURN = -13
+CLIFF = ("--env", "CliffWalking-v1", "--steps", 400_000, "--episodes", 20)
+
+
+def greedy_value(agent, model, discount):
+    """The exact value of the greedy policy from the start states, as a share of what is optimal."""
+    table = agent.q_table[: model.n_states]
+    if model.action_mask is not None:
+        table = np.where(model.action_mask, table, -np.inf)
+    value = model.start_value(model.policy_value(table.argmax(axis=1), discount))
+    return value / model.start_value(model.solve(discount).v)
+
+
+@ALONE_AND_TOGETHER
+def test_train_ends_with_the_return_the_speed_and_the_model(run_python, tmp_path, ranks):
+    job = run_python(EXAMPLES / "train.py", *CLIFF, "--output", "made/cliff.npz", ranks=ranks)
+    *progress, greedy, speed, model = job.output.splitlines()
+    assert re.search(r"400,000 of 400,000 steps +[\d,]+ steps/s +mean return -\d", progress[-1])
+    assert greedy.split()[2] == str(CLIFF_RETURN)
+    assert re.fullmatch(rf"speed +[\d,]+ steps/s on {1 if ranks is None else ranks - 1} worker\(s\)", speed)
+    path = model.split()[1]
+    assert path == str(tmp_path / "made" / "cliff.npz")
+    agent = DistAsyncQLearning.load_model(path)
+    assert agent.q_table.shape == (48, 4)
+    assert greedy_value(agent, TabularMDP.from_gymnasium("CliffWalking-v1"), 0.99) == pytest.approx(1.0)
+
+
+def test_train_gives_the_same_table_on_any_number_of_ranks(run_python, tmp_path):
+    small = ("--env", "FrozenLake-v1", "--steps", 100_000, "--seed", 5, "--reproducible")
+    tables = []
+    for ranks in (None, 3):
+        run_python(EXAMPLES / "train.py", *small, "--output", f"{ranks}.npz", ranks=ranks)
+        tables.append(DistAsyncQLearning.load_model(tmp_path / f"{ranks}.npz").q_table)
+    assert np.count_nonzero(tables[0]) > 0
+    assert tables[0].tobytes() == tables[1].tobytes()
+
+
+def test_train_passes_its_arguments_on(run_python, tmp_path):
+    options = ("--learning-rate", 0.25, "--discount", 0.5, "--epsilon", 0.75, "--seed", 9)
+    run_python(EXAMPLES / "train.py", "--env", "FrozenLake-v1", "--steps", 3_000, *options)
+    agent = DistAsyncQLearning.load_model(tmp_path / "runs" / "FrozenLake-v1.npz")
+    settings = agent.settings
+    assert (settings.discount_factor, settings.seed, settings.async_updates) == (0.5, 9, True)
+    assert (settings.learning_rate.value, settings.epsilon.value) == (0.25, 0.75)
+
+
+@ALONE_AND_TOGETHER
+def test_an_environment_that_cannot_be_learned_ends_the_job_with_a_named_error(run_python, ranks):
+    job = run_python(EXAMPLES / "train.py", "--env", "MountainCarContinuous-v0", ranks=ranks, status=1)
+    assert re.search(r"SpaceError: .*MountainCarContinuous|SpaceError: .*Box", job.output)
+    assert "greedy return" not in job.output
+
+
+@ALONE_AND_TOGETHER
+def test_tictactoe_saves_at_every_checkpoint_and_plays_well(run_python, tmp_path, ranks):
+    sizes = ("--state_size", 512, "--action_size", 9, "--total_steps", 900_000)
+    arguments = (*sizes, "--checkpoint_interval", 300_000, "--output", "game.pkl")
+    job = run_python(EXAMPLES / "tictactoe.py", *arguments, ranks=ranks)
+    *saves, greedy, trained = job.output.splitlines()
+    assert [line.split()[0] for line in saves] == ["300,000", "600,000", "900,000"]
+    assert all(line.endswith("saved game.pkl") for line in saves)
+    assert float(greedy.split()[2]) > 0.85
+    assert trained.startswith("trained 900,000 steps at ")
+    # A .pkl that holds no pickle: a zip file of plain arrays.
+    with zipfile.ZipFile(tmp_path / "game.pkl") as archive:
+        assert all(name.endswith(".npy") for name in archive.namelist())
+    agent = DistAsyncQLearning.load_model(tmp_path / "game.pkl")
+    assert agent.q_table.shape == (512, 9)
+    assert greedy_value(agent, tictactoe_model(), 0.95) > 0.95
+
+
+def test_tictactoe_saves_once_without_an_interval(run_python):
+    job = run_python(EXAMPLES / "tictactoe.py", "--total_steps", 3_000)
+    assert [line.split()[-1] for line in job.output.splitlines() if "saved" in line] == [
+        "tictactoe_model.pkl"
+    ]
