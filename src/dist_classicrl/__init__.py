@@ -1,0 +1,40 @@
+"""Tabular reinforcement learning on a cluster: Q-learning under an MPI parameter server, fast, right, from one import.
+
+>>> from dist_classicrl import DistAsyncQLearning
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dist_classicrl.distributed.report import Progress, TrainingResult
+    from dist_classicrl.environments.model import TabularMDP
+    from dist_classicrl.environments.simulate import CompiledSimulator
+    from dist_classicrl.runtime.agent import DistAsyncQLearning
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "CompiledSimulator": "dist_classicrl.environments.simulate",
+    "DistAsyncQLearning": "dist_classicrl.runtime.agent",
+    "Progress": "dist_classicrl.distributed.report",
+    "TabularMDP": "dist_classicrl.environments.model",
+    "TrainingResult": "dist_classicrl.distributed.report",
+}
+
+__all__ = ["CompiledSimulator", "DistAsyncQLearning", "Progress", "TabularMDP", "TrainingResult"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the public names when they are first asked for, so that `import dist_classicrl` is quick."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

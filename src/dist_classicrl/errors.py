@@ -5,6 +5,8 @@ Each message says what was given, what is allowed, and what to write instead.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class DistClassicRLError(Exception):
     """Base class of all errors of this package."""
@@ -91,6 +93,8 @@ class RemoteRankError(DistClassicRLError, RuntimeError):
         The rank on which it was raised.
     host : str
         That rank's host name.
+    summary : str
+        The exception's class and message.
     remote_traceback : str
         The traceback as text.
     """
@@ -99,7 +103,17 @@ class RemoteRankError(DistClassicRLError, RuntimeError):
         super().__init__(f"rank {rank} on {host} raised {summary}\n\n{remote_traceback}")
         self.rank = rank
         self.host = host
+        self.summary = summary
         self.remote_traceback = remote_traceback
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the arguments of the constructor as plain data for JSON."""
+        return {
+            "rank": self.rank,
+            "host": self.host,
+            "summary": self.summary,
+            "remote_traceback": self.remote_traceback,
+        }
 
 
 class SingletonError(DistClassicRLError, RuntimeError):

@@ -376,6 +376,8 @@ def learn_batch(
                 for action in range(n_actions):
                     if next_masks[i, action]:
                         top = max(top, q[next_states[i] * n_actions + action])
+                if top == -np.inf:  # truncated where nothing is allowed: nothing more can be collected
+                    top = 0.0
             target += discount * top
         update_entry(q, best, greedy, weight, shift, entry, states[i], n_actions, target, alpha)
         touched[count] = entry

@@ -103,7 +103,7 @@ def _compiled(env: Any, use_action_mask: bool) -> TabularMDP:
     from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
     from gymnasium.envs.toy_text.taxi import TaxiEnv
 
-    base, limits = _unwrapped(env)
+    base, limits = unwrap_unchanged(env)
     mask = None
     grid_shape: Any = None
     if type(base) is FrozenLakeEnv:
@@ -139,7 +139,7 @@ def _compiled(env: Any, use_action_mask: bool) -> TabularMDP:
     return model
 
 
-def _unwrapped(env: Any) -> tuple[Any, list[int]]:
+def unwrap_unchanged(env: Any) -> tuple[Any, list[int]]:
     """Return what is inside wrappers that are known to change nothing, and the time limits among them."""
     import gymnasium
     from gymnasium import wrappers

@@ -43,6 +43,11 @@ class PushWindow:
         return self.in_flight < self._size and len(self._kept) < _KEPT_PER_SLOT * self._size
 
     @property
+    def needs_refresh(self) -> bool:
+        """Whether the next push must ask for a refresh, lest too many be kept and none could ask any more."""
+        return len(self._kept) + self._size + 1 >= _KEPT_PER_SLOT * self._size
+
+    @property
     def pending(self) -> list[PackedMap]:
         """Maps that were pushed and that the base does not include, oldest first."""
         return [packed for _, packed in self._kept]

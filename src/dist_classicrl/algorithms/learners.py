@@ -1,0 +1,331 @@
+"""A learner joins an environment to a local table: it makes a given number of steps, wherever they are asked for.
+
+What a stretch of steps does depends on the random stream and the position in it, not on how the stretch is cut into calls.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dist_classicrl._random import stream_key
+from dist_classicrl.algorithms import q_learning
+from dist_classicrl.environments.resolve import Source
+from dist_classicrl.environments.simulate import CompiledSimulator
+from dist_classicrl.environments.stepped_env import SteppedEnv
+from dist_classicrl.errors import RewardError
+from dist_classicrl.schedules import PerVisit
+from dist_classicrl.settings import Settings
+from dist_classicrl.updates.local import LocalTable
+
+logger = logging.getLogger(__name__)
+
+_NEVER = 1 << 62
+
+
+@dataclass
+class Stream:
+    """A random stream and how far it has been used: one per lease, or per round and logical worker.
+
+    Attributes
+    ----------
+    key : uint64
+    start : int
+        Global step at which the stream begins; schedules are read from there.
+    used : int
+        Steps made.
+    """
+
+    key: np.uint64
+    start: int
+    used: int = 0
+
+
+@dataclass
+class EpisodeTotals:
+    """Episodes that ended, with the sums of their undiscounted returns and of their lengths in steps."""
+
+    values: np.ndarray = field(default_factory=lambda: np.zeros(3))
+
+    def take(self) -> np.ndarray:
+        """Return (episodes, returns, lengths), float64 of shape (3,), and start from zero."""
+        taken = self.values.copy()
+        self.values[:] = 0.0
+        return taken
+
+
+class Rates:
+    """Step sizes and exploration rates in the form that the kernels take.
+
+    Parameters
+    ----------
+    settings : Settings
+    workers : int
+        The clock of per-visit step sizes runs at one over this many.
+
+    Attributes
+    ----------
+    table : ndarray(float64, ndim=1) or None
+        `PerVisit.table`, where step sizes are per visit.
+    """
+
+    def __init__(self, settings: Settings, workers: int) -> None:
+        self._step_size = settings.learning_rate
+        self._epsilon = settings.epsilon
+        self.workers = workers
+        per_visit = isinstance(self._step_size, PerVisit)
+        self.table: np.ndarray | None = self._step_size.table(workers) if per_visit else None
+
+    def step_size(self, step: int) -> tuple[tuple[float, float, int], int]:
+        """Return (value, slope, steps into the straight stretch) at global `step`, and where the stretch ends."""
+        if isinstance(self._step_size, PerVisit):
+            return (0.0, 0.0, 0), _NEVER
+        segment = self._step_size.segment(step)
+        return (segment.value, segment.slope, step - segment.start), segment.end
+
+    def epsilon(self, step: int) -> tuple[tuple[float, float, int], int]:
+        """Return the same of the exploration rate."""
+        segment = self._epsilon.segment(step)
+        return (segment.value, segment.slope, step - segment.start), segment.end
+
+
+class ReplayMemory:
+    """The ring buffer of `dist_classicrl.algorithms.q_learning.remember`."""
+
+    def __init__(self, capacity: int, ratio: float) -> None:
+        self.arrays = (np.zeros(capacity, np.int64), np.zeros(capacity), np.zeros(capacity, np.int64), np.zeros(3), ratio)
+
+    @classmethod
+    def for_settings(cls, settings: Settings) -> ReplayMemory | None:
+        """Return one if anything is to be replayed."""
+        return cls(settings.buffer_size, settings.replay_ratio) if settings.replay_ratio > 0.0 else None
+
+
+def training_kernel(simulator: CompiledSimulator) -> Any:
+    """Return the training loop for `simulator`: the cached one for what belongs to this package."""
+    if simulator.built_in:
+        return q_learning.learn_steps
+    import numba
+
+    return numba.njit(nogil=True, error_model="numpy")(q_learning.learn_steps.py_func)
+
+
+class CompiledLearner:
+    """Learns in a compiled environment, one episode after the other.
+
+    Parameters
+    ----------
+    simulator : CompiledSimulator
+    table : LocalTable
+    settings : Settings
+    rates : Rates
+    kernel : callable
+        See `training_kernel`.
+    """
+
+    quantum = 1
+
+    def __init__(
+        self, simulator: CompiledSimulator, table: LocalTable, settings: Settings, rates: Rates, kernel: Any
+    ) -> None:
+        self._tables = simulator.tables
+        self._limit = simulator.max_episode_steps or _NEVER
+        self._table = table
+        self._rates = rates
+        self._discount = settings.discount_factor
+        self._kernel = kernel
+        self._memory = np.zeros(simulator.memory_size, np.int64)
+        self._position = np.array([-1, 0], np.int64)
+        self._running = np.zeros(1)
+        replay = ReplayMemory.for_settings(settings)
+        self._replay = None if replay is None else replay.arrays
+        self.totals = EpisodeTotals()
+
+    def prepare(self) -> None:
+        """Compile what `learn` calls, or load it from disk."""
+        at = (0.0, 0.0, 0)
+        position = np.array([-1, 0], np.int64)
+        self._kernel(
+            self._tables, self._memory.copy(), position, np.zeros(1), self._limit,
+            self._table.legal, self._table.row_shape, *self._table.arrays,
+            self._rates.table, *at, *at, self._discount, self._replay, np.uint64(0), 0, 0, np.zeros(3),
+        )  # fmt: skip
+
+    def learn(self, stream: Stream, steps: int) -> None:
+        """Make `steps` steps of `stream`.
+
+        Raises
+        ------
+        RewardError
+            If a reward was NaN or infinite.
+        """
+        last = stream.used + steps
+        while stream.used < last:
+            at = stream.start + stream.used
+            step_size, end = self._rates.step_size(at)
+            epsilon, other_end = self._rates.epsilon(at)
+            size = min(last - stream.used, end - at, other_end - at)
+            self._kernel(
+                self._tables, self._memory, self._position, self._running, self._limit,
+                self._table.legal, self._table.row_shape, *self._table.arrays,
+                self._rates.table, *step_size, *epsilon, self._discount,
+                self._replay, stream.key, stream.used, size, self.totals.values,
+            )  # fmt: skip
+            stream.used += size
+        if not math.isfinite(self._running[0]):
+            raise RewardError(
+                f"A reward of the compiled environment was NaN or infinite (an episode's return came to {self._running[0]}). "
+                "Rewards must be finite numbers: correct the game's step function."
+            )
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to close."""
+
+
+class SteppedLearner:
+    """Learns in a batch of environments that Gymnasium steps; transitions that are made wait until a lease pays for them.
+
+    Parameters
+    ----------
+    env : SteppedEnv
+    table : LocalTable
+    settings : Settings
+    rates : Rates
+    seed : int
+        For the environments' own random streams.
+    """
+
+    def __init__(self, env: SteppedEnv, table: LocalTable, settings: Settings, rates: Rates, seed: int) -> None:
+        self._env = env
+        self._table = table
+        self._rates = rates
+        self._discount = settings.discount_factor
+        self._batch_size = settings.batch_size
+        self._actions = np.zeros(env.n_envs, np.int64)
+        self._seed = seed
+        replay = ReplayMemory.for_settings(settings)
+        self._replay = None if replay is None else replay.arrays
+        self._key = stream_key(seed, "stepped")
+        self._draws = 0
+        room = settings.batch_size + env.n_envs
+        self._states = np.zeros(room, np.int64)
+        self._chosen = np.zeros(room, np.int64)
+        self._next_states = np.zeros(room, np.int64)
+        self._rewards = np.zeros(room)
+        self._terminated = np.zeros(room, bool)
+        self._masks = np.ones((room, env.n_actions), bool)
+        self._has_masks = False
+        self._held = 0
+        self._learned = 0
+        self.totals = EpisodeTotals()
+
+    @property
+    def quantum(self) -> int:
+        """Transitions that one call of the environment makes."""
+        return self._env.n_envs
+
+    def prepare(self) -> None:
+        """Reset the environments, and compile what `learn` calls, or load it from disk."""
+        env, table = self._env, self._table
+        env.reset(self._seed)
+        self._has_masks = env.masks is not None
+        nothing = np.zeros(0, np.int64)
+        masks = np.ones((0, env.n_actions), bool) if self._has_masks else None
+        q_learning.choose_actions(
+            table.q, table.best, table.greedy, table.n_actions, nothing, masks, 0.0, self._key, 0, nothing
+        )
+        q_learning.learn_batch(
+            self._states, self._chosen, self._rewards, self._next_states, self._terminated, masks, 0, 0, *table.arrays,
+            self._rates.table, 0.0, 0.0, 0, self._discount, self._replay, self._key, 0,
+        )  # fmt: skip
+
+    def learn(self, stream: Stream, steps: int) -> None:
+        """Learn `steps` transitions of `stream`, in batches of `batch_size`; `prepare` was called before."""
+        while steps > 0:
+            batch = min(steps, self._batch_size)
+            while self._held - self._learned < batch:
+                self._step(stream)
+            self._learn(stream, batch)
+            steps -= batch
+
+    def _step(self, stream: Stream) -> None:
+        if self._learned:
+            self._shift()
+        env = self._env
+        (value, slope, into), _ = self._rates.epsilon(stream.start + stream.used)
+        table = self._table
+        q_learning.choose_actions(
+            table.q, table.best, table.greedy, table.n_actions, env.states, env.masks,
+            value + slope * into, self._key, self._draws, self._actions,
+        )  # fmt: skip
+        self._draws += env.n_envs
+        n = env.n_envs
+        held = self._held
+        self._states[held : held + n] = env.states
+        self._chosen[held : held + n] = self._actions
+        env.step(self._actions)
+        if env.n_valid == n:
+            rows: Any = slice(None)
+        else:
+            rows = env.valid
+            self._states[held : held + env.n_valid] = self._states[held : held + n][rows]
+            self._chosen[held : held + env.n_valid] = self._actions[rows]
+            n = env.n_valid
+        self._next_states[held : held + n] = env.next_states[rows]
+        self._rewards[held : held + n] = env.rewards[rows]
+        self._terminated[held : held + n] = env.terminated[rows]
+        if env.next_masks is not None:
+            self._has_masks = True
+            self._masks[held : held + n] = env.next_masks[rows]
+        self._held += n
+        if env.episode_returns:
+            self.totals.values += (len(env.episode_returns), sum(env.episode_returns), sum(env.episode_lengths))
+
+    def _shift(self) -> None:
+        """Move the transitions that were not learned yet to the front."""
+        rest = slice(self._learned, self._held)
+        count = self._held - self._learned
+        for array in (self._states, self._chosen, self._next_states, self._rewards, self._terminated, self._masks):
+            array[:count] = array[rest].copy()
+        self._held = count
+        self._learned = 0
+
+    def _learn(self, stream: Stream, batch: int) -> None:
+        table = self._table
+        done = 0
+        while done < batch:
+            at = stream.start + stream.used
+            step_size, end = self._rates.step_size(at)
+            size = min(batch - done, end - at)
+            q_learning.learn_batch(
+                self._states, self._chosen, self._rewards, self._next_states, self._terminated,
+                self._masks if self._has_masks else None,
+                self._learned, self._learned + size, *table.arrays,
+                self._rates.table, *step_size, self._discount,
+                self._replay, stream.key, stream.used,
+            )  # fmt: skip
+            self._learned += size
+            stream.used += size
+            done += size
+
+    def close(self) -> None:
+        """Close the environments that were made for this learner."""
+        self._env.close()
+
+
+def make_learner(
+    source: Source, table: LocalTable, settings: Settings, rates: Rates, seed: int, kernel: Any = None
+) -> CompiledLearner | SteppedLearner:
+    """Return the learner for `source`, whose stepped environments it takes over; `seed` is for them alone."""
+    if source.simulator is not None:
+        if kernel is None:
+            kernel = training_kernel(source.simulator)
+        return CompiledLearner(source.simulator, table, settings, rates, kernel)
+    env = source.stepped
+    if env is None:
+        raise TypeError("a Source has a simulator or stepped environments")
+    return SteppedLearner(env, table, settings, rates, seed)

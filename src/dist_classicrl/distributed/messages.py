@@ -1,0 +1,104 @@
+"""Messages between ranks: a kind and some arrays of numbers in one buffer. Nothing is ever unpickled.
+
+Layout, native byte order, all of it on 8-byte boundaries: four int64 (mark, total bytes, kind, number of parts), two int64
+per part (type code, length), then the parts. Text travels as JSON in UTF-8.
+"""
+
+from __future__ import annotations
+
+import json
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from dist_classicrl.errors import ProtocolError
+
+_MARK = 0x44435231
+_TYPES = tuple(np.dtype(name) for name in ("int64", "float64", "int32", "uint32", "float32", "uint8"))
+_CODES = {dtype: code for code, dtype in enumerate(_TYPES)}
+_HEAD = 4 * 8
+
+MARK_BYTES = 16
+"""Bytes from the start within which `total_bytes` finds what it needs."""
+
+
+class Kind(IntEnum):
+    """What a message is."""
+
+    PUSH = 1  # worker: maps, steps made
+    REPLY = 2  # server: receipt, refresh, lease
+    ROUND = 3  # worker: one logical worker's maps of a round
+    MERGED = 4  # server: the table after a round
+    DONE = 5  # server: final table, result
+    BYE = 6  # worker: has everything, sends nothing more
+    FAILED = 7  # either: an exception was raised
+    BEAT = 8  # server: still there
+
+
+def encode(kind: Kind, *parts: np.ndarray) -> np.ndarray:
+    """Return a message as one ndarray(uint8); it shares no memory with `parts`."""
+    head = [_MARK, 0, int(kind), len(parts)]
+    offset = _HEAD + 16 * len(parts)
+    places = []
+    for part in parts:
+        head += (_CODES[part.dtype], part.size)
+        places.append(offset)
+        offset += -(-part.nbytes // 8) * 8
+    head[1] = offset
+    message = np.empty(offset, np.uint8)
+    message[: 8 * len(head)].view(np.int64)[:] = head
+    for part, place in zip(parts, places, strict=True):
+        message[place : place + part.nbytes].view(part.dtype)[:] = part
+    return message
+
+
+def total_bytes(start: np.ndarray) -> int:
+    """Return the length of the message that begins with the bytes `start`.
+
+    Raises
+    ------
+    ProtocolError
+        If they are no beginning of a message.
+    """
+    if start.size < MARK_BYTES:
+        raise ProtocolError(f"A message of {start.size} bytes came; the shortest has {_HEAD}.")
+    mark, total = (int(number) for number in start[:MARK_BYTES].view(np.int64))
+    if mark != _MARK or total < _HEAD:
+        raise ProtocolError("Bytes came that are no message of this library: do all ranks run the same version of it?")
+    return total
+
+
+def decode(message: np.ndarray) -> tuple[Kind, list[np.ndarray]]:
+    """Return the kind and the parts, as views of `message`.
+
+    Raises
+    ------
+    ProtocolError
+        If the bytes are no message.
+    """
+    if total_bytes(message) != message.size:
+        raise ProtocolError(f"A message of {total_bytes(message)} bytes came as {message.size} bytes.")
+    _, _, kind, n_parts = (int(number) for number in message[:_HEAD].view(np.int64))
+    try:
+        offset = _HEAD + 16 * n_parts
+        table = message[_HEAD:offset].view(np.int64).tolist()
+        parts = []
+        for code, size in zip(table[::2], table[1::2], strict=True):
+            dtype = _TYPES[code]
+            end = offset + size * dtype.itemsize
+            parts.append(message[offset:end].view(dtype))
+            offset = -(-end // 8) * 8
+        return Kind(kind), parts
+    except (ValueError, IndexError) as error:
+        raise ProtocolError(f"A damaged message of kind {kind} came: {error}.") from error
+
+
+def text(data: dict[str, Any]) -> np.ndarray:
+    """Return `data` as JSON for a message part."""
+    return np.frombuffer(json.dumps(data).encode(), np.uint8)
+
+
+def from_text(part: np.ndarray) -> dict[str, Any]:
+    """Return what `text` packed."""
+    return json.loads(part.tobytes().decode())

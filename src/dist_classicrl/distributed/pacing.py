@@ -1,0 +1,126 @@
+"""When a worker pushes and when it asks for a refresh, for ``sync_frequency="auto"`` or a number."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import numpy as np
+
+from dist_classicrl.settings import Settings
+
+MOST_LOAD = 4.0
+"""N k a up to which N workers are nearly N times as fast, see the design notes."""
+
+_CALM_SHARE = 0.02
+_BUSY_SHARE = 0.20
+_FIRST_STEPS = 512
+_LONGEST_SECONDS = 0.1
+_SMOOTHING = 0.2
+_SETTLED_CHANGE = 0.01
+_WINDOW_SECONDS = 0.05
+_SAMPLE = 4096
+
+
+class MovementGauge:
+    """Whether values still move: their mean changes by more than 1 % while the time that has passed grows by a quarter.
+
+    Measured on the base (at most some 4,096 entries of it), so single updates and noise of constant step sizes do not count.
+    """
+
+    def __init__(self) -> None:
+        self._begin = time.monotonic()
+        self._since = self._begin
+        self._mean: float | None = None
+        self.moving = True
+
+    def look(self, base: np.ndarray) -> None:
+        """Take the measure again if it is time."""
+        now = time.monotonic()
+        if now - self._since < max(_WINDOW_SECONDS, 0.2 * (now - self._begin)):
+            return
+        self._since = now
+        sample = base[:: 1 + base.size // _SAMPLE]
+        mean = float(np.mean(sample, dtype=np.float64))
+        size = float(np.mean(np.abs(sample), dtype=np.float64))
+        if self._mean is not None:
+            self.moving = abs(mean - self._mean) > _SETTLED_CHANGE * size
+        self._mean = mean
+
+
+class Pacer:
+    """Decides how many steps lie between two pushes.
+
+    With a number they are ``sync_frequency * batch_size`` steps. With "auto" talking takes 2 % of the worker's time, and up
+    to 20 % while values still move if that is needed to keep N k a at or below 4 on the busiest entries, where k is an
+    entry's visits per push and a the step size.
+
+    Parameters
+    ----------
+    settings : Settings
+    workers : int
+        N.
+    quantum : int
+        Intervals are multiples of this many steps.
+    """
+
+    def __init__(self, settings: Settings, workers: int, quantum: int) -> None:
+        self._auto = settings.sync_frequency == "auto"
+        self._quantum = max(quantum, settings.batch_size)
+        self._workers = workers
+        self.interval = _FIRST_STEPS if self._auto else int(settings.sync_frequency) * settings.batch_size
+        self._steps_per_second = 0.0
+        self._push_seconds = 0.0
+        self._refresh_seconds = 0.0
+        self._refreshed = 0.0
+        self.gauge = MovementGauge()
+
+    @property
+    def urgent(self) -> bool:
+        """Whether values still move, so that the server should answer quickly."""
+        return self._auto and self.gauge.moving
+
+    @property
+    def interval_seconds(self) -> float:
+        """Expected time between two pushes."""
+        return self.interval / self._steps_per_second if self._steps_per_second > 0.0 else 0.0
+
+    @property
+    def longest_call(self) -> int:
+        """Steps after which messages should be looked at, whatever the interval."""
+        return max(self._quantum, int(self._steps_per_second * _LONGEST_SECONDS) or _FIRST_STEPS)
+
+    @property
+    def wants_refresh(self) -> bool:
+        """Whether a refresh is due by what it costs to take one in."""
+        share = _BUSY_SHARE if self.urgent else _CALM_SHARE
+        return (time.monotonic() - self._refreshed) * share >= self._refresh_seconds
+
+    def learned(self, steps: int, seconds: float) -> None:
+        """Take note of the time that learning took."""
+        if seconds > 0.0:
+            self._steps_per_second = _smooth(self._steps_per_second, steps / seconds)
+
+    def refreshed(self, seconds: float) -> None:
+        """Take note of the time that re-basing took."""
+        self._refresh_seconds = _smooth(self._refresh_seconds, seconds)
+        self._refreshed = time.monotonic()
+
+    def pushed(self, load: float, steps: int, seconds: float) -> None:
+        """Choose the next interval, after a push of `steps` steps of mean k a `load` that took `seconds`."""
+        self._push_seconds = _smooth(self._push_seconds, seconds)
+        if not self._auto or self._steps_per_second == 0.0:
+            return
+        rate = self._steps_per_second
+        calm = rate * self._push_seconds * (1.0 / _CALM_SHARE - 1.0)
+        wanted = calm
+        if self.gauge.moving and load > 0.0:
+            busy = rate * self._push_seconds * (1.0 / _BUSY_SHARE - 1.0)
+            fits = steps * MOST_LOAD / (self._workers * load)
+            wanted = min(calm, max(busy, fits))
+        wanted = min(wanted, rate * _LONGEST_SECONDS, 4.0 * self.interval)
+        self.interval = max(1, math.ceil(wanted / self._quantum)) * self._quantum
+
+
+def _smooth(old: float, new: float) -> float:
+    return new if old == 0.0 else old + _SMOOTHING * (new - old)

@@ -1,0 +1,167 @@
+"""What a run was: counters that the server and the workers keep, and the result that every rank gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """What `train` did; the same on every rank.
+
+    Attributes
+    ----------
+    steps : int
+        Environment steps made and learned.
+    episodes : int
+        Episodes that ended.
+    mean_return : float
+        Mean undiscounted return of those episodes, under the exploring policy; NaN if none ended.
+    mean_length : float
+        Their mean length in steps; NaN if none ended.
+    seconds : float
+        Wall time of training alone, compilation and set-up apart.
+    compile_seconds : float
+        Wall time of compiling or loading compiled code, on the slowest rank.
+    steps_per_second : float
+    workers : int
+        Ranks that learned; 1 where one process trained alone.
+    lost_workers : tuple of int
+        Ranks that were lost on the way.
+    pushes : int
+        Messages with maps, or logical workers' rounds in the reproducible mode.
+    bytes_pushed, bytes_pulled : int
+        Bytes that workers sent to the server, and it to them.
+    bytes_saved : int
+        Bytes of maps that `compression_threshold` kept back at a push. Those maps went later, composed with others.
+    communication_fraction : float
+        Share of the workers' time that did not go into learning.
+    resumed_from : str or None
+        The checkpoint from which the run went on; None: it began afresh.
+    """
+
+    steps: int = 0
+    episodes: int = 0
+    mean_return: float = float("nan")
+    mean_length: float = float("nan")
+    seconds: float = 0.0
+    compile_seconds: float = 0.0
+    steps_per_second: float = 0.0
+    workers: int = 0
+    lost_workers: tuple[int, ...] = ()
+    pushes: int = 0
+    bytes_pushed: int = 0
+    bytes_pulled: int = 0
+    bytes_saved: int = 0
+    communication_fraction: float = 0.0
+    resumed_from: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as plain data for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> TrainingResult:
+        """Return the result that `to_dict` described."""
+        return cls(**{**data, "lost_workers": tuple(data["lost_workers"])})
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is, for the `progress` callback of `train`, on rank 0.
+
+    Attributes
+    ----------
+    steps, total_steps : int
+        Done and asked for in this call of `train`.
+    steps_per_second : float
+        Since the last report.
+    episodes : int
+        Ended since the last report.
+    mean_return : float
+        Of those episodes; NaN if there were none.
+    seconds : float
+        Since training began.
+    """
+
+    steps: int
+    total_steps: int
+    steps_per_second: float
+    episodes: int
+    mean_return: float
+    seconds: float
+
+
+@dataclass
+class Tally:
+    """Counters of a run while it goes on."""
+
+    total_steps: int
+    steps: int = 0
+    episodes: float = 0.0
+    returns: float = 0.0
+    lengths: float = 0.0
+    pushes: int = 0
+    bytes_pushed: int = 0
+    bytes_pulled: int = 0
+    bytes_saved: int = 0
+    learning_seconds: float = 0.0
+    worker_seconds: float = 0.0
+    _last: tuple[float, int, float, float] = field(default=(0.0, 0, 0.0, 0.0))
+
+    def add_episodes(self, totals: Any) -> None:
+        """Add (episodes, returns, lengths)."""
+        self.episodes += float(totals[0])
+        self.returns += float(totals[1])
+        self.lengths += float(totals[2])
+
+    def progress(self, seconds: float) -> Progress:
+        """Return the progress since the last call, `seconds` after the beginning."""
+        then, steps, episodes, returns = self._last
+        ended = self.episodes - episodes
+        self._last = (seconds, self.steps, self.episodes, self.returns)
+        return Progress(
+            steps=self.steps,
+            total_steps=self.total_steps,
+            steps_per_second=(self.steps - steps) / max(seconds - then, 1e-9),
+            episodes=int(ended),
+            mean_return=(self.returns - returns) / ended if ended else float("nan"),
+            seconds=seconds,
+        )
+
+    def result(self, seconds: float, compile_seconds: float, workers: int) -> TrainingResult:
+        """Return the run's result."""
+        busy = self.learning_seconds / self.worker_seconds if self.worker_seconds > 0.0 else 1.0
+        return TrainingResult(
+            steps=self.steps,
+            episodes=int(self.episodes),
+            mean_return=self.returns / self.episodes if self.episodes else float("nan"),
+            mean_length=self.lengths / self.episodes if self.episodes else float("nan"),
+            seconds=seconds,
+            compile_seconds=compile_seconds,
+            steps_per_second=self.steps / seconds if seconds > 0.0 else 0.0,
+            workers=workers,
+            pushes=self.pushes,
+            bytes_pushed=self.bytes_pushed,
+            bytes_pulled=self.bytes_pulled,
+            bytes_saved=self.bytes_saved,
+            communication_fraction=max(0.0, 1.0 - busy),
+        )
+
+
+class ProgressClock:
+    """Calls a `progress` callback every so many seconds, and once at the end."""
+
+    def __init__(self, tally: Tally, callback: Callable[[Progress], None] | None, every: float) -> None:
+        self._tally = tally
+        self._callback = callback
+        self._every = every
+        self._next = every
+
+    def tick(self, seconds: float, last: bool = False) -> None:
+        """Report if it is time, `seconds` after the beginning."""
+        if self._callback is not None and (last or seconds >= self._next):
+            self._next = seconds + self._every
+            self._callback(self._tally.progress(seconds))

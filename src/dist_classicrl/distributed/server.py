@@ -1,0 +1,211 @@
+"""The parameter server of asynchronous training: applies pushes, hands out leases and refreshes, sleeps in between."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dist_classicrl.distributed import messages
+from dist_classicrl.distributed.failures import failure_text, raise_remote
+from dist_classicrl.distributed.leases import LeaseBook
+from dist_classicrl.distributed.messages import Kind
+from dist_classicrl.distributed.report import ProgressClock, Tally
+from dist_classicrl.distributed.transport import Channel, wait_until
+from dist_classicrl.errors import ProtocolError, RankTimeoutError
+from dist_classicrl.updates.local import PackedMap, Refresh
+from dist_classicrl.updates.shared import SharedTable
+
+BEAT_SECONDS = 5.0
+_SHORTEST_SLEEP = 5e-5
+_LONGEST_SLEEP = 4e-3
+_CALM_DUTY = 0.02
+_BUSY_DUTY = 0.25
+EPOCH = 1
+
+
+def reply_message(
+    applied: int, refresh: Refresh | None, lease: tuple[int, int, int], kind: Kind = Kind.REPLY
+) -> np.ndarray:
+    """Return a receipt for push `applied`, with a refresh that includes it and a lease (0, 0, 0: none) if there are any."""
+    head = [EPOCH, applied, *lease]
+    if refresh is None:
+        return messages.encode(kind, np.array([*head, 0, 0, 0], np.int64))
+    numbers = np.array([*head, 1 if refresh.entries is None else 2, refresh.since, refresh.version], np.int64)
+    if refresh.entries is None:
+        return messages.encode(kind, numbers, refresh.values, refresh.counts)
+    return messages.encode(kind, numbers, refresh.values, refresh.counts, refresh.entries)
+
+
+@dataclass
+class _Peer:
+    """What the server knows of one worker."""
+
+    channel: Channel
+    version: int = -1
+    quantum: int = 1
+    interval_seconds: float = 0.0
+    urgent: bool = True
+    wants_refresh: bool = True
+    starved: bool = True
+    owes_reply: bool = True
+
+
+class Server:
+    """Serves one call of `train`.
+
+    Parameters
+    ----------
+    channels : list of Channel
+        To the workers.
+    table : SharedTable
+    leases : LeaseBook
+    tally : Tally
+    clock : ProgressClock
+    timeout : float
+        Seconds of a worker's silence after which the run ends with `RankTimeoutError`.
+    """
+
+    def __init__(
+        self,
+        channels: list[Channel],
+        table: SharedTable,
+        leases: LeaseBook,
+        tally: Tally,
+        clock: ProgressClock,
+        timeout: float,
+    ) -> None:
+        self._peers = {channel.peer: _Peer(channel) for channel in channels}
+        self._table = table
+        self._leases = leases
+        self._tally = tally
+        self._clock = clock
+        self._timeout = timeout
+        self._begin = time.monotonic()
+        self._beat = self._begin
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since serving began."""
+        return time.monotonic() - self._begin
+
+    def run(self) -> None:
+        """Serve until all steps have been made.
+
+        Raises
+        ------
+        RemoteRankError
+            If a worker failed.
+        RankTimeoutError
+            If one was silent for too long.
+        """
+        self._begin = time.monotonic()
+        for peer in self._peers.values():
+            peer.channel.last_heard = self._begin
+        while not self._leases.finished:
+            woken = time.monotonic()
+            for rank, peer in self._peers.items():
+                self._take_in(rank, peer)
+            for rank, peer in self._peers.items():
+                if peer.owes_reply:
+                    self._reply(rank, peer)
+            self._clock.tick(self.seconds)
+            self._keep_in_touch()
+            if not self._leases.finished:
+                self._sleep(time.monotonic() - woken)
+
+    def _take_in(self, rank: int, peer: _Peer) -> None:
+        while (message := peer.channel.poll()) is not None:
+            kind, parts = messages.decode(message)
+            if kind is Kind.FAILED:
+                raise_remote(parts)
+            if kind is not Kind.PUSH:
+                raise ProtocolError(f"Worker {rank} sent {kind.name} where a push belongs.")
+            self._push(rank, peer, message.size, parts)
+
+    def _push(self, rank: int, peer: _Peer, size: int, parts: list[np.ndarray]) -> None:
+        numbers, reals = parts[0].tolist(), parts[1]
+        sequence, flags, peer.quantum = numbers[1], numbers[2], numbers[3]
+        peer.starved, peer.urgent, peer.wants_refresh = bool(flags & 1), bool(flags & 2), bool(flags & 4)
+        peer.interval_seconds = float(reals[3])
+        packed = PackedMap(parts[2], parts[3], parts[4], parts[5], parts[6] if len(parts) > 6 else None)
+        self._table.apply(rank, sequence, packed)
+        self._leases.report(rank, list(zip(numbers[5::2], numbers[6::2], strict=True)))
+        tally = self._tally
+        tally.steps = self._leases.done
+        tally.pushes += 1
+        tally.bytes_pushed += size
+        tally.bytes_saved += numbers[4]
+        tally.add_episodes(reals)
+        tally.learning_seconds += float(reals[4])
+        tally.worker_seconds += float(reals[5])
+        peer.owes_reply = True
+
+    def _reply(self, rank: int, peer: _Peer) -> None:
+        lease = self._leases.grant(rank, peer.quantum)
+        granted = (0, 0, 0) if lease is None else (lease.id, lease.start, lease.steps)
+        refresh = None
+        if peer.wants_refresh and peer.version < self._table.version:
+            refresh = self._table.refresh(peer.version)
+            peer.version = refresh.version
+        self._send(peer, reply_message(self._table.applied.get(rank, 0), refresh, granted))
+        peer.owes_reply = False
+        peer.starved = peer.starved and lease is None
+
+    def _send(self, peer: _Peer, message: np.ndarray) -> None:
+        peer.channel.send(message)
+        self._tally.bytes_pulled += message.size
+
+    def _keep_in_touch(self) -> None:
+        now = time.monotonic()
+        if now - self._beat > BEAT_SECONDS:
+            self._beat = now
+            for peer in self._peers.values():
+                self._send(peer, messages.encode(Kind.BEAT))
+        for rank, peer in self._peers.items():
+            if now - peer.channel.last_heard > self._timeout:
+                raise RankTimeoutError(
+                    f"Worker rank {rank} gave no sign of life for {self._timeout:g} s. If one step of its environment can "
+                    "take that long, raise timeout=; else look for what hangs there."
+                )
+
+    def _sleep(self, worked: float) -> None:
+        """Sleep for half the shortest interval between pushes, but work for a small share of the time only."""
+        intervals = [peer.interval_seconds for peer in self._peers.values() if peer.interval_seconds > 0.0]
+        wanted = 0.5 * min(intervals, default=0.0)
+        duty = _BUSY_DUTY if any(peer.urgent or peer.starved for peer in self._peers.values()) else _CALM_DUTY
+        time.sleep(max(_SHORTEST_SLEEP, min(max(wanted, worked * (1.0 / duty - 1.0)), _LONGEST_SLEEP)))
+
+
+def finish(channels: list[Channel], table: SharedTable, result: dict[str, Any], timeout: float) -> None:
+    """Send the whole table and `result` on all `channels`, and wait until each peer has said goodbye."""
+    whole = table.refresh(-1)
+    head = np.array([EPOCH, whole.version], np.int64)
+    message = messages.encode(Kind.DONE, head, whole.values, whole.counts, messages.text(result))
+    for channel in channels:
+        channel.send(message)
+    for channel in channels:
+
+        def said_goodbye(channel: Channel = channel) -> bool:
+            while (answer := channel.poll()) is not None:
+                kind, parts = messages.decode(answer)
+                if kind is Kind.FAILED:
+                    raise_remote(parts)
+                if kind is Kind.BYE:
+                    return True
+            channel.reap()
+            return False
+
+        wait_until(said_goodbye, timeout, f"rank {channel.peer} to take the final table")
+
+
+def fail(channels: list[Channel], error: BaseException) -> None:
+    """Send word of `error` on `channels`, without waiting for anybody for long."""
+    message = messages.encode(Kind.FAILED, failure_text(error))
+    for channel in channels:
+        channel.send(message)
+    deadline = time.monotonic() + BEAT_SECONDS
+    while not all([channel.reap() for channel in channels]) and time.monotonic() < deadline:
+        time.sleep(1e-3)

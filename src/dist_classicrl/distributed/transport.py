@@ -1,0 +1,134 @@
+"""One peer's messages over MPI point-to-point: sent in pieces with Isend, received through one posted Irecv."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from dist_classicrl.distributed import messages
+from dist_classicrl.errors import RankTimeoutError
+
+TAG = 71
+PIECE_BYTES = 1 << 18
+_FIRST_SLEEP = 2e-5
+_LONGEST_SLEEP = 2e-3
+
+
+class Backoff:
+    """Sleeps that double from 20 microseconds to 2 milliseconds while nothing happens."""
+
+    def __init__(self) -> None:
+        self._sleep = _FIRST_SLEEP
+
+    def wait(self) -> None:
+        """Sleep once."""
+        time.sleep(self._sleep)
+        self._sleep = min(2.0 * self._sleep, _LONGEST_SLEEP)
+
+    def reset(self) -> None:
+        """Start over: something happened."""
+        self._sleep = _FIRST_SLEEP
+
+
+def wait_until(ready: Callable[[], bool], seconds: float, what: str) -> None:
+    """Wait politely until `ready()`.
+
+    Raises
+    ------
+    RankTimeoutError
+        After `seconds`; `what` says in the message what was waited for.
+    """
+    backoff = Backoff()
+    deadline = time.monotonic() + seconds
+    while not ready():
+        if time.monotonic() > deadline:
+            raise RankTimeoutError(
+                f"Waited {seconds:g} s for {what}. If that can take longer, raise timeout=; else look for a rank that hangs."
+            )
+        backoff.wait()
+
+
+class Channel:
+    """Messages to and from one rank, in order.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Comm
+        Used by this library alone.
+    peer : int
+        Rank in `comm`.
+    piece_bytes : int
+        A longer message goes in pieces of this size, so that the posted buffer stays small.
+    """
+
+    def __init__(self, comm: Any, peer: int, piece_bytes: int = PIECE_BYTES) -> None:
+        from mpi4py import MPI
+
+        self._mpi = MPI
+        self._comm = comm
+        self.peer = peer
+        self._piece = piece_bytes
+        self._buffer = np.empty(piece_bytes, np.uint8)
+        self._status = MPI.Status()
+        self._sending: deque[tuple[list[Any], np.ndarray]] = deque()
+        self._partial: np.ndarray | None = None
+        self._filled = 0
+        self.last_heard = time.monotonic()
+        self.bytes_sent = 0
+        self._request: Any = None
+        self._post()
+
+    def _post(self) -> None:
+        self._request = self._comm.Irecv([self._buffer, self._mpi.BYTE], self.peer, TAG)
+
+    def send(self, message: np.ndarray) -> None:
+        """Start to send; the buffer is kept until it has gone."""
+        self.reap()
+        requests = [
+            self._comm.Isend([message[start : start + self._piece], self._mpi.BYTE], self.peer, TAG)
+            for start in range(0, message.size, self._piece)
+        ]
+        self.bytes_sent += message.size
+        self._sending.append((requests, message))
+
+    def reap(self) -> bool:
+        """Let go of what has been sent. Return whether nothing is left."""
+        while self._sending and self._mpi.Request.Testall(self._sending[0][0]):
+            self._sending.popleft()
+        return not self._sending
+
+    def poll(self) -> np.ndarray | None:
+        """Return the next whole message, or None if none is there yet. Never waits."""
+        while self._request is not None and self._request.Test(self._status):
+            count = self._status.Get_count(self._mpi.BYTE)
+            self.last_heard = time.monotonic()
+            message = self._add(self._buffer[:count])
+            self._post()
+            if message is not None:
+                return message
+        return None
+
+    def _add(self, piece: np.ndarray) -> np.ndarray | None:
+        if self._partial is None:
+            total = messages.total_bytes(piece)
+            if total == piece.size:
+                return piece.copy()
+            self._partial = np.empty(total, np.uint8)
+            self._filled = 0
+        self._partial[self._filled : self._filled + piece.size] = piece
+        self._filled += piece.size
+        if self._filled < self._partial.size:
+            return None
+        message, self._partial = self._partial, None
+        return message
+
+    def close(self) -> None:
+        """Take back the posted receive; what was sent may still be on its way."""
+        if self._request is not None:
+            self._request.Cancel()
+            self._request.Wait()
+            self._request = None

@@ -1,0 +1,186 @@
+"""A worker of asynchronous training: learns while it has a lease, pushes when it is time and there is room."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from dist_classicrl._random import stream_key
+from dist_classicrl.algorithms.learners import CompiledLearner, SteppedLearner, Stream
+from dist_classicrl.distributed import messages
+from dist_classicrl.distributed.failures import raise_remote
+from dist_classicrl.distributed.messages import Kind
+from dist_classicrl.distributed.pacing import Pacer
+from dist_classicrl.distributed.server import EPOCH
+from dist_classicrl.distributed.transport import Backoff, Channel
+from dist_classicrl.errors import ProtocolError, RankTimeoutError
+from dist_classicrl.updates import kernels
+from dist_classicrl.updates.local import LocalTable, Refresh
+from dist_classicrl.updates.window import PushWindow
+
+_ENTRY_BYTES = 20  # weight, shift and visits of one entry, without its number
+
+
+class Worker:
+    """Works for one call of `train`.
+
+    Parameters
+    ----------
+    channel : Channel
+        To the server.
+    table : LocalTable
+    learner : CompiledLearner or SteppedLearner
+    pacer : Pacer
+    window : PushWindow
+    threshold : float
+        `compression_threshold`.
+    seed : int
+    timeout : float
+        Seconds of the server's silence after which the run ends with `RankTimeoutError`.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        table: LocalTable,
+        learner: CompiledLearner | SteppedLearner,
+        pacer: Pacer,
+        window: PushWindow,
+        threshold: float,
+        seed: int,
+        timeout: float,
+    ) -> None:
+        self._channel = channel
+        self._table = table
+        self._learner = learner
+        self._pacer = pacer
+        self._window = window
+        self._threshold = threshold
+        self._seed = seed
+        self._timeout = timeout
+        self._leases: deque[tuple[int, int, Stream]] = deque()
+        self._made: dict[int, int] = {}
+        self._since_push = 0
+        self._learning = 0.0
+        self._told_learning = 0.0
+        self._told_time = 0.0
+        self._final: tuple[Refresh, dict[str, Any]] | None = None
+
+    def run(self) -> tuple[Refresh, dict[str, Any]]:
+        """Work until the server says that the run is done. Return the whole final table and the run's result.
+
+        Raises
+        ------
+        RemoteRankError
+            If another rank failed.
+        RankTimeoutError
+            If the server was silent for too long.
+        """
+        self._told_time = time.perf_counter()
+        backoff = Backoff()
+        while self._final is None:
+            if self._take_in():
+                backoff.reset()
+            if self._leases:
+                self._learn()
+                backoff.reset()
+            elif self._since_push and self._window.has_room:
+                self._push(flush=True)
+            elif self._final is None:
+                self._check_server()
+                backoff.wait()
+        self._channel.send(messages.encode(Kind.BYE))
+        return self._final
+
+    def _learn(self) -> None:
+        lease_id, left, stream = self._leases[0]
+        pacer = self._pacer
+        until_push = pacer.interval - self._since_push
+        if until_push <= 0:  # the window is full: look for room again after half an interval
+            until_push = -(-pacer.interval // 2)
+        steps = min(left, until_push, pacer.longest_call)
+        begin = time.perf_counter()
+        self._learner.learn(stream, steps)
+        seconds = time.perf_counter() - begin
+        self._learning += seconds
+        pacer.learned(steps, seconds)
+        self._since_push += steps
+        self._made[lease_id] = self._made.get(lease_id, 0) + steps
+        if steps == left:
+            self._leases.popleft()
+        else:
+            self._leases[0] = (lease_id, left - steps, stream)
+        if self._since_push >= pacer.interval and self._leases and self._window.has_room:
+            self._push(flush=False)
+
+    def _push(self, flush: bool) -> None:
+        begin = time.perf_counter()
+        table = self._table
+        touched = int(table.n_touched[0])
+        key = stream_key(self._seed, "compression", self._channel.peer, self._window.last_sequence)
+        pacer = self._pacer
+        wants_refresh = pacer.wants_refresh or flush or self._window.needs_refresh
+        sequence, packed = self._window.push(self._threshold, flush, key)
+        load = kernels.map_load(packed.weight, packed.visits)
+        flags = (0 if self._leases else 1) | (2 if pacer.urgent else 0) | (4 if wants_refresh else 0)
+        saved = (touched - packed.size) * (_ENTRY_BYTES + packed.entries.itemsize)
+        numbers = [EPOCH, sequence, flags, self._learner.quantum, saved]
+        for lease_id, steps in self._made.items():
+            numbers += (lease_id, steps)
+        reals = np.empty(6)
+        reals[:3] = self._learner.totals.take()
+        reals[3] = pacer.interval_seconds
+        reals[4] = self._learning - self._told_learning
+        reals[5] = begin - self._told_time
+        parts = [np.array(numbers, np.int64), reals, packed.entries, packed.weight, packed.shift, packed.visits]
+        if packed.replays is not None:
+            parts.append(packed.replays)
+        self._channel.send(messages.encode(Kind.PUSH, *parts))
+        self._told_learning, self._told_time = self._learning, begin
+        self._made.clear()
+        made, self._since_push = self._since_push, 0
+        pacer.gauge.look(table.base)
+        pacer.pushed(load, made, time.perf_counter() - begin)
+
+    def _take_in(self) -> bool:
+        something = False
+        while self._final is None and (message := self._channel.poll()) is not None:
+            something = True
+            kind, parts = messages.decode(message)
+            if kind is Kind.REPLY:
+                self._reply(parts)
+            elif kind is Kind.DONE:
+                self._final = final_of(parts)
+            elif kind is Kind.FAILED:
+                raise_remote(parts)
+            elif kind is not Kind.BEAT:
+                raise ProtocolError(f"The server sent {kind.name} where a reply belongs.")
+        self._channel.reap()
+        return something
+
+    def _reply(self, parts: list[np.ndarray]) -> None:
+        _, applied, lease_id, start, steps, form, since, version = parts[0].tolist()
+        self._window.receipt(applied)
+        if form:
+            begin = time.perf_counter()
+            entries = parts[3] if form == 2 else None
+            self._window.refresh(Refresh(since, version, entries, parts[1], parts[2]), applied)
+            self._pacer.refreshed(time.perf_counter() - begin)
+        if steps:
+            stream = Stream(stream_key(self._seed, "lease", start), start)
+            self._leases.append((lease_id, steps, stream))
+
+    def _check_server(self) -> None:
+        if time.monotonic() - self._channel.last_heard > self._timeout:
+            raise RankTimeoutError(
+                f"The server, rank {self._channel.peer}, gave no sign of life for {self._timeout:g} s. Look at its log for "
+                "what it waits for; if its machine is only slow, raise timeout=."
+            )
+
+
+def final_of(parts: list[np.ndarray]) -> tuple[Refresh, dict[str, Any]]:
+    """Return the whole table and the result that a DONE message carries."""
+    return Refresh(-1, int(parts[0][1]), None, parts[1], parts[2]), messages.from_text(parts[3])

@@ -1,0 +1,68 @@
+"""Which ranks train together: the world that a launcher made, or this process alone."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from dist_classicrl.distributed.failures import end_job_on_unhandled_errors
+from dist_classicrl.errors import SingletonError
+
+_WORLD_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "PMIX_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+_RANK_HINTS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
+
+
+def promised_size(environment: dict[str, str] | None = None) -> int:
+    """Return how many ranks the environment promises: the largest of what launchers and SLURM say, or 1."""
+    environment = dict(os.environ) if environment is None else environment
+    sizes = [int(environment[name]) for name in _WORLD_SIZES if environment.get(name, "").isdigit()]
+    return max(sizes, default=1)
+
+
+def launched(environment: dict[str, str] | None = None) -> bool:
+    """Return whether a launcher started this process as a rank, of however many."""
+    environment = dict(os.environ) if environment is None else environment
+    return any(name in environment for name in (*_RANK_HINTS, *_WORLD_SIZES))
+
+
+def watch_for_unhandled_errors() -> None:
+    """In a job of several ranks, let an unhandled exception end the job; see `end_job_on_unhandled_errors`."""
+    if promised_size() > 1:
+        end_job_on_unhandled_errors()
+
+
+def find_world(comm: Any, allow_singletons: bool) -> Any | None:
+    """Return the communicator to train over, or None to train alone.
+
+    `comm` if it is given, else COMM_WORLD; MPI is not started where no launcher started this process.
+
+    Raises
+    ------
+    SingletonError
+        If several ranks were promised and this process finds itself alone.
+    """
+    if comm is not None:
+        return comm if comm.Get_size() > 1 else None
+    if not launched():
+        return None
+    promised = promised_size()
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        if promised > 1 and not allow_singletons:
+            raise SingletonError(_alone(promised, f"MPI could not be loaded ({error})")) from error
+        return None
+    world = MPI.COMM_WORLD
+    if world.Get_size() > 1:
+        return world
+    if promised > 1 and not allow_singletons:
+        raise SingletonError(_alone(promised, "this process is alone in its MPI world"))
+    return None
+
+
+def _alone(promised: int, found: str) -> str:
+    return (
+        f"The environment promises {promised} ranks, but {found}: each would train by itself, {promised} times over. "
+        "Start the job with the mpirun that belongs to the MPI library of mpi4py; under SLURM with `srun --mpi=pmix` for Open "
+        "MPI, `srun --mpi=pmi2` for MPICH, or mpirun inside sbatch. To train alone all the same, pass allow_singletons=True."
+    )

@@ -1,0 +1,361 @@
+"""`DistAsyncQLearning`: the class that scripts use, on one rank or on many."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from dist_classicrl import schedules
+from dist_classicrl._random import fresh_seed
+from dist_classicrl.distributed.report import Progress, TrainingResult
+from dist_classicrl.distributed.world import watch_for_unhandled_errors
+from dist_classicrl.errors import EnvError, NotTrainedError, SettingsError
+from dist_classicrl.runtime import model_file
+from dist_classicrl.runtime.evaluation import EvaluationResult
+from dist_classicrl.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+_Self = TypeVar("_Self", bound="DistAsyncQLearning")
+
+
+class DistAsyncQLearning:
+    """Tabular Q-learning over MPI: one parameter server, any number of workers, or one process alone.
+
+    The same script runs as ``python train.py`` and as ``mpirun -n 16 python train.py``. Rank 0 serves the table; every
+    other rank learns in its own environments and pushes what it learned as affine maps.
+
+    Parameters
+    ----------
+    state_size, action_size : int, optional
+        Shape of the table. By default what the environment needs, and never less than that.
+    learning_rate : float or schedule
+        Step size in (0, 1], or a schedule of `dist_classicrl.schedules`: `Constant`, `Linear` and `Exponential` follow the
+        global step, ``PerVisit(0.7)`` is n**-0.7 at the n-th visit of an entry and converges.
+    discount_factor : float
+        In [0, 1].
+    epsilon : float or schedule
+        Chance of a uniformly random action, in [0, 1]; a schedule of the global step.
+    batch_size : int
+        An update is this many transitions: environments that Gymnasium steps are learned from in such batches, and
+        `sync_frequency` counts updates.
+    sync_frequency : int or "auto"
+        Updates of a worker between two pushes. "auto" keeps N k a (N workers, k visits of an entry per push, step size a) at
+        or below 4 on the busiest entries while values still move, spending up to 20 % of a worker's time on it, and talks for
+        under 2 % of the time otherwise. In the reproducible mode "auto" is 32.
+    compression_threshold : float
+        Maps that move a value by less stay with the worker and compose with later ones, seven times in eight. 0: all go.
+    async_updates : bool
+        False: the reproducible mode, in which the table is the same bit for bit on any number of ranks.
+    buffer_size : int
+        Transitions that each worker keeps for replay; see `replay_ratio`.
+    prefetch_factor : int
+        Pushes that a worker may have in flight.
+    communication_backend : str
+        "mpi".
+    algorithm : str
+        "q_learning".
+    dtype : str
+        Of the table, "float64" or "float32". Maps and targets are float64 in either case.
+    seed : int, optional
+        Of all random streams. By default rank 0 draws one.
+    comm : mpi4py.MPI.Comm, optional
+        The ranks that train together. By default the world that the launcher made, or this process alone.
+    logical_workers : int
+        Of the reproducible mode: a constant of the experiment, not the number of ranks.
+    replay_ratio : float
+        Replayed updates per step, drawn uniformly from the last `buffer_size` transitions of the worker.
+    n_envs : int
+        Copies per worker of an environment that is stepped through Gymnasium and given as an id or a function.
+    use_action_mask : bool, optional
+        Whether action masks are followed; by default yes, except Taxi's, which Gymnasium does not enforce.
+    allow_singletons : bool
+        Train alone although the launcher promised several ranks.
+    timeout : float
+        Seconds without a sign of life after which a rank counts as lost and the run ends with `RankTimeoutError`.
+
+    Raises
+    ------
+    SettingsError
+        If a setting is not allowed.
+    """
+
+    def __init__(
+        self,
+        state_size: int | None = None,
+        action_size: int | None = None,
+        learning_rate: Any = 0.1,
+        discount_factor: float = 0.99,
+        epsilon: Any = 0.1,
+        batch_size: int = 32,
+        sync_frequency: int | str = "auto",
+        compression_threshold: float = 0.0,
+        async_updates: bool = True,
+        buffer_size: int = 10_000,
+        prefetch_factor: int = 2,
+        communication_backend: str = "mpi",
+        algorithm: str = "q_learning",
+        dtype: str = "float64",
+        seed: int | None = None,
+        comm: Any = None,
+        *,
+        logical_workers: int = 16,
+        replay_ratio: float = 0.0,
+        n_envs: int = 16,
+        use_action_mask: bool | None = None,
+        allow_singletons: bool = False,
+        timeout: float = 600.0,
+    ) -> None:
+        watch_for_unhandled_errors()
+        self._settings = Settings(
+            state_size=state_size,
+            action_size=action_size,
+            learning_rate=learning_rate,
+            discount_factor=discount_factor,
+            epsilon=epsilon,
+            batch_size=batch_size,
+            sync_frequency=sync_frequency,
+            compression_threshold=compression_threshold,
+            async_updates=async_updates,
+            buffer_size=buffer_size,
+            prefetch_factor=prefetch_factor,
+            communication_backend=communication_backend,
+            algorithm=algorithm,
+            dtype=dtype,
+            seed=seed,
+            logical_workers=logical_workers,
+            replay_ratio=replay_ratio,
+            n_envs=n_envs,
+            use_action_mask=use_action_mask,
+            allow_singletons=allow_singletons,
+            timeout=timeout,
+        )
+        self._comm = comm
+        self._seed = seed
+        self._steps = 0
+        self._q: np.ndarray | None = None
+        self._visits: np.ndarray | None = None
+        self._observations: Any = None
+        self._actions: Any = None
+        if state_size is not None and action_size is not None:
+            self._allocate(self._settings.state_size or 0, self._settings.action_size or 0)
+
+    # State that can be read and set between calls of train
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in force."""
+        return self._settings
+
+    @property
+    def steps(self) -> int:
+        """Environment steps learned so far, by all ranks, in all calls of `train`: where schedules stand."""
+        return self._steps
+
+    @property
+    def q_table(self) -> np.ndarray:
+        """The action values, ndarray of shape (states, actions), which may be written to.
+
+        Raises
+        ------
+        NotTrainedError
+            If the shape is not known yet: neither given, nor told by an environment.
+        """
+        return self._table()[0]
+
+    @q_table.setter
+    def q_table(self, values: Any) -> None:
+        given = np.asarray(values)
+        if given.ndim != 2 or (self._q is not None and given.shape != self._q.shape):
+            allowed = "two dimensions" if self._q is None else f"the shape {self._q.shape}"
+            raise SettingsError(f"q_table must have {allowed} (states, actions), got an array of shape {given.shape}.")
+        if given.dtype.kind not in "fiu" or not np.isfinite(given).all():
+            raise SettingsError(f"q_table must hold finite numbers, got {given.dtype} with NaN, infinity or no numbers.")
+        if self._q is None:
+            self._allocate(*given.shape)
+        self.q_table[:] = given
+
+    @property
+    def visits(self) -> np.ndarray:
+        """How often each state-action pair was visited, ndarray(int64) of shape (states, actions)."""
+        return self._table()[1]
+
+    @property
+    def epsilon(self) -> float:
+        """The current chance of a random action; set it to a number or a schedule."""
+        return self._settings.epsilon.at(self._steps)
+
+    @epsilon.setter
+    def epsilon(self, value: Any) -> None:
+        self._settings = dataclasses.replace(self._settings, epsilon=value)
+
+    @property
+    def learning_rate(self) -> Any:
+        """The current step size, or the `PerVisit` schedule; set it to a number or a schedule."""
+        schedule = self._settings.learning_rate
+        return schedule if isinstance(schedule, schedules.PerVisit) else schedule.at(self._steps)
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        self._settings = dataclasses.replace(self._settings, learning_rate=value)
+
+    def _table(self) -> tuple[np.ndarray, np.ndarray]:
+        if self._q is None or self._visits is None:
+            raise NotTrainedError(
+                "The table has no shape yet. Call train(env=...), or give state_size and action_size to the constructor."
+            )
+        return self._q, self._visits
+
+    def _allocate(self, states: int, actions: int) -> None:
+        self._q = np.zeros((states, actions), self._settings.dtype)
+        self._visits = np.zeros((states, actions), np.int64)
+
+    # Training
+
+    def train(
+        self,
+        env: Any,
+        steps: int | None = None,
+        total_steps: int | None = None,
+        *,
+        progress: Callable[[Progress], None] | None = None,
+        progress_interval: float = 5.0,
+    ) -> TrainingResult:
+        """Learn for a number of environment steps; every rank of the communicator calls this.
+
+        Afterwards `q_table` is the same array of numbers on every rank. Called again, it goes on where it stopped, with
+        new episodes.
+
+        Parameters
+        ----------
+        env : str, gymnasium.Env, gymnasium.vector.VectorEnv, callable, TabularMDP or CompiledSimulator
+            The same on every rank: a Gymnasium id, an environment, a function that makes one, or a model. What is known
+            to be the same process in compiled code runs there.
+        steps : int
+            This rank's share: all ranks together make the sum of their shares, whoever is fast.
+        total_steps : int
+            The sum itself, the same on every rank. Exactly one of the two is given.
+        progress : callable, optional
+            Called on rank 0 with a `Progress` every `progress_interval` seconds, and at the end.
+        progress_interval : float
+
+        Returns
+        -------
+        TrainingResult
+            The same on every rank.
+
+        Raises
+        ------
+        SettingsError
+            If the arguments or the size of the table do not fit.
+        EnvError
+            If the environment cannot be learned in.
+        SingletonError
+            If the launcher promised several ranks and this process is alone.
+        RankMismatchError
+            If ranks have different settings or environments.
+        RemoteRankError
+            If another rank raised an exception, which is raised there as it is.
+        RankTimeoutError
+            If a rank gave no sign of life for `timeout` seconds.
+        """
+        from dist_classicrl.runtime.training import train
+
+        return train(self, env, steps, total_steps, progress, progress_interval)
+
+    # Using what was learned
+
+    def evaluate(
+        self, env: Any, episodes: int = 100, seed: int | None = None, max_steps: int = 1_000_000
+    ) -> EvaluationResult:
+        """Play the greedy policy, ties broken at random. Local: other ranks take no part.
+
+        Parameters
+        ----------
+        env
+            As in `train`.
+        episodes : int
+        seed : int, optional
+            By default the agent's.
+        max_steps : int
+            An episode that is longer is cut off there, for environments without a time limit.
+        """
+        from dist_classicrl.runtime.evaluation import evaluate
+
+        seed = self._seed if seed is None else seed
+        return evaluate(env, self.q_table, self._settings, episodes, fresh_seed() if seed is None else seed, max_steps)
+
+    def predict(self, observation: Any, action_mask: Any = None) -> Any:
+        """Return the greedy action for `observation`, the first of several that are equally good.
+
+        Parameters
+        ----------
+        observation
+            An observation of the environment that was trained in, or an integer state.
+        action_mask : array_like of bool, shape (actions,), optional
+            Legal actions.
+
+        Raises
+        ------
+        SettingsError
+            If the observation is no state of the table, or the mask does not fit.
+        """
+        state = observation if self._observations is None else self._observations.encode(observation)
+        values = self.q_table
+        if not isinstance(state, (int, np.integer)) or not 0 <= state < values.shape[0]:
+            raise SettingsError(
+                f"observation must be a state from 0 to {values.shape[0] - 1}, got {observation!r}. Observations of another "
+                "kind can be given after train(env=...), which tells how to number them."
+            )
+        row = values[state].astype(np.float64)
+        if action_mask is not None:
+            mask = np.asarray(action_mask)
+            if mask.shape != row.shape or not mask.any():
+                raise SettingsError(
+                    f"action_mask must have shape {row.shape} and allow an action, got shape {mask.shape} with {int(mask.sum())}."
+                )
+            row[~mask.astype(bool)] = -np.inf
+        action = int(np.argmax(row))
+        return action if self._actions is None else self._actions.decode(action)
+
+    def save_model(self, path: str | os.PathLike[str]) -> Path:
+        """Write table, visits and settings to exactly `path`, with whatever suffix; whole or not at all, no pickle."""
+        q, visits = self._table()
+        return model_file.write(path, model_file.SavedModel(self._settings, q, visits, self._steps))
+
+    @classmethod
+    def load_model(cls: type[_Self], path: str | os.PathLike[str], comm: Any = None) -> _Self:
+        """Return the agent that `save_model` wrote to `path`.
+
+        Raises
+        ------
+        FileNotFoundError
+            If there is no such file.
+        ModelFileError
+            If it is truncated, damaged, or anything but a model file.
+        """
+        saved = model_file.read(path)
+        arguments = {field.name: getattr(saved.settings, field.name) for field in dataclasses.fields(Settings)}
+        agent = cls(**arguments, comm=comm)
+        agent._q = saved.q_table
+        agent._visits = saved.visits
+        agent._steps = saved.steps
+        return agent
+
+    def _check_size(self, n_states: int, n_actions: int) -> None:
+        """Make the table if there is none, and check that an environment of this size fits."""
+        if self._q is None:
+            self._allocate(self._settings.state_size or n_states, self._settings.action_size or n_actions)
+        states, actions = self.q_table.shape
+        if states < n_states or actions < n_actions:
+            raise EnvError(
+                f"The environment needs a table of {n_states} states and {n_actions} actions, but this one has {states} and "
+                f"{actions}. Leave state_size and action_size out, or give at least state_size={n_states}, "
+                f"action_size={n_actions}."
+            )

@@ -1,0 +1,142 @@
+"""A trained agent as one file: NumPy arrays in a zip archive, settings as JSON, no pickle."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dist_classicrl.errors import ModelFileError, SettingsError
+from dist_classicrl.settings import Settings
+
+FORMAT = "dist_classicrl model"
+FORMAT_VERSION = 1
+_ARRAYS = ("q_table", "visits")
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """What a model file holds.
+
+    Attributes
+    ----------
+    settings : Settings
+    q_table : ndarray(float64 or float32), shape (states, actions)
+    visits : ndarray(int64), shape (states, actions)
+    steps : int
+        Environment steps that went into the table.
+    """
+
+    settings: Settings
+    q_table: np.ndarray
+    visits: np.ndarray
+    steps: int
+
+
+def write(path: str | os.PathLike[str], model: SavedModel) -> Path:
+    """Write `model` to exactly `path`: whole, or not at all. An existing file is replaced at the end."""
+    from dist_classicrl import __version__
+
+    target = Path(path)
+    arrays = {"q_table": np.ascontiguousarray(model.q_table), "visits": np.ascontiguousarray(model.visits)}
+    about = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "package_version": __version__,
+        "steps": model.steps,
+        "settings": model.settings.to_dict(),
+        "sha256": {name: _digest(array) for name, array in arrays.items()},
+    }
+    text = np.frombuffer(json.dumps(about).encode(), np.uint8)
+    handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            np.savez_compressed(file, about=text, **arrays)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, target)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    return target
+
+
+def read(path: str | os.PathLike[str]) -> SavedModel:
+    """Return the model in the file at `path`.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is none.
+    ModelFileError
+        If the file is truncated, damaged or no model file. Nothing in it is ever run.
+    """
+    target = Path(path)
+    try:
+        with np.load(target, allow_pickle=False) as archive:
+            if not hasattr(archive, "files"):
+                raise ModelFileError(_refusal(target, "it is a single NumPy array"))
+            missing = sorted({"about", *_ARRAYS} - set(archive.files))
+            if missing:
+                raise ModelFileError(_refusal(target, f"it lacks {', '.join(missing)}"))
+            about = json.loads(archive["about"].tobytes().decode())
+            arrays = {name: archive[name] for name in _ARRAYS}
+    except FileNotFoundError:
+        raise
+    except ModelFileError:
+        raise
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, RecursionError) as error:
+        raise ModelFileError(_refusal(target, f"it cannot be read ({error})")) from error
+    except (NotImplementedError, OverflowError, SyntaxError, MemoryError) as error:
+        raise ModelFileError(_refusal(target, f"it is damaged ({error})")) from error
+    return _checked(target, about, arrays)
+
+
+def _checked(target: Path, about: Any, arrays: dict[str, np.ndarray]) -> SavedModel:
+    if not isinstance(about, dict) or about.get("format") != FORMAT:
+        raise ModelFileError(_refusal(target, "it was not written by save_model"))
+    if about.get("format_version") != FORMAT_VERSION:
+        raise ModelFileError(
+            _refusal(
+                target, f"its format version is {about.get('format_version')!r}, this library reads {FORMAT_VERSION}"
+            )
+        )
+    sums = about.get("sha256")
+    for name, array in arrays.items():
+        if not isinstance(sums, dict) or sums.get(name) != _digest(array):
+            raise ModelFileError(_refusal(target, f"the checksum of {name} does not match"))
+    q_table, visits = arrays["q_table"], arrays["visits"]
+    if q_table.ndim != 2 or visits.shape != q_table.shape or visits.dtype != np.int64:
+        raise ModelFileError(_refusal(target, f"its arrays have the shapes {q_table.shape} and {visits.shape}"))
+    try:
+        settings = Settings.from_dict(about["settings"])
+        steps = int(about["steps"])
+    except (KeyError, TypeError, ValueError, SettingsError) as error:
+        raise ModelFileError(_refusal(target, f"its settings cannot be used ({error})")) from error
+    if q_table.dtype.name != settings.dtype:
+        raise ModelFileError(_refusal(target, f"its table is {q_table.dtype.name}, its settings say {settings.dtype}"))
+    return SavedModel(settings, q_table, visits, steps)
+
+
+def _digest(array: np.ndarray) -> str:
+    head = f"{array.dtype.str} {array.shape} ".encode()
+    return hashlib.sha256(head + np.ascontiguousarray(array).tobytes()).hexdigest()
+
+
+def _refusal(target: Path, why: str) -> str:
+    return f"{target} is no usable model file: {why}. Give the path of a file that save_model of this library wrote."
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current

@@ -1,0 +1,136 @@
+"""`train` from the side of an agent: arguments in, agreement of all ranks, the run, results back into the agent."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dist_classicrl._random import fresh_seed
+from dist_classicrl.distributed.report import Progress, TrainingResult
+from dist_classicrl.distributed.run import Run, run_alone, run_together
+from dist_classicrl.distributed.startup import Setup
+from dist_classicrl.distributed.world import find_world
+from dist_classicrl.environments.resolve import Source, resolve
+from dist_classicrl.errors import SettingsError
+
+if TYPE_CHECKING:
+    from dist_classicrl.runtime.agent import DistAsyncQLearning
+
+logger = logging.getLogger(__name__)
+
+
+def train(
+    agent: DistAsyncQLearning,
+    env: Any,
+    steps: int | None,
+    total_steps: int | None,
+    progress: Callable[[Progress], None] | None,
+    progress_interval: float,
+) -> TrainingResult:
+    """Do what `DistAsyncQLearning.train` says."""
+    settings = agent.settings
+    world = find_world(agent._comm, settings.allow_singletons)
+    if world is None:
+        share, _ = _steps_asked(steps, total_steps)
+        source = _prepare(agent, env)
+        run = _run(agent, source, share, _seed(agent), progress, progress_interval)
+        result = run_alone(run) if share else _nothing(run, 1)
+        return _keep(agent, run, result)
+    setup = Setup(world, settings.timeout)
+    source, share, whole = None, 0, False
+    error: BaseException | None = None
+    try:
+        share, whole = _steps_asked(steps, total_steps)
+        source = _prepare(agent, env)
+    except Exception as caught:
+        error = caught
+    try:
+        description = {} if source is None else _description(agent, source, share if whole else None)
+        everyone = setup.agree(error, description, [share, _seed(agent)])
+    except BaseException:
+        if source is not None:
+            source.close()
+        raise
+    total = share if whole else int(everyone[:, 0].sum())
+    agent._seed = int(everyone[0, 1])
+    run = _run(agent, source, total, agent._seed, progress if setup.rank == 0 else None, progress_interval)
+    if total == 0:
+        source.close()
+        setup.close(clean=True)
+        return _keep(agent, run, _nothing(run, setup.size - 1))
+    return _keep(agent, run, run_together(run, setup))
+
+
+def _nothing(run: Run, workers: int) -> TrainingResult:
+    return run.tally.result(0.0, 0.0, workers)
+
+
+def _steps_asked(steps: int | None, total_steps: int | None) -> tuple[int, bool]:
+    """Return the number given, and whether it is the total."""
+    if (steps is None) == (total_steps is None):
+        raise SettingsError(
+            f"train() takes steps= (this rank's share) or total_steps= (of all ranks together), exactly one of them; got "
+            f"steps={steps!r} and total_steps={total_steps!r}."
+        )
+    name, value = ("steps", steps) if total_steps is None else ("total_steps", total_steps)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 0 <= value < 2**62:
+        raise SettingsError(f"{name} must be a whole number of at least 0, got {value!r}.")
+    return int(value), total_steps is not None
+
+
+def _seed(agent: DistAsyncQLearning) -> int:
+    if agent._seed is None:
+        agent._seed = fresh_seed()
+    return agent._seed
+
+
+def _prepare(agent: DistAsyncQLearning, env: Any) -> Source:
+    settings = agent.settings
+    source = resolve(env, settings.n_envs, settings.use_action_mask)
+    try:
+        agent._check_size(source.n_states, source.n_actions)
+    except BaseException:
+        source.close()
+        raise
+    agent._observations = None if source.stepped is None else source.stepped.observations
+    agent._actions = None if source.stepped is None else source.stepped.actions
+    return source
+
+
+def _description(agent: DistAsyncQLearning, source: Source, total: int | None) -> dict[str, Any]:
+    """Return what must be the same on all ranks."""
+    return {
+        **agent.settings.to_dict(),
+        "table": list(agent.q_table.shape),
+        "environment": f"{source.name} ({source.fingerprint[:12]})",
+        "total_steps": total,
+        "steps so far": agent.steps,
+    }
+
+
+def _run(
+    agent: DistAsyncQLearning,
+    source: Source,
+    steps: int,
+    seed: int,
+    progress: Callable[[Progress], None] | None,
+    progress_interval: float,
+) -> Run:
+    inner = (slice(source.n_states), slice(source.n_actions))
+    # A view where the table is as large as the environment, a copy where it is larger; `_keep` writes that back.
+    values = agent.q_table[inner].reshape(-1)
+    counts = agent.visits[inner].reshape(-1)
+    return Run(agent.settings, source, values, counts, agent.steps, steps, seed, progress, progress_interval)
+
+
+def _keep(agent: DistAsyncQLearning, run: Run, result: TrainingResult) -> TrainingResult:
+    shape = (run.source.n_states, run.source.n_actions)
+    agent.q_table[: shape[0], : shape[1]] = run.values.reshape(shape)
+    agent.visits[: shape[0], : shape[1]] = run.counts.reshape(shape)
+    agent._steps += result.steps
+    return result
