@@ -73,7 +73,9 @@ def main() -> None:
         async_updates=not arguments.reproducible,
         seed=arguments.seed,
     )
-    result = agent.train(env=arguments.env, total_steps=arguments.steps, progress=report)
+    result = agent.train(
+        env=arguments.env, total_steps=arguments.steps, progress=report, progress_interval=1.0
+    )
     if MPI.COMM_WORLD.rank == 0:
         greedy_return = agent.evaluate(arguments.env, episodes=arguments.episodes).mean_return
         arguments.output.parent.mkdir(parents=True, exist_ok=True)
