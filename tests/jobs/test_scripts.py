@@ -9,10 +9,11 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 
 def start(script, *arguments, **variables):
-    """Start one of the scripts as a program, with no more than what is given."""
-    python = {"PATH": os.pathsep.join([os.path.dirname(sys.executable), "/usr/bin", "/bin"])}
+    """Start one of the scripts as a program, in a bare environment."""
+    path = os.pathsep.join([os.path.dirname(sys.executable), "/usr/bin", "/bin"])
+    bare = {"PATH": path, "HOME": os.environ.get("HOME", "/")}
     return subprocess.run(
-        [script, *arguments], env={**python, **variables}, capture_output=True, text=True, timeout=60
+        [script, *arguments], env={**bare, **variables}, capture_output=True, text=True, timeout=60
     )
 
 
