@@ -1,0 +1,85 @@
+"""Environments for tests of several ranks: stepped through Gymnasium, slow, or broken on purpose."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
+
+
+class SteppedLake(FrozenLakeEnv):
+    """FrozenLake 4x4 under another class, which nothing is known of, so that it is stepped."""
+
+
+class UnevenLake(SteppedLake):
+    """The same, but now and then a step takes a few milliseconds, another one on every rank."""
+
+    def __init__(self, pace):
+        super().__init__()
+        self._pace = random.Random(pace)
+
+    def step(self, action):
+        if self._pace.random() < 0.02:
+            time.sleep(0.004 * self._pace.random())
+        return super().step(action)
+
+
+class BrokenLake(SteppedLake):
+    """The same, but step number `breaks_at` raises `error`, or yields the reward `reward`."""
+
+    def __init__(self, breaks_at, error=None, reward=None):
+        super().__init__()
+        self._left = breaks_at
+        self._error = error
+        self._reward = reward
+
+    def step(self, action):
+        self._left -= 1
+        observation, reward, terminated, truncated, info = super().step(action)
+        if self._left == 0:
+            if self._error is not None:
+                raise self._error
+            reward = self._reward
+        return observation, reward, terminated, truncated, info
+
+
+class Corridor(gymnasium.Env):
+    """Some cells in a row, left and right, the end pays 1; `mask` is what it says is legal.
+
+    Parameters
+    ----------
+    cells : int
+    mask : array_like of two bool
+    seconds : float
+        What a step takes.
+    """
+
+    def __init__(self, cells=5, mask=(True, True), seconds=0.0):
+        self.observation_space = gymnasium.spaces.Discrete(cells)
+        self.action_space = gymnasium.spaces.Discrete(2)
+        self._cells = cells
+        self._mask = np.array(mask, np.int8)
+        self._seconds = seconds
+        self._cell = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._cell = 0
+        return 0, {"action_mask": self._mask}
+
+    def step(self, action):
+        time.sleep(self._seconds)
+        self._cell = max(self._cell + (1 if action else -1), 0)
+        end = self._cell == self._cells - 1
+        return self._cell, float(end), end, False, {"action_mask": self._mask}
+
+
+class Unbounded(gymnasium.Env):
+    """An environment whose observations are not finitely many."""
+
+    observation_space = gymnasium.spaces.Box(-math.inf, math.inf, (2,))
+    action_space = gymnasium.spaces.Discrete(2)
