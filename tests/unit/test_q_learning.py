@@ -13,7 +13,7 @@ from dist_classicrl.environments import tictactoe_simulator as tictactoe
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.simulate import CompiledSimulator
 from dist_classicrl.errors import RewardError
-from dist_classicrl.schedules import Constant, Exponential, Linear, PerVisit
+from dist_classicrl.schedules import Exponential, Linear, PerVisit
 from dist_classicrl.settings import Settings
 from dist_classicrl.updates.local import LocalTable
 
@@ -21,7 +21,7 @@ KEY = np.uint64(0x0123456789ABCDEF)
 
 
 def random_model(seed, n_states, sizes, masked=False, limit=None):
-    """Return a model of 4 actions whose pairs have as many outcomes as drawn from `sizes`, of uneven chances."""
+    """Return a model of 4 actions whose pairs have a number of outcomes out of `sizes`, of uneven chances."""
     rng = np.random.default_rng(seed)
     pairs = n_states * 4
     counts = rng.choice(sizes, pairs)
@@ -47,7 +47,7 @@ def random_model(seed, n_states, sizes, masked=False, limit=None):
 
 
 class SlowTicTacToe:
-    """The compiled game, called from Python; what its moves do is the business of test_tictactoe_simulator."""
+    """The compiled game, called from Python: test_tictactoe_simulator looks into its moves."""
 
     def __init__(self, simulator):
         self.data = simulator.tables

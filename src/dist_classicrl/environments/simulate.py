@@ -7,6 +7,7 @@ kernel serves all of them and the choice costs nothing while it runs.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +16,7 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from dist_classicrl._jit import jit
+from dist_classicrl._jit import jit, jit_inline
 from dist_classicrl._random import SHIFT_32, below
 from dist_classicrl.errors import ActionMaskError, ModelError
 
@@ -146,7 +147,7 @@ def _begin_model(simulation, memory, random):
     return simulation.start_states[2 * slot + other]
 
 
-@jit
+@jit_inline
 def _outcome(simulation, slot, random):
     other = np.uint32(random >> SHIFT_32) > simulation.threshold[slot]
     target = np.int64(simulation.outcome_1[slot] if other else simulation.outcome_0[slot])
@@ -269,13 +270,30 @@ class CompiledSimulator:
             max_episode_steps=max_episode_steps,
             model=model,
             name=name,
-            fingerprint=f"{name}/{n_states}x{n_actions}/{memory_size}/{max_episode_steps}",
+            fingerprint=_game_fingerprint((name, n_states, n_actions, memory_size, max_episode_steps), data, legal),
         )
 
     @property
     def built_in(self) -> bool:
         """Whether the kernels for it may stay on disk: numba cannot see when a user's functions change."""
         return type(self.tables).__module__.split(".")[0] == __name__.split(".")[0]
+
+
+def _game_fingerprint(numbers: tuple[Any, ...], data: Any, legal: np.ndarray | None) -> str:
+    """Return a SHA-256 over a game's sizes, data and mask; its functions are told by its name alone."""
+    digest = hashlib.sha256(repr(numbers).encode())
+
+    def add(value: Any) -> None:
+        if isinstance(value, tuple):
+            for part in value:
+                add(part)
+        elif isinstance(value, np.ndarray):
+            digest.update(f"{value.dtype.str} {value.shape} ".encode() + value.tobytes())
+        else:
+            digest.update(f"{value!r} ".encode())
+
+    add((data, legal))
+    return digest.hexdigest()
 
 
 _GAMES: dict[type, tuple[Callable[..., Any], Callable[..., Any]]] = {}

@@ -1,0 +1,255 @@
+"""Compiled simulation: alias tables hold exactly the model's chances, and games run that users write."""
+
+from typing import NamedTuple
+
+import numba
+import numpy as np
+import pytest
+from slow_learner import SlowModel, splitmix
+
+from dist_classicrl.algorithms.learners import CompiledLearner, Rates, Stream, training_kernel
+from dist_classicrl.environments.model import TabularMDP
+from dist_classicrl.environments.simulate import (
+    CompiledSimulator,
+    advance,
+    begin,
+    compile_model,
+    register_game,
+)
+from dist_classicrl.errors import ActionMaskError, ModelError
+from dist_classicrl.settings import Settings
+from dist_classicrl.updates.local import LocalTable
+
+
+def uneven_model(seed, n_states, n_actions, sizes, terminated=0.2):
+    """Return a model whose outcomes' chances span many orders of magnitude; no two outcomes of a pair are alike."""
+    rng = np.random.default_rng(seed)
+    counts = rng.choice(sizes, n_states * n_actions)
+    ptr = np.concatenate([[0], np.cumsum(counts)])
+    weights = 10.0 ** rng.uniform(-12, 0, ptr[-1])
+    start = 10.0 ** rng.uniform(-12, 0, n_states)
+    start[rng.random(n_states) < 0.3] = 0.0
+    start[0] = 0.5
+    return TabularMDP(
+        n_states=n_states,
+        n_actions=n_actions,
+        outcome_ptr=ptr,
+        outcome_prob=weights / np.add.reduceat(weights, ptr[:-1]).repeat(counts),
+        outcome_next=rng.integers(n_states, size=ptr[-1]),
+        outcome_reward=rng.normal(size=ptr[-1]),
+        outcome_terminated=rng.random(ptr[-1]) < terminated,
+        start_prob=start / start.sum(),
+    )
+
+
+def distribution(tables, low, high):
+    """Return {(next state, reward, terminated): chance} of the slots `low` to `high` - 1, each with the same chance."""
+    chances = {}
+    for slot in range(low, high):
+        first = (int(tables.threshold[slot]) + 1) / 2**32
+        for second, chance in ((0, first), (1, 1.0 - first)):
+            target = int((tables.outcome_1 if second else tables.outcome_0)[slot])
+            outcome = (target // 2, float(tables.rewards[2 * slot + second]), target % 2 == 1)
+            chances[outcome] = chances.get(outcome, 0.0) + chance / (high - low)
+    return chances
+
+
+MODELS = {
+    "padded": (lambda: uneven_model(1, 30, 3, [1, 2, 5]), False),
+    "ragged": (lambda: uneven_model(2, 30, 3, [1, 1, 1, 1, 1, 1, 1, 1, 40]), True),
+    "one outcome": (lambda: uneven_model(3, 10, 2, [1]), False),
+    "wide": (lambda: uneven_model(4, 5, 2, [1000]), False),
+    "garnet": (lambda: TabularMDP.garnet(40, 3, 7, seed=5, terminal_states=3), False),
+    "frozenlake": (lambda: TabularMDP.from_gymnasium("FrozenLake-v1", map_name="8x8"), False),
+    "taxi": (lambda: TabularMDP.from_gymnasium("Taxi-v4"), False),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_slots_hold_each_pairs_distribution(name):
+    make, ragged = MODELS[name]
+    model = make()
+    tables = compile_model(model)
+    assert (tables.first is not None) == ragged
+    for pair in range(model.n_states * model.n_actions):
+        low, high = (pair * tables.width, (pair + 1) * tables.width)
+        if tables.first is not None:
+            low, high = tables.first[pair], tables.first[pair + 1]
+        expected = {}
+        for i in range(model.outcome_ptr[pair], model.outcome_ptr[pair + 1]):
+            outcome = (
+                int(model.outcome_next[i]), float(model.outcome_reward[i]), bool(model.outcome_terminated[i])
+            )  # fmt: skip
+            expected[outcome] = expected.get(outcome, 0.0) + float(model.outcome_prob[i])
+        found = distribution(tables, int(low), int(high))
+        assert set(found) <= {*expected, *found} and sum(found.values()) == pytest.approx(1.0, abs=1e-12)
+        for outcome in {*expected, *found}:
+            # Slots are rounded to 2**-32 each; what outcomes of equal look share adds up.
+            assert abs(found.get(outcome, 0.0) - expected.get(outcome, 0.0)) <= 2.0**-31
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_start_slots_hold_the_start_distribution(name):
+    model = MODELS[name][0]()
+    tables = compile_model(model)
+    chances = np.zeros(model.n_states)
+    slots = tables.start_threshold.size
+    for slot in range(slots):
+        first = (int(tables.start_threshold[slot]) + 1) / 2**32
+        chances[tables.start_states[2 * slot]] += first / slots
+        chances[tables.start_states[2 * slot + 1]] += (1.0 - first) / slots
+    assert np.abs(chances - model.start_prob).max() <= 2.0**-31
+    assert not chances[model.start_prob == 0.0].any()
+
+
+@numba.njit
+def play(simulation, memory, randoms, states, actions, n_actions, starts, nexts, rewards, ends):
+    for i in range(randoms.size):
+        starts[i] = begin(simulation, memory, randoms[i])
+        nexts[i], rewards[i], ends[i] = advance(
+            simulation, memory, states[i], actions[i], randoms[i], n_actions
+        )
+
+
+def played(simulator, randoms, states, actions):
+    n = randoms.size
+    out = (np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(n), np.zeros(n, bool))
+    memory = np.zeros(simulator.memory_size, np.int64)
+    play(simulator.tables, memory, randoms, states, actions, simulator.n_actions, *out)
+    return out
+
+
+@pytest.mark.parametrize("name", ["padded", "ragged"])
+def test_the_kernel_reads_the_slots_as_documented(name):
+    model = MODELS[name][0]()
+    simulator = CompiledSimulator.from_model(model)
+    rng = np.random.default_rng(7)
+    randoms = rng.integers(2**64, size=3000, dtype=np.uint64)
+    states, actions = rng.integers(30, size=3000), rng.integers(3, size=3000)
+    starts, nexts, rewards, ends = played(simulator, randoms, states, actions)
+    slow = SlowModel(simulator.tables, 3)
+    for i in range(3000):
+        assert starts[i] == slow.begin(int(randoms[i]))
+        assert (nexts[i], rewards[i], ends[i]) == slow.advance(
+            int(states[i]), int(actions[i]), int(randoms[i])
+        )
+
+
+@pytest.mark.parametrize("name", ["padded", "ragged"])
+def test_outcomes_come_as_often_as_they_should(name):
+    model = MODELS[name][0]()
+    simulator = CompiledSimulator.from_model(model)
+    pair = int(np.argmax(np.diff(model.outcome_ptr)))
+    n = 200_000
+    randoms = np.array([splitmix(i) for i in range(n)], np.uint64)
+    _, nexts, rewards, _ = played(simulator, randoms, np.full(n, pair // 3), np.full(n, pair % 3))
+    low, high = model.outcome_ptr[pair], model.outcome_ptr[pair + 1]
+    for i in range(low, high):
+        chance = model.outcome_prob[i]
+        count = np.count_nonzero((rewards == model.outcome_reward[i]) & (nexts == model.outcome_next[i]))
+        assert abs(count - n * chance) <= 5.0 * np.sqrt(n * chance) + 5.0
+
+
+def test_a_model_with_too_many_states_is_refused():
+    class Huge:
+        n_states = 2**30
+
+    with pytest.raises(ModelError, match="at most 1073741823 states, got 1073741824"):
+        compile_model(Huge())
+
+
+# Games
+
+
+class WalkData(NamedTuple):
+    """A walk of some length: action 1 goes on, action 0 back to the start; the end pays."""
+
+    length: int
+    prize: np.ndarray
+
+
+@numba.njit
+def walk_reset(data, memory, random):
+    memory[0] += 1  # episodes begun
+    return 0
+
+
+@numba.njit
+def walk_step(data, memory, state, action, random):
+    if action == 0:
+        return 0, 0.0, False
+    if state + 1 == data.length:
+        return state, data.prize[0], True
+    return state + 1, 0.0, False
+
+
+@numba.njit
+def other_step(data, memory, state, action, random):
+    return 0, 0.0, True
+
+
+def walk(**more):
+    arguments = dict(
+        name="walk", n_states=5, n_actions=2, data=WalkData(5, np.array([10.0])),
+        reset=walk_reset, step=walk_step, memory_size=1,
+    )  # fmt: skip
+    return CompiledSimulator.game(**{**arguments, **more})
+
+
+def test_a_users_game_is_learned():
+    simulator = walk(max_episode_steps=50)
+    assert not simulator.built_in
+    settings = Settings(learning_rate=0.5, discount_factor=0.9, epsilon=0.3)
+    table = LocalTable(5, 2, np.dtype("f8"), simulator.legal)
+    learner = CompiledLearner(simulator, table, settings, Rates(settings, 1), training_kernel(simulator))
+    learner.prepare()
+    assert learner._memory[0] == 0  # compiling plays nothing
+    learner.learn(Stream(np.uint64(1), 0), 20_000)
+    ahead = 10.0 * 0.9 ** np.arange(4, -1, -1)
+    assert table.q.reshape(5, 2)[:, 1] == pytest.approx(ahead, abs=1e-9)
+    assert table.q.reshape(5, 2)[:, 0] == pytest.approx(np.full(5, 0.9 * ahead[0]), abs=1e-9)
+    assert learner._memory[0] == learner.totals.values[0] + 1
+
+
+def test_a_games_mask_is_followed():
+    legal = np.array([[False, True]] * 5)
+    simulator = walk(legal=legal.tolist())
+    settings = Settings(learning_rate=0.5, epsilon=1.0)
+    table = LocalTable(5, 2, np.dtype("f8"), simulator.legal)
+    learner = CompiledLearner(simulator, table, settings, Rates(settings, 1), training_kernel(simulator))
+    learner.learn(Stream(np.uint64(1), 0), 100)
+    assert learner.totals.take().tolist() == [20.0, 200.0, 100.0]
+    assert not table.updates.reshape(5, 2)[:, 0].any()
+
+
+def test_games_of_one_class_share_their_functions():
+    walk()
+    walk(data=WalkData(3, np.zeros(1)))
+    register_game(WalkData, walk_reset, walk_step)
+    with pytest.raises(ModelError, match="WalkData already belongs to a game with other functions"):
+        register_game(WalkData, walk_reset, other_step)
+    with pytest.raises(ModelError, match="already belongs"):
+        walk(step=other_step)
+
+
+def test_games_that_cannot_run_are_refused():
+    with pytest.raises(ModelError, match="step must be compiled with numba.njit"):
+        walk(step=lambda data, memory, state, action, random: (0, 0.0, True))
+    with pytest.raises(ModelError, match="reset must be compiled with numba.njit"):
+        walk(reset=walk_reset.py_func)
+    for data in ((5, 1.0), {"length": 5}, None):
+        with pytest.raises(ModelError, match="data must be a NamedTuple"):
+            walk(data=data)
+    with pytest.raises(ActionMaskError, match=r"legal has shape \(2, 5\), it must be .* \(5, 2\)"):
+        walk(legal=np.ones((2, 5), bool))
+
+
+def test_fingerprints_tell_processes_apart():
+    assert walk().fingerprint == walk().fingerprint
+    assert walk().fingerprint != walk(max_episode_steps=7).fingerprint
+    assert (
+        CompiledSimulator.from_model(MODELS["padded"][0]()).fingerprint == MODELS["padded"][0]().fingerprint()
+    )
+    # Ranks whose games differ in their data or in their mask must be told so.
+    assert walk().fingerprint != walk(data=WalkData(5, np.array([11.0]))).fingerprint
+    assert walk().fingerprint != walk(legal=[[False, True]] * 5).fingerprint
