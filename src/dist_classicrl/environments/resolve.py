@@ -92,8 +92,14 @@ def resolve(env: Any, n_envs: int, use_action_mask: bool | None, compile_env: bo
         stepped=stepped,
         make_another=make if isinstance(env, str) or _is_factory(env) else None,
         fingerprint=stepped.fingerprint(),
-        name=str(stepped.describe()["environment"].get("id") or env),
+        name=_name(stepped.describe()["environment"]),
     )
+
+
+def _name(environment: dict[str, Any]) -> str:
+    """Return the id or else the class of what is stepped: the same text in every process, unlike an object's own."""
+    one = environment.get("single", environment)
+    return str(one["id"] or one["layers"][-1]["class"])
 
 
 def _compiled(simulator: CompiledSimulator) -> Source:

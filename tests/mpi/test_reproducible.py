@@ -1,0 +1,93 @@
+"""The reproducible mode: the table of one process, bit for bit, at any number of ranks and whatever their speed."""
+
+import hashlib
+import random
+import time
+
+import pytest
+from rank_environments import UnevenLake
+
+from dist_classicrl.algorithms.learners import CompiledLearner
+from dist_classicrl.environments import TabularMDP
+from dist_classicrl.schedules import Exponential, Linear, PerVisit
+
+
+@pytest.fixture
+def uneven_ranks(world, monkeypatch):
+    """Make every rank's compiled learners stop now and then, for another time on every rank."""
+    pace = random.Random(world.rank)
+    learn = CompiledLearner.learn
+
+    def slow(self, stream, steps):
+        if pace.random() < 0.3:
+            time.sleep(0.01 * pace.random())
+        learn(self, stream, steps)
+
+    monkeypatch.setattr(CompiledLearner, "learn", slow)
+
+
+def digest(agent):
+    return hashlib.sha256(agent.q_table.tobytes() + agent.visits.tobytes()).hexdigest()
+
+
+def check_same_as_one_process(world, alone, make_agent, env, calls, **settings):
+    """Train over the world and over this rank alone, and compare."""
+    settings = {"async_updates": False, **settings}
+    together, single = make_agent(**settings), make_agent(**settings, comm=alone)
+    for steps in calls:
+        result = together.train(env, total_steps=steps)
+        truth = single.train(env, total_steps=steps)
+        assert digest(together) == digest(single)
+        same = ("steps", "episodes", "mean_return", "mean_length")
+        assert repr([getattr(result, name) for name in same]) == repr([getattr(truth, name) for name in same])
+    assert set(world.allgather(digest(together))) == {digest(single)}
+    assert together.visits.sum() == sum(calls)
+    return digest(together)
+
+
+SETTINGS = {
+    "as it comes": {},
+    "float32": {"dtype": "float32"},
+    "more logical workers than ranks": {"logical_workers": 7},
+    "fewer logical workers than ranks": {"logical_workers": 2},
+    "one logical worker": {"logical_workers": 1},
+    "per visit": {"learning_rate": PerVisit(0.7)},
+    "schedules": {"learning_rate": Exponential(0.5, 0.05, 20_000), "epsilon": Linear(1.0, 0.1, 30_000)},
+    "replay": {"replay_ratio": 0.75, "buffer_size": 100, "learning_rate": PerVisit(0.7)},
+    "short rounds": {"sync_frequency": 3, "batch_size": 7},
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_compiled_environment(world, alone, make_agent, lake, uneven_ranks, name, seed):
+    # Not a whole number of rounds, and a second call.
+    calls = (4_001, 997) if name == "short rounds" else (40_001, 9_973)
+    check_same_as_one_process(world, alone, make_agent, lake, calls, seed=seed, **SETTINGS[name])
+
+
+def test_a_large_table(world, alone, make_agent, uneven_ranks):
+    model = TabularMDP.garnet(20_000, 6, 2, seed=3)
+    check_same_as_one_process(world, alone, make_agent, model, (100_003,))
+
+
+def test_a_compiled_game_with_masks(world, alone, make_agent, uneven_ranks):
+    from dist_classicrl.environments import TicTacToeEnv
+
+    check_same_as_one_process(world, alone, make_agent, TicTacToeEnv, (60_001,))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("logical_workers", [1, 3, 6])
+def test_a_stepped_environment(world, alone, make_agent, logical_workers, seed):
+    settings = {"logical_workers": logical_workers, "n_envs": 2, "seed": seed}
+
+    def env():
+        return UnevenLake(world.rank)
+
+    check_same_as_one_process(world, alone, make_agent, env, (2_501, 700), **settings)
+
+
+def test_seeds_give_different_tables(world, alone, make_agent, lake):
+    tables = [check_same_as_one_process(world, alone, make_agent, lake, (20_000,), seed=seed) for seed in (0, 1)]
+    assert tables[0] != tables[1]
