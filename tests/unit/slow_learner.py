@@ -131,7 +131,7 @@ class SlowLearner:
         self.actions = []
 
     def learn(self, key, start, used, steps):
-        """Make `steps` steps of the stream `key`, which served `used` before and began at global step `start`."""
+        """Make `steps` steps of stream `key`, which served `used` before and began at global step `start`."""
         table = self.table
         if self.state is None:
             self.state = self.game.begin(splitmix(~(key + 3 * used * GOLDEN)))

@@ -22,7 +22,7 @@ from dist_classicrl.updates.local import LocalTable
 
 
 def uneven_model(seed, n_states, n_actions, sizes, terminated=0.2):
-    """Return a model whose outcomes' chances span many orders of magnitude; no two outcomes of a pair are alike."""
+    """Return a model whose outcomes' chances span many orders of magnitude, each with a reward of its own."""
     rng = np.random.default_rng(seed)
     counts = rng.choice(sizes, n_states * n_actions)
     ptr = np.concatenate([[0], np.cumsum(counts)])
@@ -43,7 +43,7 @@ def uneven_model(seed, n_states, n_actions, sizes, terminated=0.2):
 
 
 def distribution(tables, low, high):
-    """Return {(next state, reward, terminated): chance} of the slots `low` to `high` - 1, each with the same chance."""
+    """Return {(next state, reward, terminated): chance} of slots `low` to `high` - 1, all equally likely."""
     chances = {}
     for slot in range(low, high):
         first = (int(tables.threshold[slot]) + 1) / 2**32

@@ -65,14 +65,15 @@ class SharedTable:
             )
         kernels.apply_maps(packed.entries, packed.weight, packed.shift, packed.visits, self.values, self.counts)
         self.applied[sender] = sequence
-        self._changed(packed.entries)
+        self._changed(packed.entries.copy())  # the log must not keep the whole message, of which they are a part
         return True
 
     def _changed(self, entries: np.ndarray) -> None:
         self.version += 1
         self._cache.clear()
-        self._log.append((self.version, entries))
-        self._logged += entries.size
+        if entries.size:  # with compression, pushes without maps are common
+            self._log.append((self.version, entries))
+            self._logged += entries.size
         while self._log and self._logged > 2 * self._sparse_limit:
             version, oldest = self._log.popleft()
             self._logged -= oldest.size

@@ -1,0 +1,409 @@
+"""Thousands of random histories of the real tables, windows and messages against a slow model of them.
+
+The model knows nothing of entries touched, stamps, logs or caches. Its state is the definition: the server's
+table is the initial one after the maps of all pushes in the order applied; a worker's is its base, after it
+the maps pushed and not included in the base, oldest first, and after them the updates since.
+"""
+
+import numpy as np
+import pytest
+
+from dist_classicrl.algorithms import q_learning
+from dist_classicrl.distributed import messages
+from dist_classicrl.distributed.messages import Kind
+from dist_classicrl.errors import ProtocolError
+from dist_classicrl.updates.local import LocalTable, PackedMap, Refresh
+from dist_classicrl.updates.shared import SharedTable
+from dist_classicrl.updates.window import PushWindow
+
+STATES, ACTIONS = 5, 3
+SIZE = STATES * ACTIONS
+DISCOUNT = 0.9
+
+
+class SlowWorker:
+    """What a worker's table should be."""
+
+    def __init__(self, values, counts):
+        self.base, self.base_counts = values.copy(), counts.copy()
+        self.pending = []  # (sequence, {entry: (weight, shift, visits)})
+        self.current = {}
+
+    def learn(self, entry, target, alpha):
+        weight, shift, visits = self.current.get(entry, (1.0, 0.0, 0))
+        self.current[entry] = ((1.0 - alpha) * weight, (1.0 - alpha) * shift + alpha * target, visits + 1)
+
+    @property
+    def table(self):
+        values = self.base.astype(np.float64)
+        for maps in [maps for _, maps in self.pending] + [self.current]:
+            for entry, (weight, shift, _) in maps.items():
+                values[entry] = weight * values[entry] + shift
+        return values
+
+    @property
+    def visits(self):
+        visits = self.base_counts.copy()
+        for _, maps in self.pending:
+            for entry, (_, _, count) in maps.items():
+                visits[entry] += count
+        return visits
+
+
+class History:
+    """A random history: a server, some workers, and messages that are late, doubled, lost or out of order."""
+
+    def __init__(self, seed, dtype):
+        self.rng = rng = np.random.default_rng(seed)
+        self.legal = None
+        if rng.random() < 0.5:
+            self.legal = rng.random((STATES, ACTIONS)) < 0.6
+            self.legal[:, 0] = True
+        values = rng.normal(size=SIZE).astype(dtype)
+        counts = rng.integers(0, 5, SIZE)
+        self.exact = 1e-9 if dtype == "f8" else 1e-4
+        self.shared = SharedTable(values.copy(), counts.copy())
+        self.states = {0: (values.copy(), counts.copy())}  # the slow server: its state at each version
+        self.version = 0
+        self.made = np.zeros(SIZE, np.int64)
+        self.first_counts = counts
+        n = int(rng.integers(1, 4))
+        self.tables = [LocalTable(STATES, ACTIONS, np.dtype(dtype), self.legal) for _ in range(n)]
+        for table in self.tables:
+            table.load(values, counts)
+        self.windows = [PushWindow(table, int(rng.integers(1, 4)), 0) for table in self.tables]
+        self.slow = [SlowWorker(values, counts) for _ in range(n)]
+        self.applied = [0] * n
+        self.received = [0] * n
+        self.sent = [[] for _ in range(n)]  # to the server: in order, (message, maps)
+        self.delivered = [0] * n
+        self.replies = [[] for _ in range(n)]  # to the worker: in any order
+
+    # What can happen
+
+    def learn(self, i):
+        rng, table, slow = self.rng, self.tables[i], self.slow[i]
+        n = int(rng.integers(1, 7))
+        legal = np.flatnonzero(np.ones(SIZE, bool) if self.legal is None else self.legal.ravel())
+        entries = rng.choice(legal, n)
+        rewards, next_states = rng.normal(size=n), rng.integers(STATES, size=n)
+        terminated = rng.random(n) < 0.3
+        alpha = float(rng.choice([0.1, 0.5, 1.0, 1e-3]))
+        q_learning.learn_batch(
+            entries // ACTIONS, entries % ACTIONS, rewards, next_states, terminated, None, 0, n,
+            *table.arrays, None, alpha, 0.0, 0, DISCOUNT, None, np.uint64(0), 0,
+        )  # fmt: skip
+        values = slow.table
+        if self.legal is not None:
+            values[~self.legal.ravel()] = -np.inf
+        for entry, reward, state, end in zip(entries.tolist(), rewards, next_states, terminated, strict=True):
+            best = values[state * ACTIONS : (state + 1) * ACTIONS].max()
+            target = reward if end else reward + DISCOUNT * best
+            slow.learn(entry, target, alpha)
+            values[entry] += alpha * (target - values[entry])
+            self.made[entry] += 1
+
+    def push(self, i, flush=False):
+        rng, window, slow = self.rng, self.windows[i], self.slow[i]
+        if not window.has_room:
+            return
+        threshold = 0.0 if flush else float(rng.choice([0.0, 0.05, 10.0]))
+        key = np.uint64(rng.integers(2**63))
+        sequence, packed = window.push(threshold, flush, key)
+        maps = {entry: slow.current.pop(entry) for entry in packed.entries.tolist()}
+        if threshold == 0.0:
+            assert not slow.current
+        for entry, (weight, shift, _) in slow.current.items():
+            moved = weight * float(slow.base[entry]) + shift - float(slow.base[entry])
+            assert abs(moved) < threshold + self.exact
+        for j, entry in enumerate(packed.entries.tolist()):
+            assert packed.weight[j] == pytest.approx(maps[entry][0], abs=self.exact)
+            assert packed.visits[j] == maps[entry][2]
+        slow.pending.append((sequence, maps))
+        message = messages.encode(
+            Kind.PUSH,
+            np.array([sequence], np.int64),
+            packed.entries,
+            packed.weight,
+            packed.shift,
+            packed.visits,
+        )
+        self.sent[i].append((message, maps))
+
+    def deliver(self, i, again=False):
+        """Let the server take worker i's next message, or one that it had before."""
+        if again:
+            if not self.delivered[i]:
+                return
+            message, _ = self.sent[i][self.rng.integers(self.delivered[i])]
+        elif self.delivered[i] < len(self.sent[i]):
+            message, maps = self.sent[i][self.delivered[i]]
+            self.delivered[i] += 1
+            values, counts = (array.copy() for array in self.states[self.version])
+            for entry, (weight, shift, visits) in maps.items():
+                values[entry] = weight * float(values[entry]) + shift
+                counts[entry] += visits
+            self.version += 1
+            self.states[self.version] = values, counts
+            self.applied[i] += 1
+        else:
+            return
+        _, parts = messages.decode(message.copy())
+        assert self.shared.apply(i, int(parts[0][0]), PackedMap(*parts[1:], None)) is not again
+
+    def answer(self, i, whole=False):
+        """Let the server make a receipt for worker i, or a refresh from a version that the worker has had."""
+        applied = self.applied[i]
+        if self.rng.random() < 0.3 and not whole:
+            self.replies[i].append((np.array([applied], np.int64),))
+            return
+        since = -1 if whole else int(self.rng.integers(-1, self.windows[i].version + 1))
+        refresh = self.shared.refresh(since)
+        assert refresh.version == self.version
+        numbers = np.array([applied, refresh.since, refresh.version], np.int64)
+        entries = () if refresh.entries is None else (refresh.entries,)
+        assert refresh.entries is None or np.unique(refresh.entries).size == refresh.entries.size
+        self.replies[i].append(
+            (messages.encode(Kind.REPLY, numbers, refresh.values, refresh.counts, *entries),)
+        )
+
+    def hear(self, i):
+        """Let worker i take one of the replies on their way to it, or lose it."""
+        if not self.replies[i]:
+            return
+        (reply,) = self.replies[i].pop(int(self.rng.integers(len(self.replies[i]))))
+        if self.rng.random() < 0.1:
+            return
+        window, slow = self.windows[i], self.slow[i]
+        if reply.dtype == np.int64:
+            window.receipt(int(reply[0]))
+            self.received[i] = max(self.received[i], int(reply[0]))
+            return
+        _, (numbers, values, counts, *entries) = messages.decode(reply)
+        included, since, version = numbers.tolist()
+        refresh = Refresh(since, version, entries[0] if entries else None, values, counts)
+        news = version > window.version
+        assert window.refresh(refresh, included) is news
+        self.received[i] = max(self.received[i], included)
+        if news:
+            slow.base, slow.base_counts = (array.copy() for array in self.states[version])
+            slow.pending = [(sequence, maps) for sequence, maps in slow.pending if sequence > included]
+
+    # What must hold
+
+    def check_server(self):
+        values, counts = self.states[self.version]
+        assert self.shared.version == self.version
+        assert np.abs(self.shared.values - values).max() < self.exact
+        assert self.shared.counts.tolist() == counts.tolist()
+
+    def check_worker(self, i):
+        table, slow, window = self.tables[i], self.slow[i], self.windows[i]
+        if self.legal is None:
+            assert np.abs(table.q - slow.table).max() < self.exact
+        else:
+            legal = self.legal.ravel()
+            assert np.abs(table.q - slow.table)[legal].max() < self.exact
+            assert (table.q[~legal] == -np.inf).all()
+        assert table.visits.tolist() == slow.visits.tolist()
+        rows = table.q.reshape(STATES, ACTIONS)
+        top = rows.max(axis=1)
+        assert table.best.tolist() == top.tolist()
+        single = (rows == top[:, None]).sum(axis=1) == 1
+        assert table.greedy.tolist() == np.where(single, rows.argmax(axis=1), -1).tolist()
+        touched = sorted(table.touched[: table.n_touched[0]].tolist())
+        assert touched == sorted(slow.current)
+        for entry in touched:
+            weight, shift, visits = slow.current[entry]
+            assert abs(table.weight[entry] - weight) + abs(table.shift[entry] - shift) < self.exact
+            assert table.updates[entry] == visits
+        assert len(window.pending) == len(slow.pending)
+        assert window.in_flight == window.last_sequence - self.received[i]
+        assert window.in_flight <= window._size
+
+    def run(self, events):
+        actions = [
+            self.learn,
+            self.push,
+            self.deliver,
+            lambda i: self.deliver(i, again=True),
+            self.answer,
+            self.hear,
+        ]
+        for _ in range(events):
+            kind = int(self.rng.choice(6, p=[0.25, 0.2, 0.2, 0.03, 0.14, 0.18]))
+            i = int(self.rng.integers(len(self.tables)))
+            actions[kind](i)
+            if kind in (2, 3):
+                self.check_server()
+            else:
+                self.check_worker(i)
+
+    def finish(self):
+        """Deliver and flush all, and compare the ends."""
+        for i in range(len(self.tables)):
+            while self.slow[i].current:
+                for _ in range(len(self.sent[i]) - self.delivered[i]):
+                    self.deliver(i)
+                self.push(i, flush=True)
+                self.deliver(i)
+                self.answer(i, whole=True)
+                self.hear(i)
+            while self.delivered[i] < len(self.sent[i]):
+                self.deliver(i)
+        self.check_server()
+        for i in range(len(self.tables)):
+            while self.windows[i].version < self.version:
+                self.answer(i, whole=bool(self.rng.integers(2)))
+                self.hear(i)
+            self.check_worker(i)
+            legal = slice(None) if self.legal is None else self.legal.ravel()
+            assert self.tables[i].q[legal].tolist() == self.shared.values.astype(np.float64)[legal].tolist()
+            assert not self.windows[i].pending
+        assert (self.shared.counts - self.first_counts).tolist() == self.made.tolist()
+
+
+@pytest.mark.parametrize("dtype", ["f8", "f4"])
+@pytest.mark.parametrize("part", range(4))
+def test_random_histories_neither_lose_nor_double_an_update(dtype, part):
+    for seed in range(400):
+        history = History((seed, part, dtype == "f8"), dtype)
+        history.run(int(history.rng.integers(5, 60)))
+        history.finish()
+
+
+# The same pieces, one at a time
+
+
+def maps_of(entries, weights=None, shifts=None):
+    n = len(entries)
+    return PackedMap(
+        np.array(entries, np.int32),
+        np.full(n, 0.5) if weights is None else np.array(weights, float),
+        np.full(n, 1.0) if shifts is None else np.array(shifts, float),
+        np.ones(n, np.uint32),
+        None,
+    )
+
+
+def shared_table(size=SIZE, dtype="f8"):
+    return SharedTable(np.zeros(size, dtype), np.zeros(size, np.int64))
+
+
+def test_a_push_is_applied_once_and_in_order():
+    table = shared_table()
+    assert table.apply(7, 1, maps_of([3]))
+    assert not table.apply(7, 1, maps_of([3]))
+    assert table.values[3] == 1.0 and table.counts[3] == 1 and table.version == 1
+    with pytest.raises(ProtocolError, match="Push 3 of worker 7 came after push 1: one is missing"):
+        table.apply(7, 3, maps_of([3]))
+    assert table.apply(8, 1, maps_of([3]))
+    assert table.values[3] == 1.5 and table.applied == {7: 1, 8: 1}
+
+
+def test_a_refresh_is_sparse_or_whole_whichever_is_smaller():
+    table = shared_table(1000)
+    for number in range(1, 301):
+        table.apply(1, number, maps_of([number % 10, number]))
+    sparse = table.refresh(298)
+    assert sorted(sparse.entries.tolist()) == [0, 9, 299, 300] and (sparse.since, sparse.version) == (
+        298,
+        300,
+    )
+    assert table.refresh(298) is sparse  # packed once for all who ask alike
+    assert sorted(table.refresh(0).entries.tolist()) == list(range(301))
+    assert table.refresh(300).entries.size == 0
+    assert table.refresh(-1).entries is None
+    # 16 bytes for each of 1,000 entries, or 20 for each that changed: whole from 800 on.
+    table.apply(1, 301, maps_of(list(range(800))))
+    assert table.refresh(300).entries.size == 800
+    table.apply(1, 302, maps_of([801]))
+    assert table.refresh(300).entries is None and table.refresh(300).values.size == 1000
+    assert table.refresh(301).entries.tolist() == [801]
+
+
+def test_a_refresh_does_not_change_when_the_table_does():
+    for since in (-1, 0):
+        table = shared_table(100)
+        table.apply(1, 1, maps_of([4]))
+        refresh = table.refresh(since)
+        table.apply(1, 2, maps_of([4]))
+        at = 4 if refresh.entries is None else 0
+        assert refresh.values[at] == 1.0 and refresh.counts[at] == 1
+
+
+def test_what_the_log_has_forgotten_is_refreshed_whole():
+    table = shared_table(10)
+    for number in range(1, 40):
+        table.apply(1, number, maps_of([number % 3]))
+    assert 0 < table.log_is_short_for < 39
+    assert table.refresh(table.log_is_short_for - 1).entries is None
+    assert sorted(table.refresh(table.log_is_short_for).entries.tolist()) == [0, 1, 2]
+
+
+def test_the_log_keeps_entries_and_not_the_messages_they_came_in():
+    table = shared_table(1000)
+    packed = maps_of(list(range(100)))
+    for number in range(1, 4):
+        message = messages.encode(Kind.PUSH, packed.entries, packed.weight, packed.shift, packed.visits)
+        _, parts = messages.decode(message)
+        table.apply(1, number, PackedMap(*parts, None))
+    assert all(entries.base is None for _, entries in table._log)
+    for number in range(4, 2000):
+        table.apply(1, number, maps_of([]))
+    assert len(table._log) == 3 and table.version == 1999
+    assert table.refresh(3).entries.size == 0
+
+
+def test_the_window_bounds_pushes_in_flight_and_kept():
+    table = LocalTable(STATES, ACTIONS, np.dtype("f8"))
+    window = PushWindow(table, 2, 0)
+    asked = []
+    while window.has_room or window.in_flight:
+        if window.has_room:
+            asked.append(window.needs_refresh)
+            window.push()
+        else:
+            window.receipt(window.last_sequence)
+            if not window.has_room:
+                break
+    # Receipts alone give no more room once four times two pushes are kept.
+    assert window.last_sequence == 8 and len(window.pending) == 8
+    # With two more in flight there are still pushes left that ask for the refresh.
+    assert asked == [False] * 5 + [True] * 3
+    assert window.refresh(Refresh(0, 9, np.zeros(0, np.int32), np.zeros(0), np.zeros(0, np.int64)), 8)
+    assert window.has_room and not window.pending
+
+
+def test_what_breaks_the_protocol_is_an_error():
+    table = LocalTable(STATES, ACTIONS, np.dtype("f8"))
+    window = PushWindow(table, 2, 0)
+    with pytest.raises(ProtocolError, match="receipt for push 1 came, but only 0 were sent"):
+        window.receipt(1)
+    late = Refresh(3, 4, np.zeros(0, np.int32), np.zeros(0), np.zeros(0, np.int64))
+    with pytest.raises(ProtocolError, match="from version 3 to 4 came to a base of version 0"):
+        window.refresh(late, 0)
+
+
+def test_undo_brings_back_the_base():
+    rng = np.random.default_rng(1)
+    history = History(3, "f8")
+    history.learn(0)
+    table = history.tables[0]
+    table.load(rng.normal(size=SIZE), rng.integers(0, 9, SIZE))
+    before = [array.copy() for array in (*table.arrays[:-2], table.base)]
+    history.learn(0)
+    packed = table.pack()
+    assert packed.size
+    table.undo(packed)
+    assert table.n_touched[0] == 0
+    for array, old in zip((*table.arrays[:-2], table.base), before, strict=True):
+        assert array.tolist() == old.tolist()
+
+
+def test_slow_worker_is_right_itself():
+    # By hand: base 2; pushed Q -> Q/2 + 3; since then one update towards 8 with step size 1/4.
+    slow = SlowWorker(np.array([2.0]), np.array([5]))
+    slow.pending.append((1, {0: (0.5, 3.0, 2)}))
+    slow.learn(0, 8.0, 0.25)
+    assert slow.table.tolist() == [0.75 * 4.0 + 2.0] and slow.visits.tolist() == [7]
