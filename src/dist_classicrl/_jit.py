@@ -15,3 +15,11 @@ def jit(function: Callable[..., Any]) -> Callable[..., Any]:
     The GIL is released, so that a thread can write a checkpoint or send a heartbeat meanwhile.
     """
     return numba.njit(cache=True, nogil=True, error_model="numpy", boundscheck=False)(function)
+
+
+def jit_inline(function: Callable[..., Any]) -> Any:
+    """Compile like `jit`, and always into the caller: a call with ten arrays costs more than a step of learning.
+
+    For small functions that a hot loop calls.
+    """
+    return numba.njit(cache=True, nogil=True, error_model="numpy", boundscheck=False, forceinline=True)(function)

@@ -12,7 +12,7 @@ import secrets
 
 import numpy as np
 
-from dist_classicrl._jit import jit
+from dist_classicrl._jit import jit_inline
 
 GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MULTIPLIER_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -21,7 +21,7 @@ LOW_32 = np.uint64(0xFFFFFFFF)
 _S27, _S30, _S31, SHIFT_32 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(32)
 
 
-@jit
+@jit_inline
 def mix(z):
     """Turn the uint64 counter `z` into 64 uniform random bits."""
     z = (z ^ (z >> _S30)) * _MULTIPLIER_1
@@ -29,7 +29,7 @@ def mix(z):
     return z ^ (z >> _S31)
 
 
-@jit
+@jit_inline
 def below(bits, n):
     """Return an int64 in 0..n-1 from the low 32 of the uint64 `bits` (multiply and shift; bias under n / 2**32)."""
     return np.int64(((bits & LOW_32) * np.uint64(n)) >> SHIFT_32)

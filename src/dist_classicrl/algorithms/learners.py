@@ -221,6 +221,7 @@ class SteppedLearner:
         self._has_masks = False
         self._held = 0
         self._learned = 0
+        self._epsilon = (0.0, 0.0, 0, 0, 0)
         self.totals = EpisodeTotals()
 
     @property
@@ -256,11 +257,10 @@ class SteppedLearner:
         if self._learned:
             self._shift()
         env = self._env
-        (value, slope, into), _ = self._rates.epsilon(stream.start + stream.used)
         table = self._table
         q_learning.choose_actions(
             table.q, table.best, table.greedy, table.n_actions, env.states, env.masks,
-            value + slope * into, self._key, self._draws, self._actions,
+            self._epsilon_at(stream.start + stream.used), self._key, self._draws, self._actions,
         )  # fmt: skip
         self._draws += env.n_envs
         n = env.n_envs
@@ -285,12 +285,24 @@ class SteppedLearner:
         if env.episode_returns:
             self.totals.values += (len(env.episode_returns), sum(env.episode_returns), sum(env.episode_lengths))
 
+    def _epsilon_at(self, step: int) -> float:
+        """Return the exploration rate at global `step`; its straight stretch is looked up when `step` leaves it."""
+        value, slope, into, first, end = self._epsilon
+        if not first <= step < end:
+            (value, slope, into), end = self._rates.epsilon(step)
+            first = step
+            self._epsilon = (value, slope, into, first, end)
+        return value + slope * (into + step - first)
+
     def _shift(self) -> None:
         """Move the transitions that were not learned yet to the front."""
-        rest = slice(self._learned, self._held)
         count = self._held - self._learned
-        for array in (self._states, self._chosen, self._next_states, self._rewards, self._terminated, self._masks):
-            array[:count] = array[rest].copy()
+        if count:
+            rest = slice(self._learned, self._held)
+            for array in (self._states, self._chosen, self._next_states, self._rewards, self._terminated):
+                array[:count] = array[rest].copy()
+            if self._has_masks:
+                self._masks[:count] = self._masks[rest].copy()
         self._held = count
         self._learned = 0
 

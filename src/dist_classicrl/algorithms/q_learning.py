@@ -20,7 +20,7 @@ import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
-from dist_classicrl._jit import jit
+from dist_classicrl._jit import jit, jit_inline
 from dist_classicrl._random import GAMMA, SHIFT_32, below, mix
 from dist_classicrl.environments.simulate import advance, begin
 
@@ -47,14 +47,14 @@ def _leading_zeros(typing_context, value):
     return types.int64(types.int64), generate
 
 
-@jit
+@jit_inline
 def visit_bucket(visits):
     """Return the slot of `PerVisit.table` for `visits` >= 1: exact below 8192, then 4096 slots per octave."""
     octave = max(64 - _EXACT_BITS - _leading_zeros(np.int64(visits)), 0)
     return (octave << (_EXACT_BITS - 1)) + (visits >> octave)
 
 
-@jit
+@jit_inline
 def refresh_row(q, best, greedy, state, n_actions):
     """Set `best` and `greedy` of `state` from its row of `q`."""
     row = state * n_actions
@@ -86,7 +86,7 @@ def pick_among_best(q, top, row, n_actions, random):
     return 0
 
 
-@jit
+@jit_inline
 def update_entry(q, best, greedy, weight, shift, entry, state, n_actions, target, step_size):
     """Learn `target` at `entry` of `state`: the value moves, the map composes, the row's maximum follows."""
     keep = 1.0 - step_size
@@ -100,7 +100,7 @@ def update_entry(q, best, greedy, weight, shift, entry, state, n_actions, target
         refresh_row(q, best, greedy, state, n_actions)
 
 
-@jit
+@jit_inline
 def _step_size_at(step_sizes, visits, updates, entry, extra):
     known = visits[entry] + (updates[entry] & VISIT_MASK) + extra
     return step_sizes[visit_bucket(max(known, 1))]
