@@ -80,18 +80,29 @@ def decode(message: np.ndarray) -> tuple[Kind, list[np.ndarray]]:
     if total_bytes(message) != message.size:
         raise ProtocolError(f"A message of {total_bytes(message)} bytes came as {message.size} bytes.")
     _, _, kind, n_parts = (int(number) for number in message[:_HEAD].view(np.int64))
+    offset = _HEAD + 16 * n_parts
+    if n_parts < 0 or offset > message.size:
+        raise _damaged(kind, f"it claims {n_parts} parts")
+    table = message[_HEAD:offset].view(np.int64).tolist()
+    parts = []
+    for code, size in zip(table[::2], table[1::2], strict=True):
+        if not 0 <= code < len(_TYPES):
+            raise _damaged(kind, f"a part has the unknown type {code}")
+        end = offset + size * _TYPES[code].itemsize
+        if size < 0 or end > message.size:
+            raise _damaged(kind, f"a part claims {size} numbers")
+        parts.append(message[offset:end].view(_TYPES[code]))
+        offset = -(-end // 8) * 8
+    if offset != message.size:
+        raise _damaged(kind, f"its parts end at byte {offset} of {message.size}")
     try:
-        offset = _HEAD + 16 * n_parts
-        table = message[_HEAD:offset].view(np.int64).tolist()
-        parts = []
-        for code, size in zip(table[::2], table[1::2], strict=True):
-            dtype = _TYPES[code]
-            end = offset + size * dtype.itemsize
-            parts.append(message[offset:end].view(dtype))
-            offset = -(-end // 8) * 8
         return Kind(kind), parts
-    except (ValueError, IndexError) as error:
-        raise ProtocolError(f"A damaged message of kind {kind} came: {error}.") from error
+    except ValueError:
+        raise _damaged(kind, "there is no such kind") from None
+
+
+def _damaged(kind: int, why: str) -> ProtocolError:
+    return ProtocolError(f"A damaged message of kind {kind} came: {why}. Do all ranks run the same version?")
 
 
 def text(data: dict[str, Any]) -> np.ndarray:
@@ -100,5 +111,17 @@ def text(data: dict[str, Any]) -> np.ndarray:
 
 
 def from_text(part: np.ndarray) -> dict[str, Any]:
-    """Return what `text` packed."""
-    return json.loads(part.tobytes().decode())
+    """Return what `text` packed.
+
+    Raises
+    ------
+    ProtocolError
+        If the bytes are no such text.
+    """
+    try:
+        data = json.loads(part.tobytes().decode())
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"A message's text cannot be read: {error}.") from error
+    if not isinstance(data, dict):
+        raise ProtocolError(f"A message's text is no JSON object: {data!r:.80}.")
+    return data

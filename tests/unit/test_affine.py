@@ -1,0 +1,335 @@
+"""The algebra of affine maps: composition, delay, merging, precision, rounds and compression."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from dist_classicrl.algorithms import q_learning
+from dist_classicrl.updates import kernels
+from dist_classicrl.updates.local import LocalTable, PackedMap, Refresh, index_dtype
+from dist_classicrl.updates.shared import RoundMerge, SharedTable
+
+SIZE = 24
+
+
+def learn(table, entries, targets, alpha):
+    """Learn `targets` at `entries` in order: transitions that terminate, so the target is the reward."""
+    n = len(entries)
+    entries = np.asarray(entries, np.int64)
+    states, ends = np.zeros(n, np.int64), np.ones(n, bool)
+    q_learning.learn_batch(
+        entries // table.n_actions, entries % table.n_actions, np.asarray(targets, float), states, ends,
+        None, 0, n, *table.arrays, None, alpha, 0.0, 0, 0.9, None, np.uint64(0), 0,
+    )  # fmt: skip
+
+
+def local_table(values=None, dtype="f8", states=6, actions=4):
+    table = LocalTable(states, actions, np.dtype(dtype))
+    table.load(np.zeros(states * actions) if values is None else values, np.zeros(states * actions, np.int64))
+    return table
+
+
+def packed(entries, weight, shift, visits, replays=None):
+    return PackedMap(
+        np.array(entries, np.int32),
+        np.array(weight, float),
+        np.array(shift, float),
+        np.array(visits, np.uint32),
+        None if replays is None else np.array(replays, np.uint32),
+    )
+
+
+def compose(second, first):
+    return kernels.compose(*second, *first)
+
+
+def test_composition_is_applying_one_after_the_other_and_associative():
+    rng = np.random.default_rng(1)
+    for _ in range(300):
+        a, b, c = ((1.0 - alpha, alpha * rng.normal()) for alpha in rng.random(3))
+        q = rng.normal()
+        assert compose(b, a)[0] * q + compose(b, a)[1] == pytest.approx(
+            b[0] * (a[0] * q + a[1]) + b[1], abs=1e-14
+        )
+        assert compose(c, compose(b, a)) == pytest.approx(compose(compose(c, b), a), abs=1e-14)
+    # Exact in numbers that doubles hold exactly.
+    assert compose((0.5, 3.0), (0.25, 8.0)) == (0.125, 7.0)
+    # Maps of different workers do not commute: order matters, and is kept.
+    assert compose((0.25, 8.0), (0.5, 3.0)) == (0.125, 8.75)
+
+
+def test_one_composed_map_equals_the_updates_one_by_one():
+    rng = np.random.default_rng(2)
+    start = rng.normal(size=SIZE)
+    table = local_table(start)
+    exact = [Fraction(value) for value in start]
+    for alpha in (0.1, 0.5, 1.0, 0.03):
+        entries, targets = rng.integers(SIZE, size=40), rng.normal(size=40)
+        learn(table, entries, targets, alpha)
+        for entry, target in zip(entries.tolist(), targets.tolist(), strict=True):
+            exact[entry] += Fraction(alpha) * (Fraction(target) - exact[entry])
+    shared = SharedTable(start.copy(), np.zeros(SIZE, np.int64))
+    shared.apply(1, 1, table.pack())
+    assert shared.values == pytest.approx(np.array(exact, float), abs=1e-14)
+    assert table.q == pytest.approx(np.array(exact, float), abs=1e-14)
+    assert shared.counts.sum() == 160
+
+
+def test_a_push_that_waits_or_merges_with_the_next_gives_the_same_table():
+    rng = np.random.default_rng(3)
+    start = rng.normal(size=SIZE)
+    often, once = local_table(start), local_table(start)
+    tables = [SharedTable(start.copy(), np.zeros(SIZE, np.int64)) for _ in range(3)]
+    held = []
+    for number in range(1, 9):
+        entries, targets = rng.integers(SIZE, size=20), rng.normal(size=20)
+        learn(often, entries, targets, 0.2)
+        learn(once, entries, targets, 0.2)
+        push = often.pack()
+        tables[0].apply(1, number, push)
+        held.append(push)
+    for number, push in enumerate(held, 1):
+        tables[1].apply(1, number, push)
+    tables[2].apply(1, 1, once.pack())
+    assert tables[1].values.tolist() == tables[0].values.tolist()
+    assert tables[2].values == pytest.approx(tables[0].values, abs=1e-14)
+    for table in tables:
+        assert table.counts.tolist() == tables[0].counts.tolist()
+        assert table.values == pytest.approx(once.q, abs=1e-14)
+
+
+def test_two_workers_pushes_are_a_convex_combination_and_never_overshoot():
+    # 64 workers that each went all the way from 0 to 1 leave 1; sums of differences would leave 64.
+    shared = SharedTable(np.zeros(SIZE), np.zeros(SIZE, np.int64))
+    for worker in range(64):
+        table = local_table()
+        learn(table, [5] * 200, [1.0] * 200, 0.1)
+        shared.apply(worker, 1, table.pack())
+        assert 0.0 < shared.values[5] <= 1.0
+    assert shared.values[5] == pytest.approx(1.0, abs=1e-12)
+
+
+# Precision
+
+
+def test_maps_are_float64_whatever_the_table_is():
+    # A millionth of the way from 49 to 50 is less than half of float32's spacing there: float32 stands still.
+    table = local_table(np.full(SIZE, 49.0, np.float32), "f4")
+    for _ in range(20):
+        learn(table, [3] * 5000, [50.0] * 5000, 1e-6)
+    single = np.float32(49.0)
+    for _ in range(1000):
+        single = np.float32(single + np.float32(1e-6) * (np.float32(50.0) - single))
+    assert single == np.float32(49.0)
+    expected = 50.0 - (1.0 - 1e-6) ** 100_000
+    assert table.q[3] == pytest.approx(expected, abs=1e-9)
+    shared = SharedTable(np.full(SIZE, 49.0, np.float32), np.zeros(SIZE, np.int64))
+    shared.apply(1, 1, table.pack())
+    assert shared.values.dtype == np.float32
+    assert shared.values[3] == np.float32(expected)
+
+
+def test_applying_rounds_a_float32_table_once():
+    rng = np.random.default_rng(4)
+    start = rng.normal(size=SIZE).astype(np.float32)
+    weight, shift = rng.random(SIZE), rng.normal(size=SIZE)
+    shared = SharedTable(start.copy(), np.zeros(SIZE, np.int64))
+    shared.apply(1, 1, packed(range(SIZE), weight, shift, np.ones(SIZE)))
+    assert shared.values.tolist() == (weight * start.astype(np.float64) + shift).astype(np.float32).tolist()
+
+
+# Rounds
+
+
+def round_merge(start, maps, dtype="f8"):
+    shared = SharedTable(np.array(start, dtype), np.zeros(len(start), np.int64))
+    RoundMerge(shared).merge(maps)
+    return shared
+
+
+def test_a_round_is_the_order_free_form():
+    rng = np.random.default_rng(5)
+    start = rng.normal(size=SIZE)
+    for with_replays in (False, True):
+        maps = []
+        for _ in range(5):
+            entries = rng.choice(SIZE, 12, replace=False)
+            visits = rng.integers(0 if with_replays else 1, 9, 12)
+            maps.append(
+                packed(
+                    entries, rng.random(12), rng.normal(size=12), visits,
+                    rng.integers(1, 9, 12) if with_replays else None,
+                )
+            )  # fmt: skip
+        shared = round_merge(start, maps)
+        for entry in range(SIZE):
+            weight, targets, total, visits = Fraction(1), Fraction(0), Fraction(0), 0
+            for one in maps:
+                for i in np.flatnonzero(one.entries == entry):
+                    w, b, k = Fraction(one.weight[i]), Fraction(one.shift[i]), int(one.visits[i])
+                    visits += k
+                    k += 0 if one.replays is None else int(one.replays[i])
+                    weight *= w
+                    targets += k * b / (1 - w)
+                    total += k
+            value = Fraction(start[entry])
+            if total:
+                value = weight * value + (1 - weight) * targets / total
+            assert shared.values[entry] == pytest.approx(float(value), abs=1e-13)
+            assert shared.counts[entry] == visits
+
+
+def test_a_round_of_one_worker_is_its_own_map():
+    rng = np.random.default_rng(6)
+    start, weight, shift = rng.normal(size=SIZE), rng.random(SIZE), rng.normal(size=SIZE)
+    shared = round_merge(start, [packed(range(SIZE), weight, shift, np.full(SIZE, 3))])
+    assert shared.values == pytest.approx(weight * start + shift, abs=1e-13)
+
+
+def test_weights_of_exactly_zero_and_one():
+    start = [10.0] * 4
+    zero, one = (
+        packed([0, 1, 2], [0.0] * 3, [4.0] * 3, [1] * 3),
+        packed([1, 2, 3], [1.0] * 3, [0.0] * 3, [2] * 3),
+    )
+    half = packed([2], [0.5], [3.0], [3])
+    shared = round_merge(start, [zero, one, half])
+    # Entry 2: W = 0, targets 4 once and 6 three times. Entry 3: nothing moved it.
+    assert shared.values.tolist() == [4.0, 4.0, (4.0 + 3 * 6.0) / 4, 10.0]
+    assert shared.counts.tolist() == [1, 3, 6, 2]
+
+
+def test_a_round_starts_from_nothing_of_the_one_before():
+    maps = [packed([1, 2], [0.5, 0.25], [1.0, 2.0], [1, 2]), packed([2], [0.5], [1.0], [1])]
+    shared = SharedTable(np.zeros(4), np.zeros(4, np.int64))
+    merge = RoundMerge(shared)
+    merge.merge(maps)
+    merge.merge(maps[1:])
+    twice = SharedTable(np.zeros(4), np.zeros(4, np.int64))
+    RoundMerge(twice).merge(maps)
+    RoundMerge(twice).merge(maps[1:])
+    assert shared.values.tolist() == twice.values.tolist() and shared.counts.tolist() == twice.counts.tolist()
+    assert shared.version == 2 and shared.refresh(1).entries.tolist() == [2]
+
+
+def test_where_maps_were_made_does_not_matter_to_a_round():
+    # The same maps, in any order of arrival and merged by id, give the same bits; so do entries in any order.
+    rng = np.random.default_rng(7)
+    start = rng.normal(size=SIZE)
+    maps = {}
+    for worker in range(6):
+        entries = rng.choice(SIZE, 15, replace=False)
+        maps[worker] = [entries, rng.random(15), rng.normal(size=15), rng.integers(1, 9, 15)]
+    expected = None
+    for _ in range(20):
+        arrived = {}
+        for worker in rng.permutation(6).tolist():
+            order = rng.permutation(15)
+            arrived[worker] = packed(*(column[order] for column in maps[worker]))
+        values = round_merge(start, [arrived[worker] for worker in sorted(arrived)]).values.tobytes()
+        assert expected in (None, values)
+        expected = values
+
+
+# Compression
+
+
+def test_small_maps_stay_and_compose_and_a_flush_sends_all():
+    rng = np.random.default_rng(8)
+    start = rng.normal(size=SIZE)
+    table, plain = local_table(start), local_table(start)
+    shared = SharedTable(start.copy(), np.zeros(SIZE, np.int64))
+    sent = updates = kept_once = 0
+    for number in range(1, 60):
+        entries, targets = rng.integers(SIZE, size=10), rng.normal(size=10)
+        updates += 10
+        learn(table, entries, targets, 0.01)
+        learn(plain, entries, targets, 0.01)
+        last = number == 59
+        before = int(table.n_touched[0])
+        push = table.pack(0.05, flush=last, key=np.uint64(number * 1_000_003))
+        kept_once += before - push.size
+        sent += push.size
+        kept = table.touched[: table.n_touched[0]]
+        moved = table.weight[kept] * table.base[kept] + table.shift[kept] - table.base[kept]
+        assert (np.abs(moved) < 0.05).all()
+        assert not np.intersect1d(kept, push.entries).size
+        assert (table.updates[kept] > 0).all()
+        assert (table.weight[push.entries] == 1.0).all() and not table.updates[push.entries].any()
+        shared.apply(1, number, push)
+    assert kept_once > 300 and table.n_touched[0] == 0
+    # No update was lost or doubled: nothing but rounding differs from learning without pushes.
+    assert shared.values == pytest.approx(plain.q, abs=1e-13)
+    assert shared.counts.sum() == updates
+    assert table.visits.tolist() == shared.counts.tolist()
+
+
+def test_an_eighth_of_the_small_maps_goes_all_the_same():
+    table = local_table(None, "f8", 8000, 4)
+    entries = np.arange(32_000)
+    learn(table, entries, np.full(32_000, 0.5), 0.01)
+    push = table.pack(0.1, flush=False, key=np.uint64(99))
+    assert abs(push.size - 4000) < 5 * np.sqrt(32_000 * 7 / 64)
+    assert push.size + table.n_touched[0] == 32_000
+    # Another key sends others: what stayed behind does not stay for ever.
+    again = table.pack(0.1, flush=False, key=np.uint64(100))
+    assert abs(again.size - 3500) < 5 * np.sqrt(28_000 * 7 / 64)
+    assert table.pack(0.1, flush=True).size == 32_000 - push.size - again.size
+
+
+def test_a_map_that_moves_a_value_enough_goes_at_once():
+    for key in range(20):
+        table = local_table()
+        learn(table, [1, 2, 3], [1.1, 0.9, 1.1], 0.1)
+        sent = table.pack(0.1, flush=False, key=np.uint64(key)).entries.tolist()
+        assert {1, 3} <= set(sent)
+        if 2 in sent:
+            break
+    assert key > 0  # the small one stays at least sometimes
+
+
+# Odds and ends of tables
+
+
+def test_an_entry_is_touched_by_updates_not_by_its_weight():
+    table = local_table()
+    learn(table, [7], [0.0], 1e-300)  # 1 - 1e-300 is 1
+    push = table.pack()
+    assert push.entries.tolist() == [7] and push.weight[0] == 1.0 and push.visits.tolist() == [1]
+
+
+def test_map_load_is_the_mean_of_k_a():
+    # 3 visits with step size 0.1 and 9 with 0.3: what the busier entry sees weighs more.
+    weight, visits = np.array([0.9**3, 0.7**9]), np.array([3, 9], np.uint32)
+    expected = (3 * -3 * np.log(0.9) + 9 * -9 * np.log(0.7)) / 12
+    assert kernels.map_load(weight, visits) == pytest.approx(expected, rel=1e-12)
+    assert kernels.map_load(np.array([0.0]), np.array([4], np.uint32)) == 30.0
+    assert kernels.map_load(np.zeros(0), np.zeros(0, np.uint32)) == 0.0
+    # Of many maps it looks at some, here all alike.
+    assert kernels.map_load(np.full(5000, 0.5), np.ones(5000, np.uint32)) == pytest.approx(np.log(2.0))
+
+
+def test_entries_travel_in_the_smallest_type_that_holds_them():
+    assert index_dtype(2**31 - 1) == np.int32 and index_dtype(2**31) == np.int64
+    assert local_table().pack().entries.dtype == np.int32
+
+
+def test_loading_forgets_maps_that_were_not_pushed():
+    table = local_table()
+    learn(table, [1, 2], [1.0, 1.0], 0.5)
+    table.load(np.full(SIZE, 2.0), np.full(SIZE, 3))
+    assert table.q.tolist() == [2.0] * SIZE and table.visits.tolist() == [3] * SIZE
+    assert table.pack().size == 0 and (table.best == 2.0).all() and (table.greedy == -1).all()
+
+
+def test_stamps_may_wrap_around():
+    table = local_table()
+    values, counts = np.arange(SIZE, dtype=float), np.ones(SIZE, np.int64)
+    table.rebase(Refresh(-1, 1, None, values, counts), [])
+    table._stamp_now = np.iinfo(np.int32).max - 2
+    pending = [packed([0, 1], [0.5, 0.5], [1.0, 1.0], [1, 1])]
+    for _ in range(4):
+        some = Refresh(0, 2, np.array([1], np.int32), np.array([8.0]), np.array([5]))
+        table.rebase(some, pending)
+        assert table.q[:3].tolist() == [0.0, 5.0, 2.0] and table.visits[:3].tolist() == [1, 6, 1]
