@@ -12,8 +12,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mpi4py import MPI
-
 from dist_classicrl import DistAsyncQLearning
 from dist_classicrl.schedules import PerVisit
 
@@ -76,7 +74,7 @@ def main() -> None:
     result = agent.train(
         env=arguments.env, total_steps=arguments.steps, progress=report, progress_interval=1.0
     )
-    if MPI.COMM_WORLD.rank == 0:
+    if agent.rank == 0:
         greedy_return = agent.evaluate(arguments.env, episodes=arguments.episodes).mean_return
         arguments.output.parent.mkdir(parents=True, exist_ok=True)
         agent.save_model(arguments.output)

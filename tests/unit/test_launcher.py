@@ -5,13 +5,13 @@ import sys
 
 import pytest
 
+from dist_classicrl.distributed.hints import rank_of_environment
 from dist_classicrl.distributed.launcher import (
     Launcher,
     check_launcher,
     find_launcher,
     launch_environment,
     mpirun_command,
-    rank_of_environment,
 )
 from dist_classicrl.distributed.launcher import main as launcher_main
 from dist_classicrl.errors import LauncherError

@@ -37,6 +37,11 @@ def raise_remote(parts: list[np.ndarray]) -> None:
     raise RemoteRankError(**messages.from_text(parts[0]))
 
 
+def mark_as_told_elsewhere(error: BaseException) -> None:
+    """Note that another rank raises the same and prints it, if nobody handles it."""
+    error._told_elsewhere = True  # type: ignore[attr-defined]
+
+
 def _rank() -> int:
     from mpi4py import MPI
 
@@ -49,7 +54,7 @@ _installed = False
 def end_job_on_unhandled_errors() -> None:
     """Let an exception that nobody handles end the whole MPI job with its traceback, instead of leaving ranks waiting.
 
-    The rank that raised it prints it and aborts. Ranks that got it as `RemoteRankError` are silent and give that rank time.
+    The rank that raised it prints it and aborts. Ranks that got it as `RemoteRankError`, or raise the same, give it time to.
     """
     global _installed
     if _installed:
@@ -58,7 +63,8 @@ def end_job_on_unhandled_errors() -> None:
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        if isinstance(error, RemoteRankError) and _is_running():
+        told = isinstance(error, RemoteRankError) or getattr(error, "_told_elsewhere", False)
+        if told and _is_running():
             time.sleep(_GRACE_SECONDS)
         previous(kind, error, trace)
         if _is_running():

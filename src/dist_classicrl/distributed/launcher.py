@@ -15,11 +15,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from dist_classicrl.distributed.hints import rank_of_environment
 from dist_classicrl.distributed.processes import run_job
 from dist_classicrl.errors import LauncherError
 
-# What a launcher tells each process that it starts: its rank.
-_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 # What makes a process believe to be a rank of some job: Open MPI 4's, Open MPI 5's, and MPICH's.
 _IDENTITY_PREFIXES = (
     "OMPI_COMM_WORLD_",
@@ -152,15 +151,6 @@ def launch_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
     for name, value in defaults.items():
         environment.setdefault(name, value)
     return environment
-
-
-def rank_of_environment(environ: Mapping[str, str] | None = None) -> int | None:
-    """Tell the rank that a launcher gave this process, or None if no launcher started it."""
-    environ = os.environ if environ is None else environ
-    for name in _RANK_VARIABLES:
-        if environ.get(name, "").isdigit():
-            return int(environ[name])
-    return None
 
 
 def check_launcher(launcher: Launcher) -> None:

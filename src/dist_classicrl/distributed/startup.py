@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl.distributed import messages
-from dist_classicrl.distributed.failures import failure_text
+from dist_classicrl.distributed.failures import failure_text, mark_as_told_elsewhere
 from dist_classicrl.distributed.transport import wait_until
 from dist_classicrl.errors import RankMismatchError, RemoteRankError
 
@@ -73,11 +73,16 @@ class Setup:
             text = np.empty(0, np.uint8) if error is None else failure_text(error, self.rank)
             texts = self.gather_texts(text, "all ranks to report their errors")
             if error is not None:
+                if failed[0] != self.rank:
+                    mark_as_told_elsewhere(error)
                 raise error
             raise RemoteRankError(**messages.from_text(texts[int(failed[0])]))
         if (everyone[:, 1:5] != everyone[0, 1:5]).any():
             texts = self.gather_texts(np.frombuffer(data, np.uint8), "all ranks to report their settings")
-            raise RankMismatchError(_difference([messages.from_text(text) for text in texts]))
+            mismatch = RankMismatchError(_difference([messages.from_text(text) for text in texts]))
+            if self.rank != 0:
+                mark_as_told_elsewhere(mismatch)
+            raise mismatch
         return everyone[:, 5:]
 
     def broadcast(self, array: np.ndarray) -> None:

@@ -2,28 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from dist_classicrl.distributed.failures import end_job_on_unhandled_errors
+from dist_classicrl.distributed.hints import launched, promised_size
 from dist_classicrl.errors import SingletonError
-
-_WORLD_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "PMIX_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
-_RANK_HINTS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
-
-
-def promised_size(environment: dict[str, str] | None = None) -> int:
-    """Return how many ranks the environment promises: the largest of what launchers and SLURM say, or 1."""
-    environment = dict(os.environ) if environment is None else environment
-    sizes = [int(environment[name]) for name in _WORLD_SIZES if environment.get(name, "").isdigit()]
-    return max(sizes, default=1)
-
-
-def launched(environment: dict[str, str] | None = None) -> bool:
-    """Return whether a launcher started this process as a rank, of however many."""
-    environment = dict(os.environ) if environment is None else environment
-    return any(name in environment for name in (*_RANK_HINTS, *_WORLD_SIZES))
-
 
 def watch_for_unhandled_errors() -> None:
     """In a job of several ranks, let an unhandled exception end the job; see `end_job_on_unhandled_errors`."""

@@ -14,7 +14,7 @@ import numpy as np
 from dist_classicrl import schedules
 from dist_classicrl._random import fresh_seed
 from dist_classicrl.distributed.report import Progress, TrainingResult
-from dist_classicrl.distributed.world import watch_for_unhandled_errors
+from dist_classicrl.distributed.world import find_world, watch_for_unhandled_errors
 from dist_classicrl.errors import EnvError, NotTrainedError, SettingsError
 from dist_classicrl.runtime import model_file
 from dist_classicrl.runtime.evaluation import EvaluationResult
@@ -152,6 +152,18 @@ class DistAsyncQLearning:
     def settings(self) -> Settings:
         """The settings in force."""
         return self._settings
+
+    @property
+    def rank(self) -> int:
+        """This process's rank among those that train together: 0 is the server, and 0 where a process is alone.
+
+        Raises
+        ------
+        SingletonError
+            If the launcher promised several ranks and this process is alone.
+        """
+        world = find_world(self._comm, self._settings.allow_singletons)
+        return 0 if world is None else world.Get_rank()
 
     @property
     def steps(self) -> int:
