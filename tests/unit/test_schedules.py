@@ -1,0 +1,130 @@
+"""Schedules against their formulas, and every refusal."""
+
+import math
+
+import numpy as np
+import pytest
+from slow_learner import visit_slot
+
+from dist_classicrl import schedules
+from dist_classicrl.errors import SettingsError
+from dist_classicrl.schedules import Constant, Exponential, Linear, PerVisit
+
+FOLLOW_THE_STEP = [
+    Constant(0.3),
+    Linear(1.0, 0.1, 1000),
+    Linear(0.1, 0.9, 7),
+    Linear(0.5, 0.5, 1),
+    Exponential(1.0, 0.01, 1000),
+    Exponential(0.001, 1.0, 50_000),
+    Exponential(0.5, 0.5, 100),
+    Exponential(1.0, 1e-9, 3),
+]
+STEPS = [*range(0, 60), 99, 100, 101, 499, 500, 998, 999, 1000, 1001, 49_999, 50_000, 10**7, 2**61]
+
+
+def formula(schedule, step):
+    if isinstance(schedule, Constant):
+        return schedule.value
+    share = min(1.0, step / schedule.steps)
+    if isinstance(schedule, Linear):
+        return (1.0 - share) * schedule.initial + share * schedule.final
+    return math.exp((1.0 - share) * math.log(schedule.initial) + share * math.log(schedule.final))
+
+
+@pytest.mark.parametrize("schedule", FOLLOW_THE_STEP)
+def test_values(schedule):
+    for step in STEPS:
+        assert schedule.at(step) == pytest.approx(formula(schedule, step), rel=1e-12)
+        low, high = schedule.bounds
+        assert low * (1 - 1e-12) <= schedule.at(step) <= high * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("schedule", FOLLOW_THE_STEP)
+def test_straight_stretches_follow_the_values(schedule):
+    for step in STEPS:
+        segment = schedule.segment(step)
+        assert segment.start <= step < segment.end
+        chord = segment.value + segment.slope * (step - segment.start)
+        assert chord == pytest.approx(formula(schedule, step), rel=2e-5)
+        # The stretch is a matter of the schedule, not of the step that was asked for.
+        for other in {segment.start, (segment.start + min(segment.end, 10**8)) // 2, segment.end - 1}:
+            if segment.start <= other:
+                assert schedule.segment(other) == segment
+
+
+def test_stretches_of_an_exponential_are_long():
+    schedule, step, stretches = Exponential(1.0, 0.01, 1_000_000), 0, 0
+    while step < 1_000_000:
+        step = schedule.segment(step).end
+        stretches += 1
+    assert step == 1_000_000 and stretches < 500
+
+
+@pytest.mark.parametrize("workers", [1, 16])
+def test_per_visit_tables(workers):
+    schedule = PerVisit(0.7, 0.5)
+    table = schedule.table(workers)
+    assert table.dtype == np.float64 and table.max() == 0.5 and table.min() > 0.0
+    for visits in [*range(1, 8192, 13), 8191, 8192, 10_000, 123_456_789, 2**40 + 12345, 2**48 - 1]:
+        clock = max(visits / workers, 1.0)
+        exact = visits < 8192
+        assert table[visit_slot(visits)] == pytest.approx(0.5 * clock**-0.7, rel=1e-12 if exact else 1 / 4096)
+    assert (np.diff(table) <= 0.0).all()
+
+
+def test_what_schedules_refuse():
+    for make, match in (
+        (lambda: Constant("0.1"), "Constant: value must be a number, got '0.1' of type str"),
+        (lambda: Constant(True), "must be a number, got True"),
+        (lambda: Constant(None), "must be a number, got None"),
+        (lambda: Constant(math.nan), "must be finite, got nan"),
+        (lambda: Constant(math.inf), "must be finite, got inf"),
+        (lambda: Linear(1.0, 0.1, 0), "Linear: steps must be a whole number of at least 1, got 0"),
+        (lambda: Linear(1.0, 0.1, 1.5), "steps must be a whole number of at least 1, got 1.5"),
+        (lambda: Linear(1.0, 0.1, -3), "steps must be a whole number"),
+        (lambda: Linear(1.0, 0.1, math.inf), "steps must be finite"),
+        (lambda: Linear(1.0, "x", 10), "Linear: final must be a number"),
+        (lambda: Linear([1.0], 0.0, 10), "Linear: initial must be a number"),
+        (lambda: Exponential(1.0, 0.0, 10), "Exponential: final must be above 0, got 0.0.*or Linear"),
+        (lambda: Exponential(-1.0, 0.1, 10), "Exponential: initial must be above 0"),
+        (lambda: Exponential(1.0, 0.1, 0), "Exponential: steps must be"),
+        (
+            lambda: PerVisit(0.0),
+            "PerVisit: exponent must be above 0 and at most 1, got 0.0.*PerVisit\\(0.7\\)",
+        ),
+        (lambda: PerVisit(1.1), "exponent must be above 0 and at most 1, got 1.1"),
+        (lambda: PerVisit(math.nan), "exponent must be finite"),
+        (lambda: PerVisit(0.7, 0.0), "scale must be above 0 and at most 1, got 0.0"),
+        (lambda: PerVisit(0.7, 1.5), "scale must be above 0 and at most 1, got 1.5"),
+        (
+            lambda: schedules.as_schedule("epsilon", "often"),
+            "epsilon must be a number or a schedule .*got 'often'",
+        ),
+        (lambda: schedules.as_schedule("epsilon", True), "epsilon must be a number or a schedule"),
+        (
+            lambda: schedules.from_dict({"kind": "Sine", "value": 1.0}),
+            "is no schedule; known kinds are Constant",
+        ),
+        (lambda: schedules.from_dict({"value": 1.0}), "is no schedule"),
+        (lambda: schedules.from_dict({"kind": "Constant", "other": 1.0}), "is no schedule"),
+        (lambda: schedules.from_dict({"kind": "Constant"}), "is no schedule"),
+    ):
+        with pytest.raises(SettingsError, match=match):
+            make()
+
+
+def test_numbers_become_constants():
+    for value in (0.25, np.float32(0.25), np.float64(0.25)):
+        assert schedules.as_schedule("epsilon", value) == Constant(0.25)
+    assert schedules.as_schedule("epsilon", 1) == Constant(1.0)
+    assert Linear(np.int64(1), 0, np.int32(5)) == Linear(1.0, 0.0, 5)
+    kept = PerVisit(0.7)
+    assert schedules.as_schedule("learning_rate", kept) is kept
+
+
+@pytest.mark.parametrize("schedule", [*FOLLOW_THE_STEP, PerVisit(0.7, 0.5)])
+def test_schedules_survive_json(schedule):
+    import json
+
+    assert schedules.from_dict(json.loads(json.dumps(schedules.to_dict(schedule)))) == schedule

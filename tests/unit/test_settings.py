@@ -1,0 +1,178 @@
+"""Every setting's check, with what its message must tell."""
+
+import dataclasses
+import inspect
+import json
+import math
+
+import numpy as np
+import pytest
+
+from dist_classicrl import DistAsyncQLearning
+from dist_classicrl.errors import SettingsError
+from dist_classicrl.schedules import Constant, Exponential, Linear, PerVisit
+from dist_classicrl.settings import Settings
+
+WHOLE = ("batch_size", "buffer_size", "prefetch_factor", "logical_workers", "n_envs", "sync_frequency")
+REAL = {  # name: (one below what is allowed, one above or None)
+    "discount_factor": (-0.01, 1.01),
+    "compression_threshold": (-0.1, None),
+    "replay_ratio": (-0.5, 2e6),
+    "timeout": (0.5, 1e10),
+}
+
+
+@pytest.mark.parametrize("name", [*WHOLE, "state_size", "action_size"])
+def test_whole_numbers(name):
+    for good in (1, 7, np.int32(7)):
+        value = getattr(Settings(**{name: good}), name)
+        assert value == good and type(value) is int
+    for bad in (0, -1, 1.5, 2.0, "3", True, math.nan, [1]):
+        with pytest.raises(SettingsError, match=f"{name} must be a whole number of at least 1.*got "):
+            Settings(**{name: bad})
+    if name in ("state_size", "action_size"):
+        assert getattr(Settings(**{name: None}), name) is None
+    else:
+        with pytest.raises(SettingsError, match=f"{name} must be a whole number"):
+            Settings(**{name: None})
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_numbers(name):
+    low, high = REAL[name]
+    for good in (1, 1.0, np.float32(1.0)):
+        value = getattr(Settings(**{name: good}), name)
+        assert value == 1.0 and type(value) is float
+    for bad in (low, high or -1, math.nan, math.inf, -math.inf, "0.9", None, True):
+        with pytest.raises(SettingsError, match=f"{name} must be a number .*got "):
+            Settings(**{name: bad})
+
+
+@pytest.mark.parametrize("name", ["async_updates", "allow_singletons", "use_action_mask"])
+def test_flags(name):
+    for good in (True, False, np.bool_(True)):
+        assert getattr(Settings(**{name: good}), name) is bool(good)
+    for bad in (0, 1, "yes", [True]):
+        with pytest.raises(SettingsError, match=f"{name} must be True or False.*got "):
+            Settings(**{name: bad})
+    assert Settings(use_action_mask=None).use_action_mask is None
+
+
+def test_learning_rate():
+    for good in (
+        1.0,
+        1,
+        1e-9,
+        np.float32(0.5),
+        Linear(1.0, 0.001, 10),
+        Exponential(1.0, 0.1, 9),
+        PerVisit(0.6),
+    ):
+        Settings(learning_rate=good)
+    assert Settings(learning_rate=0.2).learning_rate == Constant(0.2)
+    for bad in (
+        0,
+        0.0,
+        -0.1,
+        1.0000001,
+        2,
+        Linear(0.5, 0.0, 10),
+        Linear(1.5, 0.5, 10),
+        Exponential(1.5, 0.5, 10),
+    ):
+        with pytest.raises(
+            SettingsError, match="learning_rate must be above 0 and at most 1, got .*PerVisit"
+        ):
+            Settings(learning_rate=bad)
+    with pytest.raises(SettingsError, match=r"got 2\.0\."):
+        Settings(learning_rate=2)
+    for bad in ("0.1", None, True, [0.1]):
+        with pytest.raises(SettingsError, match="learning_rate must be a number or a schedule"):
+            Settings(learning_rate=bad)
+    for bad in (math.nan, math.inf):
+        with pytest.raises(SettingsError, match="finite"):
+            Settings(learning_rate=bad)
+
+
+def test_epsilon():
+    for good in (0, 0.0, 1, 1.0, Linear(1.0, 0.0, 10), Exponential(1.0, 0.1, 9)):
+        Settings(epsilon=good)
+    for bad in (-0.001, 1.001, Linear(1.0, -0.1, 5), Linear(2.0, 0.0, 5)):
+        with pytest.raises(SettingsError, match="epsilon must be from 0 to 1, got .*epsilon=0.1"):
+            Settings(epsilon=bad)
+    with pytest.raises(SettingsError, match="epsilon cannot follow the visits.*Linear"):
+        Settings(epsilon=PerVisit(0.7))
+    with pytest.raises(SettingsError, match="epsilon must be a number or a schedule"):
+        Settings(epsilon="0.1")
+
+
+def test_choices():
+    assert Settings(dtype=np.float32).dtype == "float32" and Settings(dtype="f8").dtype == "float64"
+    for bad in ("float16", "int64", int, "nonsense", 3, object):
+        with pytest.raises(SettingsError, match="dtype must be one of 'float64', 'float32', got "):
+            Settings(dtype=bad)
+    with pytest.raises(SettingsError, match="algorithm must be one of 'q_learning', got 'sarsa'"):
+        Settings(algorithm="sarsa")
+    with pytest.raises(SettingsError, match="communication_backend must be one of 'mpi', got 'gloo'"):
+        Settings(communication_backend="gloo")
+    with pytest.raises(
+        SettingsError, match="'nccl' needs one GPU per rank.*Write communication_backend='mpi'"
+    ):
+        Settings(communication_backend="nccl")
+    assert Settings(sync_frequency="auto").sync_frequency == "auto"
+    for bad in ("often", 0, None, 1.5):
+        with pytest.raises(
+            SettingsError, match='sync_frequency must be a whole number of at least 1, or "auto"'
+        ):
+            Settings(sync_frequency=bad)
+
+
+def test_seed():
+    assert Settings(seed=0).seed == 0 and Settings(seed=None).seed is None
+    assert Settings(seed=2**63 - 1).seed == 2**63 - 1
+    for bad in (-1, 1.0, "1", True):
+        with pytest.raises(SettingsError, match="seed must be a whole number of at least 0"):
+            Settings(seed=bad)
+    # Ranks tell each other the seed in 64 bits.
+    with pytest.raises(SettingsError, match="seed must be below 2"):
+        Settings(seed=2**63)
+
+
+def test_settings_that_contradict_each_other():
+    Settings(compression_threshold=0.1)
+    Settings(async_updates=False)
+    with pytest.raises(SettingsError, match="compression_threshold has no place in the reproducible mode"):
+        Settings(compression_threshold=0.1, async_updates=False)
+
+
+def test_settings_are_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Settings().batch_size = 3
+
+
+def test_settings_survive_json():
+    for settings in (
+        Settings(),
+        Settings(
+            learning_rate=PerVisit(0.7), epsilon=Linear(1.0, 0.1, 100), seed=3, sync_frequency=5, dtype="f4"
+        ),
+        Settings(
+            async_updates=False,
+            logical_workers=3,
+            state_size=5,
+            action_size=np.int64(2),
+            use_action_mask=False,
+        ),
+    ):
+        assert Settings.from_dict(json.loads(json.dumps(settings.to_dict()))) == settings
+    with pytest.raises(SettingsError, match="unknown settings colour, speed; known are action_size"):
+        Settings.from_dict({"speed": 1, "colour": 2})
+    with pytest.raises(SettingsError, match="batch_size"):
+        Settings.from_dict({"batch_size": 0})
+
+
+def test_the_agents_arguments_are_the_settings():
+    parameters = inspect.signature(DistAsyncQLearning).parameters
+    fields = {field.name: field.default for field in dataclasses.fields(Settings)}
+    assert {name: parameter.default for name, parameter in parameters.items() if name != "comm"} == fields
+    assert DistAsyncQLearning(batch_size=7, seed=4).settings == Settings(batch_size=7, seed=4)
