@@ -6,8 +6,6 @@ import hashlib
 import json
 import os
 import tempfile
-import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,7 +54,8 @@ def write(path: str | os.PathLike[str], model: SavedModel) -> Path:
         "sha256": {name: _digest(array) for name, array in arrays.items()},
     }
     text = np.frombuffer(json.dumps(about).encode(), np.uint8)
-    handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    # A long name would leave no room for what makes the temporary one unique.
+    handle, temporary = tempfile.mkstemp(prefix=f".{target.name[:40]}.", dir=target.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             np.savez_compressed(file, about=text, **arrays)
@@ -88,17 +87,15 @@ def read(path: str | os.PathLike[str]) -> SavedModel:
             missing = sorted({"about", *_ARRAYS} - set(archive.files))
             if missing:
                 raise ModelFileError(_refusal(target, f"it lacks {', '.join(missing)}"))
-            about = json.loads(archive["about"].tobytes().decode())
-            arrays = {name: archive[name] for name in _ARRAYS}
-    except FileNotFoundError:
+            members = {name: archive[name] for name in ("about", *_ARRAYS)}
+            if not all(isinstance(member, np.ndarray) for member in members.values()):
+                raise ModelFileError(_refusal(target, "its members are no arrays"))
+            about = json.loads(members.pop("about").tobytes().decode())
+    except (FileNotFoundError, ModelFileError):
         raise
-    except ModelFileError:
-        raise
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, RecursionError) as error:
+    except Exception as error:  # damaged archives make zipfile and NumPy raise errors of many kinds
         raise ModelFileError(_refusal(target, f"it cannot be read ({error})")) from error
-    except (NotImplementedError, OverflowError, SyntaxError, MemoryError) as error:
-        raise ModelFileError(_refusal(target, f"it is damaged ({error})")) from error
-    return _checked(target, about, arrays)
+    return _checked(target, about, members)
 
 
 def _checked(target: Path, about: Any, arrays: dict[str, np.ndarray]) -> SavedModel:
@@ -107,7 +104,8 @@ def _checked(target: Path, about: Any, arrays: dict[str, np.ndarray]) -> SavedMo
     if about.get("format_version") != FORMAT_VERSION:
         raise ModelFileError(
             _refusal(
-                target, f"its format version is {about.get('format_version')!r}, this library reads {FORMAT_VERSION}"
+                target,
+                f"its format version is {about.get('format_version')!r}, this library reads {FORMAT_VERSION}",
             )
         )
     sums = about.get("sha256")
@@ -116,14 +114,20 @@ def _checked(target: Path, about: Any, arrays: dict[str, np.ndarray]) -> SavedMo
             raise ModelFileError(_refusal(target, f"the checksum of {name} does not match"))
     q_table, visits = arrays["q_table"], arrays["visits"]
     if q_table.ndim != 2 or visits.shape != q_table.shape or visits.dtype != np.int64:
-        raise ModelFileError(_refusal(target, f"its arrays have the shapes {q_table.shape} and {visits.shape}"))
+        raise ModelFileError(
+            _refusal(target, f"its arrays have the shapes {q_table.shape} and {visits.shape}")
+        )
     try:
         settings = Settings.from_dict(about["settings"])
-        steps = int(about["steps"])
+        steps = about["steps"]
     except (KeyError, TypeError, ValueError, SettingsError) as error:
         raise ModelFileError(_refusal(target, f"its settings cannot be used ({error})")) from error
+    if not isinstance(steps, int) or steps < 0:
+        raise ModelFileError(_refusal(target, f"its number of steps is {steps!r}"))
     if q_table.dtype.name != settings.dtype:
-        raise ModelFileError(_refusal(target, f"its table is {q_table.dtype.name}, its settings say {settings.dtype}"))
+        raise ModelFileError(
+            _refusal(target, f"its table is {q_table.dtype.name}, its settings say {settings.dtype}")
+        )
     return SavedModel(settings, q_table, visits, steps)
 
 

@@ -1,0 +1,253 @@
+"""Model files: what was saved comes back, and nothing else is ever accepted, run or left half written."""
+
+import json
+import os
+import pickle
+import stat
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dist_classicrl import DistAsyncQLearning
+from dist_classicrl.errors import ModelFileError
+from dist_classicrl.runtime import model_file
+from dist_classicrl.runtime.model_file import SavedModel
+from dist_classicrl.schedules import Linear, PerVisit
+from dist_classicrl.settings import Settings
+
+
+def saved_model(seed=0, states=4, actions=3, **settings):
+    rng = np.random.default_rng(seed)
+    settings = Settings(**settings)
+    return SavedModel(
+        settings,
+        rng.normal(size=(states, actions)).astype(settings.dtype),
+        rng.integers(0, 2**40, (states, actions)),
+        123_456_789_012,
+    )
+
+
+def same(one, other):
+    return (
+        one.settings == other.settings
+        and one.steps == other.steps
+        and one.q_table.dtype == other.q_table.dtype
+        and one.q_table.tobytes() == other.q_table.tobytes()
+        and one.visits.tobytes() == other.visits.tobytes()
+        and one.q_table.shape == other.q_table.shape
+    )
+
+
+@pytest.mark.parametrize("name", ["model.npz", "model.pkl", "model", "model.tar.gz", "Modell für Köln.q"])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_round_trip_at_exactly_the_path(tmp_path, name, dtype):
+    model = saved_model(
+        dtype=dtype,
+        learning_rate=PerVisit(0.7),
+        epsilon=Linear(1.0, 0.1, 99),
+        state_size=4,
+        action_size=3,
+        seed=8,
+    )
+    assert model_file.write(tmp_path / name, model) == tmp_path / name
+    assert os.listdir(tmp_path) == [name]
+    assert same(model_file.read(tmp_path / name), model)
+    assert same(model_file.read(str(tmp_path / name)), model)
+
+
+def test_the_file_holds_no_pickle_and_is_readable_elsewhere(tmp_path):
+    path = model_file.write(tmp_path / "model.pkl", saved_model())
+    with np.load(path, allow_pickle=False) as archive:
+        assert sorted(archive.files) == ["about", "q_table", "visits"]
+        about = json.loads(archive["about"].tobytes())
+    assert about["format"] == "dist_classicrl model" and about["settings"]["batch_size"] == 32
+    with pytest.raises(pickle.UnpicklingError):
+        pickle.loads(path.read_bytes())
+
+
+def test_every_truncation_is_refused(tmp_path):
+    path = model_file.write(tmp_path / "model.npz", saved_model())
+    whole = path.read_bytes()
+    for size in range(len(whole)):
+        path.write_bytes(whole[:size])
+        with pytest.raises(ModelFileError, match="no usable model file"):
+            model_file.read(path)
+    path.write_bytes(whole)
+    model_file.read(path)
+
+
+def test_damage_is_refused_or_harmless(tmp_path):
+    model = saved_model()
+    path = model_file.write(tmp_path / "model.npz", model)
+    whole = path.read_bytes()
+    rng = np.random.default_rng(1)
+    # Every byte of the zip directory and of the heads once, and some bytes of the rest.
+    places = {*range(60), *range(len(whole) - 300, len(whole)), *rng.integers(0, len(whole), 400).tolist()}
+    refused = 0
+    for place in sorted(places):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << int(rng.integers(8))
+        path.write_bytes(damaged)
+        try:
+            assert same(model_file.read(path), model)
+        except ModelFileError:
+            refused += 1
+    assert refused > 0.5 * len(places)
+
+
+def test_every_flip_of_the_zip_directory_is_refused_or_harmless(tmp_path):
+    model = saved_model(states=1, actions=1)
+    path = model_file.write(tmp_path / "model.npz", model)
+    whole = path.read_bytes()
+    directory = whole.index(b"PK\x01\x02")
+    for place in range(directory, len(whole)):
+        for bit in range(8):
+            damaged = bytearray(whole)
+            damaged[place] ^= 1 << bit
+            path.write_bytes(damaged)
+            try:
+                assert same(model_file.read(path), model)
+            except ModelFileError:
+                pass
+
+
+class Trap:
+    """Unpickling this writes a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (Path(self.path),)
+
+
+def test_foreign_files_are_refused_and_never_run(tmp_path):
+    mark = tmp_path / "executed"
+    path = tmp_path / "model.npz"
+    model = saved_model()
+
+    def write_npz(**arrays):
+        with open(path, "wb") as file:
+            np.savez(file, **arrays)
+
+    def about(**changes):
+        model_file.write(path, model)
+        with np.load(path) as archive:
+            text = json.loads(archive["about"].tobytes())
+            arrays = {name: archive[name] for name in ("q_table", "visits")}
+        text.update(changes)
+        write_npz(about=np.frombuffer(json.dumps(text).encode(), np.uint8), **arrays)
+
+    def pickled_npz():
+        trap = np.empty(1, object)
+        trap[0] = Trap(mark)
+        write_npz(about=trap, q_table=trap, visits=trap)
+
+    def bad_table():
+        model_file.write(path, model)
+        with np.load(path) as archive:
+            arrays = dict(archive)
+        arrays["q_table"] = np.array([[Trap(mark)]], object)
+        write_npz(**arrays)
+
+    def not_arrays():
+        with zipfile.ZipFile(path, "w") as archive:
+            for name in ("about", "q_table", "visits"):
+                archive.writestr(name, b"text")
+
+    def pickles_as_members():
+        with zipfile.ZipFile(path, "w") as archive:
+            for name in ("about.npy", "q_table.npy", "visits.npy"):
+                archive.writestr(name, pickle.dumps(Trap(mark)))
+
+    def npy():
+        with open(path, "wb") as file:
+            np.save(file, np.zeros((3, 2)))
+
+    def wrong_shapes():
+        wrong = saved_model()
+        model_file.write(path, SavedModel(wrong.settings, wrong.q_table, wrong.visits[:2], 0))
+
+    def wrong_dtype():
+        wrong = saved_model()
+        model_file.write(path, SavedModel(wrong.settings, wrong.q_table.astype("f4"), wrong.visits, 0))
+
+    writers = {
+        "a pickle": lambda: path.write_bytes(pickle.dumps(Trap(mark))),
+        "an old pickle": lambda: path.write_bytes(pickle.dumps(Trap(mark), protocol=0)),
+        "a pickle inside an npz": pickled_npz,
+        "a pickle in place of the table": bad_table,
+        "pickles as members": pickles_as_members,
+        "an npy file": npy,
+        "an npz of something else": lambda: write_npz(weights=np.zeros(3)),
+        "arrays of the same names": lambda: write_npz(
+            about=np.zeros(3), q_table=np.zeros(3), visits=np.zeros(3)
+        ),
+        "a zip of text": not_arrays,
+        "an empty file": lambda: path.write_bytes(b""),
+        "text": lambda: path.write_text("q_table = 3\n"),
+        "another format": lambda: about(format="something else"),
+        "another version": lambda: about(format_version=2),
+        "no checksums": lambda: about(sha256=None),
+        "a wrong checksum": lambda: about(sha256={"q_table": "0", "visits": "0"}),
+        "unknown settings": lambda: about(settings={"colour": "red"}),
+        "settings that are not allowed": lambda: about(settings={"batch_size": -1}),
+        "settings of another kind": lambda: about(settings=[1, 2]),
+        "a schedule that is none": lambda: about(settings={"epsilon": {"kind": "Sine"}}),
+        "no steps": lambda: about(steps=None),
+        "negative steps": lambda: about(steps=-5),
+        "shapes that differ": wrong_shapes,
+        "another dtype than it says": wrong_dtype,
+    }
+    for what, write in writers.items():
+        write()
+        with pytest.raises(
+            ModelFileError, match="no usable model file: .*Give the path of a file that save_model"
+        ):
+            DistAsyncQLearning.load_model(path)
+        assert not mark.exists(), what
+    with pytest.raises(ModelFileError):
+        model_file.read(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        model_file.read(tmp_path / "nothing")
+
+
+def test_an_existing_file_survives_a_failed_write(tmp_path, monkeypatch):
+    path = model_file.write(tmp_path / "model.pkl", saved_model(1))
+    before = path.read_bytes()
+
+    def fails(*arguments, **keywords):
+        arguments[0].write(b"half a file")
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(np, "savez_compressed", fails)
+    with pytest.raises(OSError, match="no space left"):
+        model_file.write(path, saved_model(2))
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["model.pkl"]
+    monkeypatch.undo()
+    model_file.write(path, saved_model(2))
+    assert same(model_file.read(path), saved_model(2))
+
+
+def test_permissions_are_those_of_an_ordinary_new_file(tmp_path):
+    before = os.umask(0o027)
+    try:
+        path = model_file.write(tmp_path / "model.npz", saved_model())
+        assert stat.S_IMODE(path.stat().st_mode) == 0o640
+        assert os.umask(0o027) == 0o027
+    finally:
+        os.umask(before)
+
+
+def test_a_name_of_the_greatest_length_can_be_written(tmp_path):
+    path = tmp_path / ("m" * 255)
+    model_file.write(path, saved_model())
+    assert same(model_file.read(path), saved_model())
+
+
+def test_writing_where_there_is_no_folder_says_so(tmp_path):
+    with pytest.raises(FileNotFoundError, match="missing"):
+        model_file.write(tmp_path / "missing" / "model.npz", saved_model())
