@@ -1,0 +1,154 @@
+"""The step budget: exact whatever workers do when, shared by speed, and closed to strangers."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from dist_classicrl.distributed import leases as module
+from dist_classicrl.distributed.leases import LeaseBook
+from dist_classicrl.errors import ProtocolError
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands still unless it is moved."""
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    return clock
+
+
+def play(rng, clock, start, steps, workers, quantum, speeds=None, first_steps=1000):
+    """Let workers take, split and report leases at random until the budget is used up; return all leases."""
+    book = LeaseBook(start, steps, workers, first_steps)
+    held = {worker: [] for worker in workers}  # [lease id, steps left]
+    granted, made = [], dict.fromkeys(workers, 0)
+    for _ in range(100_000):
+        if book.finished:
+            break
+        worker = workers[rng.integers(len(workers))]
+        clock.now += float(rng.exponential(0.01))
+        if rng.random() < 0.5:
+            pool = book.pool
+            lease = book.grant(worker, quantum)
+            if lease is not None:
+                assert 0 < lease.steps <= pool and book.pool == pool - lease.steps
+                assert lease.steps % quantum == 0 or lease.steps == pool
+                granted.append((worker, lease.id, lease.start, lease.steps))
+                held[worker].append([lease.id, lease.steps])
+        elif held[worker]:
+            room = int(rng.integers(0, 2000 if speeds is None else speeds[worker]))
+            report = []
+            while held[worker] and room > 0:
+                part = min(room, held[worker][0][1])
+                report.append((held[worker][0][0], part))
+                held[worker][0][1] -= part
+                room -= part
+                if held[worker][0][1] == 0:
+                    held[worker].pop(0)
+            book.report(worker, report)
+            made[worker] += sum(part for _, part in report)
+        assert book.done == sum(made.values())
+        assert book.done + book.pool + sum(left for leases in held.values() for _, left in leases) == steps
+    assert book.finished
+    return granted, made
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_exactly_the_budget_is_made_whatever_the_interleaving(seed, clock):
+    rng = np.random.default_rng(seed)
+    workers = rng.choice(50, int(rng.integers(1, 8)), replace=False).tolist()
+    start, steps = int(rng.integers(0, 10**12)), int(rng.choice([1, 7, 100, 12_345, 60_000]))
+    granted, made = play(rng, clock, start, steps, workers, int(rng.choice([1, 3, 16, 100])))
+    # The leases are the budget, cut into pieces: no step twice, none left out.
+    at = start
+    for _, _, begin, size in granted:
+        assert begin == at
+        at += size
+    assert at == start + steps
+    assert len({lease for _, lease, _, _ in granted}) == len(granted)
+    assert sum(made.values()) == steps
+
+
+def test_leases_shrink_towards_the_end(clock):
+    book = LeaseBook(0, 10_000_000, [1, 2], 4096)
+    sizes = []
+    while True:
+        pool, rate = book.pool, book.rate(1)
+        lease = book.grant(1, 1)
+        if lease is None:
+            break
+        # Half of an equal share of what is left, but 2 ms of work at least.
+        assert lease.steps <= max(pool / 4, 0.002 * rate, 1) + 1
+        sizes.append(lease.steps)
+        clock.now += 0.01 if len(sizes) < 20 else 0.25
+        book.report(1, [(lease.id, lease.steps)])
+    assert book.finished and sum(sizes) == 10_000_000
+    assert sizes[0] == 4096 and max(sizes) > 100_000
+    after = sizes[sizes.index(max(sizes)) :]
+    assert len(after) > 10 and after[-1] <= after[0] // 100
+
+
+def test_a_lease_is_a_quarter_of_a_second_of_the_workers_own_rate(clock):
+    book = LeaseBook(0, 10**12, [1, 2], 1000)
+    for rank, rate in ((1, 4_000_000), (2, 1000)):
+        last = clock.now
+        for _ in range(60):
+            lease = book.grant(rank, 1)
+            if lease is not None:
+                clock.now = last + lease.steps / rate
+                last = clock.now
+                book.report(rank, [(lease.id, lease.steps)])
+        book._heard[2] = clock.now
+        assert book.rate(rank) == pytest.approx(rate, rel=0.02)
+        assert book.grant(rank, 1).steps == pytest.approx(0.25 * rate, rel=0.02)
+    assert book.grant(1, 1) is None  # it has enough
+
+
+def test_a_fast_worker_gets_more(clock):
+    rng = np.random.default_rng(1)
+    _, made = play(rng, clock, 0, 1_000_000, [1, 2], 1, {1: 20_000, 2: 2000})
+    assert made[1] > 4 * made[2] > 0
+
+
+def test_a_worker_without_work_always_gets_some(clock):
+    book = LeaseBook(0, 10, [1, 2, 3], 1000)
+    for _ in range(10):
+        lease = book.grant(2, 1)
+        assert lease is not None and lease.steps >= 1
+        book.report(2, [(lease.id, lease.steps)])
+        if book.finished:
+            break
+    assert book.finished and book.grant(1, 1) is None
+
+
+def test_nothing_to_do_is_finished_at_once(clock):
+    book = LeaseBook(5, 0, [1], 1000)
+    assert book.finished and book.pool == 0 and book.grant(1, 1) is None
+
+
+def test_what_a_worker_does_not_hold_is_refused(clock):
+    book = LeaseBook(0, 1000, [1, 2], 100)
+    lease = book.grant(1, 1)
+    for worker, report in (
+        (2, [(lease.id, 1)]),  # another's
+        (1, [(lease.id, lease.steps + 1)]),  # more than it holds
+        (1, [(lease.id, -1)]),
+        (1, [(99, 1)]),
+        (1, [(0, 0)]),
+    ):
+        with pytest.raises(ProtocolError, match=f"Worker {worker} reports .* which it does not hold"):
+            book.report(worker, report)
+        assert book.done == 0
+    book.report(1, [(lease.id, lease.steps)])
+    with pytest.raises(ProtocolError, match="does not hold"):
+        book.report(1, [(lease.id, 1)])  # used up
+    assert book.done == lease.steps
+
+
+def test_the_workers_copy_of_a_lease_is_its_own(clock):
+    book = LeaseBook(0, 1000, [1], 100)
+    lease = book.grant(1, 1)
+    lease.steps += 50
+    with pytest.raises(ProtocolError):
+        book.report(1, [(lease.id, lease.steps)])

@@ -1,0 +1,109 @@
+"""When workers push and ask: the parts that follow from numbers, on a clock that the test moves."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from dist_classicrl.distributed import pacing as module
+from dist_classicrl.distributed.pacing import MovementGauge, Pacer
+from dist_classicrl.settings import Settings
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    return clock
+
+
+def settled(pacer, rate, load_per_step, push_seconds, rounds=60):
+    """Let `pacer` run at a steady `rate` of steps per second until its interval no longer changes."""
+    for _ in range(rounds):
+        steps = pacer.interval
+        pacer.learned(steps, steps / rate)
+        pacer.pushed(load_per_step * steps, steps, push_seconds)
+    return pacer.interval
+
+
+def test_a_number_is_kept_to(clock):
+    pacer = Pacer(Settings(sync_frequency=7, batch_size=32), 3, 1)
+    assert pacer.interval == 224
+    assert settled(pacer, 1e7, 1.0, 1e-3) == 224
+    assert not pacer.urgent
+
+
+def test_calm_talk_takes_two_percent(clock):
+    pacer = Pacer(Settings(), 3, 1)
+    pacer.gauge.moving = False
+    interval = settled(pacer, 1e6, 1e-3, 1e-3)
+    assert 1e-3 / (1e-3 + interval / 1e6) == pytest.approx(0.02, rel=0.02)
+
+
+def test_moving_values_are_pushed_when_n_k_a_reaches_four(clock):
+    workers, load_per_step = 4, 1e-4
+    pacer = Pacer(Settings(batch_size=1), workers, 1)
+    interval = settled(pacer, 1e6, load_per_step, 1e-3)
+    assert pacer.urgent
+    assert workers * load_per_step * interval == pytest.approx(4.0, rel=0.02)
+
+
+def test_moving_values_take_a_fifth_of_the_time_at_most(clock):
+    pacer = Pacer(Settings(batch_size=1), 64, 1)
+    interval = settled(pacer, 1e6, 1.0, 1e-3)
+    assert 1e-3 / (1e-3 + interval / 1e6) == pytest.approx(0.2, rel=0.02)
+
+
+def test_no_interval_is_longer_than_the_limit_and_none_is_nothing(clock):
+    pacer = Pacer(Settings(), 2, 1)
+    pacer.gauge.moving = False
+    assert settled(pacer, 1e6, 0.0, 10.0) <= 0.1 * 1e6 + 32
+    assert settled(Pacer(Settings(), 2, 1), 1e6, 1.0, 0.0) >= 1
+
+
+@pytest.mark.parametrize(("quantum", "batch_size"), [(1, 32), (48, 32), (1000, 1)])
+def test_intervals_are_whole_batches_or_whole_steps_of_the_environment(clock, quantum, batch_size):
+    pacer = Pacer(Settings(batch_size=batch_size), 3, quantum)
+    for rate in (1e3, 1e5, 1e7):
+        assert settled(pacer, rate, 1e-3, 1e-4) % max(quantum, batch_size) == 0
+        assert pacer.longest_call >= quantum
+
+
+def test_refreshes_are_asked_for_by_what_they_cost(clock):
+    pacer = Pacer(Settings(), 3, 1)
+    pacer.gauge.moving = False
+    assert pacer.wants_refresh
+    pacer.refreshed(0.01)
+    assert not pacer.wants_refresh
+    clock.now += 0.49
+    assert not pacer.wants_refresh  # 0.01 s may be spent every 0.5 s
+    clock.now += 0.02
+    assert pacer.wants_refresh
+    pacer.refreshed(0.01)
+    pacer.gauge.moving = True
+    clock.now += 0.06
+    assert pacer.wants_refresh  # every 0.05 s while values move
+
+
+def test_the_gauge_sees_values_move_and_settle(clock):
+    gauge = MovementGauge()
+    base = np.ones(10_000)
+    assert gauge.moving
+    for _ in range(30):
+        clock.now += 0.3
+        base *= 1.2
+        gauge.look(base)
+        assert gauge.moving
+    rng = np.random.default_rng(1)
+    for _ in range(60):
+        clock.now += 0.3
+        gauge.look(base + 0.1 * rng.normal(size=base.size))
+    assert not gauge.moving
+
+
+def test_the_gauge_looks_at_empty_tables_too(clock):
+    gauge = MovementGauge()
+    for _ in range(40):
+        clock.now += 1.0
+        gauge.look(np.zeros(5, np.float32))
+    assert not gauge.moving
