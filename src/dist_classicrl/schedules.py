@@ -1,7 +1,8 @@
 """Step sizes and exploration rates as functions of the global step, or of the visits to an entry.
 
-`Constant`, `Linear` and `Exponential` follow the global step: the number of steps that the whole run has been given,
-over all workers and all calls of ``train``. `PerVisit` follows the number of visits to the entry that is updated.
+`Constant`, `Linear` and `Exponential` follow the global step: the number of steps that the whole run has been
+given, over all workers and all calls of ``train``. `PerVisit` follows the number of visits to the entry that
+is updated.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def _check_steps(owner: str, steps: Any) -> int:
 
 @dataclass(frozen=True)
 class Segment:
-    """A stretch of a schedule that is a straight line: ``value + slope * (step - start)`` for start <= step < end.
+    """A stretch of a schedule that is a straight line: ``value + slope * (step - start)`` for start <= step <
+    end.
 
     The stretches lie on a grid that the schedule alone decides, so the values do not depend on who asks when.
     """
@@ -108,7 +110,9 @@ class Linear:
 
 @dataclass(frozen=True)
 class Exponential:
-    """From `initial` by a constant factor per step to `final` at global step `steps`, and `final` from there on."""
+    """From `initial` by a constant factor per step to `final` at global step `steps`, and `final` from there
+    on.
+    """
 
     initial: float
     final: float
@@ -132,12 +136,15 @@ class Exponential:
     def segment(self, step: int) -> Segment:
         """Return the straight stretch in which `step` lies.
 
-        The value changes by at most 1 % over a stretch, so a chord is off by at most 0.01**2 / 8 of the value.
+        The value changes by at most 1 % over a stretch, so a chord is off by at most 0.01**2 / 8 of the
+        value.
         """
         if step >= self.steps:
             return Segment(self.steps, _ENDLESS, self.final, 0.0)
         logarithm = abs(math.log(self.final / self.initial))
-        length = self.steps if logarithm == 0.0 else min(self.steps, max(1, int(0.01 * self.steps / logarithm)))
+        length = (
+            self.steps if logarithm == 0.0 else min(self.steps, max(1, int(0.01 * self.steps / logarithm)))
+        )
         start = step - step % length
         end = min(start + length, self.steps)
         value = self.at(start)
@@ -153,9 +160,10 @@ class Exponential:
 class PerVisit:
     """The step size ``scale * n ** -exponent`` at the n-th visit of an entry, never above 1.
 
-    Exponents in (0.5, 1] satisfy the conditions of Robbins and Monro (1951), under which Q-learning converges;
-    polynomial rates below 1 converge much faster than 1/n (Even-Dar and Mansour, 2003). With N workers the clock
-    runs at n/N, see the design notes: the count of an entry grows N times faster than one worker's information.
+    Exponents in (0.5, 1] satisfy the conditions of Robbins and Monro (1951), under which Q-learning
+    converges; polynomial rates below 1 converge much faster than 1/n (Even-Dar and Mansour, 2003). With N
+    workers the clock runs at n/N, see the design notes: the count of an entry grows N times faster than one
+    worker's information.
     """
 
     exponent: float
@@ -166,7 +174,8 @@ class PerVisit:
         scale = _check_number("PerVisit", "scale", self.scale)
         if not 0.0 < exponent <= 1.0:
             raise SettingsError(
-                f"PerVisit: exponent must be above 0 and at most 1, got {exponent!r}. Write for instance PerVisit(0.7)."
+                f"PerVisit: exponent must be above 0 and at most 1, got {exponent!r}. Write for instance "
+                "PerVisit(0.7)."
             )
         if not 0.0 < scale <= 1.0:
             raise SettingsError(f"PerVisit: scale must be above 0 and at most 1, got {scale!r}.")
@@ -177,7 +186,8 @@ class PerVisit:
         """Return the step sizes of `workers` workers by bucket of visits, ndarray(float64, ndim=1).
 
         The slot of visit n is ``n`` below 8192 and shares the 4096 slots of its octave above (see
-        `dist_classicrl.algorithms.q_learning.visit_bucket`), so the clock is exact at first and within 1/4096 later.
+        `dist_classicrl.algorithms.q_learning.visit_bucket`), so the clock is exact at first and within 1/4096
+        later.
         """
         octaves = _MAX_VISIT_BITS - _BUCKET_BITS
         low = np.arange(EXACT_VISITS, dtype=np.float64)
@@ -189,7 +199,9 @@ class PerVisit:
 
 
 Schedule = Constant | Linear | Exponential | PerVisit
-_KINDS = {kind.__name__: kind for kind in (Constant, Linear, Exponential, PerVisit)}
+_KINDS: dict[str, type[Constant] | type[Linear] | type[Exponential] | type[PerVisit]] = {
+    kind.__name__: kind for kind in (Constant, Linear, Exponential, PerVisit)
+}
 
 
 def as_schedule(name: str, value: Any) -> Schedule:
@@ -207,7 +219,7 @@ def as_schedule(name: str, value: Any) -> Schedule:
             f"{name} must be a number or a schedule ({', '.join(_KINDS)} of dist_classicrl.schedules), "
             f"got {value!r} of type {type(value).__name__}."
         )
-    return Constant(float(value))
+    return Constant(_check_number(name, "value", value))
 
 
 def to_dict(schedule: Schedule) -> dict[str, Any]:

@@ -29,7 +29,9 @@ class Settings:
     action_size: int | None = None  # columns, likewise
     learning_rate: Any = 0.1  # step size: a number in (0, 1] or a schedule
     discount_factor: float = 0.99  # in [0, 1]
-    epsilon: Any = 0.1  # chance of a uniformly random action: a number in [0, 1] or a schedule of the global step
+    epsilon: Any = (
+        0.1  # chance of a uniformly random action: a number in [0, 1] or a schedule of the global step
+    )
     batch_size: int = 32  # transitions per update
     sync_frequency: int | str = "auto"  # updates between pushes
     compression_threshold: float = 0.0  # maps that move a value by less than this may wait
@@ -63,7 +65,9 @@ class Settings:
         put("batch_size", _whole("batch_size", self.batch_size, 1))
         if self.sync_frequency != "auto":
             put("sync_frequency", _whole("sync_frequency", self.sync_frequency, 1, '"auto"'))
-        put("compression_threshold", _real("compression_threshold", self.compression_threshold, 0.0, math.inf))
+        put(
+            "compression_threshold", _real("compression_threshold", self.compression_threshold, 0.0, math.inf)
+        )
         put("buffer_size", _whole("buffer_size", self.buffer_size, 1))
         put("prefetch_factor", _whole("prefetch_factor", self.prefetch_factor, 1))
         put("logical_workers", _whole("logical_workers", self.logical_workers, 1))
@@ -78,8 +82,8 @@ class Settings:
         put("dtype", _dtype(self.dtype))
         if self.communication_backend == "nccl":
             raise SettingsError(
-                "communication_backend='nccl' needs one GPU per rank and tables in GPU memory; this library's tables live "
-                "in main memory and travel by MPI. Write communication_backend='mpi'."
+                "communication_backend='nccl' needs one GPU per rank and tables in GPU memory; this "
+                "library's tables live in main memory and travel by MPI. Write communication_backend='mpi'."
             )
         _one_of("communication_backend", self.communication_backend, _BACKENDS)
         if self.seed is not None:
@@ -87,11 +91,13 @@ class Settings:
             if self.seed >= 2**63:  # ranks tell each other the seed as an int64
                 raise SettingsError(f"seed must be below 2**63, got {self.seed!r}.")
             if self.seed > _LARGEST_SEED:
-                raise SettingsError(f"seed must be at most {_LARGEST_SEED} (63 bits, as ranks send it), got {self.seed}.")
+                raise SettingsError(
+                    f"seed must be at most {_LARGEST_SEED} (63 bits, as ranks send it), got {self.seed}."
+                )
         if self.compression_threshold > 0.0 and not self.async_updates:
             raise SettingsError(
-                "compression_threshold has no place in the reproducible mode (async_updates=False), where every round is "
-                "merged whole. Leave it at 0.0, or use async_updates=True."
+                "compression_threshold has no place in the reproducible mode (async_updates=False), where "
+                "every round is merged whole. Leave it at 0.0, or use async_updates=True."
             )
 
     def to_dict(self) -> dict[str, Any]:
@@ -113,7 +119,9 @@ class Settings:
         known = {field.name for field in fields(cls)}
         unknown = sorted(set(data) - known)
         if unknown:
-            raise SettingsError(f"unknown settings {', '.join(unknown)}; known are {', '.join(sorted(known))}.")
+            raise SettingsError(
+                f"unknown settings {', '.join(unknown)}; known are {', '.join(sorted(known))}."
+            )
         arguments = dict(data)
         for name in ("learning_rate", "epsilon"):
             if isinstance(arguments.get(name), dict):
@@ -135,12 +143,14 @@ def _check_learning_rate(schedule: Schedule) -> None:
 def _check_epsilon(schedule: Schedule) -> None:
     if isinstance(schedule, PerVisit):
         raise SettingsError(
-            "epsilon cannot follow the visits to an entry: it is drawn before there is one. Use a number, or Linear or "
-            "Exponential of dist_classicrl.schedules, which follow the global step."
+            "epsilon cannot follow the visits to an entry: it is drawn before there is one. Use a number, or "
+            "Linear or Exponential of dist_classicrl.schedules, which follow the global step."
         )
     low, high = schedule.bounds
     if not (0.0 <= low and high <= 1.0):
-        raise SettingsError(f"epsilon must be from 0 to 1, got {_shown(schedule)}. Write for instance epsilon=0.1.")
+        raise SettingsError(
+            f"epsilon must be from 0 to 1, got {_shown(schedule)}. Write for instance epsilon=0.1."
+        )
 
 
 def _shown(schedule: Schedule) -> str:

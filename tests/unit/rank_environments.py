@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import random
 import time
+from typing import NamedTuple
 
 import gymnasium
+import numba
 import numpy as np
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
 
@@ -76,6 +78,25 @@ class Corridor(gymnasium.Env):
         self._cell = max(self._cell + (1 if action else -1), 0)
         end = self._cell == self._cells - 1
         return self._cell, float(end), end, False, {"action_mask": self._mask}
+
+
+class CorridorData(NamedTuple):
+    """The rewards of a compiled corridor of 5 cells: at its end, and of every other step."""
+
+    end: float
+    way: float
+
+
+@numba.njit
+def corridor_reset(data, memory, random):
+    return 0
+
+
+@numba.njit
+def corridor_step(data, memory, state, action, random):
+    following = state + 1 if action == 1 else max(state - 1, 0)
+    end = following == 4
+    return following, data.end if end else data.way, end
 
 
 class Unbounded(gymnasium.Env):

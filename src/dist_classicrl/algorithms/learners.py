@@ -1,6 +1,8 @@
-"""A learner joins an environment to a local table: it makes a given number of steps, wherever they are asked for.
+"""A learner joins an environment to a local table: it makes a given number of steps, wherever they are asked
+for.
 
-What a stretch of steps does depends on the random stream and the position in it, not on how the stretch is cut into calls.
+What a stretch of steps does depends on the random stream and the position in it, not on how the stretch is
+cut into calls.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from dist_classicrl.algorithms import q_learning
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.environments.simulate import CompiledSimulator
 from dist_classicrl.environments.stepped_env import SteppedEnv
-from dist_classicrl.errors import RewardError
+from dist_classicrl.errors import ActionMaskError, RewardError
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
 from dist_classicrl.updates.local import LocalTable
@@ -81,7 +83,9 @@ class Rates:
         self.table: np.ndarray | None = self._step_size.table(workers) if per_visit else None
 
     def step_size(self, step: int) -> tuple[tuple[float, float, int], int]:
-        """Return (value, slope, steps into the straight stretch) at global `step`, and where the stretch ends."""
+        """Return (value, slope, steps into the straight stretch) at global `step`, and where the stretch
+        ends.
+        """
         if isinstance(self._step_size, PerVisit):
             return (0.0, 0.0, 0), _NEVER
         segment = self._step_size.segment(step)
@@ -97,7 +101,13 @@ class ReplayMemory:
     """The ring buffer of `dist_classicrl.algorithms.q_learning.remember`."""
 
     def __init__(self, capacity: int, ratio: float) -> None:
-        self.arrays = (np.zeros(capacity, np.int64), np.zeros(capacity), np.zeros(capacity, np.int64), np.zeros(3), ratio)
+        self.arrays = (
+            np.zeros(capacity, np.int64),
+            np.zeros(capacity),
+            np.zeros(capacity, np.int64),
+            np.zeros(3),
+            ratio,
+        )
 
     @classmethod
     def for_settings(cls, settings: Settings) -> ReplayMemory | None:
@@ -144,6 +154,8 @@ class CompiledLearner:
         replay = ReplayMemory.for_settings(settings)
         self._replay = None if replay is None else replay.arrays
         self.totals = EpisodeTotals()
+        # Where a game has ended there need be no legal action: acting there is what must not happen.
+        self._stuck = None if simulator.legal is None else np.flatnonzero(~simulator.legal.any(axis=1))
 
     def prepare(self) -> None:
         """Compile what `learn` calls, or load it from disk."""
@@ -162,6 +174,8 @@ class CompiledLearner:
         ------
         RewardError
             If a reward was NaN or infinite.
+        ActionMaskError
+            If a state was reached in which no action is legal.
         """
         last = stream.used + steps
         while stream.used < last:
@@ -176,10 +190,20 @@ class CompiledLearner:
                 self._replay, stream.key, stream.used, size, self.totals.values,
             )  # fmt: skip
             stream.used += size
+        if self._stuck is not None and self._stuck.size:
+            self._check_not_stuck(self._stuck)
         if not math.isfinite(self._running[0]):
             raise RewardError(
-                f"A reward of the compiled environment was NaN or infinite (an episode's return came to {self._running[0]}). "
-                "Rewards must be finite numbers: correct the game's step function."
+                "A reward of the compiled environment was NaN or infinite (an episode's return came to "
+                f"{self._running[0]}). Rewards must be finite numbers: correct the game's step function."
+            )
+
+    def _check_not_stuck(self, states: np.ndarray) -> None:
+        acted = self._table.updates.reshape(-1, self._table.n_actions)[states].any(axis=1)
+        if acted.any():
+            raise ActionMaskError(
+                f"The compiled environment came to state {states[acted][0]}, where its mask forbids every "
+                "action. Allow one there, or let the step that leads there terminate the episode."
             )
 
     def close(self) -> None:
@@ -187,7 +211,8 @@ class CompiledLearner:
 
 
 class SteppedLearner:
-    """Learns in a batch of environments that Gymnasium steps; transitions that are made wait until a lease pays for them.
+    """Learns in a batch of environments that Gymnasium steps; transitions that are made wait until a lease
+    pays for them.
 
     Parameters
     ----------
@@ -199,7 +224,9 @@ class SteppedLearner:
         For the environments' own random streams.
     """
 
-    def __init__(self, env: SteppedEnv, table: LocalTable, settings: Settings, rates: Rates, seed: int) -> None:
+    def __init__(
+        self, env: SteppedEnv, table: LocalTable, settings: Settings, rates: Rates, seed: int
+    ) -> None:
         self._env = env
         self._table = table
         self._rates = rates
@@ -283,10 +310,16 @@ class SteppedLearner:
             self._masks[held : held + n] = env.next_masks[rows]
         self._held += n
         if env.episode_returns:
-            self.totals.values += (len(env.episode_returns), sum(env.episode_returns), sum(env.episode_lengths))
+            self.totals.values += (
+                len(env.episode_returns),
+                sum(env.episode_returns),
+                sum(env.episode_lengths),
+            )
 
     def _epsilon_at(self, step: int) -> float:
-        """Return the exploration rate at global `step`; its straight stretch is looked up when `step` leaves it."""
+        """Return the exploration rate at global `step`; its straight stretch is looked up when `step` leaves
+        it.
+        """
         value, slope, into, first, end = self._epsilon
         if not first <= step < end:
             (value, slope, into), end = self._rates.epsilon(step)
@@ -329,9 +362,12 @@ class SteppedLearner:
         self._env.close()
 
 
+Learner = CompiledLearner | SteppedLearner
+
+
 def make_learner(
     source: Source, table: LocalTable, settings: Settings, rates: Rates, seed: int, kernel: Any = None
-) -> CompiledLearner | SteppedLearner:
+) -> Learner:
     """Return the learner for `source`, whose stepped environments it takes over; `seed` is for them alone."""
     if source.simulator is not None:
         if kernel is None:

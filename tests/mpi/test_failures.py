@@ -1,0 +1,411 @@
+"""What goes wrong on one rank is raised there as it is, by name on all others, and they can train again."""
+
+import math
+import socket
+import time
+
+import numpy as np
+import pytest
+from rank_environments import (
+    BrokenLake,
+    Corridor,
+    CorridorData,
+    SteppedLake,
+    Unbounded,
+    corridor_reset,
+    corridor_step,
+)
+
+from dist_classicrl import CompiledSimulator, DistAsyncQLearning
+from dist_classicrl.algorithms.learners import CompiledLearner
+from dist_classicrl.environments import TabularMDP
+from dist_classicrl.errors import (
+    ActionMaskError,
+    EnvError,
+    ModelFileError,
+    RankMismatchError,
+    RankTimeoutError,
+    RemoteRankError,
+    RewardError,
+    SettingsError,
+    SpaceError,
+)
+
+MODES = pytest.mark.parametrize("async_updates", [True, False])
+# An exception crosses ranks in far less; a rank that merely waits takes TIMEOUT_SECONDS.
+WITHIN_SECONDS = 12.0
+NEVER = 1 << 60
+
+
+@pytest.fixture
+def several_ranks(world):
+    if world.size == 1:
+        pytest.skip("takes two ranks to disagree")
+
+
+def raised_by(world, culprits, kind, text, train):
+    """Check that `train` raises `kind` on the ranks `culprits`, and word of it on all others. Return what was raised."""
+    expected = kind if world.rank in culprits else RemoteRankError
+    begin = time.monotonic()
+    with pytest.raises(expected, match=text) as caught:
+        train()
+    assert time.monotonic() - begin < WITHIN_SECONDS
+    error = caught.value
+    assert type(error) is expected
+    if expected is RemoteRankError:
+        assert error.rank in culprits
+        assert error.host == socket.gethostname()
+        assert error.summary.split(":")[0].endswith(kind.__name__)
+        assert error.remote_traceback.startswith("Traceback (most recent call last)")
+    return error
+
+
+def check_trains(world, agent, env, steps=20_000):
+    """Check that the ranks can train together, whatever went wrong before."""
+    before = agent.steps
+    result = agent.train(env, total_steps=steps)
+    assert (result.steps, agent.steps) == (steps, before + steps)
+    assert len(set(world.allgather(agent.q_table.tobytes()))) == 1
+
+
+# Exceptions
+
+
+@MODES
+@pytest.mark.parametrize("breaks_at", [1, 300])
+def test_in_an_environment(world, make_agent, lake, async_updates, breaks_at):
+    culprit = world.size - 1
+    error = ZeroDivisionError(f"lake {world.rank} is frozen over")
+
+    def env():
+        return BrokenLake(breaks_at if world.rank == culprit else NEVER, error)
+
+    agent = make_agent(async_updates=async_updates, n_envs=2, logical_workers=4)
+    caught = raised_by(
+        world, {culprit}, ZeroDivisionError, f"lake {culprit} is frozen", lambda: agent.train(env, total_steps=300_000)
+    )
+    if world.rank == culprit:
+        assert caught is error
+    else:
+        assert "raise self._error" in caught.remote_traceback
+    check_trains(world, agent, lake)
+
+
+@pytest.mark.parametrize("culprit", [0, -1])
+def test_at_the_construction_of_an_environment(world, make_agent, lake, culprit):
+    culprit %= world.size
+
+    def env():
+        if world.rank == culprit:
+            raise OSError("no such map")
+        return SteppedLake()
+
+    agent = make_agent()
+    raised_by(world, {culprit}, OSError, "no such map", lambda: agent.train(env, total_steps=10_000))
+    check_trains(world, agent, lake)
+
+
+@MODES
+def test_at_the_construction_of_a_later_copy(world, make_agent, lake, async_updates):
+    made = []
+
+    def env():
+        made.append(None)
+        if len(made) > 4 and world.rank == world.size - 1:
+            raise OSError("too many open files")
+        return SteppedLake()
+
+    agent = make_agent(async_updates=async_updates, n_envs=8, logical_workers=8)
+    culprit = world.size - 1
+    raised_by(world, {culprit}, OSError, "too many open", lambda: agent.train(env, total_steps=10_000))
+    check_trains(world, agent, lake)
+
+
+@MODES
+def test_on_rank_0_while_others_learn(world, make_agent, lake, async_updates):
+    def report(progress):
+        raise KeyError("dashboard")
+
+    agent = make_agent(async_updates=async_updates)
+
+    def train():
+        agent.train(lake, total_steps=2_000_000_000, progress=report, progress_interval=0.05)
+
+    raised_by(world, {0}, KeyError, "dashboard", train)
+    check_trains(world, agent, lake)
+
+
+@MODES
+@pytest.mark.parametrize("kind", [ArithmeticError, KeyboardInterrupt, SystemExit])
+def test_while_large_messages_are_on_their_way(world, make_agent, lake, monkeypatch, async_updates, kind):
+    model = TabularMDP.garnet(40_000, 5, 2, seed=1)
+    culprit = world.size - 1
+    calls = []
+    learn = CompiledLearner.learn
+
+    def breaking(self, stream, steps):
+        calls.append(None)
+        if world.rank == culprit and len(calls) == 4:
+            raise kind("the machine is on fire")
+        learn(self, stream, steps)
+
+    agent = make_agent(async_updates=async_updates, sync_frequency=500, prefetch_factor=8, logical_workers=4)
+    with monkeypatch.context() as patched:
+        patched.setattr(CompiledLearner, "learn", breaking)
+        raised_by(world, {culprit}, kind, "on fire", lambda: agent.train(model, total_steps=50_000_000))
+    check_trains(world, agent, model, 400_000)
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_leaving_at_the_construction_of_an_environment(world, make_agent, lake, kind):
+    def env():
+        if world.rank == world.size - 1:
+            raise kind("enough")
+        return SteppedLake()
+
+    agent = make_agent()
+    raised_by(world, {world.size - 1}, kind, "enough", lambda: agent.train(env, total_steps=10_000))
+    check_trains(world, agent, lake)
+
+
+def test_the_rank_is_that_of_the_communicator(world, make_agent, lake):
+    turned = world.Split(0, -world.rank)
+    agent = make_agent(comm=turned, n_envs=1)
+    culprit = turned.size - 1
+
+    def env():
+        return BrokenLake(50 if turned.rank == culprit else NEVER, ValueError("thin ice"))
+
+    raised_by(turned, {culprit}, ValueError, "thin ice", lambda: agent.train(env, total_steps=100_000))
+    check_trains(turned, agent, lake)
+    turned.Free()
+
+
+def test_again_and_again(world, make_agent, lake):
+    agent = make_agent(n_envs=1)
+    for _ in range(10):
+        culprit = world.size - 1
+        raised_by(
+            world,
+            {culprit},
+            ValueError,
+            "thin ice",
+            lambda: agent.train(
+                lambda: BrokenLake(20 if world.rank == culprit else NEVER, ValueError("thin ice")), total_steps=10_000
+            ),
+        )
+        check_trains(world, agent, lake, 500)
+
+
+# Ranks that say nothing, and ranks that are merely slow
+
+
+@MODES
+def test_a_rank_that_hangs(world, make_agent, lake, several_ranks, async_updates):
+    culprit = world.size - 1
+    agent = make_agent(timeout=1.5, async_updates=async_updates, n_envs=1, logical_workers=4)
+
+    def env():
+        return Corridor(seconds=4.0 if world.rank == culprit else 0.0)
+
+    begin = time.monotonic()
+    with pytest.raises((RankTimeoutError, RemoteRankError), match="RankTimeoutError|sign of life|round within") as caught:
+        agent.train(env, total_steps=50_000)
+    if world.rank == 0:
+        assert type(caught.value) is RankTimeoutError
+        assert f"rank {culprit}" in str(caught.value)
+        assert time.monotonic() - begin < 4.0
+    world.Barrier()
+    check_trains(world, make_agent(async_updates=async_updates), lake)
+
+
+@MODES
+def test_a_rank_that_is_slow_is_waited_for(world, make_agent, async_updates):
+    # A step takes far less than the deadline, all of them far more.
+    agent = make_agent(timeout=1.0, async_updates=async_updates, n_envs=1, logical_workers=2)
+
+    def env():
+        return Corridor(seconds=0.05 if world.rank == world.size - 1 else 0.0)
+
+    result = agent.train(env, total_steps=60 * max(world.size - 1, 1))
+    assert result.steps == agent.visits.sum() == 60 * max(world.size - 1, 1)
+
+
+# Ranks that were told different things
+
+
+@pytest.mark.parametrize(
+    "what, differs, shown",
+    [
+        ({"learning_rate": 0.2}, "learning_rate", "0.2"),
+        ({"discount_factor": 0.5}, "discount_factor", "0.5"),
+        ({"dtype": "float32"}, "dtype", "float32"),
+        ({"async_updates": False}, "async_updates", "False"),
+        ({"seed": 8}, "seed", "8"),
+        ({"state_size": 17, "action_size": 4}, "state_size", "17"),
+    ],
+)
+def test_different_settings(world, make_agent, lake, several_ranks, what, differs, shown):
+    agent = make_agent(**(what if world.rank == world.size - 1 else {}))
+    with pytest.raises(RankMismatchError, match=rf"{differs}: .*{shown}.* on rank {world.size - 1}"):
+        agent.train(lake, total_steps=10_000)
+    check_trains(world, make_agent(), lake)
+
+
+OTHER_ENVIRONMENTS = {
+    "another size": lambda: TabularMDP.from_gymnasium("CliffWalking-v1"),
+    "another of that size": lambda: TabularMDP.from_gymnasium("FrozenLake-v1", is_slippery=False),
+    "an id": lambda: "FrozenLake8x8-v1",
+    "stepped": lambda: SteppedLake,
+}
+
+
+@pytest.mark.parametrize("name", OTHER_ENVIRONMENTS)
+def test_different_environments(world, make_agent, lake, several_ranks, name):
+    other = OTHER_ENVIRONMENTS[name]()
+    agent = make_agent()
+    with pytest.raises(RankMismatchError, match="environment: .*FrozenLake.* on rank"):
+        agent.train(other if world.rank == 0 else lake, total_steps=10_000)
+    check_trains(world, make_agent(), lake)
+
+
+def test_different_totals(world, make_agent, lake, several_ranks):
+    agent = make_agent()
+    with pytest.raises(RankMismatchError, match=rf"total_steps: 1000 on rank 0, {1000 + world.size - 1} on rank"):
+        agent.train(lake, total_steps=1_000 + world.rank if world.rank in (0, world.size - 1) else 1_000)
+    check_trains(world, agent, lake)
+
+
+def test_a_total_here_and_a_share_there(world, make_agent, lake, several_ranks):
+    agent = make_agent()
+    how = {"total_steps": 1_000} if world.rank == 0 else {"steps": 1_000}
+    with pytest.raises(RankMismatchError, match="total_steps: 1000 on rank 0, None on rank 1"):
+        agent.train(lake, **how)
+    check_trains(world, agent, lake)
+
+
+def test_different_histories(world, make_agent, alone, lake, several_ranks):
+    agent = make_agent()
+    if world.rank == 0:
+        agent._comm = alone
+        agent.train(lake, steps=100)
+        agent._comm = None
+    with pytest.raises(RankMismatchError, match="steps so far: 100 on rank 0, 0 on rank 1"):
+        agent.train(lake, total_steps=1_000)
+
+
+# Input that no rank can use
+
+
+BAD_TRAINING = {
+    "a table with too few states": ({"state_size": 15, "action_size": 4}, "lake", {"steps": 10}, EnvError, "state_size=16"),
+    "a table with too few actions": ({"action_size": 3}, "lake", {"steps": 10}, EnvError, "action_size=4"),
+    "an infinite space": ({}, Unbounded, {"steps": 10}, SpaceError, "gymnasium.wrappers"),
+    "negative steps": ({}, "lake", {"steps": -1}, SettingsError, "at least 0"),
+    "a negative total": ({}, "lake", {"total_steps": -1}, SettingsError, "at least 0"),
+    "half a step": ({}, "lake", {"steps": 0.5}, SettingsError, "whole number"),
+    "no steps at all": ({}, "lake", {}, SettingsError, "exactly one"),
+    "steps twice": ({}, "lake", {"steps": 1, "total_steps": 1}, SettingsError, "exactly one"),
+    "no environment": ({}, 5, {"steps": 1}, EnvError, ""),
+    "an id that is none": ({}, "NoSuchLake-v0", {"steps": 1}, Exception, "NoSuchLake"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_TRAINING)
+def test_bad_arguments_are_refused_on_every_rank(world, make_agent, lake, name):
+    settings, env, steps, kind, text = BAD_TRAINING[name]
+    agent = make_agent(**settings)
+    with pytest.raises(kind, match=text) as caught:
+        agent.train(lake if env == "lake" else env, **steps)
+    assert not isinstance(caught.value, (RemoteRankError, RankTimeoutError))
+    check_trains(world, make_agent(), lake)
+
+
+@pytest.mark.parametrize("bad", [{"learning_rate": 0}, {"learning_rate": 1.5}, {"learning_rate": math.nan}, {"seed": 1 << 80}])
+def test_bad_settings_are_refused_on_every_rank(make_agent, bad):
+    with pytest.raises(SettingsError, match=next(iter(bad))):
+        make_agent(**bad)
+
+
+@pytest.mark.parametrize("steps", [{"steps": -1}, {"steps": "ten"}, {}])
+def test_bad_arguments_on_one_rank_alone(world, make_agent, lake, steps):
+    agent = make_agent()
+    culprit = world.size - 1
+    arguments = steps if world.rank == culprit else {"steps": 10}
+    raised_by(world, {culprit}, SettingsError, "steps", lambda: agent.train(lake, **arguments))
+    check_trains(world, agent, lake)
+
+
+def workers(world):
+    """Return the ranks that learn."""
+    return set(range(1, world.size)) or {0}
+
+
+@MODES
+@pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
+def test_a_reward_that_is_no_number(world, make_agent, lake, async_updates, reward):
+    agent = make_agent(async_updates=async_updates, n_envs=2, logical_workers=3)
+
+    def env():
+        return BrokenLake(100, reward=reward)
+
+    raised_by(world, workers(world), RewardError, "finite|NaN", lambda: agent.train(env, total_steps=50_000))
+    check_trains(world, make_agent(async_updates=async_updates), lake)
+
+
+def game(end, way=0.0, legal=None):
+    """Return a compiled corridor of 5 cells with these rewards."""
+    return CompiledSimulator.game(
+        "corridor", 5, 2, CorridorData(end, way), corridor_reset, corridor_step, legal=legal
+    )
+
+
+@pytest.mark.parametrize("rewards", [(math.nan, 0.0), (1.0, math.nan), (math.inf, 0.0), (1.0, -math.inf)])
+def test_a_compiled_game_with_a_reward_that_is_no_number(world, make_agent, lake, rewards):
+    agent = make_agent()
+    raised_by(world, workers(world), RewardError, "finite", lambda: agent.train(game(*rewards), total_steps=500_000))
+    check_trains(world, make_agent(), lake)
+
+
+def test_a_compiled_game_of_a_user_trains(world, make_agent):
+    agent = make_agent()
+    check_trains(world, agent, game(1.0), 100_000)
+    assert (agent.q_table.argmax(axis=1)[:4] == 1).all()
+
+
+def test_a_mask_that_forbids_everything(world, make_agent, lake):
+    agent = make_agent(n_envs=2)
+    raised_by(
+        world, workers(world) | {0}, ActionMaskError, "", lambda: agent.train(lambda: Corridor(mask=(False, False)), steps=1_000)
+    )
+    check_trains(world, make_agent(), lake)
+
+
+def test_a_compiled_mask_that_forbids_everything(world, make_agent, lake):
+    legal = np.ones((5, 2), bool)
+    legal[2] = False
+    agent = make_agent()
+    raised_by(
+        world, workers(world), ActionMaskError, "state 2", lambda: agent.train(game(1.0, legal=legal), total_steps=1_000)
+    )
+    check_trains(world, make_agent(), lake)
+
+
+BAD_FILES = {
+    "a pickle": lambda whole: b"\x80\x04\x95\x0b\x00\x00\x00\x00\x00\x00\x00}\x94\x8c\x01a\x94K\x01s.",
+    "truncated": lambda whole: whole[: len(whole) // 2],
+    "empty": lambda whole: b"",
+    "text": lambda whole: b"state,action,value\n0,0,1.0\n",
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_a_bad_model_file_is_refused_on_every_rank(world, make_agent, lake, tmp_path, name):
+    agent = make_agent()
+    agent.train(lake, total_steps=1_000)
+    whole = agent.save_model(tmp_path / "whole.pkl").read_bytes()
+    (tmp_path / "bad.pkl").write_bytes(BAD_FILES[name](whole))
+    with pytest.raises(ModelFileError, match=r"bad\.pkl"):
+        DistAsyncQLearning.load_model(tmp_path / "bad.pkl")
+    loaded = DistAsyncQLearning.load_model(tmp_path / "whole.pkl")
+    check_trains(world, loaded, lake)
