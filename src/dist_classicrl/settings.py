@@ -18,7 +18,6 @@ ROUND_UPDATES = 32
 _ALGORITHMS = ("q_learning",)
 _BACKENDS = ("mpi",)
 _DTYPES = ("float64", "float32")
-_LARGEST_SEED = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -90,10 +89,6 @@ class Settings:
             put("seed", _whole("seed", self.seed, 0, "None"))
             if self.seed >= 2**63:  # ranks tell each other the seed as an int64
                 raise SettingsError(f"seed must be below 2**63, got {self.seed!r}.")
-            if self.seed > _LARGEST_SEED:
-                raise SettingsError(
-                    f"seed must be at most {_LARGEST_SEED} (63 bits, as ranks send it), got {self.seed}."
-                )
         if self.compression_threshold > 0.0 and not self.async_updates:
             raise SettingsError(
                 "compression_threshold has no place in the reproducible mode (async_updates=False), where "

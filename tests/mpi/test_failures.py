@@ -44,7 +44,10 @@ def several_ranks(world):
 
 
 def raised_by(world, culprits, kind, text, train):
-    """Check that `train` raises `kind` on the ranks `culprits`, and word of it on all others. Return what was raised."""
+    """Check that `train` raises `kind` on the ranks `culprits`, and word of it on all others.
+
+    Return what was raised.
+    """
     expected = kind if world.rank in culprits else RemoteRankError
     begin = time.monotonic()
     with pytest.raises(expected, match=text) as caught:
@@ -82,7 +85,11 @@ def test_in_an_environment(world, make_agent, lake, async_updates, breaks_at):
 
     agent = make_agent(async_updates=async_updates, n_envs=2, logical_workers=4)
     caught = raised_by(
-        world, {culprit}, ZeroDivisionError, f"lake {culprit} is frozen", lambda: agent.train(env, total_steps=300_000)
+        world,
+        {culprit},
+        ZeroDivisionError,
+        f"lake {culprit} is frozen",
+        lambda: agent.train(env, total_steps=300_000),
     )
     if world.rank == culprit:
         assert caught is error
@@ -182,18 +189,14 @@ def test_the_rank_is_that_of_the_communicator(world, make_agent, lake):
 
 
 def test_again_and_again(world, make_agent, lake):
+    culprit = world.size - 1
     agent = make_agent(n_envs=1)
+
+    def env():
+        return BrokenLake(20 if world.rank == culprit else NEVER, ValueError("thin ice"))
+
     for _ in range(10):
-        culprit = world.size - 1
-        raised_by(
-            world,
-            {culprit},
-            ValueError,
-            "thin ice",
-            lambda: agent.train(
-                lambda: BrokenLake(20 if world.rank == culprit else NEVER, ValueError("thin ice")), total_steps=10_000
-            ),
-        )
+        raised_by(world, {culprit}, ValueError, "thin ice", lambda: agent.train(env, total_steps=10_000))
         check_trains(world, agent, lake, 500)
 
 
@@ -209,7 +212,9 @@ def test_a_rank_that_hangs(world, make_agent, lake, several_ranks, async_updates
         return Corridor(seconds=4.0 if world.rank == culprit else 0.0)
 
     begin = time.monotonic()
-    with pytest.raises((RankTimeoutError, RemoteRankError), match="RankTimeoutError|sign of life|round within") as caught:
+    with pytest.raises(
+        (RankTimeoutError, RemoteRankError), match="RankTimeoutError|sign of life|round within"
+    ) as caught:
         agent.train(env, total_steps=50_000)
     if world.rank == 0:
         assert type(caught.value) is RankTimeoutError
@@ -271,7 +276,9 @@ def test_different_environments(world, make_agent, lake, several_ranks, name):
 
 def test_different_totals(world, make_agent, lake, several_ranks):
     agent = make_agent()
-    with pytest.raises(RankMismatchError, match=rf"total_steps: 1000 on rank 0, {1000 + world.size - 1} on rank"):
+    with pytest.raises(
+        RankMismatchError, match=rf"total_steps: 1000 on rank 0, {1000 + world.size - 1} on rank"
+    ):
         agent.train(lake, total_steps=1_000 + world.rank if world.rank in (0, world.size - 1) else 1_000)
     check_trains(world, agent, lake)
 
@@ -298,7 +305,13 @@ def test_different_histories(world, make_agent, alone, lake, several_ranks):
 
 
 BAD_TRAINING = {
-    "a table with too few states": ({"state_size": 15, "action_size": 4}, "lake", {"steps": 10}, EnvError, "state_size=16"),
+    "a table with too few states": (
+        {"state_size": 15, "action_size": 4},
+        "lake",
+        {"steps": 10},
+        EnvError,
+        "state_size=16",
+    ),
     "a table with too few actions": ({"action_size": 3}, "lake", {"steps": 10}, EnvError, "action_size=4"),
     "an infinite space": ({}, Unbounded, {"steps": 10}, SpaceError, "gymnasium.wrappers"),
     "negative steps": ({}, "lake", {"steps": -1}, SettingsError, "at least 0"),
@@ -321,7 +334,9 @@ def test_bad_arguments_are_refused_on_every_rank(world, make_agent, lake, name):
     check_trains(world, make_agent(), lake)
 
 
-@pytest.mark.parametrize("bad", [{"learning_rate": 0}, {"learning_rate": 1.5}, {"learning_rate": math.nan}, {"seed": 1 << 80}])
+@pytest.mark.parametrize(
+    "bad", [{"learning_rate": 0}, {"learning_rate": 1.5}, {"learning_rate": math.nan}, {"seed": 1 << 80}]
+)
 def test_bad_settings_are_refused_on_every_rank(make_agent, bad):
     with pytest.raises(SettingsError, match=next(iter(bad))):
         make_agent(**bad)
@@ -363,7 +378,9 @@ def game(end, way=0.0, legal=None):
 @pytest.mark.parametrize("rewards", [(math.nan, 0.0), (1.0, math.nan), (math.inf, 0.0), (1.0, -math.inf)])
 def test_a_compiled_game_with_a_reward_that_is_no_number(world, make_agent, lake, rewards):
     agent = make_agent()
-    raised_by(world, workers(world), RewardError, "finite", lambda: agent.train(game(*rewards), total_steps=500_000))
+    raised_by(
+        world, workers(world), RewardError, "finite", lambda: agent.train(game(*rewards), total_steps=500_000)
+    )
     check_trains(world, make_agent(), lake)
 
 
@@ -376,7 +393,11 @@ def test_a_compiled_game_of_a_user_trains(world, make_agent):
 def test_a_mask_that_forbids_everything(world, make_agent, lake):
     agent = make_agent(n_envs=2)
     raised_by(
-        world, workers(world) | {0}, ActionMaskError, "", lambda: agent.train(lambda: Corridor(mask=(False, False)), steps=1_000)
+        world,
+        workers(world) | {0},
+        ActionMaskError,
+        "",
+        lambda: agent.train(lambda: Corridor(mask=(False, False)), steps=1_000),
     )
     check_trains(world, make_agent(), lake)
 
@@ -386,7 +407,11 @@ def test_a_compiled_mask_that_forbids_everything(world, make_agent, lake):
     legal[2] = False
     agent = make_agent()
     raised_by(
-        world, workers(world), ActionMaskError, "state 2", lambda: agent.train(game(1.0, legal=legal), total_steps=1_000)
+        world,
+        workers(world),
+        ActionMaskError,
+        "state 2",
+        lambda: agent.train(game(1.0, legal=legal), total_steps=1_000),
     )
     check_trains(world, make_agent(), lake)
 

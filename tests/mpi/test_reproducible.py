@@ -1,4 +1,4 @@
-"""The reproducible mode: the table of one process, bit for bit, at any number of ranks and whatever their speed."""
+"""The reproducible mode: the table of one process, bit for bit, at any number of ranks and any speed."""
 
 import hashlib
 import random
@@ -89,5 +89,7 @@ def test_a_stepped_environment(world, alone, make_agent, logical_workers, seed):
 
 
 def test_seeds_give_different_tables(world, alone, make_agent, lake):
-    tables = [check_same_as_one_process(world, alone, make_agent, lake, (20_000,), seed=seed) for seed in (0, 1)]
+    tables = [
+        check_same_as_one_process(world, alone, make_agent, lake, (20_000,), seed=seed) for seed in (0, 1)
+    ]
     assert tables[0] != tables[1]

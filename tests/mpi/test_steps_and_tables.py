@@ -105,9 +105,13 @@ OPTIONS = {
     "eight in flight": {"prefetch_factor": 8, "sync_frequency": 4},
     "per visit": {"learning_rate": PerVisit(0.7)},
     "all at once": {
-        "dtype": "float32", "replay_ratio": 0.5, "compression_threshold": 0.01, "sync_frequency": 3, "prefetch_factor": 8,
+        "dtype": "float32",
+        "replay_ratio": 0.5,
+        "compression_threshold": 0.01,
+        "sync_frequency": 3,
+        "prefetch_factor": 8,
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", OPTIONS)
