@@ -1,4 +1,5 @@
-"""Tabular reinforcement learning on a cluster: Q-learning under an MPI parameter server, fast, right, from one import.
+"""Tabular reinforcement learning on a cluster: Q-learning under an MPI parameter server, fast, right, from
+one import.
 
 >>> from dist_classicrl import DistAsyncQLearning
 """

@@ -8,7 +8,7 @@ from typing import Any
 import numba
 
 
-def jit(function: Callable[..., Any]) -> Callable[..., Any]:
+def jit(function: Callable[..., Any]) -> Any:
     """Compile `function` with numba, keeping the machine code on disk for the next process.
 
     `fastmath` stays off: it reorders sums and drops the NaN checks that the kernels rely on.
@@ -18,8 +18,10 @@ def jit(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def jit_inline(function: Callable[..., Any]) -> Any:
-    """Compile like `jit`, and always into the caller: a call with ten arrays costs more than a step of learning.
+    """Compile like `jit`, and always into the caller.
 
-    For small functions that a hot loop calls.
+    For small functions that a hot loop calls: a call with ten arrays costs more than a step of learning.
     """
-    return numba.njit(cache=True, nogil=True, error_model="numpy", boundscheck=False, forceinline=True)(function)
+    return numba.njit(cache=True, nogil=True, error_model="numpy", boundscheck=False, forceinline=True)(
+        function
+    )

@@ -240,6 +240,7 @@ def from_dict(data: dict[str, Any]) -> Schedule:
     if kind is None:
         raise SettingsError(f"{data!r} is no schedule; known kinds are {', '.join(_KINDS)}.")
     try:
-        return kind(**arguments)
+        schedule: Any = kind(**arguments)
     except TypeError as error:
         raise SettingsError(f"{data!r} is no schedule: {error}.") from error
+    return schedule

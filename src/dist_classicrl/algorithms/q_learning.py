@@ -1,17 +1,22 @@
 """Q-learning (Watkins and Dayan, 1992) as jitted loops over plain arrays.
 
-The arrays belong to a `dist_classicrl.updates.local.LocalTable` of S states and A actions; an entry is s * A + a:
+The arrays belong to a `dist_classicrl.updates.local.LocalTable` of S states and A actions; an entry is s * A
++ a:
 
 - ``q`` (S * A,) float64: the local table; -inf where an action is illegal in a compiled environment;
-- ``best`` (S,) float64 and ``greedy`` (S,) int32: the maximum of each row and where it is, -1 where several are equal.
+- ``best`` (S,) float64 and ``greedy`` (S,) int32: the maximum of each row and where it is, -1 where several
+  are equal.
   Kept up to date by whoever changes ``q``, so that the next action does not wait for a search;
-- ``weight`` (S * A,) float64 and ``shift`` (S * A,) float64: the affine map that the updates since the last push make;
+- ``weight`` (S * A,) float64 and ``shift`` (S * A,) float64: the affine map that the updates since the last
+  push make;
 - ``updates`` (S * A,) int64: visits in the low 32 bits, replayed updates in the high 32; not 0 means touched;
 - ``visits`` (S * A,) int64: the visits known besides those, the clock of per-visit step sizes;
-- ``touched`` (S * A + 1,) int64 and ``n_touched`` (1,) int64: the touched entries, in the order of their first touch.
+- ``touched`` (S * A + 1,) int64 and ``n_touched`` (1,) int64: the touched entries, in the order of their
+  first touch.
 
-Row searches are unrolled where the number of actions is part of a type: `row_shape` is a tuple of A zeros, or None
-to read A from the arrays. It makes the loop 1.05 to 1.4 times as fast, and costs a compilation per number of actions.
+Row searches are unrolled where the number of actions is part of a type: `row_shape` is a tuple of A zeros, or
+None to read A from the arrays. It makes the loop 1.05 to 1.4 times as fast, and costs a compilation per
+number of actions.
 """
 
 from __future__ import annotations
@@ -110,8 +115,9 @@ def _step_size_at(step_sizes, visits, updates, entry, extra):
 def remember(replay, entry, reward, next_state, terminated):
     """Write a transition into the ring buffer `replay` = (entries, rewards, targets, state, ratio).
 
-    ``entries`` and ``targets`` are int64 of the ring's capacity, a target being the next state doubled, plus 1 where the
-    transition terminated; ``state`` is float64: the number held, the next place, and the updates owed.
+    ``entries`` and ``targets`` are int64 of the ring's capacity, a target being the next state doubled, plus
+    1 where the transition terminated; ``state`` is float64: the number held, the next place, and the updates
+    owed.
     """
     entries, rewards, targets, ring, ratio = replay
     place = np.int64(ring[1])
@@ -125,9 +131,24 @@ def remember(replay, entry, reward, next_state, terminated):
 
 @jit
 def replay_updates(
-    replay, q, best, greedy, weight, shift, updates, visits, touched, count, step_sizes, step_size, discount, n_actions, random
+    replay,
+    q,
+    best,
+    greedy,
+    weight,
+    shift,
+    updates,
+    visits,
+    touched,
+    count,
+    step_sizes,
+    step_size,
+    discount,
+    n_actions,
+    random,
 ):
-    """Do the replayed updates that are owed, each on a uniformly drawn transition. Return the new number touched.
+    """Do the replayed updates that are owed, each on a uniformly drawn transition. Return the new number
+    touched.
 
     Lin (1992). They count as updates of the map, not as visits.
     """
@@ -181,7 +202,8 @@ def learn_steps(
     steps,
     totals,
 ):
-    """Act epsilon-greedily, simulate and learn for `steps` steps in one loop; the module names the table's arrays.
+    """Act epsilon-greedily, simulate and learn for `steps` steps in one loop; the module names the table's
+    arrays.
 
     What it does depends on the stream and the offset, not on how a stretch of steps is cut into calls.
 
@@ -201,7 +223,8 @@ def learn_steps(
         Number of legal actions of each state, and these actions at the front of each row.
     row_shape : None or tuple of A ints
     step_sizes : None or ndarray(float64, ndim=1)
-        `PerVisit.table`. None: the straight line ``step_size + step_size_slope * (step_size_at + i)`` at step i.
+        `PerVisit.table`. None: the straight line ``step_size + step_size_slope * (step_size_at + i)`` at step
+        i.
     epsilon, epsilon_slope, epsilon_at : float, float, int
         Chance of a uniformly random action, a straight line alike.
     discount : float
@@ -227,7 +250,9 @@ def learn_steps(
         state = np.int64(begin(simulation, memory, mix(~counter)))
     for step in range(steps):
         random = mix(counter)
-        explore = np.float64(np.int64(random >> SHIFT_32)) < epsilon_32 + (epsilon_at + step) * epsilon_slope_32
+        explore = (
+            np.float64(np.int64(random >> SHIFT_32)) < epsilon_32 + (epsilon_at + step) * epsilon_slope_32
+        )
         row = state * n_actions
         action = np.int64(greedy[state])
         if legal is None:
@@ -237,7 +262,9 @@ def learn_steps(
         if action < 0 and not explore:
             action = pick_among_best(q, best[state], row, n_actions, random)
         action = other if explore else action
-        next_state, reward, terminated = advance(simulation, memory, state, action, mix(counter + GAMMA), n_actions)
+        next_state, reward, terminated = advance(
+            simulation, memory, state, action, mix(counter + GAMMA), n_actions
+        )
         entry = row + action
         if step_sizes is None:
             alpha = step_size + (step_size_at + step) * step_size_slope
@@ -346,7 +373,8 @@ def learn_batch(
     key,
     offset,
 ):
-    """Learn transitions `first` to `last` - 1 of a batch of B, one after the other; the module names the table's arrays.
+    """Learn transitions `first` to `last` - 1 of a batch of B, one after the other; the module names the
+    table's arrays.
 
     Parameters
     ----------

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dist_classicrl._random import stream_key
-from dist_classicrl.algorithms.learners import CompiledLearner, SteppedLearner, Stream
+from dist_classicrl.algorithms.learners import Learner, Stream
 from dist_classicrl.settings import ROUND_UPDATES, Settings
 from dist_classicrl.updates.local import LocalTable, PackedMap
 
@@ -34,7 +34,9 @@ class Quota:
 
 
 def round_steps(settings: Settings) -> int:
-    """Return the steps of a logical worker in a full round: ``sync_frequency * batch_size``, "auto" being 32 updates."""
+    """Return the steps of a logical worker in a full round: ``sync_frequency * batch_size``, "auto" being 32
+    updates.
+    """
     updates = ROUND_UPDATES if settings.sync_frequency == "auto" else int(settings.sync_frequency)
     return updates * settings.batch_size
 
@@ -57,10 +59,10 @@ def rounds(settings: Settings, start: int, steps: int) -> Iterator[list[Quota]]:
         yield quotas
 
 
-def play(
-    quota: Quota, learner: CompiledLearner | SteppedLearner, table: LocalTable, seed: int
-) -> PackedMap:
-    """Let a logical worker do its quota from the table's base, and return its maps; the table is as before."""
+def play(quota: Quota, learner: Learner, table: LocalTable, seed: int) -> PackedMap:
+    """Let a logical worker do its quota from the table's base, and return its maps; the table is as
+    before.
+    """
     # A global step belongs to one quota alone, so it names the quota's random stream.
     stream = Stream(stream_key(seed, "round", quota.worker, quota.start), quota.start)
     learner.learn(stream, quota.steps)

@@ -1,4 +1,6 @@
-"""Exceptions that cross ranks: as JSON on the way, as `RemoteRankError` on arrival, and once in the job's output."""
+"""Exceptions that cross ranks: as JSON on the way, as `RemoteRankError` on arrival, and once in the job's
+output.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ _GRACE_SECONDS = 10.0
 
 
 def failure_text(error: BaseException, rank: int | None = None) -> np.ndarray:
-    """Return `error` as JSON for a message; a `RemoteRankError` is passed on as what it was where it was raised."""
+    """Return `error` as JSON for a message; a `RemoteRankError` is passed on as what it was where it was
+    raised.
+    """
     if isinstance(error, RemoteRankError):
         return messages.text(error.to_dict())
     summary = traceback.format_exception_only(type(error), error)[-1].strip()
@@ -52,9 +56,11 @@ _installed = False
 
 
 def end_job_on_unhandled_errors() -> None:
-    """Let an exception that nobody handles end the whole MPI job with its traceback, instead of leaving ranks waiting.
+    """Let an exception that nobody handles end the whole MPI job with its traceback, instead of leaving ranks
+    waiting.
 
-    The rank that raised it prints it and aborts. Ranks that got it as `RemoteRankError`, or raise the same, give it time to.
+    The rank that raised it prints it and aborts. Ranks that got it as `RemoteRankError`, or raise the same,
+    give it time to.
     """
     global _installed
     if _installed:

@@ -1,4 +1,6 @@
-"""The step budget: given out in leases, so that fast workers get more and the run makes exactly the steps asked for."""
+"""The step budget: given out in leases, so that fast workers get more and the run makes exactly the steps
+asked for.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from dataclasses import dataclass
 from dist_classicrl.errors import ProtocolError
 
 _AHEAD_SECONDS = 0.25
-_FIRST_STEPS = 4096
+_LEAST_SECONDS = 0.002
 _SHARES = 2
 
 
@@ -32,11 +34,21 @@ class Lease:
 class LeaseBook:
     """Who makes which of `steps` steps, from global step `start` on.
 
-    A worker gets about a quarter of a second's work at a time by its own measured rate, less towards the end: never more
-    than half of an equal share of what is left, so that all finish together.
+    A worker gets about a quarter of a second's work at a time by its own measured rate, less towards the end:
+    no more than half of an equal share of what is left, so that all finish together, but no less than what it
+    does in 2 ms.
+
+    Parameters
+    ----------
+    start, steps : int
+    workers : list of int
+        Ranks.
+    first_steps : int
+        What a worker gets before anything is known of its rate.
     """
 
-    def __init__(self, start: int, steps: int, workers: list[int]) -> None:
+    def __init__(self, start: int, steps: int, workers: list[int], first_steps: int) -> None:
+        self._first_steps = first_steps
         self._next = start
         self._end = start + steps
         self._done = 0
@@ -78,7 +90,9 @@ class LeaseBook:
         for lease_id, steps in made:
             owner, lease = self._leases.get(lease_id, (None, None))
             if lease is None or owner != worker or not 0 <= steps <= lease.steps:
-                raise ProtocolError(f"Worker {worker} reports {steps} steps of lease {lease_id}, which it does not hold.")
+                raise ProtocolError(
+                    f"Worker {worker} reports {steps} steps of lease {lease_id}, which it does not hold."
+                )
             lease.steps -= steps
             if lease.steps == 0:
                 del self._leases[lease_id]
@@ -96,11 +110,13 @@ class LeaseBook:
             self._heard[worker] = now
 
     def grant(self, worker: int, quantum: int) -> Lease | None:
-        """Give `worker` more if it has little left; in multiples of `quantum` steps while there are enough."""
+        """Give `worker` more if it has little left; in multiples of `quantum` steps while there are
+        enough.
+        """
         rate = self._rates[worker]
-        ahead = rate * _AHEAD_SECONDS if rate > 0.0 else float(_FIRST_STEPS)
+        ahead = rate * _AHEAD_SECONDS if rate > 0.0 else float(self._first_steps)
         fair = self.pool / (_SHARES * len(self._outstanding))
-        wanted = int(min(ahead, max(fair, 1.0)))
+        wanted = int(min(ahead, max(fair, rate * _LEAST_SECONDS, 1.0)))
         if self.pool == 0 or self._outstanding[worker] > wanted // 2:
             return None
         steps = min(-(-max(wanted, 1) // quantum) * quantum, self.pool)

@@ -1,7 +1,7 @@
 """Messages between ranks: a kind and some arrays of numbers in one buffer. Nothing is ever unpickled.
 
-Layout, native byte order, all of it on 8-byte boundaries: four int64 (mark, total bytes, kind, number of parts), two int64
-per part (type code, length), then the parts. Text travels as JSON in UTF-8.
+Layout, native byte order, all of it on 8-byte boundaries: four int64 (mark, total bytes, kind, number of
+parts), two int64 per part (type code, length), then the parts. Text travels as JSON in UTF-8.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ def total_bytes(start: np.ndarray) -> int:
         raise ProtocolError(f"A message of {start.size} bytes came; the shortest has {_HEAD}.")
     mark, total = (int(number) for number in start[:MARK_BYTES].view(np.int64))
     if mark != _MARK or total < _HEAD:
-        raise ProtocolError("Bytes came that are no message of this library: do all ranks run the same version of it?")
+        raise ProtocolError(
+            "Bytes came that are no message of this library: do all ranks run the same version of it?"
+        )
     return total
 
 

@@ -23,9 +23,11 @@ _SAMPLE = 4096
 
 
 class MovementGauge:
-    """Whether values still move: their mean changes by more than 1 % while the time that has passed grows by a quarter.
+    """Whether values still move: their mean changes by more than 1 % while the time that has passed grows by
+    a quarter.
 
-    Measured on the base (at most some 4,096 entries of it), so single updates and noise of constant step sizes do not count.
+    Measured on the base (at most some 4,096 entries of it), so single updates and noise of constant step
+    sizes do not count.
     """
 
     def __init__(self) -> None:
@@ -51,9 +53,9 @@ class MovementGauge:
 class Pacer:
     """Decides how many steps lie between two pushes.
 
-    With a number they are ``sync_frequency * batch_size`` steps. With "auto" talking takes 2 % of the worker's time, and up
-    to 20 % while values still move if that is needed to keep N k a at or below 4 on the busiest entries, where k is an
-    entry's visits per push and a the step size.
+    With a number they are ``sync_frequency * batch_size`` steps. With "auto" talking takes 2 % of the
+    worker's time, and up to 20 % while values still move if that is needed to keep N k a at or below 4 on the
+    busiest entries, where k is an entry's visits per push and a the step size.
 
     Parameters
     ----------

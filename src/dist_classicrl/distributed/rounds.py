@@ -1,4 +1,6 @@
-"""The reproducible mode on many ranks: rank 0 merges each round in the order of the logical workers, the others play them."""
+"""The reproducible mode on many ranks: rank 0 merges each round in the order of the logical workers, the
+others play them.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dist_classicrl.algorithms.learners import CompiledLearner, SteppedLearner
+from dist_classicrl.algorithms.learners import Learner
 from dist_classicrl.algorithms.rounds import Quota, play, rounds
 from dist_classicrl.distributed import messages
 from dist_classicrl.distributed.failures import raise_remote
@@ -125,11 +127,14 @@ class RoundServer:
             _, its_round, logical = parts[0].tolist()
             if its_round != number or logical not in waiting or carried_by[logical] != rank:
                 raise ProtocolError(
-                    f"Worker {rank} sent round {its_round} of logical worker {logical} in round {number}, where it is not due."
+                    f"Worker {rank} sent round {its_round} of logical worker {logical} in round {number}, "
+                    "where it is not due."
                 )
             waiting.remove(logical)
             stats[logical] = parts[1]
-            maps[logical] = PackedMap(parts[2], parts[3], parts[4], parts[5], parts[6] if len(parts) > 6 else None)
+            maps[logical] = PackedMap(
+                parts[2], parts[3], parts[4], parts[5], parts[6] if len(parts) > 6 else None
+            )
             self._tally.pushes += 1
             self._tally.bytes_pushed += message.size
             self._tally.learning_seconds += float(parts[1][3])
@@ -139,8 +144,9 @@ class RoundServer:
         for rank in ranks:
             if time.monotonic() - self._channels[rank].last_heard > self._settings.timeout:
                 raise RankTimeoutError(
-                    f"Worker rank {rank} did not deliver its round within {self._settings.timeout:g} s. If a round can take "
-                    "that long, raise timeout= or lower sync_frequency; else look for what hangs there."
+                    f"Worker rank {rank} did not deliver its round within {self._settings.timeout:g} s. If a "
+                    "round can take that long, raise timeout= or lower sync_frequency; else look for what "
+                    "hangs there."
                 )
 
 
@@ -164,7 +170,7 @@ class RoundWorker:
         self,
         channel: Channel,
         table: LocalTable,
-        learners: dict[int, CompiledLearner] | dict[int, SteppedLearner],
+        learners: dict[int, Learner],
         settings: Settings,
         start: int,
         steps: int,
@@ -181,7 +187,9 @@ class RoundWorker:
         self._told = 0.0
 
     def run(self) -> tuple[Refresh, dict[str, Any]]:
-        """Play rounds until the server says that the run is done. Return the whole final table and the run's result."""
+        """Play rounds until the server says that the run is done. Return the whole final table and the run's
+        result.
+        """
         self._told = time.perf_counter()
         final = self._take_table()
         for number, quotas in enumerate(rounds(self._settings, self._start, self._steps)):
@@ -219,8 +227,9 @@ class RoundWorker:
                 self._channel.reap()
                 if time.monotonic() - self._channel.last_heard > self._settings.timeout:
                     raise RankTimeoutError(
-                        f"The server, rank {self._channel.peer}, did not finish a round within {self._settings.timeout:g} s. "
-                        "If a round can take that long, raise timeout= or lower sync_frequency."
+                        f"The server, rank {self._channel.peer}, did not finish a round within "
+                        f"{self._settings.timeout:g} s. If a round can take that long, raise timeout= or "
+                        "lower sync_frequency."
                     )
                 backoff.wait()
                 continue
@@ -233,8 +242,11 @@ class RoundWorker:
                 raise ProtocolError(f"The server sent {kind.name} where a merged table belongs.")
             _, since, version = parts[0].tolist()
             if since > self._version:
-                raise ProtocolError(f"A table from version {since} on came to a base of version {self._version}.")
-            self._table.rebase(Refresh(since, version, parts[3] if len(parts) > 3 else None, parts[1], parts[2]), [])
+                raise ProtocolError(
+                    f"A table from version {since} on came to a base of version {self._version}."
+                )
+            self._table.rebase(
+                Refresh(since, version, parts[3] if len(parts) > 3 else None, parts[1], parts[2]), []
+            )
             self._version = version
             return None
-

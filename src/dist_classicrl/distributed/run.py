@@ -11,9 +11,8 @@ import numpy as np
 
 from dist_classicrl._random import stream_key
 from dist_classicrl.algorithms.learners import (
-    CompiledLearner,
+    Learner,
     Rates,
-    SteppedLearner,
     Stream,
     make_learner,
     training_kernel,
@@ -38,6 +37,8 @@ from dist_classicrl.updates.window import PushWindow
 _SLICE_SECONDS = 0.05
 _FIRST_SLICE = 4096
 _FOLD_SECONDS = 1.0
+_FIRST_LEASE_COMPILED = 100_000
+_FIRST_LEASE_STEPPED = 1_000
 
 
 @dataclass
@@ -78,7 +79,8 @@ class Run:
         self._legal = None if simulator is None else simulator.legal
         self.tally = Tally(self.steps)
         self.clock = ProgressClock(self.tally, self.progress, self.progress_interval)
-        # In the reproducible mode the clock of per-visit step sizes counts logical workers, wherever they run.
+        # In the reproducible mode the clock of per-visit step sizes counts logical workers, wherever they
+        # run.
         self.logical = None if settings.async_updates else settings.logical_workers
 
     def local_table(self, n_states: int | None = None) -> LocalTable:
@@ -94,14 +96,12 @@ class Run:
             self.settings.replay_ratio > 0.0,
         )
 
-    def learner(self, source: Source, table: LocalTable, rates: Rates, number: int) -> CompiledLearner | SteppedLearner:
+    def learner(self, source: Source, table: LocalTable, rates: Rates, number: int) -> Learner:
         """Return the learner of worker `number`."""
         seed = int(stream_key(self.seed, "environment", number, self.start) >> np.uint64(33))
         return make_learner(source, table, self.settings, rates, seed, self._kernel)
 
-    def logical_learners(
-        self, numbers: list[int], table: LocalTable, rates: Rates
-    ) -> dict[int, CompiledLearner | SteppedLearner]:
+    def logical_learners(self, numbers: list[int], table: LocalTable, rates: Rates) -> dict[int, Learner]:
         """Return a learner for each of these logical workers, with environments of its own.
 
         Raises
@@ -112,10 +112,11 @@ class Run:
         source = self.source
         if source.simulator is None and source.make_another is None and self.settings.logical_workers > 1:
             raise EnvError(
-                f"The reproducible mode needs an environment for each of its {self.settings.logical_workers} logical workers, "
-                f"but {source.name} is one instance. Pass its id or a function that makes it, or set logical_workers=1."
+                f"The reproducible mode needs an environment for each of its {self.settings.logical_workers} "
+                f"logical workers, but {source.name} is one instance. Pass its id or a function that makes "
+                "it, or set logical_workers=1."
             )
-        learners: dict[int, CompiledLearner | SteppedLearner] = {}
+        learners: dict[int, Learner] = {}
         for number in numbers:
             own = source if source.simulator is not None or not learners else source.another()
             learners[number] = self.learner(own, table, rates, number)
@@ -129,7 +130,9 @@ class Run:
 
 
 def compile_kernels(run: Run, rates: Rates, as_server: bool, learning_too: bool) -> None:
-    """Compile or load what is called besides the learners, on tables of one state; `learning_too`: for them as well."""
+    """Compile or load what is called besides the learners, on tables of one state; `learning_too`: for them
+    as well.
+    """
     table = run.local_table(1)
     values = np.zeros(table.q.size, run.values.dtype)
     counts = np.zeros(table.q.size, np.int64)
@@ -159,7 +162,11 @@ def run_alone(run: Run) -> TrainingResult:
     table.load(run.values, run.counts)
     rates = Rates(run.settings, run.logical or 1)
     numbers = [0] if run.logical is None else list(range(run.logical))
-    learners = run.logical_learners(numbers, table, rates) if run.logical else {0: run.learner(run.source, table, rates, 0)}
+    learners = (
+        run.logical_learners(numbers, table, rates)
+        if run.logical
+        else {0: run.learner(run.source, table, rates, 0)}
+    )
     try:
         compile_kernels(run, rates, run.logical is not None, False)
         for learner in learners.values():
@@ -175,7 +182,7 @@ def run_alone(run: Run) -> TrainingResult:
     return run.tally.result(seconds, compiled, workers=1)
 
 
-def _learn_alone(run: Run, table: LocalTable, learner: CompiledLearner | SteppedLearner) -> float:
+def _learn_alone(run: Run, table: LocalTable, learner: Learner) -> float:
     """Learn all steps, in slices that last about 50 ms. Return the seconds that it took."""
     stream = Stream(stream_key(run.seed, "alone", run.start), run.start)
     begin = folded = time.perf_counter()
@@ -197,13 +204,15 @@ def _learn_alone(run: Run, table: LocalTable, learner: CompiledLearner | Stepped
 
 
 def _fold(run: Run, table: LocalTable) -> None:
-    """Bring the run's table up to the local one, which is exact: applying the maps would only add rounding."""
+    """Bring the run's table up to the local one, which is exact: applying the maps would only add
+    rounding.
+    """
     packed = table.pack()
     run.values[packed.entries] = table.q[packed.entries]
     run.counts[packed.entries] += packed.visits
 
 
-def _play_rounds_alone(run: Run, table: LocalTable, learners: dict[int, CompiledLearner | SteppedLearner]) -> float:
+def _play_rounds_alone(run: Run, table: LocalTable, learners: dict[int, Learner]) -> float:
     shared = SharedTable(run.values, run.counts)
     merge = RoundMerge(shared)
     begin = time.perf_counter()
@@ -222,7 +231,9 @@ def _play_rounds_alone(run: Run, table: LocalTable, learners: dict[int, Compiled
 
 
 def run_together(run: Run, setup: Setup) -> TrainingResult:
-    """Train on all ranks of `setup`: rank 0 serves, the others learn. The result and the table are the same everywhere."""
+    """Train on all ranks of `setup`: rank 0 serves, the others learn. The result and the table are the same
+    everywhere.
+    """
     settings = run.settings
     workers = list(range(1, setup.size))
     begin = time.perf_counter()
@@ -230,7 +241,7 @@ def run_together(run: Run, setup: Setup) -> TrainingResult:
     if rates.table is not None:
         setup.broadcast(rates.table)
     serving = setup.rank == 0
-    learners: dict[int, CompiledLearner | SteppedLearner] = {}
+    learners: dict[int, Learner] = {}
     error: BaseException | None = None
     table = run.local_table(1 if serving else None)
 
@@ -243,7 +254,7 @@ def run_together(run: Run, setup: Setup) -> TrainingResult:
             learners.update(_own_learners(run, setup, workers, table, rates))
             for learner in learners.values():
                 learner.prepare()
-        except Exception as caught:
+        except BaseException as caught:  # whatever it is, the others must hear of it
             error = caught
 
     setup.compile_in_turn(prepare)
@@ -265,7 +276,7 @@ def run_together(run: Run, setup: Setup) -> TrainingResult:
         clean = True
     except BaseException as caught:
         if channels:
-            fail(channels, caught)
+            fail(channels, caught, setup.rank)
         raise
     finally:
         for channel in channels:
@@ -277,11 +288,13 @@ def run_together(run: Run, setup: Setup) -> TrainingResult:
 
 def _own_learners(
     run: Run, setup: Setup, workers: list[int], table: LocalTable, rates: Rates
-) -> dict[int, CompiledLearner | SteppedLearner]:
+) -> dict[int, Learner]:
     if run.logical is None:
         return {0: run.learner(run.source, table, rates, setup.rank)}
     carried_by = carriers(run.settings, workers)
-    return run.logical_learners([logical for logical, rank in carried_by.items() if rank == setup.rank], table, rates)
+    return run.logical_learners(
+        [logical for logical, rank in carried_by.items() if rank == setup.rank], table, rates
+    )
 
 
 def _serve(run: Run, channels: list[Channel], compile_seconds: float) -> TrainingResult:
@@ -290,7 +303,8 @@ def _serve(run: Run, channels: list[Channel], compile_seconds: float) -> Trainin
     ranks = [channel.peer for channel in channels]
     server: Server | RoundServer
     if run.logical is None:
-        leases = LeaseBook(run.start, run.steps, ranks)
+        first = _FIRST_LEASE_COMPILED if run.source.simulator is not None else _FIRST_LEASE_STEPPED
+        leases = LeaseBook(run.start, run.steps, ranks, first)
         server = Server(channels, shared, leases, tally, run.clock, settings.timeout)
     else:
         server = RoundServer(channels, shared, settings, run.start, run.steps, tally, run.clock)
@@ -308,7 +322,7 @@ def _work(
     channel: Channel,
     table: LocalTable,
     rates: Rates,
-    learners: dict[int, CompiledLearner | SteppedLearner],
+    learners: dict[int, Learner],
 ) -> TrainingResult:
     settings = run.settings
     worker: Worker | RoundWorker

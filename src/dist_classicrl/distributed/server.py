@@ -1,4 +1,6 @@
-"""The parameter server of asynchronous training: applies pushes, hands out leases and refreshes, sleeps in between."""
+"""The parameter server of asynchronous training: applies pushes, hands out leases and refreshes, sleeps in
+between.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ EPOCH = 1
 def reply_message(
     applied: int, refresh: Refresh | None, lease: tuple[int, int, int], kind: Kind = Kind.REPLY
 ) -> np.ndarray:
-    """Return a receipt for push `applied`, with a refresh that includes it and a lease (0, 0, 0: none) if there are any."""
+    """Return a receipt for push `applied`, with a refresh that includes it and a lease (0, 0, 0: none) if
+    there are any.
+    """
     head = [EPOCH, applied, *lease]
     if refresh is None:
         return messages.encode(kind, np.array([*head, 0, 0, 0], np.int64))
@@ -167,12 +171,14 @@ class Server:
         for rank, peer in self._peers.items():
             if now - peer.channel.last_heard > self._timeout:
                 raise RankTimeoutError(
-                    f"Worker rank {rank} gave no sign of life for {self._timeout:g} s. If one step of its environment can "
-                    "take that long, raise timeout=; else look for what hangs there."
+                    f"Worker rank {rank} gave no sign of life for {self._timeout:g} s. If one step of its "
+                    "environment can take that long, raise timeout=; else look for what hangs there."
                 )
 
     def _sleep(self, worked: float) -> None:
-        """Sleep for half the shortest interval between pushes, but work for a small share of the time only."""
+        """Sleep for half the shortest interval between pushes, but work for a small share of the time
+        only.
+        """
         intervals = [peer.interval_seconds for peer in self._peers.values() if peer.interval_seconds > 0.0]
         wanted = 0.5 * min(intervals, default=0.0)
         duty = _BUSY_DUTY if any(peer.urgent or peer.starved for peer in self._peers.values()) else _CALM_DUTY

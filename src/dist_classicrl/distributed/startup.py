@@ -1,4 +1,5 @@
-"""What all ranks settle together before the first step: that they mean the same thing, the seed, and the compiled code.
+"""What all ranks settle together before the first step: that they mean the same thing, the seed, and the
+compiled code.
 
 The only collective operations of the library stand here, non-blocking and with a deadline.
 """
@@ -27,7 +28,8 @@ class Setup:
 
         self._mpi = MPI
         self._timeout = timeout
-        # Its own communicator keeps the library's messages apart from the user's, and from those of a call that failed.
+        # Its own communicator keeps the library's messages apart from the user's, and from those of a call
+        # that failed.
         self.comm, request = comm.Idup()
         self._wait(request, "all ranks to reach train(); every rank of the communicator has to call it")
         self.rank = self.comm.Get_rank()
@@ -52,8 +54,11 @@ class Setup:
         self._wait(self.comm.Iallgatherv([own, self._mpi.BYTE], layout), what)
         return np.split(everyone, np.cumsum(sizes)[:-1])
 
-    def agree(self, error: BaseException | None, description: dict[str, Any], numbers: list[int]) -> np.ndarray:
-        """Check that no rank failed so far and that all have the same `description`. Return every rank's `numbers`.
+    def agree(
+        self, error: BaseException | None, description: dict[str, Any], numbers: list[int]
+    ) -> np.ndarray:
+        """Check that no rank failed so far and that all have the same `description`. Return every rank's
+        `numbers`.
 
         Raises
         ------
@@ -103,7 +108,9 @@ class Setup:
             compile_all(False)
 
     def close(self, clean: bool) -> None:
-        """Free the communicator; after a failure it is left alone, since messages may still be on their way."""
+        """Free the communicator; after a failure it is left alone, since messages may still be on their
+        way.
+        """
         if clean:
             self.comm.Free()
 
@@ -117,6 +124,8 @@ def _difference(descriptions: list[dict[str, Any]]) -> str:
     for rank, other in enumerate(descriptions):
         names = sorted(name for name in {*first, *other} if first.get(name) != other.get(name))
         if names:
-            shown = "; ".join(f"{name}: {first.get(name)!r} on rank 0, {other.get(name)!r} on rank {rank}" for name in names)
+            shown = "; ".join(
+                f"{name}: {first.get(name)!r} on rank 0, {other.get(name)!r} on rank {rank}" for name in names
+            )
             return f"The ranks of one job must have the same settings and environment, but they differ in {shown}."
     return "The ranks of one job must have the same settings and environment."

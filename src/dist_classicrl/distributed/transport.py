@@ -1,4 +1,6 @@
-"""One peer's messages over MPI point-to-point: sent in pieces with Isend, received through one posted Irecv."""
+"""One peer's messages over MPI point-to-point: sent in pieces with Isend, received through one posted
+Irecv.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,8 @@ def wait_until(ready: Callable[[], bool], seconds: float, what: str) -> None:
     while not ready():
         if time.monotonic() > deadline:
             raise RankTimeoutError(
-                f"Waited {seconds:g} s for {what}. If that can take longer, raise timeout=; else look for a rank that hangs."
+                f"Waited {seconds:g} s for {what}. If that can take longer, raise timeout=; else look for a "
+                "rank that hangs."
             )
         backoff.wait()
 

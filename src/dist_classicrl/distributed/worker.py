@@ -1,4 +1,6 @@
-"""A worker of asynchronous training: learns while it has a lease, pushes when it is time and there is room."""
+"""A worker of asynchronous training: learns while it has a lease, pushes when it is time and there is
+room.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl._random import stream_key
-from dist_classicrl.algorithms.learners import CompiledLearner, SteppedLearner, Stream
+from dist_classicrl.algorithms.learners import Learner, Stream
 from dist_classicrl.distributed import messages
 from dist_classicrl.distributed.failures import raise_remote
 from dist_classicrl.distributed.messages import Kind
@@ -46,7 +48,7 @@ class Worker:
         self,
         channel: Channel,
         table: LocalTable,
-        learner: CompiledLearner | SteppedLearner,
+        learner: Learner,
         pacer: Pacer,
         window: PushWindow,
         threshold: float,
@@ -135,7 +137,14 @@ class Worker:
         reals[3] = pacer.interval_seconds
         reals[4] = self._learning - self._told_learning
         reals[5] = begin - self._told_time
-        parts = [np.array(numbers, np.int64), reals, packed.entries, packed.weight, packed.shift, packed.visits]
+        parts = [
+            np.array(numbers, np.int64),
+            reals,
+            packed.entries,
+            packed.weight,
+            packed.shift,
+            packed.visits,
+        ]
         if packed.replays is not None:
             parts.append(packed.replays)
         self._channel.send(messages.encode(Kind.PUSH, *parts))
@@ -176,8 +185,8 @@ class Worker:
     def _check_server(self) -> None:
         if time.monotonic() - self._channel.last_heard > self._timeout:
             raise RankTimeoutError(
-                f"The server, rank {self._channel.peer}, gave no sign of life for {self._timeout:g} s. Look at its log for "
-                "what it waits for; if its machine is only slow, raise timeout=."
+                f"The server, rank {self._channel.peer}, gave no sign of life for {self._timeout:g} s. Look "
+                "at its log for what it waits for; if its machine is only slow, raise timeout=."
             )
 
 

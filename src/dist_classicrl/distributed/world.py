@@ -8,8 +8,11 @@ from dist_classicrl.distributed.failures import end_job_on_unhandled_errors
 from dist_classicrl.distributed.hints import launched, promised_size
 from dist_classicrl.errors import SingletonError
 
+
 def watch_for_unhandled_errors() -> None:
-    """In a job of several ranks, let an unhandled exception end the job; see `end_job_on_unhandled_errors`."""
+    """In a job of several ranks, let an unhandled exception end the job; see
+    `end_job_on_unhandled_errors`.
+    """
     if promised_size() > 1:
         end_job_on_unhandled_errors()
 
@@ -45,7 +48,8 @@ def find_world(comm: Any, allow_singletons: bool) -> Any | None:
 
 def _alone(promised: int, found: str) -> str:
     return (
-        f"The environment promises {promised} ranks, but {found}: each would train by itself, {promised} times over. "
-        "Start the job with the mpirun that belongs to the MPI library of mpi4py; under SLURM with `srun --mpi=pmix` for Open "
-        "MPI, `srun --mpi=pmi2` for MPICH, or mpirun inside sbatch. To train alone all the same, pass allow_singletons=True."
+        f"The environment promises {promised} ranks, but {found}: each would train by itself, {promised} "
+        "times over. Start the job with the mpirun that belongs to the MPI library of mpi4py; under SLURM "
+        "with `srun --mpi=pmix` for Open MPI, `srun --mpi=pmi2` for MPICH, or mpirun inside sbatch. To "
+        "train alone all the same, pass allow_singletons=True."
     )

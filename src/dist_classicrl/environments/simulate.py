@@ -1,8 +1,8 @@
 """Compiled simulation: finite models as alias tables, and games written as two jitted functions.
 
 A simulation is a NamedTuple of arrays. The training kernels call `begin(simulation, memory, random)` and
-`advance(simulation, memory, state, action, random, n_actions)`; numba picks the code by the NamedTuple's class, so that one
-kernel serves all of them and the choice costs nothing while it runs.
+`advance(simulation, memory, state, action, random, n_actions)`; numba picks the code by the NamedTuple's
+class, so that one kernel serves all of them and the choice costs nothing while it runs.
 """
 
 from __future__ import annotations
@@ -33,16 +33,19 @@ def begin(simulation, memory, random):
 
 
 def advance(simulation, memory, state, action, random, n_actions):
-    """Return (next state, reward, terminated) of `action` in `state`, drawn with `random`. Jitted code only."""
+    """Return (next state, reward, terminated) of `action` in `state`, drawn with `random`. Jitted code
+    only.
+    """
     raise NotImplementedError("advance is for jitted code")
 
 
 class ModelTables(NamedTuple):
-    """A finite model in the form in which it is sampled fastest: Walker's alias method (1977) as Vose (1991) builds it.
+    """A finite model in the form in which it is sampled fastest: Walker's alias method (1977) as Vose (1991)
+    builds it.
 
-    A pair has `width` slots, or those from `first[pair]` to `first[pair + 1]` where padding would cost too much.
-    Slot j yields outcome 0 if 32 random bits are at most `threshold[j]`, else outcome 1. So probabilities are met within
-    2**-32. A next state is stored doubled, plus 1 where the outcome terminates.
+    A pair has `width` slots, or those from `first[pair]` to `first[pair + 1]` where padding would cost too
+    much. Slot j yields outcome 0 if 32 random bits are at most `threshold[j]`, else outcome 1. So
+    probabilities are met within 2**-32. A next state is stored doubled, plus 1 where the outcome terminates.
     """
 
     first: np.ndarray | None
@@ -57,7 +60,9 @@ class ModelTables(NamedTuple):
 
 @jit
 def _alias_slots(ptr, prob, first, threshold, choice):
-    """Fill `threshold` (uint32) and `choice` (slots, 2), outcomes by their number, for each row of a CSR `prob`."""
+    """Fill `threshold` (uint32) and `choice` (slots, 2), outcomes by their number, for each row of a CSR
+    `prob`.
+    """
     for row in range(ptr.size - 1):
         begin_, size = ptr[row], ptr[row + 1] - ptr[row]
         offset, slots = first[row], first[row + 1] - first[row]
@@ -93,7 +98,8 @@ def _alias_slots(ptr, prob, first, threshold, choice):
                 n_large -= 1
                 small[n_small] = j
                 n_small += 1
-        # What is left in `small` differs from 1 by rounding alone, unless it is padding of a share that rounding ate.
+        # What is left in `small` differs from 1 by rounding alone, unless it is padding of a share that
+        # rounding ate.
         for index in range(n_small):
             i = small[index]
             if i >= size:
@@ -171,14 +177,15 @@ def _advance_ragged(simulation, memory, state, action, random, n_actions):
 class CompiledSimulator:
     """An environment as compiled code: what the fused training loop runs.
 
-    Made from a `TabularMDP` by `from_model`, or from a game by `game`, which takes two functions compiled with
-    ``numba.njit``::
+    Made from a `TabularMDP` by `from_model`, or from a game by `game`, which takes two functions compiled
+    with ``numba.njit``::
 
         reset(data, memory, random) -> state
         step(data, memory, state, action, random) -> (next_state, reward, terminated)
 
-    `data` is a NamedTuple of read-only arrays and numbers, `memory` an int64 array of `memory_size` that holds what the
-    state does not tell, `random` 64 fresh uniform bits (numpy.uint64). States count from 0 to n_states - 1.
+    `data` is a NamedTuple of read-only arrays and numbers, `memory` an int64 array of `memory_size` that
+    holds what the state does not tell, `random` 64 fresh uniform bits (numpy.uint64). States count from 0 to
+    n_states - 1.
 
     Attributes
     ----------
@@ -248,17 +255,20 @@ class CompiledSimulator:
         for role, function in (("reset", reset), ("step", step)):
             if not hasattr(function, "py_func"):
                 raise ModelError(
-                    f"{name}: {role} must be compiled with numba.njit, got {function!r}. Put @numba.njit above it."
+                    f"{name}: {role} must be compiled with numba.njit, got {function!r}. Put @numba.njit "
+                    "above it."
                 )
         if not (isinstance(data, tuple) and hasattr(data, "_fields")):
             raise ModelError(
-                f"{name}: data must be a NamedTuple of arrays and numbers (typing.NamedTuple), got {type(data).__name__}."
+                f"{name}: data must be a NamedTuple of arrays and numbers (typing.NamedTuple), got "
+                f"{type(data).__name__}."
             )
         if legal is not None:
             legal = np.ascontiguousarray(legal, dtype=bool)
             if legal.shape != (n_states, n_actions):
                 raise ActionMaskError(
-                    f"{name}: legal has shape {legal.shape}, it must be (n_states, n_actions) = {(n_states, n_actions)}."
+                    f"{name}: legal has shape {legal.shape}, it must be (n_states, n_actions) = "
+                    f"{(n_states, n_actions)}."
                 )
         register_game(type(data), reset, step)
         return cls(
@@ -270,7 +280,9 @@ class CompiledSimulator:
             max_episode_steps=max_episode_steps,
             model=model,
             name=name,
-            fingerprint=_game_fingerprint((name, n_states, n_actions, memory_size, max_episode_steps), data, legal),
+            fingerprint=_game_fingerprint(
+                (name, n_states, n_actions, memory_size, max_episode_steps), data, legal
+            ),
         )
 
     @property
@@ -310,7 +322,8 @@ def register_game(data_class: type, reset: Callable[..., Any], step: Callable[..
     known = _GAMES.setdefault(data_class, (reset, step))
     if known != (reset, step):
         raise ModelError(
-            f"{data_class.__name__} already belongs to a game with other functions; give each game's data a class of its own."
+            f"{data_class.__name__} already belongs to a game with other functions; give each game's data a "
+            "class of its own."
         )
 
 

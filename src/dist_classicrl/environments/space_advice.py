@@ -41,8 +41,7 @@ def advice_for(space: spaces.Space, path: tuple[str | int, ...], role: str) -> s
     )
     return (
         f"Number the values that matter yourself with gymnasium.wrappers.Transform{name}, where your "
-        f"function {function} {meaning}:\n\n"
-        f"    from gymnasium.spaces import Discrete\n"
+        f"function {function} {meaning}:\n\n    from gymnasium.spaces import Discrete\n"
         f"    from gymnasium.wrappers import Transform{name}\n"
         f"    env = Transform{name}(env, {function}, Discrete(n))\n"
     )
@@ -59,10 +58,9 @@ def _box_code(space: spaces.Box, role: str, bins: int) -> str:
     same = "lambda o: np.clip(o, low, high)" if role == "observation" else "lambda a: a"
     return (
         f"    import numpy as np\n"
-        f"    from gymnasium.spaces import Box\n"
-        f"    from gymnasium.wrappers import Discretize{name}, Transform{name}\n"
-        f"    low = np.maximum(env.{role}_space.low, -{_GUESSED_RANGE})  # the range that matters to you\n"
-        f"    high = np.minimum(env.{role}_space.high, {_GUESSED_RANGE})\n"
+        f"    from gymnasium.spaces import Box\n    from gymnasium.wrappers import Discretize{name}, "
+        f"Transform{name}\n    low = np.maximum(env.{role}_space.low, -{_GUESSED_RANGE})  # the range that "
+        f"matters to you\n    high = np.minimum(env.{role}_space.high, {_GUESSED_RANGE})\n"
         f"    env = Transform{name}(env, {same}, Box(low, high, dtype=env.{role}_space.dtype))\n"
         f"    env = Discretize{name}(env, bins={bins})  # bins per dimension\n"
     )

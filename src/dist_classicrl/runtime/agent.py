@@ -28,29 +28,32 @@ _Self = TypeVar("_Self", bound="DistAsyncQLearning")
 class DistAsyncQLearning:
     """Tabular Q-learning over MPI: one parameter server, any number of workers, or one process alone.
 
-    The same script runs as ``python train.py`` and as ``mpirun -n 16 python train.py``. Rank 0 serves the table; every
-    other rank learns in its own environments and pushes what it learned as affine maps.
+    The same script runs as ``python train.py`` and as ``mpirun -n 16 python train.py``. Rank 0 serves the
+    table; every other rank learns in its own environments and pushes what it learned as affine maps.
 
     Parameters
     ----------
     state_size, action_size : int, optional
         Shape of the table. By default what the environment needs, and never less than that.
     learning_rate : float or schedule
-        Step size in (0, 1], or a schedule of `dist_classicrl.schedules`: `Constant`, `Linear` and `Exponential` follow the
-        global step, ``PerVisit(0.7)`` is n**-0.7 at the n-th visit of an entry and converges.
+        Step size in (0, 1], or a schedule of `dist_classicrl.schedules`: `Constant`, `Linear` and
+        `Exponential` follow the global step, ``PerVisit(0.7)`` is n**-0.7 at the n-th visit of an entry and
+        converges.
     discount_factor : float
         In [0, 1].
     epsilon : float or schedule
         Chance of a uniformly random action, in [0, 1]; a schedule of the global step.
     batch_size : int
-        An update is this many transitions: environments that Gymnasium steps are learned from in such batches, and
-        `sync_frequency` counts updates.
+        An update is this many transitions: environments that Gymnasium steps are learned from in such
+        batches, and `sync_frequency` counts updates.
     sync_frequency : int or "auto"
-        Updates of a worker between two pushes. "auto" keeps N k a (N workers, k visits of an entry per push, step size a) at
-        or below 4 on the busiest entries while values still move, spending up to 20 % of a worker's time on it, and talks for
-        under 2 % of the time otherwise. In the reproducible mode "auto" is 32.
+        Updates of a worker between two pushes. "auto" keeps N k a (N workers, k visits of an entry per push,
+        step size a) at or below 4 on the busiest entries while values still move, spending up to 20 % of a
+        worker's time on it, and talks for under 2 % of the time otherwise. In the reproducible mode "auto" is
+        32.
     compression_threshold : float
-        Maps that move a value by less stay with the worker and compose with later ones, seven times in eight. 0: all go.
+        Maps that move a value by less stay with the worker and compose with later ones, seven times in eight.
+        0: all go.
     async_updates : bool
         False: the reproducible mode, in which the table is the same bit for bit on any number of ranks.
     buffer_size : int
@@ -72,13 +75,15 @@ class DistAsyncQLearning:
     replay_ratio : float
         Replayed updates per step, drawn uniformly from the last `buffer_size` transitions of the worker.
     n_envs : int
-        Copies per worker of an environment that is stepped through Gymnasium and given as an id or a function.
+        Copies per worker of an environment that is stepped through Gymnasium and given as an id or a
+        function.
     use_action_mask : bool, optional
         Whether action masks are followed; by default yes, except Taxi's, which Gymnasium does not enforce.
     allow_singletons : bool
         Train alone although the launcher promised several ranks.
     timeout : float
-        Seconds without a sign of life after which a rank counts as lost and the run ends with `RankTimeoutError`.
+        Seconds without a sign of life after which a rank counts as lost and the run ends with
+        `RankTimeoutError`.
 
     Raises
     ------
@@ -155,7 +160,8 @@ class DistAsyncQLearning:
 
     @property
     def rank(self) -> int:
-        """This process's rank among those that train together: 0 is the server, and 0 where a process is alone.
+        """This process's rank among those that train together: 0 is the server, and 0 where a process is
+        alone.
 
         Raises
         ------
@@ -186,9 +192,13 @@ class DistAsyncQLearning:
         given = np.asarray(values)
         if given.ndim != 2 or (self._q is not None and given.shape != self._q.shape):
             allowed = "two dimensions" if self._q is None else f"the shape {self._q.shape}"
-            raise SettingsError(f"q_table must have {allowed} (states, actions), got an array of shape {given.shape}.")
+            raise SettingsError(
+                f"q_table must have {allowed} (states, actions), got an array of shape {given.shape}."
+            )
         if given.dtype.kind not in "fiu" or not np.isfinite(given).all():
-            raise SettingsError(f"q_table must hold finite numbers, got {given.dtype} with NaN, infinity or no numbers.")
+            raise SettingsError(
+                f"q_table must hold finite numbers, got {given.dtype} with NaN, infinity or no numbers."
+            )
         if self._q is None:
             self._allocate(*given.shape)
         self.q_table[:] = given
@@ -220,7 +230,8 @@ class DistAsyncQLearning:
     def _table(self) -> tuple[np.ndarray, np.ndarray]:
         if self._q is None or self._visits is None:
             raise NotTrainedError(
-                "The table has no shape yet. Call train(env=...), or give state_size and action_size to the constructor."
+                "The table has no shape yet. Call train(env=...), or give state_size and action_size to the "
+                "constructor."
             )
         return self._q, self._visits
 
@@ -241,14 +252,14 @@ class DistAsyncQLearning:
     ) -> TrainingResult:
         """Learn for a number of environment steps; every rank of the communicator calls this.
 
-        Afterwards `q_table` is the same array of numbers on every rank. Called again, it goes on where it stopped, with
-        new episodes.
+        Afterwards `q_table` is the same array of numbers on every rank. Called again, it goes on where it
+        stopped, with new episodes.
 
         Parameters
         ----------
         env : str, gymnasium.Env, gymnasium.vector.VectorEnv, callable, TabularMDP or CompiledSimulator
-            The same on every rank: a Gymnasium id, an environment, a function that makes one, or a model. What is known
-            to be the same process in compiled code runs there.
+            The same on every rank: a Gymnasium id, an environment, a function that makes one, or a model.
+            What is known to be the same process in compiled code runs there.
         steps : int
             This rank's share: all ranks together make the sum of their shares, whoever is fast.
         total_steps : int
@@ -301,7 +312,9 @@ class DistAsyncQLearning:
         from dist_classicrl.runtime.evaluation import evaluate
 
         seed = self._seed if seed is None else seed
-        return evaluate(env, self.q_table, self._settings, episodes, fresh_seed() if seed is None else seed, max_steps)
+        return evaluate(
+            env, self.q_table, self._settings, episodes, fresh_seed() if seed is None else seed, max_steps
+        )
 
     def predict(self, observation: Any, action_mask: Any = None) -> Any:
         """Return the greedy action for `observation`, the first of several that are equally good.
@@ -322,22 +335,26 @@ class DistAsyncQLearning:
         values = self.q_table
         if not isinstance(state, (int, np.integer)) or not 0 <= state < values.shape[0]:
             raise SettingsError(
-                f"observation must be a state from 0 to {values.shape[0] - 1}, got {observation!r}. Observations of another "
-                "kind can be given after train(env=...), which tells how to number them."
+                f"observation must be a state from 0 to {values.shape[0] - 1}, got {observation!r}. "
+                "Observations of another kind can be given after train(env=...), which tells how to number "
+                "them."
             )
         row = values[state].astype(np.float64)
         if action_mask is not None:
             mask = np.asarray(action_mask)
             if mask.shape != row.shape or not mask.any():
                 raise SettingsError(
-                    f"action_mask must have shape {row.shape} and allow an action, got shape {mask.shape} with {int(mask.sum())}."
+                    f"action_mask must have shape {row.shape} and allow an action, got shape {mask.shape} "
+                    f"with {int(mask.sum())}."
                 )
             row[~mask.astype(bool)] = -np.inf
         action = int(np.argmax(row))
         return action if self._actions is None else self._actions.decode(action)
 
     def save_model(self, path: str | os.PathLike[str]) -> Path:
-        """Write table, visits and settings to exactly `path`, with whatever suffix; whole or not at all, no pickle."""
+        """Write table, visits and settings to exactly `path`, with whatever suffix; whole or not at all, no
+        pickle.
+        """
         q, visits = self._table()
         return model_file.write(path, model_file.SavedModel(self._settings, q, visits, self._steps))
 
@@ -353,7 +370,9 @@ class DistAsyncQLearning:
             If it is truncated, damaged, or anything but a model file.
         """
         saved = model_file.read(path)
-        arguments = {field.name: getattr(saved.settings, field.name) for field in dataclasses.fields(Settings)}
+        arguments = {
+            field.name: getattr(saved.settings, field.name) for field in dataclasses.fields(Settings)
+        }
         agent = cls(**arguments, comm=comm)
         agent._q = saved.q_table
         agent._visits = saved.visits
@@ -367,7 +386,7 @@ class DistAsyncQLearning:
         states, actions = self.q_table.shape
         if states < n_states or actions < n_actions:
             raise EnvError(
-                f"The environment needs a table of {n_states} states and {n_actions} actions, but this one has {states} and "
-                f"{actions}. Leave state_size and action_size out, or give at least state_size={n_states}, "
-                f"action_size={n_actions}."
+                f"The environment needs a table of {n_states} states and {n_actions} actions, but this one "
+                f"has {states} and {actions}. Leave state_size and action_size out, or give at least "
+                f"state_size={n_states}, action_size={n_actions}."
             )

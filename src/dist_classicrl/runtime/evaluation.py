@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dist_classicrl._jit import jit
-from dist_classicrl._random import GAMMA, mix, stream_key
+from dist_classicrl._random import stream_key
 from dist_classicrl.algorithms import q_learning
-from dist_classicrl.environments.resolve import Source, resolve
-from dist_classicrl.environments.simulate import advance, begin
+from dist_classicrl.algorithms.greedy import play_greedily
+from dist_classicrl.environments.resolve import resolve
+from dist_classicrl.environments.simulate import CompiledSimulator
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.settings import Settings
 from dist_classicrl.updates.local import LocalTable
+
+if TYPE_CHECKING:
+    from dist_classicrl.environments.stepped_env import SteppedEnv
 
 
 @dataclass(frozen=True)
@@ -53,32 +56,6 @@ class EvaluationResult:
         return float(self.lengths.mean())
 
 
-@jit
-def play_greedily(simulation, memory, time_limit, q, best, greedy, key, returns, lengths):
-    """Fill `returns` (float64) and `lengths` (int64), shape (episodes,), with greedy episodes of random stream `key`."""
-    n_actions = q.size // best.size
-    counter = key
-    for episode in range(returns.size):
-        counter += GAMMA
-        state = np.int64(begin(simulation, memory, mix(counter)))
-        collected = 0.0
-        elapsed = 0
-        while True:
-            action = np.int64(greedy[state])
-            counter += GAMMA
-            if action < 0:
-                action = q_learning.pick_among_best(q, best[state], state * n_actions, n_actions, mix(counter))
-            counter += GAMMA
-            next_state, reward, terminated = advance(simulation, memory, state, action, mix(counter), n_actions)
-            state = np.int64(next_state)
-            collected += reward
-            elapsed += 1
-            if terminated or elapsed >= time_limit:
-                break
-        returns[episode] = collected
-        lengths[episode] = elapsed
-
-
 def evaluate(
     env: Any, q_table: np.ndarray, settings: Settings, episodes: int, seed: int, max_steps: int
 ) -> EvaluationResult:
@@ -90,25 +67,26 @@ def evaluate(
     try:
         if q_table.shape[0] < source.n_states or q_table.shape[1] < source.n_actions:
             raise SettingsError(
-                f"The environment has {source.n_states} states and {source.n_actions} actions, the table only "
-                f"{q_table.shape[0]} and {q_table.shape[1]}. Evaluate in the environment that was trained in."
+                f"The environment has {source.n_states} states and {source.n_actions} actions, the table "
+                f"only {q_table.shape[0]} and {q_table.shape[1]}. Evaluate in the environment that was "
+                "trained in."
             )
         legal = None if source.simulator is None else source.simulator.legal
         table = LocalTable(source.n_states, source.n_actions, q_table.dtype, legal)
         values = q_table[: source.n_states, : source.n_actions].reshape(-1)
         table.load(values, np.zeros(values.size, np.int64))
-        if source.simulator is None:
-            return _evaluate_stepped(source, table, episodes, seed, max_steps)
-        return _evaluate_compiled(source, table, episodes, seed, max_steps)
+        if source.stepped is not None:
+            return _evaluate_stepped(source.stepped, table, episodes, seed, max_steps)
+        assert source.simulator is not None  # a Source has one of the two
+        return _evaluate_compiled(source.simulator, table, episodes, seed, max_steps)
     finally:
         source.close()
 
 
 def _evaluate_compiled(
-    source: Source, table: LocalTable, episodes: int, seed: int, max_steps: int
+    simulator: CompiledSimulator, table: LocalTable, episodes: int, seed: int, max_steps: int
 ) -> EvaluationResult:
-    simulator = source.simulator
-    kernel = play_greedily
+    kernel: Any = play_greedily
     if not simulator.built_in:
         import numba
 
@@ -124,10 +102,11 @@ def _evaluate_compiled(
 
 
 def _evaluate_stepped(
-    source: Source, table: LocalTable, episodes: int, seed: int, max_steps: int
+    env: SteppedEnv, table: LocalTable, episodes: int, seed: int, max_steps: int
 ) -> EvaluationResult:
-    """Play in a batch; each environment has a share of the episodes, so that short episodes are not preferred."""
-    env = source.stepped
+    """Play in a batch; each environment has a share of the episodes, so that short episodes are not
+    preferred.
+    """
     shares = np.full(env.n_envs, episodes // env.n_envs)
     shares[: episodes % env.n_envs] += 1
     returns: list[float] = []
@@ -139,16 +118,29 @@ def _evaluate_stepped(
     env.reset(int(stream_key(seed, "evaluation environment") >> np.uint64(33)))
     while len(returns) < episodes:
         q_learning.choose_actions(
-            table.q, table.best, table.greedy, table.n_actions, env.states, env.masks, 0.0, key, draws, actions
+            table.q,
+            table.best,
+            table.greedy,
+            table.n_actions,
+            env.states,
+            env.masks,
+            0.0,
+            key,
+            draws,
+            actions,
         )
         draws += env.n_envs
         env.step(actions)
         running += env.rewards * env.valid
         elapsed += env.valid
-        for i in np.flatnonzero(env.terminated | env.truncated | (elapsed >= max_steps)):
+        cut = elapsed >= max_steps
+        for i in np.flatnonzero(env.terminated | env.truncated | cut):
             if elapsed[i] and shares[i] > 0:
                 returns.append(float(running[i]))
                 lengths.append(int(elapsed[i]))
                 shares[i] -= 1
             running[i], elapsed[i] = 0.0, 0
+        if cut.any():  # no environment of a batch can be reset alone, so all begin anew
+            env.reset()
+            running[:], elapsed[:] = 0.0, 0
     return EvaluationResult(np.array(returns), np.array(lengths, np.int64))

@@ -58,7 +58,7 @@ def write(path: str | os.PathLike[str], model: SavedModel) -> Path:
     handle, temporary = tempfile.mkstemp(prefix=f".{target.name[:40]}.", dir=target.parent)
     try:
         with os.fdopen(handle, "wb") as file:
-            np.savez_compressed(file, about=text, **arrays)
+            np.savez_compressed(file, about=text, q_table=arrays["q_table"], visits=arrays["visits"])
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o666 & ~_umask())

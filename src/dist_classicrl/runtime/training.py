@@ -1,4 +1,6 @@
-"""`train` from the side of an agent: arguments in, agreement of all ranks, the run, results back into the agent."""
+"""`train` from the side of an agent: arguments in, agreement of all ranks, the run, results back into the
+agent.
+"""
 
 from __future__ import annotations
 
@@ -34,18 +36,15 @@ def train(
     settings = agent.settings
     world = find_world(agent._comm, settings.allow_singletons)
     if world is None:
-        share, _ = _steps_asked(steps, total_steps)
-        source = _prepare(agent, env)
-        run = _run(agent, source, share, _seed(agent), progress, progress_interval)
-        result = run_alone(run) if share else _nothing(run, 1)
-        return _keep(agent, run, result)
+        return _train_alone(agent, env, _steps_asked(steps, total_steps)[0], progress, progress_interval)
     setup = Setup(world, settings.timeout)
-    source, share, whole = None, 0, False
+    source: Source | None = None
+    share, whole = 0, False
     error: BaseException | None = None
     try:
         share, whole = _steps_asked(steps, total_steps)
         source = _prepare(agent, env)
-    except Exception as caught:
+    except BaseException as caught:  # whatever it is, the others must hear of it
         error = caught
     try:
         description = {} if source is None else _description(agent, source, share if whole else None)
@@ -56,12 +55,27 @@ def train(
         raise
     total = share if whole else int(everyone[:, 0].sum())
     agent._seed = int(everyone[0, 1])
+    assert source is not None  # else there was an error, which agree() raised
     run = _run(agent, source, total, agent._seed, progress if setup.rank == 0 else None, progress_interval)
     if total == 0:
-        source.close()
+        run.source.close()
         setup.close(clean=True)
         return _keep(agent, run, _nothing(run, setup.size - 1))
     return _keep(agent, run, run_together(run, setup))
+
+
+def _train_alone(
+    agent: DistAsyncQLearning,
+    env: Any,
+    steps: int,
+    progress: Callable[[Progress], None] | None,
+    progress_interval: float,
+) -> TrainingResult:
+    run = _run(agent, _prepare(agent, env), steps, _seed(agent), progress, progress_interval)
+    if steps == 0:
+        run.source.close()
+        return _keep(agent, run, _nothing(run, 1))
+    return _keep(agent, run, run_alone(run))
 
 
 def _nothing(run: Run, workers: int) -> TrainingResult:
@@ -72,8 +86,8 @@ def _steps_asked(steps: int | None, total_steps: int | None) -> tuple[int, bool]
     """Return the number given, and whether it is the total."""
     if (steps is None) == (total_steps is None):
         raise SettingsError(
-            f"train() takes steps= (this rank's share) or total_steps= (of all ranks together), exactly one of them; got "
-            f"steps={steps!r} and total_steps={total_steps!r}."
+            "train() takes steps= (this rank's share) or total_steps= (of all ranks together), exactly one "
+            f"of them; got steps={steps!r} and total_steps={total_steps!r}."
         )
     name, value = ("steps", steps) if total_steps is None else ("total_steps", total_steps)
     if isinstance(value, float) and value.is_integer():
@@ -122,7 +136,8 @@ def _run(
     progress_interval: float,
 ) -> Run:
     inner = (slice(source.n_states), slice(source.n_actions))
-    # A view where the table is as large as the environment, a copy where it is larger; `_keep` writes that back.
+    # A view where the table is as large as the environment, a copy where it is larger; `_keep` writes that
+    # back.
     values = agent.q_table[inner].reshape(-1)
     counts = agent.visits[inner].reshape(-1)
     return Run(agent.settings, source, values, counts, agent.steps, steps, seed, progress, progress_interval)

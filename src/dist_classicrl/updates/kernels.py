@@ -52,8 +52,8 @@ def pack_maps(
 ):
     """Move maps into the out arrays, keep small ones behind, and return the number moved.
 
-    A map with |w Q + b - Q| < threshold stays, unless one draw in eight of stream `key` sends it all the same. The visits
-    moved are added to `visits`.
+    A map with |w Q + b - Q| < threshold stays, unless one draw in eight of stream `key` sends it all the
+    same. The visits moved are added to `visits`.
     """
     taken = 0
     kept = 0
@@ -114,7 +114,9 @@ def refresh_rows_of(entries, q, best, greedy, n_actions):
 
 @jit
 def set_base(entries, values, counts, base, q, visits, stamp, now, illegal):
-    """Write a refresh into the base, start `q` and `visits` from it there, and stamp its entries with `now`."""
+    """Write a refresh into the base, start `q` and `visits` from it there, and stamp its entries with
+    `now`.
+    """
     for i in range(values.size):
         entry = np.int64(i) if entries is None else np.int64(entries[i])
         base[entry] = values[i]
@@ -154,7 +156,8 @@ def apply_maps(entries, weight, shift, visits, table, counts):
 
 @jit
 def map_load(weight, visits):
-    """Return the mean of -ln w over the maps' visits, k a in the usual case, from at most some 512 of the maps.
+    """Return the mean of -ln w over the maps' visits, k a in the usual case, from at most some 512 of the
+    maps.
 
     A weight of 0 counts as 30.
     """
@@ -177,7 +180,9 @@ def gather(entries, table, counts, out_values, out_counts):
 
 @jit
 def collect_new(entries, stamp, now, out, size):
-    """Append to `out`, from `size` on, the entries not stamped `now` yet, stamp them, and return the new size."""
+    """Append to `out`, from `size` on, the entries not stamped `now` yet, stamp them, and return the new
+    size.
+    """
     for i in range(entries.size):
         entry = entries[i]
         if stamp[entry] != now:
@@ -191,8 +196,8 @@ def collect_new(entries, stamp, now, out, size):
 def merge_one(entries, weight, shift, visits, replays, product, targets, total, moved, seen, n_seen):
     """Add one logical worker's maps to a round's order-free sums. Return the number of entries seen so far.
 
-    ``product`` gathers the weights, ``targets`` the sum of k y with y = b / (1 - w), ``total`` the sum of k: the updates,
-    replayed ones included. A weight of exactly 1 has no target and moves nothing.
+    ``product`` gathers the weights, ``targets`` the sum of k y with y = b / (1 - w), ``total`` the sum of k:
+    the updates, replayed ones included. A weight of exactly 1 has no target and moves nothing.
     """
     for i in range(entries.size):
         entry = entries[i]
@@ -221,6 +226,8 @@ def merge_finish(product, targets, total, moved, seen, n_seen, table, counts):
         entry = seen[i]
         if total[entry] > 0.0:
             weight = product[entry]
-            table[entry] = weight * np.float64(table[entry]) + (1.0 - weight) * (targets[entry] / total[entry])
+            table[entry] = weight * np.float64(table[entry]) + (1.0 - weight) * (
+                targets[entry] / total[entry]
+            )
         counts[entry] += moved[entry]
         moved[entry] = -1

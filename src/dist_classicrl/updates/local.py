@@ -1,4 +1,6 @@
-"""A worker's own table: what it learns on, the maps that it has not pushed, and the base that it last heard of."""
+"""A worker's own table: what it learns on, the maps that it has not pushed, and the base that it last heard
+of.
+"""
 
 from __future__ import annotations
 
@@ -153,13 +155,14 @@ class LocalTable:
             self.q[self.illegal] = -np.inf
         kernels.refresh_rows(self.q, self.best, self.greedy, self.n_actions)
 
-    def pack(self, threshold: float = 0.0, flush: bool = True, key: np.uint64 = np.uint64(0)) -> PackedMap:
+    def pack(self, threshold: float = 0.0, flush: bool = True, key: int | np.uint64 = 0) -> PackedMap:
         """Take the maps accumulated since the last call, to be sent.
 
         Parameters
         ----------
         threshold : float
-            Maps that move the base's value by less stay behind and compose with what follows, seven times in eight.
+            Maps that move the base's value by less stay behind and compose with what follows, seven times in
+            eight.
         flush : bool
             Take everything, whatever the threshold.
         key : uint64
@@ -176,7 +179,7 @@ class LocalTable:
             self.visits,
             self.base,
             0.0 if flush else threshold,
-            key,
+            np.uint64(key),
             packed.entries,
             packed.weight,
             packed.shift,
@@ -194,13 +197,23 @@ class LocalTable:
         )
 
     def undo(self, packed: PackedMap) -> None:
-        """Put the entries of `packed`, which were just packed, back to the base: their effect comes with a refresh."""
+        """Put the entries of `packed`, which were just packed, back to the base: their effect comes with a
+        refresh.
+        """
         kernels.undo_maps(
-            packed.entries, packed.visits, self.base, self.q, self.visits, self.best, self.greedy, self.n_actions
+            packed.entries,
+            packed.visits,
+            self.base,
+            self.q,
+            self.visits,
+            self.best,
+            self.greedy,
+            self.n_actions,
         )
 
     def rebase(self, refresh: Refresh, pending: list[PackedMap]) -> None:
-        """Move to a newer base: ``q = current map after pending maps, oldest first, after base`` where it changed.
+        """Move to a newer base: ``q = current map after pending maps, oldest first, after base`` where it
+        changed.
 
         Parameters
         ----------

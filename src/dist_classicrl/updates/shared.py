@@ -14,8 +14,8 @@ from dist_classicrl.updates.local import PackedMap, Refresh, index_dtype
 class SharedTable:
     """A table, its visit counts and its version, which is the number of pushes (or rounds) applied.
 
-    Which entries changed is remembered as the entries of the last pushes, up to as many as would make a sparse
-    refresh larger than the whole table.
+    Which entries changed is remembered as the entries of the last pushes, up to as many as would make a
+    sparse refresh larger than the whole table.
 
     Parameters
     ----------
@@ -60,12 +60,16 @@ class SharedTable:
             return False
         if sequence != last + 1:
             raise ProtocolError(
-                f"Push {sequence} of worker {sender} came after push {last}: one is missing. The transport must keep the "
-                "order of a sender's messages, as MPI does for one communicator and tag."
+                f"Push {sequence} of worker {sender} came after push {last}: one is missing. The transport "
+                "must keep the order of a sender's messages, as MPI does for one communicator and tag."
             )
-        kernels.apply_maps(packed.entries, packed.weight, packed.shift, packed.visits, self.values, self.counts)
+        kernels.apply_maps(
+            packed.entries, packed.weight, packed.shift, packed.visits, self.values, self.counts
+        )
         self.applied[sender] = sequence
-        self._changed(packed.entries.copy())  # the log must not keep the whole message, of which they are a part
+        self._changed(
+            packed.entries.copy()
+        )  # the log must not keep the whole message, of which they are a part
         return True
 
     def _changed(self, entries: np.ndarray) -> None:
@@ -80,7 +84,8 @@ class SharedTable:
             self._log_starts_after = version
 
     def refresh(self, since: int) -> Refresh:
-        """Return what brings a base of version `since` (-1: none) to now, sparse or whole, whichever is smaller.
+        """Return what brings a base of version `since` (-1: none) to now, sparse or whole, whichever is
+        smaller.
 
         One is packed for all who ask alike; its arrays are not changed afterwards.
         """
@@ -124,7 +129,8 @@ class SharedTable:
 class RoundMerge:
     """Merges the maps of all logical workers of a round into a `SharedTable`, in the order of their ids.
 
-    The order-free form: W = product of w_i, Q = W Q + (1 - W) (sum of k_i y_i) / (sum of k_i), y_i = b_i / (1 - w_i).
+    The order-free form: W = product of w_i, Q = W Q + (1 - W) (sum of k_i y_i) / (sum of k_i), y_i = b_i / (1
+    - w_i).
     """
 
     def __init__(self, table: SharedTable) -> None:
@@ -146,6 +152,13 @@ class RoundMerge:
             )  # fmt: skip
         table = self._table
         kernels.merge_finish(
-            self._product, self._targets, self._total, self._moved, self._seen, size, table.values, table.counts
+            self._product,
+            self._targets,
+            self._total,
+            self._moved,
+            self._seen,
+            size,
+            table.values,
+            table.counts,
         )
         table._changed(self._seen[:size].copy())

@@ -39,7 +39,9 @@ class PushWindow:
 
     @property
     def has_room(self) -> bool:
-        """Whether another push may go out: neither too many in flight nor too many kept for want of a refresh."""
+        """Whether another push may go out: neither too many in flight nor too many kept for want of a
+        refresh.
+        """
         return self.in_flight < self._size and len(self._kept) < _KEPT_PER_SLOT * self._size
 
     @property
@@ -52,8 +54,12 @@ class PushWindow:
         """Maps that were pushed and that the base does not include, oldest first."""
         return [packed for _, packed in self._kept]
 
-    def push(self, threshold: float = 0.0, flush: bool = True, key: np.uint64 = np.uint64(0)) -> tuple[int, PackedMap]:
-        """Pack the current maps as the next push; see `LocalTable.pack`. Return its number, from 1, and the maps."""
+    def push(
+        self, threshold: float = 0.0, flush: bool = True, key: int | np.uint64 = 0
+    ) -> tuple[int, PackedMap]:
+        """Pack the current maps as the next push; see `LocalTable.pack`. Return its number, from 1, and the
+        maps.
+        """
         packed = self._table.pack(threshold, flush, key)
         self.last_sequence += 1
         self._kept.append((self.last_sequence, packed))
@@ -62,11 +68,14 @@ class PushWindow:
     def receipt(self, applied: int) -> None:
         """Hear that the server applied this worker's pushes up to number `applied`."""
         if applied > self.last_sequence:
-            raise ProtocolError(f"A receipt for push {applied} came, but only {self.last_sequence} were sent.")
+            raise ProtocolError(
+                f"A receipt for push {applied} came, but only {self.last_sequence} were sent."
+            )
         self._received = max(self._received, applied)
 
     def refresh(self, refresh: Refresh, included: int) -> bool:
-        """Re-base on `refresh`, whose state includes this worker's pushes up to `included`. Return whether it was news.
+        """Re-base on `refresh`, whose state includes this worker's pushes up to `included`. Return whether it
+        was news.
 
         Raises
         ------
@@ -78,7 +87,8 @@ class PushWindow:
             return False
         if refresh.since > self.version:
             raise ProtocolError(
-                f"A refresh from version {refresh.since} to {refresh.version} came to a base of version {self.version}."
+                f"A refresh from version {refresh.since} to {refresh.version} came to a base of version "
+                f"{self.version}."
             )
         while self._kept and self._kept[0][0] <= included:
             self._kept.popleft()
