@@ -198,6 +198,8 @@ def test_foreign_files_are_refused_and_never_run(tmp_path):
         "a schedule that is none": lambda: about(settings={"epsilon": {"kind": "Sine"}}),
         "no steps": lambda: about(steps=None),
         "negative steps": lambda: about(steps=-5),
+        "more actions than columns": lambda: about(actions=4),
+        "actions of another kind": lambda: about(actions="3"),
         "shapes that differ": wrong_shapes,
         "another dtype than it says": wrong_dtype,
     }

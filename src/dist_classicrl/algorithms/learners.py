@@ -2,7 +2,7 @@
 for.
 
 What a stretch of steps does depends on the random stream and the position in it, not on how the stretch is
-cut into calls.
+cut into calls; in a stepped environment, as long as it is cut between whole batches.
 """
 
 from __future__ import annotations

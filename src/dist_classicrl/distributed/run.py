@@ -37,6 +37,7 @@ from dist_classicrl.updates.window import PushWindow
 _SLICE_SECONDS = 0.05
 _FIRST_SLICE = 4096
 _FOLD_SECONDS = 1.0
+_LINGER_SECONDS = 1.0
 _FIRST_LEASE_COMPILED = 100_000
 _FIRST_LEASE_STEPPED = 1_000
 
@@ -187,8 +188,10 @@ def _learn_alone(run: Run, table: LocalTable, learner: Learner) -> float:
     stream = Stream(stream_key(run.seed, "alone", run.start), run.start)
     begin = folded = time.perf_counter()
     size = _FIRST_SLICE
+    batch = run.settings.batch_size
     while stream.used < run.steps:
-        steps = min(size, run.steps - stream.used)
+        # Whole batches: where a batch of a stepped environment ends must not depend on the time that it takes.
+        steps = min(max(1, size // batch) * batch, run.steps - stream.used)
         before = time.perf_counter()
         learner.learn(stream, steps)
         now = time.perf_counter()
@@ -280,7 +283,7 @@ def run_together(run: Run, setup: Setup) -> TrainingResult:
         raise
     finally:
         for channel in channels:
-            channel.close()
+            channel.close(_LINGER_SECONDS if clean else 0.0)
         run.close(learners.values())
         setup.close(clean)
     return result

@@ -88,6 +88,7 @@ class LoopedEnvs(SteppedEnv):
     def close(self) -> None:
         """Close what `make_stepped` made; what it was given stays open."""
         if self._owned:
+            self._owned = False
             for env in self._envs:
                 env.close()
 
@@ -182,6 +183,7 @@ class VectorEnvs(SteppedEnv):
     def close(self) -> None:
         """Close what `make_stepped` made; what it was given stays open."""
         if self._owned:
+            self._owned = False
             self._env.close()
 
 

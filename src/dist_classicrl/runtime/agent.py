@@ -146,6 +146,7 @@ class DistAsyncQLearning:
         self._steps = 0
         self._q: np.ndarray | None = None
         self._visits: np.ndarray | None = None
+        self._n_actions: int | None = None  # of the environment, where the table may have more
         self._observations: Any = None
         self._actions: Any = None
         if state_size is not None and action_size is not None:
@@ -323,7 +324,7 @@ class DistAsyncQLearning:
         ----------
         observation
             An observation of the environment that was trained in, or an integer state.
-        action_mask : array_like of bool, shape (actions,), optional
+        action_mask : array_like of bool, shape (actions of the environment,), optional
             Legal actions.
 
         Raises
@@ -339,7 +340,7 @@ class DistAsyncQLearning:
                 "Observations of another kind can be given after train(env=...), which tells how to number "
                 "them."
             )
-        row = values[state].astype(np.float64)
+        row = values[state, : self._n_actions].astype(np.float64)
         if action_mask is not None:
             mask = np.asarray(action_mask)
             if mask.shape != row.shape or not mask.any():
@@ -356,7 +357,8 @@ class DistAsyncQLearning:
         pickle.
         """
         q, visits = self._table()
-        return model_file.write(path, model_file.SavedModel(self._settings, q, visits, self._steps))
+        model = model_file.SavedModel(self._settings, q, visits, self._steps, self._n_actions)
+        return model_file.write(path, model)
 
     @classmethod
     def load_model(cls: type[_Self], path: str | os.PathLike[str], comm: Any = None) -> _Self:
@@ -377,6 +379,7 @@ class DistAsyncQLearning:
         agent._q = saved.q_table
         agent._visits = saved.visits
         agent._steps = saved.steps
+        agent._n_actions = saved.actions
         return agent
 
     def _check_size(self, n_states: int, n_actions: int) -> None:
@@ -390,3 +393,4 @@ class DistAsyncQLearning:
                 f"has {states} and {actions}. Leave state_size and action_size out, or give at least "
                 f"state_size={n_states}, action_size={n_actions}."
             )
+        self._n_actions = n_actions

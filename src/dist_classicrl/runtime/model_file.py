@@ -31,12 +31,15 @@ class SavedModel:
     visits : ndarray(int64), shape (states, actions)
     steps : int
         Environment steps that went into the table.
+    actions : int or None
+        Actions of the environment that was trained in; columns from there on are not used. None: all may be.
     """
 
     settings: Settings
     q_table: np.ndarray
     visits: np.ndarray
     steps: int
+    actions: int | None = None
 
 
 def write(path: str | os.PathLike[str], model: SavedModel) -> Path:
@@ -50,6 +53,7 @@ def write(path: str | os.PathLike[str], model: SavedModel) -> Path:
         "format_version": FORMAT_VERSION,
         "package_version": __version__,
         "steps": model.steps,
+        "actions": model.actions,
         "settings": model.settings.to_dict(),
         "sha256": {name: _digest(array) for name, array in arrays.items()},
     }
@@ -119,7 +123,7 @@ def _checked(target: Path, about: Any, arrays: dict[str, np.ndarray]) -> SavedMo
         )
     try:
         settings = Settings.from_dict(about["settings"])
-        steps = about["steps"]
+        steps, actions = about["steps"], about["actions"]
     except (KeyError, TypeError, ValueError, SettingsError) as error:
         raise ModelFileError(_refusal(target, f"its settings cannot be used ({error})")) from error
     if not isinstance(steps, int) or steps < 0:
@@ -128,7 +132,9 @@ def _checked(target: Path, about: Any, arrays: dict[str, np.ndarray]) -> SavedMo
         raise ModelFileError(
             _refusal(target, f"its table is {q_table.dtype.name}, its settings say {settings.dtype}")
         )
-    return SavedModel(settings, q_table, visits, steps)
+    if actions is not None and not (isinstance(actions, int) and 1 <= actions <= q_table.shape[1]):
+        raise ModelFileError(_refusal(target, f"its number of actions is {actions!r}"))
+    return SavedModel(settings, q_table, visits, steps, actions)
 
 
 def _digest(array: np.ndarray) -> str:
