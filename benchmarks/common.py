@@ -1,4 +1,7 @@
-"""What the benchmarks share: the problems, interleaved timing, MPI jobs, tables on the screen and JSON on disk."""
+"""What the benchmarks share.
+
+The problems, interleaved timing, MPI jobs, tables on the screen and JSON on disk.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,10 @@ def interleave(
 
 
 def median_ratio(numerator: Sequence[float], denominator: Sequence[float]) -> float:
-    """Return the median over rounds of numerator / denominator, each round measured at nearly the same time."""
+    """Return the median over rounds of numerator / denominator.
+
+    Each round is measured at nearly the same time.
+    """
     return statistics.median(a / b for a, b in zip(numerator, denominator, strict=True))
 
 
@@ -81,7 +87,7 @@ def timed(call: Callable[[], Any]) -> float:
 def mpi_output(
     ranks: int, program: Sequence[str], timeout: float, launcher_options: Sequence[str] = ()
 ) -> str:
-    """Run Python with the arguments `program` on `ranks` ranks, and return what they wrote to standard output.
+    """Run Python with the arguments `program` on `ranks` ranks, and return their standard output.
 
     What they write to standard error is passed through.
 

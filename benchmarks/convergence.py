@@ -1,11 +1,12 @@
 """How close the learned values come to the optimum, on 1, 2, 4 and 16 ranks, at the same number of updates.
 
-One MPI job per number of ranks goes through environments, step sizes, modes and seeds; every finished training is
-appended to a JSON-lines file, so that an interrupted benchmark goes on where it stopped. For each it records the exact
-value of the greedy policy from the start states, as a share of the optimal one, and the root-mean-square error
-against Q* over the state-action pairs that can be reached.
+One MPI job per number of ranks goes through environments, step sizes, modes and seeds; every finished
+training is appended to a JSON-lines file, so that an interrupted benchmark goes on where it stopped. For each
+it records the exact value of the greedy policy from the start states, as a share of the optimal one, and the
+root-mean-square error against Q* over the state-action pairs that can be reached.
 
-Exploration is uniform half of the time (epsilon 0.5), and always on the Garnet, where a greedy walk sees too little.
+Exploration is uniform half of the time (epsilon 0.5), and always on the Garnet, where a greedy walk sees too
+little.
 """
 
 from __future__ import annotations

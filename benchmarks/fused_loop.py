@@ -1,10 +1,11 @@
 """The package's training loop, its affine maps and visit counts included, against a plain C loop.
 
-The C loop is compiled when this runs, with ``gcc -O3 -march=native``. Both use SplitMix64 with the same draws, the same
-alias tables, the same table layout (float64, state * actions + action), the same fair tie-breaking and, for per-visit step
-sizes, the same step-size table with a count per entry. The package is called as a worker calls it: stretches of 50,000
-steps, each followed by packing the maps. Before it is timed, the C loop is compiled once more without contraction to
-fused multiply-adds, which Python's compiler does not do either, and must learn the same values.
+The C loop is compiled when this runs, with ``gcc -O3 -march=native``. Both use SplitMix64 with the same
+draws, the same alias tables, the same table layout (float64, state * actions + action), the same fair
+tie-breaking and, for per-visit step sizes, the same step-size table with a count per entry. The package is
+called as a worker calls it: stretches of 50,000 steps, each followed by packing the maps. Before it is timed,
+the C loop is compiled once more without contraction to fused multiply-adds, which Python's compiler does not
+do either, and must learn the same values.
 
 "C, actions fixed" is the same source with the number of actions as a compile-time constant.
 """
@@ -63,8 +64,9 @@ static int64_t begin_episode(const struct model *m, uint64_t random) {
     return m->start_states[2 * slot + ((uint32_t)(random >> 32) > m->start_threshold[slot])];
 }
 
-void learn(const struct model *m, double *restrict q, int64_t *restrict visits, const double *restrict step_sizes,
-           double step_size, double epsilon, double discount, uint64_t key, uint64_t offset, int64_t steps,
+void learn(const struct model *m, double *restrict q, int64_t *restrict visits,
+           const double *restrict step_sizes, double step_size, double epsilon, double discount,
+           uint64_t key, uint64_t offset, int64_t steps,
            int64_t *position, double *running_return, double *totals) {
 #ifdef N_ACTIONS
     const int64_t n_actions = N_ACTIONS;

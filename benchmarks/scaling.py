@@ -1,7 +1,7 @@
 """Throughput of mpirun against the same ranks running the same kernel without ever communicating.
 
-In one MPI job, in turns: a training of the package from an empty table, and a stretch in which every worker rank runs the
-training kernel by itself while rank 0 sleeps. Both last --seconds or more on FrozenLake 8x8.
+In one MPI job, in turns: a training of the package from an empty table, and a stretch in which every worker
+rank runs the training kernel by itself while rank 0 sleeps. Both last --seconds or more on FrozenLake 8x8.
 """
 
 from __future__ import annotations

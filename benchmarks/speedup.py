@@ -1,12 +1,15 @@
-"""How many updates N workers need, by the package's own tables and kernels with simulated workers, and what summing does.
+"""How many updates N workers need, and what summing does.
 
-Speed-up: workers take turns, each pushes every K steps and is re-based on the server's table at once. Counted are a worker's
-updates until the server's table has an RMS error to Q* below 0.06 (FrozenLake 8x8, step size 0.05), relative to one worker's.
-N k a is the workers' number times an entry's mean visits per push (weighted by visits) times the step size: theory wants it
-below about 4.
+The workers are simulated; the tables and kernels are the package's own.
 
-Divergence: on Taxi, every worker learns K steps from the same table, and their differences are added, which is what adding
-gradients would be; the same with affine maps. Counted are the rounds until a value exceeds 1,000 (Q* is within 21).
+Speed-up: workers take turns, each pushes every K steps and is re-based on the server's table at once. Counted
+are a worker's updates until the server's table has an RMS error to Q* below 0.06 (FrozenLake 8x8, step size
+0.05), relative to one worker's. N k a is the workers' number times an entry's mean visits per push (weighted
+by visits) times the step size: theory wants it below about 4.
+
+Divergence: on Taxi, every worker learns K steps from the same table, and their differences are added, which
+is what adding gradients would be; the same with affine maps. Counted are the rounds until a value exceeds
+1,000 (Q* is within 21).
 """
 
 from __future__ import annotations
@@ -76,7 +79,10 @@ class Workers:
 
 
 def updates_needed(workers: int, interval: int, seed: int, epsilon: float, most: int) -> tuple[float, float]:
-    """Return the updates of all workers until the error is below `TARGET` (infinite after `most`), and N k a."""
+    """Return the updates of all workers until the error is below `TARGET`, and N k a.
+
+    Their number is infinite if the error is not below it after `most`.
+    """
     team = Workers(common.FROZEN_LAKE, workers, STEP_SIZE, epsilon, seed)
     truth = team.model.solve(DISCOUNT).q.ravel()
     pairs = team.model.reachable_pairs().ravel()

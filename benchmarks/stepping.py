@@ -1,8 +1,9 @@
 """What learning adds to the time of stepping environments through Gymnasium.
 
-For each environment, in turns: learning, as a worker does it; the package's own stepping of the same batch with actions
-drawn beforehand; and, where there is one, Gymnasium's SyncVectorEnv with actions drawn beforehand. 16 environments each. The learner explores with probability 1, so that episodes
-are as long as under the actions drawn beforehand.
+For each environment, in turns: learning, as a worker does it; the package's own stepping of the same batch
+with actions drawn beforehand; and, where there is one, Gymnasium's SyncVectorEnv with actions drawn
+beforehand. 16 environments each. The learner explores with probability 1, so that episodes are as long as
+under the actions drawn beforehand.
 """
 
 from __future__ import annotations
@@ -50,7 +51,10 @@ class GridWalk(gymnasium.Env):
 
 
 class VectorWalk(gymnasium.vector.VectorEnv):
-    """A user's own vector environment, whose step is a few numpy operations: there is nothing cheaper to add to."""
+    """A user's own vector environment, whose step is a few numpy operations.
+
+    There is nothing cheaper to add to.
+    """
 
     metadata = {"autoreset_mode": gymnasium.vector.AutoresetMode.NEXT_STEP}
 

@@ -1,7 +1,8 @@
 """Training steps per second in the compiled TicTacToe, against 64 plain Python games in a SyncVectorEnv.
 
-The Python game is what one would write first: a list of nine squares, no symmetries, a machine player that moves at
-random. Its learner is Q-learning in numpy, one vectorised update for the 64 games. Both learn, on one core.
+The Python game is what one would write first: a list of nine squares, no symmetries, a machine player that
+moves at random. Its learner is Q-learning in numpy, one vectorised update for the 64 games. Both learn, on
+one core.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Tabular reinforcement learning on a cluster: Q-learning under an MPI parameter server, fast, right, from
-one import.
+"""Tabular reinforcement learning on a cluster, from one import.
+
+Q-learning under an MPI parameter server, fast and right.
 
 >>> from dist_classicrl import DistAsyncQLearning
 """

@@ -1,5 +1,6 @@
-"""Counter-based random streams: SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
-generators", 2014).
+"""Counter-based random streams: SplitMix64.
+
+Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014.
 
 Draw number c of a stream with key z is ``mix(z + c * GAMMA)``: no state is carried but the counter, so a
 stream can be entered anywhere and is the same on every machine. Streams are keyed by the seed and by what
@@ -32,8 +33,9 @@ def mix(z):
 
 @jit_inline
 def below(bits, n):
-    """Return an int64 in 0..n-1 from the low 32 of the uint64 `bits` (multiply and shift; bias under n /
-    2**32).
+    """Return an int64 in 0..n-1 from the low 32 of the uint64 `bits`, by multiply and shift.
+
+    The bias is under n / 2**32.
     """
     return np.int64(((bits & LOW_32) * np.uint64(n)) >> SHIFT_32)
 

@@ -73,8 +73,9 @@ class NotTrainedError(DistClassicRLError, RuntimeError):
 
 
 class ProtocolError(DistClassicRLError, RuntimeError):
-    """A message between ranks breaks the protocol: mixed versions, or a transport that reorders or loses
-    messages.
+    """A message between ranks breaks the protocol.
+
+    The causes are mixed versions, or a transport that reorders or loses messages.
     """
 
 

@@ -41,8 +41,9 @@ def _check_steps(owner: str, steps: Any) -> int:
 
 @dataclass(frozen=True)
 class Segment:
-    """A stretch of a schedule that is a straight line: ``value + slope * (step - start)`` for start <= step <
-    end.
+    """A stretch of a schedule that is a straight line.
+
+    Its values are ``value + slope * (step - start)`` for start <= step < end.
 
     The stretches lie on a grid that the schedule alone decides, so the values do not depend on who asks when.
     """
@@ -110,8 +111,9 @@ class Linear:
 
 @dataclass(frozen=True)
 class Exponential:
-    """From `initial` by a constant factor per step to `final` at global step `steps`, and `final` from there
-    on.
+    """From `initial` to `final` by a constant factor per step.
+
+    `final` is reached at global step `steps`, and stays from there on.
     """
 
     initial: float

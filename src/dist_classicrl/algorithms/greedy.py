@@ -12,8 +12,9 @@ from dist_classicrl.environments.simulate import advance, begin
 
 @jit
 def play_greedily(simulation, memory, time_limit, q, best, greedy, key, returns, lengths):
-    """Fill `returns` (float64) and `lengths` (int64), shape (episodes,), with greedy episodes of random
-    stream `key`.
+    """Play greedy episodes of random stream `key`, into `returns` and `lengths`.
+
+    These are float64 and int64, both of shape (episodes,).
     """
     n_actions = q.size // best.size
     counter = key

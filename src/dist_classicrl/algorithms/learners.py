@@ -1,8 +1,7 @@
-"""A learner joins an environment to a local table: it makes a given number of steps, wherever they are asked
-for.
+"""A learner joins an environment to a local table.
 
-What a stretch of steps does depends on the random stream and the position in it, not on how the stretch is
-cut into calls; in a stepped environment, as long as it is cut between whole batches.
+It makes a given number of steps, wherever they are asked for. What a stretch of steps does depends on the
+random stream and the position in it, not on how the stretch is cut into calls.
 """
 
 from __future__ import annotations
@@ -83,9 +82,7 @@ class Rates:
         self.table: np.ndarray | None = self._step_size.table(workers) if per_visit else None
 
     def step_size(self, step: int) -> tuple[tuple[float, float, int], int]:
-        """Return (value, slope, steps into the straight stretch) at global `step`, and where the stretch
-        ends.
-        """
+        """Return (value, slope, steps into the straight stretch) at global `step`, and the stretch's end."""
         if isinstance(self._step_size, PerVisit):
             return (0.0, 0.0, 0), _NEVER
         segment = self._step_size.segment(step)
@@ -211,8 +208,9 @@ class CompiledLearner:
 
 
 class SteppedLearner:
-    """Learns in a batch of environments that Gymnasium steps; transitions that are made wait until a lease
-    pays for them.
+    """Learns in a batch of environments that Gymnasium steps.
+
+    Transitions that are made wait until a lease pays for them.
 
     Parameters
     ----------
@@ -267,8 +265,8 @@ class SteppedLearner:
             table.q, table.best, table.greedy, table.n_actions, nothing, masks, 0.0, self._key, 0, nothing
         )
         q_learning.learn_batch(
-            self._states, self._chosen, self._rewards, self._next_states, self._terminated, masks, 0, 0, *table.arrays,
-            self._rates.table, 0.0, 0.0, 0, self._discount, self._replay, self._key, 0,
+            self._states, self._chosen, self._rewards, self._next_states, self._terminated, masks, 0, 0,
+            *table.arrays, self._rates.table, 0.0, 0.0, 0, self._discount, self._replay, self._key, 0,
         )  # fmt: skip
 
     def learn(self, stream: Stream, steps: int) -> None:
@@ -317,8 +315,9 @@ class SteppedLearner:
             )
 
     def _epsilon_at(self, step: int) -> float:
-        """Return the exploration rate at global `step`; its straight stretch is looked up when `step` leaves
-        it.
+        """Return the exploration rate at global `step`.
+
+        Its straight stretch is looked up when `step` leaves it.
         """
         value, slope, into, first, end = self._epsilon
         if not first <= step < end:

@@ -147,10 +147,9 @@ def replay_updates(
     n_actions,
     random,
 ):
-    """Do the replayed updates that are owed, each on a uniformly drawn transition. Return the new number
-    touched.
+    """Do the replayed updates that are owed, and return the new number touched.
 
-    Lin (1992). They count as updates of the map, not as visits.
+    Each is on a uniformly drawn transition: Lin (1992). They count as updates of the map, not as visits.
     """
     entries, rewards, targets, ring, _ = replay
     draw = random
@@ -202,10 +201,10 @@ def learn_steps(
     steps,
     totals,
 ):
-    """Act epsilon-greedily, simulate and learn for `steps` steps in one loop; the module names the table's
-    arrays.
+    """Act epsilon-greedily, simulate and learn for `steps` steps in one loop.
 
-    What it does depends on the stream and the offset, not on how a stretch of steps is cut into calls.
+    The module names the table's arrays. What the loop does depends on the stream and the offset, not on how a
+    stretch of steps is cut into calls.
 
     Parameters
     ----------
@@ -373,8 +372,9 @@ def learn_batch(
     key,
     offset,
 ):
-    """Learn transitions `first` to `last` - 1 of a batch of B, one after the other; the module names the
-    table's arrays.
+    """Learn transitions `first` to `last` - 1 of a batch of B, one after the other.
+
+    The module names the table's arrays.
 
     Parameters
     ----------

@@ -34,8 +34,9 @@ class Quota:
 
 
 def round_steps(settings: Settings) -> int:
-    """Return the steps of a logical worker in a full round: ``sync_frequency * batch_size``, "auto" being 32
-    updates.
+    """Return the steps of a logical worker in a full round.
+
+    They are ``sync_frequency * batch_size``, "auto" being 32 updates.
     """
     updates = ROUND_UPDATES if settings.sync_frequency == "auto" else int(settings.sync_frequency)
     return updates * settings.batch_size
@@ -60,8 +61,9 @@ def rounds(settings: Settings, start: int, steps: int) -> Iterator[list[Quota]]:
 
 
 def play(quota: Quota, learner: Learner, table: LocalTable, seed: int) -> PackedMap:
-    """Let a logical worker do its quota from the table's base, and return its maps; the table is as
-    before.
+    """Let a logical worker do its quota from the table's base, and return its maps.
+
+    Afterwards the table is as before.
     """
     # A global step belongs to one quota alone, so it names the quota's random stream.
     stream = Stream(stream_key(seed, "round", quota.worker, quota.start), quota.start)

@@ -1,5 +1,6 @@
-"""Exceptions that cross ranks: as JSON on the way, as `RemoteRankError` on arrival, and once in the job's
-output.
+"""Exceptions that cross ranks.
+
+They are JSON on the way, `RemoteRankError` on arrival, and stand once in the job's output.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ _GRACE_SECONDS = 10.0
 
 
 def failure_text(error: BaseException, rank: int | None = None) -> np.ndarray:
-    """Return `error` as JSON for a message; a `RemoteRankError` is passed on as what it was where it was
-    raised.
+    """Return `error` as JSON for a message.
+
+    A `RemoteRankError` is passed on as what it was where it was raised.
     """
     if isinstance(error, RemoteRankError):
         return messages.text(error.to_dict())
@@ -56,11 +58,10 @@ _installed = False
 
 
 def end_job_on_unhandled_errors() -> None:
-    """Let an exception that nobody handles end the whole MPI job with its traceback, instead of leaving ranks
-    waiting.
+    """Let an exception that nobody handles end the whole MPI job with its traceback.
 
-    The rank that raised it prints it and aborts. Ranks that got it as `RemoteRankError`, or raise the same,
-    give it time to.
+    Otherwise it would leave ranks waiting. The rank that raised it prints it and aborts. Ranks that got it as
+    `RemoteRankError`, or raise the same, give it time to.
     """
     global _installed
     if _installed:

@@ -1,5 +1,6 @@
-"""The step budget: given out in leases, so that fast workers get more and the run makes exactly the steps
-asked for.
+"""The step budget, given out in leases.
+
+So fast workers get more, and the run makes exactly the steps asked for.
 """
 
 from __future__ import annotations
@@ -110,8 +111,9 @@ class LeaseBook:
             self._heard[worker] = now
 
     def grant(self, worker: int, quantum: int) -> Lease | None:
-        """Give `worker` more if it has little left; in multiples of `quantum` steps while there are
-        enough.
+        """Give `worker` more if it has little left.
+
+        It gets multiples of `quantum` steps while there are enough.
         """
         rate = self._rates[worker]
         ahead = rate * _AHEAD_SECONDS if rate > 0.0 else float(self._first_steps)

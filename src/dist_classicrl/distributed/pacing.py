@@ -23,10 +23,10 @@ _SAMPLE = 4096
 
 
 class MovementGauge:
-    """Whether values still move: their mean changes by more than 1 % while the time that has passed grows by
-    a quarter.
+    """Whether values still move.
 
-    Measured on the base (at most some 4,096 entries of it), so single updates and noise of constant step
+    They do if their mean changes by more than 1 % while the time that has passed grows by a quarter. It is
+    measured on the base (at most some 4,096 entries of it), so single updates and noise of constant step
     sizes do not count.
     """
 

@@ -1,5 +1,6 @@
-"""The reproducible mode on many ranks: rank 0 merges each round in the order of the logical workers, the
-others play them.
+"""The reproducible mode on many ranks.
+
+Rank 0 merges each round in the order of the logical workers, the others play them.
 """
 
 from __future__ import annotations
@@ -187,8 +188,9 @@ class RoundWorker:
         self._told = 0.0
 
     def run(self) -> tuple[Refresh, dict[str, Any]]:
-        """Play rounds until the server says that the run is done. Return the whole final table and the run's
-        result.
+        """Play rounds until the server says that the run is done.
+
+        Return the whole final table and the run's result.
         """
         self._told = time.perf_counter()
         final = self._take_table()

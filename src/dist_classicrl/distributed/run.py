@@ -131,8 +131,9 @@ class Run:
 
 
 def compile_kernels(run: Run, rates: Rates, as_server: bool, learning_too: bool) -> None:
-    """Compile or load what is called besides the learners, on tables of one state; `learning_too`: for them
-    as well.
+    """Compile or load what is called besides the learners, on tables of one state.
+
+    `learning_too`: compile or load for the learners as well.
     """
     table = run.local_table(1)
     values = np.zeros(table.q.size, run.values.dtype)
@@ -207,8 +208,9 @@ def _learn_alone(run: Run, table: LocalTable, learner: Learner) -> float:
 
 
 def _fold(run: Run, table: LocalTable) -> None:
-    """Bring the run's table up to the local one, which is exact: applying the maps would only add
-    rounding.
+    """Bring the run's table up to the local one.
+
+    The local one is exact: applying the maps would only add rounding.
     """
     packed = table.pack()
     run.values[packed.entries] = table.q[packed.entries]
@@ -234,8 +236,9 @@ def _play_rounds_alone(run: Run, table: LocalTable, learners: dict[int, Learner]
 
 
 def run_together(run: Run, setup: Setup) -> TrainingResult:
-    """Train on all ranks of `setup`: rank 0 serves, the others learn. The result and the table are the same
-    everywhere.
+    """Train on all ranks of `setup`: rank 0 serves, the others learn.
+
+    The result and the table are the same everywhere.
     """
     settings = run.settings
     workers = list(range(1, setup.size))

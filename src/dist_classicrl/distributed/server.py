@@ -1,5 +1,6 @@
-"""The parameter server of asynchronous training: applies pushes, hands out leases and refreshes, sleeps in
-between.
+"""The parameter server of asynchronous training.
+
+It applies pushes, hands out leases and refreshes, and sleeps in between.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ EPOCH = 1
 def reply_message(
     applied: int, refresh: Refresh | None, lease: tuple[int, int, int], kind: Kind = Kind.REPLY
 ) -> np.ndarray:
-    """Return a receipt for push `applied`, with a refresh that includes it and a lease (0, 0, 0: none) if
-    there are any.
+    """Return a receipt for push `applied`, with a refresh and a lease if there are any.
+
+    The refresh includes the push. A lease of 0, 0, 0 is none.
     """
     head = [EPOCH, applied, *lease]
     if refresh is None:
@@ -176,8 +178,9 @@ class Server:
                 )
 
     def _sleep(self, worked: float) -> None:
-        """Sleep for half the shortest interval between pushes, but work for a small share of the time
-        only.
+        """Sleep for half the shortest interval between pushes.
+
+        Work takes a small share of the time only.
         """
         intervals = [peer.interval_seconds for peer in self._peers.values() if peer.interval_seconds > 0.0]
         wanted = 0.5 * min(intervals, default=0.0)

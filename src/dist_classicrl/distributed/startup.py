@@ -1,5 +1,6 @@
-"""What all ranks settle together before the first step: that they mean the same thing, the seed, and the
-compiled code.
+"""What all ranks settle together before the first step.
+
+They settle that they mean the same thing, the seed, and the compiled code.
 
 The only collective operations of the library stand here, non-blocking and with a deadline.
 """
@@ -57,8 +58,9 @@ class Setup:
     def agree(
         self, error: BaseException | None, description: dict[str, Any], numbers: list[int]
     ) -> np.ndarray:
-        """Check that no rank failed so far and that all have the same `description`. Return every rank's
-        `numbers`.
+        """Check that no rank failed so far and that all have the same `description`.
+
+        Return every rank's `numbers`.
 
         Raises
         ------
@@ -108,8 +110,9 @@ class Setup:
             compile_all(False)
 
     def close(self, clean: bool) -> None:
-        """Free the communicator; after a failure it is left alone, since messages may still be on their
-        way.
+        """Free the communicator, but leave it alone after a failure.
+
+        Messages may still be on their way then.
         """
         if clean:
             self.comm.Free()
@@ -127,5 +130,8 @@ def _difference(descriptions: list[dict[str, Any]]) -> str:
             shown = "; ".join(
                 f"{name}: {first.get(name)!r} on rank 0, {other.get(name)!r} on rank {rank}" for name in names
             )
-            return f"The ranks of one job must have the same settings and environment, but they differ in {shown}."
+            return (
+                "The ranks of one job must have the same settings and environment, "
+                f"but they differ in {shown}."
+            )
     return "The ranks of one job must have the same settings and environment."

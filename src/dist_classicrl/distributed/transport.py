@@ -1,5 +1,6 @@
-"""One peer's messages over MPI point-to-point: sent in pieces with Isend, received through one posted
-Irecv.
+"""One peer's messages over MPI point-to-point.
+
+They are sent in pieces with Isend, and received through one posted Irecv.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""A worker of asynchronous training: learns while it has a lease, pushes when it is time and there is
-room.
+"""A worker of asynchronous training.
+
+It learns while it has a lease, and pushes when it is time and there is room.
 """
 
 from __future__ import annotations

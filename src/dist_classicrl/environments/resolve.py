@@ -1,5 +1,6 @@
-"""From what a user passes as `env` to what the learners run: compiled code where it is the same process, else
-stepping.
+"""From what a user passes as `env` to what the learners run.
+
+That is compiled code where it is the same process, else stepping.
 """
 
 from __future__ import annotations
@@ -99,8 +100,9 @@ def resolve(env: Any, n_envs: int, use_action_mask: bool | None, compile_env: bo
 
 
 def _name(environment: dict[str, Any]) -> str:
-    """Return the id or else the class of what is stepped: the same text in every process, unlike an object's
-    own.
+    """Return the id or else the class of what is stepped.
+
+    It is the same text in every process, unlike an object's own.
     """
     one = environment.get("single", environment)
     return str(one["id"] or one["layers"][-1]["class"])

@@ -33,15 +33,17 @@ def begin(simulation, memory, random):
 
 
 def advance(simulation, memory, state, action, random, n_actions):
-    """Return (next state, reward, terminated) of `action` in `state`, drawn with `random`. Jitted code
-    only.
+    """Return (next state, reward, terminated) of `action` in `state`, drawn with `random`.
+
+    Jitted code only.
     """
     raise NotImplementedError("advance is for jitted code")
 
 
 class ModelTables(NamedTuple):
-    """A finite model in the form in which it is sampled fastest: Walker's alias method (1977) as Vose (1991)
-    builds it.
+    """A finite model in the form in which it is sampled fastest.
+
+    That is the form of Walker's alias method (1977), as Vose (1991) builds it.
 
     A pair has `width` slots, or those from `first[pair]` to `first[pair + 1]` where padding would cost too
     much. Slot j yields outcome 0 if 32 random bits are at most `threshold[j]`, else outcome 1. So
@@ -60,8 +62,9 @@ class ModelTables(NamedTuple):
 
 @jit
 def _alias_slots(ptr, prob, first, threshold, choice):
-    """Fill `threshold` (uint32) and `choice` (slots, 2), outcomes by their number, for each row of a CSR
-    `prob`.
+    """Fill `threshold` (uint32) and `choice` (slots, 2) for each row of a CSR `prob`.
+
+    `choice` holds outcomes by their number.
     """
     for row in range(ptr.size - 1):
         begin_, size = ptr[row], ptr[row + 1] - ptr[row]

@@ -161,8 +161,9 @@ class DistAsyncQLearning:
 
     @property
     def rank(self) -> int:
-        """This process's rank among those that train together: 0 is the server, and 0 where a process is
-        alone.
+        """Rank of this process among those that train together.
+
+        0 is the server, and 0 where a process is alone.
 
         Raises
         ------
@@ -353,8 +354,9 @@ class DistAsyncQLearning:
         return action if self._actions is None else self._actions.decode(action)
 
     def save_model(self, path: str | os.PathLike[str]) -> Path:
-        """Write table, visits and settings to exactly `path`, with whatever suffix; whole or not at all, no
-        pickle.
+        """Write table, visits and settings to exactly `path`, with whatever suffix.
+
+        The file is written whole or not at all, and holds no pickle.
         """
         q, visits = self._table()
         model = model_file.SavedModel(self._settings, q, visits, self._steps, self._n_actions)

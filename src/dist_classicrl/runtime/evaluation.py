@@ -104,8 +104,9 @@ def _evaluate_compiled(
 def _evaluate_stepped(
     env: SteppedEnv, table: LocalTable, episodes: int, seed: int, max_steps: int
 ) -> EvaluationResult:
-    """Play in a batch; each environment has a share of the episodes, so that short episodes are not
-    preferred.
+    """Play in a batch, where each environment has a share of the episodes.
+
+    So short episodes are not preferred.
     """
     shares = np.full(env.n_envs, episodes // env.n_envs)
     shares[: episodes % env.n_envs] += 1

@@ -143,7 +143,10 @@ def _digest(array: np.ndarray) -> str:
 
 
 def _refusal(target: Path, why: str) -> str:
-    return f"{target} is no usable model file: {why}. Give the path of a file that save_model of this library wrote."
+    return (
+        f"{target} is no usable model file: {why}. "
+        "Give the path of a file that save_model of this library wrote."
+    )
 
 
 def _umask() -> int:

@@ -1,5 +1,6 @@
-"""`train` from the side of an agent: arguments in, agreement of all ranks, the run, results back into the
-agent.
+"""`train` from the side of an agent.
+
+Arguments come in, all ranks agree, the run is made, and results go back into the agent.
 """
 
 from __future__ import annotations

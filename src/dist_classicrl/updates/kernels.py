@@ -114,8 +114,9 @@ def refresh_rows_of(entries, q, best, greedy, n_actions):
 
 @jit
 def set_base(entries, values, counts, base, q, visits, stamp, now, illegal):
-    """Write a refresh into the base, start `q` and `visits` from it there, and stamp its entries with
-    `now`.
+    """Write a refresh into the base, and start `q` and `visits` from it there.
+
+    Its entries are stamped with `now`.
     """
     for i in range(values.size):
         entry = np.int64(i) if entries is None else np.int64(entries[i])
@@ -156,10 +157,9 @@ def apply_maps(entries, weight, shift, visits, table, counts):
 
 @jit
 def map_load(weight, visits):
-    """Return the mean of -ln w over the maps' visits, k a in the usual case, from at most some 512 of the
-    maps.
+    """Return the mean of -ln w over the maps' visits, k a in the usual case.
 
-    A weight of 0 counts as 30.
+    It is taken from at most some 512 of the maps. A weight of 0 counts as 30.
     """
     stride = 1 + weight.size // _LOAD_SAMPLE
     load = 0.0
@@ -180,8 +180,9 @@ def gather(entries, table, counts, out_values, out_counts):
 
 @jit
 def collect_new(entries, stamp, now, out, size):
-    """Append to `out`, from `size` on, the entries not stamped `now` yet, stamp them, and return the new
-    size.
+    """Append to `out`, from `size` on, the entries not stamped `now` yet, and return the new size.
+
+    They are stamped with `now`.
     """
     for i in range(entries.size):
         entry = entries[i]

@@ -1,5 +1,6 @@
-"""A worker's own table: what it learns on, the maps that it has not pushed, and the base that it last heard
-of.
+"""A worker's own table.
+
+It holds what the worker learns on, the maps that it has not pushed, and the base that it last heard of.
 """
 
 from __future__ import annotations
@@ -197,8 +198,9 @@ class LocalTable:
         )
 
     def undo(self, packed: PackedMap) -> None:
-        """Put the entries of `packed`, which were just packed, back to the base: their effect comes with a
-        refresh.
+        """Put the entries of `packed`, which were just packed, back to the base.
+
+        Their effect comes with a refresh.
         """
         kernels.undo_maps(
             packed.entries,
@@ -212,8 +214,9 @@ class LocalTable:
         )
 
     def rebase(self, refresh: Refresh, pending: list[PackedMap]) -> None:
-        """Move to a newer base: ``q = current map after pending maps, oldest first, after base`` where it
-        changed.
+        """Move to a newer base.
+
+        Where it changed, ``q = current map after pending maps, oldest first, after base``.
 
         Parameters
         ----------

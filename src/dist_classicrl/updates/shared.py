@@ -84,10 +84,10 @@ class SharedTable:
             self._log_starts_after = version
 
     def refresh(self, since: int) -> Refresh:
-        """Return what brings a base of version `since` (-1: none) to now, sparse or whole, whichever is
-        smaller.
+        """Return what brings a base of version `since` (-1: none) to now.
 
-        One is packed for all who ask alike; its arrays are not changed afterwards.
+        It is sparse or whole, whichever is smaller. One is packed for all who ask alike; its arrays are not
+        changed afterwards.
         """
         found = self._cache.get(since)
         if found is None:

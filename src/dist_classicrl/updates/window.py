@@ -39,8 +39,9 @@ class PushWindow:
 
     @property
     def has_room(self) -> bool:
-        """Whether another push may go out: neither too many in flight nor too many kept for want of a
-        refresh.
+        """Whether another push may go out.
+
+        Neither may too many be in flight, nor too many kept for want of a refresh.
         """
         return self.in_flight < self._size and len(self._kept) < _KEPT_PER_SLOT * self._size
 
@@ -57,8 +58,9 @@ class PushWindow:
     def push(
         self, threshold: float = 0.0, flush: bool = True, key: int | np.uint64 = 0
     ) -> tuple[int, PackedMap]:
-        """Pack the current maps as the next push; see `LocalTable.pack`. Return its number, from 1, and the
-        maps.
+        """Pack the current maps as the next push, and return its number, from 1, and the maps.
+
+        See `LocalTable.pack`.
         """
         packed = self._table.pack(threshold, flush, key)
         self.last_sequence += 1
@@ -74,8 +76,9 @@ class PushWindow:
         self._received = max(self._received, applied)
 
     def refresh(self, refresh: Refresh, included: int) -> bool:
-        """Re-base on `refresh`, whose state includes this worker's pushes up to `included`. Return whether it
-        was news.
+        """Re-base on `refresh`, and return whether it was news.
+
+        Its state includes this worker's pushes up to `included`.
 
         Raises
         ------
