@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -14,7 +17,7 @@ def jit(function: Callable[..., Any]) -> Any:
     `fastmath` stays off: it reorders sums and drops the NaN checks that the kernels rely on.
     The GIL is released, so that a thread can write a checkpoint or send a heartbeat meanwhile.
     """
-    return numba.njit(cache=True, nogil=True, error_model="numpy", boundscheck=False)(function)
+    return _compiled(function)
 
 
 def jit_inline(function: Callable[..., Any]) -> Any:
@@ -22,6 +25,26 @@ def jit_inline(function: Callable[..., Any]) -> Any:
 
     For small functions that a hot loop calls: a call with ten arrays costs more than a step of learning.
     """
-    return numba.njit(cache=True, nogil=True, error_model="numpy", boundscheck=False, forceinline=True)(
-        function
-    )
+    return _compiled(function, forceinline=True)
+
+
+def _compiled(function: Callable[..., Any], **options: Any) -> Any:
+    compiled = numba.njit(cache=True, nogil=True, error_model="numpy", boundscheck=False, **options)(function)
+    # Numba takes machine code from disk as long as the function's own file is unchanged. Kernels contain
+    # kernels of other files, so the stamp on the machine code has to tell of those too.
+    index = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
+    stamp = getattr(index, "_source_stamp", None)
+    if stamp is not None:
+        index._source_stamp = (stamp, _kernel_sources())
+    return compiled
+
+
+@cache
+def _kernel_sources() -> str:
+    """Return a SHA-256 over all files of this package that hold kernels."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        source = path.read_bytes()
+        if b"_jit import" in source or path.name == "_jit.py":
+            digest.update(source)
+    return digest.hexdigest()

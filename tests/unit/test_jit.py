@@ -1,0 +1,51 @@
+"""Machine code on disk is used again, and never after a kernel changed, in whichever file it stands."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import dist_classicrl
+
+INNER = "from package._jit import jit, jit_inline\n\n@{how}\ndef inner(x):\n    return x + {number}\n"
+OUTER = """
+from package._jit import jit
+from package.inner import inner
+
+@jit
+def outer(x):
+    return 10 * inner(x)
+"""
+SCRIPT = """
+from package.outer import outer
+print(outer(1), sum(outer.stats.cache_hits.values()))
+"""
+
+
+def run(folder):
+    environment = {key: value for key, value in os.environ.items() if key != "NUMBA_CACHE_DIR"}
+    environment["PYTHONPATH"] = str(folder)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        env=environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return [int(word) for word in done.stdout.split()]
+
+
+def test_a_change_in_another_file_is_noticed(tmp_path):
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    shutil.copy(Path(dist_classicrl.__file__).parent / "_jit.py", package)
+    (package / "outer.py").write_text(OUTER)
+    (package / "inner.py").write_text(INNER.format(how="jit", number=1))
+    assert run(tmp_path) == [20, 0]
+    assert run(tmp_path) == [20, 1]
+    (package / "inner.py").write_text(INNER.format(how="jit_inline", number=5))
+    assert run(tmp_path) == [60, 0]
