@@ -1,7 +1,8 @@
 """A learner joins an environment to a local table.
 
 It makes a given number of steps, wherever they are asked for. What a stretch of steps does depends on the
-random stream and the position in it, not on how the stretch is cut into calls.
+random stream and the position in it, not on how the stretch is cut into calls; in a stepped environment, as
+long as it is cut between whole batches.
 """
 
 from __future__ import annotations

@@ -191,7 +191,8 @@ def _learn_alone(run: Run, table: LocalTable, learner: Learner) -> float:
     size = _FIRST_SLICE
     batch = run.settings.batch_size
     while stream.used < run.steps:
-        # Whole batches: where a batch of a stepped environment ends must not depend on the time that it takes.
+        # Whole batches: where a batch of a stepped environment ends must not depend on the time that it
+        # takes.
         steps = min(max(1, size // batch) * batch, run.steps - stream.used)
         before = time.perf_counter()
         learner.learn(stream, steps)
