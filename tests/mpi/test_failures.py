@@ -206,20 +206,20 @@ def test_again_and_again(world, make_agent, lake):
 @MODES
 def test_a_rank_that_hangs(world, make_agent, lake, several_ranks, async_updates):
     culprit = world.size - 1
-    agent = make_agent(timeout=1.5, async_updates=async_updates, n_envs=1, logical_workers=4)
+    agent = make_agent(timeout=1.0, async_updates=async_updates, n_envs=1, logical_workers=2)
 
     def env():
-        return Corridor(seconds=4.0 if world.rank == culprit else 0.0)
+        return Corridor(hangs_for=2.5 if world.rank == culprit else 0.0)
 
     begin = time.monotonic()
     with pytest.raises(
         (RankTimeoutError, RemoteRankError), match="RankTimeoutError|sign of life|round within"
     ) as caught:
-        agent.train(env, total_steps=50_000)
+        agent.train(env, total_steps=20_000_000)
     if world.rank == 0:
         assert type(caught.value) is RankTimeoutError
         assert f"rank {culprit}" in str(caught.value)
-        assert time.monotonic() - begin < 4.0
+        assert time.monotonic() - begin < WITHIN_SECONDS
     world.Barrier()
     check_trains(world, make_agent(async_updates=async_updates), lake)
 

@@ -58,14 +58,18 @@ class Corridor(gymnasium.Env):
     mask : array_like of two bool
     seconds : float
         What a step takes.
+    hangs_for : float
+        Seconds that the tenth step takes instead.
     """
 
-    def __init__(self, cells=5, mask=(True, True), seconds=0.0):
+    def __init__(self, cells=5, mask=(True, True), seconds=0.0, hangs_for=0.0):
         self.observation_space = gymnasium.spaces.Discrete(cells)
         self.action_space = gymnasium.spaces.Discrete(2)
         self._cells = cells
         self._mask = np.array(mask, np.int8)
         self._seconds = seconds
+        self._hangs_for = hangs_for
+        self._steps = 0
         self._cell = 0
 
     def reset(self, *, seed=None, options=None):
@@ -74,7 +78,8 @@ class Corridor(gymnasium.Env):
         return 0, {"action_mask": self._mask}
 
     def step(self, action):
-        time.sleep(self._seconds)
+        self._steps += 1
+        time.sleep(self._hangs_for if self._steps == 10 else self._seconds)
         self._cell = max(self._cell + (1 if action else -1), 0)
         end = self._cell == self._cells - 1
         return self._cell, float(end), end, False, {"action_mask": self._mask}

@@ -20,7 +20,7 @@ from dist_classicrl.errors import RemoteRankError
 _GRACE_SECONDS = 10.0
 
 
-def failure_text(error: BaseException, rank: int | None = None) -> np.ndarray:
+def failure_text(error: BaseException, rank: int) -> np.ndarray:
     """Return `error` as JSON for a message.
 
     A `RemoteRankError` is passed on as what it was where it was raised.
@@ -30,7 +30,7 @@ def failure_text(error: BaseException, rank: int | None = None) -> np.ndarray:
     summary = traceback.format_exception_only(type(error), error)[-1].strip()
     return messages.text(
         {
-            "rank": _rank() if rank is None else rank,
+            "rank": rank,
             "host": socket.gethostname(),
             "summary": summary,
             "remote_traceback": "".join(traceback.format_exception(type(error), error, error.__traceback__)),
@@ -46,12 +46,6 @@ def raise_remote(parts: list[np.ndarray]) -> None:
 def mark_as_told_elsewhere(error: BaseException) -> None:
     """Note that another rank raises the same and prints it, if nobody handles it."""
     error._told_elsewhere = True  # type: ignore[attr-defined]
-
-
-def _rank() -> int:
-    from mpi4py import MPI
-
-    return MPI.COMM_WORLD.Get_rank()
 
 
 _installed = False

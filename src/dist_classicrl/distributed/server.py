@@ -210,9 +210,9 @@ def finish(channels: list[Channel], table: SharedTable, result: dict[str, Any], 
         wait_until(said_goodbye, timeout, f"rank {channel.peer} to take the final table")
 
 
-def fail(channels: list[Channel], error: BaseException) -> None:
-    """Send word of `error` on `channels`, without waiting for anybody for long."""
-    message = messages.encode(Kind.FAILED, failure_text(error))
+def fail(channels: list[Channel], error: BaseException, rank: int) -> None:
+    """Send word of this rank's `error` on `channels`, without waiting for anybody for long."""
+    message = messages.encode(Kind.FAILED, failure_text(error, rank))
     for channel in channels:
         channel.send(message)
     deadline = time.monotonic() + BEAT_SECONDS

@@ -20,6 +20,9 @@ from dist_classicrl.distributed.failures import failure_text, mark_as_told_elsew
 from dist_classicrl.distributed.transport import wait_until
 from dist_classicrl.errors import RankMismatchError, RemoteRankError
 
+# MPI may still write to the buffers of operations that were given up, so these live as long as the process.
+_abandoned: list[Any] = []
+
 
 class Setup:
     """Collective steps over `comm`, each within `timeout` seconds."""
@@ -37,7 +40,11 @@ class Setup:
         self.size = self.comm.Get_size()
 
     def _wait(self, request: Any, what: str) -> None:
-        wait_until(request.Test, self._timeout, what)
+        try:
+            wait_until(request.Test, self._timeout, what)
+        except BaseException:
+            _abandoned.append(request)
+            raise
 
     def gather_numbers(self, numbers: list[int], what: str) -> np.ndarray:
         """Return every rank's `numbers`, int64 of shape (ranks, len(numbers))."""
@@ -70,6 +77,10 @@ class Setup:
             If another rank has one.
         RankMismatchError
             If descriptions differ; the message shows what differs between which ranks.
+
+        Notes
+        -----
+        Where it raises one of these, which it does on all ranks, it has closed the setup.
         """
         data = json.dumps(description, sort_keys=True, default=str).encode()
         digest = np.frombuffer(hashlib.sha256(data).digest(), np.int64).tolist()
@@ -79,6 +90,7 @@ class Setup:
         if failed.size:
             text = np.empty(0, np.uint8) if error is None else failure_text(error, self.rank)
             texts = self.gather_texts(text, "all ranks to report their errors")
+            self.close(clean=True)
             if error is not None:
                 if failed[0] != self.rank:
                     mark_as_told_elsewhere(error)
@@ -86,6 +98,7 @@ class Setup:
             raise RemoteRankError(**messages.from_text(texts[int(failed[0])]))
         if (everyone[:, 1:5] != everyone[0, 1:5]).any():
             texts = self.gather_texts(np.frombuffer(data, np.uint8), "all ranks to report their settings")
+            self.close(clean=True)
             mismatch = RankMismatchError(_difference([messages.from_text(text) for text in texts]))
             if self.rank != 0:
                 mark_as_told_elsewhere(mismatch)

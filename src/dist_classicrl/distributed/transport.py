@@ -19,6 +19,7 @@ TAG = 71
 PIECE_BYTES = 1 << 18
 _FIRST_SLEEP = 2e-5
 _LONGEST_SLEEP = 2e-3
+_CANCEL_SECONDS = 1.0  # a receive is cancelled at once unless the peer stopped in the middle of sending
 
 
 class Backoff:
@@ -130,9 +131,25 @@ class Channel:
         message, self._partial = self._partial, None
         return message
 
-    def close(self) -> None:
-        """Take back the posted receive; what was sent may still be on its way."""
+    def close(self, linger: float = 0.0) -> None:
+        """Take back the posted receive, and give what was sent up to `linger` seconds to go.
+
+        A peer that hangs can hold up both. Then they are left to MPI, with their memory, and nobody waits.
+        """
         if self._request is not None:
             self._request.Cancel()
-            self._request.Wait()
+        now = time.monotonic()
+        while not self._settled() and time.monotonic() < now + max(linger, _CANCEL_SECONDS):
+            if self._request is None and time.monotonic() >= now + linger:
+                break
+            time.sleep(1e-3)
+        _left_to_mpi[:] = [channel for channel in (*_left_to_mpi, self) if not channel._settled()]
+
+    def _settled(self) -> bool:
+        if self._request is not None and self._request.Test():
             self._request = None
+        return self.reap() and self._request is None
+
+
+# Channels that were closed while MPI may still read or write their buffers.
+_left_to_mpi: list[Channel] = []
