@@ -32,6 +32,7 @@ from dist_classicrl.updates.window import PushWindow
 DISCOUNT = 0.99
 STEP_SIZE = 0.05
 TARGET = 0.06
+SUMMED_STEP_SIZE = 0.5
 DIVERGED = 1_000.0
 SETTINGS = [(1, 1_000), (16, 1_000), (64, 100), (16, 10_000), (64, 1_000), (16, 30_000), (64, 30_000)]
 SUMMING = [(1, 100), (4, 100), (16, 100), (64, 100)]
@@ -102,6 +103,7 @@ def updates_needed(workers: int, interval: int, seed: int, epsilon: float, most:
 def speed_ups(seeds: int, epsilon: float, most: int) -> list[dict[str, Any]]:
     """Return the speed-up of each of `SETTINGS`, by the median over seeds."""
     rows: list[dict[str, Any]] = []
+    pairs = int(common.problem(common.FROZEN_LAKE).reachable_pairs().sum())
     for workers, interval in SETTINGS:
         found = [updates_needed(workers, interval, seed, epsilon, most) for seed in range(seeds)]
         updates = float(np.median([updates for updates, _ in found]))
@@ -110,7 +112,8 @@ def speed_ups(seeds: int, epsilon: float, most: int) -> list[dict[str, Any]]:
             {
                 "workers": workers,
                 "interval": interval,
-                "n_k_a": float(np.median([load for _, load in found])),
+                "n_k_a": workers * interval * STEP_SIZE / pairs,
+                "n_k_a_of_visits": float(np.median([load for _, load in found])),
                 "updates": updates,
                 "speed_up": workers * single / updates,
             }
@@ -120,7 +123,7 @@ def speed_ups(seeds: int, epsilon: float, most: int) -> list[dict[str, Any]]:
 
 def rounds_to_diverge(workers: int, interval: int, summing: bool, rounds: int) -> int | None:
     """Return the round after which a value on Taxi exceeds `DIVERGED`, or None."""
-    team = Workers(common.TAXI, workers, 0.1, 0.1, 0)
+    team = Workers(common.TAXI, workers, SUMMED_STEP_SIZE, 0.1, 0)
     for number in range(1, rounds + 1):
         if summing:
             team.add_differences(interval)
@@ -142,12 +145,13 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = speed_ups(arguments.seeds, arguments.epsilon, arguments.most)
     common.show(
-        ["workers", "steps per push", "N k a", "updates in all, M", "speed-up"],
+        ["workers", "steps per push", "N k a", "N k a, mean over visits", "updates in all, M", "speed-up"],
         [
             [
                 row["workers"],
                 f"{row['interval']:,}",
                 f"{row['n_k_a']:.1f}",
+                f"{row['n_k_a_of_visits']:.1f}",
                 f"{row['updates'] / 1e6:.2f}",
                 f"{row['speed_up']:.1f}",
             ]
