@@ -32,7 +32,7 @@ def _compiled(function: Callable[..., Any], **options: Any) -> Any:
     compiled = numba.njit(cache=True, nogil=True, error_model="numpy", boundscheck=False, **options)(function)
     # Numba takes machine code from disk as long as the function's own file is unchanged. Kernels contain
     # kernels of other files, so the stamp on the machine code has to tell of those too.
-    index = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
+    index: Any = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
     stamp = getattr(index, "_source_stamp", None)
     if stamp is not None:
         index._source_stamp = (stamp, _kernel_sources())

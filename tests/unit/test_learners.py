@@ -1,0 +1,88 @@
+"""Learning in stepped environments: each transition once, in order, however leases cut the work."""
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from dist_classicrl.algorithms.learners import EpisodeTotals, Rates, SteppedLearner, Stream
+from dist_classicrl.environments.stepping import make_stepped
+from dist_classicrl.schedules import Linear
+from dist_classicrl.settings import Settings
+from dist_classicrl.updates.local import LocalTable
+
+KEY = np.uint64(77)
+
+
+class Ticker(gymnasium.Env):
+    """One state, one action; the reward tells the step and the copy, and every `ends` steps an episode ends."""
+
+    observation_space = spaces.Discrete(1)
+    action_space = spaces.Discrete(1)
+
+    def __init__(self, number, ends):
+        self.number, self.ends, self.at = number, ends, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return 0, {}
+
+    def step(self, action):
+        self.at += 1
+        ended = self.ends > 0 and self.at % self.ends == 0
+        return 0, 10.0 * self.at + self.number, ended, False, {}
+
+
+def rewards_in_order(n_envs):
+    """Yield the rewards of all copies, step after step."""
+    at = 1
+    while True:
+        for number in range(n_envs):
+            yield 10.0 * at + number
+        at += 1
+
+
+@pytest.mark.parametrize("ends", [0, 5])
+@pytest.mark.parametrize("kind", ["one by one", "vector"])
+@pytest.mark.parametrize(("n_envs", "batch_size"), [(1, 4), (3, 8), (5, 2), (4, 4)])
+def test_every_transition_is_learned_once_and_in_order(n_envs, batch_size, kind, ends):
+    numbers = iter(range(n_envs))
+    if kind == "vector":
+        made = gymnasium.vector.SyncVectorEnv(
+            [lambda number=number: Ticker(number, ends) for number in range(n_envs)],
+            autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP,
+        )
+        env = make_stepped(made, n_envs)
+    else:
+        env = make_stepped(lambda: Ticker(next(numbers), ends), n_envs)
+    settings = Settings(learning_rate=Linear(0.9, 0.1, 150), batch_size=batch_size, discount_factor=0.0)
+    table = LocalTable(1, 1, np.dtype("f8"))
+    learner = SteppedLearner(env, table, settings, Rates(settings, 1), seed=1)
+    learner.prepare()
+    rng = np.random.default_rng(n_envs)
+    expected, used, total = 0.0, 0, 0
+    rewards = rewards_in_order(n_envs)
+    for start in (0, 100):  # two leases
+        stream = Stream(KEY, start)
+        used = 0
+        for _ in range(12):
+            steps = int(rng.integers(1, 3 * batch_size))
+            learner.learn(stream, steps)
+            for _ in range(steps):
+                alpha = settings.learning_rate.at(start + used)
+                expected += alpha * (next(rewards) - expected)
+                used += 1
+            assert stream.used == used
+            assert table.q[0] == pytest.approx(expected, rel=1e-12)
+        total += used
+        assert table.updates[0] == total
+    # All episodes of the transitions made are counted, whether these were learned yet or not.
+    episodes, _, lengths = learner.totals.take()
+    assert (episodes > 0) == (ends > 0) and lengths == episodes * ends
+    learner.close()
+
+
+def test_totals_are_taken_once():
+    totals = EpisodeTotals()
+    totals.values += (2, 3.5, 40)
+    assert totals.take().tolist() == [2.0, 3.5, 40.0] and totals.take().tolist() == [0.0] * 3
