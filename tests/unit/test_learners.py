@@ -15,7 +15,7 @@ KEY = np.uint64(77)
 
 
 class Ticker(gymnasium.Env):
-    """One state, one action; the reward tells the step and the copy, and every `ends` steps an episode ends."""
+    """One state, one action; the reward tells step and copy, and every `ends` steps an episode ends."""
 
     observation_space = spaces.Discrete(1)
     action_space = spaces.Discrete(1)
