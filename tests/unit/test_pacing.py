@@ -21,7 +21,7 @@ def settled(pacer, rate, load_per_step, push_seconds, rounds=60):
     """Let `pacer` run at a steady `rate` of steps per second until its interval no longer changes."""
     for _ in range(rounds):
         steps = pacer.interval
-        pacer.learned(steps, steps / rate)
+        pacer.learned(steps, steps / rate, steps / rate)
         pacer.pushed(load_per_step * steps, steps, push_seconds)
     return pacer.interval
 

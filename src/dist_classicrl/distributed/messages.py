@@ -7,6 +7,7 @@ parts), two int64 per part (type code, length), then the parts. Text travels as 
 from __future__ import annotations
 
 import json
+import struct
 from enum import IntEnum
 from typing import Any
 
@@ -47,9 +48,9 @@ def encode(kind: Kind, *parts: np.ndarray) -> np.ndarray:
         offset += -(-part.nbytes // 8) * 8
     head[1] = offset
     message = np.empty(offset, np.uint8)
-    message[: 8 * len(head)].view(np.int64)[:] = head
+    struct.pack_into(f"={len(head)}q", message, 0, *head)
     for part, place in zip(parts, places, strict=True):
-        message[place : place + part.nbytes].view(part.dtype)[:] = part
+        np.frombuffer(message, part.dtype, part.size, place)[:] = part
     return message
 
 
@@ -63,7 +64,7 @@ def total_bytes(start: np.ndarray) -> int:
     """
     if start.size < MARK_BYTES:
         raise ProtocolError(f"A message of {start.size} bytes came; the shortest has {_HEAD}.")
-    mark, total = (int(number) for number in start[:MARK_BYTES].view(np.int64))
+    mark, total = struct.unpack_from("=2q", start)
     if mark != _MARK or total < _HEAD:
         raise ProtocolError(
             "Bytes came that are no message of this library: do all ranks run the same version of it?"
@@ -79,13 +80,14 @@ def decode(message: np.ndarray) -> tuple[Kind, list[np.ndarray]]:
     ProtocolError
         If the bytes are no message.
     """
-    if total_bytes(message) != message.size:
-        raise ProtocolError(f"A message of {total_bytes(message)} bytes came as {message.size} bytes.")
-    _, _, kind, n_parts = (int(number) for number in message[:_HEAD].view(np.int64))
+    total = total_bytes(message)
+    if total != message.size:
+        raise ProtocolError(f"A message of {total} bytes came as {message.size} bytes.")
+    kind, n_parts = struct.unpack_from("=2q", message, MARK_BYTES)
     offset = _HEAD + 16 * n_parts
     if n_parts < 0 or offset > message.size:
         raise _damaged(kind, f"it claims {n_parts} parts")
-    table = message[_HEAD:offset].view(np.int64).tolist()
+    table = struct.unpack_from(f"={2 * n_parts}q", message, _HEAD)
     parts = []
     for code, size in zip(table[::2], table[1::2], strict=True):
         if not 0 <= code < len(_TYPES):
@@ -93,7 +95,7 @@ def decode(message: np.ndarray) -> tuple[Kind, list[np.ndarray]]:
         end = offset + size * _TYPES[code].itemsize
         if size < 0 or end > message.size:
             raise _damaged(kind, f"a part claims {size} numbers")
-        parts.append(message[offset:end].view(_TYPES[code]))
+        parts.append(np.frombuffer(message, _TYPES[code], size, offset))
         offset = -(-end // 8) * 8
     if offset != message.size:
         raise _damaged(kind, f"its parts end at byte {offset} of {message.size}")

@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 
+from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
 
 MOST_LOAD = 4.0
@@ -54,8 +55,12 @@ class Pacer:
     """Decides how many steps lie between two pushes.
 
     With a number they are ``sync_frequency * batch_size`` steps. With "auto" talking takes 2 % of the
-    worker's time, and up to 20 % while values still move if that is needed to keep N k a at or below 4 on the
-    busiest entries, where k is an entry's visits per push and a the step size.
+    worker's processor time, and up to 20 % while values still move if that is needed to keep N k a at or
+    below 4 on the busiest entries, where k is an entry's visits per push and a the step size. With step sizes
+    per visit values count as moving for as long as that is needed: their noise still shrinks when their mean
+    stands.
+
+    Costs are processor time: where ranks outnumber cores, time that another rank gets is not lost.
 
     Parameters
     ----------
@@ -71,16 +76,22 @@ class Pacer:
         self._quantum = max(quantum, settings.batch_size)
         self._workers = workers
         self.interval = _FIRST_STEPS if self._auto else int(settings.sync_frequency) * settings.batch_size
+        self._shrinking = isinstance(settings.learning_rate, PerVisit)
         self._steps_per_second = 0.0
+        self._steps_per_cpu_second = 0.0
         self._push_seconds = 0.0
         self._refresh_seconds = 0.0
         self._refreshed = 0.0
+        self._short_of_calm = True
         self.gauge = MovementGauge()
 
     @property
     def urgent(self) -> bool:
-        """Whether values still move, so that the server should answer quickly."""
-        return self._auto and self.gauge.moving
+        """Whether pushes are closer than calm for the values' sake.
+
+        The server should answer quickly then.
+        """
+        return self._auto and self._short_of_calm and (self.gauge.moving or self._shrinking)
 
     @property
     def interval_seconds(self) -> float:
@@ -98,29 +109,41 @@ class Pacer:
         share = _BUSY_SHARE if self.urgent else _CALM_SHARE
         return (time.monotonic() - self._refreshed) * share >= self._refresh_seconds
 
-    def learned(self, steps: int, seconds: float) -> None:
-        """Take note of the time that learning took."""
+    def learned(self, steps: int, seconds: float, cpu_seconds: float) -> None:
+        """Take note of the wall time and of the processor time that learning took."""
         if seconds > 0.0:
             self._steps_per_second = _smooth(self._steps_per_second, steps / seconds)
+        if cpu_seconds > 0.0:
+            self._steps_per_cpu_second = _smooth(self._steps_per_cpu_second, steps / cpu_seconds)
 
     def refreshed(self, seconds: float) -> None:
         """Take note of the time that re-basing took."""
         self._refresh_seconds = _smooth(self._refresh_seconds, seconds)
         self._refreshed = time.monotonic()
 
-    def pushed(self, load: float, steps: int, seconds: float) -> None:
-        """Choose the next interval, after a push of `steps` steps of mean k a `load` that took `seconds`."""
-        self._push_seconds = _smooth(self._push_seconds, seconds)
+    def pushed(self, load: float, steps: int, cpu_seconds: float) -> None:
+        """Choose the next interval.
+
+        Parameters
+        ----------
+        load : float
+            Mean k a of the last push.
+        steps : int
+            Its steps.
+        cpu_seconds : float
+            Processor time of all that was not learning since the push before.
+        """
+        self._push_seconds = _smooth(self._push_seconds, cpu_seconds)
         if not self._auto or self._steps_per_second == 0.0:
             return
-        rate = self._steps_per_second
+        rate = self._steps_per_cpu_second
         calm = rate * self._push_seconds * (1.0 / _CALM_SHARE - 1.0)
+        fits = steps * MOST_LOAD / (self._workers * load) if load > 0.0 else calm
+        self._short_of_calm = fits < calm
         wanted = calm
-        if self.gauge.moving and load > 0.0:
-            busy = rate * self._push_seconds * (1.0 / _BUSY_SHARE - 1.0)
-            fits = steps * MOST_LOAD / (self._workers * load)
-            wanted = min(calm, max(busy, fits))
-        wanted = min(wanted, rate * _LONGEST_SECONDS, 4.0 * self.interval)
+        if self.urgent:
+            wanted = max(rate * self._push_seconds * (1.0 / _BUSY_SHARE - 1.0), fits)
+        wanted = min(wanted, self._steps_per_second * _LONGEST_SECONDS, 4.0 * self.interval)
         self.interval = max(1, math.ceil(wanted / self._quantum)) * self._quantum
 
 

@@ -68,6 +68,8 @@ class Worker:
         self._made: dict[int, int] = {}
         self._since_push = 0
         self._learning = 0.0
+        self._cpu_learning = 0.0
+        self._cpu_at_push = 0.0
         self._told_learning = 0.0
         self._told_time = 0.0
         self._final: tuple[Refresh, dict[str, Any]] | None = None
@@ -83,6 +85,7 @@ class Worker:
             If the server was silent for too long.
         """
         self._told_time = time.perf_counter()
+        self._cpu_at_push = time.thread_time()
         backoff = Backoff()
         while self._final is None:
             if self._take_in():
@@ -105,11 +108,12 @@ class Worker:
         if until_push <= 0:  # the window is full: look for room again after half an interval
             until_push = -(-pacer.interval // 2)
         steps = min(left, until_push, pacer.longest_call)
-        begin = time.perf_counter()
+        begin, cpu_begin = time.perf_counter(), time.thread_time()
         self._learner.learn(stream, steps)
-        seconds = time.perf_counter() - begin
+        seconds, cpu_seconds = time.perf_counter() - begin, time.thread_time() - cpu_begin
         self._learning += seconds
-        pacer.learned(steps, seconds)
+        self._cpu_learning += cpu_seconds
+        pacer.learned(steps, seconds, cpu_seconds)
         self._since_push += steps
         self._made[lease_id] = self._made.get(lease_id, 0) + steps
         if steps == left:
@@ -153,7 +157,9 @@ class Worker:
         self._made.clear()
         made, self._since_push = self._since_push, 0
         pacer.gauge.look(table.base)
-        pacer.pushed(load, made, time.perf_counter() - begin)
+        cpu_now = time.thread_time()
+        pacer.pushed(load, made, cpu_now - self._cpu_at_push - self._cpu_learning)
+        self._cpu_at_push, self._cpu_learning = cpu_now, 0.0
 
     def _take_in(self) -> bool:
         something = False
@@ -175,10 +181,10 @@ class Worker:
         _, applied, lease_id, start, steps, form, since, version = parts[0].tolist()
         self._window.receipt(applied)
         if form:
-            begin = time.perf_counter()
+            begin = time.thread_time()
             entries = parts[3] if form == 2 else None
             self._window.refresh(Refresh(since, version, entries, parts[1], parts[2]), applied)
-            self._pacer.refreshed(time.perf_counter() - begin)
+            self._pacer.refreshed(time.thread_time() - begin)
         if steps:
             stream = Stream(stream_key(self._seed, "lease", start), start)
             self._leases.append((lease_id, steps, stream))
