@@ -88,6 +88,24 @@ def test_slots_hold_each_pairs_distribution(name):
             assert abs(found.get(outcome, 0.0) - expected.get(outcome, 0.0)) <= 2.0**-31
 
 
+def test_chances_that_slots_can_hold_are_held_exactly():
+    rng = np.random.default_rng(6)
+    P = {state: {0: []} for state in range(40)}
+    for state in range(40):
+        size = 2 ** int(rng.integers(1, 4))
+        cuts = np.sort(rng.choice(np.arange(1, 64), size - 1, replace=False))
+        for number, part in enumerate(np.diff(cuts, prepend=0, append=64)):
+            P[state][0].append((float(part) / 64, number, float(number), False))
+    model = TabularMDP.from_dict(P, np.full(40, 1 / 40))
+    tables = compile_model(model)
+    for state in range(40):
+        bounds = (state * tables.width, (state + 1) * tables.width)
+        if tables.first is not None:
+            bounds = (int(tables.first[state]), int(tables.first[state + 1]))
+        expected = {(number, reward, False): chance for chance, number, reward, _ in P[state][0]}
+        assert distribution(tables, *bounds) == expected
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_start_slots_hold_the_start_distribution(name):
     model = MODELS[name][0]()

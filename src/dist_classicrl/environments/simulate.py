@@ -101,17 +101,7 @@ def _alias_slots(ptr, prob, first, threshold, choice):
                 n_large -= 1
                 small[n_small] = j
                 n_small += 1
-        # What is left in `small` differs from 1 by rounding alone, unless it is padding of a share that
-        # rounding ate.
-        for index in range(n_small):
-            i = small[index]
-            if i >= size:
-                largest = 0
-                for k in range(1, size):
-                    if prob[begin_ + k] > prob[begin_ + largest]:
-                        largest = k
-                choice[offset + i, 0] = begin_ + largest
-                choice[offset + i, 1] = begin_ + largest
+        # The shares of what is left add up to its number, and none is above 1: all are 1 but for rounding.
 
 
 def compile_model(model: TabularMDP) -> ModelTables:
