@@ -22,6 +22,10 @@ from dist_classicrl.settings import Settings
 
 logger = logging.getLogger(__name__)
 
+# From here on and not only once there is an agent: a rank whose script fails before that would leave the
+# others waiting in train(), and wait for them itself in MPI's finalisation.
+watch_for_unhandled_errors()
+
 _Self = TypeVar("_Self", bound="DistAsyncQLearning")
 
 
@@ -117,7 +121,6 @@ class DistAsyncQLearning:
         allow_singletons: bool = False,
         timeout: float = 600.0,
     ) -> None:
-        watch_for_unhandled_errors()
         self._settings = Settings(
             state_size=state_size,
             action_size=action_size,

@@ -1,0 +1,177 @@
+"""How jobs end: whole scripts, alone and under mpirun, in which something goes wrong, or nothing."""
+
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from dist_classicrl.distributed.launcher import mpirun_command
+from dist_classicrl.distributed.processes import run_job
+
+# A job that fails ends long before this, whatever the machine.
+SOON = 30.0
+
+TRAIN = """
+import hashlib
+from dist_classicrl import DistAsyncQLearning
+agent = DistAsyncQLearning(seed=3, {settings})
+result = agent.train("FrozenLake-v1", total_steps={steps})
+print("trained", result.steps, "on", result.workers, hashlib.sha256(agent.q_table.tobytes()).hexdigest())
+"""
+
+IN_THE_ENVIRONMENT = """
+from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
+from mpi4py import MPI
+from dist_classicrl import DistAsyncQLearning
+
+class Lake(FrozenLakeEnv):
+    left = 300
+    def step(self, action):
+        Lake.left -= 1
+        if MPI.COMM_WORLD.rank == {rank} and Lake.left == 0:
+            raise ZeroDivisionError("thin ice")
+        return super().step(action)
+
+DistAsyncQLearning(async_updates={async_updates}, logical_workers=6).train(Lake, total_steps=10_000_000)
+"""
+
+BEFORE_TRAIN = """
+from mpi4py import MPI
+from dist_classicrl import DistAsyncQLearning
+{before}
+if MPI.COMM_WORLD.rank == {rank}:
+    raise ZeroDivisionError("thin ice")
+{after}
+agent.train("FrozenLake-v1", total_steps=10_000_000)
+"""
+
+IN_THE_CONSTRUCTOR = """
+from mpi4py import MPI
+from dist_classicrl import DistAsyncQLearning
+agent = DistAsyncQLearning(learning_rate=2.0 if MPI.COMM_WORLD.rank == {rank} else 0.1)
+agent.train("FrozenLake-v1", steps=10)
+"""
+
+
+def check_ends_with_one_traceback(run_python, program, error):
+    """Check that the job fails soon, and tells why exactly once."""
+    job = run_python("-c", program, ranks=4, timeout=SOON, status=1)
+    assert len(re.findall(rf"^(?:\w+\.)*{error}", job.output, re.MULTILINE)) == 1, job.output
+    assert job.output.count("Traceback (most recent call last)") == 1, job.output
+
+
+@pytest.mark.parametrize("rank, async_updates", [(1, True), (3, False)])
+def test_an_exception_in_an_environment_ends_the_job(run_python, rank, async_updates):
+    program = IN_THE_ENVIRONMENT.format(rank=rank, async_updates=async_updates)
+    check_ends_with_one_traceback(run_python, program, "ZeroDivisionError: thin ice")
+
+
+@pytest.mark.parametrize("rank, made", [(0, "before"), (0, "after"), (2, "after")])
+def test_an_exception_in_the_script_on_one_rank_ends_the_job(run_python, rank, made):
+    make = {"before": "", "after": "", made: "agent = DistAsyncQLearning()"}
+    program = BEFORE_TRAIN.format(rank=rank, **make)
+    check_ends_with_one_traceback(run_python, program, "ZeroDivisionError: thin ice")
+
+
+def test_an_exception_in_the_constructor_on_one_rank_ends_the_job(run_python):
+    program = IN_THE_CONSTRUCTOR.format(rank=2)
+    check_ends_with_one_traceback(run_python, program, r"SettingsError: learning_rate .*2\.0")
+
+
+def test_an_error_that_every_rank_raises_is_told_once(run_python):
+    program = TRAIN.format(settings="state_size=2", steps=1000)
+    check_ends_with_one_traceback(run_python, program, "EnvError: ")
+
+
+def test_a_lonely_rank_is_refused(run_python):
+    program = TRAIN.format(settings="", steps=1000)
+    job = run_python("-c", program, status=1, env={"SLURM_NTASKS": "4"}, timeout=SOON)
+    last = job.output.strip().splitlines()[-1]
+    assert last.startswith("dist_classicrl.errors.SingletonError: The environment promises 4 ranks")
+    assert "srun --mpi=pmix" in last and "allow_singletons=True" in last
+    assert "trained" not in job.output
+
+
+def test_a_lonely_rank_trains_if_it_may(run_python):
+    program = TRAIN.format(settings="allow_singletons=True", steps=1000)
+    job = run_python("-c", program, env={"SLURM_NTASKS": "4"}, timeout=SOON)
+    assert job.output.startswith("trained 1000 on 1 ")
+
+
+def test_a_job_inside_an_allocation_of_another_size_trains(run_python):
+    program = TRAIN.format(settings="", steps=1000)
+    job = run_python("-c", program, ranks=3, env={"SLURM_NTASKS": "8"}, timeout=SOON)
+    assert re.findall(r"trained 1000 on \d", job.output) == ["trained 1000 on 2"] * 3
+
+
+def test_the_same_script_alone_and_on_three_ranks(run_python, tmp_path):
+    script = tmp_path / "x.py"
+    script.write_text(TRAIN.format(settings="dtype='float32'", steps=50_000))
+    assert run_python(script).output.startswith("trained 50000 on 1 ")
+    lines = run_python(script, ranks=3).output.splitlines()
+    assert len(lines) == 3 and len(set(lines)) == 1
+    assert lines[0].startswith("trained 50000 on 2 ")
+
+
+def test_the_reproducible_mode_at_five_numbers_of_ranks(run_python):
+    program = TRAIN.format(settings="async_updates=False", steps=60_000)
+    seen = {run_python("-c", program).output.split()[-1]}
+    for ranks in (1, 2, 3, 5, 17):
+        lines = run_python("-c", program, ranks=ranks).output.splitlines()
+        assert len(lines) == ranks
+        seen.update(line.split()[-1] for line in lines)
+    assert len(seen) == 1
+
+
+# Rank `rank` stops for good when training is under way; what the others raise is written down.
+STOPPED = """
+import os, signal, sys, threading, time
+from mpi4py import MPI
+from dist_classicrl import DistAsyncQLearning
+rank = MPI.COMM_WORLD.rank
+agent = DistAsyncQLearning(seed=1, timeout={timeout}, async_updates={async_updates})
+agent.train("FrozenLake-v1", total_steps=10_000)
+if rank == {rank}:
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGSTOP)).start()
+try:
+    agent.train("FrozenLake-v1", total_steps=10**15)
+except Exception as error:
+    print("rank", rank, "raised", type(error).__name__, "of", getattr(error, "summary", error), flush=True)
+    raise
+"""
+
+
+@pytest.mark.parametrize("rank, async_updates", [(0, True), (2, True), (2, False)])
+def test_a_rank_that_stops_ends_the_job(run_python, rank, async_updates):
+    program = STOPPED.format(rank=rank, timeout=3, async_updates=async_updates)
+    job = run_python("-c", program, ranks=3, timeout=60, status=1)
+    raised = dict(re.findall(r"^rank (\d) raised (.*)", job.output, re.MULTILINE))
+    assert raised and str(rank) not in raised
+    # Who finds out by itself raises RankTimeoutError; who hears of it from the server, what that one raised.
+    assert all("RankTimeoutError" in text for text in raised.values())
+    assert any(text.startswith("RankTimeoutError") for text in raised.values())
+
+
+def test_a_killed_rank_ends_the_job(run_python, tmp_path):
+    program = STOPPED.format(rank=1, timeout=60, async_updates=True).replace("SIGSTOP", "SIGKILL")
+    job = run_job([*mpirun_command(3), sys.executable, "-c", program], timeout=SOON, cwd=tmp_path)
+    assert not job.timed_out and job.returncode != 0
+
+
+def test_ctrl_c_ends_the_job(tmp_path):
+    # As a terminal does it: SIGINT to mpirun.
+    program = TRAIN.format(settings="", steps=10**15)
+    process = subprocess.Popen(
+        [*mpirun_command(3), sys.executable, "-c", program], cwd=tmp_path, stderr=subprocess.DEVNULL
+    )
+    try:
+        time.sleep(4.0)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(SOON) != 0
+    finally:
+        process.kill()
+        process.wait()
