@@ -34,7 +34,7 @@ class Kind(IntEnum):
     DONE = 5  # server: final table, result
     BYE = 6  # worker: has everything, sends nothing more
     FAILED = 7  # either: an exception was raised
-    BEAT = 8  # server: still there
+    BEAT = 8  # either: still there
 
 
 def encode(kind: Kind, *parts: np.ndarray) -> np.ndarray:

@@ -101,7 +101,7 @@ class Pacer:
     @property
     def longest_call(self) -> int:
         """Steps after which messages should be looked at, whatever the interval."""
-        return max(self._quantum, int(self._steps_per_second * _LONGEST_SECONDS) or _FIRST_STEPS)
+        return max(self._quantum, int(self._steps_per_second * _LONGEST_SECONDS))
 
     @property
     def wants_refresh(self) -> bool:

@@ -29,6 +29,11 @@ _BUSY_DUTY = 0.5
 EPOCH = 1
 
 
+def beat_seconds(timeout: float) -> float:
+    """Return after how long a silence a rank says that it is still there."""
+    return min(BEAT_SECONDS, timeout / 4.0)
+
+
 def reply_message(
     applied: int, refresh: Refresh | None, lease: tuple[int, int, int], kind: Kind = Kind.REPLY
 ) -> np.ndarray:
@@ -127,9 +132,10 @@ class Server:
             kind, parts = messages.decode(message)
             if kind is Kind.FAILED:
                 raise_remote(parts)
-            if kind is not Kind.PUSH:
+            if kind is Kind.PUSH:
+                self._push(rank, peer, message.size, parts)
+            elif kind is not Kind.BEAT:
                 raise ProtocolError(f"Worker {rank} sent {kind.name} where a push belongs.")
-            self._push(rank, peer, message.size, parts)
 
     def _push(self, rank: int, peer: _Peer, size: int, parts: list[np.ndarray]) -> None:
         numbers, reals = parts[0].tolist(), parts[1]
@@ -166,7 +172,7 @@ class Server:
 
     def _keep_in_touch(self) -> None:
         now = time.monotonic()
-        if now - self._beat > BEAT_SECONDS:
+        if now - self._beat > beat_seconds(self._timeout):
             self._beat = now
             for peer in self._peers.values():
                 self._send(peer, messages.encode(Kind.BEAT))

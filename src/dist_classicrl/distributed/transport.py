@@ -82,7 +82,7 @@ class Channel:
         self._sending: deque[tuple[list[Any], np.ndarray]] = deque()
         self._partial: np.ndarray | None = None
         self._filled = 0
-        self.last_heard = time.monotonic()
+        self.last_heard = self.last_sent = time.monotonic()
         self.bytes_sent = 0
         self._request: Any = None
         self._post()
@@ -98,6 +98,7 @@ class Channel:
             for start in range(0, message.size, self._piece)
         ]
         self.bytes_sent += message.size
+        self.last_sent = time.monotonic()
         self._sending.append((requests, message))
 
     def reap(self) -> bool:

@@ -17,7 +17,7 @@ from dist_classicrl.distributed import messages
 from dist_classicrl.distributed.failures import raise_remote
 from dist_classicrl.distributed.messages import Kind
 from dist_classicrl.distributed.pacing import Pacer
-from dist_classicrl.distributed.server import EPOCH
+from dist_classicrl.distributed.server import EPOCH, beat_seconds
 from dist_classicrl.distributed.transport import Backoff, Channel
 from dist_classicrl.errors import ProtocolError, RankTimeoutError
 from dist_classicrl.updates import kernels
@@ -98,6 +98,9 @@ class Worker:
             elif self._final is None:
                 self._check_server()
                 backoff.wait()
+            # Between pushes, and while others make the last steps, the server would hear nothing else.
+            if time.monotonic() - self._channel.last_sent > beat_seconds(self._timeout):
+                self._channel.send(messages.encode(Kind.BEAT))
         self._channel.send(messages.encode(Kind.BYE))
         return self._final
 
