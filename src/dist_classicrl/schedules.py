@@ -214,7 +214,7 @@ def as_schedule(name: str, value: Any) -> Schedule:
     SettingsError
         If `value` is neither.
     """
-    if isinstance(value, tuple(_KINDS.values())):
+    if isinstance(value, (Constant, Linear, Exponential, PerVisit)):
         return value
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise SettingsError(

@@ -48,7 +48,7 @@ def encode(kind: Kind, *parts: np.ndarray) -> np.ndarray:
         offset += -(-part.nbytes // 8) * 8
     head[1] = offset
     message = np.empty(offset, np.uint8)
-    struct.pack_into(f"={len(head)}q", message, 0, *head)
+    struct.pack_into(f"={len(head)}q", message.data, 0, *head)
     for part, place in zip(parts, places, strict=True):
         np.frombuffer(message, part.dtype, part.size, place)[:] = part
     return message
@@ -64,7 +64,7 @@ def total_bytes(start: np.ndarray) -> int:
     """
     if start.size < MARK_BYTES:
         raise ProtocolError(f"A message of {start.size} bytes came; the shortest has {_HEAD}.")
-    mark, total = struct.unpack_from("=2q", start)
+    mark, total = struct.unpack_from("=2q", start.data)
     if mark != _MARK or total < _HEAD:
         raise ProtocolError(
             "Bytes came that are no message of this library: do all ranks run the same version of it?"
@@ -83,11 +83,11 @@ def decode(message: np.ndarray) -> tuple[Kind, list[np.ndarray]]:
     total = total_bytes(message)
     if total != message.size:
         raise ProtocolError(f"A message of {total} bytes came as {message.size} bytes.")
-    kind, n_parts = struct.unpack_from("=2q", message, MARK_BYTES)
+    kind, n_parts = struct.unpack_from("=2q", message.data, MARK_BYTES)
     offset = _HEAD + 16 * n_parts
     if n_parts < 0 or offset > message.size:
         raise _damaged(kind, f"it claims {n_parts} parts")
-    table = struct.unpack_from(f"={2 * n_parts}q", message, _HEAD)
+    table = struct.unpack_from(f"={2 * n_parts}q", message.data, _HEAD)
     parts = []
     for code, size in zip(table[::2], table[1::2], strict=True):
         if not 0 <= code < len(_TYPES):

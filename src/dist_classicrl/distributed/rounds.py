@@ -17,7 +17,7 @@ from dist_classicrl.distributed.failures import raise_remote
 from dist_classicrl.distributed.messages import Kind
 from dist_classicrl.distributed.report import ProgressClock, Tally
 from dist_classicrl.distributed.server import EPOCH
-from dist_classicrl.distributed.transport import Backoff, Channel
+from dist_classicrl.distributed.transport import Backoff, Channel, receive
 from dist_classicrl.distributed.worker import final_of
 from dist_classicrl.errors import ProtocolError, RankTimeoutError
 from dist_classicrl.settings import Settings
@@ -88,8 +88,8 @@ class RoundServer:
             backoff = Backoff()
             while waiting:
                 before = len(waiting)
-                for rank, channel in self._channels.items():
-                    self._collect(rank, channel, number, carried_by, waiting, maps, stats)
+                for channel, message in receive(list(self._channels.values())):
+                    self._collect(channel.peer, message, number, carried_by, waiting, maps, stats)
                 self._clock.tick(self.seconds)
                 if len(waiting) == before:
                     self._check_workers({carried_by[worker] for worker in waiting})
@@ -112,34 +112,33 @@ class RoundServer:
     def _collect(
         self,
         rank: int,
-        channel: Channel,
+        message: np.ndarray,
         number: int,
         carried_by: dict[int, int],
         waiting: set[int],
         maps: dict[int, PackedMap],
         stats: dict[int, np.ndarray],
     ) -> None:
-        while (message := channel.poll()) is not None:
-            kind, parts = messages.decode(message)
-            if kind is Kind.FAILED:
-                raise_remote(parts)
-            if kind is not Kind.ROUND:
-                raise ProtocolError(f"Worker {rank} sent {kind.name} where a round's maps belong.")
-            _, its_round, logical = parts[0].tolist()
-            if its_round != number or logical not in waiting or carried_by[logical] != rank:
-                raise ProtocolError(
-                    f"Worker {rank} sent round {its_round} of logical worker {logical} in round {number}, "
-                    "where it is not due."
-                )
-            waiting.remove(logical)
-            stats[logical] = parts[1]
-            maps[logical] = PackedMap(
-                parts[2], parts[3], parts[4], parts[5], parts[6] if len(parts) > 6 else None
+        kind, parts = messages.decode(message)
+        if kind is Kind.FAILED:
+            raise_remote(parts)
+        if kind is not Kind.ROUND:
+            raise ProtocolError(f"Worker {rank} sent {kind.name} where a round's maps belong.")
+        _, its_round, logical = parts[0].tolist()
+        if its_round != number or logical not in waiting or carried_by[logical] != rank:
+            raise ProtocolError(
+                f"Worker {rank} sent round {its_round} of logical worker {logical} in round {number}, "
+                "where it is not due."
             )
-            self._tally.pushes += 1
-            self._tally.bytes_pushed += message.size
-            self._tally.learning_seconds += float(parts[1][3])
-            self._tally.worker_seconds += float(parts[1][4])
+        waiting.remove(logical)
+        stats[logical] = parts[1]
+        maps[logical] = PackedMap(
+            parts[2], parts[3], parts[4], parts[5], parts[6] if len(parts) > 6 else None
+        )
+        self._tally.pushes += 1
+        self._tally.bytes_pushed += message.size
+        self._tally.learning_seconds += float(parts[1][3])
+        self._tally.worker_seconds += float(parts[1][4])
 
     def _check_workers(self, ranks: set[int]) -> None:
         for rank in ranks:

@@ -338,7 +338,15 @@ def _work(
         pacer = Pacer(settings, rates.workers, learner.quantum)
         window = PushWindow(table, settings.prefetch_factor, -1)
         worker = Worker(
-            channel, table, learner, pacer, window, settings.compression_threshold, run.seed, settings.timeout
+            rank,
+            channel,
+            table,
+            learner,
+            pacer,
+            window,
+            settings.compression_threshold,
+            run.seed,
+            settings.timeout,
         )
     else:
         worker = RoundWorker(channel, table, learners, settings, run.start, run.steps, run.seed)

@@ -16,7 +16,7 @@ from dist_classicrl.distributed.failures import failure_text, raise_remote
 from dist_classicrl.distributed.leases import LeaseBook
 from dist_classicrl.distributed.messages import Kind
 from dist_classicrl.distributed.report import ProgressClock, Tally
-from dist_classicrl.distributed.transport import Channel, wait_until
+from dist_classicrl.distributed.transport import Channel, receive, wait_until
 from dist_classicrl.errors import ProtocolError, RankTimeoutError
 from dist_classicrl.updates.local import PackedMap, Refresh
 from dist_classicrl.updates.shared import SharedTable
@@ -88,6 +88,7 @@ class Server:
         clock: ProgressClock,
         timeout: float,
     ) -> None:
+        self._channels = channels
         self._peers = {channel.peer: _Peer(channel) for channel in channels}
         self._table = table
         self._leases = leases
@@ -117,8 +118,8 @@ class Server:
             peer.channel.last_heard = self._begin
         while not self._leases.finished:
             woken = time.monotonic()
-            for rank, peer in self._peers.items():
-                self._take_in(rank, peer)
+            for channel, message in receive(self._channels):
+                self._take_in(channel.peer, message)
             for rank, peer in self._peers.items():
                 if peer.owes_reply:
                     self._reply(rank, peer)
@@ -127,15 +128,14 @@ class Server:
             if not self._leases.finished:
                 self._sleep(time.monotonic() - woken)
 
-    def _take_in(self, rank: int, peer: _Peer) -> None:
-        while (message := peer.channel.poll()) is not None:
-            kind, parts = messages.decode(message)
-            if kind is Kind.FAILED:
-                raise_remote(parts)
-            if kind is Kind.PUSH:
-                self._push(rank, peer, message.size, parts)
-            elif kind is not Kind.BEAT:
-                raise ProtocolError(f"Worker {rank} sent {kind.name} where a push belongs.")
+    def _take_in(self, rank: int, message: np.ndarray) -> None:
+        kind, parts = messages.decode(message)
+        if kind is Kind.FAILED:
+            raise_remote(parts)
+        if kind is Kind.PUSH:
+            self._push(rank, self._peers[rank], message.size, parts)
+        elif kind is not Kind.BEAT:
+            raise ProtocolError(f"Worker {rank} sent {kind.name} where a push belongs.")
 
     def _push(self, rank: int, peer: _Peer, size: int, parts: list[np.ndarray]) -> None:
         numbers, reals = parts[0].tolist(), parts[1]

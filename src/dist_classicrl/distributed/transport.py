@@ -110,13 +110,17 @@ class Channel:
     def poll(self) -> np.ndarray | None:
         """Return the next whole message, or None if none is there yet. Never waits."""
         while self._request is not None and self._request.Test(self._status):
-            count = self._status.Get_count(self._mpi.BYTE)
-            self.last_heard = time.monotonic()
-            message = self._add(self._buffer[:count])
-            self._post()
+            message = self._received(self._status)
             if message is not None:
                 return message
         return None
+
+    def _received(self, status: Any) -> np.ndarray | None:
+        """Take the piece that has come, and post the next receive. Return the message that it completes."""
+        self.last_heard = time.monotonic()
+        message = self._add(self._buffer[: status.Get_count(self._mpi.BYTE)])
+        self._post()
+        return message
 
     def _add(self, piece: np.ndarray) -> np.ndarray | None:
         if self._partial is None:
@@ -150,6 +154,29 @@ class Channel:
         if self._request is not None and self._request.Test():
             self._request = None
         return self.reap() and self._request is None
+
+
+def receive(channels: list[Channel]) -> list[tuple[Channel, np.ndarray]]:
+    """Return the whole messages that have come on any of `channels`. Never waits.
+
+    The MPI library is asked once for all of them: where ranks outnumber cores, a call that finds nothing
+    gives the core away.
+    """
+    from mpi4py import MPI
+
+    arrived = []
+    unfinished = True
+    while unfinished:
+        unfinished = False
+        statuses = [channel._status for channel in channels]
+        places = MPI.Request.Testsome([channel._request for channel in channels], statuses) or ()
+        for place, status in zip(places, statuses, strict=False):
+            channel = channels[place]
+            message = channel._received(status)
+            if message is not None:
+                arrived.append((channel, message))
+            unfinished = unfinished or channel._partial is not None
+    return arrived
 
 
 # Channels that were closed while MPI may still read or write their buffers.

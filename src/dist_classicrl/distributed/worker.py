@@ -24,6 +24,7 @@ from dist_classicrl.updates import kernels
 from dist_classicrl.updates.local import LocalTable, Refresh
 from dist_classicrl.updates.window import PushWindow
 
+_LOOK_SECONDS = 0.05
 _ENTRY_BYTES = 20  # weight, shift and visits of one entry, without its number
 
 
@@ -32,6 +33,8 @@ class Worker:
 
     Parameters
     ----------
+    rank : int
+        This worker's.
     channel : Channel
         To the server.
     table : LocalTable
@@ -47,6 +50,7 @@ class Worker:
 
     def __init__(
         self,
+        rank: int,
         channel: Channel,
         table: LocalTable,
         learner: Learner,
@@ -56,6 +60,7 @@ class Worker:
         seed: int,
         timeout: float,
     ) -> None:
+        self._rank = rank
         self._channel = channel
         self._table = table
         self._learner = learner
@@ -67,6 +72,7 @@ class Worker:
         self._leases: deque[tuple[int, int, Stream]] = deque()
         self._made: dict[int, int] = {}
         self._since_push = 0
+        self._looked = 0.0
         self._learning = 0.0
         self._cpu_learning = 0.0
         self._cpu_at_push = 0.0
@@ -97,6 +103,7 @@ class Worker:
                 self._push(flush=True)
             elif self._final is None:
                 self._check_server()
+                self._channel.reap()
                 backoff.wait()
             # Between pushes, and while others make the last steps, the server would hear nothing else.
             if time.monotonic() - self._channel.last_sent > beat_seconds(self._timeout):
@@ -130,7 +137,9 @@ class Worker:
         begin = time.perf_counter()
         table = self._table
         touched = int(table.n_touched[0])
-        key = stream_key(self._seed, "compression", self._channel.peer, self._window.last_sequence)
+        key = np.uint64(0)
+        if self._threshold > 0.0:
+            key = stream_key(self._seed, "compression", self._rank, self._window.last_sequence)
         pacer = self._pacer
         wants_refresh = pacer.wants_refresh or flush or self._window.needs_refresh
         sequence, packed = self._window.push(self._threshold, flush, key)
@@ -165,6 +174,15 @@ class Worker:
         self._cpu_at_push, self._cpu_learning = cpu_now, 0.0
 
     def _take_in(self) -> bool:
+        """Take in what the server sent, and return whether there was anything.
+
+        While there is work and no push is on its way, nothing but bad news can come: it is looked for now and
+        then, since asking the MPI library in vain gives the core away where ranks outnumber cores.
+        """
+        now = time.monotonic()
+        if self._busy_alone() and now - self._looked < _LOOK_SECONDS:
+            return False
+        self._looked = now
         something = False
         while self._final is None and (message := self._channel.poll()) is not None:
             something = True
@@ -177,8 +195,12 @@ class Worker:
                 raise_remote(parts)
             elif kind is not Kind.BEAT:
                 raise ProtocolError(f"The server sent {kind.name} where a reply belongs.")
-        self._channel.reap()
+            if self._busy_alone():
+                break
         return something
+
+    def _busy_alone(self) -> bool:
+        return bool(self._leases) and self._window.in_flight == 0
 
     def _reply(self, parts: list[np.ndarray]) -> None:
         _, applied, lease_id, start, steps, form, since, version = parts[0].tolist()
