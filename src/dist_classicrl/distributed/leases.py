@@ -79,6 +79,12 @@ class LeaseBook:
         """Return a worker's steps per second, 0.0 before its first report."""
         return self._rates[worker]
 
+    @property
+    def seconds_left(self) -> float:
+        """How long what nobody has been given yet will last; 0.0 before the workers' rates are known."""
+        rate = sum(self.rate(worker) for worker in self._rates)
+        return self.pool / rate if rate > 0.0 else 0.0
+
     def report(self, worker: int, made: list[tuple[int, int]]) -> None:
         """Enter steps `made` by `worker`, as (lease id, steps).
 

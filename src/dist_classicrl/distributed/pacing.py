@@ -7,58 +7,66 @@ import time
 
 import numpy as np
 
-from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
+from dist_classicrl.updates import kernels
 
 MOST_LOAD = 4.0
 """N k a up to which N workers are nearly N times as fast, see the design notes."""
 
 _CALM_SHARE = 0.02
-_BUSY_SHARE = 0.20
+_BUSY_SHARE = 0.5
 _FIRST_STEPS = 512
 _LONGEST_SECONDS = 0.1
 _SMOOTHING = 0.2
-_SETTLED_CHANGE = 0.01
+_SETTLED_CHANGE = 0.03
+_MOVED_CHANGE = 0.1
 _WINDOW_SECONDS = 0.05
 _SAMPLE = 4096
+_LOOKS = 8
 
 
 class MovementGauge:
-    """Whether values still move.
+    """Whether values still move, by more than 3 % while the time that has passed grows by a quarter.
 
-    They do if their mean changes by more than 1 % while the time that has passed grows by a quarter. It is
-    measured on the base (at most some 4,096 entries of it), so single updates and noise of constant step
-    sizes do not count.
+    Once they stand, only a change of more than 10 % counts as moving again.
+
+    Compared are the means of the base (of at most some 4,096 entries of it) in one window of time and in the
+    one before, each from eight looks, so single updates and the noise of constant step sizes do not count.
     """
 
     def __init__(self) -> None:
         self._begin = time.monotonic()
-        self._since = self._begin
-        self._mean: float | None = None
+        self._since = self._looked = self._begin
+        self._means: list[float] = []
+        self._before: float | None = None
         self.moving = True
 
     def look(self, base: np.ndarray) -> None:
         """Take the measure again if it is time."""
         now = time.monotonic()
-        if now - self._since < max(_WINDOW_SECONDS, 0.2 * (now - self._begin)):
+        window = max(_WINDOW_SECONDS, 0.2 * (now - self._begin))
+        if now - self._looked < window / _LOOKS:
+            return
+        self._looked = now
+        mean_now, size = kernels.mean_and_size(base, 1 + base.size // _SAMPLE)
+        self._means.append(mean_now)
+        if now - self._since < window:
             return
         self._since = now
-        sample = base[:: 1 + base.size // _SAMPLE]
-        mean = float(np.mean(sample, dtype=np.float64))
-        size = float(np.mean(np.abs(sample), dtype=np.float64))
-        if self._mean is not None:
-            self.moving = abs(mean - self._mean) > _SETTLED_CHANGE * size
-        self._mean = mean
+        mean = sum(self._means) / len(self._means)
+        self._means.clear()
+        if self._before is not None:
+            change = _SETTLED_CHANGE if self.moving else _MOVED_CHANGE
+            self.moving = abs(mean - self._before) > change * size
+        self._before = mean
 
 
 class Pacer:
     """Decides how many steps lie between two pushes.
 
     With a number they are ``sync_frequency * batch_size`` steps. With "auto" talking takes 2 % of the
-    worker's processor time, and up to 20 % while values still move if that is needed to keep N k a at or
-    below 4 on the busiest entries, where k is an entry's visits per push and a the step size. With step sizes
-    per visit values count as moving for as long as that is needed: their noise still shrinks when their mean
-    stands.
+    worker's processor time, and up to half of it while values still move if that is needed to keep N k a at
+    or below 4 on the busiest entries, where k is an entry's visits per push and a the step size.
 
     Costs are processor time: where ranks outnumber cores, time that another rank gets is not lost.
 
@@ -76,7 +84,6 @@ class Pacer:
         self._quantum = max(quantum, settings.batch_size)
         self._workers = workers
         self.interval = _FIRST_STEPS if self._auto else int(settings.sync_frequency) * settings.batch_size
-        self._shrinking = isinstance(settings.learning_rate, PerVisit)
         self._steps_per_second = 0.0
         self._steps_per_cpu_second = 0.0
         self._push_seconds = 0.0
@@ -91,7 +98,7 @@ class Pacer:
 
         The server should answer quickly then.
         """
-        return self._auto and self._short_of_calm and (self.gauge.moving or self._shrinking)
+        return self._auto and self._short_of_calm and self.gauge.moving
 
     @property
     def interval_seconds(self) -> float:

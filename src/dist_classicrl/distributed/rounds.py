@@ -132,9 +132,7 @@ class RoundServer:
             )
         waiting.remove(logical)
         stats[logical] = parts[1]
-        maps[logical] = PackedMap(
-            parts[2], parts[3], parts[4], parts[5], parts[6] if len(parts) > 6 else None
-        )
+        maps[logical] = PackedMap.from_parts(parts[2:])
         self._tally.pushes += 1
         self._tally.bytes_pushed += message.size
         self._tally.learning_seconds += float(parts[1][3])
@@ -214,10 +212,7 @@ class RoundWorker:
         reals[4] = now - self._told
         self._told = now
         head = np.array([EPOCH, number, quota.worker], np.int64)
-        parts = [head, reals, packed.entries, packed.weight, packed.shift, packed.visits]
-        if packed.replays is not None:
-            parts.append(packed.replays)
-        self._channel.send(messages.encode(Kind.ROUND, *parts))
+        self._channel.send(messages.encode(Kind.ROUND, head, reals, *packed.parts))
 
     def _take_table(self) -> tuple[Refresh, dict[str, Any]] | None:
         """Wait for the next table and re-base on it; return what came with it if it is the last."""

@@ -38,7 +38,7 @@ _SLICE_SECONDS = 0.05
 _FIRST_SLICE = 4096
 _FOLD_SECONDS = 1.0
 _LINGER_SECONDS = 1.0
-_FIRST_LEASE_COMPILED = 100_000
+_FIRST_LEASE_COMPILED = 20_000
 _FIRST_LEASE_STEPPED = 1_000
 
 
@@ -147,6 +147,7 @@ def compile_kernels(run: Run, rates: Rates, as_server: bool, learning_too: bool)
         table.rebase(Refresh(-1, 0, None, values, counts), [nothing])
         table.rebase(Refresh(0, 1, nothing.entries, values[:0], counts[:0]), [])
         kernels.map_load(nothing.weight, nothing.visits)
+        kernels.mean_and_size(table.base, 1)
         if run.logical is not None:
             table.undo(nothing)
     if as_server:

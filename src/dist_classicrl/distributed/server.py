@@ -24,6 +24,8 @@ from dist_classicrl.updates.shared import SharedTable
 BEAT_SECONDS = 5.0
 _SHORTEST_SLEEP = 5e-5
 _LONGEST_SLEEP = 4e-3
+_LONGEST_CALM_SLEEP = 2e-2
+_END_SECONDS = 0.5
 _CALM_DUTY = 0.02
 _BUSY_DUTY = 0.5
 EPOCH = 1
@@ -142,7 +144,7 @@ class Server:
         sequence, flags, peer.quantum = numbers[1], numbers[2], numbers[3]
         peer.starved, peer.urgent, peer.wants_refresh = bool(flags & 1), bool(flags & 2), bool(flags & 4)
         peer.interval_seconds = float(reals[3])
-        packed = PackedMap(parts[2], parts[3], parts[4], parts[5], parts[6] if len(parts) > 6 else None)
+        packed = PackedMap.from_parts(parts[2:])
         self._table.apply(rank, sequence, packed)
         self._leases.report(rank, list(zip(numbers[5::2], numbers[6::2], strict=True)))
         tally = self._tally
@@ -184,14 +186,13 @@ class Server:
                 )
 
     def _sleep(self, worked: float) -> None:
-        """Sleep for half the shortest interval between pushes.
-
-        Work takes a small share of the time only.
-        """
-        intervals = [peer.interval_seconds for peer in self._peers.values() if peer.interval_seconds > 0.0]
-        wanted = 0.5 * min(intervals, default=0.0)
-        duty = _BUSY_DUTY if any(peer.urgent or peer.starved for peer in self._peers.values()) else _CALM_DUTY
-        time.sleep(max(_SHORTEST_SLEEP, min(max(wanted, worked * (1.0 / duty - 1.0)), _LONGEST_SLEEP)))
+        """Sleep for half the shortest interval between pushes; work for a small share of the time only."""
+        peers = self._peers.values()
+        wanted = 0.5 * min((peer.interval_seconds for peer in peers if peer.interval_seconds), default=0.0)
+        duty = _BUSY_DUTY if any(peer.urgent or peer.starved for peer in peers) else _CALM_DUTY
+        # Towards the end leases are short, and who waits for one must not wait long.
+        longest = _LONGEST_SLEEP if self._leases.seconds_left < _END_SECONDS else _LONGEST_CALM_SLEEP
+        time.sleep(max(_SHORTEST_SLEEP, min(max(wanted, worked * (1.0 / duty - 1.0)), longest)))
 
 
 def finish(channels: list[Channel], table: SharedTable, result: dict[str, Any], timeout: float) -> None:

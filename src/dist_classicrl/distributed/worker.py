@@ -25,7 +25,7 @@ from dist_classicrl.updates.local import LocalTable, Refresh
 from dist_classicrl.updates.window import PushWindow
 
 _LOOK_SECONDS = 0.05
-_ENTRY_BYTES = 20  # weight, shift and visits of one entry, without its number
+_ENTRY_BYTES = 24  # of one entry's maps, without its number
 
 
 class Worker:
@@ -154,17 +154,8 @@ class Worker:
         reals[3] = pacer.interval_seconds
         reals[4] = self._learning - self._told_learning
         reals[5] = begin - self._told_time
-        parts = [
-            np.array(numbers, np.int64),
-            reals,
-            packed.entries,
-            packed.weight,
-            packed.shift,
-            packed.visits,
-        ]
-        if packed.replays is not None:
-            parts.append(packed.replays)
-        self._channel.send(messages.encode(Kind.PUSH, *parts))
+        head = np.array(numbers, np.int64)
+        self._channel.send(messages.encode(Kind.PUSH, head, reals, *packed.parts))
         self._told_learning, self._told_time = self._learning, begin
         self._made.clear()
         made, self._since_push = self._since_push, 0

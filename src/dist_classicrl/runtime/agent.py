@@ -52,7 +52,7 @@ class DistAsyncQLearning:
         batches, and `sync_frequency` counts updates.
     sync_frequency : int or "auto"
         Updates of a worker between two pushes. "auto" keeps N k a (N workers, k visits of an entry per push,
-        step size a) at or below 4 on the busiest entries while values still move, spending up to 20 % of a
+        step size a) at or below 4 on the busiest entries while values still move, spending up to half of a
         worker's time on it, and talks for under 2 % of the time otherwise. In the reproducible mode "auto" is
         32.
     compression_threshold : float

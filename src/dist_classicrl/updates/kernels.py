@@ -15,6 +15,9 @@ _SHIFT_REPLAYS = 32
 _SENT_ANYWAY = np.uint64(7)
 _LOAD_SAMPLE = 512
 
+SHARED_LOAD = 4.0
+"""-ln of the weight that the maps of all who worked on an entry at once may leave to what was there."""
+
 
 @jit
 def compose(weight_2, shift_2, weight_1, shift_1):
@@ -48,6 +51,7 @@ def pack_maps(
     out_weight,
     out_shift,
     out_visits,
+    out_known,
     out_replays,
 ):
     """Move maps into the out arrays, keep small ones behind, and return the number moved.
@@ -73,6 +77,7 @@ def pack_maps(
         out_weight[taken] = weight[entry]
         out_shift[taken] = shift[entry]
         out_visits[taken] = real
+        out_known[taken] = visits[entry] & VISIT_MASK
         if out_replays is not None:
             out_replays[taken] = updates[entry] >> _SHIFT_REPLAYS
         taken += 1
@@ -147,12 +152,27 @@ def reapply_current(touched, n_touched, weight, shift, q, stamp, now):
 
 
 @jit
-def apply_maps(entries, weight, shift, visits, table, counts):
-    """Apply maps to the server's own current values, in float64, and count the visits."""
+def apply_maps(entries, weight, shift, visits, known, table, counts):
+    """Apply maps to the server's own current values, in float64, and count the visits.
+
+    An entry that others visited since the sender last heard of it, m times against the map's own k, lets the
+    map take at most its share of what all of them may: a weight below exp(-4 k / (k + m)) is raised to that,
+    with the same target b / (1 - w). Else a map of small weight would wipe out what the others learned in the
+    meantime. Where N k a is small the limit is never reached, and without others it does not exist.
+    """
     for i in range(entries.size):
         entry = entries[i]
-        table[entry] = weight[i] * np.float64(table[entry]) + shift[i]
-        counts[entry] += visits[i]
+        own = np.int64(visits[i])
+        others = (counts[entry] - np.int64(known[i])) & VISIT_MASK
+        counts[entry] += own
+        value = np.float64(table[entry])
+        if others > 0 and own > 0:
+            least = np.exp(-SHARED_LOAD * own / (own + others))
+            if weight[i] < least:
+                target = shift[i] / (1.0 - weight[i])
+                table[entry] = least * value + (1.0 - least) * target
+                continue
+        table[entry] = weight[i] * value + shift[i]
 
 
 @jit
@@ -168,6 +188,18 @@ def map_load(weight, visits):
         load += visits[i] * (-np.log(weight[i]) if weight[i] > 1e-13 else 30.0)
         total += visits[i]
     return load / total if total > 0.0 else 0.0
+
+
+@jit
+def mean_and_size(table, stride):
+    """Return the mean and the mean absolute value of every `stride`-th entry."""
+    total = 0.0
+    size = 0.0
+    for i in range(0, table.size, stride):
+        total += table[i]
+        size += abs(table[i])
+    count = 1 + (table.size - 1) // stride
+    return total / count, size / count
 
 
 @jit

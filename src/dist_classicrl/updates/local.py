@@ -24,6 +24,9 @@ class PackedMap:
     weight, shift : ndarray(float64), shape (m,)
     visits : ndarray(uint32), shape (m,)
         Real steps that the map stands for; 0 where it was replayed only.
+    known : ndarray(uint32), shape (m,)
+        Visits that the sender knew of besides, modulo 2**32: what the server counts beyond them came from
+        others in the meantime.
     replays : ndarray(uint32), shape (m,), or None
         Replayed updates that the map stands for besides; None where nothing is replayed.
     """
@@ -32,6 +35,7 @@ class PackedMap:
     weight: np.ndarray
     shift: np.ndarray
     visits: np.ndarray
+    known: np.ndarray
     replays: np.ndarray | None
 
     @classmethod
@@ -42,8 +46,21 @@ class PackedMap:
             np.empty(size),
             np.empty(size),
             np.empty(size, np.uint32),
+            np.empty(size, np.uint32),
             np.empty(size, np.uint32) if with_replays else None,
         )
+
+    @property
+    def parts(self) -> list[np.ndarray]:
+        """The arrays, in the order of the constructor's arguments, without `replays` where there is none."""
+        parts = [self.entries, self.weight, self.shift, self.visits, self.known]
+        return parts if self.replays is None else [*parts, self.replays]
+
+    @classmethod
+    def from_parts(cls, parts: list[np.ndarray]) -> PackedMap:
+        """Return the maps whose `parts` these are."""
+        entries, weight, shift, visits, known = parts[:5]
+        return cls(entries, weight, shift, visits, known, parts[5] if len(parts) > 5 else None)
 
     @property
     def size(self) -> int:
@@ -185,6 +202,7 @@ class LocalTable:
             packed.weight,
             packed.shift,
             packed.visits,
+            packed.known,
             packed.replays,
         )
         if taken == count:
@@ -194,6 +212,7 @@ class LocalTable:
             packed.weight[:taken].copy(),
             packed.shift[:taken].copy(),
             packed.visits[:taken].copy(),
+            packed.known[:taken].copy(),
             None if packed.replays is None else packed.replays[:taken].copy(),
         )
 

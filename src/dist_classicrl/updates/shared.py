@@ -64,7 +64,13 @@ class SharedTable:
                 "must keep the order of a sender's messages, as MPI does for one communicator and tag."
             )
         kernels.apply_maps(
-            packed.entries, packed.weight, packed.shift, packed.visits, self.values, self.counts
+            packed.entries,
+            packed.weight,
+            packed.shift,
+            packed.visits,
+            packed.known,
+            self.values,
+            self.counts,
         )
         self.applied[sender] = sequence
         self._changed(
