@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl.distributed import messages
+from dist_classicrl.distributed.transport import Channel
 from dist_classicrl.errors import RemoteRankError
 
 _GRACE_SECONDS = 10.0
@@ -38,8 +39,9 @@ def failure_text(error: BaseException, rank: int) -> np.ndarray:
     )
 
 
-def raise_remote(parts: list[np.ndarray]) -> None:
-    """Raise the `RemoteRankError` of a FAILED message."""
+def raise_remote(channel: Channel, parts: list[np.ndarray]) -> None:
+    """Raise the `RemoteRankError` of a FAILED message that came on `channel`."""
+    channel.peer_failed = True
     raise RemoteRankError(**messages.from_text(parts[0]))
 
 

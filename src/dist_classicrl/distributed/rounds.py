@@ -121,7 +121,7 @@ class RoundServer:
     ) -> None:
         kind, parts = messages.decode(message)
         if kind is Kind.FAILED:
-            raise_remote(parts)
+            raise_remote(self._channels[rank], parts)
         if kind is not Kind.ROUND:
             raise ProtocolError(f"Worker {rank} sent {kind.name} where a round's maps belong.")
         _, its_round, logical = parts[0].tolist()
@@ -231,7 +231,7 @@ class RoundWorker:
                 continue
             kind, parts = messages.decode(message)
             if kind is Kind.FAILED:
-                raise_remote(parts)
+                raise_remote(self._channel, parts)
             if kind is Kind.DONE:
                 return final_of(parts)
             if kind is not Kind.MERGED:

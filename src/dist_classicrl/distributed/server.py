@@ -133,7 +133,7 @@ class Server:
     def _take_in(self, rank: int, message: np.ndarray) -> None:
         kind, parts = messages.decode(message)
         if kind is Kind.FAILED:
-            raise_remote(parts)
+            raise_remote(self._peers[rank].channel, parts)
         if kind is Kind.PUSH:
             self._push(rank, self._peers[rank], message.size, parts)
         elif kind is not Kind.BEAT:
@@ -208,7 +208,7 @@ def finish(channels: list[Channel], table: SharedTable, result: dict[str, Any], 
             while (answer := channel.poll()) is not None:
                 kind, parts = messages.decode(answer)
                 if kind is Kind.FAILED:
-                    raise_remote(parts)
+                    raise_remote(channel, parts)
                 if kind is Kind.BYE:
                     return True
             channel.reap()
@@ -218,10 +218,30 @@ def finish(channels: list[Channel], table: SharedTable, result: dict[str, Any], 
 
 
 def fail(channels: list[Channel], error: BaseException, rank: int) -> None:
-    """Send word of this rank's `error` on `channels`, without waiting for anybody for long."""
+    """Send word of this rank's `error` on `channels`, without waiting for anybody for long.
+
+    What comes meanwhile is dropped: a peer whose own messages cannot go might never look for this one. A peer
+    that has failed itself needs no word, and may have left.
+    """
     message = messages.encode(Kind.FAILED, failure_text(error, rank))
-    for channel in channels:
+    waiting = [channel for channel in channels if not channel.peer_failed]
+    for channel in waiting:
         channel.send(message)
     deadline = time.monotonic() + BEAT_SECONDS
-    while not all([channel.reap() for channel in channels]) and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
+        waiting = [channel for channel in waiting if not channel.reap()]
+        for channel in waiting:
+            _drop_messages(channel)
+        waiting = [channel for channel in waiting if not channel.peer_failed]
+        if not waiting:
+            break
         time.sleep(1e-3)
+
+
+def _drop_messages(channel: Channel) -> None:
+    try:
+        while (message := channel.poll()) is not None:
+            kind, _ = messages.decode(message)
+            channel.peer_failed = channel.peer_failed or kind is Kind.FAILED
+    except ProtocolError:
+        channel.peer_failed = True

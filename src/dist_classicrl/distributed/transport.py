@@ -68,6 +68,11 @@ class Channel:
         Rank in `comm`.
     piece_bytes : int
         A longer message goes in pieces of this size, so that the posted buffer stays small.
+
+    Attributes
+    ----------
+    peer_failed : bool
+        Whether the peer said so: it takes nothing any more.
     """
 
     def __init__(self, comm: Any, peer: int, piece_bytes: int = PIECE_BYTES) -> None:
@@ -76,6 +81,7 @@ class Channel:
         self._mpi = MPI
         self._comm = comm
         self.peer = peer
+        self.peer_failed = False
         self._piece = piece_bytes
         self._buffer = np.empty(piece_bytes, np.uint8)
         self._status = MPI.Status()

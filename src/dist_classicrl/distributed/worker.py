@@ -183,7 +183,7 @@ class Worker:
             elif kind is Kind.DONE:
                 self._final = final_of(parts)
             elif kind is Kind.FAILED:
-                raise_remote(parts)
+                raise_remote(self._channel, parts)
             elif kind is not Kind.BEAT:
                 raise ProtocolError(f"The server sent {kind.name} where a reply belongs.")
             if self._busy_alone():

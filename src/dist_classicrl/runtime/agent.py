@@ -150,6 +150,7 @@ class DistAsyncQLearning:
         self._q: np.ndarray | None = None
         self._visits: np.ndarray | None = None
         self._n_actions: int | None = None  # of the environment, where the table may have more
+        self._legal: np.ndarray | None = None  # of a compiled environment
         self._observations: Any = None
         self._actions: Any = None
         if state_size is not None and action_size is not None:
@@ -205,6 +206,13 @@ class DistAsyncQLearning:
                 f"q_table must hold finite numbers, got {given.dtype} with NaN, infinity or no numbers."
             )
         if self._q is None:
+            settings = self._settings
+            wanted = (settings.state_size or given.shape[0], settings.action_size or given.shape[1])
+            if given.shape != wanted:
+                raise SettingsError(
+                    f"q_table has the shape {given.shape}, but state_size={settings.state_size} and "
+                    f"action_size={settings.action_size} ask for {wanted}."
+                )
             self._allocate(*given.shape)
         self.q_table[:] = given
 
@@ -241,8 +249,16 @@ class DistAsyncQLearning:
         return self._q, self._visits
 
     def _allocate(self, states: int, actions: int) -> None:
-        self._q = np.zeros((states, actions), self._settings.dtype)
-        self._visits = np.zeros((states, actions), np.int64)
+        try:
+            self._q = np.zeros((states, actions), self._settings.dtype)
+            self._visits = np.zeros((states, actions), np.int64)
+        except (MemoryError, ValueError) as error:
+            size = states * actions * (np.dtype(self._settings.dtype).itemsize + 8)
+            raise SettingsError(
+                f"A table of {states} states and {actions} actions needs {size / 2**30:.3g} GiB with its "
+                "visits, which cannot be had. Leave state_size and action_size out to take what the "
+                "environment needs."
+            ) from error
 
     # Training
 
@@ -329,7 +345,8 @@ class DistAsyncQLearning:
         observation
             An observation of the environment that was trained in, or an integer state.
         action_mask : array_like of bool, shape (actions of the environment,), optional
-            Legal actions.
+            Legal actions. By default what the observation says, if it is a dict with an `action_mask`, or
+            else what is known of a compiled environment; otherwise all.
 
         Raises
         ------
@@ -341,10 +358,15 @@ class DistAsyncQLearning:
         if not isinstance(state, (int, np.integer)) or not 0 <= state < values.shape[0]:
             raise SettingsError(
                 f"observation must be a state from 0 to {values.shape[0] - 1}, got {observation!r}. "
-                "Observations of another kind can be given after train(env=...), which tells how to number "
-                "them."
+                "Observations of another kind can be given after train(env=...) or load_model(path, "
+                "env=...), which tell how to number them."
             )
         row = values[state, : self._n_actions].astype(np.float64)
+        if action_mask is None and isinstance(observation, dict):
+            action_mask = observation.get("action_mask")
+        if action_mask is None and self._legal is not None and state < len(self._legal):
+            # A state in which a game has ended has no legal action, and any answer will do.
+            action_mask = self._legal[state] if self._legal[state].any() else None
         if action_mask is not None:
             mask = np.asarray(action_mask)
             if mask.shape != row.shape or not mask.any():
@@ -362,12 +384,23 @@ class DistAsyncQLearning:
         The file is written whole or not at all, and holds no pickle.
         """
         q, visits = self._table()
-        model = model_file.SavedModel(self._settings, q, visits, self._steps, self._n_actions)
+        model = model_file.SavedModel(self._settings, q, visits, self._steps, self._n_actions, self._legal)
         return model_file.write(path, model)
 
     @classmethod
-    def load_model(cls: type[_Self], path: str | os.PathLike[str], comm: Any = None) -> _Self:
+    def load_model(
+        cls: type[_Self], path: str | os.PathLike[str], comm: Any = None, env: Any = None
+    ) -> _Self:
         """Return the agent that `save_model` wrote to `path`.
+
+        Parameters
+        ----------
+        path : str or path
+        comm : mpi4py.MPI.Comm, optional
+            As in the constructor.
+        env : optional
+            The environment that was trained in, as in `train`, so that `predict` can take its observations.
+            Not needed where they are integers from 0 on.
 
         Raises
         ------
@@ -375,6 +408,8 @@ class DistAsyncQLearning:
             If there is no such file.
         ModelFileError
             If it is truncated, damaged, or anything but a model file.
+        EnvError
+            If `env` is larger than the table.
         """
         saved = model_file.read(path)
         arguments = {
@@ -385,6 +420,11 @@ class DistAsyncQLearning:
         agent._visits = saved.visits
         agent._steps = saved.steps
         agent._n_actions = saved.actions
+        agent._legal = saved.legal
+        if env is not None:
+            from dist_classicrl.runtime.training import get_to_know
+
+            get_to_know(agent, env).close()
         return agent
 
     def _check_size(self, n_states: int, n_actions: int) -> None:

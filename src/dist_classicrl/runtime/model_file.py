@@ -18,6 +18,7 @@ from dist_classicrl.settings import Settings
 FORMAT = "dist_classicrl model"
 FORMAT_VERSION = 1
 _ARRAYS = ("q_table", "visits")
+_OPTIONAL_ARRAYS = ("legal",)
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class SavedModel:
         Environment steps that went into the table.
     actions : int or None
         Actions of the environment that was trained in; columns from there on are not used. None: all may be.
+    legal : ndarray(bool), shape (states of that environment, actions), or None
+        Its legal actions, where they depend on the state alone. None: all are, or it is not known.
     """
 
     settings: Settings
@@ -40,6 +43,7 @@ class SavedModel:
     visits: np.ndarray
     steps: int
     actions: int | None = None
+    legal: np.ndarray | None = None
 
 
 def write(path: str | os.PathLike[str], model: SavedModel) -> Path:
@@ -48,6 +52,8 @@ def write(path: str | os.PathLike[str], model: SavedModel) -> Path:
 
     target = Path(path)
     arrays = {"q_table": np.ascontiguousarray(model.q_table), "visits": np.ascontiguousarray(model.visits)}
+    if model.legal is not None:
+        arrays["legal"] = np.ascontiguousarray(model.legal)
     about = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -62,7 +68,7 @@ def write(path: str | os.PathLike[str], model: SavedModel) -> Path:
     handle, temporary = tempfile.mkstemp(prefix=f".{target.name[:40]}.", dir=target.parent)
     try:
         with os.fdopen(handle, "wb") as file:
-            np.savez_compressed(file, about=text, q_table=arrays["q_table"], visits=arrays["visits"])
+            np.savez_compressed(file, allow_pickle=False, about=text, **arrays)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o666 & ~_umask())
@@ -91,7 +97,8 @@ def read(path: str | os.PathLike[str]) -> SavedModel:
             missing = sorted({"about", *_ARRAYS} - set(archive.files))
             if missing:
                 raise ModelFileError(_refusal(target, f"it lacks {', '.join(missing)}"))
-            members = {name: archive[name] for name in ("about", *_ARRAYS)}
+            optional = [name for name in _OPTIONAL_ARRAYS if name in archive.files]
+            members = {name: archive[name] for name in ("about", *_ARRAYS, *optional)}
             if not all(isinstance(member, np.ndarray) for member in members.values()):
                 raise ModelFileError(_refusal(target, "its members are no arrays"))
             about = json.loads(members.pop("about").tobytes().decode())
@@ -113,6 +120,10 @@ def _checked(target: Path, about: Any, arrays: dict[str, np.ndarray]) -> SavedMo
             )
         )
     sums = about.get("sha256")
+    if isinstance(sums, dict) and set(sums) != set(arrays):
+        raise ModelFileError(
+            _refusal(target, f"it should hold the arrays {', '.join(sorted(map(str, sums)))}")
+        )
     for name, array in arrays.items():
         if not isinstance(sums, dict) or sums.get(name) != _digest(array):
             raise ModelFileError(_refusal(target, f"the checksum of {name} does not match"))
@@ -134,7 +145,15 @@ def _checked(target: Path, about: Any, arrays: dict[str, np.ndarray]) -> SavedMo
         )
     if actions is not None and not (isinstance(actions, int) and 1 <= actions <= q_table.shape[1]):
         raise ModelFileError(_refusal(target, f"its number of actions is {actions!r}"))
-    return SavedModel(settings, q_table, visits, steps, actions)
+    legal = arrays.get("legal")
+    if legal is not None and not (
+        legal.dtype == bool
+        and legal.ndim == 2
+        and legal.shape[0] <= q_table.shape[0]
+        and legal.shape[1] <= q_table.shape[1]
+    ):
+        raise ModelFileError(_refusal(target, f"its mask is {legal.dtype} of shape {legal.shape}"))
+    return SavedModel(settings, q_table, visits, steps, actions, legal)
 
 
 def _digest(array: np.ndarray) -> str:

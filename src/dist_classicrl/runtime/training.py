@@ -44,7 +44,7 @@ def train(
     error: BaseException | None = None
     try:
         share, whole = _steps_asked(steps, total_steps)
-        source = _prepare(agent, env)
+        source = get_to_know(agent, env)
     except BaseException as caught:  # whatever it is, the others must hear of it
         error = caught
     try:
@@ -72,7 +72,7 @@ def _train_alone(
     progress: Callable[[Progress], None] | None,
     progress_interval: float,
 ) -> TrainingResult:
-    run = _run(agent, _prepare(agent, env), steps, _seed(agent), progress, progress_interval)
+    run = _run(agent, get_to_know(agent, env), steps, _seed(agent), progress, progress_interval)
     if steps == 0:
         run.source.close()
         return _keep(agent, run, _nothing(run, 1))
@@ -104,7 +104,8 @@ def _seed(agent: DistAsyncQLearning) -> int:
     return agent._seed
 
 
-def _prepare(agent: DistAsyncQLearning, env: Any) -> Source:
+def get_to_know(agent: DistAsyncQLearning, env: Any) -> Source:
+    """Return `env` as a `Source`, after the agent took note of its size, its spaces and its legal actions."""
     settings = agent.settings
     source = resolve(env, settings.n_envs, settings.use_action_mask)
     try:
@@ -112,6 +113,7 @@ def _prepare(agent: DistAsyncQLearning, env: Any) -> Source:
     except BaseException:
         source.close()
         raise
+    agent._legal = None if source.simulator is None else source.simulator.legal
     agent._observations = None if source.stepped is None else source.stepped.observations
     agent._actions = None if source.stepped is None else source.stepped.actions
     return source

@@ -1,0 +1,85 @@
+"""What `predict` names: legal actions only, and, after loading, of the environment's own observations."""
+
+import numpy as np
+import pytest
+
+from dist_classicrl import DistAsyncQLearning
+from dist_classicrl.environments import TicTacToeEnv
+from dist_classicrl.errors import EnvError, ModelFileError, SettingsError
+from dist_classicrl.runtime import model_file
+
+
+def test_predict_names_legal_actions_of_a_compiled_game_also_after_loading(tmp_path):
+    env = TicTacToeEnv(agent_plays="second")
+    agent = DistAsyncQLearning(seed=1, state_size=400)
+    agent.train(env, total_steps=1_000)
+    agent.q_table = np.zeros((400, 9)) - 1.0  # illegal pairs look no worse than legal ones
+    agent.q_table[:, 0] = 5.0
+    loaded = DistAsyncQLearning.load_model(agent.save_model(tmp_path / "game"))
+    env.reset(seed=0)
+    refused = 0
+    for state in range(env.observation_space.n):
+        legal = env._rules.legal[state]
+        refused += not legal[0]
+        for one in (agent, loaded):
+            assert legal[one.predict(state)]
+            assert one.predict(state) == (0 if legal[0] else np.flatnonzero(legal)[0])
+    assert refused > 20
+    assert loaded.predict(350) == 0  # beyond the game's states nothing is known
+
+
+def test_a_mask_in_the_observation_is_followed():
+    agent = DistAsyncQLearning(state_size=3, action_size=2)
+    agent._observations = type("Index", (), {"encode": staticmethod(lambda observation: observation["at"])})()
+    agent.q_table = [[1.0, 0.0]] * 3
+    assert agent.predict({"at": 1, "action_mask": np.array([0, 1], np.int8)}) == 1
+    assert agent.predict({"at": 1}) == 0
+
+
+def test_a_loaded_agent_can_be_told_its_environment(tmp_path):
+    agent = DistAsyncQLearning(seed=2, n_envs=2)
+    agent.train("Blackjack-v1", total_steps=2_000)
+    path = agent.save_model(tmp_path / "blackjack.pkl")
+    hand = (20, 10, 0)
+    agent.q_table[:] = 0.0
+    agent.q_table[agent._observations.encode(hand), 1] = 1.0
+    agent.save_model(path)
+    with pytest.raises(SettingsError, match=r"load_model\(path, env=...\)"):
+        DistAsyncQLearning.load_model(path).predict(hand)
+    told = DistAsyncQLearning.load_model(path, env="Blackjack-v1")
+    assert told.predict(hand) == 1
+    assert told.predict((19, 10, 0)) == 0
+    assert told.steps == 2_000
+    with pytest.raises(EnvError, match="500 states"):
+        DistAsyncQLearning.load_model(_saved_lake(tmp_path), env="Taxi-v4")
+
+
+def _saved_lake(folder):
+    agent = DistAsyncQLearning(seed=2)
+    agent.train("FrozenLake-v1", total_steps=100)
+    return agent.save_model(folder / "lake")
+
+
+def test_a_model_file_whose_mask_was_left_out_is_refused(tmp_path):
+    agent = DistAsyncQLearning(seed=1)
+    agent.train(TicTacToeEnv(), total_steps=100)
+    path = agent.save_model(tmp_path / "game.npz")
+    with np.load(path, allow_pickle=False) as file:
+        members = dict(file)
+    assert members.pop("legal").shape == (338, 9)
+    np.savez(path, **members)
+    with pytest.raises(ModelFileError, match="legal"):
+        model_file.read(path)
+
+
+def test_sizes_given_alone_hold_for_a_table_that_is_set():
+    agent = DistAsyncQLearning(state_size=5)
+    with pytest.raises(SettingsError, match="state_size=5"):
+        agent.q_table = np.zeros((4, 2))
+    agent.q_table = np.zeros((5, 2))
+    assert agent.q_table.shape == (5, 2)
+
+
+def test_a_table_that_no_memory_holds():
+    with pytest.raises(SettingsError, match="GiB"):
+        DistAsyncQLearning(state_size=2**40, action_size=2**20)
