@@ -270,13 +270,13 @@ def learn_steps(
         else:
             alpha = _step_size_at(step_sizes, visits, updates, entry, 1)
         target = reward if terminated else reward + discount * best[next_state]
-        update_entry(q, best, greedy, weight, shift, entry, state, n_actions, target, alpha)
         known = updates[entry]
         touched[count] = entry
         count += known == 0
         updates[entry] = known + 1
         collected += reward
         elapsed += 1
+        update_entry(q, best, greedy, weight, shift, entry, state, n_actions, target, alpha)
         if replay is not None:
             remember(replay, entry, reward, next_state, terminated)
             count = replay_updates(
