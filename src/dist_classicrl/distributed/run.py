@@ -284,7 +284,7 @@ def run_together(run: Run, setup: Setup) -> TrainingResult:
         clean = True
     except BaseException as caught:
         if channels:
-            fail(channels, caught, setup.rank)
+            fail(channels, caught, setup.rank, settings.timeout)
         raise
     finally:
         for channel in channels:

@@ -26,6 +26,7 @@ _SHORTEST_SLEEP = 5e-5
 _LONGEST_SLEEP = 4e-3
 _LONGEST_CALM_SLEEP = 2e-2
 _END_SECONDS = 0.5
+_HANGING_SECONDS = 0.5
 _CALM_DUTY = 0.02
 _BUSY_DUTY = 0.5
 EPOCH = 1
@@ -217,24 +218,28 @@ def finish(channels: list[Channel], table: SharedTable, result: dict[str, Any], 
         wait_until(said_goodbye, timeout, f"rank {channel.peer} to take the final table")
 
 
-def fail(channels: list[Channel], error: BaseException, rank: int) -> None:
+def fail(channels: list[Channel], error: BaseException, rank: int, timeout: float) -> None:
     """Send word of this rank's `error` on `channels`, without waiting for anybody for long.
 
     What comes meanwhile is dropped: a peer whose own messages cannot go might never look for this one. A peer
-    that has failed itself needs no word, and may have left.
+    that has failed itself needs no word, and may have left. One that was silent for `timeout` seconds hangs.
     """
     message = messages.encode(Kind.FAILED, failure_text(error, rank))
     waiting = [channel for channel in channels if not channel.peer_failed]
     for channel in waiting:
         channel.send(message)
-    deadline = time.monotonic() + BEAT_SECONDS
-    while time.monotonic() < deadline:
-        waiting = [channel for channel in waiting if not channel.reap()]
+    begin = time.monotonic()
+    while waiting:
         for channel in waiting:
             _drop_messages(channel)
-        waiting = [channel for channel in waiting if not channel.peer_failed]
-        if not waiting:
-            break
+        now = time.monotonic()
+        waiting = [
+            channel
+            for channel in waiting
+            if not channel.reap()
+            and not channel.peer_failed
+            and now - begin < (BEAT_SECONDS if now - channel.last_heard < timeout else _HANGING_SECONDS)
+        ]
         time.sleep(1e-3)
 
 
