@@ -86,18 +86,24 @@ def test_an_error_that_every_rank_raises_is_told_once(run_python):
     check_ends_with_one_traceback(run_python, program, "EnvError: ")
 
 
-def test_a_lonely_rank_is_refused(run_python):
+LONELY = pytest.mark.parametrize("ranks", [None, 1])
+
+
+@LONELY
+def test_a_lonely_rank_is_refused(run_python, ranks):
     program = TRAIN.format(settings="", steps=1000)
-    job = run_python("-c", program, status=1, env={"SLURM_NTASKS": "4"}, timeout=SOON)
-    last = job.output.strip().splitlines()[-1]
-    assert last.startswith("dist_classicrl.errors.SingletonError: The environment promises 4 ranks")
-    assert "srun --mpi=pmix" in last and "allow_singletons=True" in last
+    job = run_python("-c", program, ranks=ranks, status=1, env={"SLURM_NTASKS": "4"}, timeout=SOON)
+    told = re.findall(r"^dist_classicrl\.errors\.SingletonError: .*", job.output, re.MULTILINE)
+    assert len(told) == 1
+    assert "The environment promises 4 ranks" in told[0]
+    assert "srun --mpi=pmix" in told[0] and "allow_singletons=True" in told[0]
     assert "trained" not in job.output
 
 
-def test_a_lonely_rank_trains_if_it_may(run_python):
+@LONELY
+def test_a_lonely_rank_trains_if_it_may(run_python, ranks):
     program = TRAIN.format(settings="allow_singletons=True", steps=1000)
-    job = run_python("-c", program, env={"SLURM_NTASKS": "4"}, timeout=SOON)
+    job = run_python("-c", program, ranks=ranks, env={"SLURM_NTASKS": "4"}, timeout=SOON)
     assert job.output.startswith("trained 1000 on 1 ")
 
 
