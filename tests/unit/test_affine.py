@@ -4,6 +4,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from slow_server import limited
 
 from dist_classicrl.algorithms import q_learning
 from dist_classicrl.updates import kernels
@@ -30,12 +31,13 @@ def local_table(values=None, dtype="f8", states=6, actions=4):
     return table
 
 
-def packed(entries, weight, shift, visits, replays=None):
+def packed(entries, weight, shift, visits, replays=None, known=None):
     return PackedMap(
         np.array(entries, np.int32),
         np.array(weight, float),
         np.array(shift, float),
         np.array(visits, np.uint32),
+        np.array([0] * len(entries) if known is None else known, np.uint32),
         None if replays is None else np.array(replays, np.uint32),
     )
 
@@ -107,7 +109,98 @@ def test_two_workers_pushes_are_a_convex_combination_and_never_overshoot():
         learn(table, [5] * 200, [1.0] * 200, 0.1)
         shared.apply(worker, 1, table.pack())
         assert 0.0 < shared.values[5] <= 1.0
-    assert shared.values[5] == pytest.approx(1.0, abs=1e-12)
+    # The first leaves 0.9^200, and each later one, which met all before it, its share of exp(-4).
+    left = 0.9**200 * np.exp(-4.0 * sum(1.0 / n for n in range(2, 65)))
+    assert 1.0 - shared.values[5] == pytest.approx(left, rel=1e-6)
+
+
+# What a map may move where others worked in the meantime
+
+
+def after(value, weight, shift, own, others, dtype="f8", replays=None, known=11):
+    """Return an entry's value after a map of `own` visits that `others` came before, by the server."""
+    shared = SharedTable(np.array([7.0, value, 7.0], dtype), np.array([3, known + others, 3]))
+    shared.apply(1, 1, packed([1], [weight], [shift], [own], replays, [known % 2**32]))
+    assert shared.values[[0, 2]].tolist() == [7.0, 7.0]
+    assert shared.counts.tolist() == [3, known + others + own, 3]
+    return shared.values[1]
+
+
+def test_a_map_takes_at_most_its_share_of_what_others_may_move_too():
+    # By hand: 5 of 10 visits, so exp(-2) stays of 2, on the way to 10 = 9 / (1 - 0.1).
+    assert after(2.0, 0.1, 9.0, 5, 5) == pytest.approx(10.0 - 8.0 * np.exp(-2.0), rel=1e-14)
+    rng = np.random.default_rng(10)
+    held_back = 0
+    for _ in range(500):
+        own, others = (int(rng.choice([1, 3, 40, 10_000])) for _ in range(2))
+        alpha, target, value = rng.choice([1e-4, 0.02, 0.3, 1.0]), rng.normal(), rng.normal()
+        weight = (1.0 - alpha) ** own
+        made = after(value, weight, (1.0 - weight) * target, own, others)
+        assert made == pytest.approx(limited(value, weight, (1.0 - weight) * target, own, others), abs=1e-13)
+        full = weight * value + (1.0 - weight) * target
+        # Never further than the map itself goes, nor another way; and never less than its share.
+        moved = (made - value) / (target - value)
+        share = 1.0 - np.exp(-4.0 * own / (own + others))
+        assert moved == pytest.approx(min(1.0 - weight, share), abs=1e-9)
+        held_back += abs(made - full) > 1e-9
+    assert 100 < held_back < 400
+
+
+def test_without_others_a_map_is_applied_exactly():
+    rng = np.random.default_rng(11)
+    for weight in (0.0, 1e-300, 1e-9, 0.01, 0.5, 1.0):
+        value, shift = rng.normal(size=2)
+        for own in (1, 2**32 - 1):
+            assert after(value, weight, shift, own, 0) == weight * value + shift
+        # Replayed updates only: nothing was visited, and nothing is shared.
+        assert after(value, weight, shift, 0, 50, replays=[9]) == weight * value + shift
+    # So it is among others where its weight is above what its share leaves, here exp(-3.6).
+    assert after(8.0, 0.5, 3.0, 9, 1) == 0.5 * 8.0 + 3.0
+
+
+def test_a_map_that_forgets_everything_leaves_others_their_part():
+    assert after(3.0, 0.0, -5.0, 1, 0) == -5.0
+    assert after(3.0, 0.0, -5.0, 4, 4) == pytest.approx(-5.0 + 8.0 * np.exp(-2.0), rel=1e-14)
+    # Replays count for nothing here: the share is that of real visits.
+    assert after(3.0, 0.0, -5.0, 4, 4, replays=[1000]) == after(3.0, 0.0, -5.0, 4, 4)
+
+
+def test_the_share_of_a_float32_table_is_rounded_once():
+    rng = np.random.default_rng(12)
+    for _ in range(50):
+        value, shift, weight = np.float32(rng.normal()), rng.normal(), 1e-3 * rng.random()
+        made = after(value, weight, shift, 3, 8, "f4")
+        assert made.dtype == np.float32
+        assert made == pytest.approx(limited(float(value), weight, shift, 3, 8), rel=2**-24)
+    # The other workers' visits are what the server counts more, whatever 2**32 does to the numbers.
+    for known in (0, 2**32 - 1, 2**32, 5 * 2**32 - 2):
+        assert after(2.0, 0.1, 9.0, 5, 5, known=known) == pytest.approx(10.0 - 8.0 * np.exp(-2.0), rel=1e-14)
+
+
+def test_workers_who_forget_everything_leave_an_average():
+    # Targets 1 and 2 in turn, both with weight 0: without shares the last one alone would be left.
+    shared = SharedTable(np.zeros(1), np.zeros(1, np.int64))
+    for worker in range(40):
+        shared.apply(worker, 1, packed([0], [0.0], [1.0 + worker % 2], [10]))
+    expected = 0.0
+    for worker in range(40):
+        expected = limited(expected, 0.0, 1.0 + worker % 2, 10, 10 * worker)
+    assert shared.values[0] == pytest.approx(expected, rel=1e-13)
+    assert 1.4 < shared.values[0] < 1.6
+
+
+def test_a_map_tells_the_visits_that_its_sender_knows_of():
+    table = LocalTable(6, 4, np.dtype("f8"), with_replays=True)
+    table.load(np.zeros(SIZE), np.arange(SIZE) + 2**32)
+    for known in (5, 7):
+        learn(table, [5, 5], [1.0, 1.0], 0.5)
+        table.updates[5] += 9 << 32  # and nine replayed updates, which are no visits
+        push = table.pack()
+        assert [part.tolist() for part in push.parts] == [[5], [0.25], [0.75], [2], [known], [9]]
+    # A base that has the first push and 100 visits of others.
+    table.rebase(Refresh(0, 1, np.array([5], np.int32), np.zeros(1), np.array([107])), [push])
+    learn(table, [5], [1.0], 0.5)
+    assert table.pack().known.tolist() == [109]
 
 
 # Precision
@@ -308,6 +401,19 @@ def test_map_load_is_the_mean_of_k_a():
     assert kernels.map_load(np.zeros(0), np.zeros(0, np.uint32)) == 0.0
     # Of many maps it looks at some, here all alike.
     assert kernels.map_load(np.full(5000, 0.5), np.ones(5000, np.uint32)) == pytest.approx(np.log(2.0))
+
+
+@pytest.mark.parametrize("dtype", ["f8", "f4"])
+def test_mean_and_size_are_those_of_every_so_many_entries(dtype):
+    rng = np.random.default_rng(13)
+    for size in (1, 2, 9, 1000, 1001):
+        table = (1e3 + rng.normal(size=size)).astype(dtype) * rng.choice([-1, 1], size).astype(dtype)
+        for stride in (1, 2, 3, 10, 2000):
+            looked_at = table[::stride].astype(np.float64)
+            only = np.full_like(table, np.nan)
+            only[::stride] = table[::stride]
+            expected = looked_at.mean(), np.abs(looked_at).mean()
+            assert kernels.mean_and_size(only, stride) == pytest.approx(expected, rel=1e-12, abs=1e-9)
 
 
 def test_entries_travel_in_the_smallest_type_that_holds_them():

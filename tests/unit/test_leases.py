@@ -79,7 +79,7 @@ def test_leases_shrink_towards_the_end(clock):
         if lease is None:
             break
         # Half of an equal share of what is left, but 2 ms of work at least.
-        assert lease.steps <= max(pool / 4, 0.002 * rate, 1) + 1
+        assert min(pool, int(0.002 * rate)) <= lease.steps <= max(pool / 4, 0.002 * rate, 1) + 1
         sizes.append(lease.steps)
         clock.now += 0.01 if len(sizes) < 20 else 0.25
         book.report(1, [(lease.id, lease.steps)])
@@ -103,6 +103,19 @@ def test_a_lease_is_a_quarter_of_a_second_of_the_workers_own_rate(clock):
         assert book.rate(rank) == pytest.approx(rate, rel=0.02)
         assert book.grant(rank, 1).steps == pytest.approx(0.25 * rate, rel=0.02)
     assert book.grant(1, 1) is None  # it has enough
+
+
+def test_what_is_left_lasts_as_long_as_the_workers_rates_say(clock):
+    book = LeaseBook(0, 1_000_000, [1, 2], 1000)
+    assert book.seconds_left == 0.0  # nothing known
+    for rank, rate in ((1, 30_000), (2, 10_000)):
+        lease = book.grant(rank, 1)
+        clock.now = 100.0 + lease.steps / rate
+        book.report(rank, [(lease.id, lease.steps)])
+    assert book.rate(1) + book.rate(2) == pytest.approx(40_000)
+    assert book.seconds_left == pytest.approx((1_000_000 - 2000) / 40_000)
+    book.grant(1, 1_000_000)
+    assert book.pool == 0 and book.seconds_left == 0.0
 
 
 def test_a_fast_worker_gets_more(clock):

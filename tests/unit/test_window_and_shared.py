@@ -1,12 +1,14 @@
 """Thousands of random histories of the real tables, windows and messages against a slow model of them.
 
 The model knows nothing of entries touched, stamps, logs or caches. Its state is the definition: the server's
-table is the initial one after the maps of all pushes in the order applied; a worker's is its base, after it
-the maps pushed and not included in the base, oldest first, and after them the updates since.
+table is the initial one after the maps of all pushes in the order applied, each held to its share where
+other workers' pushes were applied since the sender's base; a worker's is its base, after it the maps pushed
+and not included in the base, oldest first, and after them the updates since.
 """
 
 import numpy as np
 import pytest
+from slow_server import limited
 
 from dist_classicrl.algorithms import q_learning
 from dist_classicrl.distributed import messages
@@ -26,6 +28,7 @@ class SlowWorker:
 
     def __init__(self, values, counts):
         self.base, self.base_counts = values.copy(), counts.copy()
+        self.version = 0
         self.pending = []  # (sequence, {entry: (weight, shift, visits)})
         self.current = {}
 
@@ -60,11 +63,14 @@ class History:
             self.legal = rng.random((STATES, ACTIONS)) < 0.6
             self.legal[:, 0] = True
         values = rng.normal(size=SIZE).astype(dtype)
-        counts = rng.integers(0, 5, SIZE)
+        # Visits are told modulo 2**32: some histories cross that.
+        counts = rng.integers(0, 5, SIZE) + int(rng.choice([0, 2**32 - 5, 2**40 + 7]))
         self.exact = 1e-9 if dtype == "f8" else 1e-4
         self.shared = SharedTable(values.copy(), counts.copy())
         self.states = {0: (values.copy(), counts.copy())}  # the slow server: its state at each version
         self.version = 0
+        self.log = {}  # by version: who pushed, and the visits of each entry
+        self.held_back = self.met = 0
         self.made = np.zeros(SIZE, np.int64)
         self.first_counts = counts
         n = int(rng.integers(1, 4))
@@ -75,7 +81,7 @@ class History:
         self.slow = [SlowWorker(values, counts) for _ in range(n)]
         self.applied = [0] * n
         self.received = [0] * n
-        self.sent = [[] for _ in range(n)]  # to the server: in order, (message, maps)
+        self.sent = [[] for _ in range(n)]  # to the server, in order: (message, maps, version of the base)
         self.delivered = [0] * n
         self.replies = [[] for _ in range(n)]  # to the worker: in any order
 
@@ -107,6 +113,7 @@ class History:
         rng, window, slow = self.rng, self.windows[i], self.slow[i]
         if not window.has_room:
             return
+        before = slow.visits
         threshold = 0.0 if flush else float(rng.choice([0.0, 0.05, 10.0]))
         key = np.uint64(rng.integers(2**63))
         sequence, packed = window.push(threshold, flush, key)
@@ -119,37 +126,46 @@ class History:
         for j, entry in enumerate(packed.entries.tolist()):
             assert packed.weight[j] == pytest.approx(maps[entry][0], abs=self.exact)
             assert packed.visits[j] == maps[entry][2]
+            assert packed.known[j] == before[entry] % 2**32
         slow.pending.append((sequence, maps))
-        message = messages.encode(
-            Kind.PUSH,
-            np.array([sequence], np.int64),
-            packed.entries,
-            packed.weight,
-            packed.shift,
-            packed.visits,
-        )
-        self.sent[i].append((message, maps))
+        message = messages.encode(Kind.PUSH, np.array([sequence], np.int64), *packed.parts)
+        self.sent[i].append((message, maps, slow.version))
 
     def deliver(self, i, again=False):
         """Let the server take worker i's next message, or one that it had before."""
         if again:
             if not self.delivered[i]:
                 return
-            message, _ = self.sent[i][self.rng.integers(self.delivered[i])]
+            message, _, _ = self.sent[i][self.rng.integers(self.delivered[i])]
+            _, parts = messages.decode(message.copy())
         elif self.delivered[i] < len(self.sent[i]):
-            message, maps = self.sent[i][self.delivered[i]]
+            message, maps, base_version = self.sent[i][self.delivered[i]]
+            _, parts = messages.decode(message.copy())
             self.delivered[i] += 1
             values, counts = (array.copy() for array in self.states[self.version])
+            packed = PackedMap.from_parts(parts[1:])
+            known = dict(zip(packed.entries.tolist(), packed.known.tolist(), strict=True))
+            assert known.keys() == maps.keys()
             for entry, (weight, shift, visits) in maps.items():
-                values[entry] = weight * float(values[entry]) + shift
+                others = self.visits_of_others(i, entry, base_version)
+                assert (int(self.shared.counts[entry]) - known[entry]) % 2**32 == others
+                value = float(values[entry])
+                values[entry] = limited(value, weight, shift, visits, others)
                 counts[entry] += visits
+                self.met += others > 0
+                self.held_back += abs(values[entry] - (weight * value + shift)) > self.exact
             self.version += 1
             self.states[self.version] = values, counts
+            self.log[self.version] = i, {entry: visits for entry, (_, _, visits) in maps.items()}
             self.applied[i] += 1
         else:
             return
-        _, parts = messages.decode(message.copy())
-        assert self.shared.apply(i, int(parts[0][0]), PackedMap(*parts[1:], None)) is not again
+        assert self.shared.apply(i, int(parts[0][0]), PackedMap.from_parts(parts[1:])) is not again
+
+    def visits_of_others(self, i, entry, base_version):
+        """Return how often others than worker i visited `entry` in what was applied after `base_version`."""
+        pushes = [self.log[version] for version in range(base_version + 1, self.version + 1)]
+        return sum(visits.get(entry, 0) for sender, visits in pushes if sender != i)
 
     def answer(self, i, whole=False):
         """Let the server make a receipt for worker i, or a refresh from a version that the worker has had."""
@@ -187,6 +203,7 @@ class History:
         self.received[i] = max(self.received[i], included)
         if news:
             slow.base, slow.base_counts = (array.copy() for array in self.states[version])
+            slow.version = version
             slow.pending = [(sequence, maps) for sequence, maps in slow.pending if sequence > included]
 
     # What must hold
@@ -266,10 +283,14 @@ class History:
 @pytest.mark.parametrize("dtype", ["f8", "f4"])
 @pytest.mark.parametrize("part", range(4))
 def test_random_histories_neither_lose_nor_double_an_update(dtype, part):
+    met = held_back = 0
     for seed in range(400):
         history = History((seed, part, dtype == "f8"), dtype)
         history.run(int(history.rng.integers(5, 60)))
         history.finish()
+        met += history.met
+        held_back += history.held_back
+    assert met > held_back > 200  # the histories have what the rule is about
 
 
 # The same pieces, one at a time
@@ -282,6 +303,7 @@ def maps_of(entries, weights=None, shifts=None):
         np.full(n, 0.5) if weights is None else np.array(weights, float),
         np.full(n, 1.0) if shifts is None else np.array(shifts, float),
         np.ones(n, np.uint32),
+        np.zeros(n, np.uint32),
         None,
     )
 
@@ -298,7 +320,7 @@ def test_a_push_is_applied_once_and_in_order():
     with pytest.raises(ProtocolError, match="Push 3 of worker 7 came after push 1: one is missing"):
         table.apply(7, 3, maps_of([3]))
     assert table.apply(8, 1, maps_of([3]))
-    assert table.values[3] == 1.5 and table.applied == {7: 1, 8: 1}
+    assert table.values[3] == 1.5 and table.applied == {7: 1, 8: 1}  # 1/2 is above what it must leave
 
 
 def test_a_refresh_is_sparse_or_whole_whichever_is_smaller():
@@ -345,14 +367,32 @@ def test_the_log_keeps_entries_and_not_the_messages_they_came_in():
     table = shared_table(1000)
     packed = maps_of(list(range(100)))
     for number in range(1, 4):
-        message = messages.encode(Kind.PUSH, packed.entries, packed.weight, packed.shift, packed.visits)
-        _, parts = messages.decode(message)
-        table.apply(1, number, PackedMap(*parts, None))
+        _, parts = messages.decode(messages.encode(Kind.PUSH, *packed.parts))
+        table.apply(1, number, PackedMap.from_parts(parts))
     assert all(entries.base is None for _, entries in table._log)
     for number in range(4, 2000):
         table.apply(1, number, maps_of([]))
     assert len(table._log) == 3 and table.version == 1999
     assert table.refresh(3).entries.size == 0
+
+
+@pytest.mark.parametrize("with_replays", [False, True])
+@pytest.mark.parametrize("size", [0, 1, 7])
+def test_maps_travel_in_messages(size, with_replays):
+    rng = np.random.default_rng(size)
+    packed = PackedMap.empty(size, np.dtype(np.int32), with_replays)
+    for array in packed.parts:
+        array[:] = rng.integers(0, 2**31, size)
+    columns = [packed.entries, packed.weight, packed.shift, packed.visits, packed.known]
+    columns += [packed.replays] if with_replays else []
+    assert [id(part) for part in packed.parts] == [id(column) for column in columns]
+    _, parts = messages.decode(messages.encode(Kind.PUSH, *packed.parts))
+    arrived = PackedMap.from_parts(parts)
+    assert (arrived.replays is not None) is with_replays and arrived.size == size
+    for name in ("entries", "weight", "shift", "visits", "known", "replays"):
+        old, new = getattr(packed, name), getattr(arrived, name)
+        if old is not None:
+            assert new.dtype == old.dtype and new.tolist() == old.tolist()
 
 
 def test_the_window_bounds_pushes_in_flight_and_kept():
