@@ -10,8 +10,9 @@ def limited(value, weight, shift, own, others):
 
     All who worked on an entry at once may leave exp(-4) of what was there; a map takes its share of that.
     """
-    if own == 0 or others == 0:
+    if others == 0:
         return weight * value + shift
+    own = max(own, 1)  # what was only replayed counts as one visit
     kept = max(weight, math.exp(-4.0 * own / (own + others)))
     if kept == weight:
         return weight * value + shift

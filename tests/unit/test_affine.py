@@ -152,8 +152,7 @@ def test_without_others_a_map_is_applied_exactly():
         value, shift = rng.normal(size=2)
         for own in (1, 2**32 - 1):
             assert after(value, weight, shift, own, 0) == weight * value + shift
-        # Replayed updates only: nothing was visited, and nothing is shared.
-        assert after(value, weight, shift, 0, 50, replays=[9]) == weight * value + shift
+        assert after(value, weight, shift, 0, 0, replays=[9]) == weight * value + shift
     # So it is among others where its weight is above what its share leaves, here exp(-3.6).
     assert after(8.0, 0.5, 3.0, 9, 1) == 0.5 * 8.0 + 3.0
 
@@ -161,7 +160,8 @@ def test_without_others_a_map_is_applied_exactly():
 def test_a_map_that_forgets_everything_leaves_others_their_part():
     assert after(3.0, 0.0, -5.0, 1, 0) == -5.0
     assert after(3.0, 0.0, -5.0, 4, 4) == pytest.approx(-5.0 + 8.0 * np.exp(-2.0), rel=1e-14)
-    # Replays count for nothing here: the share is that of real visits.
+    # What was only replayed counts as one visit; otherwise the share is that of real visits.
+    assert after(3.0, 0.0, -5.0, 0, 1, replays=[9]) == pytest.approx(-5.0 + 8.0 * np.exp(-2.0), rel=1e-14)
     assert after(3.0, 0.0, -5.0, 4, 4, replays=[1000]) == after(3.0, 0.0, -5.0, 4, 4)
 
 

@@ -30,7 +30,7 @@ def test_a_number_is_kept_to(clock):
     pacer = Pacer(Settings(sync_frequency=7, batch_size=32), 3, 1)
     assert pacer.interval == 224
     assert settled(pacer, 1e7, 1.0, 1e-3) == 224
-    assert not pacer.urgent
+    assert pacer.urgent  # who asks for short intervals must be answered as quickly
 
 
 def test_calm_talk_takes_two_percent(clock):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from dist_classicrl.errors import ProtocolError
 
 _AHEAD_SECONDS = 0.25
+_AHEAD_INTERVALS = 4.0
 _LEAST_SECONDS = 0.002
 _SHARES = 2
 
@@ -35,9 +36,9 @@ class Lease:
 class LeaseBook:
     """Who makes which of `steps` steps, from global step `start` on.
 
-    A worker gets about a quarter of a second's work at a time by its own measured rate, less towards the end:
-    no more than half of an equal share of what is left, so that all finish together, but no less than what it
-    does in 2 ms.
+    A worker gets about a quarter of a second's work at a time by its own measured rate (more where it pushes
+    rarely), less towards the end: no more than half of an equal share of what is left, so that all finish
+    together, but no less than what it does in 2 ms.
 
     Parameters
     ----------
@@ -116,13 +117,15 @@ class LeaseBook:
             self._rates[worker] = rate if old == 0.0 else old + share * (rate - old)
             self._heard[worker] = now
 
-    def grant(self, worker: int, quantum: int) -> Lease | None:
+    def grant(self, worker: int, quantum: int, interval_seconds: float = 0.0) -> Lease | None:
         """Give `worker` more if it has little left.
 
-        It gets multiples of `quantum` steps while there are enough.
+        It gets multiples of `quantum` steps while there are enough, and enough for several intervals between
+        its pushes, since leases come with the replies to them.
         """
         rate = self._rates[worker]
-        ahead = rate * _AHEAD_SECONDS if rate > 0.0 else float(self._first_steps)
+        seconds = max(_AHEAD_SECONDS, _AHEAD_INTERVALS * interval_seconds)
+        ahead = rate * seconds if rate > 0.0 else float(self._first_steps)
         fair = self.pool / (_SHARES * len(self._outstanding))
         wanted = int(min(ahead, max(fair, rate * _LEAST_SECONDS, 1.0)))
         if self.pool == 0 or self._outstanding[worker] > wanted // 2:

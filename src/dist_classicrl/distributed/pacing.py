@@ -94,11 +94,8 @@ class Pacer:
 
     @property
     def urgent(self) -> bool:
-        """Whether pushes are closer than calm for the values' sake.
-
-        The server should answer quickly then.
-        """
-        return self._auto and self._short_of_calm and self.gauge.moving
+        """Whether the server should answer quickly: an interval was asked for, or values want it short."""
+        return not self._auto or (self._short_of_calm and self.gauge.moving)
 
     @property
     def interval_seconds(self) -> float:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -33,6 +33,8 @@ from dist_classicrl.updates import kernels
 from dist_classicrl.updates.local import LocalTable, PackedMap, Refresh
 from dist_classicrl.updates.shared import RoundMerge, SharedTable
 from dist_classicrl.updates.window import PushWindow
+
+logger = logging.getLogger(__name__)
 
 _SLICE_SECONDS = 0.05
 _FIRST_SLICE = 4096
@@ -83,6 +85,8 @@ class Run:
         # In the reproducible mode the clock of per-visit step sizes counts logical workers, wherever they
         # run.
         self.logical = None if settings.async_updates else settings.logical_workers
+        #: Steps that `values` and `counts` contain, for a run that does not come to its end.
+        self.kept = 0
 
     def local_table(self, n_states: int | None = None) -> LocalTable:
         """Return a worker's table, of fewer states if asked."""
@@ -102,8 +106,10 @@ class Run:
         seed = int(stream_key(self.seed, "environment", number, self.start) >> np.uint64(33))
         return make_learner(source, table, self.settings, rates, seed, self._kernel)
 
-    def logical_learners(self, numbers: list[int], table: LocalTable, rates: Rates) -> dict[int, Learner]:
-        """Return a learner for each of these logical workers, with environments of its own.
+    def add_logical_learners(
+        self, learners: dict[int, Learner], numbers: list[int], table: LocalTable, rates: Rates
+    ) -> None:
+        """Put a learner for each of these logical workers into `learners`, with environments of its own.
 
         Raises
         ------
@@ -117,17 +123,17 @@ class Run:
                 f"logical workers, but {source.name} is one instance. Pass its id or a function that makes "
                 "it, or set logical_workers=1."
             )
-        learners: dict[int, Learner] = {}
         for number in numbers:
             own = source if source.simulator is not None or not learners else source.another()
             learners[number] = self.learner(own, table, rates, number)
-        return learners
 
-    def close(self, learners: Any) -> None:
-        """Close the environments of all learners."""
-        for learner in learners:
-            learner.close()
-        self.source.close()
+    def close(self, learners: Iterable[Learner]) -> None:
+        """Close the environments of all learners. What goes wrong there costs a warning, not the training."""
+        for closing in (*learners, self.source):
+            try:
+                closing.close()
+            except Exception as error:
+                logger.warning("Closing an environment of %s failed: %r", self.source.name, error)
 
 
 def compile_kernels(run: Run, rates: Rates, as_server: bool, learning_too: bool) -> None:
@@ -161,16 +167,15 @@ def compile_kernels(run: Run, rates: Rates, as_server: bool, learning_too: bool)
 def run_alone(run: Run) -> TrainingResult:
     """Train in this process, without messages."""
     begin = time.perf_counter()
-    table = run.local_table()
-    table.load(run.values, run.counts)
     rates = Rates(run.settings, run.logical or 1)
-    numbers = [0] if run.logical is None else list(range(run.logical))
-    learners = (
-        run.logical_learners(numbers, table, rates)
-        if run.logical
-        else {0: run.learner(run.source, table, rates, 0)}
-    )
+    learners: dict[int, Learner] = {}
     try:
+        table = run.local_table()
+        table.load(run.values, run.counts)
+        if run.logical is None:
+            learners[0] = run.learner(run.source, table, rates, 0)
+        else:
+            run.add_logical_learners(learners, list(range(run.logical)), table, rates)
         compile_kernels(run, rates, run.logical is not None, False)
         for learner in learners.values():
             learner.prepare()
@@ -191,29 +196,35 @@ def _learn_alone(run: Run, table: LocalTable, learner: Learner) -> float:
     begin = folded = time.perf_counter()
     size = _FIRST_SLICE
     batch = run.settings.batch_size
-    while stream.used < run.steps:
-        # Whole batches: where a batch of a stepped environment ends must not depend on the time that it
-        # takes.
-        steps = min(max(1, size // batch) * batch, run.steps - stream.used)
-        before = time.perf_counter()
-        learner.learn(stream, steps)
-        now = time.perf_counter()
-        size = max(1, min(int(steps * _SLICE_SECONDS / max(now - before, 1e-9)), 4 * size))
-        run.tally.steps = stream.used
-        run.tally.add_episodes(learner.totals.take())
-        if now - folded > _FOLD_SECONDS:
-            _fold(run, table)
-            folded = now
-        run.clock.tick(now - begin)
-    _fold(run, table)
+    try:
+        while stream.used < run.steps:
+            # Whole batches: where a batch of a stepped environment ends must not depend on the time that it
+            # takes.
+            steps = min(max(1, size // batch) * batch, run.steps - stream.used)
+            before = time.perf_counter()
+            learner.learn(stream, steps)
+            now = time.perf_counter()
+            size = max(1, min(int(steps * _SLICE_SECONDS / max(now - before, 1e-9)), 4 * size))
+            run.tally.steps = stream.used
+            run.tally.add_episodes(learner.totals.take())
+            if now - folded > _FOLD_SECONDS:
+                _fold(run, table, stream)
+                folded = now
+            run.clock.tick(now - begin)
+    except BaseException:
+        if np.isfinite(table.q[table.touched[: table.n_touched[0]]]).all():
+            _fold(run, table, stream)
+        raise
+    _fold(run, table, stream)
     return time.perf_counter() - begin
 
 
-def _fold(run: Run, table: LocalTable) -> None:
+def _fold(run: Run, table: LocalTable, stream: Stream) -> None:
     """Bring the run's table up to the local one.
 
     The local one is exact: applying the maps would only add rounding.
     """
+    run.kept = stream.used
     packed = table.pack()
     run.values[packed.entries] = table.q[packed.entries]
     run.counts[packed.entries] += packed.visits
@@ -232,6 +243,7 @@ def _play_rounds_alone(run: Run, table: LocalTable, learners: dict[int, Learner]
         merge.merge(maps)
         table.rebase(shared.refresh(version), [])
         run.tally.steps += sum(quota.steps for quota in quotas)
+        run.kept = run.tally.steps
         run.tally.pushes += len(quotas)
         run.clock.tick(time.perf_counter() - begin)
     return time.perf_counter() - begin
@@ -251,15 +263,21 @@ def run_together(run: Run, setup: Setup) -> TrainingResult:
     serving = setup.rank == 0
     learners: dict[int, Learner] = {}
     error: BaseException | None = None
-    table = run.local_table(1 if serving else None)
+    table: LocalTable | None = None
 
     def prepare(first: bool) -> None:
-        nonlocal error
+        nonlocal error, table
         try:
             compile_kernels(run, rates, serving, first)
             if serving:
                 return
-            learners.update(_own_learners(run, setup, workers, table, rates))
+            table = run.local_table()
+            if run.logical is None:
+                learners[0] = run.learner(run.source, table, rates, setup.rank)
+            else:
+                carried_by = carriers(settings, workers)
+                mine = [logical for logical, rank in carried_by.items() if rank == setup.rank]
+                run.add_logical_learners(learners, mine, table, rates)
             for learner in learners.values():
                 learner.prepare()
         except BaseException as caught:  # whatever it is, the others must hear of it
@@ -275,7 +293,7 @@ def run_together(run: Run, setup: Setup) -> TrainingResult:
     channels: list[Channel] = []
     clean = False
     try:
-        if serving:
+        if table is None:
             channels = [Channel(setup.comm, rank) for rank in workers]
             result = _serve(run, channels, compile_seconds)
         else:
@@ -294,17 +312,6 @@ def run_together(run: Run, setup: Setup) -> TrainingResult:
     return result
 
 
-def _own_learners(
-    run: Run, setup: Setup, workers: list[int], table: LocalTable, rates: Rates
-) -> dict[int, Learner]:
-    if run.logical is None:
-        return {0: run.learner(run.source, table, rates, setup.rank)}
-    carried_by = carriers(run.settings, workers)
-    return run.logical_learners(
-        [logical for logical, rank in carried_by.items() if rank == setup.rank], table, rates
-    )
-
-
 def _serve(run: Run, channels: list[Channel], compile_seconds: float) -> TrainingResult:
     settings, tally = run.settings, run.tally
     shared = SharedTable(run.values, run.counts)
@@ -319,7 +326,8 @@ def _serve(run: Run, channels: list[Channel], compile_seconds: float) -> Trainin
     server.run()
     seconds = server.seconds
     run.clock.tick(seconds, last=True)
-    result = tally.result(seconds, compile_seconds, len(ranks))
+    learning = len(ranks) if run.logical is None else min(len(ranks), run.logical)
+    result = tally.result(seconds, compile_seconds, learning)
     finish(channels, shared, result.to_dict(), settings.timeout)
     return result
 

@@ -288,6 +288,7 @@ class DistAsyncQLearning:
         progress : callable, optional
             Called on rank 0 with a `Progress` every `progress_interval` seconds, and at the end.
         progress_interval : float
+            In seconds. The server waits while the callback runs, so it should be quick.
 
         Returns
         -------
@@ -308,6 +309,12 @@ class DistAsyncQLearning:
             If another rank raised an exception, which is raised there as it is.
         RankTimeoutError
             If a rank gave no sign of life for `timeout` seconds.
+
+        Notes
+        -----
+        After an exception one process alone keeps what it had learned, and `steps` says how much that is. On
+        many ranks the table is what the server had by then on rank 0 and as before on the others, and `steps`
+        is as before; rank 0's table counts at the next call.
         """
         from dist_classicrl.runtime.training import train
 
@@ -352,6 +359,8 @@ class DistAsyncQLearning:
         ------
         SettingsError
             If the observation is no state of the table, or the mask does not fit.
+        OutsideSpaceError
+            If the observation is not in the environment's space.
         """
         state = observation if self._observations is None else self._observations.encode(observation)
         values = self.q_table
@@ -392,6 +401,8 @@ class DistAsyncQLearning:
         cls: type[_Self], path: str | os.PathLike[str], comm: Any = None, env: Any = None
     ) -> _Self:
         """Return the agent that `save_model` wrote to `path`.
+
+        It is made by the class on which this is called, with all settings and `comm` as keyword arguments.
 
         Parameters
         ----------

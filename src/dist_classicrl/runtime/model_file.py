@@ -19,6 +19,7 @@ FORMAT = "dist_classicrl model"
 FORMAT_VERSION = 1
 _ARRAYS = ("q_table", "visits")
 _OPTIONAL_ARRAYS = ("legal",)
+_MAX_VISITS = 1 << 48  # where the table of `PerVisit` ends
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def write(path: str | os.PathLike[str], model: SavedModel) -> Path:
     from dist_classicrl import __version__
 
     target = Path(path)
-    arrays = {"q_table": np.ascontiguousarray(model.q_table), "visits": np.ascontiguousarray(model.visits)}
+    arrays: dict[str, Any] = {"q_table": np.ascontiguousarray(model.q_table), "visits": np.ascontiguousarray(model.visits)}
     if model.legal is not None:
         arrays["legal"] = np.ascontiguousarray(model.legal)
     about = {
@@ -63,12 +64,13 @@ def write(path: str | os.PathLike[str], model: SavedModel) -> Path:
         "settings": model.settings.to_dict(),
         "sha256": {name: _digest(array) for name, array in arrays.items()},
     }
-    text = np.frombuffer(json.dumps(about).encode(), np.uint8)
+    arrays["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
     # A long name would leave no room for what makes the temporary one unique.
     handle, temporary = tempfile.mkstemp(prefix=f".{target.name[:40]}.", dir=target.parent)
     try:
         with os.fdopen(handle, "wb") as file:
-            np.savez_compressed(file, allow_pickle=False, about=text, **arrays)
+            # No allow_pickle: NumPy 1.24 would take it for an array. All of these are of plain numbers.
+            np.savez_compressed(file, **arrays)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o666 & ~_umask())
@@ -131,6 +133,10 @@ def _checked(target: Path, about: Any, arrays: dict[str, np.ndarray]) -> SavedMo
     if q_table.ndim != 2 or visits.shape != q_table.shape or visits.dtype != np.int64:
         raise ModelFileError(
             _refusal(target, f"its arrays have the shapes {q_table.shape} and {visits.shape}")
+        )
+    if visits.size and not 0 <= visits.min() <= visits.max() < _MAX_VISITS:
+        raise ModelFileError(
+            _refusal(target, f"its visits go from {visits.min()} to {visits.max()}, not from 0 to 2**48 - 1")
         )
     try:
         settings = Settings.from_dict(about["settings"])

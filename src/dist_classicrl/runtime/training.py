@@ -6,6 +6,7 @@ Arguments come in, all ranks agree, the run is made, and results go back into th
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_MOST_STEPS = 2**62
+
 
 def train(
     agent: DistAsyncQLearning,
@@ -37,13 +40,16 @@ def train(
     settings = agent.settings
     world = find_world(agent._comm, settings.allow_singletons)
     if world is None:
-        return _train_alone(agent, env, _steps_asked(steps, total_steps)[0], progress, progress_interval)
+        share, _ = _steps_asked(steps, total_steps)
+        _check(agent, share, progress, progress_interval)
+        return _train_alone(agent, env, share, progress, progress_interval)
     setup = Setup(world, settings.timeout)
     source: Source | None = None
     share, whole = 0, False
     error: BaseException | None = None
     try:
         share, whole = _steps_asked(steps, total_steps)
+        _check(agent, share * (1 if whole else world.Get_size()), progress, progress_interval)
         source = get_to_know(agent, env)
     except BaseException as caught:  # whatever it is, the others must hear of it
         error = caught
@@ -54,7 +60,7 @@ def train(
         if source is not None:
             source.close()
         raise
-    total = share if whole else int(everyone[:, 0].sum())
+    total = share if whole else sum(everyone[:, 0].tolist())
     agent._seed = int(everyone[0, 1])
     assert source is not None  # else there was an error, which agree() raised
     run = _run(agent, source, total, agent._seed, progress if setup.rank == 0 else None, progress_interval)
@@ -76,7 +82,12 @@ def _train_alone(
     if steps == 0:
         run.source.close()
         return _keep(agent, run, _nothing(run, 1))
-    return _keep(agent, run, run_alone(run))
+    try:
+        result = run_alone(run)
+    except BaseException:
+        _store(agent, run, run.kept)  # what was learned until then is not lost
+        raise
+    return _keep(agent, run, result)
 
 
 def _nothing(run: Run, workers: int) -> TrainingResult:
@@ -93,9 +104,25 @@ def _steps_asked(steps: int | None, total_steps: int | None) -> tuple[int, bool]
     name, value = ("steps", steps) if total_steps is None else ("total_steps", total_steps)
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 0 <= value < 2**62:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 0 <= value < _MOST_STEPS:
         raise SettingsError(f"{name} must be a whole number of at least 0, got {value!r}.")
     return int(value), total_steps is not None
+
+
+def _check(agent: DistAsyncQLearning, steps: int, progress: Any, progress_interval: Any) -> None:
+    if agent.steps + steps >= _MOST_STEPS:
+        raise SettingsError(
+            f"An agent can learn for fewer than 2**62 steps in all; {agent.steps} were made and {steps} are "
+            "asked for."
+        )
+    if progress is not None and not callable(progress):
+        raise SettingsError(f"progress must be a function of one argument, or None, got {progress!r}.")
+    if isinstance(progress_interval, bool) or not isinstance(progress_interval, (int, float)):
+        raise SettingsError(f"progress_interval must be a number of seconds, got {progress_interval!r}.")
+    if not 0.0 <= progress_interval < math.inf:
+        raise SettingsError(
+            f"progress_interval must be at least 0 and finite, in seconds, got {progress_interval!r}."
+        )
 
 
 def _seed(agent: DistAsyncQLearning) -> int:
@@ -147,8 +174,12 @@ def _run(
 
 
 def _keep(agent: DistAsyncQLearning, run: Run, result: TrainingResult) -> TrainingResult:
+    _store(agent, run, result.steps)
+    return result
+
+
+def _store(agent: DistAsyncQLearning, run: Run, steps: int) -> None:
     shape = (run.source.n_states, run.source.n_actions)
     agent.q_table[: shape[0], : shape[1]] = run.values.reshape(shape)
     agent.visits[: shape[0], : shape[1]] = run.counts.reshape(shape)
-    agent._steps += result.steps
-    return result
+    agent._steps += steps

@@ -158,7 +158,8 @@ def apply_maps(entries, weight, shift, visits, known, table, counts):
     An entry that others visited since the sender last heard of it, m times against the map's own k, lets the
     map take at most its share of what all of them may: a weight below exp(-4 k / (k + m)) is raised to that,
     with the same target b / (1 - w). Else a map of small weight would wipe out what the others learned in the
-    meantime. Where N k a is small the limit is never reached, and without others it does not exist.
+    meantime. Where N k a is small the limit is never reached, and without others it does not exist. What was
+    only replayed counts as one visit here.
     """
     for i in range(entries.size):
         entry = entries[i]
@@ -166,8 +167,9 @@ def apply_maps(entries, weight, shift, visits, known, table, counts):
         others = (counts[entry] - np.int64(known[i])) & VISIT_MASK
         counts[entry] += own
         value = np.float64(table[entry])
-        if others > 0 and own > 0:
-            least = np.exp(-SHARED_LOAD * own / (own + others))
+        if others > 0:
+            share = max(own, 1) / (max(own, 1) + others)
+            least = np.exp(-SHARED_LOAD * share)
             if weight[i] < least:
                 target = shift[i] / (1.0 - weight[i])
                 table[entry] = least * value + (1.0 - least) * target
