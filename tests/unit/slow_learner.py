@@ -72,7 +72,10 @@ class SlowTable:
         self.maps = {}  # entry: [weight, shift, visits, replays], in the order of the first touch
 
     def top(self, state):
-        return max((self.q[state][a] for a in self.legal[state]), default=float("-inf"))
+        return self.top_of(state, self.legal[state])
+
+    def top_of(self, state, allowed):
+        return max((self.q[state][a] for a in allowed), default=0.0)
 
     def ties(self, state):
         top = self.top(state)
@@ -114,8 +117,10 @@ class SlowReplay:
         while self.owed >= 1.0:
             self.owed -= 1.0
             counter += GOLDEN
-            entry, reward, next_state, terminated = self.kept[share_of(splitmix(counter), len(self.kept))]
-            target = reward if terminated else reward + discount * table.top(next_state)
+            entry, reward, next_state, terminated, allowed = self.kept[
+                share_of(splitmix(counter), len(self.kept))
+            ]
+            target = reward if terminated else reward + discount * table.top_of(next_state, allowed)
             rate = alpha if step_sizes is None else table.step_size(step_sizes, entry, 0)
             table.update(entry, target, rate, replayed=True)
 
@@ -153,7 +158,7 @@ class SlowLearner:
             target = reward if terminated else reward + self.discount * table.top(next_state)
             table.update(entry, target, alpha)
             if self.replay is not None:
-                self.replay.remember(entry, reward, next_state, terminated)
+                self.replay.remember(entry, reward, next_state, terminated, table.legal[next_state])
                 self.replay.replay(table, self.discount, step_sizes, alpha, ~bits)
             self.collected += reward
             self.elapsed += 1

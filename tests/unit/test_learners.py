@@ -82,6 +82,40 @@ def test_every_transition_is_learned_once_and_in_order(n_envs, batch_size, kind,
     learner.close()
 
 
+class OneLegalAction(gymnasium.Env):
+    """One state; a step gives -1; action 1 is illegal, as `info` tells at once or from the first step on."""
+
+    observation_space = spaces.Discrete(1)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, told_at_once):
+        self.told_at_once = told_at_once
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return 0, {"action_mask": np.array([1, 0], np.int8)} if self.told_at_once else {}
+
+    def step(self, action):
+        return 0, -1.0, False, False, {"action_mask": np.array([1, 0], np.int8)}
+
+
+@pytest.mark.parametrize("told_at_once", [True, False])
+@pytest.mark.parametrize("replay_ratio", [0.0, 4.0])
+def test_replay_keeps_to_the_mask(replay_ratio, told_at_once):
+    env = make_stepped(lambda: OneLegalAction(told_at_once), 2)
+    settings = Settings(
+        learning_rate=0.3, discount_factor=0.5, replay_ratio=replay_ratio, buffer_size=10, batch_size=2
+    )
+    table = LocalTable(1, 2, np.dtype("f8"), with_replays=replay_ratio > 0)
+    learner = SteppedLearner(env, table, settings, Rates(settings, 1), seed=1)
+    learner.prepare()
+    learner.learn(Stream(KEY, 0), 200)
+    # Q = -1 + 0.5 Q. The illegal action's value, which is above that, must not count.
+    assert table.q[0] == pytest.approx(-2.0, rel=1e-6)
+    assert table.q[1] > table.q[0] + 0.1
+    learner.close()
+
+
 def test_totals_are_taken_once():
     totals = EpisodeTotals()
     totals.values += (2, 3.5, 40)

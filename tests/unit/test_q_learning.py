@@ -15,7 +15,7 @@ from dist_classicrl.environments.simulate import CompiledSimulator
 from dist_classicrl.errors import RewardError
 from dist_classicrl.schedules import Exponential, Linear, PerVisit
 from dist_classicrl.settings import Settings
-from dist_classicrl.updates.local import LocalTable
+from dist_classicrl.updates.local import LocalTable, Refresh
 
 KEY = np.uint64(0x0123456789ABCDEF)
 
@@ -267,6 +267,39 @@ def test_a_truncated_step_bootstraps_from_the_state_it_reached():
     assert learner.totals.take().tolist() == [0.0, 0.0, 0.0]
 
 
+class Corridor(NamedTuple):
+    last: int
+
+
+@numba.njit
+def corridor_reset(data, memory, random):
+    return 0
+
+
+@numba.njit
+def corridor_step(data, memory, state, action, random):
+    return state + 1, 1.0, False
+
+
+@pytest.mark.parametrize("replay_ratio", [0.0, 2.0])
+def test_a_state_without_legal_actions_is_worth_nothing_where_an_episode_is_truncated(replay_ratio):
+    legal = np.array([[True, False], [True, True], [False, False]])
+    simulator = CompiledSimulator.game(
+        "corridor", 3, 2, Corridor(2), corridor_reset, corridor_step, legal, max_episode_steps=2
+    )
+    settings = Settings(learning_rate=0.5, discount_factor=0.5, epsilon=0.5, replay_ratio=replay_ratio)
+    table = LocalTable(3, 2, np.dtype("f8"), legal, with_replays=replay_ratio > 0)
+    table.load(np.full(6, 9.0), np.zeros(6, np.int64))
+    learner = CompiledLearner(simulator, table, settings, Rates(settings, 1), training_kernel(simulator))
+    learner.learn(Stream(KEY, 0), 400)
+    assert table.q.tolist() == pytest.approx([1.5, -np.inf, 1.0, 1.0, -np.inf, -np.inf])
+    assert table.best[2] == 0.0
+    # A refresh from the server leaves it so, a whole one and one of some entries.
+    for entries in (None, np.arange(6, dtype=np.int32)):
+        table.rebase(Refresh(-1, 1, entries, np.full(6, 9.0), np.zeros(6, np.int64)), [])
+        assert table.best[2] == 0.0
+
+
 def test_visit_bucket_against_brute_force():
     near = [2**k + d for k in range(13, 48) for d in (-2, -1, 0, 1, 2**k // 3)]
     for visits in [*range(1, 20_000, 7), *range(8100, 8300), *near]:
@@ -347,7 +380,16 @@ def test_learn_batch_equals_the_twin(masked, replaying, learning_rate):
     slow = SlowTable(6, 4, None, values.reshape(6, 4), visits)
     rates = Rates(Settings(learning_rate=learning_rate), 2)
     arrays = (
-        (np.zeros(9, np.int64), np.zeros(9), np.zeros(9, np.int64), np.zeros(3), 1.5) if replaying else None
+        (
+            np.zeros(9, np.int64),
+            np.zeros(9),
+            np.zeros(9, np.int64),
+            np.zeros(3),
+            1.5,
+            np.zeros((9, 4), bool) if masked else None,
+        )
+        if replaying
+        else None
     )
     replay = SlowReplay(9, 1.5) if replaying else None
     (value, slope, into), _ = rates.step_size(0)
@@ -361,13 +403,12 @@ def test_learn_batch_equals_the_twin(masked, replaying, learning_rate):
         entry = int(states[i] * 4 + actions[i])
         alpha = value + i * slope if rates.table is None else slow.step_size(rates.table, entry, 1)
         target = float(rewards[i])
+        allowed = [a for a in range(4) if masks is None or masks[i, a]]
         if not terminated[i]:
-            row = slow.q[next_states[i]]
-            allowed = [a for a in range(4) if masks is None or masks[i, a]]
-            target += 0.9 * max((row[a] for a in allowed), default=0.0)
+            target += 0.9 * slow.top_of(next_states[i], allowed)
         slow.update(entry, target, alpha)
         if replay is not None:
-            replay.remember(entry, float(rewards[i]), int(next_states[i]), bool(terminated[i]))
+            replay.remember(entry, float(rewards[i]), int(next_states[i]), bool(terminated[i]), allowed)
             bits = splitmix(int(KEY) + i * 0x9E3779B97F4A7C15)
             replay.replay(slow, 0.9, rates.table, alpha, ~bits)
     assert table.q.reshape(6, 4).tolist() == slow.q

@@ -49,7 +49,11 @@ class Stream:
 
 @dataclass
 class EpisodeTotals:
-    """Episodes that ended, with the sums of their undiscounted returns and of their lengths in steps."""
+    """Episodes that ended, with the sums of their undiscounted returns and of their lengths in steps.
+
+    A batch of stepped environments may make transitions beyond the last lease, which are then not learned and
+    not counted as steps. An episode that ended in one of them was played and is counted here.
+    """
 
     values: np.ndarray = field(default_factory=lambda: np.zeros(3))
 
@@ -99,13 +103,19 @@ class ReplayMemory:
     """The ring buffer of `dist_classicrl.algorithms.q_learning.remember`."""
 
     def __init__(self, capacity: int, ratio: float) -> None:
-        self.arrays = (
+        self.arrays: tuple[Any, ...] = (
             np.zeros(capacity, np.int64),
             np.zeros(capacity),
             np.zeros(capacity, np.int64),
             np.zeros(3),
             ratio,
+            None,
         )
+
+    def keep_masks(self, n_actions: int) -> None:
+        """Keep the next states' legal actions from now on; what is held already allowed all."""
+        if self.arrays[-1] is None:
+            self.arrays = (*self.arrays[:-1], np.ones((self.arrays[0].size, n_actions), bool))
 
     @classmethod
     def for_settings(cls, settings: Settings) -> ReplayMemory | None:
@@ -233,8 +243,7 @@ class SteppedLearner:
         self._batch_size = settings.batch_size
         self._actions = np.zeros(env.n_envs, np.int64)
         self._seed = seed
-        replay = ReplayMemory.for_settings(settings)
-        self._replay = None if replay is None else replay.arrays
+        self._replay = ReplayMemory.for_settings(settings)
         self._key = stream_key(seed, "stepped")
         self._draws = 0
         room = settings.batch_size + env.n_envs
@@ -259,7 +268,8 @@ class SteppedLearner:
         """Reset the environments, and compile what `learn` calls, or load it from disk."""
         env, table = self._env, self._table
         env.reset(self._seed)
-        self._has_masks = env.masks is not None
+        if env.masks is not None:
+            self._follow_masks()
         nothing = np.zeros(0, np.int64)
         masks = np.ones((0, env.n_actions), bool) if self._has_masks else None
         q_learning.choose_actions(
@@ -267,8 +277,17 @@ class SteppedLearner:
         )
         q_learning.learn_batch(
             self._states, self._chosen, self._rewards, self._next_states, self._terminated, masks, 0, 0,
-            *table.arrays, self._rates.table, 0.0, 0.0, 0, self._discount, self._replay, self._key, 0,
+            *table.arrays, self._rates.table, 0.0, 0.0, 0, self._discount, self._replay_arrays, self._key, 0,
         )  # fmt: skip
+
+    @property
+    def _replay_arrays(self) -> tuple[Any, ...] | None:
+        return None if self._replay is None else self._replay.arrays
+
+    def _follow_masks(self) -> None:
+        self._has_masks = True
+        if self._replay is not None:
+            self._replay.keep_masks(self._env.n_actions)
 
     def learn(self, stream: Stream, steps: int) -> None:
         """Learn `steps` transitions of `stream`, in batches of `batch_size`; `prepare` was called before."""
@@ -305,7 +324,8 @@ class SteppedLearner:
         self._rewards[held : held + n] = env.rewards[rows]
         self._terminated[held : held + n] = env.terminated[rows]
         if env.next_masks is not None:
-            self._has_masks = True
+            if not self._has_masks:
+                self._follow_masks()
             self._masks[held : held + n] = env.next_masks[rows]
         self._held += n
         if env.episode_returns:
@@ -351,7 +371,7 @@ class SteppedLearner:
                 self._masks if self._has_masks else None,
                 self._learned, self._learned + size, *table.arrays,
                 self._rates.table, *step_size, self._discount,
-                self._replay, stream.key, stream.used,
+                self._replay_arrays, stream.key, stream.used,
             )  # fmt: skip
             self._learned += size
             stream.used += size

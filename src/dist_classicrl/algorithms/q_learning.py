@@ -5,7 +5,7 @@ The arrays belong to a `dist_classicrl.updates.local.LocalTable` of S states and
 
 - ``q`` (S * A,) float64: the local table; -inf where an action is illegal in a compiled environment;
 - ``best`` (S,) float64 and ``greedy`` (S,) int32: the maximum of each row and where it is, -1 where several
-  are equal.
+  are equal. In a compiled environment ``best`` is 0 where no action is legal: nothing can be collected there.
   Kept up to date by whoever changes ``q``, so that the next action does not wait for a search;
 - ``weight`` (S * A,) float64 and ``shift`` (S * A,) float64: the affine map that the updates since the last
   push make;
@@ -113,13 +113,15 @@ def _step_size_at(step_sizes, visits, updates, entry, extra):
 
 @jit
 def remember(replay, entry, reward, next_state, terminated):
-    """Write a transition into the ring buffer `replay` = (entries, rewards, targets, state, ratio).
+    """Write a transition into the ring buffer `replay`, and return its place there.
 
-    ``entries`` and ``targets`` are int64 of the ring's capacity, a target being the next state doubled, plus
-    1 where the transition terminated; ``state`` is float64: the number held, the next place, and the updates
-    owed.
+    `replay` = (entries, rewards, targets, state, ratio, masks). ``entries`` and ``targets`` are int64 of the
+    ring's capacity, a target being the next state doubled, plus 1 where the transition terminated; ``state``
+    is float64: the number held, the next place, and the updates owed. ``masks`` is bool (capacity, A), the
+    legal actions of the next states, or None where these do not come with the transitions; `keep_mask` writes
+    it.
     """
-    entries, rewards, targets, ring, ratio = replay
+    entries, rewards, targets, ring, ratio, _ = replay
     place = np.int64(ring[1])
     entries[place] = entry
     rewards[place] = reward
@@ -127,6 +129,30 @@ def remember(replay, entry, reward, next_state, terminated):
     ring[0] = max(ring[0], ring[1] + 1.0)
     ring[1] = 0.0 if place + 1 == entries.size else ring[1] + 1.0
     ring[2] += ratio
+    return place
+
+
+@jit
+def keep_mask(kept, place, masks, i):
+    """Copy row `i` of `masks` to row `place` of `kept`, unless `masks` is None."""
+    if masks is not None:
+        for action in range(masks.shape[1]):
+            kept[place, action] = masks[i, action]
+
+
+@jit_inline
+def state_value(q, best, state, n_actions, masks, i):
+    """Return the largest value in `state` of the actions that row `i` of `masks` allows; None allows all.
+
+    0 where it allows none: an episode was truncated there, and nothing more can be collected.
+    """
+    if masks is None:
+        return best[state]
+    top = -np.inf
+    for action in range(n_actions):
+        if masks[i, action]:
+            top = max(top, q[state * n_actions + action])
+    return 0.0 if top == -np.inf else top
 
 
 @jit
@@ -151,7 +177,7 @@ def replay_updates(
 
     Each is on a uniformly drawn transition: Lin (1992). They count as updates of the map, not as visits.
     """
-    entries, rewards, targets, ring, _ = replay
+    entries, rewards, targets, ring, _, masks = replay
     draw = random
     while ring[2] >= 1.0:
         ring[2] -= 1.0
@@ -160,7 +186,7 @@ def replay_updates(
         entry = entries[place]
         target = rewards[place]
         if targets[place] & 1 == 0:
-            target += discount * best[targets[place] >> 1]
+            target += discount * state_value(q, best, targets[place] >> 1, n_actions, masks, place)
         alpha = step_size if step_sizes is None else _step_size_at(step_sizes, visits, updates, entry, 0)
         update_entry(q, best, greedy, weight, shift, entry, entry // n_actions, n_actions, target, alpha)
         touched[count] = entry
@@ -384,6 +410,8 @@ def learn_batch(
         A truncated transition is not terminated: it bootstraps from `next_states`.
     next_masks : None or ndarray(bool), shape (B, A)
         Legal actions of `next_states`: the target's maximum is over them.
+    replay : None or tuple
+        See `remember`. It has masks where `next_masks` are given.
     key, offset : uint64, int
         The random stream of replay, and the transitions that it has served before.
     """
@@ -398,21 +426,14 @@ def learn_batch(
             alpha = _step_size_at(step_sizes, visits, updates, entry, 1)
         target = rewards[i]
         if not terminated[i]:
-            top = best[next_states[i]]
-            if next_masks is not None:
-                top = -np.inf
-                for action in range(n_actions):
-                    if next_masks[i, action]:
-                        top = max(top, q[next_states[i] * n_actions + action])
-                if top == -np.inf:  # truncated where nothing is allowed: nothing more can be collected
-                    top = 0.0
-            target += discount * top
+            target += discount * state_value(q, best, next_states[i], n_actions, next_masks, i)
         update_entry(q, best, greedy, weight, shift, entry, states[i], n_actions, target, alpha)
         touched[count] = entry
         count += updates[entry] == 0
         updates[entry] += 1
         if replay is not None:
-            remember(replay, entry, rewards[i], next_states[i], terminated[i])
+            place = remember(replay, entry, rewards[i], next_states[i], terminated[i])
+            keep_mask(replay[5], place, next_masks, i)
             count = replay_updates(
                 replay, q, best, greedy, weight, shift, updates, visits, touched, count,
                 step_sizes, alpha, discount, n_actions, ~mix(counter),

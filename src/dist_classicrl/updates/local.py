@@ -138,9 +138,12 @@ class LocalTable:
         self._index_dtype = index_dtype(size)
         self.illegal: np.ndarray | None = None
         self.legal: tuple[np.ndarray, np.ndarray] | None = None
+        self._ends = np.zeros(0, np.int64)
         if legal is not None and not legal.all():
             self.illegal = np.ascontiguousarray(~legal).ravel()
             order = np.argsort(~legal, axis=1, kind="stable").astype(np.int32)
+            # Episodes can end there only, and one that is truncated there has 0 to come, not -inf.
+            self._ends = np.flatnonzero(~legal.any(axis=1))
             self.legal = (legal.sum(axis=1).astype(np.int32), np.ascontiguousarray(order).ravel())
         self.refresh_all_rows()
 
@@ -172,6 +175,7 @@ class LocalTable:
         if self.illegal is not None:
             self.q[self.illegal] = -np.inf
         kernels.refresh_rows(self.q, self.best, self.greedy, self.n_actions)
+        self.best[self._ends] = 0.0
 
     def pack(self, threshold: float = 0.0, flush: bool = True, key: int | np.uint64 = 0) -> PackedMap:
         """Take the maps accumulated since the last call, to be sent.
@@ -263,3 +267,4 @@ class LocalTable:
             kernels.refresh_rows(self.q, self.best, self.greedy, self.n_actions)
         else:
             kernels.refresh_rows_of(refresh.entries, self.q, self.best, self.greedy, self.n_actions)
+        self.best[self._ends] = 0.0
