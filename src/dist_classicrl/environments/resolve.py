@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from dist_classicrl.environments.model import TabularMDP
-from dist_classicrl.environments.simulate import CompiledSimulator
-from dist_classicrl.errors import EnvError
+from dist_classicrl.environments.simulate import CompiledSimulator, ModelTables
+from dist_classicrl.errors import EnvError, SettingsError
 
 if TYPE_CHECKING:
     from dist_classicrl.environments.stepped_env import SteppedEnv
@@ -65,7 +68,8 @@ def resolve(env: Any, n_envs: int, use_action_mask: bool | None, compile_env: bo
     n_envs : int
         Copies to step, where they are made here.
     use_action_mask : bool or None
-        See `dist_classicrl.environments.stepping.make_stepped`.
+        See `dist_classicrl.environments.stepping.make_stepped`. False also takes the mask from a TabularMDP
+        or its simulator.
     compile_env : bool
         False: step a Gymnasium environment even where compiled code for the same process is known.
 
@@ -73,19 +77,37 @@ def resolve(env: Any, n_envs: int, use_action_mask: bool | None, compile_env: bo
     ------
     EnvError
         Where it cannot be learned in: the classes below it say why.
+    SettingsError
+        If `use_action_mask` is False and the mask cannot be left out.
     """
+    if use_action_mask is False and isinstance(env, (TabularMDP, CompiledSimulator)):
+        env = _without_mask(env)
     if isinstance(env, TabularMDP):
         env = CompiledSimulator.from_model(env)
     if isinstance(env, CompiledSimulator):
         return _compiled(env)
-    if compile_env:
-        simulator = _known_process(env, use_action_mask)
-        if simulator is not None:
-            return _compiled(simulator)
+    import gymnasium
+
     from dist_classicrl.environments.stepping import make_stepped
 
+    factory = _factory(env)
+    probes: list[Any] = []
+    if compile_env:
+        one = env if factory is None else factory()
+        simulator = _known_instance(one, use_action_mask) if isinstance(one, gymnasium.Env) else None
+        if simulator is not None:
+            # Not closed: a callable may have returned the caller's own. A known environment that was neither
+            # reset nor rendered holds nothing that would have to be closed.
+            return _compiled(simulator)
+        if factory is not None:
+            probes.append(one)
+
+    def make_one() -> Any:
+        assert factory is not None  # only then it is called
+        return probes.pop() if probes else factory()
+
     def make() -> SteppedEnv:
-        return make_stepped(env, n_envs, use_action_mask=use_action_mask)
+        return make_stepped(env if factory is None else make_one, n_envs, use_action_mask=use_action_mask)
 
     stepped = make()
     return Source(
@@ -93,7 +115,7 @@ def resolve(env: Any, n_envs: int, use_action_mask: bool | None, compile_env: bo
         n_actions=stepped.n_actions,
         simulator=None,
         stepped=stepped,
-        make_another=make if isinstance(env, str) or _is_factory(env) else None,
+        make_another=None if factory is None else make,
         fingerprint=stepped.fingerprint(),
         name=_name(stepped.describe()["environment"]),
     )
@@ -114,34 +136,42 @@ def _compiled(simulator: CompiledSimulator) -> Source:
     )
 
 
-def _is_factory(env: Any) -> bool:
-    import gymnasium
+def _without_mask(env: TabularMDP | CompiledSimulator) -> TabularMDP | CompiledSimulator:
+    """Return `env` with all actions legal, where it plays them all."""
+    if isinstance(env, TabularMDP):
+        if env.action_mask is None:
+            return env
+        if np.diff(env.outcome_ptr).min() == 0:
+            raise SettingsError(
+                f"use_action_mask=False is not allowed with {env.name}: it has pairs without outcomes, which "
+                "only the mask keeps from being played. Leave use_action_mask out, or give every pair "
+                "outcomes."
+            )
+        return replace(env, action_mask=None)
+    if env.legal is None:
+        return env
+    if isinstance(env.tables, ModelTables) and env.model is not None:
+        return _without_mask(env.model)
+    raise SettingsError(
+        f"use_action_mask=False is not allowed with {env.name}: whether a compiled game plays the actions "
+        "that its mask forbids is not known. Leave use_action_mask out, or make the game without legal= if "
+        "it does."
+    )
 
-    if isinstance(env, (gymnasium.Env, gymnasium.vector.VectorEnv)):
-        return False
-    return callable(env) or isinstance(env, gymnasium.envs.registration.EnvSpec)
 
-
-def _known_process(env: Any, use_action_mask: bool | None) -> CompiledSimulator | None:
-    """Return compiled code that is known to be the same process as `env`, or None."""
+def _factory(env: Any) -> Callable[[], Any] | None:
+    """Return what makes copies of `env`; None where there is but one."""
     import gymnasium
 
     if isinstance(env, (str, gymnasium.envs.registration.EnvSpec)):
-        made = gymnasium.make(env)
-    elif isinstance(env, gymnasium.Env):
-        return _known_instance(env, use_action_mask)
-    elif callable(env):
-        made = env()
-    else:
+        return partial(gymnasium.make, env)
+    if isinstance(env, (gymnasium.Env, gymnasium.vector.VectorEnv)) or not callable(env):
         return None
-    try:
-        return _known_instance(made, use_action_mask) if isinstance(made, gymnasium.Env) else None
-    finally:
-        if hasattr(made, "close"):
-            made.close()
+    return env
 
 
 def _known_instance(env: Any, use_action_mask: bool | None) -> CompiledSimulator | None:
+    """Return compiled code that is known to be the same process as `env`, or None."""
     from dist_classicrl.environments import toy_text
     from dist_classicrl.environments.tictactoe import TicTacToeEnv
 
