@@ -331,10 +331,10 @@ def check_table_size(n_states: int, n_actions: int, max_bytes: int = MAX_TABLE_B
     needed = n_states * n_actions * 8
     if needed > max_bytes:
         raise SpaceError(
-            f"A table of {n_states:,} states times {n_actions:,} actions takes {needed:,} bytes, and at most "
-            f"{max_bytes:,} are allowed. Make the observation space smaller (leave out what does not "
-            f"matter, merge values, use fewer bins), or allow more with max_table_bytes={needed} where the "
-            f"memory is there."
+            f"A table of {n_states:,} states times {n_actions:,} actions takes {needed:,} bytes "
+            f"({needed / 2**30:,.1f} GiB), and at most {max_bytes:,} ({max_bytes / 2**30:,.1f} GiB) are "
+            f"allowed. Make the observation space smaller: leave out what does not matter, merge values, or "
+            f"use fewer bins."
         )
 
 
