@@ -174,7 +174,14 @@ def test_foreign_files_are_refused_and_never_run(tmp_path):
         wrong = saved_model()
         model_file.write(path, SavedModel(wrong.settings, wrong.q_table.astype("f4"), wrong.visits, 0))
 
+    def visits_of(count):
+        wrong = saved_model()
+        wrong.visits[1, 2] = count
+        model_file.write(path, wrong)
+
     writers = {
+        "negative visits": lambda: visits_of(-1),
+        "more visits than step sizes": lambda: visits_of(2**48),
         "a pickle": lambda: path.write_bytes(pickle.dumps(Trap(mark))),
         "an old pickle": lambda: path.write_bytes(pickle.dumps(Trap(mark), protocol=0)),
         "a pickle inside an npz": pickled_npz,
@@ -214,6 +221,26 @@ def test_foreign_files_are_refused_and_never_run(tmp_path):
         model_file.read(tmp_path)
     with pytest.raises(FileNotFoundError):
         model_file.read(tmp_path / "nothing")
+
+
+def test_the_greatest_number_of_visits_is_read(tmp_path):
+    model = saved_model()
+    model.visits[0] = 0
+    model.visits[1] = 2**48 - 1
+    assert same(model_file.read(model_file.write(tmp_path / "model.npz", model)), model)
+
+
+def test_numpy_1_24_writes_nothing_but_the_arrays(tmp_path, monkeypatch):
+    savez = np.savez_compressed
+
+    def savez_of_1_24(file, *arrays, **named):  # every keyword is an array
+        savez(file, *arrays, **{name: np.asarray(array) for name, array in named.items()})
+        names.extend(named)
+
+    names = []
+    monkeypatch.setattr(np, "savez_compressed", savez_of_1_24)
+    model_file.write(tmp_path / "model.npz", saved_model())
+    assert sorted(names) == ["about", "q_table", "visits"]
 
 
 def test_an_existing_file_survives_a_failed_write(tmp_path, monkeypatch):

@@ -52,7 +52,10 @@ def write(path: str | os.PathLike[str], model: SavedModel) -> Path:
     from dist_classicrl import __version__
 
     target = Path(path)
-    arrays: dict[str, Any] = {"q_table": np.ascontiguousarray(model.q_table), "visits": np.ascontiguousarray(model.visits)}
+    arrays: dict[str, Any] = {
+        "q_table": np.ascontiguousarray(model.q_table),
+        "visits": np.ascontiguousarray(model.visits),
+    }
     if model.legal is not None:
         arrays["legal"] = np.ascontiguousarray(model.legal)
     about = {
