@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from dist_classicrl.distributed import processes
 from dist_classicrl.distributed.processes import JOB_VARIABLE, is_running, processes_of, run_job
 
 # A child in a session of its own that ignores SIGTERM, as the daemons of an MPI are; it tells its id.
@@ -58,6 +59,23 @@ def test_only_processes_of_the_job_are_found(monkeypatch):
     job = run_job([sys.executable, "-c", "import os; print(os.environ['DIST_CLASSICRL_JOB'])"], timeout=60)
     assert job.output.strip() != "another"
     assert os.getpid() not in processes_of(job.output.strip())
+
+
+@needs_proc
+def test_a_process_that_cannot_be_ended_does_not_hold_up_the_caller(monkeypatch):
+    monkeypatch.setattr(processes, "_GRACE_SECONDS", 0.2)
+    looks = []
+
+    def always_one(job):  # as a process held by a dead file system: there, and deaf to SIGKILL
+        looks.append(job)
+        if len(looks) > 1_000:
+            raise TimeoutError("looked for ever")
+        return [2**22 + 1]  # above any process's id
+
+    monkeypatch.setattr(processes, "processes_of", always_one)
+    job = run_job([sys.executable, "-c", "print('done')"], timeout=60)
+    assert (job.output, job.returncode) == ("done\n", 0)
+    assert len(looks) > 1
 
 
 @needs_proc

@@ -79,8 +79,9 @@ def run_job(
 
     Notes
     -----
-    When this function returns or raises, no process of the job is left. On systems without `/proc` only
-    those in the first process's session can be found.
+    When this function returns or raises, no process of the job is left, except one that the kernel does not
+    end within some seconds of SIGKILL, such as one held by a dead file system. On systems without `/proc`
+    only those in the first process's session can be found.
     """
     job = uuid.uuid4().hex
     environment = dict(os.environ if env is None else env)
@@ -108,7 +109,8 @@ def run_job(
         seconds = time.monotonic() - started
         output_file.seek(0)
         text = output_file.read().decode(errors="replace")
-    return FinishedJob(tuple(command), process.returncode, text, timed_out, seconds)
+    returncode = -signal.SIGKILL if process.returncode is None else process.returncode
+    return FinishedJob(tuple(command), returncode, text, timed_out, seconds)
 
 
 def processes_of(job: str) -> list[int]:
@@ -151,8 +153,10 @@ def _end(process: subprocess.Popen[bytes], job: str) -> None:
         if sys.platform != "darwin":
             raise
     # A process may start another one between the look and the kill, so look until there is none.
+    # One that is held by a dead file system may never go.
+    deadline = time.monotonic() + _GRACE_SECONDS
     killed: set[int] = set()
-    while remaining := processes_of(job):
+    while (remaining := processes_of(job)) and time.monotonic() < deadline:
         killed.update(remaining)
         for pid in remaining:
             try:
@@ -160,9 +164,11 @@ def _end(process: subprocess.Popen[bytes], job: str) -> None:
             except ProcessLookupError:
                 continue
         time.sleep(_POLL_SECONDS)
-    process.wait()
-    # A killed process gives up its environment, in which it is found, a little before it is gone. One that is
-    # held by a dead file system may never go.
+    try:
+        process.wait(_GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        pass
+    # A killed process gives up its environment, in which it is found, a little before it is gone.
     deadline = time.monotonic() + _GRACE_SECONDS
     while any(is_running(pid) for pid in killed) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
