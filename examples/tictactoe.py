@@ -74,6 +74,9 @@ def main() -> None:
                 flush=True,
             )
     if rank == 0:
+        if steps == 0:  # fewer steps than ranks: the file holds the table as it began
+            agent.save_model(arguments.output)
+            print(f"0 steps, saved {arguments.output}", flush=True)
         evaluation = agent.evaluate(env, episodes=1_000)
         print(f"greedy return: {evaluation.mean_return:.3f} (1 is a win, -1 a loss)")
         print(

@@ -84,6 +84,13 @@ def test_tictactoe_saves_at_every_checkpoint_and_plays_well(run_python, tmp_path
     assert greedy_value(agent, tictactoe_model(), 0.95) > 0.95
 
 
+def test_tictactoe_saves_even_with_fewer_steps_than_ranks(run_python, tmp_path):
+    job = run_python(EXAMPLES / "tictactoe.py", "--total_steps", 2, "--output", "game.npz", ranks=3)
+    assert "0 steps, saved game.npz" in job.output.splitlines()
+    agent = DistAsyncQLearning.load_model(tmp_path / "game.npz")
+    assert agent.q_table.shape == (512, 9) and not agent.q_table.any()
+
+
 def test_tictactoe_saves_once_without_an_interval(run_python):
     job = run_python(EXAMPLES / "tictactoe.py", "--total_steps", 3_000)
     assert [line.split()[-1] for line in job.output.splitlines() if "saved" in line] == [
