@@ -48,6 +48,46 @@ if MPI.COMM_WORLD.rank == {rank}:
 agent.train("FrozenLake-v1", total_steps=10_000_000)
 """
 
+# Training in a thread of its own; another thread that dies is no reason to end the job.
+IN_A_THREAD = """
+import threading
+from mpi4py import MPI
+from dist_classicrl import DistAsyncQLearning
+rank = MPI.COMM_WORLD.rank
+agent = DistAsyncQLearning(comm=MPI.COMM_WORLD)
+
+def report(progress):
+    raise ZeroDivisionError("thin ice")
+
+def train():
+    agent.train("FrozenLake-v1", steps=1000)
+    print("trained on", rank, flush=True)
+    agent.train("FrozenLake-v1", total_steps=10**15, progress=report, progress_interval=0.2)
+
+bystander = threading.Thread(target=lambda: [].pop())
+bystander.start()
+bystander.join()
+MPI.COMM_WORLD.Barrier()
+thread = threading.Thread(target=train)
+thread.start()
+thread.join()
+"""
+
+# The launcher sets no variable that tells how many ranks there are; the script says it.
+WITH_COMM = """
+import os
+from mpi4py import MPI
+for name in list(os.environ):
+    if name.startswith(("OMPI_", "PMI", "SLURM_")):
+        del os.environ[name]
+from dist_classicrl import DistAsyncQLearning
+agent = DistAsyncQLearning(comm=MPI.COMM_WORLD)
+agent.train("FrozenLake-v1", steps=1000)
+if MPI.COMM_WORLD.rank == 2:
+    raise ZeroDivisionError("thin ice")
+agent.train("FrozenLake-v1", total_steps=10_000_000)
+"""
+
 IN_THE_CONSTRUCTOR = """
 from mpi4py import MPI
 from dist_classicrl import DistAsyncQLearning
@@ -79,6 +119,16 @@ def test_an_exception_in_the_script_on_one_rank_ends_the_job(run_python, rank, m
 def test_an_exception_in_the_constructor_on_one_rank_ends_the_job(run_python):
     program = IN_THE_CONSTRUCTOR.format(rank=2)
     check_ends_with_one_traceback(run_python, program, r"SettingsError: learning_rate .*2\.0")
+
+
+def test_an_exception_in_a_thread_that_trains_ends_the_job(run_python):
+    job = run_python("-c", IN_A_THREAD, ranks=3, timeout=SOON, status=1)
+    assert re.findall(r"^(\w+): ", job.output, re.MULTILINE).count("ZeroDivisionError") == 1, job.output
+    assert job.output.count("IndexError: pop from empty list") == job.output.count("trained on") == 3
+
+
+def test_an_exception_ends_a_job_whose_size_only_the_script_tells(run_python):
+    check_ends_with_one_traceback(run_python, WITH_COMM, "ZeroDivisionError: thin ice")
 
 
 def test_an_error_that_every_rank_raises_is_told_once(run_python):

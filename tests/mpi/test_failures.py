@@ -229,9 +229,10 @@ def test_a_rank_that_hangs(world, make_agent, lake, several_ranks, async_updates
     check_trains(world, make_agent(async_updates=async_updates), lake)
 
 
-def test_a_rank_that_is_slow_is_waited_for(world, make_agent):
+@MODES
+def test_a_rank_that_is_slow_is_waited_for(world, make_agent, async_updates):
     # An update takes far less than the deadline, all of them far more, and the others are long done.
-    agent = make_agent(timeout=1.0, n_envs=1, batch_size=2)
+    agent = make_agent(timeout=1.0, n_envs=1, batch_size=2, async_updates=async_updates)
     slow = world.size - 1
 
     def env():

@@ -8,9 +8,12 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import threading
 import time
 import traceback
+from collections.abc import Callable
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
@@ -51,34 +54,50 @@ def mark_as_told_elsewhere(error: BaseException) -> None:
 
 
 _installed = False
+_watched: WeakSet[threading.Thread] = WeakSet()
 
 
 def end_job_on_unhandled_errors() -> None:
     """Let an exception that nobody handles end the whole MPI job with its traceback.
 
     Otherwise it would leave ranks waiting. The rank that raised it prints it and aborts. Ranks that got it as
-    `RemoteRankError`, or raise the same, give it time to.
+    `RemoteRankError`, or raise the same, give it time to. This holds for the main thread and for each thread
+    that called this function; another thread of the program may die of an exception, as in any program.
     """
     global _installed
+    _watched.add(threading.current_thread())
     if _installed:
         return
     _installed = True
-    previous = sys.excepthook
+    previous, previous_in_thread = sys.excepthook, threading.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        told = isinstance(error, RemoteRankError) or getattr(error, "_told_elsewhere", False)
-        if told and _is_running():
-            time.sleep(_GRACE_SECONDS)
-        previous(kind, error, trace)
-        if _is_running():
-            from mpi4py import MPI
+        _end_job(error, lambda: previous(kind, error, trace))
 
-            sys.stdout.flush()
-            sys.stderr.flush()
-            MPI.COMM_WORLD.Abort(1)
-            os._exit(1)
+    def hook_in_thread(arguments: threading.ExceptHookArgs) -> None:
+        error = arguments.exc_value
+        # SystemExit ends a thread without a word, as it ends the main thread without this hook.
+        if error is None or isinstance(error, SystemExit) or arguments.thread not in _watched:
+            previous_in_thread(arguments)
+        else:
+            _end_job(error, lambda: previous_in_thread(arguments))
 
     sys.excepthook = hook
+    threading.excepthook = hook_in_thread
+
+
+def _end_job(error: BaseException, show: Callable[[], Any]) -> None:
+    told = isinstance(error, RemoteRankError) or getattr(error, "_told_elsewhere", False)
+    if told and _is_running():
+        time.sleep(_GRACE_SECONDS)
+    show()
+    if _is_running():
+        from mpi4py import MPI
+
+        sys.stdout.flush()
+        sys.stderr.flush()
+        MPI.COMM_WORLD.Abort(1)
+        os._exit(1)
 
 
 def _is_running() -> bool:

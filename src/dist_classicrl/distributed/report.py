@@ -35,8 +35,8 @@ class TrainingResult:
     bytes_pushed, bytes_pulled : int
         Bytes that workers sent to the server, and it to them.
     bytes_saved : int
-        Bytes of maps that `compression_threshold` kept back at a push. Those maps went later, composed with
-        others.
+        Bytes of maps that `compression_threshold` spared: what pushes would have carried, had each taken all
+        entries learned since the one before, less what they did carry.
     communication_fraction : float
         Share of the workers' time that did not go into learning.
     resumed_from : str or None

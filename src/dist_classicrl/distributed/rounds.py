@@ -16,9 +16,9 @@ from dist_classicrl.distributed import messages
 from dist_classicrl.distributed.failures import raise_remote
 from dist_classicrl.distributed.messages import Kind
 from dist_classicrl.distributed.report import ProgressClock, Tally
-from dist_classicrl.distributed.server import EPOCH
+from dist_classicrl.distributed.server import EPOCH, beat_seconds, report_progress
 from dist_classicrl.distributed.transport import Backoff, Channel, receive
-from dist_classicrl.distributed.worker import final_of
+from dist_classicrl.distributed.worker import LOOK_SECONDS, final_of
 from dist_classicrl.errors import ProtocolError, RankTimeoutError
 from dist_classicrl.settings import Settings
 from dist_classicrl.updates.local import LocalTable, PackedMap, Refresh
@@ -51,6 +51,7 @@ class RoundServer:
         tally: Tally,
         clock: ProgressClock,
     ) -> None:
+        self._all = channels
         self._channels = {channel.peer: channel for channel in channels}
         self._table = table
         self._settings = settings
@@ -59,6 +60,7 @@ class RoundServer:
         self._tally = tally
         self._clock = clock
         self._begin = time.monotonic()
+        self._beat = self._begin
 
     @property
     def seconds(self) -> float:
@@ -76,8 +78,6 @@ class RoundServer:
             If one was silent for too long.
         """
         self._begin = time.monotonic()
-        for channel in self._channels.values():
-            channel.last_heard = self._begin
         carried_by = carriers(self._settings, list(self._channels))
         merge = RoundMerge(self._table)
         self._tell(-1)
@@ -86,13 +86,18 @@ class RoundServer:
             maps: dict[int, PackedMap] = {}
             stats: dict[int, np.ndarray] = {}
             backoff = Backoff()
+            # Who had no part in the end of the last round had nothing to say since.
+            for channel in self._all:
+                channel.last_heard = time.monotonic()
             while waiting:
                 before = len(waiting)
-                for channel, message in receive(list(self._channels.values())):
+                woken = time.monotonic()
+                # What each worker said up to here is received before anybody's silence is judged.
+                for channel, message in receive(self._all):
                     self._collect(channel.peer, message, number, carried_by, waiting, maps, stats)
-                self._clock.tick(self.seconds)
+                self._keep_in_touch(woken, {carried_by[worker] for worker in waiting})
+                report_progress(self._clock, self.seconds, self._all)
                 if len(waiting) == before:
-                    self._check_workers({carried_by[worker] for worker in waiting})
                     backoff.wait()
                 else:
                     backoff.reset()
@@ -104,8 +109,10 @@ class RoundServer:
             self._tell(version)
 
     def _tell(self, since: int) -> None:
-        message = merged_message(self._table.refresh(since))
-        for channel in self._channels.values():
+        self._send(merged_message(self._table.refresh(since)))
+
+    def _send(self, message: np.ndarray) -> None:
+        for channel in self._all:
             channel.send(message)
             self._tally.bytes_pulled += message.size
 
@@ -122,6 +129,8 @@ class RoundServer:
         kind, parts = messages.decode(message)
         if kind is Kind.FAILED:
             raise_remote(self._channels[rank], parts)
+        if kind is Kind.BEAT:
+            return
         if kind is not Kind.ROUND:
             raise ProtocolError(f"Worker {rank} sent {kind.name} where a round's maps belong.")
         _, its_round, logical = parts[0].tolist()
@@ -138,13 +147,18 @@ class RoundServer:
         self._tally.learning_seconds += float(parts[1][3])
         self._tally.worker_seconds += float(parts[1][4])
 
-    def _check_workers(self, ranks: set[int]) -> None:
+    def _keep_in_touch(self, now: float, ranks: set[int]) -> None:
+        """Tell all that this rank is there, if it is time, and judge the silence of `ranks`."""
+        timeout = self._settings.timeout
+        if now - self._beat > beat_seconds(timeout):
+            self._beat = now
+            self._send(messages.encode(Kind.BEAT))
         for rank in ranks:
-            if time.monotonic() - self._channels[rank].last_heard > self._settings.timeout:
+            if now - self._channels[rank].last_heard > timeout:
                 raise RankTimeoutError(
-                    f"Worker rank {rank} did not deliver its round within {self._settings.timeout:g} s. If a "
-                    "round can take that long, raise timeout= or lower sync_frequency; else look for what "
-                    "hangs there."
+                    f"Worker rank {rank} gave no sign of life for {timeout:g} s. If one logical worker's "
+                    "part of a round can take that long, raise timeout= or lower sync_frequency; else "
+                    "look for what hangs there."
                 )
 
 
@@ -183,17 +197,26 @@ class RoundWorker:
         self._seed = seed
         self._version = -1
         self._told = 0.0
+        self._looked = 0.0
 
     def run(self) -> tuple[Refresh, dict[str, Any]]:
         """Play rounds until the server says that the run is done.
 
         Return the whole final table and the run's result.
+
+        Raises
+        ------
+        RemoteRankError
+            If another rank failed.
+        RankTimeoutError
+            If the server was silent for too long.
         """
         self._told = time.perf_counter()
         final = self._take_table()
         for number, quotas in enumerate(rounds(self._settings, self._start, self._steps)):
             for quota in quotas:
                 if quota.worker in self._learners:
+                    self._look()
                     self._play(number, quota)
             final = self._take_table()
         while final is None:
@@ -214,24 +237,45 @@ class RoundWorker:
         head = np.array([EPOCH, number, quota.worker], np.int64)
         self._channel.send(messages.encode(Kind.ROUND, head, reals, *packed.parts))
 
-    def _take_table(self) -> tuple[Refresh, dict[str, Any]] | None:
-        """Wait for the next table and re-base on it; return what came with it if it is the last."""
-        backoff = Backoff()
-        while True:
-            message = self._channel.poll()
-            if message is None:
-                self._channel.reap()
-                if time.monotonic() - self._channel.last_heard > self._settings.timeout:
-                    raise RankTimeoutError(
-                        f"The server, rank {self._channel.peer}, did not finish a round within "
-                        f"{self._settings.timeout:g} s. If a round can take that long, raise timeout= or "
-                        "lower sync_frequency."
-                    )
-                backoff.wait()
-                continue
+    def _look(self) -> None:
+        """Look now and then for bad news: before this rank has done its part of a round no other comes."""
+        now = time.monotonic()
+        if now - self._looked < LOOK_SECONDS:
+            return
+        self._looked = now
+        if (message := self._poll()) is not None:
+            raise ProtocolError(f"The server sent {message[0].name} in the middle of a round.")
+
+    def _poll(self) -> tuple[Kind, list[np.ndarray]] | None:
+        """Return the next message, signs of life apart, or None; raise what another rank raised."""
+        while (message := self._channel.poll()) is not None:
             kind, parts = messages.decode(message)
             if kind is Kind.FAILED:
                 raise_remote(self._channel, parts)
+            if kind is not Kind.BEAT:
+                return kind, parts
+        return None
+
+    def _take_table(self) -> tuple[Refresh, dict[str, Any]] | None:
+        """Wait for the next table and re-base on it; return what came with it if it is the last."""
+        timeout = self._settings.timeout
+        backoff = Backoff()
+        begin = time.monotonic()  # while this rank played it heard nothing, whatever was said
+        while True:
+            message = self._poll()
+            if message is None:
+                self._channel.reap()
+                now = time.monotonic()
+                if now - max(begin, self._channel.last_heard) > timeout:
+                    raise RankTimeoutError(
+                        f"The server, rank {self._channel.peer}, gave no sign of life for {timeout:g} s. "
+                        "Look at its log for what it waits for; if its machine is only slow, raise timeout=."
+                    )
+                if now - self._channel.last_sent > beat_seconds(timeout):
+                    self._channel.send(messages.encode(Kind.BEAT))
+                backoff.wait()
+                continue
+            kind, parts = message
             if kind is Kind.DONE:
                 return final_of(parts)
             if kind is not Kind.MERGED:

@@ -37,6 +37,18 @@ def beat_seconds(timeout: float) -> float:
     return min(BEAT_SECONDS, timeout / 4.0)
 
 
+def report_progress(clock: ProgressClock, seconds: float, channels: list[Channel]) -> None:
+    """Call the `progress` callback if it is time, `seconds` after the beginning.
+
+    Nothing is received while it runs, so that time counts as nobody's silence.
+    """
+    begin = time.monotonic()
+    clock.tick(seconds)
+    spent = time.monotonic() - begin
+    for channel in channels:
+        channel.last_heard += spent
+
+
 def reply_message(
     applied: int, refresh: Refresh | None, lease: tuple[int, int, int], kind: Kind = Kind.REPLY
 ) -> np.ndarray:
@@ -121,13 +133,14 @@ class Server:
             peer.channel.last_heard = self._begin
         while not self._leases.finished:
             woken = time.monotonic()
+            # What each worker said up to here is received before anybody's silence is judged.
             for channel, message in receive(self._channels):
                 self._take_in(channel.peer, message)
             for rank, peer in self._peers.items():
                 if peer.owes_reply:
                     self._reply(rank, peer)
-            self._clock.tick(self.seconds)
-            self._keep_in_touch()
+            self._keep_in_touch(woken)
+            report_progress(self._clock, self.seconds, self._channels)
             if not self._leases.finished:
                 self._sleep(time.monotonic() - woken)
 
@@ -159,7 +172,7 @@ class Server:
         peer.owes_reply = True
 
     def _reply(self, rank: int, peer: _Peer) -> None:
-        lease = self._leases.grant(rank, peer.quantum)
+        lease = self._leases.grant(rank, peer.quantum, peer.interval_seconds)
         granted = (0, 0, 0) if lease is None else (lease.id, lease.start, lease.steps)
         refresh = None
         if peer.wants_refresh and peer.version < self._table.version:
@@ -173,8 +186,7 @@ class Server:
         peer.channel.send(message)
         self._tally.bytes_pulled += message.size
 
-    def _keep_in_touch(self) -> None:
-        now = time.monotonic()
+    def _keep_in_touch(self, now: float) -> None:
         if now - self._beat > beat_seconds(self._timeout):
             self._beat = now
             for peer in self._peers.values():

@@ -24,8 +24,9 @@ from dist_classicrl.updates import kernels
 from dist_classicrl.updates.local import LocalTable, Refresh
 from dist_classicrl.updates.window import PushWindow
 
-_LOOK_SECONDS = 0.05
-_ENTRY_BYTES = 24  # of one entry's maps, without its number
+LOOK_SECONDS = 0.05
+"""A worker with work looks for messages this often: asking the MPI library in vain gives the core away where
+ranks outnumber cores."""
 
 
 class Worker:
@@ -73,6 +74,9 @@ class Worker:
         self._made: dict[int, int] = {}
         self._since_push = 0
         self._looked = 0.0
+        self._idle_since = 0.0
+        self._waiting = np.zeros(0, np.int64)
+        self._waiting_updates = np.zeros(0, np.int64)
         self._learning = 0.0
         self._cpu_learning = 0.0
         self._cpu_at_push = 0.0
@@ -92,12 +96,14 @@ class Worker:
         """
         self._told_time = time.perf_counter()
         self._cpu_at_push = time.thread_time()
+        self._idle_since = time.monotonic()
         backoff = Backoff()
         while self._final is None:
             if self._take_in():
                 backoff.reset()
             if self._leases:
                 self._learn()
+                self._idle_since = time.monotonic()
                 backoff.reset()
             elif self._since_push and self._window.has_room:
                 self._push(flush=True)
@@ -142,10 +148,14 @@ class Worker:
             key = stream_key(self._seed, "compression", self._rank, self._window.last_sequence)
         pacer = self._pacer
         wants_refresh = pacer.wants_refresh or flush or self._window.needs_refresh
+        untouched = int(np.count_nonzero(table.updates[self._waiting] == self._waiting_updates))
         sequence, packed = self._window.push(self._threshold, flush, key)
+        self._waiting = table.touched[: table.n_touched[0]].copy()
+        self._waiting_updates = table.updates[self._waiting]
+        # Without a threshold all would have gone, but what only waits since an earlier push went with that.
+        saved = (touched - untouched - packed.size) * sum(part.itemsize for part in packed.parts)
         load = kernels.map_load(packed.weight, packed.visits)
         flags = (0 if self._leases else 1) | (2 if pacer.urgent else 0) | (4 if wants_refresh else 0)
-        saved = (touched - packed.size) * (_ENTRY_BYTES + packed.entries.itemsize)
         numbers = [EPOCH, sequence, flags, self._learner.quantum, saved]
         for lease_id, steps in self._made.items():
             numbers += (lease_id, steps)
@@ -168,10 +178,10 @@ class Worker:
         """Take in what the server sent, and return whether there was anything.
 
         While there is work and no push is on its way, nothing but bad news can come: it is looked for now and
-        then, since asking the MPI library in vain gives the core away where ranks outnumber cores.
+        then.
         """
         now = time.monotonic()
-        if self._busy_alone() and now - self._looked < _LOOK_SECONDS:
+        if self._busy_alone() and now - self._looked < LOOK_SECONDS:
             return False
         self._looked = now
         something = False
@@ -206,7 +216,7 @@ class Worker:
             self._leases.append((lease_id, steps, stream))
 
     def _check_server(self) -> None:
-        if time.monotonic() - self._channel.last_heard > self._timeout:
+        if time.monotonic() - max(self._channel.last_heard, self._idle_since) > self._timeout:
             raise RankTimeoutError(
                 f"The server, rank {self._channel.peer}, gave no sign of life for {self._timeout:g} s. Look "
                 "at its log for what it waits for; if its machine is only slow, raise timeout=."

@@ -21,7 +21,8 @@ def watch_for_unhandled_errors() -> None:
 def find_world(comm: Any, allow_singletons: bool) -> Any | None:
     """Return the communicator to train over, or None to train alone.
 
-    `comm` if it is given, else COMM_WORLD; MPI is not started where no launcher started this process.
+    `comm` if it is given, else COMM_WORLD; MPI is not started where no launcher started this process. Where
+    there are several ranks, an unhandled exception ends the job from here on, whatever the launcher promised.
 
     Raises
     ------
@@ -29,7 +30,7 @@ def find_world(comm: Any, allow_singletons: bool) -> Any | None:
         If several ranks were promised and this process finds itself alone.
     """
     if comm is not None:
-        return comm if comm.Get_size() > 1 else None
+        return _watched(comm) if comm.Get_size() > 1 else None
     if not launched():
         return None
     promised = promised_size()
@@ -41,10 +42,15 @@ def find_world(comm: Any, allow_singletons: bool) -> Any | None:
         return None
     world = MPI.COMM_WORLD
     if world.Get_size() > 1:
-        return world
+        return _watched(world)
     if promised > 1 and not allow_singletons:
         raise SingletonError(_alone(promised, "this process is alone in its MPI world"))
     return None
+
+
+def _watched(world: Any) -> Any:
+    end_job_on_unhandled_errors()
+    return world
 
 
 def _alone(promised: int, found: str) -> str:
