@@ -4,6 +4,7 @@ import itertools
 import math
 import os
 import sys
+import threading
 from types import SimpleNamespace
 
 import gymnasium
@@ -39,6 +40,7 @@ def no_launcher(monkeypatch):
             monkeypatch.delenv(name)
     monkeypatch.setattr(failures, "_installed", False)
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
 
 
 def chain(length=4, actions=2, prize=1.0, limit=None):
