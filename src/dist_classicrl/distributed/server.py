@@ -199,10 +199,13 @@ class Server:
                 )
 
     def _sleep(self, worked: float) -> None:
-        """Sleep for half the shortest interval between pushes; work for a small share of the time only."""
+        """Sleep for the shortest interval between pushes, half of it in a hurry; work a small share of the time."""
         peers = self._peers.values()
-        wanted = 0.5 * min((peer.interval_seconds for peer in peers if peer.interval_seconds), default=0.0)
-        duty = _BUSY_DUTY if any(peer.urgent or peer.starved for peer in peers) else _CALM_DUTY
+        hurry = any(peer.urgent or peer.starved for peer in peers)
+        duty = _BUSY_DUTY if hurry else _CALM_DUTY
+        wanted = min((peer.interval_seconds for peer in peers if peer.interval_seconds), default=0.0)
+        if hurry:
+            wanted *= 0.5
         # Towards the end leases are short, and who waits for one must not wait long.
         longest = _LONGEST_SLEEP if self._leases.seconds_left < _END_SECONDS else _LONGEST_CALM_SLEEP
         time.sleep(max(_SHORTEST_SLEEP, min(max(wanted, worked * (1.0 / duty - 1.0)), longest)))
