@@ -199,7 +199,7 @@ class Server:
                 )
 
     def _sleep(self, worked: float) -> None:
-        """Sleep for the shortest interval between pushes, half of it in a hurry; work a small share of time."""
+        """Sleep for the shortest interval between pushes, half of it in a hurry."""
         peers = self._peers.values()
         hurry = any(peer.urgent or peer.starved for peer in peers)
         duty = _BUSY_DUTY if hurry else _CALM_DUTY
