@@ -33,9 +33,7 @@ def carriers(settings: Settings, workers: list[int]) -> dict[int, int]:
 def merged_message(refresh: Refresh) -> np.ndarray:
     """Return the table after a round as a message."""
     head = np.array([EPOCH, refresh.since, refresh.version], np.int64)
-    if refresh.entries is None:
-        return messages.encode(Kind.MERGED, head, refresh.values, refresh.counts)
-    return messages.encode(Kind.MERGED, head, refresh.values, refresh.counts, refresh.entries)
+    return messages.encode(Kind.MERGED, head, *refresh.parts)
 
 
 class RoundServer:

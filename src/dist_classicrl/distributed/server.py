@@ -49,20 +49,16 @@ def report_progress(clock: ProgressClock, seconds: float, channels: list[Channel
         channel.last_heard += spent
 
 
-def reply_message(
-    applied: int, refresh: Refresh | None, lease: tuple[int, int, int], kind: Kind = Kind.REPLY
-) -> np.ndarray:
+def reply_message(applied: int, refresh: Refresh | None, lease: tuple[int, int, int]) -> np.ndarray:
     """Return a receipt for push `applied`, with a refresh and a lease if there are any.
 
     The refresh includes the push. A lease of 0, 0, 0 is none.
     """
     head = [EPOCH, applied, *lease]
     if refresh is None:
-        return messages.encode(kind, np.array([*head, 0, 0, 0], np.int64))
+        return messages.encode(Kind.REPLY, np.array([*head, 0, 0, 0], np.int64))
     numbers = np.array([*head, 1 if refresh.entries is None else 2, refresh.since, refresh.version], np.int64)
-    if refresh.entries is None:
-        return messages.encode(kind, numbers, refresh.values, refresh.counts)
-    return messages.encode(kind, numbers, refresh.values, refresh.counts, refresh.entries)
+    return messages.encode(Kind.REPLY, numbers, *refresh.parts)
 
 
 @dataclass

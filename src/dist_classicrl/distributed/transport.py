@@ -89,7 +89,6 @@ class Channel:
         self._partial: np.ndarray | None = None
         self._filled = 0
         self.last_heard = self.last_sent = time.monotonic()
-        self.bytes_sent = 0
         self._request: Any = None
         self._post()
 
@@ -103,7 +102,6 @@ class Channel:
             self._comm.Isend([message[start : start + self._piece], self._mpi.BYTE], self.peer, TAG)
             for start in range(0, message.size, self._piece)
         ]
-        self.bytes_sent += message.size
         self.last_sent = time.monotonic()
         self._sending.append((requests, message))
 

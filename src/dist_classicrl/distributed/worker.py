@@ -21,7 +21,7 @@ from dist_classicrl.distributed.server import EPOCH, beat_seconds
 from dist_classicrl.distributed.transport import Backoff, Channel
 from dist_classicrl.errors import ProtocolError, RankTimeoutError
 from dist_classicrl.updates import kernels
-from dist_classicrl.updates.local import LocalTable, Refresh
+from dist_classicrl.updates.local import LocalTable, PackedMap, Refresh
 from dist_classicrl.updates.window import PushWindow
 
 LOOK_SECONDS = 0.05
@@ -142,18 +142,12 @@ class Worker:
     def _push(self, flush: bool) -> None:
         begin = time.perf_counter()
         table = self._table
-        touched = int(table.n_touched[0])
-        key = np.uint64(0)
-        if self._threshold > 0.0:
-            key = stream_key(self._seed, "compression", self._rank, self._window.last_sequence)
         pacer = self._pacer
         wants_refresh = pacer.wants_refresh or flush or self._window.needs_refresh
-        untouched = int(np.count_nonzero(table.updates[self._waiting] == self._waiting_updates))
-        sequence, packed = self._window.push(self._threshold, flush, key)
-        self._waiting = table.touched[: table.n_touched[0]].copy()
-        self._waiting_updates = table.updates[self._waiting]
-        # Without a threshold all would have gone, but what only waits since an earlier push went with that.
-        saved = (touched - untouched - packed.size) * sum(part.itemsize for part in packed.parts)
+        if self._threshold > 0.0:
+            sequence, packed, saved = self._pack_compressed(flush)
+        else:
+            (sequence, packed), saved = self._window.push(), 0
         load = kernels.map_load(packed.weight, packed.visits)
         flags = (0 if self._leases else 1) | (2 if pacer.urgent else 0) | (4 if wants_refresh else 0)
         numbers = [EPOCH, sequence, flags, self._learner.quantum, saved]
@@ -173,6 +167,19 @@ class Worker:
         cpu_now = time.thread_time()
         pacer.pushed(load, made, cpu_now - self._cpu_at_push - self._cpu_learning)
         self._cpu_at_push, self._cpu_learning = cpu_now, 0.0
+
+    def _pack_compressed(self, flush: bool) -> tuple[int, PackedMap, int]:
+        """Pack what is large enough to go. Return the push's number, its maps, and the bytes saved."""
+        table = self._table
+        touched = int(table.n_touched[0])
+        untouched = int(np.count_nonzero(table.updates[self._waiting] == self._waiting_updates))
+        key = stream_key(self._seed, "compression", self._rank, self._window.last_sequence)
+        sequence, packed = self._window.push(self._threshold, flush, key)
+        self._waiting = table.touched[: table.n_touched[0]].copy()
+        self._waiting_updates = table.updates[self._waiting]
+        # Without a threshold all would have gone, but what only waits since an earlier push went with that.
+        entries = touched - untouched - packed.size
+        return sequence, packed, entries * sum(part.itemsize for part in packed.parts)
 
     def _take_in(self) -> bool:
         """Take in what the server sent, and return whether there was anything.
