@@ -61,6 +61,49 @@ class LauncherError(DistClassicRLError, RuntimeError):
     """There is no `mpirun`, or the one found does not fit the MPI library that mpi4py loads."""
 
 
+# Checkpoints and stopping
+
+
+class CheckpointError(DistClassicRLError, ValueError):
+    """A checkpoint is truncated, damaged, foreign or missing, or its folder cannot be used."""
+
+
+class CheckpointMismatchError(CheckpointError):
+    """A checkpoint belongs to another algorithm, environment, table or seed than the agent that asks for it."""
+
+
+class CheckpointFencedError(CheckpointError):
+    """Another server has taken over the checkpoint folder: this one has been replaced and must stop."""
+
+
+class TrainingStopped(SystemExit):
+    """Training stopped in order: its state is on disk, and the same command goes on from there.
+
+    As a `SystemExit` it ends the process, with the exit status that batch scripts ask for.
+
+    Attributes
+    ----------
+    code : int
+        Exit status: 75 (EX_TEMPFAIL, "again, please") after a signal or at a time limit, 130 after Ctrl-C.
+    reason : str
+        What stopped it.
+    checkpoint : str or None
+        Where the checkpoint is; None where it could not be written.
+    """
+
+    def __init__(self, code: int, reason: str, checkpoint: str | None) -> None:
+        super().__init__(code)
+        self.reason = reason
+        self.checkpoint = checkpoint
+
+    def __str__(self) -> str:
+        return f"{self.reason}; checkpoint: {self.checkpoint or 'none'}"
+
+
+class TrainingInterrupted(TrainingStopped, KeyboardInterrupt):
+    """Training was stopped by Ctrl-C (SIGINT); exit status 130."""
+
+
 # Training, alone and on many ranks
 
 
