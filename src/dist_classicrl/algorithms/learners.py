@@ -16,6 +16,18 @@ import numpy as np
 
 from dist_classicrl._random import stream_key
 from dist_classicrl.algorithms import q_learning
+from dist_classicrl.algorithms.learner_state import (
+    MASKS,
+    REPLAY_ARRAYS,
+    State,
+    check_arrays,
+    check_range,
+    check_replay,
+    refused,
+)
+from dist_classicrl.algorithms.learner_state import STATE_ARRAYS as STATE_ARRAYS
+from dist_classicrl.algorithms.learner_state import stack_states as stack_states
+from dist_classicrl.algorithms.learner_state import unstack_states as unstack_states
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.environments.simulate import CompiledSimulator
 from dist_classicrl.environments.stepped_env import SteppedEnv
@@ -122,6 +134,20 @@ class ReplayMemory:
         """Return one if anything is to be replayed."""
         return cls(settings.buffer_size, settings.replay_ratio) if settings.replay_ratio > 0.0 else None
 
+    def state(self) -> State:
+        """Return copies of what is held, the masks only where they are kept."""
+        state = {name: array.copy() for name, array in zip(REPLAY_ARRAYS, self.arrays, strict=False)}
+        if self.arrays[-1] is not None:
+            state[MASKS] = self.arrays[-1].copy()
+        return state
+
+    def restore(self, state: State) -> None:
+        """Put a checked `state` back, with masks only where they are kept; without, all actions are legal."""
+        for name, array in zip(REPLAY_ARRAYS, self.arrays, strict=False):
+            array[:] = state[name]
+        if self.arrays[-1] is not None:
+            self.arrays[-1][:] = state.get(MASKS, True)
+
 
 def training_kernel(simulator: CompiledSimulator) -> Any:
     """Return the training loop for `simulator`: the cached one for what belongs to this package."""
@@ -159,8 +185,8 @@ class CompiledLearner:
         self._memory = np.zeros(simulator.memory_size, np.int64)
         self._position = np.array([-1, 0], np.int64)
         self._running = np.zeros(1)
-        replay = ReplayMemory.for_settings(settings)
-        self._replay = None if replay is None else replay.arrays
+        self._replay = ReplayMemory.for_settings(settings)
+        self._replay_arrays = None if self._replay is None else self._replay.arrays
         self.totals = EpisodeTotals()
         # Where a game has ended there need be no legal action: acting there is what must not happen.
         self._stuck = None if simulator.legal is None else np.flatnonzero(~simulator.legal.any(axis=1))
@@ -172,7 +198,7 @@ class CompiledLearner:
         self._kernel(
             self._tables, self._memory.copy(), position, np.zeros(1), self._limit,
             self._table.legal, self._table.row_shape, *self._table.arrays,
-            self._rates.table, *at, *at, self._discount, self._replay, np.uint64(0), 0, 0, np.zeros(3),
+            self._rates.table, *at, *at, self._discount, self._replay_arrays, np.uint64(0), 0, 0, np.zeros(3),
         )  # fmt: skip
 
     def learn(self, stream: Stream, steps: int) -> None:
@@ -195,7 +221,7 @@ class CompiledLearner:
                 self._tables, self._memory, self._position, self._running, self._limit,
                 self._table.legal, self._table.row_shape, *self._table.arrays,
                 self._rates.table, *step_size, *epsilon, self._discount,
-                self._replay, stream.key, stream.used, size, self.totals.values,
+                self._replay_arrays, stream.key, stream.used, size, self.totals.values,
             )  # fmt: skip
             stream.used += size
         if self._stuck is not None and self._stuck.size:
@@ -213,6 +239,37 @@ class CompiledLearner:
                 f"The compiled environment came to state {states[acted][0]}, where its mask forbids every "
                 "action. Allow one there, or let the step that leads there terminate the episode."
             )
+
+    def state(self) -> State:
+        """Return copies of all that the next step depends on besides the table and the stream."""
+        state = {"position": np.concatenate([self._position, self._memory]), "running": self._running.copy()}
+        return state if self._replay is None else {**state, **self._replay.state()}
+
+    def restore(self, state: State) -> None:
+        """Put a `state` back: the next steps are those that the learner would have made that gave it.
+
+        What a game keeps in its memory is known to the game alone and not checked.
+
+        Raises
+        ------
+        CheckpointError
+            If no learner with these settings in this environment can have had that state.
+        """
+        check_arrays(state, self.state(), {})
+        position, running = state["position"], state["running"]
+        at = position[:1]
+        check_range("position, the state,", at, -1, self._table.n_states - 1)
+        check_range("position, the steps of the episode,", position[1:2], 0, self._limit - 1)
+        if self._stuck is not None and np.isin(at, self._stuck).any():
+            raise refused("position", f"is in state {at[0]}", "a state in which some action is legal")
+        if not np.isfinite(running[0]):
+            raise refused("running", f"is the return {running[0]}", "a finite number")
+        if self._replay is not None:
+            check_replay(state, self._table)
+            self._replay.restore(state)
+        self._position[:] = position[:2]
+        self._memory[:] = position[2:]
+        self._running[:] = running
 
     def close(self) -> None:
         """Do nothing: there is nothing to close."""
@@ -376,6 +433,31 @@ class SteppedLearner:
             self._learned += size
             stream.used += size
             done += size
+
+    def state(self) -> State:
+        """Return copies of the replay memory's arrays: what an environment holds cannot be saved."""
+        return {} if self._replay is None else self._replay.state()
+
+    def restore(self, state: State) -> None:
+        """Put a `state` back, before or after `prepare` and before anything was learned.
+
+        Episodes begin anew.
+
+        Raises
+        ------
+        CheckpointError
+            If no learner with these settings in this environment can have had that state.
+        """
+        if self._replay is None:
+            check_arrays(state, {}, {})
+            return
+        expected = dict(zip(REPLAY_ARRAYS, self._replay.arrays, strict=False))
+        masks = np.empty((expected["replay_entries"].size, self._env.n_actions), bool)
+        check_arrays(state, expected, {MASKS: masks})
+        check_replay(state, self._table)
+        if MASKS in state:
+            self._follow_masks()
+        self._replay.restore(state)
 
     def close(self) -> None:
         """Close the environments that were made for this learner."""

@@ -213,6 +213,16 @@ def gather(entries, table, counts, out_values, out_counts):
 
 
 @jit
+def copy_below(entries, limit, table, counts, out_values, out_counts):
+    """Copy those of `entries` that are below `limit` to the same places of another table and its counts."""
+    for i in range(entries.size):
+        entry = entries[i]
+        if entry < limit:
+            out_values[entry] = table[entry]
+            out_counts[entry] = counts[entry]
+
+
+@jit
 def collect_new(entries, stamp, now, out, size):
     """Append to `out`, from `size` on, the entries not stamped `now` yet, and return the new size.
 

@@ -168,13 +168,23 @@ class LocalTable:
             self.n_touched,
         )
 
-    def load(self, values: np.ndarray, counts: np.ndarray) -> None:
-        """Start from a whole table: `values` (S * A,) and visit `counts` (S * A,) become the base."""
+    def load(self, values: np.ndarray, counts: np.ndarray, exact: np.ndarray | None = None) -> None:
+        """Start from a whole table: `values` (S * A,) and visit `counts` (S * A,) become the base.
+
+        `exact` is what `exact()` gave, where learning is to go on from there and not from `values`.
+        """
         kernels.reset_maps(self.touched, self.n_touched, self.weight, self.shift, self.updates)
         self.base[:] = values
-        self.q[:] = values
+        self.q[:] = values if exact is None else exact
         self.visits[:] = counts
         self.refresh_all_rows()
+
+    def exact(self) -> np.ndarray:
+        """Return a copy of `q`, float64 whatever the base is, with 0 where an action is illegal."""
+        values = self.q.copy()
+        if self.illegal is not None:
+            values[self.illegal] = 0.0
+        return values
 
     def refresh_all_rows(self) -> None:
         """Recompute every row's maximum, after `q` was changed from outside."""

@@ -9,6 +9,7 @@ import numpy as np
 from dist_classicrl.errors import ProtocolError
 from dist_classicrl.updates import kernels
 from dist_classicrl.updates.local import PackedMap, Refresh, index_dtype
+from dist_classicrl.updates.snapshot import TableSnapshot
 
 
 class SharedTable:
@@ -41,11 +42,16 @@ class SharedTable:
         self._stamp_now = 0
         self._scratch = np.empty(size, self._index_dtype)
         self._cache: dict[int, Refresh] = {}
+        self._snapshot: TableSnapshot | None = None
 
     @property
     def log_is_short_for(self) -> int:
         """The oldest version from which a sparse refresh can be made."""
         return self._log_starts_after
+
+    def watch(self, snapshot: TableSnapshot | None) -> None:
+        """Tell `snapshot`, which copies this table, of every change from now on; None: nobody."""
+        self._snapshot = snapshot
 
     def apply(self, sender: int, sequence: int, packed: PackedMap) -> bool:
         """Apply push number `sequence` of `sender`, counted from 1. Return whether it was new.
@@ -81,6 +87,8 @@ class SharedTable:
     def _changed(self, entries: np.ndarray) -> None:
         self.version += 1
         self._cache.clear()
+        if self._snapshot is not None:
+            self._snapshot.changed(entries)
         if entries.size:  # with compression, pushes without maps are common
             self._log.append((self.version, entries))
             self._logged += entries.size
