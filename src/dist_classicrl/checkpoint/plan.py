@@ -1,0 +1,290 @@
+"""What `train` was asked about checkpoints and about stopping, checked once where it enters."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote
+
+import numpy as np
+
+from dist_classicrl import durations
+from dist_classicrl.errors import SettingsError
+from dist_classicrl.settings import _flag, _whole
+
+DEFAULT_INTERVAL = "30s"
+DEFAULT_KEEP_LAST = 3
+DEFAULT_SIGNALS = ("SIGUSR1", "SIGUSR2", "SIGTERM")
+DEFAULT_MODE = 0o600
+
+_RESUME: dict[Any, str] = {"auto": "auto", "must": "must", "never": "never", True: "must", False: "never"}
+_URL = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]*::)*[A-Za-z][A-Za-z0-9+.-]*://.+")
+# What is left of a URL that went through pathlib.
+_SQUEEZED_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/].*")
+_FILE_SCHEMES = ("file", "local")
+_UNCATCHABLE = {signal.SIGKILL, signal.SIGSTOP}
+_CRASHES = {
+    signal.SIGABRT,
+    signal.SIGBUS,
+    signal.SIGFPE,
+    signal.SIGILL,
+    signal.SIGSEGV,
+    signal.SIGSYS,
+    signal.SIGTRAP,
+}
+# A second stop signal ends the process through its default action: these have none that ends it.
+_HARMLESS = {
+    signal.SIGCHLD,
+    signal.SIGCONT,
+    signal.SIGTSTP,
+    signal.SIGTTIN,
+    signal.SIGTTOU,
+    signal.SIGURG,
+    signal.SIGWINCH,
+}
+
+
+@dataclass(frozen=True)
+class CheckpointPlan:
+    """Where and when checkpoints are written, which are kept, and what stops the training.
+
+    Attributes
+    ----------
+    location : str
+        Absolute path of a folder, or an fsspec URL ("scheme://...").
+    interval_steps : int or None
+        Steps between checkpoints; exactly one of this and `interval_seconds` is set.
+    interval_seconds : float or None
+        Seconds between checkpoints.
+    keep_last : int
+        How many of the newest are kept.
+    keep_every : int or None
+        Of the older ones, one in so many is kept for good; None: none is.
+    resume : str
+        "auto": go on from a checkpoint if there is one; "must": there has to be one; "never": begin anew.
+    strict : bool
+        As `train` was given it.
+    time_limit : float or None
+        Seconds after which the training stops in order.
+    stop_signals : tuple of signal.Signals
+        What stops it in order, besides SIGINT.
+    mode : int
+        Permission bits of the files.
+    """
+
+    location: str
+    interval_steps: int | None
+    interval_seconds: float | None
+    keep_last: int
+    keep_every: int | None
+    resume: str
+    strict: bool
+    time_limit: float | None
+    stop_signals: tuple[signal.Signals, ...]
+    mode: int
+
+
+def plan_of(
+    checkpoint_dir: Any,
+    checkpoint_interval: Any,
+    keep_last: Any,
+    keep_every: Any,
+    resume: Any,
+    strict: Any,
+    time_limit: Any,
+    stop_signals: Any,
+    checkpoint_mode: Any,
+) -> CheckpointPlan | None:
+    """Return the plan that these arguments of `train` describe, or None without `checkpoint_dir`.
+
+    Raises
+    ------
+    SettingsError
+        If one of them is not allowed, or would be ignored because there is no `checkpoint_dir`.
+    """
+    steps, seconds = _interval(checkpoint_interval)
+    checked: dict[str, Any] = {
+        "checkpoint_interval": (steps, seconds),
+        "keep_last": _whole("keep_last", keep_last, 1),
+        "keep_every": None if keep_every is None else _whole("keep_every", keep_every, 1, "None"),
+        "resume": _resume(resume),
+        "strict": _flag("strict", strict),
+        "time_limit": _time_limit(time_limit),
+        "stop_signals": _signals(stop_signals),
+        "checkpoint_mode": _mode(checkpoint_mode),
+    }
+    if checkpoint_dir is None:
+        defaults = {
+            "checkpoint_interval": _interval(DEFAULT_INTERVAL),
+            "keep_last": DEFAULT_KEEP_LAST,
+            "keep_every": None,
+            "resume": "auto",
+            "strict": True,
+            "time_limit": None,
+            "stop_signals": _signals(DEFAULT_SIGNALS),
+            "checkpoint_mode": DEFAULT_MODE,
+        }
+        ignored = [name for name, value in checked.items() if value != defaults[name]]
+        if ignored:
+            raise SettingsError(
+                f"{', '.join(ignored)} would be ignored: without checkpoint_dir nothing is saved. Add for "
+                f'instance checkpoint_dir="checkpoints", or leave out {", ".join(ignored)}.'
+            )
+        return None
+    return CheckpointPlan(
+        location=_location(checkpoint_dir),
+        interval_steps=steps,
+        interval_seconds=seconds,
+        keep_last=checked["keep_last"],
+        keep_every=checked["keep_every"],
+        resume=checked["resume"],
+        strict=checked["strict"],
+        time_limit=checked["time_limit"],
+        stop_signals=checked["stop_signals"],
+        mode=checked["checkpoint_mode"],
+    )
+
+
+def _location(value: Any) -> str:
+    text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else value
+    if not isinstance(text, str) or not text.strip():
+        raise SettingsError(
+            f"checkpoint_dir must be the path of a folder, a URL such as s3://bucket/run, or None to save "
+            f'nothing; got {value!r}. Write for instance checkpoint_dir="checkpoints".'
+        )
+    text = str(text)
+    scheme, separator, rest = text.partition("://")
+    is_url = bool(separator) and "/" not in scheme
+    if is_url and not _URL.fullmatch(text):
+        raise SettingsError(
+            f"checkpoint_dir={text!r} is no complete URL. Write for instance s3://bucket/run, or the path of "
+            "a folder."
+        )
+    if _SQUEEZED_URL.fullmatch(text):
+        raise SettingsError(
+            f"checkpoint_dir={text!r} looks like a URL that lost a slash, as in pathlib.Path. Give the URL "
+            f'as text, or write "./{text}" for a folder of that name.'
+        )
+    if is_url and scheme.lower() not in _FILE_SCHEMES:
+        return text
+    path = _path_of_file_url(text, rest) if is_url else text
+    if "\0" in path:
+        raise SettingsError(f"checkpoint_dir must not contain a NUL character, got {value!r}.")
+    return os.path.abspath(path)
+
+
+def _path_of_file_url(url: str, rest: str) -> str:
+    path = unquote(rest.removeprefix("localhost"))
+    if not path.startswith("/"):
+        raise SettingsError(
+            f"checkpoint_dir={url!r} must hold an absolute path of this machine: write "
+            "file:///path/of/folder, or the path alone."
+        )
+    return path
+
+
+def _interval(value: Any) -> tuple[int | None, float | None]:
+    if isinstance(value, str):
+        seconds = durations.with_unit(value)
+        if seconds is not None and 0.0 < seconds < math.inf:
+            return None, seconds
+        hint = _unit_hint(value, f"{value.strip()} without quotes for steps")
+    else:
+        whole = int(value) if isinstance(value, (float, np.floating)) and float(value).is_integer() else value
+        if isinstance(whole, (int, np.integer)) and not isinstance(whole, bool) and whole >= 1:
+            return int(whole), None
+        hint = ""
+    raise SettingsError(
+        "checkpoint_interval must be a whole number of steps of at least 1, such as 100_000, or a duration "
+        f'above 0 with its unit (ms, s, m or min, h, d), such as "30s" or "1.5min"; got {value!r}.{hint}'
+    )
+
+
+def _unit_hint(text: str, otherwise: str) -> str:
+    number = text.strip()
+    if not re.fullmatch(r"\d+(\.\d+)?", number, re.ASCII):
+        return ""
+    return f' Write "{number}s" for seconds, "{number}min" for minutes, or {otherwise}.'
+
+
+def _time_limit(value: Any) -> float | None:
+    if value is None:
+        return None
+    seconds, hint = None, ""
+    if isinstance(value, str):
+        seconds = durations.with_unit(value)
+        if seconds is None:
+            seconds = durations.of_clock(value)
+        hint = _unit_hint(value, f'"{value.strip()}:00" for minutes as SLURM writes them')
+    elif isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool):
+        seconds = float(value)
+    if seconds is None or not 0.0 < seconds < math.inf:
+        raise SettingsError(
+            "time_limit must be a number of seconds above 0, a duration above 0 with its unit (ms, s, m or "
+            'min, h, d), such as "55min", or one of SLURM\'s forms MM:SS, HH:MM:SS, D-HH, D-HH:MM and '
+            f"D-HH:MM:SS, or None for no limit; got {value!r}.{hint}"
+        )
+    return seconds
+
+
+def _resume(value: Any) -> str:
+    if isinstance(value, (str, bool, np.bool_)) and value in _RESUME:
+        return _RESUME[value]
+    raise SettingsError(
+        'resume must be "auto" (go on from a checkpoint if there is one), True or "must" (there has to be '
+        f'one), or False or "never" (begin anew); got {value!r}.'
+    )
+
+
+def _signals(value: Any) -> tuple[signal.Signals, ...]:
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise SettingsError(
+            "stop_signals must be a list or tuple of names or numbers of signals, or () for none; got "
+            f'{value!r}. Write for instance stop_signals=("SIGUSR1",).'
+        )
+    return tuple(sorted({_signal(each) for each in value}))
+
+
+def _signal(value: Any) -> signal.Signals:
+    try:
+        if isinstance(value, str):
+            found = signal.Signals[value if value.startswith("SIG") else f"SIG{value}"]
+        elif isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+            found = signal.Signals(int(value))
+        else:
+            raise ValueError
+    except (KeyError, ValueError):
+        raise SettingsError(
+            f"stop_signals holds {value!r}, which is no signal of this system. Write for instance "
+            f"stop_signals={DEFAULT_SIGNALS!r}."
+        ) from None
+    if found == signal.SIGINT:
+        why = "it stops the training always"
+    elif found in _UNCATCHABLE:
+        why = "no program can catch it"
+    elif found in _CRASHES:
+        why = "it means that the program has crashed"
+    elif found in _HARMLESS:
+        why = "it asks no program to end"
+    else:
+        return found
+    raise SettingsError(
+        f"stop_signals must not hold {found.name}: {why}. Leave it out, as in "
+        f"stop_signals={DEFAULT_SIGNALS!r}."
+    )
+
+
+def _mode(value: Any) -> int:
+    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not whole or value & 0o600 != 0o600 or value & ~0o666:
+        got = f"{value!r} (0o{value:o})" if whole and value >= 0 else repr(value)
+        raise SettingsError(
+            "checkpoint_mode must be permission bits with which you can read and write and nobody can "
+            f"execute, from 0o600 to 0o666; got {got}. Write 0o640 to let your group read."
+        )
+    return int(value)

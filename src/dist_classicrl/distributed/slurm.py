@@ -1,0 +1,133 @@
+"""How much time SLURM leaves to the job that this process is in."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+
+from dist_classicrl import durations
+
+logger = logging.getLogger(__name__)
+
+_COMMAND_SECONDS = 10.0
+_NO_LIMIT = ("UNLIMITED", "NOT_SET")
+
+
+class _NoAnswerError(Exception):
+    """SLURM could not be asked, or what it said does not tell the time left."""
+
+
+def seconds_left(
+    environment: Mapping[str, str] | None = None, command_seconds: float = _COMMAND_SECONDS
+) -> float | None:
+    """Return the time that is left to the SLURM job of this process, in seconds.
+
+    None outside SLURM and for a job without a time limit; also, with a warning, where it cannot be found out.
+
+    Parameters
+    ----------
+    environment : mapping of str to str, optional
+        Environment variables, for the commands too; by default this process's.
+    command_seconds : float
+        How long each of SLURM's commands may take.
+    """
+    environment = os.environ if environment is None else environment
+    job = environment.get("SLURM_JOB_ID")
+    if not job:
+        return None
+    end = environment.get("SLURM_JOB_END_TIME", "")
+    if (
+        end.isdecimal() and float(end) > time.time()
+    ):  # else extended since then, or not of this run of the job
+        return float(end) - time.time()
+    array, task = environment.get("SLURM_ARRAY_JOB_ID"), environment.get("SLURM_ARRAY_TASK_ID")
+    if array and task:
+        job = f"{array}_{task}"  # the last task's own number is also that of the whole array
+    # Its SQUEUE_ variables would choose among jobs as options do.
+    environment = {name: value for name, value in environment.items() if not name.startswith("SQUEUE_")}
+    failures = []
+    for command, read in (
+        (("squeue", "-h", "-j", job, "-o", "%L"), _least_of_squeue),
+        (("scontrol", "show", "job", job), _least_of_scontrol),
+    ):
+        try:
+            left = read(_output(command, environment, command_seconds))
+        except _NoAnswerError as error:
+            failures.append(f"{command[0]}: {error}")
+        else:
+            return left if math.isfinite(left) else None
+    logger.warning(
+        "SLURM does not say how much time job %s has left (%s): training will not stop by itself before its "
+        "time limit. Pass train(time_limit=...) for that.",
+        job,
+        "; ".join(failures),
+    )
+    return None
+
+
+def _least_of_squeue(output: str) -> float:
+    """Return the least time left of the parts of the job, a line each; inf without a limit."""
+    lines = output.split()
+    if not lines:
+        raise _NoAnswerError("it said nothing")
+    return min(_limit(line) for line in lines)
+
+
+def _least_of_scontrol(output: str) -> float:
+    """Return the least time left of the parts of the job, a record each; inf without a limit."""
+    limits = re.findall(r"\bTimeLimit=(\S+)", output)
+    runs = re.findall(r"\bRunTime=(\S+)", output)
+    if not limits or len(limits) != len(runs):
+        raise _NoAnswerError(f"it said {_excerpt(output)}")
+    return min(max(0.0, _limit(limit) - _duration(run)) for limit, run in zip(limits, runs, strict=True))
+
+
+def _limit(text: str) -> float:
+    return math.inf if text in _NO_LIMIT else _duration(text)
+
+
+def _duration(text: str) -> float:
+    seconds = durations.of_clock(text)
+    if seconds is None:
+        raise _NoAnswerError(f"it said {_excerpt(text)}")
+    return seconds
+
+
+def _excerpt(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:60] + "...")
+
+
+def _output(command: tuple[str, ...], environment: Mapping[str, str], seconds: float) -> str:
+    """Return what `command` prints; it and its children are ended when it takes longer than `seconds`."""
+    try:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise _NoAnswerError(error.strerror) from error
+    try:
+        output, _ = process.communicate(timeout=seconds)
+    except BaseException as error:
+        os.killpg(process.pid, signal.SIGKILL)
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise _NoAnswerError(f"no answer within {seconds:g} s") from error
+        raise
+    finally:
+        if process.stdout is not None:
+            process.stdout.close()
+    if process.returncode:
+        raise _NoAnswerError(f"exit status {process.returncode}")
+    return output

@@ -1,0 +1,163 @@
+"""Why a training stops before its end: a stop signal, Ctrl-C or a time limit, here or on another rank."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from types import FrameType, TracebackType
+from typing import Any
+
+from dist_classicrl import durations
+from dist_classicrl.errors import TrainingInterrupted, TrainingStopped
+
+logger = logging.getLogger(__name__)
+
+INTERRUPTED = 130
+"""Exit status after SIGINT, as shells have it."""
+
+REPEAT_SECONDS = 0.2
+"""A signal that comes this soon after the first is the same request: SLURM and mpirun deliver some twice."""
+
+_LEAST_MARGIN = 0.2  # seconds
+_SLURM_MARGIN = 30.0  # seconds at most: SLURM counts in its own rhythm, and the launcher has to end as well
+_SLURM_SHARE = 0.1  # and at most this share of the time that was left
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A request to stop.
+
+    Attributes
+    ----------
+    code : int
+        Exit status: `os.EX_TEMPFAIL` (75) after a stop signal or at a time limit, `INTERRUPTED` after SIGINT.
+    reason : str
+        What asked for it.
+    """
+
+    code: int
+    reason: str
+
+    def error(self, checkpoint: str | None) -> TrainingStopped:
+        """Return the exception with which `train` ends, its state being in `checkpoint`."""
+        kind = TrainingInterrupted if self.code == INTERRUPTED else TrainingStopped
+        return kind(self.code, self.reason, checkpoint)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the request as plain data for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Stop:
+        """Return the request that `to_dict` described."""
+        return cls(**data)
+
+
+class StopWatch:
+    """Listens for requests to stop: signals while it is entered, time limits, and what other ranks say.
+
+    A first signal only leaves a request, which the training finds in `stop`. A second one ends the process at
+    once: SIGINT by KeyboardInterrupt, any other by its default action.
+
+    Parameters
+    ----------
+    signals : sequence of int
+        Stop signals, besides SIGINT.
+    time_limit : float or None
+        Seconds from now on after which the training has to have stopped.
+    slurm_left : float or None
+        Seconds from now on until SLURM ends the job.
+    rank : int
+        This process's, for the reasons.
+    """
+
+    def __init__(
+        self, signals: Sequence[int], time_limit: float | None, slurm_left: float | None, rank: int = 0
+    ) -> None:
+        self._started = time.monotonic()
+        self._time_limit = time_limit
+        self._slurm_left = slurm_left
+        # All that the handler needs: it may interrupt any code, so it takes no lock and logs nothing.
+        where = f"on rank {rank} ({socket.gethostname()})"
+        self._answers = {
+            number: Stop(
+                INTERRUPTED if number == signal.SIGINT else os.EX_TEMPFAIL,
+                f"{signal.Signals(number).name} {where}",
+            )
+            for number in (*signals, signal.SIGINT)
+        }
+        self._requests: list[Stop] = []  # appended to in one step, so that a handler may come in between
+        self._first_signal: float | None = None
+        self._before: list[dict[int, Any]] = []  # handlers found by each __enter__
+
+    @property
+    def stop(self) -> Stop | None:
+        """The first request, or None."""
+        return self._requests[0] if self._requests else None
+
+    def ask(self, stop: Stop) -> None:
+        """Take a request of another rank."""
+        if not self._requests:
+            self._requests.append(stop)
+
+    def check_time(self, saving_seconds: float) -> None:
+        """Request a stop where a time limit leaves just enough time to save, which takes `saving_seconds`."""
+        elapsed = time.monotonic() - self._started
+        margin = 2.0 * saving_seconds + _LEAST_MARGIN
+        if self._time_limit is not None and elapsed >= self._time_limit - margin:
+            self.ask(Stop(os.EX_TEMPFAIL, f"the time limit of {durations.shown(self._time_limit)}"))
+        if self._slurm_left is not None:
+            margin += min(_SLURM_MARGIN, _SLURM_SHARE * self._slurm_left)
+            if elapsed >= self._slurm_left - margin:
+                self.ask(Stop(os.EX_TEMPFAIL, "SLURM's time limit"))
+
+    def __enter__(self) -> StopWatch:
+        if threading.current_thread() is not threading.main_thread():
+            logger.debug("train() runs in a thread of its own, where Python cannot listen for signals.")
+            self._before.append({})
+            return self
+        before = {}
+        for number in self._answers:
+            handler = signal.getsignal(number)
+            # None: set from C, Python could not put it back. And who starts a program with SIGINT ignored, as
+            # shells do in the background, does not want it to be stopped by Ctrl-C.
+            if handler is not None and not (number == signal.SIGINT and handler == signal.SIG_IGN):
+                before[number] = handler
+        self._before.append(before)
+        try:
+            for number in before:
+                signal.signal(number, self._hear)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for number, handler in self._before.pop().items():
+            signal.signal(number, handler)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self._first_signal is None:
+            self._first_signal = now
+            self._requests.append(self._answers[number])
+        elif now - self._first_signal > REPEAT_SECONDS:
+            self._end_at_once(number)
+
+    def _end_at_once(self, number: int) -> None:
+        if number == signal.SIGINT:
+            signal.signal(number, self._before[0][number])
+            raise KeyboardInterrupt
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
