@@ -1,0 +1,161 @@
+"""Arrays as ``.npy`` files: written in pieces, read straight into their memory, trusted only by checksum."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO, TypeGuard
+
+import numpy as np
+
+_CHUNK = 1 << 20
+_MAGIC = b"\x93NUMPY\x01\x00"
+_MAX_DIMENSIONS = 32
+DTYPES = ("<f8", "<f4", "<i8", "<i4", "<u4", "|u1", "|b1")
+"""What an array may hold: plain numbers."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the manifest says about one array: its file's size and checksum, its type and shape."""
+
+    bytes: int
+    sha256: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, data: Any) -> Entry:
+        """Return the entry that `data` of a manifest describes; ValueError if it describes none."""
+        if not isinstance(data, dict):
+            raise ValueError("its entry is no object")
+        size, sha256 = data.get("bytes"), data.get("sha256")
+        dtype, shape = data.get("dtype"), data.get("shape")
+        if not _whole(size) or not isinstance(sha256, str):
+            raise ValueError("its size or checksum is missing")
+        if dtype not in DTYPES:
+            raise ValueError(f"its type is {dtype!a}, allowed are {', '.join(DTYPES)}")
+        if not isinstance(shape, list) or len(shape) > _MAX_DIMENSIONS or not all(map(_whole, shape)):
+            raise ValueError(f"its shape is {shape!a}")
+        return cls(size, sha256, dtype, tuple(shape))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the entry as plain data for JSON."""
+        return {
+            "bytes": self.bytes,
+            "sha256": self.sha256,
+            "dtype": self.dtype,
+            "shape": list(self.shape),
+        }
+
+
+class ArrayFile:
+    """The bytes of an array's file, counted and hashed while somebody takes them.
+
+    Parameters
+    ----------
+    array : ndarray
+        Copied only where it is not in C order.
+    """
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array = np.asarray(array, order="C")
+        if self._array.dtype.str not in DTYPES:
+            raise ValueError(
+                f"arrays of checkpoints hold plain numbers ({', '.join(DTYPES)}), got {self._array.dtype.str}"
+            )
+        self._sha256 = hashlib.sha256()
+        self._bytes = 0
+
+    def chunks(self) -> Iterator[bytes | memoryview]:
+        """Yield the file piece by piece; once per object."""
+        header = io.BytesIO()
+        np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(self._array))
+        yield self._count(header.getvalue())
+        memory = _memory(self._array)
+        for start in range(0, len(memory), _CHUNK):
+            yield self._count(memory[start : start + _CHUNK])
+
+    def entry(self) -> Entry:
+        """Return what the manifest has to say about the pieces taken so far."""
+        return Entry(self._bytes, self._sha256.hexdigest(), self._array.dtype.str, self._array.shape)
+
+    def _count(self, chunk: bytes | memoryview) -> bytes | memoryview:
+        self._sha256.update(chunk)
+        self._bytes += len(chunk)
+        return chunk
+
+
+def verify(file: BinaryIO, entry: Entry) -> None:
+    """Raise ValueError unless `file` holds exactly the bytes that `entry` was made from."""
+    _check_size(file, entry)
+    sha256 = hashlib.sha256()
+    memory = memoryview(bytearray(min(_CHUNK, entry.bytes)))
+    left = entry.bytes
+    while left:
+        taken = memory[: min(_CHUNK, left)]
+        _fill(file, taken)
+        sha256.update(taken)
+        left -= len(taken)
+    _check_sum(sha256.hexdigest(), entry)
+
+
+def read(file: BinaryIO, entry: Entry) -> np.ndarray:
+    """Return the array in `file`; ValueError unless the file is exactly what `entry` describes."""
+    _check_size(file, entry)
+    start = bytearray(len(_MAGIC) + 2)
+    if entry.bytes < len(start):
+        raise ValueError("it is too short for an array")
+    _fill(file, memoryview(start))
+    if not start.startswith(_MAGIC):
+        raise ValueError("it is no .npy file of version 1.0")
+    header = bytearray(int.from_bytes(start[-2:], "little"))
+    # All sizes must agree before any memory is asked for: a manifest may claim whatever it likes.
+    if len(start) + len(header) + math.prod(entry.shape) * np.dtype(entry.dtype).itemsize != entry.bytes:
+        raise ValueError("its size does not fit its shape")
+    _fill(file, memoryview(header))
+    sha256 = hashlib.sha256(start + header)
+    array = np.empty(entry.shape, entry.dtype)
+    memory = _memory(array)
+    for position in range(0, len(memory), _CHUNK):
+        piece = memory[position : position + _CHUNK]
+        _fill(file, piece)
+        sha256.update(piece)
+    _check_sum(sha256.hexdigest(), entry)
+    described = np.lib.format.read_array_header_1_0(io.BytesIO(start[-2:] + header))
+    if described != (entry.shape, False, np.dtype(entry.dtype)):
+        raise ValueError("its header and the manifest contradict each other")
+    return array
+
+
+def _memory(array: np.ndarray) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data
+
+
+def _whole(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _check_size(file: BinaryIO, entry: Entry) -> None:
+    size = file.seek(0, io.SEEK_END)
+    file.seek(0)
+    if size != entry.bytes:
+        raise ValueError(f"it has {size} bytes instead of {entry.bytes}")
+
+
+def _check_sum(sha256: str, entry: Entry) -> None:
+    if sha256 != entry.sha256:
+        raise ValueError("its checksum does not match")
+
+
+def _fill(file: BinaryIO, memory: memoryview) -> None:
+    """Read until `memory` is full."""
+    position = 0
+    while position < len(memory):
+        count = file.readinto(memory[position:])  # type: ignore[attr-defined]
+        if not count:
+            raise ValueError("it ends too early")
+        position += count

@@ -1,0 +1,484 @@
+"""The checkpoints of one agent in one folder: who may write, what is whole, what is kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import secrets
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from dist_classicrl.checkpoint import arrays as array_files
+from dist_classicrl.checkpoint.storage import open_storage
+from dist_classicrl.errors import CheckpointError, CheckpointFencedError, SettingsError
+
+logger = logging.getLogger(__name__)
+
+FORMAT = "dist_classicrl checkpoint"
+FORMAT_VERSION = 1
+_MANIFEST = "manifest.json"
+_MAX_MANIFEST = 64 * 2**20
+_ARRAY_NAME = re.compile("[a-z0-9_]+")
+_OWN_KEYS = ("format", "format_version", "package_version", "fence", "sequence", "written", "host", "arrays")
+
+
+@dataclass(frozen=True)
+class Saved:
+    """One checkpoint as it was read.
+
+    Attributes
+    ----------
+    name : str
+        Its folder's name.
+    url : str
+        Where it is, for people.
+    body : dict
+        What its writer said of it, and what the folder added: fence, sequence, time and so on.
+    arrays : dict of str to ndarray
+    """
+
+    name: str
+    url: str
+    body: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+
+
+@dataclass(frozen=True, order=True)
+class _Name:
+    """A checkpoint's name; sorted by fence, then sequence: a server that was replaced may write late."""
+
+    fence: int
+    sequence: int
+    steps: int
+    run: str
+
+    def __str__(self) -> str:
+        return f"f{self.fence:06d}-c{self.sequence:08d}-step{self.steps:015d}-{self.run}"
+
+    @classmethod
+    def parse(cls, name: str) -> _Name | None:
+        """Return what `name` says, or None if no checkpoint is named like that."""
+        match = re.fullmatch("f([0-9]{6,20})-c([0-9]{8,20})-step([0-9]{15,20})-([0-9a-f]{8})", name)
+        if match is None:
+            return None
+        fence, sequence, steps, run = match.groups()
+        parsed = cls(int(fence), int(sequence), int(steps), run)
+        return parsed if str(parsed) == name else None
+
+
+class CheckpointFolder:
+    """The checkpoints of one agent.
+
+    Whoever writes holds the folder: `claim` takes the next fencing number, and from then on every earlier
+    holder is refused by `check_fence`, and so by `write`. Reading needs no claim.
+
+    Parameters
+    ----------
+    location : str or path-like
+        A folder's path, or a URL that fsspec knows.
+    agent : str
+        Name of the subfolder.
+    keep_last : int
+        How many checkpoints of a run stay.
+    keep_every : int or None
+        Those whose sequence number is a multiple of this stay as well.
+    mode : int
+        Permissions of files on local file systems; folders are as open as their files.
+    """
+
+    def __init__(
+        self,
+        location: str | os.PathLike[str],
+        agent: str,
+        keep_last: int = 3,
+        keep_every: int | None = None,
+        mode: int = 0o600,
+    ) -> None:
+        _check_count("keep_last", keep_last)
+        if keep_every is not None:
+            _check_count("keep_every", keep_every, ", or None")
+        if not isinstance(mode, int) or not 0 <= mode <= 0o777 or mode & 0o600 != 0o600:
+            raise SettingsError(
+                "checkpoint_mode must be permissions that let the owner read and write, "
+                f"from 0o600 to 0o777, got {mode if not isinstance(mode, int) else oct(mode)}."
+            )
+        self._storage = open_storage(location, agent, mode)
+        self._keep_last = keep_last
+        self._keep_every = keep_every
+        self._fence: int | None = None
+        self._token = ""
+        self._warned: set[str] = set()
+
+    @property
+    def url(self) -> str:
+        """Where the folder is, for people."""
+        return self._storage.url
+
+    def url_of(self, name: str) -> str:
+        """Return where the checkpoint `name` is, for people."""
+        return f"{self.url}/{name}"
+
+    def names(self) -> list[str]:
+        """Return the names of the complete checkpoints, newest first.
+
+        Raises
+        ------
+        CheckpointError
+            If the folder cannot be listed.
+        """
+        return [str(name) for name in reversed(self._checkpoints()) if self._is_complete(name)]
+
+    # Reading
+
+    def read(self, name: str) -> Saved:
+        """Return the checkpoint `name`.
+
+        Raises
+        ------
+        CheckpointError
+            If there is none of that name, or it is truncated, damaged or foreign. Nothing in it is ever run.
+        """
+        try:
+            parsed = _Name.parse(name)
+            if parsed is None:
+                raise ValueError("its name is none of a checkpoint")
+            body, entries = _checked(self._read_manifest(name), parsed)
+            arrays = {key: self._read_array(name, key, entry) for key, entry in entries.items()}
+        except MemoryError:  # says nothing about the checkpoint
+            raise
+        except Exception as error:  # damaged files and remote stores raise errors of many kinds
+            raise CheckpointError(self._refusal(name, str(error) or type(error).__name__)) from error
+        return Saved(name, self.url_of(name), body, arrays)
+
+    def read_newest(self) -> Saved | None:
+        """Return the newest checkpoint that can be used; None if there is no checkpoint at all.
+
+        Raises
+        ------
+        CheckpointError
+            If there are checkpoints, but none can be used.
+        """
+        refused: dict[str, str] = {}
+        # Once more from the start after a failure: meanwhile a writer may have replaced all that was listed.
+        while new := [name for name in self.names() if name not in refused]:
+            for name in new:
+                try:
+                    saved = self.read(name)
+                except CheckpointError as error:
+                    refused[name] = str(error)
+                    continue
+                for skipped in sorted(refused, reverse=True):
+                    if skipped not in self._warned:
+                        self._warned.add(skipped)
+                        logger.warning("%s Using %s instead.", refused[skipped], name)
+                return saved
+        if not refused:
+            return None
+        raise CheckpointError(
+            f"There is no usable checkpoint in {self.url}: {' '.join(refused.values())} "
+            "To start from nothing, give another checkpoint_dir or move these folders away."
+        )
+
+    # Writing
+
+    def claim(self) -> int:
+        """Take the next fencing number: all who held the folder before are refused from now on.
+
+        Raises
+        ------
+        CheckpointError
+            If the folder cannot be made or written to.
+        """
+        self._storage.create()
+        try:
+            while True:
+                used = [*self._fences(), *(name.fence for name in self._checkpoints())]
+                number = max(used, default=0) + 1
+                token = secrets.token_hex(16)
+                holder = {
+                    "number": number,
+                    "token": token,
+                    "host": socket.gethostname(),
+                    "pid": os.getpid(),
+                    "time": _now(),
+                }
+                if self._storage.write_new(_fence_file(number), json.dumps(holder).encode()):
+                    # Somebody may have taken this number and a later one, and removed it, since the listing.
+                    if max(self._fences(), default=0) == number:
+                        break
+        except CheckpointError:
+            raise
+        except Exception as error:  # remote stores raise errors of many kinds
+            raise CheckpointError(
+                f"The checkpoint folder {self.url} cannot be claimed: {error}. "
+                "Give a folder in which files can be listed, read, written and removed."
+            ) from error
+        self._fence, self._token = number, token
+        for earlier in self._fences():
+            if earlier < number:
+                with suppress(Exception):  # it means nothing any more
+                    self._storage.remove(_fence_file(earlier))
+        return number
+
+    def check_fence(self) -> None:
+        """Make sure that nobody else has claimed the folder since this object did.
+
+        Raises
+        ------
+        CheckpointFencedError
+            If somebody has.
+        CheckpointError
+            If that cannot be found out, or the folder was never claimed.
+        """
+        if self._fence is None:
+            raise CheckpointError(f"The checkpoint folder {self.url} was not claimed. Call claim() first.")
+        newest = max(self._fences(), default=None)
+        if newest is None:
+            raise CheckpointError(
+                f"The checkpoint folder {self.url} has been removed or emptied. "
+                "Put it back, or start the program again."
+            )
+        holder = self._holder(newest)
+        if newest == self._fence and holder.get("token") == self._token:
+            return
+        who = ", ".join(f"{key} {holder[key]!a}" for key in ("host", "pid", "time") if key in holder)
+        raise CheckpointFencedError(
+            f"The checkpoint folder {self.url} now belongs to another server ({who or 'unknown'}; "
+            f"fencing number {newest}, this process has {self._fence}). This process has been replaced and "
+            "must stop. If both should run, give each its own checkpoint_dir."
+        )
+
+    def write(self, arrays: Mapping[str, np.ndarray], body: dict[str, Any], run: str) -> str:
+        """Write a checkpoint, verify it, remove what is no longer kept, and return its name.
+
+        Parameters
+        ----------
+        arrays : mapping of str to ndarray
+            Plain numbers; nobody may change them meanwhile.
+        body : dict
+            Plain data for JSON, with "steps".
+        run : str
+            8 hexadecimal digits; only checkpoints of the same run are ever removed.
+
+        Raises
+        ------
+        CheckpointFencedError
+            If somebody else has claimed the folder. Nothing is left of this checkpoint then.
+        Exception
+            Whatever the storage raises. What was half written is removed where that is possible.
+        """
+        self.check_fence()
+        assert self._fence is not None
+        present = self._checkpoints()
+        name = _Name(
+            self._fence, max((other.sequence for other in present), default=0) + 1, body["steps"], run
+        )
+        if _Name.parse(str(name)) != name or not all(map(_ARRAY_NAME.fullmatch, arrays)):
+            raise ValueError(f"{name} and {', '.join(arrays)} are no names of a checkpoint and its arrays")
+        taken = sorted(set(body) & set(_OWN_KEYS))
+        if taken:
+            raise ValueError(f"{', '.join(taken)} are given by the folder itself, not by the caller")
+        try:
+            self._write(name, arrays, body)
+        except BaseException:
+            # The manifest first: without it, nobody takes the rest for a checkpoint.
+            with suppress(Exception):
+                self._remove(name)
+            raise
+        try:
+            self._rotate(name)
+        except Exception as error:
+            if "rotation" not in self._warned:
+                self._warned.add("rotation")
+                logger.warning("Old checkpoints in %s cannot be removed: %s", self.url, error)
+        return str(name)
+
+    def _write(self, name: _Name, arrays: Mapping[str, np.ndarray], body: dict[str, Any]) -> None:
+        from dist_classicrl import __version__
+
+        folder = str(name)
+        entries = {}
+        for key, array in arrays.items():
+            file = array_files.ArrayFile(array)
+            self._storage.write(f"{folder}/{key}.npy", file.chunks())
+            entries[key] = file.entry()
+        self._storage.sync(folder)
+        for key, entry in entries.items():
+            with self._storage.open(f"{folder}/{key}.npy") as written:
+                array_files.verify(written, entry)
+        manifest = _manifest(
+            {
+                **body,
+                "format": FORMAT,
+                "format_version": FORMAT_VERSION,
+                "package_version": __version__,
+                "fence": name.fence,
+                "sequence": name.sequence,
+                "written": _now(),
+                "host": socket.gethostname(),
+                "arrays": {key: {"file": f"{key}.npy", **entry.to_dict()} for key, entry in entries.items()},
+            }
+        )
+        self.check_fence()
+        self._storage.write(f"{folder}/{_MANIFEST}", [manifest])
+        self._storage.sync(folder)
+        self._storage.sync("")
+        if self._read_manifest(folder) != manifest:
+            raise OSError(f"{self.url_of(folder)}/{_MANIFEST} does not hold what was written to it")
+
+    def _rotate(self, newest: _Name) -> None:
+        """Remove checkpoints of the same run that are not kept, and what others left half written."""
+        ours = 0
+        for name in reversed(self._checkpoints()):
+            if not self._is_complete(name):
+                if name < newest:
+                    self._remove(name)
+            elif name.run == newest.run:
+                ours += 1
+                if ours > self._keep_last and (
+                    self._keep_every is None or name.sequence % self._keep_every != 0
+                ):
+                    self._remove(name)
+
+    def _remove(self, name: _Name) -> None:
+        self._storage.remove(f"{name}/{_MANIFEST}")
+        self._storage.remove(str(name))
+
+    # What is in the folder
+
+    def _checkpoints(self) -> list[_Name]:
+        """Return all that is named like a checkpoint, complete or not, oldest first."""
+        return sorted(name for name in map(_Name.parse, self._listed()) if name is not None)
+
+    def _is_complete(self, name: _Name) -> bool:
+        return _MANIFEST in self._listed(str(name))
+
+    def _fences(self) -> list[int]:
+        matches = (re.fullmatch("fence-([0-9]{6,20})[.]json", name) for name in self._listed())
+        return [int(match[1]) for match in matches if match]
+
+    def _listed(self, folder: str = "") -> list[str]:
+        try:
+            return self._storage.names(folder)
+        except Exception as error:  # remote stores raise errors of many kinds
+            raise CheckpointError(
+                f"The checkpoint folder {self.url} cannot be listed: {error}. "
+                "Give a folder that this user may read."
+            ) from error
+
+    def _holder(self, number: int) -> dict[str, Any]:
+        """Return what a fence file says of its holder; nothing where it is damaged or half written."""
+        try:
+            with self._storage.open(_fence_file(number)) as file:
+                holder = json.loads(file.read(10_000))
+        except (FileNotFoundError, ValueError, RecursionError):
+            return {}
+        return holder if isinstance(holder, dict) else {}
+
+    def _read_manifest(self, name: str) -> bytes:
+        try:
+            with self._storage.open(f"{name}/{_MANIFEST}") as file:
+                return _take(file)
+        except FileNotFoundError as error:
+            raise ValueError(f"it has no {_MANIFEST}") from error
+
+    def _read_array(self, name: str, key: str, entry: array_files.Entry) -> np.ndarray:
+        try:
+            with self._storage.open(f"{name}/{key}.npy") as file:
+                return array_files.read(file, entry)
+        except FileNotFoundError as error:
+            raise ValueError(f"{key}.npy is missing") from error
+        except ValueError as error:
+            raise ValueError(f"{key}.npy is damaged: {error}") from error
+
+    def _refusal(self, name: str, why: str) -> str:
+        return (
+            f"{self.url_of(name)} is no usable checkpoint: {why}. "
+            "Use an earlier one, or a copy of its folder from a backup."
+        )
+
+
+def _take(file: BinaryIO) -> bytes:
+    """Return a manifest's bytes."""
+    data = file.read(_MAX_MANIFEST + 1)
+    if len(data) > _MAX_MANIFEST:
+        raise ValueError(f"its manifest has more than {_MAX_MANIFEST} bytes")
+    return data
+
+
+def _manifest(body: dict[str, Any]) -> bytes:
+    """Return the manifest's bytes for `body`."""
+    # As it will be read: the checksum must not depend on keys that JSON turns into strings.
+    plain = json.loads(json.dumps(body, allow_nan=False))
+    text = _canonical(plain)
+    manifest = f'{{"body":{text},"sha256":"{hashlib.sha256(text.encode()).hexdigest()}"}}'.encode()
+    if len(manifest) > _MAX_MANIFEST:
+        raise ValueError(f"the manifest would have {len(manifest)} bytes, allowed are {_MAX_MANIFEST}")
+    return manifest
+
+
+def _checked(data: bytes, name: _Name) -> tuple[dict[str, Any], dict[str, array_files.Entry]]:
+    """Return the body and the arrays' entries of the manifest of the checkpoint `name`."""
+    try:
+        manifest = json.loads(data.decode(), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"its manifest is damaged ({error})") from error
+    if not isinstance(manifest, dict) or set(manifest) != {"body", "sha256"}:
+        raise ValueError("its manifest is none of a checkpoint")
+    body = manifest["body"]
+    if hashlib.sha256(_canonical(body).encode()).hexdigest() != manifest["sha256"]:
+        raise ValueError("the checksum of its manifest does not match")
+    if not isinstance(body, dict) or body.get("format") != FORMAT:
+        raise ValueError("it was not written by this library")
+    if body.get("format_version") != FORMAT_VERSION:
+        raise ValueError(
+            f"its format version is {body.get('format_version')!a}, this library reads {FORMAT_VERSION}"
+        )
+    if any(body.get(key) != getattr(name, key) for key in ("fence", "sequence", "steps")):
+        raise ValueError("its name and its manifest contradict each other")
+    if not isinstance(body.get("arrays"), dict):
+        raise ValueError("its manifest lists no arrays")
+    return body, dict(_entries(body["arrays"]))
+
+
+def _entries(arrays: dict[str, Any]) -> Iterator[tuple[str, array_files.Entry]]:
+    for key, data in arrays.items():
+        if _ARRAY_NAME.fullmatch(key) is None:
+            raise ValueError(f"{key!a} is no name of an array")
+        try:
+            entry = array_files.Entry.of(data)
+        except ValueError as error:
+            raise ValueError(f"its manifest describes {key} wrongly: {error}") from error
+        if data.get("file") != f"{key}.npy":
+            raise ValueError(f"{data.get('file')!a} is not the file of {key}")
+        yield key, entry
+
+
+def _canonical(body: Any) -> str:
+    return json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _refuse_constant(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def _fence_file(number: int) -> str:
+    return f"fence-{number:06d}.json"
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def _check_count(name: str, value: Any, otherwise: str = "") -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise SettingsError(f"{name} must be a whole number of at least 1{otherwise}, got {value!r}.")
