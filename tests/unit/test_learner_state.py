@@ -122,14 +122,14 @@ def test_the_next_steps_are_the_same_to_the_bit(case):
     first.pack()  # so that the visits are all in `visits`
     exact = first.exact()
     checkpoint = {"values": exact.astype(settings.dtype), "counts": first.visits, "exact": exact}
-    read = through_files({**checkpoint, **saved.state()})
+    read, state = through_files(checkpoint), saved.state()
     assert np.isfinite(read["exact"]).all()
     second = new_table(source, settings)
     second.load(read.pop("values"), read.pop("counts"), read.pop("exact"))
     restored = new_learner(source, second, settings)
-    restored.restore(read)
     restored.totals.values[:] = saved.totals.values
-    saved.learn(Stream(KEY ^ np.uint64(1), 0), 100)  # nothing is shared with what was saved
+    saved.learn(Stream(KEY ^ np.uint64(1), 0), 100)  # shares nothing with the state that it gave
+    restored.restore(through_files(state))
     restored.learn(Stream(KEY, START, stream.used), STEPS - CUT)
 
     assert second.q.tobytes() == table.q.tobytes()
