@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import logging
 import os
@@ -103,20 +104,24 @@ class CheckpointFolder:
         keep_every: int | None = None,
         mode: int = 0o600,
     ) -> None:
-        _check_count("keep_last", keep_last)
-        if keep_every is not None:
-            _check_count("keep_every", keep_every, ", or None")
+        self.keep(keep_last, keep_every)
         if not isinstance(mode, int) or not 0 <= mode <= 0o777 or mode & 0o600 != 0o600:
             raise SettingsError(
                 "checkpoint_mode must be permissions that let the owner read and write, "
                 f"from 0o600 to 0o777, got {mode if not isinstance(mode, int) else oct(mode)}."
             )
         self._storage = open_storage(location, agent, mode)
-        self._keep_last = keep_last
-        self._keep_every = keep_every
         self._fence: int | None = None
         self._token = ""
         self._warned: set[str] = set()
+
+    def keep(self, keep_last: int, keep_every: int | None) -> None:
+        """Set how many checkpoints stay from the next one on; see the constructor's arguments."""
+        _check_count("keep_last", keep_last)
+        if keep_every is not None:
+            _check_count("keep_every", keep_every, ", or None")
+        self._keep_last = keep_last
+        self._keep_every = keep_every
 
     @property
     def url(self) -> str:
@@ -409,10 +414,11 @@ class CheckpointFolder:
 
 def _take(file: BinaryIO) -> bytes:
     """Return a manifest's bytes."""
-    data = file.read(_MAX_MANIFEST + 1)
-    if len(data) > _MAX_MANIFEST:
-        raise ValueError(f"its manifest has more than {_MAX_MANIFEST} bytes")
-    return data
+    size = file.seek(0, io.SEEK_END)
+    if size > _MAX_MANIFEST:
+        raise ValueError(f"its manifest has {size} bytes, allowed are {_MAX_MANIFEST}")
+    file.seek(0)
+    return file.read(size)
 
 
 def _manifest(body: dict[str, Any]) -> bytes:
@@ -443,7 +449,9 @@ def _checked(data: bytes, name: _Name) -> tuple[dict[str, Any], dict[str, array_
         raise ValueError(
             f"its format version is {body.get('format_version')!a}, this library reads {FORMAT_VERSION}"
         )
-    if any(body.get(key) != getattr(name, key) for key in ("fence", "sequence", "steps")):
+    expected = {"fence": name.fence, "sequence": name.sequence, "steps": name.steps}
+    # As text: Python takes JSON's true and 1.0 for equal to 1.
+    if _canonical({key: body.get(key) for key in expected}) != _canonical(expected):
         raise ValueError("its name and its manifest contradict each other")
     if not isinstance(body.get("arrays"), dict):
         raise ValueError("its manifest lists no arrays")

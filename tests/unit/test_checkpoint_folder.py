@@ -1,0 +1,632 @@
+"""Folders of checkpoints: round trips, who may write, what is kept, and crashes at every step."""
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import tracemalloc
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from dist_classicrl.checkpoint import arrays as arrays_module
+from dist_classicrl.checkpoint import folder as folder_module
+from dist_classicrl.checkpoint import storage as storage_module
+from dist_classicrl.checkpoint.folder import CheckpointFolder
+from dist_classicrl.checkpoint.storage import LocalStorage
+from dist_classicrl.errors import CheckpointError, CheckpointFencedError, SettingsError
+
+RUN, OTHER_RUN = "0123abcd", "99999999"
+
+
+def arrays_of(seed, shape=(3, 4)):
+    rng = np.random.default_rng(seed)
+    return {"q_table": rng.normal(size=shape), "visits": rng.integers(0, 9, shape)}
+
+
+def same(one, other):
+    return set(one) == set(other) and all(
+        one[key].dtype == other[key].dtype
+        and one[key].shape == other[key].shape
+        and one[key].tobytes() == other[key].tobytes()
+        for key in one
+    )
+
+
+def claimed(path, **options):
+    folder = CheckpointFolder(path, "agent-0", **options)
+    folder.claim()
+    return folder
+
+
+def sequences(folder):
+    return [int(name.split("-")[1][1:]) for name in folder.names()]
+
+
+# Round trips
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "int64", "int32", "uint32", "uint8", "bool"])
+@pytest.mark.parametrize("shape", [(), (0,), (0, 3), (5,), (3, 4), (2, 3, 4), (700, 901)])
+def test_every_type_and_shape_comes_back(tmp_path, dtype, shape):
+    array = np.random.default_rng(1).integers(0, 2**31, shape).astype(dtype)
+    folder = claimed(tmp_path)
+    name = folder.write({"a": array}, {"steps": 0}, RUN)
+    saved = CheckpointFolder(tmp_path, "agent-0").read(name)
+    assert same(saved.arrays, {"a": array})
+    assert saved.arrays["a"].flags.writeable and saved.arrays["a"].flags.c_contiguous
+    # As plain NumPy reads it.
+    assert same({"a": np.load(Path(saved.url) / "a.npy", allow_pickle=False)}, {"a": array})
+
+
+def test_special_values_come_back_bit_by_bit(tmp_path):
+    array = np.array([np.nan, -0.0, np.inf, -np.inf, 5e-324])
+    folder = claimed(tmp_path)
+    assert same(folder.read(folder.write({"a": array}, {"steps": 0}, RUN)).arrays, {"a": array})
+
+
+def test_arrays_in_another_order_come_back_as_they_are(tmp_path):
+    array = np.arange(12.0).reshape(3, 4)
+    views = {"columns": np.asfortranarray(array), "every_other": array[:, ::2], "turned": array.T}
+    folder = claimed(tmp_path)
+    read = folder.read(folder.write(views, {"steps": 0}, RUN)).arrays
+    assert all(np.array_equal(read[key], views[key]) for key in views) and set(read) == set(views)
+
+
+def test_the_body_comes_back_with_what_the_folder_adds(tmp_path):
+    body = {
+        "steps": 12345,
+        "settings": {"epsilon": 0.1, "n": [1, None, True]},
+        "note": "Köln \u2603 \ud800",
+        3: 4,
+    }
+    folder = claimed(tmp_path)
+    name = folder.write(arrays_of(1), body, RUN)
+    assert name == f"f000001-c00000001-step000000000012345-{RUN}"
+    read = folder.read_newest()
+    assert read.name == name and read.url == f"{tmp_path}/agent-0/{name}"
+    assert {key: read.body[key] for key in ("steps", "settings", "note", "3")} == {
+        "steps": 12345,
+        "settings": {"epsilon": 0.1, "n": [1, None, True]},
+        "note": "Köln \u2603 \ud800",
+        "3": 4,
+    }
+    assert (read.body["format"], read.body["format_version"]) == ("dist_classicrl checkpoint", 1)
+    assert (read.body["fence"], read.body["sequence"]) == (1, 1)
+    assert read.body["arrays"]["visits"]["file"] == "visits.npy"
+    assert read.body["arrays"]["visits"]["shape"] == [3, 4]
+
+
+def test_reading_makes_nothing_and_finds_nothing_in_a_new_place(tmp_path):
+    folder = CheckpointFolder(tmp_path / "runs", "agent-0")
+    assert folder.names() == [] and folder.read_newest() is None
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_large_array_is_read_without_a_second_copy(tmp_path):
+    folder = claimed(tmp_path)
+    size = 40_000_000
+    name = folder.write({"a": np.ones(size, np.uint8)}, {"steps": 0}, RUN)
+    tracemalloc.start()
+    try:
+        saved = folder.read(name)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert saved.arrays["a"].nbytes == size and peak < 1.2 * size
+
+
+@pytest.mark.parametrize(
+    "arrays, body, run, why",
+    [
+        ({"Q": np.zeros(1)}, {"steps": 1}, RUN, "no names of a checkpoint and its arrays"),
+        ({"../q": np.zeros(1)}, {"steps": 1}, RUN, "no names of a checkpoint and its arrays"),
+        ({"q": np.zeros(1)}, {"steps": 1}, "run-1", "no names of a checkpoint and its arrays"),
+        ({"q": np.zeros(1)}, {"steps": -1}, RUN, "no names of a checkpoint and its arrays"),
+        ({"q": np.zeros(1)}, {"steps": 1, "fence": 7}, RUN, "fence are given by the folder itself"),
+        ({"q": np.array([None])}, {"steps": 1}, RUN, "hold plain numbers .* got |O"),
+        ({"q": np.zeros(1, ">f8")}, {"steps": 1}, RUN, "hold plain numbers .* got >f8"),
+        ({"q": np.zeros(1)}, {"steps": 1, "loss": float("nan")}, RUN, "not JSON compliant"),
+    ],
+    ids=range(8),
+)
+def test_what_could_not_be_read_is_not_written(tmp_path, arrays, body, run, why):
+    folder = claimed(tmp_path)
+    with pytest.raises(ValueError, match=why):
+        folder.write(arrays, body, run)
+    assert os.listdir(tmp_path / "agent-0") == ["fence-000001.json"]
+
+
+@pytest.mark.parametrize(
+    "options, why",
+    [
+        ({"keep_last": 0}, "keep_last must be a whole number of at least 1, got 0"),
+        ({"keep_last": True}, "keep_last must be"),
+        ({"keep_every": 0}, "keep_every must be a whole number of at least 1, or None, got 0"),
+        ({"keep_every": 2.5}, "keep_every must be"),
+        ({"mode": 0o400}, "checkpoint_mode must be .* got 0o400"),
+        ({"mode": 0o1600}, "checkpoint_mode must be .* got 0o1600"),
+        ({"mode": "600"}, "checkpoint_mode must be .* got 600"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(tmp_path, options, why):
+    with pytest.raises(SettingsError, match=why):
+        CheckpointFolder(tmp_path, "agent-0", **options)
+
+
+@pytest.mark.parametrize("mode, folder_mode", [(0o600, 0o700), (0o664, 0o775)])
+def test_permissions(tmp_path, mode, folder_mode):
+    folder = claimed(tmp_path / "runs", mode=mode)
+    folder.write(arrays_of(1), {"steps": 0}, RUN)
+    paths = [tmp_path / "runs", *(tmp_path / "runs").rglob("*")]
+    assert len(paths) == 7
+    for path in paths:
+        assert path.stat().st_mode & 0o777 == (folder_mode if path.is_dir() else mode), path
+
+
+# What is kept
+
+
+@pytest.mark.parametrize(
+    "keep_last, keep_every, kept",
+    [(1, None, [9]), (3, None, [9, 8, 7]), (2, 4, [9, 8, 4]), (1, 1, [*range(9, 0, -1)])],
+)
+def test_rotation(tmp_path, keep_last, keep_every, kept):
+    folder = claimed(tmp_path, keep_last=keep_last, keep_every=keep_every)
+    for step in range(9):
+        folder.write(arrays_of(step), {"steps": step}, RUN)
+    assert sequences(folder) == kept
+    for name in folder.names():
+        saved = folder.read(name)
+        assert same(saved.arrays, arrays_of(saved.body["steps"]))
+    assert len(os.listdir(tmp_path / "agent-0")) == len(kept) + 1
+
+
+def test_checkpoints_of_other_runs_and_foreign_files_stay(tmp_path):
+    folder = claimed(tmp_path, keep_last=1)
+    for step in range(2):
+        folder.write(arrays_of(step), {"steps": step}, OTHER_RUN)
+    root = tmp_path / "agent-0"
+    foreign = [
+        "notes.txt",
+        "f000001-c00000001-step000000000000000-backup",
+        "f1-c1-step1-0123abcd",
+        "F000001-c00000001-step000000000000000-0123abcd",
+        f"f0000001-c00000001-step000000000000000-{RUN}",
+        "fence-1.json",
+        "fence-000001.json.bak",
+    ]
+    for name in foreign:
+        (root / name).mkdir()
+        (root / name / "file").touch()
+    for step in range(3):
+        folder.write(arrays_of(step), {"steps": step}, RUN)
+    assert [name[-8:] for name in folder.names()] == [RUN, OTHER_RUN] and sequences(folder) == [5, 2]
+    assert all((root / name / "file").exists() for name in foreign)
+
+
+def test_incomplete_folders_are_no_checkpoints_and_are_removed_by_the_next_one(tmp_path):
+    folder = claimed(tmp_path)
+    name = folder.write(arrays_of(1), {"steps": 1}, RUN)
+    root = tmp_path / "agent-0"
+    earlier = root / f"f000001-c00000007-step000000000000009-{OTHER_RUN}"
+    later = root / f"f000002-c00000001-step000000000000009-{OTHER_RUN}"
+    for path in (earlier, later):
+        path.mkdir()
+        (path / "q_table.npy").touch()
+    assert folder.names() == [name] and folder.read_newest().name == name
+    folder.write(arrays_of(2), {"steps": 2}, RUN)
+    assert sequences(folder) == [8, 1]
+    assert not earlier.exists() and later.exists()
+
+
+def test_order_is_by_fence_then_sequence_and_not_by_steps(tmp_path):
+    late = claimed(tmp_path)
+    late.write(arrays_of(1), {"steps": 1000}, RUN)
+    root = tmp_path / "agent-0"
+    first = late.names()[0]
+    shutil.copytree(root / first, tmp_path / "aside")
+    folder = claimed(tmp_path)
+    folder.write(arrays_of(2), {"steps": 500}, RUN)
+    assert [name[:17] for name in folder.names()] == ["f000002-c00000002", "f000001-c00000001"]
+    # What a server that was replaced publishes late, with a high sequence number and more steps.
+    body = json.loads((root / first / "manifest.json").read_text())["body"]
+    assert body["fence"] == 1
+    (tmp_path / "aside").rename(root / first.replace("c00000001", "c00000099"))
+    assert folder.read_newest().body["steps"] == 500
+
+
+def test_a_rotation_that_fails_does_not_fail_the_checkpoint(tmp_path, monkeypatch, caplog):
+    folder = claimed(tmp_path, keep_last=1)
+    folder.write(arrays_of(0), {"steps": 0}, RUN)
+
+    def refuse(path):
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    monkeypatch.setattr(folder._storage, "remove", refuse)
+    for step in (1, 2):
+        folder.write(arrays_of(step), {"steps": step}, RUN)
+    assert sequences(folder) == [3, 2, 1]
+    (record,) = caplog.records
+    assert "Old checkpoints" in record.message and "Permission denied" in record.message
+    monkeypatch.undo()
+    folder.write(arrays_of(3), {"steps": 3}, RUN)
+    assert sequences(folder) == [4]
+
+
+# Who may write
+
+
+def test_each_claim_takes_the_next_number_and_removes_the_earlier_file(tmp_path):
+    assert [CheckpointFolder(tmp_path, "agent-0").claim() for _ in range(3)] == [1, 2, 3]
+    assert os.listdir(tmp_path / "agent-0") == ["fence-000003.json"]
+    holder = json.loads((tmp_path / "agent-0" / "fence-000003.json").read_text())
+    assert set(holder) == {"number", "token", "host", "pid", "time"} and holder["pid"] == os.getpid()
+
+
+def test_a_claim_goes_above_the_checkpoints_where_the_fence_file_was_lost(tmp_path):
+    claimed(tmp_path)
+    claimed(tmp_path).write(arrays_of(1), {"steps": 1}, RUN)
+    (tmp_path / "agent-0" / "fence-000002.json").unlink()
+    assert CheckpointFolder(tmp_path, "agent-0").claim() == 3
+
+
+def test_writing_needs_a_claim(tmp_path):
+    with pytest.raises(CheckpointError, match=r"not claimed. Call claim\(\) first"):
+        CheckpointFolder(tmp_path, "agent-0").write(arrays_of(1), {"steps": 1}, RUN)
+
+
+def test_who_was_replaced_cannot_write_and_leaves_nothing(tmp_path):
+    old, new = claimed(tmp_path), claimed(tmp_path)
+    name = new.write(arrays_of(2), {"steps": 2}, OTHER_RUN)
+    for attempt in (old.check_fence, lambda: old.write(arrays_of(1), {"steps": 1}, RUN)):
+        with pytest.raises(CheckpointFencedError, match=f"host .*pid {os.getpid()}, time .*must stop"):
+            attempt()
+    assert sorted(os.listdir(tmp_path / "agent-0")) == sorted([name, "fence-000002.json"])
+    assert same(old.read_newest().arrays, arrays_of(2))
+    new.check_fence()
+
+
+def test_who_is_replaced_while_writing_does_not_publish(tmp_path, monkeypatch):
+    """The claim comes after the arrays, just before the manifest."""
+    old = claimed(tmp_path)
+    verify = arrays_module.verify
+    newer = []
+
+    def verify_and_claim(file, entry):
+        verify(file, entry)
+        if not newer:
+            newer.append(claimed(tmp_path))
+
+    monkeypatch.setattr(folder_module.array_files, "verify", verify_and_claim)
+    with pytest.raises(CheckpointFencedError):
+        old.write(arrays_of(1), {"steps": 1}, RUN)
+    assert os.listdir(tmp_path / "agent-0") == ["fence-000002.json"]
+    newer[0].write(arrays_of(2), {"steps": 2}, OTHER_RUN)
+    assert same(old.read_newest().arrays, arrays_of(2))
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"[" * 9000])
+def test_a_fence_file_that_is_half_written_counts_by_its_number(tmp_path, content):
+    folder = claimed(tmp_path)
+    (tmp_path / "agent-0" / "fence-000002.json").write_bytes(content)
+    with pytest.raises(CheckpointFencedError, match="another server .unknown; fencing number 2"):
+        folder.check_fence()
+    assert CheckpointFolder(tmp_path, "agent-0").claim() == 3
+
+
+def test_a_file_of_the_same_number_and_another_token_is_somebody_else(tmp_path):
+    folder = claimed(tmp_path)
+    path = tmp_path / "agent-0" / "fence-000001.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "token": "0" * 32, "host": "elsewhere"}))
+    with pytest.raises(CheckpointFencedError, match="elsewhere"):
+        folder.check_fence()
+
+
+def test_a_folder_that_was_removed_is_an_error_but_nobody_else_has_it(tmp_path):
+    folder = claimed(tmp_path)
+    shutil.rmtree(tmp_path / "agent-0")
+    with pytest.raises(CheckpointError, match="has been removed or emptied") as caught:
+        folder.write(arrays_of(1), {"steps": 1}, RUN)
+    assert not isinstance(caught.value, CheckpointFencedError)
+
+
+def test_claims_at_the_same_time_leave_one_holder(tmp_path):
+    folders = [CheckpointFolder(tmp_path, "agent-0") for _ in range(8)]
+    numbers = [0] * len(folders)
+    start = threading.Barrier(len(folders))
+
+    def claim(index):
+        start.wait(30)
+        numbers[index] = folders[index].claim()
+
+    threads = [threading.Thread(target=claim, args=(index,)) for index in range(len(folders))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(set(numbers)) == len(folders) and min(numbers) >= 1
+    for folder, number in zip(folders, numbers, strict=True):
+        if number == max(numbers):
+            folder.check_fence()
+        else:
+            with pytest.raises(CheckpointFencedError):
+                folder.check_fence()
+
+
+def test_a_number_that_was_passed_over_is_not_taken(tmp_path, monkeypatch):
+    """Somebody claims twice between the listing and the creation: the number is free again, but too low."""
+    slow = CheckpointFolder(tmp_path, "agent-0")
+    others = []
+    write_new = slow._storage.write_new
+
+    def late(path, data):
+        if not others:
+            others.extend([claimed(tmp_path), claimed(tmp_path)])
+        return write_new(path, data)
+
+    monkeypatch.setattr(slow._storage, "write_new", late)
+    assert slow.claim() == 3
+    slow.check_fence()
+    with pytest.raises(CheckpointFencedError):
+        others[1].check_fence()
+
+
+# Damage while writing
+
+
+def test_what_reads_back_differently_is_not_published(tmp_path, monkeypatch):
+    folder = claimed(tmp_path)
+    before = folder.write(arrays_of(1), {"steps": 1}, RUN)
+    write = folder._storage.write
+
+    def bad_disk(path, chunks):
+        write(path, chunks)
+        if path.endswith("visits.npy"):
+            with open(Path(folder.url) / path, "r+b") as file:
+                file.seek(-1, os.SEEK_END)
+                file.write(b"\xee")
+
+    monkeypatch.setattr(folder._storage, "write", bad_disk)
+    with pytest.raises(ValueError, match="checksum does not match"):
+        folder.write(arrays_of(2), {"steps": 2}, RUN)
+    assert folder.names() == [before] and len(os.listdir(folder.url)) == 2
+
+
+def test_arrays_are_synced_before_the_manifest_and_old_ones_removed_after_it(tmp_path, monkeypatch):
+    folder = claimed(tmp_path, keep_last=1)
+    old = folder.write(arrays_of(1), {"steps": 1}, RUN)
+    calls = []
+    for name in ("write", "open", "sync", "remove"):
+
+        def record(path, *rest, name=name):
+            calls.append((name, path))
+            return getattr(LocalStorage, name)(folder._storage, path, *rest)
+
+        monkeypatch.setattr(folder._storage, name, record)
+    new = folder.write(arrays_of(2), {"steps": 2}, RUN)
+    assert calls == [
+        ("open", "fence-000001.json"),
+        ("write", f"{new}/q_table.npy"),
+        ("write", f"{new}/visits.npy"),
+        ("sync", new),
+        ("open", f"{new}/q_table.npy"),
+        ("open", f"{new}/visits.npy"),
+        ("open", "fence-000001.json"),
+        ("write", f"{new}/manifest.json"),
+        ("sync", new),
+        ("sync", ""),
+        ("open", f"{new}/manifest.json"),
+        ("remove", f"{old}/manifest.json"),
+        ("remove", old),
+    ]
+
+
+class Crash(BaseException):
+    """The process is gone: nothing catches this."""
+
+
+class FaultySystem:
+    """What the storage asks of the operating system; call `fatal` and, if lasting, all later ones fail.
+
+    A file that is written when it happens stays half written, a folder that is removed stays half removed.
+    """
+
+    COUNTED = ("open", "mkdir", "listdir", "fsync", "fchmod", "replace", "unlink", "posix_fadvise")
+
+    def __init__(self, fatal, error, lasting):
+        self.calls, self.fatal, self.error, self.lasting = 0, fatal, error, lasting
+
+    def step(self):
+        self.calls += 1
+        if self.calls == self.fatal or (self.lasting and self.calls > self.fatal):
+            raise self.error()
+
+    def __getattr__(self, name):
+        function = getattr(os, name)
+        if name not in self.COUNTED:
+            return function
+
+        def counted(*arguments, **options):
+            self.step()
+            return function(*arguments, **options)
+
+        return counted
+
+    def fdopen(self, handle, mode):
+        file = os.fdopen(handle, mode, buffering=0)
+        if mode == "rb":
+            return file
+        return FaultyFile(file, self)
+
+    def rmtree(self, path):
+        for entry in sorted(os.listdir(path)):
+            self.step()
+            os.unlink(os.path.join(path, entry))
+        self.step()
+        os.rmdir(path)
+
+
+class FaultyFile:
+    def __init__(self, file, system):
+        self.file, self.system = file, system
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.file.close()
+
+    def write(self, chunk):
+        try:
+            self.system.step()
+        except BaseException:
+            self.file.write(chunk[: len(chunk) // 2])
+            raise
+        self.file.write(chunk)
+
+    def flush(self):
+        pass
+
+
+def install(monkeypatch, system):
+    monkeypatch.setattr(storage_module, "os", system)
+    monkeypatch.setattr(storage_module, "shutil", SimpleNamespace(rmtree=system.rmtree))
+
+
+def full_disk():
+    return OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    "error, lasting", [(Crash, True), (Crash, False), (full_disk, True), (full_disk, False)]
+)
+def test_a_failure_at_any_step_leaves_a_folder_that_loads_and_can_be_written_again(
+    tmp_path, monkeypatch, error, lasting
+):
+    outcomes = set()
+    for fatal in range(1, 1000):
+        place = tmp_path / str(fatal)
+        folder = claimed(place, keep_last=1)
+        folder.write(arrays_of(1), {"steps": 1}, RUN)
+        system = FaultySystem(fatal, error, lasting)
+        with monkeypatch.context() as patch:
+            install(patch, system)
+            try:
+                folder.write(arrays_of(2), {"steps": 2}, RUN)
+                written = True
+            except (Crash, OSError, CheckpointError) as caught:
+                assert not isinstance(caught, CheckpointFencedError)
+                written = False
+        found = CheckpointFolder(place, "agent-0").read_newest()
+        step = found.body["steps"]
+        assert same(found.arrays, arrays_of(step)) and step in (1, 2)
+        assert step == 2 or not written
+        if not lasting and not written and error is full_disk:
+            assert step == 1 and len(os.listdir(folder.url)) == 2  # it cleaned up after itself
+        outcomes.add((written, step))
+        if fatal % 2:
+            folder = claimed(place, keep_last=1)  # started again; otherwise the same process goes on
+        folder.write(arrays_of(3), {"steps": 3}, RUN)
+        assert same(CheckpointFolder(place, "agent-0").read_newest().arrays, arrays_of(3))
+        (name,) = folder.names()
+        assert sorted(os.listdir(folder.url))[0] == name and len(os.listdir(folder.url)) == 2
+        assert sorted(os.listdir(f"{folder.url}/{name}")) == ["manifest.json", "q_table.npy", "visits.npy"]
+        shutil.rmtree(place)
+        if system.calls < fatal:
+            break
+    assert written and step == 2 and fatal > 40
+    assert (False, 1) in outcomes and (True, 2) in outcomes
+    if error is Crash:
+        assert (False, 2) in outcomes  # after the manifest
+
+
+@pytest.mark.parametrize("lasting", [True, False])
+def test_a_claim_that_fails_at_any_step_leaves_a_folder_that_can_be_claimed(tmp_path, monkeypatch, lasting):
+    for fatal in range(1, 200):
+        place = tmp_path / str(fatal)
+        claimed(place).write(arrays_of(1), {"steps": 1}, RUN)
+        system = FaultySystem(fatal, Crash, lasting)
+        with monkeypatch.context() as patch:
+            install(patch, system)
+            try:
+                CheckpointFolder(place, "agent-0").claim()
+            except Crash:
+                pass
+        folder = claimed(place)
+        folder.write(arrays_of(2), {"steps": 2}, RUN)
+        assert folder.read_newest().body["steps"] == 2
+        fences = [name for name in os.listdir(folder.url) if name.startswith("fence")]
+        assert len(fences) == 1
+        if system.calls < fatal:
+            break
+    assert 5 < fatal < 199
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small file system")
+def test_a_disk_that_is_really_full(tmp_path):
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", tmp_path], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"mount: {mounted.stderr.decode()}")
+    try:
+        folder = claimed(tmp_path, keep_last=1)
+        folder.write(arrays_of(1, (100, 100)), {"steps": 1}, RUN)
+        with pytest.raises(OSError, match="No space left"):
+            folder.write(arrays_of(2, (250, 250)), {"steps": 2}, RUN)
+        assert same(folder.read_newest().arrays, arrays_of(1, (100, 100)))
+        assert len(os.listdir(folder.url)) == 2
+        folder.write(arrays_of(3, (100, 100)), {"steps": 3}, RUN)
+        assert same(folder.read_newest().arrays, arrays_of(3, (100, 100)))
+        del folder
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+
+
+def test_a_process_killed_while_it_writes_leaves_the_last_checkpoint(tmp_path):
+    """A real one, at a random moment, several times over."""
+    program = (
+        "import sys, numpy as np\n"
+        "from dist_classicrl.checkpoint.folder import CheckpointFolder\n"
+        "folder = CheckpointFolder(sys.argv[1], 'agent-0', keep_last=1)\n"
+        "folder.claim()\n"
+        "for steps in range(10**6):\n"
+        "    arrays = {'a': np.full((300, 300), steps), 'b': np.full(300, steps)}\n"
+        "    folder.write(arrays, {'steps': steps}, '0123abcd')\n"
+        "    print(steps, flush=True)\n"
+    )
+    for wait in range(4):
+        with subprocess.Popen(
+            [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        ) as process:
+            for _ in range(3 + wait):
+                seen = int(process.stdout.readline())
+            process.kill()
+            process.wait(60)
+            rest = process.stdout.read().split()
+        saved = CheckpointFolder(tmp_path, "agent-0").read_newest()
+        steps = saved.body["steps"]
+        assert steps >= max([seen, *map(int, rest)])
+        assert (saved.arrays["a"] == steps).all() and (saved.arrays["b"] == steps).all()
+
+
+def test_a_reader_beside_a_writer_always_finds_a_checkpoint(tmp_path, caplog):
+    """Its listing grows old while the writer replaces all that was listed."""
+    folder = claimed(tmp_path, keep_last=1)
+    folder.write(arrays_of(0), {"steps": 0}, RUN)
+    reader = CheckpointFolder(tmp_path, "agent-0")
+    read = reader.read
+    steps = iter(range(1, 4))
+
+    def late(name):
+        for step in steps:
+            folder.write(arrays_of(step), {"steps": step}, RUN)
+            break
+        return read(name)
+
+    reader.read = late
+    assert same(reader.read_newest().arrays, arrays_of(3))

@@ -1,0 +1,206 @@
+"""Local folders of checkpoints: whole files or none, permissions, and clear words where it cannot work."""
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from dist_classicrl.checkpoint import storage as storage_module
+from dist_classicrl.checkpoint.storage import LocalStorage, open_storage
+from dist_classicrl.errors import CheckpointError
+
+
+@pytest.fixture
+def storage(tmp_path):
+    return LocalStorage(tmp_path / "runs" / "agent-0", 0o600)
+
+
+def content(storage, path):
+    with storage.open(path) as file:
+        return file.read()
+
+
+def permissions(path):
+    return stat.S_IMODE(os.stat(path).st_mode)
+
+
+def test_what_is_written_can_be_listed_read_replaced_and_removed(storage):
+    assert storage.names() == [] and storage.names("no/such/folder") == []
+    storage.create()
+    storage.write("a/one", [b"12", memoryview(b"34"), b""])
+    storage.write("a/two", [])
+    storage.write("b", [b"x"])
+    assert storage.names() == ["a", "b"] and storage.names("a") == ["one", "two"] and storage.names("b") == []
+    assert content(storage, "a/one") == b"1234" and content(storage, "a/two") == b""
+    storage.write("a/one", [b"5"])
+    assert content(storage, "a/one") == b"5"
+    storage.sync("a")
+    for path in ("a", "b", "b", "no/such/folder"):
+        storage.remove(path)
+    assert storage.names() == []
+    with pytest.raises(FileNotFoundError):
+        storage.open("b")
+
+
+def test_a_link_is_removed_and_not_what_it_leads_to(storage, tmp_path):
+    storage.create()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "file").touch()
+    os.symlink(tmp_path / "elsewhere", Path(storage.url) / "link")
+    storage.remove("link")
+    assert storage.names() == [] and (tmp_path / "elsewhere" / "file").exists()
+
+
+def test_only_the_first_writes_a_new_file(storage):
+    assert storage.write_new("fence", b"first") is True
+    assert storage.write_new("fence", b"second") is False
+    assert content(storage, "fence") == b"first"
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o777])
+@pytest.mark.parametrize(
+    "mode, folder_mode", [(0o600, 0o700), (0o640, 0o750), (0o644, 0o755), (0o666, 0o777)]
+)
+def test_permissions_do_not_depend_on_the_umask(tmp_path, umask, mode, folder_mode):
+    storage = LocalStorage(tmp_path / "runs" / "agent-0", mode)
+    before = permissions(tmp_path)
+    previous = os.umask(umask)
+    try:
+        storage.create()
+        storage.write("a/file", [b"x"])
+        storage.write_new("fence", b"x")
+    finally:
+        os.umask(previous)
+    root = Path(storage.url)
+    assert [permissions(path) for path in (root.parent, root, root / "a")] == [folder_mode] * 3
+    assert [permissions(path) for path in (root / "a" / "file", root / "fence")] == [mode] * 2
+    assert permissions(tmp_path) == before
+
+
+def test_folders_that_exist_are_left_as_they_are(storage):
+    root = Path(storage.url)
+    root.mkdir(parents=True)
+    root.chmod(0o2775)
+    storage.create()
+    storage.write("a/file", [b"x"])
+    assert permissions(root) == 0o2775
+    assert permissions(root / "a") & 0o777 == 0o700
+
+
+def test_a_file_that_fails_half_way_leaves_what_was_there(storage):
+    storage.write("a/file", [b"old"])
+
+    def chunks():
+        yield b"new"
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        storage.write("a/file", chunks())
+    with pytest.raises(OSError, match="No space left"):
+        storage.write("a/other", chunks())
+    assert storage.names("a") == ["file"] and content(storage, "a/file") == b"old"
+
+
+def test_a_file_and_its_folders_are_on_disk_before_it_has_its_name(storage, monkeypatch):
+    """The order of the calls is what a power cut leaves a whole file or none by."""
+    calls = []
+    opened = {}
+
+    def record(name, describe):
+        function = getattr(os, name)
+
+        def recorded(*arguments, **options):
+            result = function(*arguments, **options)
+            if name == "open":
+                opened[result] = arguments[0]
+            calls.append((name, describe(*arguments)))
+            return result
+
+        monkeypatch.setattr(storage_module.os, name, recorded)
+
+    def plain(path):
+        name = os.path.basename(path)
+        return "temporary" if name.endswith(".tmp") else name
+
+    record("open", lambda path, *rest: plain(path))
+    record("mkdir", lambda path, *rest: plain(path))
+    record("fsync", lambda handle: plain(opened[handle]))
+    record("replace", lambda one, other: (plain(one), plain(other)))
+    Path(storage.url).mkdir(parents=True)
+    calls.clear()
+    storage.write("folder/file", [b"x"])
+    assert [call for call in calls if call[0] != "open"] == [
+        ("mkdir", "folder"),
+        ("fsync", "agent-0"),
+        ("fsync", "temporary"),
+        ("replace", ("temporary", "file")),
+        ("fsync", "folder"),
+    ]
+    calls.clear()
+    storage.write_new("fence", b"x")
+    assert [call for call in calls if call[0] != "open"] == [("fsync", "fence"), ("fsync", "agent-0")]
+
+
+def test_a_file_in_the_way_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    for path in ("file", "file/below/it"):
+        with pytest.raises(CheckpointError, match="cannot be written to .*(is a file|Not a directory)"):
+            LocalStorage(tmp_path / path, 0o600).create()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_permission_is_named(tmp_path):
+    (tmp_path / "closed").mkdir(mode=0o500)
+    for path in ("closed", "closed/below"):
+        with pytest.raises(CheckpointError, match="closed.*Permission denied.*may write to"):
+            LocalStorage(tmp_path / path, 0o600).create()
+
+
+def test_a_read_only_file_system_is_named():
+    with pytest.raises(CheckpointError, match="Checkpoints cannot be written to /proc/1/no/such"):
+        LocalStorage("/proc/1/no/such", 0o600).create()
+
+
+def test_files_of_other_kinds_are_not_opened(storage):
+    storage.create()
+    os.mkfifo(Path(storage.url) / "pipe")
+    for path in ("pipe", ""):
+        with pytest.raises(OSError, match="Not a regular file"):
+            storage.open(path)
+
+
+@pytest.mark.parametrize("location", ["runs", Path("runs"), "./runs/"])
+def test_a_relative_path_stays_where_it_was_after_a_change_of_folder(tmp_path, monkeypatch, location):
+    monkeypatch.chdir(tmp_path)
+    storage = open_storage(location, "agent-0", 0o600)
+    monkeypatch.chdir("/")
+    storage.create()
+    assert storage.url == str(tmp_path / "runs" / "agent-0") and os.path.isdir(storage.url)
+
+
+@pytest.mark.parametrize("prefix", ["file://", "file://localhost"])
+def test_file_urls_are_local(tmp_path, prefix):
+    storage = open_storage(f"{prefix}{tmp_path}/with%20space", "agent-0", 0o600)
+    assert isinstance(storage, LocalStorage)
+    assert storage.url == str(tmp_path / "with space" / "agent-0")
+
+
+@pytest.mark.parametrize(
+    "location, why",
+    [
+        ("", "must be the path or the URL of a folder"),
+        (b"bytes", "must be the path or the URL of a folder"),
+        (3, "must be the path or the URL of a folder"),
+        (None, "must be the path or the URL of a folder"),
+        ("with\0zero", "must be the path or the URL of a folder"),
+        (Path("s3://bucket/run"), "a path object cannot hold a URL"),
+        ("file://host/path", "file:///absolute/path"),
+        ("nosuchprotocol://x/y", "Give the path of a folder, or a URL that fsspec knows"),
+    ],
+    ids=range(8),
+)
+def test_what_is_no_place_is_refused(location, why):
+    with pytest.raises(CheckpointError, match=why):
+        open_storage(location, "agent-0", 0o600)
