@@ -69,7 +69,7 @@ class CheckpointError(DistClassicRLError, ValueError):
 
 
 class CheckpointMismatchError(CheckpointError):
-    """A checkpoint belongs to another algorithm, environment, table or seed than the agent that asks for it."""
+    """A checkpoint is of another algorithm, environment, table or seed than the agent that asks for it."""
 
 
 class CheckpointFencedError(CheckpointError):
@@ -89,12 +89,15 @@ class TrainingStopped(SystemExit):
         What stopped it.
     checkpoint : str or None
         Where the checkpoint is; None where it could not be written.
+    steps : int
+        Environment steps that the agent had learned by then.
     """
 
-    def __init__(self, code: int, reason: str, checkpoint: str | None) -> None:
+    def __init__(self, code: int, reason: str, checkpoint: str | None, steps: int) -> None:
         super().__init__(code)
         self.reason = reason
         self.checkpoint = checkpoint
+        self.steps = steps
 
     def __str__(self) -> str:
         return f"{self.reason}; checkpoint: {self.checkpoint or 'none'}"

@@ -50,6 +50,7 @@ class LeaseBook:
     """
 
     def __init__(self, start: int, steps: int, workers: list[int], first_steps: int) -> None:
+        self.start = start
         self._first_steps = first_steps
         self._next = start
         self._end = start + steps

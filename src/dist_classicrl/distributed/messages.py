@@ -35,6 +35,9 @@ class Kind(IntEnum):
     BYE = 6  # worker: has everything, sends nothing more
     FAILED = 7  # either: an exception was raised
     BEAT = 8  # either: still there
+    STATE = 9  # worker: what a logical worker's learner would go on with
+    STOP = 10  # worker: this rank was asked to stop; server: push what you have, and wait
+    STOPPED = 11  # server: why and where to go on from; nothing comes after it
 
 
 def encode(kind: Kind, *parts: np.ndarray) -> np.ndarray:

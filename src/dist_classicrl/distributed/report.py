@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+_MEANS = ("mean_return", "mean_length")
+# What a checkpoint carries of a tally, besides steps and seconds.
+_COUNTERS = (
+    "episodes",
+    "returns",
+    "lengths",
+    "pushes",
+    "bytes_pushed",
+    "bytes_pulled",
+    "bytes_saved",
+    "learning_seconds",
+    "worker_seconds",
+)
 
 
 @dataclass(frozen=True)
@@ -41,6 +56,11 @@ class TrainingResult:
         Share of the workers' time that did not go into learning.
     resumed_from : str or None
         The checkpoint from which the run went on; None: it began afresh.
+
+    Notes
+    -----
+    A call that went on from a checkpoint is described from its first beginning: what the checkpoint had
+    counted is included everywhere, except in `compile_seconds`.
     """
 
     steps: int = 0
@@ -60,13 +80,15 @@ class TrainingResult:
     resumed_from: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result as plain data for JSON."""
-        return asdict(self)
+        """Return the result as plain data for JSON, which has no NaN: None stands for it."""
+        data = asdict(self)
+        return {**data, **{name: None for name in _MEANS if math.isnan(data[name])}}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> TrainingResult:
         """Return the result that `to_dict` described."""
-        return cls(**{**data, "lost_workers": tuple(data["lost_workers"])})
+        means = {name: math.nan for name in _MEANS if data[name] is None}
+        return cls(**{**data, **means, "lost_workers": tuple(data["lost_workers"])})
 
 
 @dataclass(frozen=True)
@@ -97,10 +119,25 @@ class Progress:
 
 @dataclass
 class Tally:
-    """Counters of a run while it goes on."""
+    """Counters of one call of `train` while it goes on, from where a checkpoint left them.
+
+    Attributes
+    ----------
+    total_steps : int
+        Asked for in the whole call.
+    earlier_steps : int
+        Of those, made before this process began.
+    earlier_seconds : float
+        Training time before this process began.
+    resumed_from : str or None
+        The checkpoint that says so.
+    """
 
     total_steps: int
     steps: int = 0
+    earlier_steps: int = 0
+    earlier_seconds: float = 0.0
+    resumed_from: str | None = None
     episodes: float = 0.0
     returns: float = 0.0
     lengths: float = 0.0
@@ -111,6 +148,20 @@ class Tally:
     learning_seconds: float = 0.0
     worker_seconds: float = 0.0
     _last: tuple[float, int, float, float] = field(default=(0.0, 0, 0.0, 0.0))
+
+    def to_dict(self, seconds: float) -> dict[str, float]:
+        """Return what has to be counted on from, `seconds` after this process began, as data for JSON."""
+        counted = {name: getattr(self, name) for name in _COUNTERS}
+        return {**counted, "steps": self.steps, "seconds": self.earlier_seconds + seconds}
+
+    def go_on_from(self, data: Mapping[str, float], resumed_from: str) -> None:
+        """Count on from what `to_dict` returned."""
+        for name in _COUNTERS:
+            setattr(self, name, type(getattr(self, name))(data[name]))
+        self.steps = self.earlier_steps = int(data["steps"])
+        self.earlier_seconds = float(data["seconds"])
+        self.resumed_from = resumed_from
+        self._last = (0.0, self.steps, self.episodes, self.returns)
 
     def add_episodes(self, totals: Any) -> None:
         """Add (episodes, returns, lengths)."""
@@ -133,7 +184,8 @@ class Tally:
         )
 
     def result(self, seconds: float, compile_seconds: float, workers: int) -> TrainingResult:
-        """Return the run's result."""
+        """Return the call's result, `seconds` after this process began."""
+        seconds += self.earlier_seconds
         busy = self.learning_seconds / self.worker_seconds if self.worker_seconds > 0.0 else 1.0
         return TrainingResult(
             steps=self.steps,
@@ -149,6 +201,7 @@ class Tally:
             bytes_pulled=self.bytes_pulled,
             bytes_saved=self.bytes_saved,
             communication_fraction=max(0.0, 1.0 - busy),
+            resumed_from=self.resumed_from,
         )
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -17,31 +19,64 @@ from dist_classicrl.algorithms.learners import (
     make_learner,
     training_kernel,
 )
-from dist_classicrl.algorithms.rounds import play, rounds
 from dist_classicrl.distributed.leases import LeaseBook
 from dist_classicrl.distributed.pacing import Pacer
 from dist_classicrl.distributed.report import Progress, ProgressClock, Tally, TrainingResult
 from dist_classicrl.distributed.rounds import RoundServer, RoundWorker, carriers
-from dist_classicrl.distributed.server import Server, fail, finish
+from dist_classicrl.distributed.saving import Saver
+from dist_classicrl.distributed.server import Server, fail, finish, keep_alive, tell_stopped
 from dist_classicrl.distributed.startup import Setup
+from dist_classicrl.distributed.stopping import Stop, StopWatch
 from dist_classicrl.distributed.transport import Channel
 from dist_classicrl.distributed.worker import Worker
 from dist_classicrl.environments.resolve import Source
-from dist_classicrl.errors import EnvError
+from dist_classicrl.errors import CheckpointFencedError, EnvError, TrainingStopped
 from dist_classicrl.settings import Settings
 from dist_classicrl.updates import kernels
-from dist_classicrl.updates.local import LocalTable, PackedMap, Refresh
+from dist_classicrl.updates.local import LocalTable, Refresh
 from dist_classicrl.updates.shared import RoundMerge, SharedTable
 from dist_classicrl.updates.window import PushWindow
 
 logger = logging.getLogger(__name__)
 
-_SLICE_SECONDS = 0.05
-_FIRST_SLICE = 4096
-_FOLD_SECONDS = 1.0
 _LINGER_SECONDS = 1.0
 _FIRST_LEASE_COMPILED = 20_000
 _FIRST_LEASE_STEPPED = 1_000
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """What a checkpoint says of a call of `train` besides the table.
+
+    Attributes
+    ----------
+    checkpoint : str
+        Where it is.
+    made : int
+        Steps of this call that it contains.
+    tally : dict
+        `Tally.to_dict`.
+    mode : str
+        "alone", "rounds" or "async": whose state `learners` is.
+    stream : (int, int) or None
+        Start and steps used of the random stream of a process that learns alone.
+    learners : dict of int to dict
+        State of the learners, by number; empty where new episodes begin.
+    exact : ndarray(float64), shape (S * A,), or None
+        The values to go on with alone, where the table's own type is shorter.
+    """
+
+    checkpoint: str
+    made: int
+    tally: dict[str, float]
+    mode: str
+    stream: tuple[int, int] | None = None
+    learners: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
+    exact: np.ndarray | None = None
+
+    def without_arrays(self) -> dict[str, Any]:
+        """Return what ranks need that play rounds, without the learners, as plain data for JSON."""
+        return {"checkpoint": self.checkpoint, "made": self.made, "tally": self.tally, "mode": self.mode}
 
 
 @dataclass
@@ -57,13 +92,21 @@ class Run:
     counts : ndarray(int64), shape (S * A,)
         Visits.
     start : int
-        Global step at which this call begins.
+        Global step at which this call begins, or from which it goes on.
     steps : int
-        Steps of all ranks together.
+        Steps of all ranks together, from there on.
     seed : int
     progress : callable or None
         Called on rank 0 with a `Progress`, every `progress_interval` seconds and at the end.
     progress_interval : float
+    watch : StopWatch or None
+        Tells when this rank was asked to stop, where the run is saved.
+    saver : Saver or None
+        Saves the run, on rank 0 or where this process trains alone.
+    resumed : Resumed or None
+        What a checkpoint says besides the table, if this call was begun by an earlier process.
+    generation : int
+        How many processes were at this run before: what is learned again gets other random numbers.
     """
 
     settings: Settings
@@ -75,18 +118,27 @@ class Run:
     seed: int
     progress: Callable[[Progress], None] | None
     progress_interval: float
+    watch: StopWatch | None = None
+    saver: Saver | None = None
+    resumed: Resumed | None = None
+    generation: int = 0
 
     def __post_init__(self) -> None:
         settings, simulator = self.settings, self.source.simulator
         self._kernel = None if simulator is None else training_kernel(simulator)
         self._legal = None if simulator is None else simulator.legal
-        self.tally = Tally(self.steps)
+        resumed = self.resumed
+        self.tally = Tally(self.steps + (0 if resumed is None else resumed.made))
+        if resumed is not None:
+            self.tally.go_on_from(resumed.tally, resumed.checkpoint)
         self.clock = ProgressClock(self.tally, self.progress, self.progress_interval)
         # In the reproducible mode the clock of per-visit step sizes counts logical workers, wherever they
         # run.
         self.logical = None if settings.async_updates else settings.logical_workers
         #: Steps that `values` and `counts` contain, for a run that does not come to its end.
         self.kept = 0
+        #: Saves what is there after an error, once the other ranks know of it.
+        self.rescue: Callable[[], Any] | None = None
 
     def local_table(self, n_states: int | None = None) -> LocalTable:
         """Return a worker's table, of fewer states if asked."""
@@ -127,6 +179,30 @@ class Run:
             own = source if source.simulator is not None or not learners else source.another()
             learners[number] = self.learner(own, table, rates, number)
 
+    def alone_stream(self) -> Stream:
+        """Return the random stream of a process that learns alone, from where it goes on."""
+        if self.resumed is not None and self.resumed.stream is not None:
+            begin, used = self.resumed.stream
+            return Stream(stream_key(self.seed, "alone", begin), begin, used)
+        return Stream(stream_key(self.seed, "alone", self.start), self.start)
+
+    def restore(self, learners: dict[int, Learner], mode: str) -> None:
+        """Give the learners, by number, the state that a checkpoint of the same `mode` has of them."""
+        if self.resumed is not None and self.resumed.mode == mode:
+            for number, learner in learners.items():
+                if number in self.resumed.learners:
+                    learner.restore(self.resumed.learners[number])
+
+    def say_stopped(self, stop: Stop, checkpoint: str | None) -> None:
+        """Say why the run stopped and what to do to go on."""
+        how = (
+            f"The checkpoint is {checkpoint}; the same command goes on from there."
+            if checkpoint is not None
+            else "The checkpoint could not be written: the same command goes on from the last one that could."
+        )
+        made, total = self.tally.steps, self.tally.total_steps
+        logger.warning("Stopped by %s after %s of %s steps. %s", stop.reason, f"{made:,}", f"{total:,}", how)
+
     def close(self, learners: Iterable[Learner]) -> None:
         """Close the environments of all learners. What goes wrong there costs a warning, not the training."""
         for closing in (*learners, self.source):
@@ -164,102 +240,22 @@ def compile_kernels(run: Run, rates: Rates, as_server: bool, learning_too: bool)
         shared.refresh(0)
 
 
-def run_alone(run: Run) -> TrainingResult:
-    """Train in this process, without messages."""
-    begin = time.perf_counter()
-    rates = Rates(run.settings, run.logical or 1)
-    learners: dict[int, Learner] = {}
-    try:
-        table = run.local_table()
-        table.load(run.values, run.counts)
-        if run.logical is None:
-            learners[0] = run.learner(run.source, table, rates, 0)
-        else:
-            run.add_logical_learners(learners, list(range(run.logical)), table, rates)
-        compile_kernels(run, rates, run.logical is not None, False)
-        for learner in learners.values():
-            learner.prepare()
-        compiled = time.perf_counter() - begin
-        if run.logical is None:
-            seconds = _learn_alone(run, table, learners[0])
-        else:
-            seconds = _play_rounds_alone(run, table, learners)
-    finally:
-        run.close(learners.values())
-    run.clock.tick(seconds, last=True)
-    return run.tally.result(seconds, compiled, workers=1)
-
-
-def _learn_alone(run: Run, table: LocalTable, learner: Learner) -> float:
-    """Learn all steps, in slices that last about 50 ms. Return the seconds that it took."""
-    stream = Stream(stream_key(run.seed, "alone", run.start), run.start)
-    begin = folded = time.perf_counter()
-    size = _FIRST_SLICE
-    batch = run.settings.batch_size
-    try:
-        while stream.used < run.steps:
-            # Whole batches: where a batch of a stepped environment ends must not depend on the time that it
-            # takes.
-            steps = min(max(1, size // batch) * batch, run.steps - stream.used)
-            before = time.perf_counter()
-            learner.learn(stream, steps)
-            now = time.perf_counter()
-            size = max(1, min(int(steps * _SLICE_SECONDS / max(now - before, 1e-9)), 4 * size))
-            run.tally.steps = stream.used
-            run.tally.add_episodes(learner.totals.take())
-            if now - folded > _FOLD_SECONDS:
-                _fold(run, table, stream)
-                folded = now
-            run.clock.tick(now - begin)
-    except BaseException:
-        if np.isfinite(table.q[table.touched[: table.n_touched[0]]]).all():
-            _fold(run, table, stream)
-        raise
-    _fold(run, table, stream)
-    return time.perf_counter() - begin
-
-
-def _fold(run: Run, table: LocalTable, stream: Stream) -> None:
-    """Bring the run's table up to the local one.
-
-    The local one is exact: applying the maps would only add rounding.
-    """
-    run.kept = stream.used
-    packed = table.pack()
-    run.values[packed.entries] = table.q[packed.entries]
-    run.counts[packed.entries] += packed.visits
-
-
-def _play_rounds_alone(run: Run, table: LocalTable, learners: dict[int, Learner]) -> float:
-    shared = SharedTable(run.values, run.counts)
-    merge = RoundMerge(shared)
-    begin = time.perf_counter()
-    for quotas in rounds(run.settings, run.start, run.steps):
-        maps: list[PackedMap] = []
-        for quota in quotas:
-            maps.append(play(quota, learners[quota.worker], table, run.seed))
-            run.tally.add_episodes(learners[quota.worker].totals.take())
-        version = shared.version
-        merge.merge(maps)
-        table.rebase(shared.refresh(version), [])
-        run.tally.steps += sum(quota.steps for quota in quotas)
-        run.kept = run.tally.steps
-        run.tally.pushes += len(quotas)
-        run.clock.tick(time.perf_counter() - begin)
-    return time.perf_counter() - begin
-
-
 def run_together(run: Run, setup: Setup) -> TrainingResult:
     """Train on all ranks of `setup`: rank 0 serves, the others learn.
 
     The result and the table are the same everywhere.
+
+    Raises
+    ------
+    TrainingStopped
+        On all ranks, if any was asked to stop; what all learned is on disk.
     """
     settings = run.settings
     workers = list(range(1, setup.size))
     begin = time.perf_counter()
     rates = Rates(settings, run.logical or len(workers))
     if rates.table is not None:
-        setup.broadcast(rates.table)
+        setup.broadcast(rates.table, "rank 0's step sizes")
     serving = setup.rank == 0
     learners: dict[int, Learner] = {}
     error: BaseException | None = None
@@ -280,6 +276,7 @@ def run_together(run: Run, setup: Setup) -> TrainingResult:
                 run.add_logical_learners(learners, mine, table, rates)
             for learner in learners.values():
                 learner.prepare()
+            run.restore(learners, "rounds" if run.logical is not None else "async")
         except BaseException as caught:  # whatever it is, the others must hear of it
             error = caught
 
@@ -300,9 +297,13 @@ def run_together(run: Run, setup: Setup) -> TrainingResult:
             channels = [Channel(setup.comm, 0)]
             result = _work(run, setup.rank, channels[0], table, rates, learners)
         clean = True
+    except TrainingStopped:
+        raise
     except BaseException as caught:
         if channels:
             fail(channels, caught, setup.rank, settings.timeout)
+        if run.rescue is not None:
+            run.rescue()
         raise
     finally:
         for channel in channels:
@@ -320,14 +321,33 @@ def _serve(run: Run, channels: list[Channel], compile_seconds: float) -> Trainin
     if run.logical is None:
         first = _FIRST_LEASE_COMPILED if run.source.simulator is not None else _FIRST_LEASE_STEPPED
         leases = LeaseBook(run.start, run.steps, ranks, first)
-        server = Server(channels, shared, leases, tally, run.clock, settings.timeout)
+        server = Server(channels, shared, leases, tally, run.clock, settings.timeout, run.saver)
     else:
-        server = RoundServer(channels, shared, settings, run.start, run.steps, tally, run.clock)
-    server.run()
+        server = RoundServer(channels, shared, settings, run.start, run.steps, tally, run.clock, run.saver)
+    meanwhile = partial(keep_alive, channels, settings.timeout)
+    saver = run.saver
+    try:
+        stop = server.run()
+    except CheckpointFencedError:
+        raise
+    except Exception:
+        if saver is not None and isinstance(server, Server):
+            run.rescue = partial(saver.save_last, run.values, run.counts, server.position)
+        raise
+    finally:
+        run.kept = server.position.steps - run.start
     seconds = server.seconds
+    if stop is not None and saver is not None:
+        where = saver.save_last(run.values, run.counts, server.position, meanwhile)
+        error = stop.error(where, run.start + run.kept)
+        tell_stopped(channels, stop, error)
+        run.say_stopped(stop, where)
+        raise error
     run.clock.tick(seconds, last=True)
     learning = len(ranks) if run.logical is None else min(len(ranks), run.logical)
     result = tally.result(seconds, compile_seconds, learning)
+    if saver is not None:
+        saver.finish(run.values, run.counts, server.position, result, meanwhile)
     finish(channels, shared, result.to_dict(), settings.timeout)
     return result
 
@@ -356,9 +376,11 @@ def _work(
             settings.compression_threshold,
             run.seed,
             settings.timeout,
+            run.watch,
+            run.generation,
         )
     else:
-        worker = RoundWorker(channel, table, learners, settings, run.start, run.steps, run.seed)
+        worker = RoundWorker(channel, table, learners, settings, run.start, run.steps, run.seed, run.watch)
     final, data = worker.run()
     run.values[:] = final.values
     run.counts[:] = final.counts

@@ -5,6 +5,7 @@ It applies pushes, hands out leases and refreshes, and sleeps in between.
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +17,15 @@ from dist_classicrl.distributed.failures import failure_text, raise_remote
 from dist_classicrl.distributed.leases import LeaseBook
 from dist_classicrl.distributed.messages import Kind
 from dist_classicrl.distributed.report import ProgressClock, Tally
-from dist_classicrl.distributed.transport import Channel, receive, wait_until
-from dist_classicrl.errors import ProtocolError, RankTimeoutError
+from dist_classicrl.distributed.saving import Position, Saver
+from dist_classicrl.distributed.stopping import Stop
+from dist_classicrl.distributed.transport import Backoff, Channel, receive, wait_until
+from dist_classicrl.errors import ProtocolError, RankTimeoutError, RemoteRankError, TrainingStopped
 from dist_classicrl.updates.local import PackedMap, Refresh
 from dist_classicrl.updates.shared import SharedTable
+from dist_classicrl.updates.snapshot import TableSnapshot
+
+logger = logging.getLogger(__name__)
 
 BEAT_SECONDS = 5.0
 _SHORTEST_SLEEP = 5e-5
@@ -30,6 +36,12 @@ _HANGING_SECONDS = 0.5
 _CALM_DUTY = 0.02
 _BUSY_DUTY = 0.5
 EPOCH = 1
+LAST_PUSH = 8
+"""The flag of a push after which its worker sends no other."""
+
+_COPY_SECONDS = 2e-3
+_LAST_PUSH_SECONDS = 2.0
+_BYE_SECONDS = 2.0
 
 
 def beat_seconds(timeout: float) -> float:
@@ -73,6 +85,7 @@ class _Peer:
     wants_refresh: bool = True
     starved: bool = True
     owes_reply: bool = True
+    has_stopped: bool = False
 
 
 class Server:
@@ -88,6 +101,8 @@ class Server:
     clock : ProgressClock
     timeout : float
         Seconds of a worker's silence after which the run ends with `RankTimeoutError`.
+    saver : Saver, optional
+        Where the run is saved.
     """
 
     def __init__(
@@ -98,6 +113,7 @@ class Server:
         tally: Tally,
         clock: ProgressClock,
         timeout: float,
+        saver: Saver | None = None,
     ) -> None:
         self._channels = channels
         self._peers = {channel.peer: _Peer(channel) for channel in channels}
@@ -106,6 +122,8 @@ class Server:
         self._tally = tally
         self._clock = clock
         self._timeout = timeout
+        self._saver = saver
+        self._snapshot = TableSnapshot(table.values, table.counts)
         self._begin = time.monotonic()
         self._beat = self._begin
 
@@ -114,8 +132,22 @@ class Server:
         """Seconds since serving began."""
         return time.monotonic() - self._begin
 
-    def run(self) -> None:
-        """Serve until all steps have been made.
+    @property
+    def position(self) -> Position:
+        """How far the run is, for a checkpoint of the table as it is now."""
+        return Position(
+            self._leases.start + self._leases.done,
+            self._tally.to_dict(self.seconds),
+            "async",
+            version=self._table.version,
+            applied={str(rank): sequence for rank, sequence in self._table.applied.items()},
+        )
+
+    def run(self) -> Stop | None:
+        """Serve until all steps have been made, or until the run is to stop: return why, in that case.
+
+        When it returns, all that the workers had learned is in the table, except what a worker held that did
+        not answer within two seconds.
 
         Raises
         ------
@@ -123,6 +155,8 @@ class Server:
             If a worker failed.
         RankTimeoutError
             If one was silent for too long.
+        CheckpointFencedError
+            If another server has taken over the checkpoints.
         """
         self._begin = time.monotonic()
         for peer in self._peers.values():
@@ -137,8 +171,42 @@ class Server:
                     self._reply(rank, peer)
             self._keep_in_touch(woken)
             report_progress(self._clock, self.seconds, self._channels)
+            if self._saver is not None:
+                if (stop := self._saver.look()) is not None:
+                    self._take_in_last_pushes()
+                    return None if self._leases.finished else stop
+                self._save(self._saver)
             if not self._leases.finished:
                 self._sleep(time.monotonic() - woken)
+        return None
+
+    def _save(self, saver: Saver) -> None:
+        """Begin a checkpoint if it is time, or copy some more of the table for the one that has begun."""
+        snapshot = self._snapshot
+        if not snapshot.copying:
+            steps = self._leases.start + self._leases.done
+            if not saver.is_due(steps):
+                return
+            saver.begin(steps)
+            snapshot.begin()
+            self._table.watch(snapshot)
+        if snapshot.advance(_COPY_SECONDS):
+            self._table.watch(None)
+            saver.save(snapshot.values, snapshot.counts, self.position)
+
+    def _take_in_last_pushes(self) -> None:
+        """Ask the workers for what they have not pushed, and wait for it, but not for long."""
+        self._table.watch(None)
+        for channel in self._channels:
+            channel.send(messages.encode(Kind.STOP))
+        deadline = time.monotonic() + _LAST_PUSH_SECONDS
+        backoff = Backoff()
+        while not all(peer.has_stopped for peer in self._peers.values()) and time.monotonic() < deadline:
+            arrived = receive(self._channels)
+            for channel, message in arrived:
+                self._take_in(channel.peer, message)
+            if not arrived:
+                backoff.wait()
 
     def _take_in(self, rank: int, message: np.ndarray) -> None:
         kind, parts = messages.decode(message)
@@ -146,6 +214,9 @@ class Server:
             raise_remote(self._peers[rank].channel, parts)
         if kind is Kind.PUSH:
             self._push(rank, self._peers[rank], message.size, parts)
+        elif kind is Kind.STOP:
+            if self._saver is not None:
+                self._saver.ask_to_stop(Stop.from_dict(messages.from_text(parts[0])))
         elif kind is not Kind.BEAT:
             raise ProtocolError(f"Worker {rank} sent {kind.name} where a push belongs.")
 
@@ -153,12 +224,13 @@ class Server:
         numbers, reals = parts[0].tolist(), parts[1]
         sequence, flags, peer.quantum = numbers[1], numbers[2], numbers[3]
         peer.starved, peer.urgent, peer.wants_refresh = bool(flags & 1), bool(flags & 2), bool(flags & 4)
+        peer.has_stopped = bool(flags & LAST_PUSH)
         peer.interval_seconds = float(reals[3])
         packed = PackedMap.from_parts(parts[2:])
         self._table.apply(rank, sequence, packed)
         self._leases.report(rank, list(zip(numbers[5::2], numbers[6::2], strict=True)))
         tally = self._tally
-        tally.steps = self._leases.done
+        tally.steps = tally.earlier_steps + self._leases.done
         tally.pushes += 1
         tally.bytes_pushed += size
         tally.bytes_saved += numbers[4]
@@ -203,7 +275,8 @@ class Server:
         if hurry:
             wanted *= 0.5
         # Towards the end leases are short, and who waits for one must not wait long.
-        longest = _LONGEST_SLEEP if self._leases.seconds_left < _END_SECONDS else _LONGEST_CALM_SLEEP
+        short = self._leases.seconds_left < _END_SECONDS or self._snapshot.copying
+        longest = _LONGEST_SLEEP if short else _LONGEST_CALM_SLEEP
         time.sleep(max(_SHORTEST_SLEEP, min(max(wanted, worked * (1.0 / duty - 1.0)), longest)))
 
 
@@ -212,6 +285,32 @@ def finish(channels: list[Channel], table: SharedTable, result: dict[str, Any], 
     whole = table.refresh(-1)
     head = np.array([EPOCH, whole.version], np.int64)
     message = messages.encode(Kind.DONE, head, whole.values, whole.counts, messages.text(result))
+    _take_leave(channels, message, timeout)
+
+
+def tell_stopped(channels: list[Channel], stop: Stop, error: TrainingStopped) -> None:
+    """Send word on all `channels` that the run has stopped, with what `error` says of it.
+
+    A worker that is in a long step of its environment reads it when that ends, and is not waited for.
+    """
+    text = messages.text({"stop": stop.to_dict(), "checkpoint": error.checkpoint, "steps": error.steps})
+    try:
+        _take_leave(channels, messages.encode(Kind.STOPPED, text), _BYE_SECONDS)
+    except (RankTimeoutError, RemoteRankError) as trouble:
+        logger.warning("A rank did not stop in order: %s", trouble)
+
+
+def keep_alive(channels: list[Channel], timeout: float) -> None:
+    """Say that this rank is there to those to whom it was silent for long, and let go what was sent."""
+    now = time.monotonic()
+    for channel in channels:
+        if now - channel.last_sent > beat_seconds(timeout):
+            channel.send(messages.encode(Kind.BEAT))
+        channel.reap()
+
+
+def _take_leave(channels: list[Channel], message: np.ndarray, timeout: float) -> None:
+    """Send a last `message` on all `channels`, and wait until each peer has said goodbye."""
     for channel in channels:
         channel.send(message)
     for channel in channels:
@@ -226,7 +325,7 @@ def finish(channels: list[Channel], table: SharedTable, result: dict[str, Any], 
             channel.reap()
             return False
 
-        wait_until(said_goodbye, timeout, f"rank {channel.peer} to take the final table")
+        wait_until(said_goodbye, timeout, f"rank {channel.peer} to take the last message")
 
 
 def fail(channels: list[Channel], error: BaseException, rank: int, timeout: float) -> None:

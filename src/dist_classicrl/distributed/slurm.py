@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping
+from functools import cache
 
 from dist_classicrl import durations
 
@@ -21,6 +23,19 @@ _NO_LIMIT = ("UNLIMITED", "NOT_SET")
 
 class _NoAnswerError(Exception):
     """SLURM could not be asked, or what it said does not tell the time left."""
+
+
+@cache
+def _end_of_job() -> float | None:
+    """Return when SLURM ends the job, on the monotonic clock; asked once, and not at each call of `train`."""
+    left = seconds_left()
+    return None if left is None else time.monotonic() + left
+
+
+def job_seconds_left() -> float | None:
+    """Return `seconds_left`, as it was when this process first asked, less the time since."""
+    end = _end_of_job()
+    return None if end is None else end - time.monotonic()
 
 
 def seconds_left(
@@ -120,12 +135,13 @@ def _output(command: tuple[str, ...], environment: Mapping[str, str], seconds: f
         raise _NoAnswerError(error.strerror) from error
     try:
         output, _ = process.communicate(timeout=seconds)
-    except BaseException as error:
-        os.killpg(process.pid, signal.SIGKILL)
-        if isinstance(error, subprocess.TimeoutExpired):
-            raise _NoAnswerError(f"no answer within {seconds:g} s") from error
-        raise
+    except subprocess.TimeoutExpired as error:
+        raise _NoAnswerError(f"no answer within {seconds:g} s") from error
     finally:
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # one that hangs in the kernel stays behind
+                process.wait(timeout=1.0)
         if process.stdout is not None:
             process.stdout.close()
     if process.returncode:

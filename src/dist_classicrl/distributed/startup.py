@@ -24,6 +24,9 @@ from dist_classicrl.errors import RankMismatchError, RemoteRankError
 _abandoned: list[Any] = []
 
 
+_PIECE = 1 << 27
+
+
 class Setup:
     """Collective steps over `comm`, each within `timeout` seconds."""
 
@@ -105,9 +108,21 @@ class Setup:
             raise mismatch
         return everyone[:, 5:]
 
-    def broadcast(self, array: np.ndarray) -> None:
-        """Overwrite `array` with rank 0's."""
-        self._wait(self.comm.Ibcast(array, 0), "rank 0's step sizes")
+    def broadcast(self, array: np.ndarray, what: str) -> None:
+        """Overwrite `array` (C order) with rank 0's; `what` names it where it does not come."""
+        flat = array.reshape(-1)
+        # MPI 3 counts in 32 bits.
+        for start in range(0, flat.size, _PIECE):
+            self._wait(self.comm.Ibcast(flat[start : start + _PIECE], 0), what)
+
+    def broadcast_message(self, message: np.ndarray | None, what: str) -> np.ndarray:
+        """Return rank 0's `message` (uint8), which the other ranks do not know the length of."""
+        size = np.array([0 if message is None else message.size], np.int64)
+        self.broadcast(size, what)
+        if self.rank != 0 or message is None:
+            message = np.empty(int(size[0]), np.uint8)
+        self.broadcast(message, what)
+        return message
 
     def compile_in_turn(self, compile_all: Callable[[bool], None]) -> None:
         """Let one rank of each host compile first, so that the others find the machine code on disk.

@@ -44,10 +44,10 @@ class Stop:
     code: int
     reason: str
 
-    def error(self, checkpoint: str | None) -> TrainingStopped:
-        """Return the exception with which `train` ends, its state being in `checkpoint`."""
+    def error(self, checkpoint: str | None, steps: int) -> TrainingStopped:
+        """Return the exception with which `train` ends, after `steps` steps that are in `checkpoint`."""
         kind = TrainingInterrupted if self.code == INTERRUPTED else TrainingStopped
-        return kind(self.code, self.reason, checkpoint)
+        return kind(self.code, self.reason, checkpoint, steps)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the request as plain data for JSON."""
@@ -63,7 +63,9 @@ class StopWatch:
     """Listens for requests to stop: signals while it is entered, time limits, and what other ranks say.
 
     A first signal only leaves a request, which the training finds in `stop`. A second one ends the process at
-    once: SIGINT by KeyboardInterrupt, any other by its default action.
+    once: SIGINT by KeyboardInterrupt, any other by its default action. When the watch is left, handlers go
+    back, but no sooner than `REPEAT_SECONDS` after the first request: the same signal, late, must not end a
+    process that has just stopped in order.
 
     Parameters
     ----------
@@ -92,19 +94,20 @@ class StopWatch:
             )
             for number in (*signals, signal.SIGINT)
         }
-        self._requests: list[Stop] = []  # appended to in one step, so that a handler may come in between
+        # Each with its time. Appended to in one step, so that a handler may come in between.
+        self._requests: list[tuple[Stop, float]] = []
         self._first_signal: float | None = None
         self._before: list[dict[int, Any]] = []  # handlers found by each __enter__
 
     @property
     def stop(self) -> Stop | None:
         """The first request, or None."""
-        return self._requests[0] if self._requests else None
+        return self._requests[0][0] if self._requests else None
 
     def ask(self, stop: Stop) -> None:
         """Take a request of another rank."""
         if not self._requests:
-            self._requests.append(stop)
+            self._requests.append((stop, time.monotonic()))
 
     def check_time(self, saving_seconds: float) -> None:
         """Request a stop where a time limit leaves just enough time to save, which takes `saving_seconds`."""
@@ -144,20 +147,25 @@ class StopWatch:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for number, handler in self._before.pop().items():
-            signal.signal(number, handler)
+        before = self._before.pop()
+        try:
+            if before and self._requests:
+                time.sleep(max(0.0, self._requests[0][1] + REPEAT_SECONDS - time.monotonic()))
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if self._first_signal is None:
             self._first_signal = now
-            self._requests.append(self._answers[number])
+            self._requests.append((self._answers[number], now))
         elif now - self._first_signal > REPEAT_SECONDS:
             self._end_at_once(number)
 
     def _end_at_once(self, number: int) -> None:
         if number == signal.SIGINT:
-            signal.signal(number, self._before[0][number])
+            signal.signal(number, next(before[number] for before in self._before if number in before))
             raise KeyboardInterrupt
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -17,7 +17,8 @@ from dist_classicrl.distributed import messages
 from dist_classicrl.distributed.failures import raise_remote
 from dist_classicrl.distributed.messages import Kind
 from dist_classicrl.distributed.pacing import Pacer
-from dist_classicrl.distributed.server import EPOCH, beat_seconds
+from dist_classicrl.distributed.server import EPOCH, LAST_PUSH, beat_seconds
+from dist_classicrl.distributed.stopping import Stop, StopWatch
 from dist_classicrl.distributed.transport import Backoff, Channel
 from dist_classicrl.errors import ProtocolError, RankTimeoutError
 from dist_classicrl.updates import kernels
@@ -47,6 +48,11 @@ class Worker:
     seed : int
     timeout : float
         Seconds of the server's silence after which the run ends with `RankTimeoutError`.
+    watch : StopWatch, optional
+        Tells when this rank was asked to stop.
+    generation : int
+        How often the run was taken up again from a checkpoint: what is learned again gets other random
+        numbers than what was learned before, some of which is in the table.
     """
 
     def __init__(
@@ -60,6 +66,8 @@ class Worker:
         threshold: float,
         seed: int,
         timeout: float,
+        watch: StopWatch | None = None,
+        generation: int = 0,
     ) -> None:
         self._rank = rank
         self._channel = channel
@@ -70,6 +78,10 @@ class Worker:
         self._threshold = threshold
         self._seed = seed
         self._timeout = timeout
+        self._watch = watch
+        self._generation = generation
+        self._asked = False
+        self._stopping = False
         self._leases: deque[tuple[int, int, Stream]] = deque()
         self._made: dict[int, int] = {}
         self._since_push = 0
@@ -93,6 +105,8 @@ class Worker:
             If another rank failed.
         RankTimeoutError
             If the server was silent for too long.
+        TrainingStopped
+            If the server says that the run has stopped.
         """
         self._told_time = time.perf_counter()
         self._cpu_at_push = time.thread_time()
@@ -105,12 +119,15 @@ class Worker:
                 self._learn()
                 self._idle_since = time.monotonic()
                 backoff.reset()
-            elif self._since_push and self._window.has_room:
+            elif self._since_push and self._window.has_room and not self._stopping:
                 self._push(flush=True)
             elif self._final is None:
                 self._check_server()
                 self._channel.reap()
                 backoff.wait()
+            if self._watch is not None and self._watch.stop is not None and not self._asked:
+                self._asked = True
+                self._channel.send(messages.encode(Kind.STOP, messages.text(self._watch.stop.to_dict())))
             # Between pushes, and while others make the last steps, the server would hear nothing else.
             if time.monotonic() - self._channel.last_sent > beat_seconds(self._timeout):
                 self._channel.send(messages.encode(Kind.BEAT))
@@ -139,6 +156,12 @@ class Worker:
         if self._since_push >= pacer.interval and self._leases and self._window.has_room:
             self._push(flush=False)
 
+    def _stop(self) -> None:
+        """Push all that was learned, as the server asks, and learn no more."""
+        self._stopping = True
+        self._leases.clear()
+        self._push(flush=True)
+
     def _push(self, flush: bool) -> None:
         begin = time.perf_counter()
         table = self._table
@@ -150,6 +173,7 @@ class Worker:
             (sequence, packed), saved = self._window.push(), 0
         load = kernels.map_load(packed.weight, packed.visits)
         flags = (0 if self._leases else 1) | (2 if pacer.urgent else 0) | (4 if wants_refresh else 0)
+        flags |= LAST_PUSH if self._stopping else 0
         numbers = [EPOCH, sequence, flags, self._learner.quantum, saved]
         for lease_id, steps in self._made.items():
             numbers += (lease_id, steps)
@@ -199,6 +223,10 @@ class Worker:
                 self._reply(parts)
             elif kind is Kind.DONE:
                 self._final = final_of(parts)
+            elif kind is Kind.STOP:
+                self._stop()
+            elif kind is Kind.STOPPED:
+                raise_stopped(self._channel, parts)
             elif kind is Kind.FAILED:
                 raise_remote(self._channel, parts)
             elif kind is not Kind.BEAT:
@@ -219,7 +247,8 @@ class Worker:
             self._window.refresh(Refresh(since, version, entries, parts[1], parts[2]), applied)
             self._pacer.refreshed(time.thread_time() - begin)
         if steps:
-            stream = Stream(stream_key(self._seed, "lease", start), start)
+            key = stream_key(self._seed, "lease", start, *([self._generation] if self._generation else []))
+            stream = Stream(key, start)
             self._leases.append((lease_id, steps, stream))
 
     def _check_server(self) -> None:
@@ -228,6 +257,13 @@ class Worker:
                 f"The server, rank {self._channel.peer}, gave no sign of life for {self._timeout:g} s. Look "
                 "at its log for what it waits for; if its machine is only slow, raise timeout=."
             )
+
+
+def raise_stopped(channel: Channel, parts: list[np.ndarray]) -> NoReturn:
+    """Say goodbye to the server, and raise the `TrainingStopped` of a STOPPED message that it sent."""
+    channel.send(messages.encode(Kind.BYE))
+    told = messages.from_text(parts[0])
+    raise Stop.from_dict(told["stop"]).error(told["checkpoint"], told["steps"])
 
 
 def final_of(parts: list[np.ndarray]) -> tuple[Refresh, dict[str, Any]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,6 +14,13 @@ import numpy as np
 
 from dist_classicrl import schedules
 from dist_classicrl._random import fresh_seed
+from dist_classicrl.checkpoint.plan import (
+    DEFAULT_INTERVAL,
+    DEFAULT_KEEP_LAST,
+    DEFAULT_MODE,
+    DEFAULT_SIGNALS,
+    plan_of,
+)
 from dist_classicrl.distributed.report import Progress, TrainingResult
 from dist_classicrl.distributed.world import find_world, watch_for_unhandled_errors
 from dist_classicrl.errors import EnvError, NotTrainedError, SettingsError
@@ -147,6 +155,9 @@ class DistAsyncQLearning:
         self._comm = comm
         self._seed = seed
         self._steps = 0
+        self._requested = 0  # steps asked for in the calls of train that have ended
+        self._places: dict[str, Any] = {}  # where it is saved, by checkpoint_dir
+        self._pending: Any = None  # where a checkpoint said that learning goes on
         self._q: np.ndarray | None = None
         self._visits: np.ndarray | None = None
         self._n_actions: int | None = None  # of the environment, where the table may have more
@@ -270,6 +281,15 @@ class DistAsyncQLearning:
         *,
         progress: Callable[[Progress], None] | None = None,
         progress_interval: float = 5.0,
+        checkpoint_dir: str | os.PathLike[str] | None = None,
+        checkpoint_interval: int | str = DEFAULT_INTERVAL,
+        keep_last: int = DEFAULT_KEEP_LAST,
+        keep_every: int | None = None,
+        resume: str | bool = "auto",
+        strict: bool = True,
+        time_limit: float | str | None = None,
+        stop_signals: Iterable[int | str] = DEFAULT_SIGNALS,
+        checkpoint_mode: int = DEFAULT_MODE,
     ) -> TrainingResult:
         """Learn for a number of environment steps; every rank of the communicator calls this.
 
@@ -289,6 +309,30 @@ class DistAsyncQLearning:
             Called on rank 0 with a `Progress` every `progress_interval` seconds, and at the end.
         progress_interval : float
             In seconds. The server waits while the callback runs, so it should be quick.
+        checkpoint_dir : str or path, optional
+            Folder, or URL that fsspec knows, in which the run is saved while it goes on; each agent of a
+            script has a subfolder of its own there. Rank 0's counts. By default nothing is saved.
+        checkpoint_interval : int or str
+            Steps, or a time such as "30s", between checkpoints. The next one never begins before the last one
+            is on disk.
+        keep_last : int
+            How many of the newest are kept.
+        keep_every : int, optional
+            Besides, keep every so many-th for good.
+        resume : "auto", "must" or "never"
+            "auto": go on from the newest good checkpoint, or begin afresh if there is none; "must" (True)
+            refuses to begin afresh; "never" (False) begins afresh and leaves older checkpoints alone.
+        strict : bool
+            Whether a checkpoint of another algorithm, environment, table or seed is refused. False: what fits
+            of its table is taken over, with its steps.
+        time_limit : float or str, optional
+            Seconds, or a time such as "55m" or "1:30:00", after which this call has stopped. By default what
+            SLURM leaves to the job, or none.
+        stop_signals : iterable of str or int
+            Signals that stop the training in order, whichever rank hears them, besides Ctrl-C. A second one
+            ends the process at once.
+        checkpoint_mode : int
+            Permissions of the files; folders get the same, and the right to enter.
 
         Returns
         -------
@@ -309,16 +353,41 @@ class DistAsyncQLearning:
             If another rank raised an exception, which is raised there as it is.
         RankTimeoutError
             If a rank gave no sign of life for `timeout` seconds.
+        CheckpointError
+            If there are checkpoints and none can be used, or the folder cannot.
+        CheckpointMismatchError
+            If the checkpoint is of something else than this agent is to learn.
+        CheckpointFencedError
+            If another process has taken over the folder, for instance the same job started twice.
+        TrainingStopped
+            On all ranks, after a stop signal or at a time limit, once a checkpoint is on disk. It is a
+            `SystemExit` with code 75, or 130 after Ctrl-C: the same command goes on from there.
 
         Notes
         -----
+        Checkpoints count the steps asked for since the agent was made, in all calls: a script that is started
+        again returns at once from the calls whose steps have all been made, with the results that they had,
+        and goes on in the one that was not finished.
+
         After an exception one process alone keeps what it had learned, and `steps` says how much that is. On
         many ranks the table is what the server had by then on rank 0 and as before on the others, and `steps`
         is as before; rank 0's table counts at the next call.
         """
-        from dist_classicrl.runtime.training import train
+        from dist_classicrl.runtime.training import Request, train
 
-        return train(self, env, steps, total_steps, progress, progress_interval)
+        make_plan = partial(
+            plan_of,
+            checkpoint_dir,
+            checkpoint_interval,
+            keep_last,
+            keep_every,
+            resume,
+            strict,
+            time_limit,
+            stop_signals,
+            checkpoint_mode,
+        )
+        return train(self, Request(env, steps, total_steps, progress, progress_interval, make_plan))
 
     # Using what was learned
 
@@ -429,7 +498,7 @@ class DistAsyncQLearning:
         agent = cls(**arguments, comm=comm)
         agent._q = saved.q_table
         agent._visits = saved.visits
-        agent._steps = saved.steps
+        agent._steps = agent._requested = saved.steps
         agent._n_actions = saved.actions
         agent._legal = saved.legal
         if env is not None:

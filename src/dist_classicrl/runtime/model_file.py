@@ -133,14 +133,9 @@ def _checked(target: Path, about: Any, arrays: dict[str, np.ndarray]) -> SavedMo
         if not isinstance(sums, dict) or sums.get(name) != _digest(array):
             raise ModelFileError(_refusal(target, f"the checksum of {name} does not match"))
     q_table, visits = arrays["q_table"], arrays["visits"]
-    if q_table.ndim != 2 or visits.shape != q_table.shape or visits.dtype != np.int64:
-        raise ModelFileError(
-            _refusal(target, f"its arrays have the shapes {q_table.shape} and {visits.shape}")
-        )
-    if visits.size and not 0 <= visits.min() <= visits.max() < _MAX_VISITS:
-        raise ModelFileError(
-            _refusal(target, f"its visits go from {visits.min()} to {visits.max()}, not from 0 to 2**48 - 1")
-        )
+    fault = table_fault(q_table, visits)
+    if fault is not None:
+        raise ModelFileError(_refusal(target, fault))
     try:
         settings = Settings.from_dict(about["settings"])
         steps, actions = about["steps"], about["actions"]
@@ -163,6 +158,15 @@ def _checked(target: Path, about: Any, arrays: dict[str, np.ndarray]) -> SavedMo
     ):
         raise ModelFileError(_refusal(target, f"its mask is {legal.dtype} of shape {legal.shape}"))
     return SavedModel(settings, q_table, visits, steps, actions, legal)
+
+
+def table_fault(q_table: np.ndarray, visits: np.ndarray) -> str | None:
+    """Return what is wrong with a table and its visits that were saved, or None."""
+    if q_table.ndim != 2 or visits.shape != q_table.shape or visits.dtype != np.int64:
+        return f"its arrays have the shapes {q_table.shape} and {visits.shape}"
+    if visits.size and not 0 <= visits.min() <= visits.max() < _MAX_VISITS:
+        return f"its visits go from {visits.min()} to {visits.max()}, not from 0 to 2**48 - 1"
+    return None
 
 
 def _digest(array: np.ndarray) -> str:

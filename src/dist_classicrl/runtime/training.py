@@ -7,18 +7,38 @@ from __future__ import annotations
 
 import logging
 import math
+import zlib
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dist_classicrl import schedules
 from dist_classicrl._random import fresh_seed
+from dist_classicrl.checkpoint.plan import CheckpointPlan
+from dist_classicrl.distributed import messages, slurm
+from dist_classicrl.distributed.alone import run_alone
 from dist_classicrl.distributed.report import Progress, TrainingResult
-from dist_classicrl.distributed.run import Run, run_alone, run_together
+from dist_classicrl.distributed.rounds import learners_message, learners_of
+from dist_classicrl.distributed.run import Resumed, Run, run_together
+from dist_classicrl.distributed.saving import Saver
 from dist_classicrl.distributed.startup import Setup
+from dist_classicrl.distributed.stopping import StopWatch
 from dist_classicrl.distributed.world import find_world
 from dist_classicrl.environments.resolve import Source, resolve
-from dist_classicrl.errors import SettingsError
+from dist_classicrl.errors import SettingsError, TrainingStopped
+from dist_classicrl.runtime.resuming import (
+    Place,
+    constant_arrays,
+    description,
+    environment_text,
+    place_of,
+    result_of,
+    resumed_of,
+    take_up,
+)
 
 if TYPE_CHECKING:
     from dist_classicrl.runtime.agent import DistAsyncQLearning
@@ -28,70 +48,213 @@ logger = logging.getLogger(__name__)
 _MOST_STEPS = 2**62
 
 
-def train(
-    agent: DistAsyncQLearning,
-    env: Any,
-    steps: int | None,
-    total_steps: int | None,
-    progress: Callable[[Progress], None] | None,
-    progress_interval: float,
-) -> TrainingResult:
+@dataclass
+class Request:
+    """The arguments of one call of `train`, as they were given.
+
+    Attributes
+    ----------
+    env, steps, total_steps, progress, progress_interval
+        See `DistAsyncQLearning.train`.
+    make_plan : callable
+        Returns what is asked for about checkpoints; raises what is wrong with it.
+    """
+
+    env: Any
+    steps: int | None
+    total_steps: int | None
+    progress: Callable[[Progress], None] | None
+    progress_interval: float
+    make_plan: Callable[[], CheckpointPlan | None]
+
+
+@dataclass
+class _Beginning:
+    """Where a call begins and ends, on rank 0 or alone.
+
+    Attributes
+    ----------
+    begin, end : int
+        Global steps of the whole call, whoever makes them.
+    place : Place or None
+        Where it is saved; known on rank 0.
+    resumed : Resumed or None
+    generation : int
+        See `Run`.
+    has_loaded : bool
+        Whether a checkpoint was taken up just now.
+    """
+
+    begin: int
+    end: int
+    place: Place | None = None
+    resumed: Resumed | None = None
+    generation: int = 0
+    has_loaded: bool = False
+
+
+def train(agent: DistAsyncQLearning, asked: Request) -> TrainingResult:
     """Do what `DistAsyncQLearning.train` says."""
     settings = agent.settings
     world = find_world(agent._comm, settings.allow_singletons)
     if world is None:
-        share, _ = _steps_asked(steps, total_steps)
-        _check(agent, share, progress, progress_interval)
-        return _train_alone(agent, env, share, progress, progress_interval)
-    setup = Setup(world, settings.timeout)
+        return _train_alone(agent, asked)
+    return _train_together(agent, asked, Setup(world, settings.timeout))
+
+
+def _train_alone(agent: DistAsyncQLearning, asked: Request) -> TrainingResult:
+    share, _ = _steps_asked(asked.steps, asked.total_steps)
+    _check(agent, share, asked)
+    plan = asked.make_plan()
+    with _watch(plan, 0) as watch:
+        source = get_to_know(agent, asked.env)
+        try:
+            beginning = _begin(agent, source, share, plan)
+        except BaseException:
+            source.close()
+            raise
+        run = _run(agent, source, asked, beginning, watch, plan)
+        if run.steps == 0:
+            source.close()
+            return _keep(agent, run, beginning.end, _made_before(agent, run, beginning, 1))
+        try:
+            result = run_alone(run)
+        except BaseException:
+            _store(agent, run, run.kept)  # what was learned until then is not lost
+            agent._requested = agent._steps
+            raise
+    return _keep(agent, run, beginning.end, result)
+
+
+def _train_together(agent: DistAsyncQLearning, asked: Request, setup: Setup) -> TrainingResult:
     source: Source | None = None
+    plan: CheckpointPlan | None = None
     share, whole = 0, False
     error: BaseException | None = None
     try:
-        share, whole = _steps_asked(steps, total_steps)
-        _check(agent, share * (1 if whole else world.Get_size()), progress, progress_interval)
-        source = get_to_know(agent, env)
+        share, whole = _steps_asked(asked.steps, asked.total_steps)
+        _check(agent, share * (1 if whole else setup.size), asked)
+        plan = asked.make_plan()
+        source = get_to_know(agent, asked.env)
     except BaseException as caught:  # whatever it is, the others must hear of it
         error = caught
-    try:
-        description = {} if source is None else _description(agent, source, share if whole else None)
-        everyone = setup.agree(error, description, [share, _seed(agent)])
-    except BaseException:
-        if source is not None:
+    with _watch(plan, setup.rank) as watch:
+        try:
+            description = (
+                {} if source is None else _description(agent, source, plan, share if whole else None)
+            )
+            everyone = setup.agree(error, description, [share])
+            assert source is not None  # else there was an error, which agree() raised
+            total = share if whole else sum(everyone[:, 0].tolist())
+            beginning = _begin_together(agent, source, total, plan, setup)
+        except BaseException:
+            if source is not None:
+                source.close()
+            raise
+        run = _run(agent, source, asked, beginning, watch, plan)
+        if run.steps == 0:
             source.close()
-        raise
-    total = share if whole else sum(everyone[:, 0].tolist())
-    agent._seed = int(everyone[0, 1])
-    assert source is not None  # else there was an error, which agree() raised
-    run = _run(agent, source, total, agent._seed, progress if setup.rank == 0 else None, progress_interval)
-    if total == 0:
-        run.source.close()
-        setup.close(clean=True)
-        return _keep(agent, run, _nothing(run, setup.size - 1))
-    return _keep(agent, run, run_together(run, setup))
+            text = None
+            if setup.rank == 0:
+                text = messages.text(_made_before(agent, run, beginning, setup.size - 1).to_dict())
+            told = messages.from_text(setup.broadcast_message(text, "rank 0's result"))
+            setup.close(clean=True)
+            return _keep(agent, run, beginning.end, TrainingResult.from_dict(told))
+        try:
+            result = run_together(run, setup)
+        except TrainingStopped as stopped:
+            if setup.rank == 0:
+                _store(agent, run, run.kept)
+            agent._steps = agent._requested = stopped.steps
+            raise
+        except BaseException:
+            agent._requested = agent._steps
+            raise
+    return _keep(agent, run, beginning.end, result)
 
 
-def _train_alone(
-    agent: DistAsyncQLearning,
-    env: Any,
-    steps: int,
-    progress: Callable[[Progress], None] | None,
-    progress_interval: float,
-) -> TrainingResult:
-    run = _run(agent, get_to_know(agent, env), steps, _seed(agent), progress, progress_interval)
-    if steps == 0:
-        run.source.close()
-        return _keep(agent, run, _nothing(run, 1))
-    try:
-        result = run_alone(run)
-    except BaseException:
-        _store(agent, run, run.kept)  # what was learned until then is not lost
-        raise
-    return _keep(agent, run, result)
+def _watch(plan: CheckpointPlan | None, rank: int) -> Any:
+    """Return what listens for requests to stop; a stand-in that gives None where nothing is saved."""
+    if plan is None:
+        return nullcontext()
+    if rank != 0:
+        return StopWatch(plan.stop_signals, None, None, rank)
+    left = None if plan.time_limit is not None else slurm.job_seconds_left()
+    return StopWatch(plan.stop_signals, plan.time_limit, left, rank)
 
 
-def _nothing(run: Run, workers: int) -> TrainingResult:
-    return run.tally.result(0.0, 0.0, workers)
+def _begin(agent: DistAsyncQLearning, source: Source, total: int, plan: CheckpointPlan | None) -> _Beginning:
+    """Find out where a call begins and ends, and take up a checkpoint if there is one. On rank 0 or alone."""
+    begin = agent._requested
+    beginning = _Beginning(begin, begin + total)
+    if plan is not None and total > 0:
+        place, is_new = place_of(agent, plan)
+        beginning.place = place
+        if is_new:
+            beginning.has_loaded = take_up(agent, source, place, plan)
+        if agent._steps < beginning.end and not place.claim():
+            beginning.has_loaded = take_up(agent, source, place, plan)
+        beginning.generation = place.generation
+    if agent._steps < beginning.end:
+        beginning.resumed = resumed_of(agent, begin)
+    _seed(agent)
+    return beginning
+
+
+def _begin_together(
+    agent: DistAsyncQLearning, source: Source, total: int, plan: CheckpointPlan | None, setup: Setup
+) -> _Beginning:
+    """Let rank 0 find out where the call begins, and bring the agents of the other ranks to that."""
+    table = [zlib.crc32(agent.q_table.data), int(agent.q_table.any() or agent.steps > 0)]
+    beginning = _Beginning(agent._requested, agent._requested + total)
+    error: BaseException | None = None
+    if setup.rank == 0:
+        try:
+            beginning = _begin(agent, source, total, plan)
+        except BaseException as caught:  # whatever it is, the others must hear of it
+            error = caught
+    tables = setup.agree(error, {}, table)
+    resumed = beginning.resumed
+    text = None
+    if setup.rank == 0:
+        text = messages.text(
+            {
+                "steps": agent.steps,
+                "seed": agent._seed,
+                "epsilon": schedules.to_dict(agent.settings.epsilon),
+                "generation": beginning.generation,
+                "has_loaded": beginning.has_loaded,
+                "resumed": None if resumed is None else resumed.without_arrays(),
+            }
+        )
+    told = messages.from_text(setup.broadcast_message(text, "rank 0's state"))
+    if setup.rank != 0:
+        if not told["has_loaded"] and table[1] and tables[0, 0] != table[0]:
+            _warn_of_difference(setup.rank, "q_table")
+        epsilon = schedules.from_dict(told["epsilon"])
+        if epsilon != agent.settings.epsilon:
+            _warn_of_difference(setup.rank, "epsilon")
+            agent.epsilon = epsilon
+        agent._steps, agent._seed = told["steps"], told["seed"]
+        beginning.generation = told["generation"]
+    if told["has_loaded"]:
+        setup.broadcast(agent.q_table, "rank 0's table")
+        setup.broadcast(agent.visits, "rank 0's visits")
+    if told["resumed"] is not None:
+        states = None if resumed is None else learners_message(resumed.learners)
+        states = setup.broadcast_message(states, "rank 0's learners")
+        if setup.rank != 0:
+            beginning.resumed = Resumed(**told["resumed"], learners=learners_of(states))
+    return beginning
+
+
+def _warn_of_difference(rank: int, name: str) -> None:
+    logger.warning(
+        "agent.%s on rank %d is not what it is on rank 0. What rank 0 holds is what counts: set it on all "
+        "ranks alike, or on rank 0 alone and leave the others as they are.",
+        name,
+        rank,
+    )
 
 
 def _steps_asked(steps: int | None, total_steps: int | None) -> tuple[int, bool]:
@@ -109,7 +272,9 @@ def _steps_asked(steps: int | None, total_steps: int | None) -> tuple[int, bool]
     return int(value), total_steps is not None
 
 
-def _check(agent: DistAsyncQLearning, steps: int, progress: Any, progress_interval: Any) -> None:
+def _check(agent: DistAsyncQLearning, steps: int, asked: Request) -> None:
+    progress: Any = asked.progress
+    progress_interval: Any = asked.progress_interval
     if agent.steps + steps >= _MOST_STEPS:
         raise SettingsError(
             f"An agent can learn for fewer than 2**62 steps in all; {agent.steps} were made and {steps} are "
@@ -146,35 +311,79 @@ def get_to_know(agent: DistAsyncQLearning, env: Any) -> Source:
     return source
 
 
-def _description(agent: DistAsyncQLearning, source: Source, total: int | None) -> dict[str, Any]:
+def _description(
+    agent: DistAsyncQLearning, source: Source, plan: CheckpointPlan | None, total: int | None
+) -> dict[str, Any]:
     """Return what must be the same on all ranks."""
+    settings = agent.settings.to_dict()
+    del settings["epsilon"]  # rank 0's counts
     return {
-        **agent.settings.to_dict(),
+        **settings,
         "table": list(agent.q_table.shape),
-        "environment": f"{source.name} ({source.fingerprint[:12]})",
+        "environment": environment_text(source),
         "total_steps": total,
         "steps so far": agent.steps,
+        # Where it is, rank 0 alone needs to know.
+        "checkpoints": plan is not None,
     }
 
 
 def _run(
     agent: DistAsyncQLearning,
     source: Source,
-    steps: int,
-    seed: int,
-    progress: Callable[[Progress], None] | None,
-    progress_interval: float,
+    asked: Request,
+    beginning: _Beginning,
+    watch: StopWatch | None,
+    plan: CheckpointPlan | None,
 ) -> Run:
+    serving = agent.rank == 0
     inner = (slice(source.n_states), slice(source.n_actions))
-    # A view where the table is as large as the environment, a copy where it is larger; `_keep` writes that
+    # A view where the table is as large as the environment, a copy where it is larger; `_store` writes that
     # back.
     values = agent.q_table[inner].reshape(-1)
     counts = agent.visits[inner].reshape(-1)
-    return Run(agent.settings, source, values, counts, agent.steps, steps, seed, progress, progress_interval)
+    steps = max(0, beginning.end - agent.steps)
+    place, saver = beginning.place, None
+    if plan is not None and place is not None and watch is not None:
+        saver = Saver(
+            plan,
+            place.writer,
+            description(agent, source, place, beginning.begin, beginning.end),
+            (agent.q_table, agent.visits),
+            (source.n_states, source.n_actions),
+            constant_arrays(agent),
+            place.finished,
+            watch,
+            agent.steps,
+            agent.settings.timeout,
+        )
+    return Run(
+        agent.settings,
+        source,
+        values,
+        counts,
+        agent.steps,
+        steps,
+        agent._seed or 0,
+        asked.progress if serving else None,
+        asked.progress_interval,
+        watch,
+        saver,
+        beginning.resumed,
+        beginning.generation,
+    )
 
 
-def _keep(agent: DistAsyncQLearning, run: Run, result: TrainingResult) -> TrainingResult:
-    _store(agent, run, result.steps)
+def _made_before(agent: DistAsyncQLearning, run: Run, beginning: _Beginning, workers: int) -> TrainingResult:
+    """Return the result of a call that has nothing left to do."""
+    if beginning.begin == beginning.end:
+        return run.tally.result(0.0, 0.0, workers)
+    return result_of(beginning.place, beginning.begin, beginning.end, agent)
+
+
+def _keep(agent: DistAsyncQLearning, run: Run, end: int, result: TrainingResult) -> TrainingResult:
+    _store(agent, run, run.steps)
+    agent._requested = end
     return result
 
 
@@ -182,4 +391,4 @@ def _store(agent: DistAsyncQLearning, run: Run, steps: int) -> None:
     shape = (run.source.n_states, run.source.n_actions)
     agent.q_table[: shape[0], : shape[1]] = run.values.reshape(shape)
     agent.visits[: shape[0], : shape[1]] = run.counts.reshape(shape)
-    agent._steps += steps
+    agent._steps = run.start + steps

@@ -1,0 +1,212 @@
+"""When a run is saved, and what a checkpoint of it holds. On rank 0, or where a process trains alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dist_classicrl.checkpoint.plan import CheckpointPlan
+from dist_classicrl.checkpoint.writer import Writer
+from dist_classicrl.distributed.report import TrainingResult
+from dist_classicrl.distributed.stopping import Stop, StopWatch
+
+_KEPT_RESULTS = 1000
+_LOOK_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a run is, besides the table.
+
+    Attributes
+    ----------
+    steps : int
+        Global steps that the table contains.
+    tally : dict
+        `Tally.to_dict`.
+    mode : str
+        "alone", "rounds" or "async": who can go on from the learners' state.
+    stream : dict or None
+        Start and steps used of the random stream of a process that learns alone.
+    version : int
+        Of the server's table.
+    applied : dict of str to int
+        The last push that the table includes, by rank.
+    learners : dict of str to ndarray
+        `dist_classicrl.algorithms.learners.stack_states` of the learners, if they are to go on as they are.
+    exact : ndarray(float64), shape (S * A,), or None
+        The values that a process alone goes on with, where the table's own type is shorter.
+    """
+
+    steps: int
+    tally: dict[str, float]
+    mode: str
+    stream: dict[str, int] | None = None
+    version: int = 0
+    applied: dict[str, int] = field(default_factory=dict)
+    learners: Mapping[str, np.ndarray] = field(default_factory=dict)
+    exact: np.ndarray | None = None
+
+
+class Saver:
+    """Saves one call of `train`, in the background while it goes on.
+
+    Parameters
+    ----------
+    plan : CheckpointPlan
+    writer : Writer
+    description : dict
+        What does not change during the call: settings, environment, seed and the like. Its "run" is the run's
+        name, eight hexadecimal digits: checkpoints of other runs in the folder are left alone.
+    table : tuple of ndarray
+        The agent's whole table and visits, of which the environment may use a corner.
+    corner : tuple of int
+        States and actions of that corner.
+    constant : dict of str to ndarray
+        Arrays that are the same in each checkpoint.
+    finished : list of dict
+        The results of the calls that this run has finished; `finish` adds this one.
+    watch : StopWatch
+        Tells when to stop.
+    start : int
+        Global step from which this process goes on.
+    patience : float
+        Seconds that the last checkpoint of the call may take.
+    """
+
+    def __init__(
+        self,
+        plan: CheckpointPlan,
+        writer: Writer,
+        description: dict[str, Any],
+        table: tuple[np.ndarray, np.ndarray],
+        corner: tuple[int, int],
+        constant: Mapping[str, np.ndarray],
+        finished: list[dict[str, Any]],
+        watch: StopWatch,
+        start: int,
+        patience: float,
+    ) -> None:
+        self._plan = plan
+        self._writer = writer
+        self._description = description
+        self._table = table
+        self._corner = corner
+        self._constant = constant
+        self._finished = finished
+        self._watch = watch
+        self._saved_steps = start
+        self._saved_at = time.monotonic()
+        self._patience = patience
+
+    def look(self) -> Stop | None:
+        """Return why to stop, if there is a reason.
+
+        Raises
+        ------
+        CheckpointFencedError
+            If another server has taken over the folder.
+        """
+        self._writer.check()
+        self._watch.check_time(self._writer.seconds)
+        return self._watch.stop
+
+    def ask_to_stop(self, stop: Stop) -> None:
+        """Take note that another rank was asked to stop."""
+        self._watch.ask(stop)
+
+    def is_due(self, steps: int) -> bool:
+        """Whether to save now, at global step `steps`: never before the last checkpoint is on disk."""
+        if self._writer.busy:
+            return False
+        if self._plan.interval_steps is not None:
+            return steps - self._saved_steps >= self._plan.interval_steps
+        return time.monotonic() - self._saved_at >= (self._plan.interval_seconds or 0.0)
+
+    def begin(self, steps: int) -> None:
+        """Count the time to the next checkpoint from now on: one at about global step `steps` begins."""
+        self._saved_steps = steps
+        self._saved_at = time.monotonic()
+
+    def save(self, values: np.ndarray, counts: np.ndarray, position: Position) -> None:
+        """Write a checkpoint in the background.
+
+        `values` and `counts` (S * A,) must not change before `is_due` says yes again.
+        """
+        self._writer.submit(
+            self._arrays(values, counts, position), self._body(position), self._description["run"]
+        )
+
+    def save_last(
+        self,
+        values: np.ndarray,
+        counts: np.ndarray,
+        position: Position,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> str | None:
+        """Write a checkpoint and wait for it. Return where it is; None if it could not be written.
+
+        `meanwhile` is called every 50 ms.
+        """
+        deadline = time.monotonic() + self._patience
+        if not self._wait(deadline, meanwhile):
+            return None
+        self.save(values, counts, position)
+        written = self._wait(deadline, meanwhile)
+        self._writer.check()
+        return self._writer.last if written and not self._writer.failed else None
+
+    def finish(
+        self,
+        values: np.ndarray,
+        counts: np.ndarray,
+        position: Position,
+        result: TrainingResult,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Save the end of the call, with its result for whoever asks for the same again."""
+        self._finished.append({**self._description["call"], "result": result.to_dict()})
+        del self._finished[:-_KEPT_RESULTS]
+        self.save_last(values, counts, position, meanwhile)
+
+    def _wait(self, deadline: float, meanwhile: Callable[[], None]) -> bool:
+        while not self._writer.wait(_LOOK_SECONDS):
+            if time.monotonic() > deadline:
+                return False
+            meanwhile()
+        return True
+
+    def _arrays(self, values: np.ndarray, counts: np.ndarray, position: Position) -> dict[str, np.ndarray]:
+        arrays = {
+            "q_table": self._whole(self._table[0], values),
+            "visits": self._whole(self._table[1], counts),
+        }
+        arrays.update(self._constant)
+        arrays.update(position.learners)
+        if position.exact is not None:
+            arrays["exact"] = position.exact
+        return arrays
+
+    def _whole(self, table: np.ndarray, corner: np.ndarray) -> np.ndarray:
+        """Return the agent's `table` with the environment's `corner` of it as it is now."""
+        if table.shape == self._corner:
+            return corner.reshape(self._corner)
+        whole = table.copy()
+        whole[: self._corner[0], : self._corner[1]] = corner.reshape(self._corner)
+        return whole
+
+    def _body(self, position: Position) -> dict[str, Any]:
+        return {
+            **self._description,
+            "steps": position.steps,
+            "mode": position.mode,
+            "stream": position.stream,
+            "version": position.version,
+            "applied": position.applied,
+            "tally": position.tally,
+            "finished": list(self._finished),
+        }
