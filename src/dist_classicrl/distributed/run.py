@@ -35,6 +35,7 @@ from dist_classicrl.settings import Settings
 from dist_classicrl.updates import kernels
 from dist_classicrl.updates.local import LocalTable, Refresh
 from dist_classicrl.updates.shared import RoundMerge, SharedTable
+from dist_classicrl.updates.snapshot import TableSnapshot
 from dist_classicrl.updates.window import PushWindow
 
 logger = logging.getLogger(__name__)
@@ -236,6 +237,9 @@ def compile_kernels(run: Run, rates: Rates, as_server: bool, learning_too: bool)
         if run.logical is not None:
             RoundMerge(shared).merge([nothing])
         else:
+            snapshot = TableSnapshot(values, counts)
+            snapshot.begin()
+            shared.watch(snapshot)
             shared.apply(1, 1, nothing)
         shared.refresh(0)
 
