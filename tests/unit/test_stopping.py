@@ -1,0 +1,398 @@
+"""What asks a training to stop: signals, here in processes of their own, time limits and other ranks."""
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from dist_classicrl.distributed import stopping
+from dist_classicrl.distributed.stopping import Stop, StopWatch
+from dist_classicrl.errors import TrainingInterrupted, TrainingStopped
+
+SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
+DEADLINE = 60.0
+HOST = socket.gethostname()
+
+
+@pytest.fixture(autouse=True)
+def usual_handlers():
+    """Begin as a program in the foreground does, and end as the tests began."""
+    numbers = (*SIGNALS, signal.SIGINT)
+    before = {number: signal.getsignal(number) for number in numbers}
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for number in numbers:
+        signal.signal(number, before[number])
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Make the module's clock one that tests set."""
+
+    class Clock:
+        now = 1000.0
+        slept = 0.0
+
+        def monotonic(self):
+            return self.now
+
+        def sleep(self, seconds):
+            self.slept += seconds
+            self.now += seconds
+
+    clock = Clock()
+    monkeypatch.setattr(stopping, "time", clock)
+    return clock
+
+
+def send(number):
+    os.kill(os.getpid(), number)
+
+
+@contextlib.contextmanager
+def not_ended():
+    """Fail where a signal would end the process: with SIGINT that can be seen from within."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        pytest.fail("it ended at once")
+
+
+def handlers():
+    return [signal.getsignal(number) for number in (*SIGNALS, signal.SIGINT)]
+
+
+# Stop
+
+
+def test_a_stop_becomes_the_exception_of_its_kind():
+    stopped = Stop(75, "SIGUSR1").error("/runs/one", 12)
+    assert type(stopped) is TrainingStopped and isinstance(stopped, SystemExit)
+    assert (stopped.code, stopped.reason) == (75, "SIGUSR1")
+    assert (stopped.checkpoint, stopped.steps) == ("/runs/one", 12)
+    interrupted = Stop(130, "SIGINT").error(None, 0)
+    assert type(interrupted) is TrainingInterrupted and isinstance(interrupted, KeyboardInterrupt)
+    assert (interrupted.code, interrupted.checkpoint, interrupted.steps) == (130, None, 0)
+
+
+def test_a_stop_goes_to_other_ranks_as_json():
+    stop = Stop(75, "SIGUSR1 on rank 3 (höst)")
+    assert Stop.from_dict(json.loads(json.dumps(stop.to_dict()))) == stop
+    with pytest.raises(TypeError):
+        Stop.from_dict({"code": 75})
+
+
+# Signals in this process
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_stop_signal_is_a_request_that_says_who_heard_it(number, clock):
+    with StopWatch(SIGNALS, None, None, rank=3) as watch:
+        assert watch.stop is None
+        send(number)
+        assert watch.stop == Stop(75, f"{number.name} on rank 3 ({HOST})")
+    assert watch.stop is not None
+
+
+def test_sigint_is_always_heard(clock):
+    with StopWatch((), None, None) as watch:
+        send(signal.SIGINT)
+        assert watch.stop == Stop(130, f"SIGINT on rank 0 ({HOST})")
+
+
+def test_a_signal_that_nobody_asked_for_does_what_it_did(clock):
+    heard = []
+    signal.signal(signal.SIGUSR2, lambda number, frame: heard.append(number))
+    with StopWatch([signal.SIGUSR1], None, None) as watch:
+        send(signal.SIGUSR2)
+    assert heard == [signal.SIGUSR2] and watch.stop is None
+
+
+def test_the_first_request_stays(clock):
+    with StopWatch(SIGNALS, None, None) as watch:
+        send(signal.SIGUSR1)
+        watch.ask(Stop(130, "of another rank"))
+        send(signal.SIGTERM)
+        assert watch.stop.reason.startswith("SIGUSR1")
+    watch = StopWatch((), None, None)
+    watch.ask(Stop(75, "one"))
+    watch.ask(Stop(130, "two"))
+    assert watch.stop == Stop(75, "one")
+
+
+def test_the_same_signal_again_within_the_window_is_the_same_request(clock):
+    with not_ended(), StopWatch(SIGNALS, None, None) as watch:
+        send(signal.SIGUSR1)
+        clock.now += 0.9 * stopping.REPEAT_SECONDS
+        send(signal.SIGINT)
+        send(signal.SIGINT)
+        assert watch.stop.code == 75
+
+
+def test_a_second_sigint_is_a_keyboard_interrupt(clock):
+    with pytest.raises(KeyboardInterrupt) as caught, StopWatch(SIGNALS, None, None):
+        send(signal.SIGTERM)
+        clock.now += stopping.REPEAT_SECONDS + 0.01
+        send(signal.SIGINT)
+        pytest.fail("it did not end at once")
+    assert not isinstance(caught.value, SystemExit)
+
+
+def test_at_the_second_sigint_the_handler_from_before_is_back_already(clock):
+    def mine(number, frame):
+        raise AssertionError("not called: it is StopWatch that interrupts")
+
+    signal.signal(signal.SIGINT, mine)
+    with StopWatch(SIGNALS, None, None):
+        send(signal.SIGINT)
+        clock.now += 1.0
+        with pytest.raises(KeyboardInterrupt):
+            send(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is mine
+
+
+def test_the_own_first_signal_after_a_request_of_another_rank_ends_nothing(clock):
+    with not_ended(), StopWatch(SIGNALS, None, None) as watch:
+        watch.ask(Stop(75, "SIGTERM on rank 1"))
+        clock.now += 60.0
+        send(signal.SIGINT)
+        assert watch.stop == Stop(75, "SIGTERM on rank 1")
+
+
+# Handlers
+
+
+def test_handlers_are_put_back():
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR2, lambda number, frame: None)
+    before = handlers()
+    with contextlib.suppress(ValueError), StopWatch(SIGNALS, None, None):
+        assert not set(map(id, before)) & set(map(id, handlers()))
+        raise ValueError
+    assert handlers() == before
+
+
+def test_nested_watches_hear_in_turn_and_put_back(clock):
+    before = handlers()
+    with StopWatch(SIGNALS, None, None) as outer:
+        between = handlers()
+        with StopWatch([signal.SIGUSR1], None, None) as inner:
+            send(signal.SIGUSR1)
+            send(signal.SIGUSR2)
+        assert handlers() == between
+        assert inner.stop.reason.startswith("SIGUSR1") and outer.stop.reason.startswith("SIGUSR2")
+    assert handlers() == before
+
+
+def test_a_watch_within_itself_puts_back(clock):
+    before = handlers()
+    one, two = StopWatch(SIGNALS, None, None), StopWatch(SIGNALS, None, None)
+    with one:
+        with two, one:
+            send(signal.SIGINT)
+            clock.now += 1.0
+            with pytest.raises(KeyboardInterrupt):
+                send(signal.SIGINT)
+            assert signal.getsignal(signal.SIGINT) is before[-1]
+    assert handlers() == before and one.stop.code == 130 and two.stop is None
+
+
+def test_a_handler_set_from_c_is_left_alone(monkeypatch, clock):
+    real = signal.getsignal
+    monkeypatch.setattr(signal, "getsignal", lambda n: None if n == signal.SIGUSR1 else real(n))
+    heard = []
+    signal.signal(signal.SIGUSR1, lambda number, frame: heard.append(number))
+    with StopWatch(SIGNALS, None, None) as watch:
+        send(signal.SIGUSR1)
+        assert heard and watch.stop is None
+        send(signal.SIGUSR2)
+        assert watch.stop is not None
+    send(signal.SIGUSR1)
+    assert len(heard) == 2
+
+
+def test_a_sigint_that_is_ignored_stays_ignored():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with StopWatch(SIGNALS, None, None) as watch:
+        send(signal.SIGINT)
+    assert watch.stop is None and signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+
+
+def test_what_cannot_be_caught_leaves_no_handler_behind():
+    before = handlers()
+    with pytest.raises(OSError), StopWatch((*SIGNALS, signal.SIGKILL), None, None):
+        pass
+    assert handlers() == before
+
+
+def test_in_another_thread_nothing_is_installed(caplog):
+    before, seen = handlers(), []
+
+    def watch_there():
+        with StopWatch(SIGNALS, None, None) as watch:
+            seen.append(handlers())
+            watch.ask(Stop(75, "of another rank"))
+        seen.append(watch.stop)
+
+    with caplog.at_level(logging.DEBUG, stopping.logger.name):
+        thread = threading.Thread(target=watch_there)
+        thread.start()
+        thread.join(DEADLINE)
+    assert seen == [before, Stop(75, "of another rank")] and handlers() == before
+    assert [record.levelno for record in caplog.records] == [logging.DEBUG]
+
+
+@pytest.mark.parametrize("asked", ["by signal", "by rank"])
+def test_the_handlers_stay_while_the_signal_may_come_again(clock, asked):
+    with StopWatch(SIGNALS, None, None) as watch:
+        send(signal.SIGUSR1) if asked == "by signal" else watch.ask(Stop(75, "SIGUSR1 on rank 1"))
+        clock.now += 0.05
+    assert clock.slept == pytest.approx(stopping.REPEAT_SECONDS - 0.05)
+
+
+def test_leaving_waits_for_nothing_without_a_request_or_long_after_it(clock):
+    with StopWatch(SIGNALS, None, None):
+        pass
+    with StopWatch(SIGNALS, None, None) as watch:
+        watch.ask(Stop(75, "SIGUSR1 on rank 1"))
+        clock.now += 5.0
+    assert clock.slept == 0.0
+
+
+# Time
+
+
+def test_the_time_limit_leaves_time_to_save_twice(clock):
+    watch = StopWatch((), 3300.0, None)
+    clock.now += 3300.0 - 2 * 5.0 - 0.2 - 0.01
+    watch.check_time(5.0)
+    assert watch.stop is None
+    clock.now += 0.02
+    watch.check_time(4.0)
+    assert watch.stop is None
+    watch.check_time(5.0)
+    assert watch.stop == Stop(75, "the time limit of 55 min")
+
+
+@pytest.mark.parametrize(("left", "reserve"), [(3600.0, 30.0), (300.0, 30.0), (100.0, 10.0)])
+def test_slurms_limit_leaves_a_reserve_as_well(clock, left, reserve):
+    watch = StopWatch((), None, left)
+    clock.now += left - reserve - 2 * 1.0 - 0.2 - 0.01
+    watch.check_time(1.0)
+    assert watch.stop is None
+    clock.now += 0.02
+    watch.check_time(1.0)
+    assert watch.stop == Stop(75, "SLURM's time limit")
+
+
+@pytest.mark.parametrize(
+    ("limit", "left", "reason"),
+    [(100.0, 3600.0, "the time limit of 100 s"), (3600.0, 100.0, "SLURM's time limit")],
+)
+def test_of_two_limits_the_first_stops(clock, limit, left, reason):
+    watch = StopWatch((), limit, left)
+    clock.now += 99.9
+    watch.check_time(0.0)
+    assert watch.stop.reason == reason
+
+
+def test_a_limit_that_has_passed_already_stops_at_once():
+    watch = StopWatch((), None, 0.0)
+    watch.check_time(0.0)
+    assert watch.stop == Stop(75, "SLURM's time limit")
+
+
+def test_without_limits_time_stops_nothing(clock):
+    watch = StopWatch((), None, None)
+    clock.now += 1e9
+    watch.check_time(1e6)
+    assert watch.stop is None
+
+
+# Signals in processes of their own
+
+
+WATCHING = """
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+from dist_classicrl.distributed import stopping
+deadline = time.monotonic() + 50
+with stopping.StopWatch((signal.SIGUSR1, signal.SIGTERM), None, None, rank=2) as watch:
+    print("ready", flush=True)
+    while watch.stop is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+    print(watch.stop.reason, flush=True)
+    while {insist} and time.monotonic() < deadline:
+        time.sleep(0.005)
+    error = watch.stop.error("/runs/one", 12)
+raise error
+"""
+
+
+@contextlib.contextmanager
+def watching(insist):
+    process = subprocess.Popen(
+        [sys.executable, "-c", WATCHING.format(insist=insist)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout.readline() == "ready\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate(timeout=DEADLINE)
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGUSR1", 75), ("SIGTERM", 75), ("SIGINT", 130)])
+def test_a_process_that_is_asked_to_stop_ends_with_its_status(name, code):
+    with watching(insist=False) as process:
+        process.send_signal(signal.Signals[name])
+        output, errors = process.communicate(timeout=DEADLINE)
+    assert output == f"{name} on rank 2 ({HOST})\n"
+    assert process.returncode == code and not errors
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("SIGUSR1", "SIGTERM"), ("SIGTERM", "SIGTERM"), ("SIGINT", "SIGUSR1")],
+)
+def test_a_second_signal_ends_a_process_at_once(first, second):
+    with watching(insist=True) as process:
+        process.send_signal(signal.Signals[first])
+        assert process.stdout.readline().startswith(first)
+        time.sleep(2 * stopping.REPEAT_SECONDS)
+        process.send_signal(signal.Signals[second])
+        process.communicate(timeout=DEADLINE)
+    assert process.returncode == -signal.Signals[second]
+
+
+def test_a_second_ctrl_c_ends_a_process_at_once():
+    with watching(insist=True) as process:
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline().startswith("SIGINT")
+        time.sleep(2 * stopping.REPEAT_SECONDS)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=DEADLINE)
+    assert "KeyboardInterrupt" in errors and process.returncode == -signal.SIGINT
+
+
+def test_a_burst_of_signals_still_stops_in_order():
+    with watching(insist=False) as process:
+        for _ in range(20):
+            process.send_signal(signal.SIGUSR1)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 75, errors
