@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -73,6 +74,28 @@ def test_the_own_environment_is_looked_at(cluster, monkeypatch):
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
     assert seconds_left() == 600.0
+
+
+def test_a_process_asks_once_and_counts_on_from_there(cluster, monkeypatch):
+    cluster.says("squeue", "10:00\n")
+    for name, value in cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
+    slurm._end_of_job.cache_clear()
+    try:
+        first = slurm.job_seconds_left()
+        assert 0.0 < first <= 600.0
+        later = time.monotonic() + 900.0
+        monkeypatch.setattr(slurm, "time", SimpleNamespace(time=time.time, monotonic=lambda: later))
+        assert slurm.job_seconds_left() == pytest.approx(first - 900.0, abs=60.0)
+        assert len(cluster.questions()) == 1
+        slurm._end_of_job.cache_clear()
+        cluster.says("squeue", "UNLIMITED\n")
+        assert slurm.job_seconds_left() is None
+        assert slurm.job_seconds_left() is None
+        assert len(cluster.questions()) == 2
+    finally:
+        slurm._end_of_job.cache_clear()
 
 
 def test_the_end_in_the_environment_needs_no_question(cluster):
@@ -149,7 +172,7 @@ def test_what_scontrol_says_where_squeue_says_nothing_of_use(cluster, squeue, ru
 def test_scontrol_alone_is_enough(cluster):
     (cluster.folder / "squeue").unlink()
     cluster.says("scontrol", SCONTROL.format(run="00:10:00", limit="01:00:00"))
-    cluster.environment["PATH"] = f"{cluster.folder}:/bin"
+    cluster.environment["PATH"] = str(cluster.folder)
     assert cluster.seconds_left() == 3000.0
 
 
@@ -179,7 +202,7 @@ def test_bytes_that_are_no_text(cluster):
 def test_commands_that_fail_or_are_not_there(cluster):
     cluster.command("squeue", "echo 10:00; exit 3")
     (cluster.folder / "scontrol").unlink()
-    cluster.environment["PATH"] = f"{cluster.folder}:/bin"
+    cluster.environment["PATH"] = str(cluster.folder)
     assert cluster.seconds_left() is None
     [message] = cluster.warnings()
     assert "squeue: exit status 3" in message and "scontrol: No such file" in message
