@@ -169,7 +169,7 @@ class _Learning(_Alone):
     def rescue(self) -> None:
         run = self._run
         if self._is_sound and run.saver is not None:
-            run.saver.save_last(run.values, run.counts, self.position(whole=False))
+            run.saver.rescue(run.values, run.counts, self.position(whole=False))
 
     def settle(self) -> None:
         # The local table is exact: applying the maps would only add rounding.

@@ -336,7 +336,7 @@ def _serve(run: Run, channels: list[Channel], compile_seconds: float) -> Trainin
         raise
     except Exception:
         if saver is not None and isinstance(server, Server):
-            run.rescue = partial(saver.save_last, run.values, run.counts, server.position)
+            run.rescue = partial(saver.rescue, run.values, run.counts, server.position)
         raise
     finally:
         run.kept = server.position.steps - run.start

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,9 +15,13 @@ from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.checkpoint.writer import Writer
 from dist_classicrl.distributed.report import TrainingResult
 from dist_classicrl.distributed.stopping import Stop, StopWatch
+from dist_classicrl.errors import CheckpointFencedError
+
+logger = logging.getLogger(__name__)
 
 _KEPT_RESULTS = 1000
 _LOOK_SECONDS = 0.05
+_RESCUE_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
@@ -147,18 +153,26 @@ class Saver:
         counts: np.ndarray,
         position: Position,
         meanwhile: Callable[[], None] = lambda: None,
+        patience: float = math.inf,
     ) -> str | None:
         """Write a checkpoint and wait for it. Return where it is; None if it could not be written.
 
-        `meanwhile` is called every 50 ms.
+        `meanwhile` is called every 50 ms. `patience` in seconds, at most that of the whole run.
         """
-        deadline = time.monotonic() + self._patience
+        deadline = time.monotonic() + min(patience, self._patience)
         if not self._wait(deadline, meanwhile):
             return None
         self.save(values, counts, position)
         written = self._wait(deadline, meanwhile)
         self._writer.check()
         return self._writer.last if written and not self._writer.failed else None
+
+    def rescue(self, values: np.ndarray, counts: np.ndarray, position: Position) -> None:
+        """Save after an error, which must not wait for long to be raised."""
+        try:
+            self.save_last(values, counts, position, patience=_RESCUE_SECONDS)
+        except CheckpointFencedError as error:  # no reason to hide what happened
+            logger.warning("%s", error)
 
     def finish(
         self,

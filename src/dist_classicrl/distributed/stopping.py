@@ -83,6 +83,7 @@ class StopWatch:
         self, signals: Sequence[int], time_limit: float | None, slurm_left: float | None, rank: int = 0
     ) -> None:
         self._started = time.monotonic()
+        self._process = os.getpid()
         self._time_limit = time_limit
         self._slurm_left = slurm_left
         # All that the handler needs: it may interrupt any code, so it takes no lock and logs nothing.
@@ -156,11 +157,23 @@ class StopWatch:
                 signal.signal(number, handler)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:
+            self._hear_in_child(number)
+            return
         now = time.monotonic()
         if self._first_signal is None:
             self._first_signal = now
             self._requests.append((self._answers[number], now))
         elif now - self._first_signal > REPEAT_SECONDS:
+            self._end_at_once(number)
+
+    def _hear_in_child(self, number: int) -> None:
+        """Hear a signal in a process that was forked meanwhile, such as one that steps an environment.
+
+        What goes to all processes of a job or a terminal is the parent's to answer, which still needs this
+        one. SIGTERM is how a parent ends it.
+        """
+        if number == signal.SIGTERM:
             self._end_at_once(number)
 
     def _end_at_once(self, number: int) -> None:

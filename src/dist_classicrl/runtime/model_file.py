@@ -166,6 +166,8 @@ def table_fault(q_table: np.ndarray, visits: np.ndarray) -> str | None:
         return f"its arrays have the shapes {q_table.shape} and {visits.shape}"
     if visits.size and not 0 <= visits.min() <= visits.max() < _MAX_VISITS:
         return f"its visits go from {visits.min()} to {visits.max()}, not from 0 to 2**48 - 1"
+    if q_table.dtype.kind != "f" or not np.isfinite(q_table).all():
+        return f"its table is {q_table.dtype} and must hold finite floating-point numbers"
     return None
 
 
