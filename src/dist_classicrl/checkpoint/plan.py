@@ -64,7 +64,7 @@ class CheckpointPlan:
     keep_last : int
         How many of the newest are kept.
     keep_every : int or None
-        Of the older ones, one in so many is kept for good; None: none is.
+        Older ones whose number is a multiple of this are kept for good; None: none are.
     resume : str
         "auto": go on from a checkpoint if there is one; "must": there has to be one; "never": begin anew.
     strict : bool
