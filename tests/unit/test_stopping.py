@@ -396,3 +396,34 @@ def test_a_burst_of_signals_still_stops_in_order():
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=DEADLINE)
     assert process.returncode == 75, errors
+
+
+FORKING = """
+import os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+from dist_classicrl.distributed.stopping import StopWatch
+with StopWatch((signal.SIGUSR1, signal.SIGTERM), None, None) as watch:
+    (read, write), (heard, say) = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.read(read, 1)  # what comes before this has been heard
+        os.write(1, b"alive" if watch.stop is None else b"asked")
+        os.write(say, b"x")
+        time.sleep(50)
+        os._exit(1)
+    for number in (signal.SIGUSR1, signal.SIGINT):
+        os.kill(child, number)
+        time.sleep(0.3)
+    os.write(write, b"x")
+    os.close(say)
+    os.read(heard, 1)
+    os.kill(child, signal.SIGTERM)
+    status = os.waitpid(child, 0)[1]
+    sys.exit(0 if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGTERM else 1)
+"""
+
+
+def test_a_forked_process_leaves_all_but_sigterm_to_its_parent():
+    done = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, timeout=DEADLINE)
+    assert (done.returncode, done.stdout) == (0, "alive"), done.stderr
