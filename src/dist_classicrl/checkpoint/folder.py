@@ -105,12 +105,8 @@ class CheckpointFolder:
         mode: int = 0o600,
     ) -> None:
         self.keep(keep_last, keep_every)
-        if not isinstance(mode, int) or not 0 <= mode <= 0o777 or mode & 0o600 != 0o600:
-            raise SettingsError(
-                "checkpoint_mode must be permissions that let the owner read and write, "
-                f"from 0o600 to 0o777, got {mode if not isinstance(mode, int) else oct(mode)}."
-            )
         self._storage = open_storage(location, agent, mode)
+        self.mode = mode
         self._fence: int | None = None
         self._token = ""
         self._warned: set[str] = set()
@@ -122,6 +118,20 @@ class CheckpointFolder:
             _check_count("keep_every", keep_every, ", or None")
         self._keep_last = keep_last
         self._keep_every = keep_every
+
+    @property
+    def mode(self) -> int:
+        """Permissions of files that are written from now on."""
+        return self._storage.mode
+
+    @mode.setter
+    def mode(self, mode: int) -> None:
+        if not isinstance(mode, int) or not 0 <= mode <= 0o777 or mode & 0o600 != 0o600:
+            raise SettingsError(
+                "checkpoint_mode must be permissions that let the owner read and write, "
+                f"from 0o600 to 0o777, got {mode if not isinstance(mode, int) else oct(mode)}."
+            )
+        self._storage.mode = mode
 
     @property
     def url(self) -> str:

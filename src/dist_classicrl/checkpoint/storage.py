@@ -25,9 +25,12 @@ class Storage(ABC):
     ----------
     url : str
         Where it is, for people: without passwords.
+    mode : int
+        Permissions of the files that are written from now on; without a meaning behind a URL.
     """
 
     url: str
+    mode: int = 0o600
 
     @abstractmethod
     def create(self) -> None:
@@ -113,8 +116,7 @@ class LocalStorage(Storage):
 
     def __init__(self, path: str | os.PathLike[str], mode: int) -> None:
         self.url = os.path.abspath(path)
-        self._mode = mode
-        self._folder_mode = mode | (mode & 0o444) >> 2  # who may read may also enter
+        self.mode = mode
 
     def create(self) -> None:
         """Make the folder and those above it, and try whether a file can be written."""
@@ -183,6 +185,10 @@ class LocalStorage(Storage):
         """Write the folder's directory to disk."""
         _sync_folder(self._at(folder))
 
+    @property
+    def _folder_mode(self) -> int:
+        return self.mode | (self.mode & 0o444) >> 2  # who may read may also enter
+
     def _at(self, path: str) -> str:
         return os.path.join(self.url, path) if path else self.url
 
@@ -205,9 +211,9 @@ class LocalStorage(Storage):
         _sync_folder(os.path.dirname(folder))
 
     def _write_exclusively(self, target: str, chunks: Iterable[bytes | memoryview]) -> None:
-        handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, self._mode)
+        handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, self.mode)
         with os.fdopen(handle, "wb") as file:
-            _set_mode(handle, self._mode)
+            _set_mode(handle, self.mode)
             for chunk in chunks:
                 file.write(chunk)
             file.flush()

@@ -321,7 +321,8 @@ class DistAsyncQLearning:
             Besides, keep every so many-th for good.
         resume : "auto", "must" or "never"
             "auto": go on from the newest good checkpoint, or begin afresh if there is none; "must" (True)
-            refuses to begin afresh; "never" (False) begins afresh and leaves older checkpoints alone.
+            refuses to begin afresh; "never" (False) begins afresh and leaves older checkpoints alone. It
+            matters when an agent first trains with a folder; later calls go on from what the agent holds.
         strict : bool
             Whether a checkpoint of another algorithm, environment, table or seed is refused. False: what fits
             of its table is taken over, with its steps.

@@ -50,6 +50,8 @@ class Place:
         The number under which this process may write here; 0: none yet.
     read : str or None
         The checkpoint that was last taken up.
+    is_looked_through : bool
+        Whether the agent has taken up what was here.
     """
 
     folder: CheckpointFolder
@@ -58,6 +60,7 @@ class Place:
     finished: list[dict[str, Any]] = field(default_factory=list)
     fence: int = 0
     read: str | None = None
+    is_looked_through: bool = False
 
     @property
     def generation(self) -> int:
@@ -89,21 +92,22 @@ class Pending:
     exact: np.ndarray | None
 
 
-def place_of(agent: DistAsyncQLearning, plan: CheckpointPlan) -> tuple[Place, bool]:
-    """Return the agent's subfolder, and whether this is the first time that it is used.
+def place_of(agent: DistAsyncQLearning, plan: CheckpointPlan) -> Place:
+    """Return the agent's subfolder.
 
     The agents of a script are numbered in the order in which they first train with this folder.
     """
     place = agent._places.get(plan.location)
     if place is not None:
         place.folder.keep(plan.keep_last, plan.keep_every)
-        return place, False
+        place.folder.mode = plan.mode
+        return place
     number = _agents.get(plan.location, 0)
     folder = CheckpointFolder(plan.location, f"agent-{number}", plan.keep_last, plan.keep_every, plan.mode)
     place = Place(folder, Writer(folder), os.urandom(4).hex())
     _agents[plan.location] = number + 1
     agent._places[plan.location] = place
-    return place, True
+    return place
 
 
 def take_up(agent: DistAsyncQLearning, source: Source, place: Place, plan: CheckpointPlan) -> bool:
@@ -123,6 +127,7 @@ def take_up(agent: DistAsyncQLearning, source: Source, place: Place, plan: Check
                 f'There is no checkpoint in {place.folder.url}, but resume="must" asks for one. Correct '
                 'checkpoint_dir, or write resume="auto" to begin afresh where there is none.'
             )
+        place.is_looked_through = True
         return False
     try:
         _take(agent, source, saved, place, plan.strict)
@@ -132,6 +137,7 @@ def take_up(agent: DistAsyncQLearning, source: Source, place: Place, plan: Check
             'Remove it to go on from the one before it, or write resume="never" to begin afresh.'
         ) from error
     place.read = saved.name
+    place.is_looked_through = True
     return True
 
 
@@ -150,16 +156,8 @@ def _take(agent: DistAsyncQLearning, source: Source, saved: Saved, place: Place,
             'write resume="never" to begin afresh.'
         )
     fits = _check(agent, source, saved, strict)
-    if agent._seed is None or fits:
-        agent._seed = seed
-    place.run = body["run"]
-    place.finished = list(body["finished"])
-    rows, columns = (min(here, there) for here, there in zip(agent.q_table.shape, q_table.shape, strict=True))
-    agent.q_table[:rows, :columns] = q_table[:rows, :columns]
-    agent.visits[:rows, :columns] = visits[:rows, :columns]
-    agent._steps = steps
-    stream = body["stream"]
-    agent._pending = Pending(
+    stream, run, finished = body["stream"], body["run"], list(body["finished"])
+    pending = Pending(
         saved.url,
         body["mode"],
         body["call"]["begin"],
@@ -168,6 +166,15 @@ def _take(agent: DistAsyncQLearning, source: Source, saved: Saved, place: Place,
         {name: arrays[name] for name in STATE_ARRAYS if name in arrays} if fits else {},
         arrays.get("exact") if fits else None,
     )
+    # From here on nothing can fail: the agent is as before, or as the checkpoint has it.
+    if agent._seed is None or fits:
+        agent._seed = seed
+    place.run, place.finished = run, finished
+    rows, columns = (min(here, there) for here, there in zip(agent.q_table.shape, q_table.shape, strict=True))
+    agent.q_table[:rows, :columns] = q_table[:rows, :columns]
+    agent.visits[:rows, :columns] = visits[:rows, :columns]
+    agent._steps = steps
+    agent._pending = pending
 
 
 def _check(agent: DistAsyncQLearning, source: Source, saved: Saved, strict: bool) -> bool:

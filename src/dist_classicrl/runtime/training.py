@@ -188,9 +188,9 @@ def _begin(agent: DistAsyncQLearning, source: Source, total: int, plan: Checkpoi
     begin = agent._requested
     beginning = _Beginning(begin, begin + total)
     if plan is not None and total > 0:
-        place, is_new = place_of(agent, plan)
+        place = place_of(agent, plan)
         beginning.place = place
-        if is_new:
+        if not place.is_looked_through:
             beginning.has_loaded = take_up(agent, source, place, plan)
         if agent._steps < beginning.end and not place.claim():
             beginning.has_loaded = take_up(agent, source, place, plan)
