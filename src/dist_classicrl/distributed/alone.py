@@ -16,7 +16,8 @@ from dist_classicrl.updates.local import LocalTable, PackedMap
 from dist_classicrl.updates.shared import RoundMerge, SharedTable
 
 _SLICE_SECONDS = 0.05
-_FIRST_SLICE = 4096
+_FIRST_SLICE_COMPILED = 4096
+_FIRST_SLICE_STEPPED = 1  # that is one batch: a step may take a second, and a stop must not wait for many
 _FOLD_SECONDS = 1.0
 
 
@@ -138,7 +139,7 @@ class _Learning(_Alone):
     def run_all(self) -> None:
         run, stream, learner = self._run, self._stream, self._learner
         folded = time.perf_counter()
-        size = _FIRST_SLICE
+        size = _FIRST_SLICE_COMPILED if run.source.simulator is not None else _FIRST_SLICE_STEPPED
         batch = run.settings.batch_size
         last = self._first + run.steps
         try:
