@@ -187,6 +187,26 @@ def test_rotation(tmp_path, keep_last, keep_every, kept):
     assert len(os.listdir(tmp_path / "agent-0")) == len(kept) + 1
 
 
+def test_what_is_kept_for_good_is_not_looked_into_again(tmp_path, monkeypatch):
+    """There may be thousands of them, behind a URL."""
+    folder = claimed(tmp_path, keep_last=1, keep_every=1)
+    for step in range(8):
+        folder.write(arrays_of(step), {"steps": step}, OTHER_RUN if step < 3 else RUN)
+    listed = []
+    names = folder._storage.names
+    monkeypatch.setattr(folder._storage, "names", lambda place="": listed.append(place) or names(place))
+    name = folder.write(arrays_of(8), {"steps": 8}, RUN)
+    assert sorted(filter(None, listed)) == [folder.names()[1], name]
+    listed.clear()
+    assert folder.read_newest().name == name and listed == ["", name]
+    # A rule that keeps less applies to them too, and so does another run's.
+    folder.keep(1, None)
+    folder.write(arrays_of(9), {"steps": 9}, RUN)
+    assert sequences(folder) == [10, 3, 2, 1]
+    folder.write(arrays_of(10), {"steps": 10}, OTHER_RUN)
+    assert sequences(folder) == [11, 10]
+
+
 def test_checkpoints_of_other_runs_and_foreign_files_stay(tmp_path):
     folder = claimed(tmp_path, keep_last=1)
     for step in range(2):

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import logging
 import os
 import pickle
 import random
@@ -17,11 +18,12 @@ from dist_classicrl.errors import CheckpointError
 
 
 @pytest.fixture
-def specimen(tmp_path):
+def specimen(tmp_path, caplog):
+    caplog.set_level(logging.ERROR, "dist_classicrl")  # thousands of warnings take their time
     return Specimen(tmp_path)
 
 
-def test_every_truncation_of_every_file_is_refused(specimen, caplog):
+def test_every_truncation_of_every_file_is_refused(specimen):
     for name, data in specimen.whole.items():
         for size in range(len(data)):
             assert specimen.outcome({name: data[:size]}) == "refused", (name, size)
@@ -55,6 +57,7 @@ def test_with_all_checkpoints_damaged_the_error_names_them_and_says_what_to_do(s
 def test_each_skipped_checkpoint_is_warned_of_once(specimen, caplog):
     path = specimen.place / "visits.npy"
     path.write_bytes(path.read_bytes()[:-1])
+    caplog.set_level(logging.WARNING, "dist_classicrl")
     folder = specimen.folder()
     for _ in range(3):
         assert folder.read_newest().name == specimen.names[1]

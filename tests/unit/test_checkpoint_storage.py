@@ -84,9 +84,13 @@ def test_folders_that_exist_are_left_as_they_are(storage):
     root.mkdir(parents=True)
     root.chmod(0o2775)
     storage.create()
-    storage.write("a/file", [b"x"])
+    previous = os.umask(0o777)
+    try:
+        storage.write("a/file", [b"x"])
+    finally:
+        os.umask(previous)
     assert permissions(root) == 0o2775
-    assert permissions(root / "a") & 0o777 == 0o700
+    assert permissions(root / "a") == 0o2700  # the group goes on to what is made inside
 
 
 def test_a_file_that_fails_half_way_leaves_what_was_there(storage):
@@ -158,7 +162,17 @@ def test_a_folder_without_permission_is_named(tmp_path):
             LocalStorage(tmp_path / path, 0o600).create()
 
 
-def test_a_read_only_file_system_is_named():
+def test_a_folder_that_is_there_is_tried(storage, monkeypatch):
+    def refuse(dir):
+        raise OSError(errno.EROFS, "Read-only file system", dir)
+
+    storage.create()
+    monkeypatch.setattr(storage_module.tempfile, "TemporaryFile", refuse)
+    with pytest.raises(CheckpointError, match="agent-0: Read-only file system. Give a folder"):
+        storage.create()
+
+
+def test_a_folder_that_cannot_be_made_is_named():
     with pytest.raises(CheckpointError, match="Checkpoints cannot be written to /proc/1/no/such"):
         LocalStorage("/proc/1/no/such", 0o600).create()
 

@@ -109,7 +109,9 @@ class CheckpointFolder:
         self.mode = mode
         self._fence: int | None = None
         self._token = ""
-        self._warned: set[str] = set()
+        self._warned: set[_Name | str] = set()  # what was skipped, and "rotation"
+        # Complete checkpoints that stay, by the rule of a run and what is kept of it.
+        self._settled: tuple[tuple[Any, ...], set[_Name]] = ((), set())
 
     def keep(self, keep_last: int, keep_every: int | None) -> None:
         """Set how many checkpoints stay from the next one on; see the constructor's arguments."""
@@ -171,7 +173,9 @@ class CheckpointFolder:
         except MemoryError:  # says nothing about the checkpoint
             raise
         except Exception as error:  # damaged files and remote stores raise errors of many kinds
-            raise CheckpointError(self._refusal(name, str(error) or type(error).__name__)) from error
+            raise CheckpointError(
+                f"{self._refusal(name, error)} Use an earlier one, or a copy of its folder from a backup."
+            ) from error
         return Saved(name, self.url_of(name), body, arrays)
 
     def read_newest(self) -> Saved | None:
@@ -182,20 +186,23 @@ class CheckpointFolder:
         CheckpointError
             If there are checkpoints, but none can be used.
         """
-        refused: dict[str, str] = {}
-        # Once more from the start after a failure: meanwhile a writer may have replaced all that was listed.
-        while new := [name for name in self.names() if name not in refused]:
-            for name in new:
-                try:
-                    saved = self.read(name)
-                except CheckpointError as error:
-                    refused[name] = str(error)
-                    continue
-                for skipped in sorted(refused, reverse=True):
-                    if skipped not in self._warned:
-                        self._warned.add(skipped)
-                        logger.warning("%s Using %s instead.", refused[skipped], name)
-                return saved
+        refused: dict[_Name, str] = {}
+        # Listed again after each failure: meanwhile a writer may have replaced all that was there.
+        while True:
+            left = (name for name in reversed(self._checkpoints()) if name not in refused)
+            name = next(filter(self._is_complete, left), None)
+            if name is None:
+                break
+            try:
+                saved = self.read(str(name))
+            except CheckpointError as error:
+                refused[name] = self._refusal(str(name), error.__cause__)
+                continue
+            for skipped, why in refused.items():
+                if skipped not in self._warned:
+                    self._warned.add(skipped)
+                    logger.warning("%s Using %s instead.", why, name)
+            return saved
         if not refused:
             return None
         raise CheckpointError(
@@ -352,16 +359,25 @@ class CheckpointFolder:
 
     def _rotate(self, newest: _Name) -> None:
         """Remove checkpoints of the same run that are not kept, and what others left half written."""
+        rule = (newest.run, self._keep_last, self._keep_every)
+        if self._settled[0] != rule:
+            self._settled = (rule, set())
+        settled = self._settled[1]
         ours = 0
-        for name in reversed(self._checkpoints()):
+        # Looking into each folder takes time where there are thousands, or behind a URL.
+        for name in reversed([name for name in self._checkpoints() if name not in settled]):
             if not self._is_complete(name):
                 if name < newest:
                     self._remove(name)
-            elif name.run == newest.run:
+            elif name.run != newest.run:
+                settled.add(name)
+            else:
                 ours += 1
-                if ours > self._keep_last and (
-                    self._keep_every is None or name.sequence % self._keep_every != 0
-                ):
+                if ours <= self._keep_last:
+                    continue
+                if self._keep_every is not None and name.sequence % self._keep_every == 0:
+                    settled.add(name)
+                else:
                     self._remove(name)
 
     def _remove(self, name: _Name) -> None:
@@ -415,11 +431,9 @@ class CheckpointFolder:
         except ValueError as error:
             raise ValueError(f"{key}.npy is damaged: {error}") from error
 
-    def _refusal(self, name: str, why: str) -> str:
-        return (
-            f"{self.url_of(name)} is no usable checkpoint: {why}. "
-            "Use an earlier one, or a copy of its folder from a backup."
-        )
+    def _refusal(self, name: str, error: BaseException | None) -> str:
+        why = str(error) or type(error).__name__
+        return f"{self.url_of(name)} is no usable checkpoint: {why}."
 
 
 def _take(file: BinaryIO) -> bytes:
