@@ -90,6 +90,22 @@ class TrainingResult:
         means = {name: math.nan for name in _MEANS if data[name] is None}
         return cls(**{**data, **means, "lost_workers": tuple(data["lost_workers"])})
 
+    @classmethod
+    def is_described_by(cls, data: Any) -> bool:
+        """Whether `data`, which was read from a file, is what `to_dict` returns."""
+        model = asdict(cls())
+        if not isinstance(data, dict) or set(data) != set(model):
+            return False
+        optional = (*_MEANS, "resumed_from")
+        kinds = {
+            **{name: type(value) for name, value in model.items()},
+            "lost_workers": list,
+            "resumed_from": str,
+        }
+        return all(
+            type(value) is kinds[name] or (value is None and name in optional) for name, value in data.items()
+        ) and all(type(rank) is int for rank in data["lost_workers"])
+
 
 @dataclass(frozen=True)
 class Progress:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import reprlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +21,6 @@ from dist_classicrl.distributed.run import Resumed
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.errors import CheckpointError, CheckpointMismatchError
 from dist_classicrl.runtime.model_file import table_fault
-from dist_classicrl.settings import Settings
 
 if TYPE_CHECKING:
     from dist_classicrl.runtime.agent import DistAsyncQLearning
@@ -30,6 +31,8 @@ logger = logging.getLogger(__name__)
 # the reproducible mode only.
 _SAME = ("algorithm", "dtype", "discount_factor", "async_updates")
 _SAME_IN_ROUNDS = ("logical_workers", "sync_frequency", "batch_size", "replay_ratio")
+# Settings that the state of learners depends on.
+_STATE_SETTINGS = ("buffer_size", "replay_ratio", "use_action_mask")
 
 _agents: dict[str, int] = {}
 
@@ -67,15 +70,15 @@ class Place:
         """How many processes wrote here before this one."""
         return max(0, self.fence - 1)
 
-    def claim(self) -> bool:
+    def claim(self, read: str | None) -> bool:
         """Make sure of being the only one who writes here.
 
-        Return False if another process wrote a checkpoint after the last one was read.
+        Return False if another process wrote a checkpoint after `read`, the last one that was read.
         """
         if self.fence == 0:
             newest = self.folder.names()[:1]
             self.fence = self.folder.claim()
-            return self.folder.names()[:1] == newest and (self.read is None or newest == [self.read])
+            return self.folder.names()[:1] == newest and (read is None or newest == [read])
         return True
 
 
@@ -88,8 +91,36 @@ class Pending:
     begin: int
     tally: dict[str, float]
     stream: tuple[int, int] | None
-    learners: dict[str, np.ndarray]
+    learners: dict[int, dict[str, np.ndarray]]
     exact: np.ndarray | None
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint that was read and checked against what the agent is to learn.
+
+    Attributes
+    ----------
+    name : str
+    steps : int
+    seed : int or None
+        None: the agent keeps its own.
+    run : str or None
+        None: it is of something else, and what is saved from now on is a run of its own.
+    finished : list of dict
+    q_table, visits : ndarray
+        As much of them as the agent's table has room for, of its type.
+    pending : Pending
+    """
+
+    name: str
+    steps: int
+    seed: int | None
+    run: str | None
+    finished: list[dict[str, Any]]
+    q_table: np.ndarray
+    visits: np.ndarray
+    pending: Pending
 
 
 def place_of(agent: DistAsyncQLearning, plan: CheckpointPlan) -> Place:
@@ -97,7 +128,7 @@ def place_of(agent: DistAsyncQLearning, plan: CheckpointPlan) -> Place:
 
     The agents of a script are numbered in the order in which they first train with this folder.
     """
-    place = agent._places.get(plan.location)
+    place: Place | None = agent._places.get(plan.location)
     if place is not None:
         place.folder.keep(plan.keep_last, plan.keep_every)
         place.folder.mode = plan.mode
@@ -110,8 +141,8 @@ def place_of(agent: DistAsyncQLearning, plan: CheckpointPlan) -> Place:
     return place
 
 
-def take_up(agent: DistAsyncQLearning, source: Source, place: Place, plan: CheckpointPlan) -> bool:
-    """Bring the agent to the newest checkpoint of its folder, and return whether there was one.
+def find(agent: DistAsyncQLearning, source: Source, place: Place, plan: CheckpointPlan) -> Found | None:
+    """Return the newest checkpoint of the agent's folder, if there is one; change nothing.
 
     Raises
     ------
@@ -127,54 +158,118 @@ def take_up(agent: DistAsyncQLearning, source: Source, place: Place, plan: Check
                 f'There is no checkpoint in {place.folder.url}, but resume="must" asks for one. Correct '
                 'checkpoint_dir, or write resume="auto" to begin afresh where there is none.'
             )
-        place.is_looked_through = True
-        return False
-    try:
-        _take(agent, source, saved, place, plan.strict)
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
-        raise CheckpointError(
-            f"{saved.url} is no usable checkpoint: its manifest is not what this library writes ({error!r}). "
-            'Remove it to go on from the one before it, or write resume="never" to begin afresh.'
-        ) from error
-    place.read = saved.name
-    place.is_looked_through = True
-    return True
-
-
-def _take(agent: DistAsyncQLearning, source: Source, saved: Saved, place: Place, strict: bool) -> None:
-    body, arrays = saved.body, saved.arrays
-    q_table, visits = arrays["q_table"], arrays["visits"]
-    fault = table_fault(q_table, visits)
-    steps, seed = body["steps"], body["seed"]
-    if fault is None and not (isinstance(steps, int) and 0 <= steps < 2**62):
-        fault = f"its number of steps is {steps!r}"
-    if fault is None and not (isinstance(seed, int) and 0 <= seed < 2**63):
-        fault = f"its seed is {seed!r}"
+        return None
+    fault = checkpoint_fault(saved)
     if fault is not None:
-        raise CheckpointError(
-            f"{saved.url} is no usable checkpoint: {fault}. Remove it to go on from the one before it, or "
-            'write resume="never" to begin afresh.'
-        )
-    fits = _check(agent, source, saved, strict)
-    stream, run, finished = body["stream"], body["run"], list(body["finished"])
-    pending = Pending(
-        saved.url,
-        body["mode"],
-        body["call"]["begin"],
-        body["tally"],
-        (int(stream["start"]), int(stream["used"])) if stream is not None and fits else None,
-        {name: arrays[name] for name in STATE_ARRAYS if name in arrays} if fits else {},
-        arrays.get("exact") if fits else None,
+        raise _refused(saved, fault)
+    fits = _check(agent, source, saved, plan.strict)
+    body, arrays = saved.body, saved.arrays
+    there, here = arrays["q_table"], agent.q_table
+    rows, columns = (min(sizes) for sizes in zip(here.shape, there.shape, strict=True))
+    with np.errstate(over="ignore"):
+        q_table = there[:rows, :columns].astype(here.dtype, copy=False)
+    if not np.isfinite(q_table).all():
+        raise _refused(saved, f"its values are too large for a table of {here.dtype}")
+    stream, exact = None, None
+    learners: dict[int, dict[str, np.ndarray]] = {}
+    if fits:
+        stream = None if body["stream"] is None else (body["stream"]["start"], body["stream"]["used"])
+        exact = arrays.get("exact")
+        if exact is not None and exact.shape != (source.n_states * source.n_actions,):
+            raise _refused(saved, f"its exact values have the shape {exact.shape}")
+        learners = _learners(agent, saved)
+    return Found(
+        saved.name,
+        body["steps"],
+        body["seed"] if fits or agent._seed is None else None,
+        body["run"] if fits else None,
+        list(body["finished"]),
+        q_table,
+        arrays["visits"][:rows, :columns],
+        Pending(saved.url, body["mode"], body["call"]["begin"], body["tally"], stream, learners, exact),
     )
-    # From here on nothing can fail: the agent is as before, or as the checkpoint has it.
-    if agent._seed is None or fits:
-        agent._seed = seed
-    place.run, place.finished = run, finished
-    rows, columns = (min(here, there) for here, there in zip(agent.q_table.shape, q_table.shape, strict=True))
-    agent.q_table[:rows, :columns] = q_table[:rows, :columns]
-    agent.visits[:rows, :columns] = visits[:rows, :columns]
-    agent._steps = steps
-    agent._pending = pending
+
+
+def take_up(agent: DistAsyncQLearning, place: Place, found: Found) -> None:
+    """Bring the agent to a checkpoint."""
+    rows, columns = found.q_table.shape
+    agent.q_table[:rows, :columns] = found.q_table
+    agent.visits[:rows, :columns] = found.visits
+    agent._steps = found.steps
+    agent._pending = found.pending
+    if found.seed is not None:
+        agent._seed = found.seed
+    if found.run is not None:
+        place.run = found.run
+    place.finished = found.finished
+    place.read = found.name
+
+
+def _refused(saved: Saved, fault: str) -> CheckpointError:
+    return CheckpointError(
+        f"{saved.url} is no usable checkpoint: {fault}. Remove it to go on from the one before it, or "
+        'write resume="never" to begin afresh.'
+    )
+
+
+def checkpoint_fault(saved: Saved) -> str | None:
+    """Return what in a checkpoint is not what this library writes, or None."""
+    body, arrays = saved.body, saved.arrays
+    missing = sorted({"q_table", "visits"} - set(arrays)) + sorted(set(_BODY) - set(body))
+    if missing:
+        return f"it lacks {', '.join(missing)}"
+    for name, is_good in _BODY.items():
+        if not is_good(body[name]):
+            return f"its {name} is {reprlib.repr(body[name])}"
+    steps, call, stream = body["steps"], body["call"], body["stream"]
+    if not call["begin"] <= steps <= call["end"]:
+        return f"it has {steps} steps, and its call goes from {call['begin']} to {call['end']}"
+    if stream is not None and stream["start"] + stream["used"] != steps:
+        return f"it has {steps} steps, and its stream is {stream!r}"
+    if not saved.name.endswith(f"-{body['run']}"):
+        return f"its run is {body['run']!r}"
+    q_table, exact = arrays["q_table"], arrays.get("exact")
+    if q_table.dtype.name != body["settings"].get("dtype") or q_table.dtype.kind != "f":
+        return f"its table is {q_table.dtype.name}, its settings say {body['settings'].get('dtype')!r}"
+    if exact is not None and (exact.dtype != np.float64 or not np.isfinite(exact).all()):
+        return f"its exact values are {exact.dtype.name} or not finite"
+    return table_fault(q_table, arrays["visits"])
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _has_whole(value: Any, *names: str) -> bool:
+    return isinstance(value, dict) and all(_is_whole(value.get(name)) for name in names)
+
+
+def _is_tally(value: Any) -> bool:
+    names = set(Tally(0).to_dict(0.0))
+    return isinstance(value, dict) and set(value) == names and all(map(_is_number, value.values()))
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 2**1023
+
+
+def _is_finished_call(value: Any) -> bool:
+    return _has_whole(value, "begin", "end") and TrainingResult.is_described_by(value.get("result"))
+
+
+# What the manifest says, apart from the arrays, and how to tell that it may be that.
+_BODY: dict[str, Callable[[Any], bool]] = {
+    "run": lambda value: isinstance(value, str),
+    "steps": _is_whole,
+    "seed": _is_whole,
+    "settings": lambda value: isinstance(value, dict),
+    "environment": lambda value: isinstance(value, dict) and isinstance(value.get("text"), str),
+    "call": lambda value: _has_whole(value, "begin", "end"),
+    "mode": lambda value: value in ("alone", "rounds", "async"),
+    "stream": lambda value: value is None or _has_whole(value, "start", "used"),
+    "tally": _is_tally,
+    "finished": lambda value: isinstance(value, list) and all(map(_is_finished_call, value)),
+}
 
 
 def _check(agent: DistAsyncQLearning, source: Source, saved: Saved, strict: bool) -> bool:
@@ -190,8 +285,7 @@ def _check(agent: DistAsyncQLearning, source: Source, saved: Saved, strict: bool
     here = settings.to_dict()
     names = _SAME if settings.async_updates else (*_SAME, *_SAME_IN_ROUNDS)
     both = [(name, there.get(name), here[name]) for name in names]
-    environment = body["environment"]
-    both.append(("environment", environment["text"], environment_text(source)))
+    both.append(("environment", body["environment"]["text"], environment_text(source)))
     both.append(("table", saved.arrays["q_table"].shape, agent.q_table.shape))
     if settings.seed is not None:
         both.append(("seed", body["seed"], settings.seed))
@@ -227,15 +321,27 @@ def resumed_of(agent: DistAsyncQLearning, begin: int) -> Resumed | None:
     tally = {**(pending.tally if within else Tally(0).to_dict(0.0)), "steps": made}
     if made == 0:  # between two calls: this one begins new episodes, as it would have without a stop
         return Resumed(pending.checkpoint, 0, tally, pending.mode)
-    states = _learners(pending, agent.settings)
-    return Resumed(pending.checkpoint, made, tally, pending.mode, pending.stream, states, pending.exact)
+    return Resumed(
+        pending.checkpoint, made, tally, pending.mode, pending.stream, pending.learners, pending.exact
+    )
 
 
-def _learners(pending: Pending, settings: Settings) -> dict[int, dict[str, np.ndarray]]:
-    number = {"alone": 1, "rounds": settings.logical_workers}.get(pending.mode)
-    if number is None or not pending.learners:
+def _learners(agent: DistAsyncQLearning, saved: Saved) -> dict[int, dict[str, np.ndarray]]:
+    """Return the state of a checkpoint's learners, by number; none where new episodes are to begin."""
+    number = {"alone": 1, "rounds": agent.settings.logical_workers}.get(saved.body["mode"])
+    arrays = {name: saved.arrays[name] for name in STATE_ARRAYS if name in saved.arrays}
+    if number is None or not arrays:
         return {}
-    return dict(enumerate(unstack_states(pending.learners, number)))
+    there, here = saved.body["settings"], agent.settings.to_dict()
+    changed = [name for name in _STATE_SETTINGS if there.get(name) != here[name]]
+    if changed:
+        logger.warning(
+            "New episodes begin, with an empty replay memory: since %s was written, %s changed.",
+            saved.url,
+            ", ".join(f"{name} (from {there.get(name)!r} to {here[name]!r})" for name in changed),
+        )
+        return {}
+    return dict(enumerate(unstack_states(arrays, number)))
 
 
 def result_of(place: Place | None, begin: int, end: int, agent: DistAsyncQLearning) -> TrainingResult:

@@ -34,6 +34,7 @@ from dist_classicrl.runtime.resuming import (
     constant_arrays,
     description,
     environment_text,
+    find,
     place_of,
     result_of,
     resumed_of,
@@ -190,10 +191,15 @@ def _begin(agent: DistAsyncQLearning, source: Source, total: int, plan: Checkpoi
     if plan is not None and total > 0:
         place = place_of(agent, plan)
         beginning.place = place
-        if not place.is_looked_through:
-            beginning.has_loaded = take_up(agent, source, place, plan)
-        if agent._steps < beginning.end and not place.claim():
-            beginning.has_loaded = take_up(agent, source, place, plan)
+        found = None if place.is_looked_through else find(agent, source, place, plan)
+        steps, read = (agent._steps, place.read) if found is None else (found.steps, found.name)
+        if steps < beginning.end and not place.claim(read):
+            found = find(agent, source, place, plan)
+        # Nothing can fail from here on: the agent is as before, or as the checkpoint has it.
+        if found is not None:
+            take_up(agent, place, found)
+            beginning.has_loaded = True
+        place.is_looked_through = True
         beginning.generation = place.generation
     if agent._steps < beginning.end:
         beginning.resumed = resumed_of(agent, begin)
