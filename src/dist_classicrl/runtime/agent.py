@@ -470,13 +470,15 @@ class DistAsyncQLearning:
     def load_model(
         cls: type[_Self], path: str | os.PathLike[str], comm: Any = None, env: Any = None
     ) -> _Self:
-        """Return the agent that `save_model` wrote to `path`.
+        """Return the agent that `save_model` wrote to `path`, or that checkpoints there are of.
 
         It is made by the class on which this is called, with all settings and `comm` as keyword arguments.
 
         Parameters
         ----------
         path : str or path
+            A model file; or a folder or URL, for the agent as of the newest good checkpoint there: a
+            `checkpoint_dir` of `train` that holds one agent, an agent's subfolder, or one checkpoint.
         comm : mpi4py.MPI.Comm, optional
             As in the constructor.
         env : optional
@@ -486,13 +488,20 @@ class DistAsyncQLearning:
         Raises
         ------
         FileNotFoundError
-            If there is no such file.
+            If there is no such file or folder.
         ModelFileError
             If it is truncated, damaged, or anything but a model file.
+        CheckpointError
+            If there is no checkpoint in the folder, none that can be used, or more than one agent.
         EnvError
             If `env` is larger than the table.
         """
-        saved = model_file.read(path)
+        if "://" in os.fspath(path) or os.path.isdir(path):
+            from dist_classicrl.runtime.saved_runs import saved_model_of
+
+            saved = saved_model_of(path)
+        else:
+            saved = model_file.read(path)
         arguments = {
             field.name: getattr(saved.settings, field.name) for field in dataclasses.fields(Settings)
         }

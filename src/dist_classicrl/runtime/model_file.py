@@ -6,13 +6,14 @@ import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dist_classicrl.errors import ModelFileError, SettingsError
+from dist_classicrl.errors import ModelFileError
 from dist_classicrl.settings import Settings
 
 FORMAT = "dist_classicrl model"
@@ -132,23 +133,35 @@ def _checked(target: Path, about: Any, arrays: dict[str, np.ndarray]) -> SavedMo
     for name, array in arrays.items():
         if not isinstance(sums, dict) or sums.get(name) != _digest(array):
             raise ModelFileError(_refusal(target, f"the checksum of {name} does not match"))
+    try:
+        return model_of(about, arrays)
+    except ValueError as error:
+        raise ModelFileError(_refusal(target, str(error))) from error
+
+
+def model_of(about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> SavedModel:
+    """Return the model that `about` (settings, steps, actions) and its arrays describe.
+
+    Raises
+    ------
+    ValueError
+        If they describe none; says what is wrong.
+    """
     q_table, visits = arrays["q_table"], arrays["visits"]
     fault = table_fault(q_table, visits)
     if fault is not None:
-        raise ModelFileError(_refusal(target, fault))
+        raise ValueError(fault)
     try:
         settings = Settings.from_dict(about["settings"])
         steps, actions = about["steps"], about["actions"]
-    except (KeyError, TypeError, ValueError, SettingsError) as error:
-        raise ModelFileError(_refusal(target, f"its settings cannot be used ({error})")) from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"its settings cannot be used ({error})") from error
     if not isinstance(steps, int) or steps < 0:
-        raise ModelFileError(_refusal(target, f"its number of steps is {steps!r}"))
+        raise ValueError(f"its number of steps is {steps!r}")
     if q_table.dtype.name != settings.dtype:
-        raise ModelFileError(
-            _refusal(target, f"its table is {q_table.dtype.name}, its settings say {settings.dtype}")
-        )
+        raise ValueError(f"its table is {q_table.dtype.name}, its settings say {settings.dtype}")
     if actions is not None and not (isinstance(actions, int) and 1 <= actions <= q_table.shape[1]):
-        raise ModelFileError(_refusal(target, f"its number of actions is {actions!r}"))
+        raise ValueError(f"its number of actions is {actions!r}")
     legal = arrays.get("legal")
     if legal is not None and not (
         legal.dtype == bool
@@ -156,7 +169,7 @@ def _checked(target: Path, about: Any, arrays: dict[str, np.ndarray]) -> SavedMo
         and legal.shape[0] <= q_table.shape[0]
         and legal.shape[1] <= q_table.shape[1]
     ):
-        raise ModelFileError(_refusal(target, f"its mask is {legal.dtype} of shape {legal.shape}"))
+        raise ValueError(f"its mask is {legal.dtype} of shape {legal.shape}")
     return SavedModel(settings, q_table, visits, steps, actions, legal)
 
 
