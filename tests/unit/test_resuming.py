@@ -7,11 +7,11 @@ import math
 import os
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from rank_environments import SteppedLake
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP
 from dist_classicrl.checkpoint.arrays import ArrayFile
@@ -20,11 +20,10 @@ from dist_classicrl.distributed import alone, stopping
 from dist_classicrl.environments.tictactoe import TicTacToeEnv
 from dist_classicrl.errors import (
     CheckpointError,
-    CheckpointMismatchError,
     TrainingInterrupted,
     TrainingStopped,
 )
-from dist_classicrl.runtime import resuming
+from dist_classicrl.runtime import resuming, training
 from dist_classicrl.schedules import Exponential, Linear, PerVisit
 
 LAKE = TabularMDP.from_gymnasium("FrozenLake-v1")
@@ -35,6 +34,7 @@ GARNET = TabularMDP.garnet(25, 4, 3, seed=3, max_episode_steps=60)
 def without_waiting(monkeypatch):
     """Do without the time for which a stopped process still takes a late copy of the same signal."""
     monkeypatch.setattr(stopping, "REPEAT_SECONDS", 0.0)
+    monkeypatch.setattr(training, "_unanswered", [])
 
 
 @pytest.fixture
@@ -283,3 +283,77 @@ def contents(folder):
         for path in sorted(folder.glob("agent-0/f0*/*"))
         if path.is_file()
     }
+
+
+# Requests to stop at a call's edges
+
+
+@MODES
+@pytest.mark.parametrize("steps", [1, 64, 4_001])
+def test_a_request_in_the_last_steps_of_a_call_stops_the_script_behind_it(
+    steps, async_updates, tmp_path, restart
+):
+    settings = {"seed": 11, "async_updates": async_updates, "logical_workers": 2, "sync_frequency": 1}
+    straight = DistAsyncQLearning(**settings)
+    first, second = straight.train(LAKE, total_steps=steps), straight.train(LAKE, total_steps=500)
+    agent = DistAsyncQLearning(**settings)
+    # The last report of progress comes when all is learned.
+    with pytest.raises(TrainingStopped) as stopped:
+        agent.train(LAKE, total_steps=steps, checkpoint_dir=tmp_path, **stop_after(steps))
+    assert (stopped.value.code, stopped.value.steps, agent.steps) == (75, steps, steps)
+    assert stopped.value.checkpoint == newest(tmp_path).url
+    # In the same process, the script would go on with the next call.
+    assert told(agent.train(LAKE, total_steps=500)) == told(second)
+    assert same(agent, straight)
+    restart()
+    again = DistAsyncQLearning(**settings)
+    assert told(again.train(LAKE, total_steps=steps, checkpoint_dir=tmp_path)) == told(first)
+    assert again.steps == steps
+    assert told(again.train(LAKE, total_steps=500, checkpoint_dir=tmp_path)) == told(second)
+    assert same(again, straight)
+
+
+def test_a_request_in_a_call_that_was_made_before_is_answered_by_the_next(tmp_path, restart, caplog):
+    DistAsyncQLearning(seed=11).train(LAKE, total_steps=100, checkpoint_dir=tmp_path)
+    restart()
+
+    class Stopping(logging.Handler):
+        def emit(self, record):
+            if "had been made before" in record.getMessage():
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    handler = Stopping()
+    training.logger.addHandler(handler)
+    resuming.logger.addHandler(handler)
+    agent = DistAsyncQLearning(seed=11)
+    try:
+        assert agent.train(LAKE, total_steps=100, checkpoint_dir=tmp_path).steps == 100
+    finally:
+        training.logger.removeHandler(handler)
+        resuming.logger.removeHandler(handler)
+    with pytest.raises(TrainingStopped, match="SIGTERM"):
+        agent.train(LAKE, total_steps=10_000_000, checkpoint_dir=tmp_path)
+    assert 100 <= agent.steps < 10_000_000
+    # Answered once, and no more.
+    assert agent.train(LAKE, total_steps=1_000, checkpoint_dir=tmp_path).steps == 1_000
+
+
+def test_ctrl_c_leaves_a_checkpoint_and_code_130(tmp_path):
+    agent = DistAsyncQLearning(seed=11)
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        agent.train(LAKE, total_steps=10**9, checkpoint_dir=tmp_path, **stop_after(1, signal.SIGINT))
+    assert isinstance(stopped.value, TrainingInterrupted) and stopped.value.code == 130
+    assert stopped.value.checkpoint == newest(tmp_path).url
+    assert newest(tmp_path).body["steps"] == agent.steps == agent.visits.sum()
+
+
+def test_a_time_limit_stops_in_time_and_the_next_run_goes_on(tmp_path, restart):
+    for _ in range(3):
+        agent = DistAsyncQLearning(seed=11)
+        before = 0 if newest(tmp_path) is None else newest(tmp_path).body["steps"]
+        begin = time.monotonic()
+        with pytest.raises(TrainingStopped, match="time limit of 0.3 s"):
+            agent.train(LAKE, total_steps=10**12, checkpoint_dir=tmp_path, time_limit=0.3)
+        assert time.monotonic() - begin < 20.0
+        assert before < agent.steps == newest(tmp_path).body["steps"] < 10**12
+        restart()

@@ -64,7 +64,10 @@ def run_alone(run: Run) -> TrainingResult:
     run.clock.tick(seconds, last=True)
     result = run.tally.result(seconds, compiled, workers=1)
     if run.saver is not None:
-        run.saver.finish(run.values, run.counts, alone.position(whole=False), result)
+        where = run.saver.finish(run.values, run.counts, alone.position(whole=False), result)
+        stop = run.saver.asked_to_stop
+        if stop is not None:  # too late for this call, but not for what the script does next
+            raise run.stopped(stop, where)
     return result
 
 
@@ -113,8 +116,7 @@ class _Alone:
         if stop is not None:
             self.settle()
             where = saver.save_last(run.values, run.counts, self.position())
-            run.say_stopped(stop, where)
-            raise stop.error(where, run.start + run.kept)
+            raise run.stopped(stop, where)
         steps = run.start + run.tally.steps - run.tally.earlier_steps
         if saver.is_due(steps):
             saver.begin(steps)

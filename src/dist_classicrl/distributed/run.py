@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -194,8 +194,8 @@ class Run:
                 if number in self.resumed.learners:
                     learner.restore(self.resumed.learners[number])
 
-    def say_stopped(self, stop: Stop, checkpoint: str | None) -> None:
-        """Say why the run stopped and what to do to go on."""
+    def stopped(self, stop: Stop, checkpoint: str | None) -> TrainingStopped:
+        """Say why the run stopped and what to do to go on, and return the exception to end with."""
         how = (
             f"The checkpoint is {checkpoint}; the same command goes on from there."
             if checkpoint is not None
@@ -203,6 +203,7 @@ class Run:
         )
         made, total = self.tally.steps, self.tally.total_steps
         logger.warning("Stopped by %s after %s of %s steps. %s", stop.reason, f"{made:,}", f"{total:,}", how)
+        return stop.error(checkpoint, self.start + self.kept)
 
     def close(self, learners: Iterable[Learner]) -> None:
         """Close the environments of all learners. What goes wrong there costs a warning, not the training."""
@@ -343,17 +344,22 @@ def _serve(run: Run, channels: list[Channel], compile_seconds: float) -> Trainin
     seconds = server.seconds
     if stop is not None and saver is not None:
         where = saver.save_last(run.values, run.counts, server.position, meanwhile)
-        error = stop.error(where, run.start + run.kept)
-        tell_stopped(channels, stop, error)
-        run.say_stopped(stop, where)
-        raise error
+        _end_all(run, channels, stop, where)
     run.clock.tick(seconds, last=True)
     learning = len(ranks) if run.logical is None else min(len(ranks), run.logical)
     result = tally.result(seconds, compile_seconds, learning)
     if saver is not None:
-        saver.finish(run.values, run.counts, server.position, result, meanwhile)
+        where = saver.finish(run.values, run.counts, server.position, result, meanwhile)
+        if saver.asked_to_stop is not None:  # too late for this call, but not for what the script does next
+            _end_all(run, channels, saver.asked_to_stop, where)
     finish(channels, shared, result.to_dict(), settings.timeout)
     return result
+
+
+def _end_all(run: Run, channels: list[Channel], stop: Stop, checkpoint: str | None) -> NoReturn:
+    error = run.stopped(stop, checkpoint)
+    tell_stopped(channels, stop, error)
+    raise error
 
 
 def _work(

@@ -121,6 +121,11 @@ class Saver:
         self._watch.check_time(self._writer.seconds)
         return self._watch.stop
 
+    @property
+    def asked_to_stop(self) -> Stop | None:
+        """The request to stop that has come, if there is one."""
+        return self._watch.stop
+
     def ask_to_stop(self, stop: Stop) -> None:
         """Take note that another rank was asked to stop."""
         self._watch.ask(stop)
@@ -181,11 +186,14 @@ class Saver:
         position: Position,
         result: TrainingResult,
         meanwhile: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Save the end of the call, with its result for whoever asks for the same again."""
+    ) -> str | None:
+        """Save the end of the call, with its result for whoever asks for the same again.
+
+        Return where it is; None if it could not be written.
+        """
         self._finished.append({**self._description["call"], "result": result.to_dict()})
         del self._finished[:-_KEPT_RESULTS]
-        self.save_last(values, counts, position, meanwhile)
+        return self.save_last(values, counts, position, meanwhile)
 
     def _wait(self, deadline: float, meanwhile: Callable[[], None]) -> bool:
         while not self._writer.wait(_LOOK_SECONDS):

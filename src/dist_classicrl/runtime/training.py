@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 import math
 import zlib
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ from dist_classicrl.distributed.rounds import learners_message, learners_of
 from dist_classicrl.distributed.run import Resumed, Run, run_together
 from dist_classicrl.distributed.saving import Saver
 from dist_classicrl.distributed.startup import Setup
-from dist_classicrl.distributed.stopping import StopWatch
+from dist_classicrl.distributed.stopping import Stop, StopWatch
 from dist_classicrl.distributed.world import find_world
 from dist_classicrl.environments.resolve import Source, resolve
 from dist_classicrl.errors import SettingsError, TrainingStopped
@@ -47,6 +47,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MOST_STEPS = 2**62
+
+# A request to stop that came too late for the call that heard it, such as a worker's after its last push. The
+# next call that saves answers it.
+_unanswered: list[Stop] = []
 
 
 @dataclass
@@ -174,14 +178,26 @@ def _train_together(agent: DistAsyncQLearning, asked: Request, setup: Setup) -> 
     return _keep(agent, run, beginning.end, result)
 
 
-def _watch(plan: CheckpointPlan | None, rank: int) -> Any:
-    """Return what listens for requests to stop; a stand-in that gives None where nothing is saved."""
+@contextmanager
+def _watch(plan: CheckpointPlan | None, rank: int) -> Iterator[StopWatch | None]:
+    """Listen for requests to stop; give None where nothing is saved."""
     if plan is None:
-        return nullcontext()
-    if rank != 0:
-        return StopWatch(plan.stop_signals, None, None, rank)
-    left = None if plan.time_limit is not None else slurm.job_seconds_left()
-    return StopWatch(plan.stop_signals, plan.time_limit, left, rank)
+        yield None
+        return
+    left = slurm.job_seconds_left() if rank == 0 and plan.time_limit is None else None
+    watch = StopWatch(plan.stop_signals, plan.time_limit if rank == 0 else None, left, rank)
+    if _unanswered:
+        watch.ask(_unanswered.pop())
+    has_stopped = False
+    try:
+        with watch:
+            yield watch
+    except TrainingStopped:
+        has_stopped = True
+        raise
+    finally:
+        if watch.stop is not None and not has_stopped:
+            _unanswered[:] = [watch.stop]
 
 
 def _begin(agent: DistAsyncQLearning, source: Source, total: int, plan: CheckpointPlan | None) -> _Beginning:
