@@ -119,6 +119,8 @@ class Pacer:
             self._steps_per_second = _smooth(self._steps_per_second, steps / seconds)
         if cpu_seconds > 0.0:
             self._steps_per_cpu_second = _smooth(self._steps_per_cpu_second, steps / cpu_seconds)
+        if self._auto and seconds > 0.0:  # so that a slow environment's first push does not take minutes
+            self.interval = min(self.interval, self._whole_quanta(self._steps_per_second * _LONGEST_SECONDS))
 
     def refreshed(self, seconds: float) -> None:
         """Take note of the time that re-basing took."""
@@ -148,7 +150,10 @@ class Pacer:
         if self.urgent:
             wanted = max(rate * self._push_seconds * (1.0 / _BUSY_SHARE - 1.0), fits)
         wanted = min(wanted, self._steps_per_second * _LONGEST_SECONDS, 4.0 * self.interval)
-        self.interval = max(1, math.ceil(wanted / self._quantum)) * self._quantum
+        self.interval = self._whole_quanta(wanted)
+
+    def _whole_quanta(self, steps: float) -> int:
+        return max(1, math.ceil(steps / self._quantum)) * self._quantum
 
 
 def _smooth(old: float, new: float) -> float:
