@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from background_job import BackgroundJob
 
 from dist_classicrl.distributed.launcher import launch_environment, mpirun_command
 from dist_classicrl.distributed.processes import run_job
@@ -33,3 +35,18 @@ def run_python(tmp_path):
         return job
 
     return run
+
+
+@pytest.fixture
+def start_python(tmp_path):
+    """Give a function that starts Python in an empty folder and returns the `BackgroundJob`.
+
+    Whatever is left of such jobs when the test ends is ended as well.
+    """
+    with ExitStack() as jobs:
+
+        def start(*arguments, ranks=None, env=None):
+            job = BackgroundJob(arguments, ranks=ranks, cwd=tmp_path, env=env)
+            return jobs.enter_context(job)
+
+        yield start

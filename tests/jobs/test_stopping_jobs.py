@@ -1,0 +1,245 @@
+"""Jobs that signals, time limits, errors or a second job stop, and what they leave behind."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from background_job import appearance, check_with_numpy_alone, complete_checkpoints, events, program
+
+from dist_classicrl.checkpoint.folder import CheckpointFolder
+
+LONG = 10**15
+# Of three ranks for some seconds.
+STEPS = 40_000_000
+
+
+def check_stopped(job, ranks, reason, since, folder, status=75):
+    """Check that all ranks stopped in order, and that the checkpoint is one of after `since`.
+
+    Return the number of steps in it.
+    """
+    job.wait(status)
+    stopped = job.events("stopped")
+    assert sorted(each["rank"] for each in stopped) == list(range(ranks)), job.output
+    assert {each["code"] for each in stopped} == {status}
+    assert all(reason in each["reason"] for each in stopped), job.output
+    newest = Path(folder) / "agent-0" / complete_checkpoints(Path(folder) / "agent-0")[0]
+    assert {each["checkpoint"] for each in stopped} == {str(newest)}
+    body = check_with_numpy_alone(newest)
+    assert {each["steps"] for each in stopped} == {each["agent_steps"] for each in stopped} == {body["steps"]}
+    assert (newest / "manifest.json").stat().st_mtime > since - 0.05  # file systems count in ticks
+    return body["steps"]
+
+
+def check_finished(output, ranks, steps, resumed_at):
+    """Check that all ranks made all steps, from the checkpoint of `resumed_at` steps on."""
+    trained = events(output, "trained")
+    assert sorted(each["rank"] for each in trained) == list(range(ranks))
+    for each in trained:
+        assert each["steps"] == each["agent_steps"] == each["visits"] == steps
+        assert f"step{resumed_at:015d}" in each["resumed_from"]
+    return trained
+
+
+# Signals
+
+# USR1 to mpirun, and stops in the reproducible mode, are part of test_resuming_jobs.py.
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_sigterm_to_one_rank_stops_all(start_python, run_python, tmp_path, rank):
+    folder = tmp_path / "saved"
+    arguments = program(
+        train={"checkpoint_dir": folder, "checkpoint_interval": 1}, calls=[{"total_steps": STEPS}]
+    )
+    written = appearance(folder, "agent-0/f*/manifest.json")
+    job = start_python(*arguments, ranks=3)
+    job.must_wait_for(written, "the first checkpoint")
+    since = time.time()
+    job.send_to_rank(rank, signal.SIGTERM)
+    made = check_stopped(job, 3, f"SIGTERM on rank {rank} ", since, folder)
+    assert made < STEPS
+    trained = check_finished(
+        run_python(*arguments, ranks=3 if rank else None).output, 3 if rank else 1, STEPS, made
+    )
+    assert trained[0]["optimum"] - trained[0]["value"] < 0.02
+
+
+def test_sigterm_to_mpirun_costs_what_was_learned_since_the_last_checkpoint(
+    start_python, run_python, tmp_path
+):
+    folder = tmp_path / "saved"
+    arguments = program(
+        train={"checkpoint_dir": folder, "checkpoint_interval": 1}, calls=[{"total_steps": STEPS}]
+    )
+    written = appearance(folder, "agent-0/f*/manifest.json")
+    job = start_python(*arguments, ranks=3)
+    job.must_wait_for(written, "the first checkpoint")
+    job.send(signal.SIGTERM)
+    job.wait()
+    assert job.process.returncode != 0
+    made = CheckpointFolder(folder, "agent-0").read_newest().body["steps"]
+    assert 0 < made < STEPS
+    check_finished(run_python(*arguments).output, 1, STEPS, made)
+
+
+@pytest.mark.parametrize("ranks", [None, 3])
+def test_a_signal_before_the_first_step_stops_as_well(run_python, tmp_path, ranks):
+    folder = tmp_path / "saved"
+    options = {"train": {"checkpoint_dir": folder}, "calls": [{"total_steps": 1_000_000}]}
+    job = run_python(*program(signal="SIGUSR2", **options), ranks=ranks, status=75)
+    stopped = events(job.output, "stopped")
+    assert len(stopped) == (ranks or 1)
+    made = stopped[0]["steps"]
+    check_finished(run_python(*program(**options)).output, 1, 1_000_000, made)
+
+
+@pytest.mark.parametrize("ranks", [None, 3])
+def test_an_environment_with_slow_steps_stops_after_the_present_ones(start_python, tmp_path, ranks):
+    folder = tmp_path / "saved"
+    job = start_python(
+        *program(
+            environment="SlowCorridor",
+            agent={"n_envs": 1, "batch_size": 1},
+            train={"checkpoint_dir": folder, "checkpoint_interval": 1},
+            calls=[{"total_steps": LONG}],
+        ),
+        ranks=ranks,
+    )
+    job.must_wait_for(appearance(folder, "agent-0/f*/manifest.json"), "the first checkpoint")
+    since = time.time()
+    job.send(signal.SIGUSR1)
+    assert check_stopped(job, ranks or 1, "SIGUSR1 on rank ", since, folder) > 0
+
+
+def test_a_second_signal_ends_at_once(start_python, tmp_path):
+    # A batch of this environment takes ten seconds.
+    job = start_python(
+        *program(
+            environment="SlowCorridor",
+            agent={"n_envs": 1, "batch_size": 32},
+            train={"checkpoint_dir": tmp_path / "saved"},
+            calls=[{"total_steps": LONG}],
+        )
+    )
+    job.must_wait_for(appearance(tmp_path, "saved/agent-0/fence*"), "the folder to be claimed")
+    time.sleep(0.5)
+    job.send(signal.SIGUSR1)
+    time.sleep(0.5)
+    assert job.process.poll() is None
+    job.send(signal.SIGUSR1)
+    job.wait(-signal.SIGUSR1, timeout=5.0)
+    assert not job.events("stopped")
+
+
+def test_ctrl_c_leaves_a_checkpoint_and_says_where(start_python, run_python, tmp_path):
+    folder = tmp_path / "saved"
+    arguments = program(train={"checkpoint_dir": folder}, calls=[{"total_steps": 30_000_000}])
+    job = start_python(*arguments)
+    job.must_wait_for(appearance(folder, "agent-0/fence*"), "the folder to be claimed")
+    since = time.time()
+    job.send(signal.SIGINT)
+    made = check_stopped(job, 1, "SIGINT on rank 0 ", since, folder, status=130)
+    newest = complete_checkpoints(folder / "agent-0")[0]
+    sentences = [line for line in job.output.splitlines() if not line.startswith('{"event"')]
+    assert len(sentences) == 1 and newest in sentences[0], job.output
+    check_finished(run_python(*arguments).output, 1, 30_000_000, made)
+
+
+def test_ctrl_c_without_checkpoints_is_a_keyboard_interrupt(start_python):
+    job = start_python(*program(calls=[{"total_steps": LONG}]))
+    job.must_wait_for(lambda: job.events("started"), "the start")
+    time.sleep(0.5)
+    job.send(signal.SIGINT)
+    job.wait(-signal.SIGINT)
+    assert job.output.splitlines()[-1] == "KeyboardInterrupt"
+    assert not job.events("stopped")
+
+
+def test_a_time_limit_stops_by_itself(run_python, tmp_path):
+    folder = tmp_path / "saved"
+    options = {"train": {"checkpoint_dir": folder, "time_limit": "1s"}, "calls": [{"total_steps": LONG}]}
+    made = 0
+    for _ in range(2):
+        job = run_python(*program(**options), status=75)
+        (stopped,) = events(job.output, "stopped")
+        assert stopped["code"] == 75 and "time limit" in stopped["reason"]
+        assert stopped["steps"] > made
+        made = stopped["steps"]
+        assert check_with_numpy_alone(Path(stopped["checkpoint"]))["steps"] == made
+
+
+# Errors
+
+
+@pytest.mark.parametrize("ranks", [None, 3])
+def test_an_error_in_the_environment_leaves_a_checkpoint(run_python, tmp_path, ranks):
+    folder = tmp_path / "saved"
+    arguments = program(
+        environment="ThinIce", train={"checkpoint_dir": folder}, calls=[{"total_steps": 100_000}]
+    )
+    breaking = {"THIN_ICE": f"{(ranks or 1) - 1} 20000"}
+    job = run_python(*arguments, ranks=ranks, status=1, env=breaking)
+    assert {each["error"] for each in events(job.output, "failed")} == {"ZeroDivisionError: thin ice"}
+    made = CheckpointFolder(folder, "agent-0").read_newest().body["steps"]
+    # What was not yet learned of the last batch, or not yet pushed, is lost.
+    assert 0 < made < 100_000
+    check_finished(run_python(*arguments, ranks=ranks).output, ranks or 1, 100_000, made)
+
+
+def test_who_is_started_twice_ends_the_first(start_python, tmp_path):
+    folder = tmp_path / "saved"
+    train = {"checkpoint_dir": folder, "checkpoint_interval": "50ms"}
+    first = start_python(*program(train=train, calls=[{"total_steps": LONG}]), ranks=3)
+    first.must_wait_for(appearance(folder, "agent-0/f*/manifest.json"), "the first checkpoint")
+    second = start_python(*program(train=train, calls=[{"total_steps": LONG}]))
+    first.wait()
+    assert first.process.returncode not in (0, 75)
+    failed = first.events("failed")
+    assert sorted(each["rank"] for each in failed) == [0, 1, 2], first.output
+    assert all("CheckpointFencedError: " in each["error"] for each in failed), first.output
+    since = time.time()
+    second.send(signal.SIGTERM)
+    check_stopped(second, 1, "SIGTERM", since, folder)
+
+
+# A full disk
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 4 MB, and a function that makes it larger."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounting = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder]
+    if os.geteuid() != 0 or subprocess.run(mounting, capture_output=True).returncode:
+        pytest.skip("only root can mount a small file system, and not in every container")
+    try:
+        yield folder, lambda: subprocess.run(["mount", "-o", "remount,size=100m", folder], check=True)
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_training_goes_on_when_the_disk_is_full(small_disk, run_python):
+    disk, enlarge = small_disk
+    # A checkpoint takes 1.4 MB, so the third has no room.
+    arguments = program(
+        agent={"state_size": 30_000, "action_size": 3},
+        train={"checkpoint_dir": disk / "saved", "checkpoint_interval": 1},
+        calls=[{"total_steps": 30_000_000}],
+    )
+    job = run_python(*arguments)
+    (trained,) = events(job.output, "trained")
+    assert trained["steps"] == trained["visits"] == 30_000_000
+    warnings = [line for line in job.output.splitlines() if not line.startswith('{"event"')]
+    assert len(warnings) == 1 and "No space left on device" in warnings[0], job.output
+    names = complete_checkpoints(disk / "saved" / "agent-0")
+    assert len(names) == 2
+    made = CheckpointFolder(disk / "saved", "agent-0").read_newest().body["steps"]
+    assert f"step{made:015d}" in names[0] and made < 30_000_000
+    enlarge()
+    (again,) = check_finished(run_python(*arguments).output, 1, 30_000_000, made)
+    assert again["sha256"] == trained["sha256"]
