@@ -400,7 +400,15 @@ def test_a_number_that_was_passed_over_is_not_taken(tmp_path, monkeypatch):
 # Damage while writing
 
 
-def test_what_reads_back_differently_is_not_published(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "seek, damage, why",
+    [
+        (-1, b"\xee", "checksum does not match"),
+        (0, b"x", "225 bytes instead of 224"),
+        (-5, None, "219 bytes"),
+    ],
+)
+def test_what_reads_back_differently_is_not_published(tmp_path, monkeypatch, seek, damage, why):
     folder = claimed(tmp_path)
     before = folder.write(arrays_of(1), {"steps": 1}, RUN)
     write = folder._storage.write
@@ -409,11 +417,11 @@ def test_what_reads_back_differently_is_not_published(tmp_path, monkeypatch):
         write(path, chunks)
         if path.endswith("visits.npy"):
             with open(Path(folder.url) / path, "r+b") as file:
-                file.seek(-1, os.SEEK_END)
-                file.write(b"\xee")
+                file.seek(seek, os.SEEK_END)
+                file.truncate() if damage is None else file.write(damage)
 
     monkeypatch.setattr(folder._storage, "write", bad_disk)
-    with pytest.raises(ValueError, match="checksum does not match"):
+    with pytest.raises(ValueError, match=why):
         folder.write(arrays_of(2), {"steps": 2}, RUN)
     assert folder.names() == [before] and len(os.listdir(folder.url)) == 2
 

@@ -95,6 +95,30 @@ def test_a_pickled_array_with_right_checksums_is_refused_and_nothing_in_it_run(s
 
 
 @pytest.mark.parametrize(
+    "old, new, dtype, shape, why",
+    [
+        (b"<f8", b"<i8", "<f8", [3, 4], "its header and the manifest contradict each other"),
+        (b"<f8", b"<f8", "<f8", [4, 3], "its header and the manifest contradict each other"),
+        (b"<f8", b"<f8", "<i8", [3, 4], "its header and the manifest contradict each other"),
+        (b"False", b"True ", "<f8", [3, 4], "its header and the manifest contradict each other"),
+        (b"NUMPY", b"NUMPX", "<f8", [3, 4], "it is no .npy file of version 1.0"),
+        (b"NUMPY\x01", b"NUMPY\x02", "<f8", [3, 4], "it is no .npy file of version 1.0"),
+        (b"<f8", b">f8", ">f8", [3, 4], "its type is '>f8', allowed are <f8"),
+        (b"<f8", b"<c8", "<c8", [3, 4], "its type is '<c8', allowed are <f8"),
+        (b"{'descr'", b"{(lambda", "<f8", [3, 4], "q_table.npy is damaged: "),
+    ],
+)
+def test_a_header_with_a_right_checksum_must_still_fit(specimen, old, new, dtype, shape, why):
+    data = specimen.whole["q_table.npy"].replace(old, new, 1)
+    body = json.loads(specimen.whole["manifest.json"])["body"]
+    body["arrays"]["q_table"].update(sha256=hashlib.sha256(data).hexdigest(), dtype=dtype, shape=shape)
+    (specimen.place / "q_table.npy").write_bytes(data)
+    (specimen.place / "manifest.json").write_bytes(manifest(body))
+    with pytest.raises(CheckpointError, match=why):
+        specimen.folder().read(specimen.names[0])
+
+
+@pytest.mark.parametrize(
     "text",
     [
         b"[" * 200_000,

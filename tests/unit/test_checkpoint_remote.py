@@ -186,6 +186,30 @@ def test_without_exclusive_creation_the_last_of_two_wins_and_the_other_knows(mem
     assert storage.write_new("fence", b"first") is False
 
 
+def test_without_exclusive_creation_what_is_there_stays(memory, monkeypatch):
+    monkeypatch.setattr(remote, "_creates_exclusively", lambda fs: False)
+    storage = open_storage(memory, "agent-0", 0o600)
+    assert storage.write_new("fence", b"first") is True
+    assert storage.write_new("fence", b"second") is False
+    assert content(storage, "fence") == b"first"
+
+
+def test_of_two_that_saw_nothing_there_only_one_writes(location, monkeypatch):
+    storage = open_storage(location, "agent-0", 0o600)
+    storage.create()
+    storage.write("fence", [b"first"])
+    look = storage._content
+    looks = []
+
+    def looked_before(path):
+        looks.append(path)
+        return look(path) if len(looks) > 1 else None
+
+    monkeypatch.setattr(storage, "_content", looked_before)
+    assert storage.write_new("fence", b"second") is False
+    assert content(storage, "fence") == b"first"
+
+
 def test_a_second_try_of_the_backend_that_meets_its_first_has_won(memory):
     def retried(fs, path, value, mode):
         fs.pipe_file(path, value, mode=mode)
@@ -198,12 +222,79 @@ def test_a_second_try_of_the_backend_that_meets_its_first_has_won(memory):
 
 def test_an_error_of_the_backend_is_not_taken_for_a_lost_race(memory):
     def refuse(fs, path, value, mode):
-        raise PermissionError(errno.EACCES, "Access Denied")
+        if mode == "create":
+            raise PermissionError(errno.EACCES, "Access Denied")
+        fs.pipe_file(path, value)
 
     storage = open_storage(memory, "agent-0", 0o600)
     Backend(storage, refuse)
     with pytest.raises(PermissionError, match="Access Denied"):
         storage.write_new("fence", b"first")
+
+
+def test_a_stream_that_failed_is_not_published_when_it_is_collected(monkeypatch):
+    """As a backend could that does nothing special on failure."""
+    from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
+
+    published = []
+
+    class File(AbstractBufferedFile):
+        def _upload_chunk(self, final=False):
+            published.append(final)
+
+        def _initiate_upload(self):
+            pass
+
+    class Plain(AbstractFileSystem):
+        root_marker = "/"
+
+        def _open(self, path, mode="rb", **options):
+            return File(self, path, mode)
+
+    def chunks():
+        yield b"x"
+        raise OSError("gone")
+
+    monkeypatch.setattr(remote, "_filesystem", lambda location, url: (Plain(), "/runs"))
+    storage = RemoteStorage("plain://runs", "agent-0")
+    storage.write("file", [b"x"])
+    assert published == [True]
+    with pytest.raises(OSError, match="gone"):
+        storage.write("file", chunks())
+    gc.collect()
+    assert published == [True]
+
+
+def test_a_store_that_takes_no_objects_is_named(memory, monkeypatch):
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    def refuse(self, path, mode="rb", **options):
+        raise PermissionError(errno.EACCES, "Access Denied")
+
+    monkeypatch.setattr(MemoryFileSystem, "_open", refuse)
+    with pytest.raises(
+        CheckpointError, match="PermissionError: .*Access Denied.*list, read, write and delete"
+    ):
+        claimed(memory)
+
+
+def test_listings_are_not_taken_from_a_cache(s3):
+    import s3fs
+
+    storage = open_storage(s3, "agent-0", 0o600)
+    storage.write("one", [b"1"])
+    assert storage.names() == ["one"]
+    other = s3fs.S3FileSystem(skip_instance_cache=True)
+    other.pipe_file("bucket/agent-0/two", b"2")
+    assert storage.names() == ["one", "two"]
+    other.pipe_file("bucket/agent-0/two", b"22")
+    assert content(storage, "two") == b"22"
+    other.rm_file("bucket/agent-0/one")
+    assert storage.names() == ["two"]
+    other.rm_file("bucket/agent-0/two")
+    storage.remove("two")
+    with pytest.raises(FileNotFoundError):
+        storage.open("two")
 
 
 @pytest.mark.parametrize("megabytes", [1, 60])

@@ -44,9 +44,8 @@ class RemoteStorage(Storage):
         try:
             self._fs.invalidate_cache()
             top = self._root.partition("/")[0]
-            if top and not self._fs.exists(
-                top
-            ):  # making it, as makedirs would, is up to the owner of a store
+            # Making a bucket, as makedirs would, is up to its owner.
+            if top and not self._fs.exists(top):
                 raise FileNotFoundError(
                     f"there is no {top!r}, or these credentials may not see it. Create it first"
                 )
