@@ -357,3 +357,242 @@ def test_a_time_limit_stops_in_time_and_the_next_run_goes_on(tmp_path, restart):
         assert time.monotonic() - begin < 20.0
         assert before < agent.steps == newest(tmp_path).body["steps"] < 10**12
         restart()
+
+
+# What was asked for, over several calls
+
+
+CALLS = [300, 1, 0, 450, 32, 700, 1_200, 64, 900, 333]
+
+
+@MODES
+@pytest.mark.parametrize("stop_at", [0, 500, 1_170])
+def test_ten_calls_of_which_the_seventh_was_stopped(
+    stop_at, async_updates, tmp_path, restart, small_slices, caplog
+):
+    settings = {
+        "seed": 11,
+        "async_updates": async_updates,
+        "logical_workers": 2,
+        "sync_frequency": 2,
+        "batch_size": 5,
+        "replay_ratio": 0.5,
+        "learning_rate": PerVisit(0.7),
+        "epsilon": Linear(0.9, 0.1, 2_000),
+    }
+    straight = DistAsyncQLearning(**settings)
+    results = [straight.train(LAKE, total_steps=steps) for steps in CALLS]
+    agent = DistAsyncQLearning(**settings)
+    for steps, result in zip(CALLS[:6], results[:6], strict=True):
+        assert told(agent.train(LAKE, total_steps=steps, checkpoint_dir=tmp_path)) == told(result)
+    with pytest.raises(TrainingStopped):
+        agent.train(LAKE, total_steps=CALLS[6], checkpoint_dir=tmp_path, **stop_after(stop_at))
+    stopped_at = agent.steps
+    assert stopped_at >= sum(CALLS[:6]) + stop_at
+    restart()
+    again = DistAsyncQLearning(**settings)
+    for number, (steps, result) in enumerate(zip(CALLS, results, strict=True)):
+        caplog.clear()
+        got = again.train(LAKE, total_steps=steps, checkpoint_dir=tmp_path)
+        assert told(got) == told(result)
+        assert again.steps == max(sum(CALLS[: number + 1]), stopped_at if steps or number > 0 else 0)
+        assert ("had been made before" in caplog.text) == (number < 6 and steps > 0)
+        # From the call on that went on, it is as without a checkpoint.
+        assert (got.resumed_from is None) == (number > 6 or steps == 0)
+    assert same(again, straight)
+    assert again.visits.sum() == again.steps == sum(CALLS)
+    restart()
+    third = DistAsyncQLearning(**settings)
+    before = contents(tmp_path)
+    assert [told(third.train(LAKE, total_steps=steps, checkpoint_dir=tmp_path)) for steps in CALLS] == [
+        told(result) for result in results
+    ]
+    assert same(third, straight)
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("calls", [[4_000], [100, 3_900], [2_100, 1_000, 900], [4_000, 500], [2_500]])
+def test_calls_with_other_boundaries_make_as_many_steps_as_they_ask_for(
+    calls, tmp_path, restart, small_slices
+):
+    agent = DistAsyncQLearning(seed=11)
+    agent.train(LAKE, total_steps=1_000, checkpoint_dir=tmp_path)
+    with pytest.raises(TrainingStopped):
+        agent.train(LAKE, total_steps=3_000, checkpoint_dir=tmp_path, **stop_after(1_200))
+    stopped_at = agent.steps
+    assert 2_200 <= stopped_at < 2_500
+    restart()
+    agent, asked = DistAsyncQLearning(seed=11), 0
+    for steps in calls:
+        result = agent.train(LAKE, total_steps=steps, checkpoint_dir=tmp_path)
+        asked += steps
+        assert result.steps == steps
+        assert agent.steps == agent.visits.sum() == max(asked, stopped_at)
+        assert result.episodes > 0 or math.isnan(result.mean_return)
+
+
+def test_the_result_of_a_call_that_is_no_longer_known(tmp_path, restart):
+    DistAsyncQLearning(seed=11).train(LAKE, total_steps=1_000, checkpoint_dir=tmp_path)
+    restart()
+    agent = DistAsyncQLearning(seed=11)
+    first = agent.train(LAKE, total_steps=400, checkpoint_dir=tmp_path)
+    assert (first.steps, first.episodes, first.resumed_from) == (400, 0, newest(tmp_path).url)
+    assert math.isnan(first.mean_return) and math.isnan(first.mean_length)
+    assert agent.train(LAKE, total_steps=600, checkpoint_dir=tmp_path).steps == 600
+    assert agent.steps == 1_000
+
+
+@MODES
+def test_calls_that_are_not_saved_in_between(async_updates, tmp_path, restart, small_slices):
+    settings = {"seed": 11, "async_updates": async_updates, "logical_workers": 2, "sync_frequency": 1}
+    calls = [(500, {"checkpoint_dir": tmp_path}), (700, {}), (2_000, {"checkpoint_dir": tmp_path}), (300, {})]
+    straight = DistAsyncQLearning(**settings)
+    results = [told(straight.train(LAKE, total_steps=steps)) for steps, _ in calls]
+    for stopped_in in (0, 2, None):
+        agent = DistAsyncQLearning(**settings)
+        for number, (steps, options) in enumerate(calls):
+            if number == stopped_in:
+                with pytest.raises(TrainingStopped):
+                    agent.train(LAKE, total_steps=steps, **options, **stop_after(steps // 2))
+                break
+            result = agent.train(LAKE, total_steps=steps, **options)
+            assert told(result) == results[number]
+        restart()
+    assert same(agent, straight)
+
+
+def test_a_process_that_ends_in_a_call_that_is_not_saved(tmp_path, restart):
+    straight = DistAsyncQLearning(seed=11)
+    results = [told(straight.train(LAKE, total_steps=steps)) for steps in (500, 700, 900)]
+    DistAsyncQLearning(seed=11).train(LAKE, total_steps=500, checkpoint_dir=tmp_path)
+    restart()
+    agent = DistAsyncQLearning(seed=11)
+    got = [
+        agent.train(LAKE, total_steps=500, checkpoint_dir=tmp_path),
+        agent.train(LAKE, total_steps=700),
+        agent.train(LAKE, total_steps=900, checkpoint_dir=tmp_path),
+    ]
+    assert [told(result) for result in got] == results
+    assert same(agent, straight)
+
+
+def test_two_folders_in_turn(tmp_path, restart, small_slices):
+    one, other = {"checkpoint_dir": tmp_path / "one"}, {"checkpoint_dir": tmp_path / "other"}
+    calls = [(500, one), (700, other), (2_000, one), (300, other)]
+    straight = DistAsyncQLearning(seed=11)
+    results = [told(straight.train(LAKE, total_steps=steps)) for steps, _ in calls]
+    for stopped_in in (0, 1, 2, 3, None):
+        agent = DistAsyncQLearning(seed=11)
+        for number, (steps, options) in enumerate(calls):
+            if number == stopped_in:
+                with pytest.raises(TrainingStopped):
+                    agent.train(LAKE, total_steps=steps, **options, **stop_after(steps // 2))
+                break
+            result = agent.train(LAKE, total_steps=steps, **options)
+            assert told(result) == results[number]
+        restart()
+    assert same(agent, straight)
+
+
+@MODES
+def test_a_model_that_was_loaded_goes_on_from_its_own_steps(async_updates, tmp_path, restart, small_slices):
+    settings = {"seed": 11, "async_updates": async_updates, "logical_workers": 2, "sync_frequency": 2}
+    first = DistAsyncQLearning(**settings)
+    first.train(LAKE, total_steps=777)
+    model, folder = first.save_model(tmp_path / "model"), tmp_path / "checkpoints"
+    straight = DistAsyncQLearning.load_model(model)
+    whole = straight.train(LAKE, total_steps=3_000)
+    for stop in (1, 2_000):
+        agent = DistAsyncQLearning.load_model(model)
+        with pytest.raises(TrainingStopped):
+            agent.train(LAKE, total_steps=3_000, checkpoint_dir=folder, **stop_after(stop))
+        assert 777 + stop <= agent.steps < 3_777
+        restart()
+    agent = DistAsyncQLearning.load_model(model)
+    assert told(agent.train(LAKE, total_steps=3_000, checkpoint_dir=folder)) == told(whole)
+    assert same(agent, straight)
+
+
+def test_a_call_of_no_steps_touches_no_folder(tmp_path):
+    agent = DistAsyncQLearning(seed=11)
+    assert agent.train(LAKE, total_steps=0, checkpoint_dir=tmp_path / "none").steps == 0
+    assert not (tmp_path / "none").exists()
+    assert agent.train(LAKE, total_steps=100, checkpoint_dir=tmp_path / "some").steps == 100
+    assert newest(tmp_path / "some").body["steps"] == 100
+
+
+@MODES
+def test_training_again_in_the_process_that_was_stopped(async_updates, tmp_path, restart, small_slices):
+    settings = {"seed": 11, "async_updates": async_updates, "logical_workers": 2, "sync_frequency": 1}
+    agent, asked = DistAsyncQLearning(**settings), 0
+    for steps in (1_000, 2_000, 500):
+        with pytest.raises(TrainingStopped) as stopped:
+            agent.train(LAKE, total_steps=steps, checkpoint_dir=tmp_path, **stop_after(steps // 3))
+        made = agent.steps
+        assert asked + steps // 3 <= made == stopped.value.steps == agent.visits.sum() < asked + steps
+        result = agent.train(LAKE, total_steps=asked + steps - made, checkpoint_dir=tmp_path)
+        assert result.steps == asked + steps - made
+        assert result.resumed_from is None
+        asked += steps
+        assert agent.steps == agent.visits.sum() == asked
+    restart()
+    again = DistAsyncQLearning(**settings)
+    assert again.train(LAKE, total_steps=3_500, checkpoint_dir=tmp_path).steps == 3_500
+    assert same(again, agent)
+
+
+def test_training_again_after_an_exception(tmp_path, restart, small_slices):
+    class Broken(Exception):
+        pass
+
+    def break_at(steps):
+        def report(progress):
+            if progress.steps >= steps:
+                raise Broken
+
+        return {"progress": report, "progress_interval": 0}
+
+    agent = DistAsyncQLearning(seed=11)
+    with pytest.raises(Broken):
+        agent.train(LAKE, total_steps=2_000, checkpoint_dir=tmp_path, **break_at(700))
+    made = agent.steps
+    assert 700 <= made == agent.visits.sum() < 2_000
+    saved = newest(tmp_path)
+    assert saved.body["steps"] == made
+    assert saved.arrays["visits"].tobytes() == agent.visits.tobytes()
+    assert saved.arrays["q_table"].tobytes() == agent.q_table.tobytes()
+    assert agent.train(LAKE, total_steps=1_000, checkpoint_dir=tmp_path).steps == 1_000
+    assert agent.steps == agent.visits.sum() == made + 1_000
+    with pytest.raises(Broken):
+        agent.train(LAKE, total_steps=5_000, checkpoint_dir=tmp_path, **break_at(50))
+    made = agent.steps
+    restart()
+    again = DistAsyncQLearning(seed=11)
+    result = again.train(LAKE, total_steps=8_000, checkpoint_dir=tmp_path)
+    assert (result.steps, again.steps, again.visits.sum()) == (8_000, 8_000, 8_000)
+    assert result.resumed_from.split("step")[1].startswith(f"{made:015d}")
+
+
+def test_each_agent_has_a_folder_of_its_own(tmp_path, restart, small_slices):
+    def script(stop_in):
+        agents = []
+        for number, (env, steps) in enumerate([(LAKE, 1_000), (GARNET, 2_000), (LAKE, 500)]):
+            agents.append(DistAsyncQLearning(seed=number))
+            options = stop_after(steps // 2) if number == stop_in else {}
+            agents[-1].train(env, total_steps=steps, checkpoint_dir=tmp_path, **options)
+        for agent in agents[::-1]:
+            agent.train(GARNET if agent is agents[1] else LAKE, total_steps=300, checkpoint_dir=tmp_path)
+        return agents
+
+    for stop_in in (0, 1, 2):
+        with pytest.raises(TrainingStopped):
+            script(stop_in)
+        restart()
+    agents = script(None)
+    assert sorted(os.listdir(tmp_path)) == ["agent-0", "agent-1", "agent-2"]
+    for number, (env, steps) in enumerate([(LAKE, 1_000), (GARNET, 2_000), (LAKE, 500)]):
+        straight = DistAsyncQLearning(seed=number)
+        straight.train(env, total_steps=steps)
+        straight.train(env, total_steps=300)
+        assert same(agents[number], straight)
+        assert newest(tmp_path, f"agent-{number}").body["steps"] == steps + 300

@@ -58,6 +58,12 @@ class Position:
     exact: np.ndarray | None = None
 
 
+def note_finished(finished: list[dict[str, Any]], begin: int, end: int, result: TrainingResult) -> None:
+    """Add a call of `train` to those that are known, for whoever asks for the same again."""
+    finished.append({"begin": begin, "end": end, "result": result.to_dict()})
+    del finished[:-_KEPT_RESULTS]
+
+
 class Saver:
     """Saves one call of `train`, in the background while it goes on.
 
@@ -75,7 +81,7 @@ class Saver:
     constant : dict of str to ndarray
         Arrays that are the same in each checkpoint.
     finished : list of dict
-        The results of the calls that this run has finished; `finish` adds this one.
+        The results of the calls that the agent has finished; `finish` adds this one.
     watch : StopWatch
         Tells when to stop.
     start : int
@@ -191,8 +197,7 @@ class Saver:
 
         Return where it is; None if it could not be written.
         """
-        self._finished.append({**self._description["call"], "result": result.to_dict()})
-        del self._finished[:-_KEPT_RESULTS]
+        note_finished(self._finished, **self._description["call"], result=result)
         return self.save_last(values, counts, position, meanwhile)
 
     def _wait(self, deadline: float, meanwhile: Callable[[], None]) -> bool:

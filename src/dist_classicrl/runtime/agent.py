@@ -156,6 +156,7 @@ class DistAsyncQLearning:
         self._seed = seed
         self._steps = 0
         self._requested = 0  # steps asked for in the calls of train that have ended
+        self._finished: list[dict[str, Any]] = []  # begin, end and result of calls of train
         self._places: dict[str, Any] = {}  # where it is saved, by checkpoint_dir
         self._pending: Any = None  # where a checkpoint said that learning goes on
         self._q: np.ndarray | None = None

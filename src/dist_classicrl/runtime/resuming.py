@@ -7,7 +7,7 @@ import os
 import platform
 import reprlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -47,8 +47,6 @@ class Place:
     writer : Writer
     run : str
         The name of what is learned here from one beginning on, eight hexadecimal digits.
-    finished : list of dict
-        The end and the result of each call of `train` that the run has finished.
     fence : int
         The number under which this process may write here; 0: none yet.
     read : str or None
@@ -60,7 +58,6 @@ class Place:
     folder: CheckpointFolder
     writer: Writer
     run: str
-    finished: list[dict[str, Any]] = field(default_factory=list)
     fence: int = 0
     read: str | None = None
     is_looked_through: bool = False
@@ -142,7 +139,7 @@ def place_of(agent: DistAsyncQLearning, plan: CheckpointPlan) -> Place:
 
 
 def find(agent: DistAsyncQLearning, source: Source, place: Place, plan: CheckpointPlan) -> Found | None:
-    """Return the newest checkpoint of the agent's folder, if there is one; change nothing.
+    """Return the newest checkpoint of the agent's folder, if there is one to go on from; change nothing.
 
     Raises
     ------
@@ -162,6 +159,8 @@ def find(agent: DistAsyncQLearning, source: Source, place: Place, plan: Checkpoi
     fault = checkpoint_fault(saved)
     if fault is not None:
         raise _refused(saved, fault)
+    if _is_outdated(agent, place, saved):
+        return None
     fits = _check(agent, source, saved, plan.strict)
     body, arrays = saved.body, saved.arrays
     there, here = arrays["q_table"], agent.q_table
@@ -190,6 +189,12 @@ def find(agent: DistAsyncQLearning, source: Source, place: Place, plan: Checkpoi
     )
 
 
+def _is_outdated(agent: DistAsyncQLearning, place: Place, saved: Saved) -> bool:
+    """Whether the agent, which saves to several folders, has already taken up more from another one."""
+    resumed = any(other.read is not None for other in agent._places.values() if other is not place)
+    return resumed and agent._steps > saved.body["steps"]
+
+
 def take_up(agent: DistAsyncQLearning, place: Place, found: Found) -> None:
     """Bring the agent to a checkpoint."""
     rows, columns = found.q_table.shape
@@ -201,7 +206,7 @@ def take_up(agent: DistAsyncQLearning, place: Place, found: Found) -> None:
         agent._seed = found.seed
     if found.run is not None:
         place.run = found.run
-    place.finished = found.finished
+    agent._finished = found.finished
     place.read = found.name
 
 
@@ -352,7 +357,7 @@ def result_of(place: Place | None, begin: int, end: int, agent: DistAsyncQLearni
         f"{end - begin:,}",
         f"{agent._steps:,}",
     )
-    for call in [] if place is None else place.finished:
+    for call in agent._finished:
         if call.get("begin") == begin and call.get("end") == end:
             return TrainingResult.from_dict({**call["result"], "resumed_from": read})
     return TrainingResult(steps=end - begin, resumed_from=read)

@@ -23,7 +23,7 @@ from dist_classicrl.distributed.alone import run_alone
 from dist_classicrl.distributed.report import Progress, TrainingResult
 from dist_classicrl.distributed.rounds import learners_message, learners_of
 from dist_classicrl.distributed.run import Resumed, Run, run_together
-from dist_classicrl.distributed.saving import Saver
+from dist_classicrl.distributed.saving import Saver, note_finished
 from dist_classicrl.distributed.startup import Setup
 from dist_classicrl.distributed.stopping import Stop, StopWatch
 from dist_classicrl.distributed.world import find_world
@@ -121,14 +121,14 @@ def _train_alone(agent: DistAsyncQLearning, asked: Request) -> TrainingResult:
         run = _run(agent, source, asked, beginning, watch, plan)
         if run.steps == 0:
             source.close()
-            return _keep(agent, run, beginning.end, _made_before(agent, run, beginning, 1))
+            return _keep(agent, run, beginning, _made_before(agent, run, beginning, 1))
         try:
             result = run_alone(run)
         except BaseException:
             _store(agent, run, run.kept)  # what was learned until then is not lost
             agent._requested = agent._steps
             raise
-    return _keep(agent, run, beginning.end, result)
+    return _keep(agent, run, beginning, result)
 
 
 def _train_together(agent: DistAsyncQLearning, asked: Request, setup: Setup) -> TrainingResult:
@@ -164,7 +164,7 @@ def _train_together(agent: DistAsyncQLearning, asked: Request, setup: Setup) -> 
                 text = messages.text(_made_before(agent, run, beginning, setup.size - 1).to_dict())
             told = messages.from_text(setup.broadcast_message(text, "rank 0's result"))
             setup.close(clean=True)
-            return _keep(agent, run, beginning.end, TrainingResult.from_dict(told))
+            return _keep(agent, run, beginning, TrainingResult.from_dict(told))
         try:
             result = run_together(run, setup)
         except TrainingStopped as stopped:
@@ -175,7 +175,7 @@ def _train_together(agent: DistAsyncQLearning, asked: Request, setup: Setup) -> 
         except BaseException:
             agent._requested = agent._steps
             raise
-    return _keep(agent, run, beginning.end, result)
+    return _keep(agent, run, beginning, result)
 
 
 @contextmanager
@@ -374,7 +374,7 @@ def _run(
             (agent.q_table, agent.visits),
             (source.n_states, source.n_actions),
             constant_arrays(agent),
-            place.finished,
+            agent._finished,
             watch,
             agent.steps,
             agent.settings.timeout,
@@ -403,9 +403,13 @@ def _made_before(agent: DistAsyncQLearning, run: Run, beginning: _Beginning, wor
     return result_of(beginning.place, beginning.begin, beginning.end, agent)
 
 
-def _keep(agent: DistAsyncQLearning, run: Run, end: int, result: TrainingResult) -> TrainingResult:
+def _keep(
+    agent: DistAsyncQLearning, run: Run, beginning: _Beginning, result: TrainingResult
+) -> TrainingResult:
     _store(agent, run, run.steps)
-    agent._requested = end
+    agent._requested = beginning.end
+    if run.steps > 0 and run.saver is None:
+        note_finished(agent._finished, beginning.begin, beginning.end, result)
     return result
 
 
