@@ -3,8 +3,8 @@
     python tests/jobs/kill_many.py --kills 200
 
 The kills are spread over one process and three ranks, asynchronous and reproducible. After five of them a
-run may come to its end. What test_kills.py checks is checked here after each kill: the first thing that is not
-as it should be ends the program with a traceback and leaves the folder as it is.
+run may come to its end. What test_kills.py checks is checked here after each kill: the first thing that is
+not as it should be ends the program with a traceback and leaves the folder as it is.
 """
 
 import argparse

@@ -151,3 +151,34 @@ def check_with_numpy_alone(checkpoint):
     assert visits.sum() == body["steps"]
     assert np.isfinite(np.load(checkpoint / "q_table.npy", allow_pickle=False)).all()
     return body
+
+
+def check_stopped(job, ranks, reason, since, folder, status=75):
+    """Check that all ranks stopped in order, and that the checkpoint is one of after `since`.
+
+    Return the number of steps in it.
+    """
+    job.wait(status)
+    stopped = job.events("stopped")
+    assert sorted(each["rank"] for each in stopped) == list(range(ranks)), job.output
+    assert {each["code"] for each in stopped} == {status}
+    assert all(reason in each["reason"] for each in stopped), job.output
+    newest = Path(folder) / "agent-0" / complete_checkpoints(Path(folder) / "agent-0")[0]
+    assert {each["checkpoint"] for each in stopped} == {str(newest)}
+    body = check_with_numpy_alone(newest)
+    assert {each["steps"] for each in stopped} == {each["agent_steps"] for each in stopped} == {body["steps"]}
+    assert (newest / "manifest.json").stat().st_mtime > since - 0.05  # file systems count in ticks
+    return body["steps"]
+
+
+def check_finished(output, ranks, steps, resumed_at):
+    """Check that all ranks made all steps, from the checkpoint of `resumed_at` steps on.
+
+    Return what they said.
+    """
+    trained = events(output, "trained")
+    assert sorted(each["rank"] for each in trained) == list(range(ranks))
+    for each in trained:
+        assert each["steps"] == each["agent_steps"] == each["visits"] == steps
+        assert f"step{resumed_at:015d}" in each["resumed_from"]
+    return trained
