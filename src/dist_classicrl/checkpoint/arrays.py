@@ -125,7 +125,10 @@ def read(file: BinaryIO, entry: Entry) -> np.ndarray:
         _fill(file, piece)
         sha256.update(piece)
     _check_sum(sha256.hexdigest(), entry)
-    described = np.lib.format.read_array_header_1_0(io.BytesIO(start[-2:] + header))
+    try:
+        described = np.lib.format.read_array_header_1_0(io.BytesIO(start[-2:] + header))
+    except Exception as error:  # NumPy's parser raises errors of many kinds
+        raise ValueError(f"its header cannot be read ({error})") from error
     if described != (entry.shape, False, np.dtype(entry.dtype)):
         raise ValueError("its header and the manifest contradict each other")
     return array
