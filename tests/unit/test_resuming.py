@@ -7,19 +7,24 @@ import math
 import os
 import shutil
 import signal
+import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rank_environments import SteppedLake
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP
 from dist_classicrl.checkpoint.arrays import ArrayFile
 from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.distributed import alone, stopping
 from dist_classicrl.environments.tictactoe import TicTacToeEnv
+from dist_classicrl.environments.tictactoe_simulator import legal_actions
 from dist_classicrl.errors import (
     CheckpointError,
+    CheckpointMismatchError,
+    SettingsError,
     TrainingInterrupted,
     TrainingStopped,
 )
@@ -596,3 +601,531 @@ def test_each_agent_has_a_folder_of_its_own(tmp_path, restart, small_slices):
         straight.train(env, total_steps=300)
         assert same(agents[number], straight)
         assert newest(tmp_path, f"agent-{number}").body["steps"] == steps + 300
+
+
+# What does not fit
+
+
+LARGER = TabularMDP.garnet(40, 6, 3, seed=3, max_episode_steps=60)
+ANOTHER = TabularMDP.garnet(25, 4, 3, seed=4, max_episode_steps=60)
+OTHERS = {
+    "environment": (ANOTHER, {}, ["environment: ", GARNET.fingerprint()[:12], ANOTHER.fingerprint()[:12]]),
+    "table": (GARNET, {"state_size": 30, "action_size": 5}, ["(25, 4)", "(30, 5)"]),
+    "environment and table": (LARGER, {}, ["environment", "(25, 4)", "(40, 6)"]),
+    "dtype": (GARNET, {"dtype": "float32"}, ["'float64' there", "'float32' here"]),
+    "discount_factor": (GARNET, {"discount_factor": 0.5}, ["0.99 there", "0.5 here"]),
+    "seed": (GARNET, {"seed": 12}, ["11 there", "12 here"]),
+    "async_updates": (GARNET, {"async_updates": False}, ["True there", "False here"]),
+}
+
+
+@pytest.fixture
+def garnet_folder(tmp_path, restart):
+    """Give a folder in which a run of 4096 steps in GARNET was stopped, and its agent."""
+    folder, agent = tmp_path / "garnet", DistAsyncQLearning(seed=11)
+    with pytest.raises(TrainingStopped):
+        agent.train(GARNET, total_steps=100_000, checkpoint_dir=folder, **stop_after(1))
+    restart()
+    return folder, agent
+
+
+def everything(folder):
+    """Return all files below a folder, byte by byte."""
+    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_checkpoint_of_something_else_is_refused_and_left_alone(name, garnet_folder, tmp_path):
+    folder, _ = garnet_folder
+    env, settings, words = OTHERS[name]
+    before = everything(folder)
+    agent = DistAsyncQLearning(**{"seed": 11, **settings})
+    for _ in range(2):
+        with pytest.raises(CheckpointMismatchError) as refused:
+            agent.train(env, total_steps=100_000, checkpoint_dir=folder)
+        assert all(word in str(refused.value) for word in (*words, "strict=False", "checkpoint_dir"))
+        assert (agent.steps, agent.visits.sum()) == (0, 0)
+        assert everything(folder) == before
+    straight = DistAsyncQLearning(**{"seed": 11, **settings})
+    straight.train(env, total_steps=2_000)
+    result = agent.train(env, total_steps=2_000, checkpoint_dir=tmp_path / "other")
+    assert result.resumed_from is None
+    assert same(agent, straight)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"logical_workers": 3}, {"sync_frequency": 5}, {"batch_size": 4}, {"replay_ratio": 1.0}],
+)
+def test_what_rounds_depend_on_is_the_same_in_the_reproducible_mode(change, tmp_path, restart):
+    settings = {"seed": 11, "async_updates": False, "logical_workers": 2, "batch_size": 8}
+    with pytest.raises(TrainingStopped):
+        DistAsyncQLearning(**settings).train(
+            LAKE, total_steps=100_000, checkpoint_dir=tmp_path, **stop_after(1)
+        )
+    restart()
+    (name,) = change
+    with pytest.raises(CheckpointMismatchError, match=f"{name}: .* there, {change[name]} here"):
+        DistAsyncQLearning(**{**settings, **change}).train(LAKE, total_steps=100_000, checkpoint_dir=tmp_path)
+
+
+FREE = {
+    "learning_rate": PerVisit(0.6),
+    "epsilon": Linear(0.5, 0.0, 10_000),
+    "batch_size": 5,
+    "sync_frequency": 3,
+    "logical_workers": 3,
+    "replay_ratio": 2.0,
+    "buffer_size": 77,
+    "compression_threshold": 0.1,
+    "prefetch_factor": 5,
+    "n_envs": 3,
+    "timeout": 55.0,
+    "use_action_mask": True,
+}
+
+
+@pytest.mark.parametrize("had", [{}, {"replay_ratio": 0.5}])
+@pytest.mark.parametrize("name", FREE)
+def test_other_settings_may_change_from_run_to_run(name, had, tmp_path, restart):
+    with pytest.raises(TrainingStopped):
+        DistAsyncQLearning(seed=11, **had).train(
+            LAKE, total_steps=100_000, checkpoint_dir=tmp_path, **stop_after(1)
+        )
+    restart()
+    agent = DistAsyncQLearning(**{"seed": 11, **had, name: FREE[name]})
+    result = agent.train(LAKE, total_steps=100_000, checkpoint_dir=tmp_path)
+    assert result.steps == agent.visits.sum() == 100_000
+    assert result.resumed_from is not None
+    assert newest(tmp_path).body["settings"] == json.loads(json.dumps(agent.settings.to_dict()))
+
+
+def test_the_reproducible_mode_may_change_its_replay_memory(tmp_path, restart, caplog):
+    settings = {"seed": 11, "async_updates": False, "replay_ratio": 1.0}
+    with pytest.raises(TrainingStopped):
+        DistAsyncQLearning(**settings).train(
+            LAKE, total_steps=100_000, checkpoint_dir=tmp_path, **stop_after(1)
+        )
+    restart()
+    agent = DistAsyncQLearning(**settings, buffer_size=77)
+    assert agent.train(LAKE, total_steps=100_000, checkpoint_dir=tmp_path).steps == 100_000
+    assert "buffer_size (from 10000 to 77)" in caplog.text
+
+
+def test_a_seed_that_nobody_gave_comes_from_the_checkpoint(tmp_path, restart, small_slices):
+    first = DistAsyncQLearning()
+    with pytest.raises(TrainingStopped):
+        first.train(LAKE, total_steps=3_000, checkpoint_dir=tmp_path, **stop_after(1_000))
+    straight = DistAsyncQLearning(seed=newest(tmp_path).body["seed"])
+    straight.train(LAKE, total_steps=3_000)
+    restart()
+    again = DistAsyncQLearning()
+    again.train(LAKE, total_steps=3_000, checkpoint_dir=tmp_path)
+    assert same(again, straight)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_not_strict_what_fits_is_taken_over(name, garnet_folder, restart, caplog):
+    folder, first = garnet_folder
+    env, settings, words = OTHERS[name]
+    before = contents(folder)
+    agent = DistAsyncQLearning(**{"seed": 11, **settings})
+    # Stopped at once: what was taken over is still to be seen.
+    with pytest.raises(CheckpointMismatchError):
+        agent.train(env, total_steps=4_096, checkpoint_dir=folder)
+    result = agent.train(env, total_steps=4_096, checkpoint_dir=folder, strict=False)
+    assert (result.steps, agent.steps) == (4_096, 4_096)
+    assert all(word in caplog.text for word in (*words, "Taking over what fits"))
+    rows, columns = first.q_table.shape
+    assert np.array_equal(agent.q_table[:rows, :columns], first.q_table.astype(agent.q_table.dtype))
+    assert np.array_equal(agent.visits[:rows, :columns], first.visits)
+    assert not agent.q_table[rows:].any() and not agent.visits[:, columns:].any()
+    agent.train(env, total_steps=1_000, checkpoint_dir=folder, strict=False)
+    assert agent.steps == agent.visits.sum() == 5_096
+    # What is of something else stays, and the next process goes on from its own without being told to.
+    assert before.items() <= contents(folder).items()
+    restart()
+    again = DistAsyncQLearning(**{"seed": 11, **settings})
+    again.train(env, total_steps=5_096, checkpoint_dir=folder)
+    assert same(again, agent)
+
+
+def test_not_strict_a_smaller_table_takes_its_corner(tmp_path, restart):
+    first = DistAsyncQLearning(seed=11)
+    first.train(LARGER, total_steps=20_000, checkpoint_dir=tmp_path)
+    restart()
+    agent = DistAsyncQLearning(seed=11)
+    agent.train(GARNET, total_steps=20_000, checkpoint_dir=tmp_path, strict=False)
+    assert agent.q_table.shape == (25, 4)
+    assert np.array_equal(agent.q_table, first.q_table[:25, :4])
+    assert np.array_equal(agent.visits, first.visits[:25, :4])
+
+
+def test_not_strict_values_that_a_smaller_type_cannot_hold_are_refused(stopped, tmp_path, restart):
+    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
+    edit(newest(tmp_path), put_array("q_table", with_value((0, 0), 1e300)))
+    agent = DistAsyncQLearning(seed=11, dtype="float32")
+    with pytest.raises(CheckpointError, match="too large for a table of float32"):
+        agent.train(LAKE, total_steps=10_000, checkpoint_dir=tmp_path, strict=False)
+    assert not agent.q_table.any()
+
+
+def test_an_agent_that_is_further_than_the_checkpoint(tmp_path, restart):
+    DistAsyncQLearning(seed=11).train(LAKE, total_steps=1_000, checkpoint_dir=tmp_path)
+    restart()
+    agent = DistAsyncQLearning(seed=11)
+    agent.train(LAKE, total_steps=2_000)
+    before = everything(tmp_path)
+    with pytest.raises(CheckpointMismatchError, match="has 1000 steps, and this agent has made 2000"):
+        agent.train(LAKE, total_steps=500, checkpoint_dir=tmp_path)
+    assert everything(tmp_path) == before
+    assert agent.train(LAKE, total_steps=500, checkpoint_dir=tmp_path, resume="never").steps == 500
+    assert agent.steps == agent.visits.sum() == newest(tmp_path).body["steps"] == 2_500
+
+
+# Whether to go on
+
+
+@pytest.mark.parametrize("resume", ["must", True])
+def test_a_checkpoint_that_must_be_there(resume, tmp_path, restart):
+    agent = DistAsyncQLearning(seed=11)
+    with pytest.raises(CheckpointError, match='no checkpoint in .*agent-0.*resume="must"'):
+        agent.train(LAKE, total_steps=1_000, checkpoint_dir=tmp_path / "runs", resume=resume)
+    assert not (tmp_path / "runs").exists()
+    agent.train(LAKE, total_steps=1_000, checkpoint_dir=tmp_path / "runs")
+    restart()
+    agent = DistAsyncQLearning(seed=11)
+    result = agent.train(LAKE, total_steps=3_000, checkpoint_dir=tmp_path / "runs", resume=resume)
+    assert result.resumed_from.split("-step")[1].startswith(f"{1_000:015d}")
+    # Later calls of the same agent have nothing to take up.
+    assert agent.train(LAKE, total_steps=10, checkpoint_dir=tmp_path / "runs", resume=resume).steps == 10
+
+
+@pytest.mark.parametrize("resume", ["never", False])
+def test_a_run_that_begins_afresh_leaves_the_others_alone(resume, tmp_path, restart):
+    options = {"total_steps": 2_000, "checkpoint_dir": tmp_path, "checkpoint_interval": 1, "keep_last": 1}
+    DistAsyncQLearning(seed=11).train(LAKE, **options)
+    older = contents(tmp_path)
+    for run in range(2):
+        restart()
+        agent = DistAsyncQLearning(seed=20 + run)
+        assert agent.train(LAKE, **options, resume=resume).resumed_from is None
+        straight = DistAsyncQLearning(seed=20 + run)
+        straight.train(LAKE, total_steps=2_000)
+        assert same(agent, straight)
+        assert older.items() <= contents(tmp_path).items()
+        older = contents(tmp_path)
+    assert len({path.parent.name[-8:] for path in older}) == 3
+    restart()
+    last = DistAsyncQLearning(seed=21)
+    assert last.train(LAKE, **options).resumed_from is not None
+    assert same(last, agent)
+
+
+def damage(name, saved):
+    """Damage a checkpoint in one of several ways."""
+    folder = Path(saved.url)
+    if name == "a table cut short":
+        (folder / "q_table.npy").write_bytes((folder / "q_table.npy").read_bytes()[:-1])
+    elif name == "visits flipped":
+        data = bytearray((folder / "visits.npy").read_bytes())
+        data[-3] ^= 16
+        (folder / "visits.npy").write_bytes(data)
+    elif name == "no manifest left":
+        (folder / "manifest.json").write_bytes(b"")
+    elif name == "a file missing":
+        (folder / "position.npy" if (folder / "position.npy").exists() else folder / "visits.npy").unlink()
+
+
+DAMAGES = ["a table cut short", "visits flipped", "no manifest left", "a file missing"]
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
+    name, tmp_path, restart, small_slices, caplog
+):
+    straight = DistAsyncQLearning(seed=11)
+    straight.train(LAKE, total_steps=4_000)
+    for stop in (1_000, 2_000):
+        with pytest.raises(TrainingStopped):
+            DistAsyncQLearning(seed=11).train(
+                LAKE, total_steps=4_000, checkpoint_dir=tmp_path, **stop_after(stop)
+            )
+        restart()
+    older = CheckpointFolder(tmp_path, "agent-0").names()[1]
+    broken = newest(tmp_path)
+    damage(name, broken)
+    agent = DistAsyncQLearning(seed=11)
+    result = agent.train(LAKE, total_steps=4_000, checkpoint_dir=tmp_path)
+    assert result.resumed_from.endswith(older)
+    warnings = [record.getMessage() for record in caplog.records if broken.name in record.getMessage()]
+    assert any("no usable checkpoint" in text and f"Using {older} instead" in text for text in warnings)
+    assert same(agent, straight)
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_where_all_are_damaged_nobody_begins_afresh_unasked(name, tmp_path, restart, small_slices):
+    for stop in (1_000, 2_000):
+        with pytest.raises(TrainingStopped):
+            DistAsyncQLearning(seed=11).train(
+                LAKE, total_steps=4_000, checkpoint_dir=tmp_path, **stop_after(stop)
+            )
+        restart()
+    folder = CheckpointFolder(tmp_path, "agent-0")
+    for saved in [folder.read(each) for each in folder.names()]:
+        damage(name, saved)
+    before = everything(tmp_path)
+    agent = DistAsyncQLearning(seed=11)
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="no usable checkpoint in"):
+            agent.train(LAKE, total_steps=4_000, checkpoint_dir=tmp_path)
+        assert everything(tmp_path) == before
+    assert agent.train(LAKE, total_steps=4_000, checkpoint_dir=tmp_path, resume="never").steps == 4_000
+    assert before.items() - everything(tmp_path).items() == {
+        item for item in before.items() if "fence" in item[0].name
+    }
+
+
+# The folder
+
+
+def test_a_folder_that_is_a_file(tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    agent = DistAsyncQLearning(seed=11)
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(CheckpointError, match="file"):
+            agent.train(LAKE, total_steps=1_000, checkpoint_dir=folder)
+        assert agent.steps == 0
+    assert (tmp_path / "file").read_text() == "not a folder"
+    assert agent.train(LAKE, total_steps=1_000).steps == 1_000
+
+
+@pytest.fixture
+def foreign(tmp_path_factory):
+    """Give a folder that everybody can enter, and a function that makes this process somebody else's."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    is_root = os.geteuid() == 0
+    yield folder, lambda: os.seteuid(65534) if is_root else None
+    if is_root:
+        os.seteuid(0)
+    for path in [folder, *folder.rglob("*")]:
+        path.chmod(0o700)
+    shutil.rmtree(folder)
+
+
+def test_a_folder_that_may_be_read_but_not_written_to(foreign, restart):
+    folder, become_another = foreign
+    DistAsyncQLearning(seed=11).train(LAKE, total_steps=1_000, checkpoint_dir=folder / "runs")
+    restart()
+    for path in [folder / "runs", *(folder / "runs").rglob("*")]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    before = everything(folder)
+    become_another()
+    agent = DistAsyncQLearning(seed=11)
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="cannot be written to .*runs/agent-0: Permission denied"):
+            agent.train(LAKE, total_steps=90_000, checkpoint_dir=folder / "runs")
+        assert agent.steps == 0 and not agent.visits.any()
+    # What was all made needs nothing written, and so is no reason to refuse.
+    assert agent.train(LAKE, total_steps=1_000, checkpoint_dir=folder / "runs").steps == 1_000
+    assert agent.steps == agent.visits.sum() == 1_000
+    assert everything(folder) == before
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o600])
+def test_a_folder_that_may_not_be_read(mode, foreign, restart):
+    folder, become_another = foreign
+    DistAsyncQLearning(seed=11).train(LAKE, total_steps=1_000, checkpoint_dir=folder / "runs")
+    restart()
+    (folder / "runs").chmod(mode)
+    become_another()
+    agent = DistAsyncQLearning(seed=11)
+    with pytest.raises(CheckpointError, match="runs/agent-0 .*Permission denied"):
+        agent.train(LAKE, total_steps=90_000, checkpoint_dir=folder / "runs")
+    assert agent.steps == 0 and not agent.visits.any()
+    with pytest.raises(CheckpointError, match="cannot be written to .*none/agent-0: Permission denied"):
+        agent.train(LAKE, total_steps=90_000, checkpoint_dir=folder / "none")
+    assert agent.train(LAKE, total_steps=500).steps == 500
+
+
+# Arguments
+
+
+BAD_ARGUMENTS = [
+    ("checkpoint_dir", 5),
+    ("checkpoint_dir", ""),
+    ("checkpoint_interval", 0),
+    ("checkpoint_interval", "soon"),
+    ("keep_last", 0),
+    ("keep_every", -1),
+    ("resume", "maybe"),
+    ("strict", "no"),
+    ("time_limit", 0),
+    ("stop_signals", ["SIGKILL"]),
+    ("checkpoint_mode", 0o400),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), BAD_ARGUMENTS)
+def test_a_wrong_argument_is_refused_before_anything_happens(name, value, tmp_path):
+    agent = DistAsyncQLearning(seed=11)
+    options = {"checkpoint_dir": tmp_path / "runs", name: value}
+    with pytest.raises(SettingsError, match=name):
+        agent.train(LAKE, total_steps=1_000, **options)
+    assert agent.steps == 0 and os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("checkpoint_interval", 5),
+        ("keep_last", 4),
+        ("keep_every", 10),
+        ("resume", "must"),
+        ("strict", False),
+        ("time_limit", 100),
+        ("stop_signals", ["SIGUSR1"]),
+        ("checkpoint_mode", 0o644),
+    ],
+)
+def test_an_argument_that_would_be_ignored_is_refused(name, value):
+    with pytest.raises(SettingsError, match=f"{name} would be ignored.*checkpoint_dir"):
+        DistAsyncQLearning(seed=11).train(LAKE, total_steps=1_000, **{name: value})
+
+
+# When, how many, and what is in them
+
+
+def sequences(folder):
+    """Return the checkpoints' sequence numbers, oldest first."""
+    return sorted(int(name.split("-")[1][1:]) for name in CheckpointFolder(folder, "agent-0").names())
+
+
+def steps_saved(folder):
+    """Return the checkpoints' steps, oldest first."""
+    return sorted(int(name.split("-step")[1][:15]) for name in CheckpointFolder(folder, "agent-0").names())
+
+
+def waiting_for_the_writer(agent):
+    """Return arguments of `train` with which each report waits for the writer, so no checkpoint is late."""
+
+    def report(progress):
+        for place in agent._places.values():
+            assert place.writer.wait(30.0)
+
+    return {"progress": report, "progress_interval": 0}
+
+
+@MODES
+def test_checkpoints_by_steps(async_updates, tmp_path, small_slices):
+    agent = DistAsyncQLearning(
+        seed=11, async_updates=async_updates, logical_workers=2, sync_frequency=1, batch_size=10
+    )
+    options = {"checkpoint_dir": tmp_path, "checkpoint_interval": 500, "keep_last": 1_000}
+    agent.train(LAKE, total_steps=3_010, **options, **waiting_for_the_writer(agent))
+    assert steps_saved(tmp_path) == [500, 1_000, 1_500, 2_000, 2_500, 3_000, 3_010]
+    for name in CheckpointFolder(tmp_path, "agent-0").names():
+        saved = CheckpointFolder(tmp_path, "agent-0").read(name)
+        assert saved.arrays["visits"].sum() == saved.body["steps"]
+
+
+@MODES
+@pytest.mark.parametrize("slow", [False, True])
+def test_checkpoints_by_time(slow, async_updates, tmp_path, monkeypatch):
+    if slow:  # the next one never begins before the last one is on disk
+        write = CheckpointFolder.write
+        monkeypatch.setattr(
+            CheckpointFolder, "write", lambda *arguments: (time.sleep(0.4), write(*arguments))[1]
+        )
+    agent = DistAsyncQLearning(seed=11, async_updates=async_updates)
+    begin = time.monotonic()
+
+    def report(progress):
+        if len(steps_saved(tmp_path)) >= 3:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        assert time.monotonic() - begin < 100.0
+
+    with pytest.raises(TrainingStopped):
+        agent.train(
+            LAKE,
+            total_steps=10**12,
+            checkpoint_dir=tmp_path,
+            checkpoint_interval="20ms",
+            keep_last=1_000,
+            progress=report,
+            progress_interval=0.05,
+            stop_signals=["SIGUSR1"],
+        )
+    saved = steps_saved(tmp_path)
+    assert len(saved) >= 4 and len(set(saved[:-1])) == len(saved) - 1
+    assert saved[-1] == agent.steps
+
+
+def test_how_many_are_kept_may_change_from_call_to_call(tmp_path, small_slices):
+    agent = DistAsyncQLearning(seed=11, batch_size=10)
+
+    def train(**options):
+        agent.train(
+            LAKE,
+            total_steps=1_000,
+            checkpoint_dir=tmp_path,
+            checkpoint_interval=100,
+            **waiting_for_the_writer(agent),
+            **options,
+        )
+        return sequences(tmp_path)
+
+    # Each call writes nine by interval, and one at its end.
+    assert train(keep_last=4) == [7, 8, 9, 10]
+    assert train(keep_last=2) == [19, 20]
+    assert train(keep_last=1, keep_every=3) == [21, 24, 27, 30]
+    assert train(keep_last=6) == [30, 35, 36, 37, 38, 39, 40]
+
+
+def test_permissions_may_change_from_call_to_call(tmp_path):
+    agent = DistAsyncQLearning(seed=11)
+    agent.train(LAKE, total_steps=100, checkpoint_dir=tmp_path)
+    assert {path.stat().st_mode & 0o777 for path in Path(newest(tmp_path).url).iterdir()} == {0o600}
+    assert (tmp_path / "agent-0").stat().st_mode & 0o777 == 0o700
+    agent.train(LAKE, total_steps=100, checkpoint_dir=tmp_path, checkpoint_mode=0o640)
+    assert {path.stat().st_mode & 0o777 for path in Path(newest(tmp_path).url).iterdir()} == {0o640}
+
+
+def test_legal_actions_are_saved_where_they_are_known(tmp_path):
+    DistAsyncQLearning(seed=11).train(TicTacToeEnv, total_steps=100, checkpoint_dir=tmp_path / "game")
+    assert np.array_equal(newest(tmp_path / "game").arrays["legal"], legal_actions())
+    DistAsyncQLearning(seed=11).train(SteppedLake, total_steps=100, checkpoint_dir=tmp_path / "stepped")
+    assert "legal" not in newest(tmp_path / "stepped").arrays
+
+
+def test_a_table_larger_than_the_environment_comes_back_whole(tmp_path, restart, small_slices):
+    settings = {"seed": 11, "state_size": 20, "action_size": 6}
+    agent = DistAsyncQLearning(**settings)
+    agent.q_table = np.arange(120.0).reshape(20, 6)
+    with pytest.raises(TrainingStopped):
+        agent.train(LAKE, total_steps=3_000, checkpoint_dir=tmp_path, **stop_after(1_000))
+    restart()
+    again = DistAsyncQLearning(**settings)
+    again.train(LAKE, total_steps=3_000, checkpoint_dir=tmp_path)
+    straight = DistAsyncQLearning(**settings)
+    straight.q_table = np.arange(120.0).reshape(20, 6)
+    straight.train(LAKE, total_steps=3_000)
+    assert same(again, straight)
+    assert (again.q_table[16:] == np.arange(96.0, 120.0).reshape(4, 6)).all()
+
+
+def test_a_stepped_environment_makes_the_steps_asked_for_and_keeps_its_replay_memory(tmp_path, restart):
+    settings = {"seed": 11, "n_envs": 3, "batch_size": 6, "replay_ratio": 0.5, "buffer_size": 40}
+    for stop in (1, 200, 401):
+        agent = DistAsyncQLearning(**settings)
+        with pytest.raises(TrainingStopped):
+            agent.train(SteppedLake, total_steps=100_003, checkpoint_dir=tmp_path, **stop_after(stop))
+        saved = newest(tmp_path)
+        assert saved.body["steps"] == agent.steps == agent.visits.sum()
+        assert saved.arrays["replay_ring"][0, 0] == min(agent.steps, 40)
+        restart()
+    result = DistAsyncQLearning(**settings).train(
+        SteppedLake, total_steps=agent.steps + 500, checkpoint_dir=tmp_path
+    )
+    assert result.steps == newest(tmp_path).body["steps"] == agent.steps + 500
