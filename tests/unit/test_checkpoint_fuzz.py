@@ -155,6 +155,15 @@ def test_an_array_file_elsewhere_is_refused(specimen, file):
         assert specimen.outcome({"manifest.json": manifest(body)}) == "refused"
 
 
+def test_an_array_outside_the_checkpoint_is_refused_although_it_fits(specimen):
+    (specimen.place.parent / "q_table.npy").write_bytes(specimen.whole["q_table.npy"])
+    body = json.loads(specimen.whole["manifest.json"])["body"]
+    body["arrays"]["../q_table"] = {**body["arrays"].pop("q_table"), "file": "../q_table.npy"}
+    (specimen.place / "manifest.json").write_bytes(manifest(body))
+    with pytest.raises(CheckpointError, match="'../q_table' is no name of an array"):
+        specimen.folder().read(specimen.names[0])
+
+
 def test_a_claimed_size_that_memory_cannot_hold_is_refused_before_it_is_asked_for(specimen):
     body = json.loads(specimen.whole["manifest.json"])["body"]
     body["arrays"]["q_table"]["shape"] = [2**40, 2**40]
