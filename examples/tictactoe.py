@@ -39,6 +39,10 @@ def parse_arguments() -> argparse.Namespace:
         help="save the model each time all ranks together made this many steps (default: at the end)",
     )
     parser.add_argument(
+        "--checkpoint_dir",
+        help="folder or URL to save the training itself in: typed again, the command goes on from there",
+    )
+    parser.add_argument(
         "--seed", type=int, default=0, help="seed of all random numbers (default: %(default)s)"
     )
     parser.add_argument("--output", default="tictactoe_model.pkl", help="model file (default: %(default)s)")
@@ -62,11 +66,11 @@ def main() -> None:
     stretch = max(arguments.checkpoint_interval // size, 1) if arguments.checkpoint_interval > 0 else share
     steps, seconds = 0, 0.0
     while share > 0:
-        result = agent.train(env=env, steps=min(stretch, share))
+        result = agent.train(env=env, steps=min(stretch, share), checkpoint_dir=arguments.checkpoint_dir)
         share -= min(stretch, share)
         steps += result.steps
         seconds += result.seconds
-        if rank == 0:
+        if rank == 0 and steps == agent.steps:  # else an earlier run made these steps and more
             agent.save_model(arguments.output)
             print(
                 f"{steps:,} steps, {result.steps_per_second:,.0f} steps/s, "

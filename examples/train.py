@@ -3,6 +3,7 @@
     python train.py                            one process
     mpirun -n 16 python train.py               a server and fifteen workers
     python train.py --env Taxi-v4 --steps 5000000
+    python train.py --checkpoint-dir saved     typed again after a stop, it goes on from there
 
 Rank 0 alone speaks, evaluates and saves.
 """
@@ -46,10 +47,38 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--episodes", type=int, default=1_000, help="episodes of the final evaluation (default: %(default)s)"
     )
+    saving = parser.add_argument_group("checkpoints and stopping")
+    saving.add_argument(
+        "--checkpoint-dir", help="folder or URL to save the run in (default: it is not saved)"
+    )
+    saving.add_argument(
+        "--checkpoint-interval",
+        type=steps_or_time,
+        default="30s",
+        help="steps, or a time such as 30s, between checkpoints (default: %(default)s)",
+    )
+    saving.add_argument(
+        "--keep-last", type=int, default=3, help="how many of the newest stay (default: %(default)s)"
+    )
+    saving.add_argument(
+        "--resume",
+        choices=("auto", "must", "never"),
+        default="auto",
+        help="go on from a checkpoint: if there is one, or there must be one, or not (default: %(default)s)",
+    )
+    saving.add_argument("--time-limit", help="stop by itself after a time such as 55min or 1:30:00")
     arguments = parser.parse_args()
     if arguments.output is None:
         arguments.output = Path("runs") / f"{arguments.env.replace('/', '-')}.npz"
     return arguments
+
+
+def steps_or_time(text: str) -> int | str:
+    """Return a whole number as such, and anything else, such as 30s, as it is."""
+    try:
+        return int(text)
+    except ValueError:
+        return text
 
 
 def report(progress) -> None:
@@ -72,9 +101,19 @@ def main() -> None:
         seed=arguments.seed,
     )
     result = agent.train(
-        env=arguments.env, total_steps=arguments.steps, progress=report, progress_interval=1.0
+        env=arguments.env,
+        total_steps=arguments.steps,
+        progress=report,
+        progress_interval=1.0,
+        checkpoint_dir=arguments.checkpoint_dir,
+        checkpoint_interval=arguments.checkpoint_interval,
+        keep_last=arguments.keep_last,
+        resume=arguments.resume,
+        time_limit=arguments.time_limit,
     )
     if agent.rank == 0:
+        if result.resumed_from is not None:
+            print(f"resumed from   {result.resumed_from}")
         greedy_return = agent.evaluate(arguments.env, episodes=arguments.episodes).mean_return
         arguments.output.parent.mkdir(parents=True, exist_ok=True)
         agent.save_model(arguments.output)

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from signal_masks import listens
 
 from dist_classicrl import DistAsyncQLearning
 
@@ -73,11 +74,6 @@ def test_five_lines_read_a_checkpoint_with_numpy_alone(tmp_path, monkeypatch):
     path.write_bytes(path.read_bytes()[:-1] + b"\x00")
     with pytest.raises(AssertionError):
         exec(verifying, known)
-
-
-def listens(pid, number):
-    caught = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-    return bool(int(caught[1], 16) >> number - 1 & 1)
 
 
 @pytest.fixture
@@ -151,7 +147,9 @@ def test_the_warning_goes_on_to_mpirun_and_the_job_back_into_the_queue(batch_scr
     assert asked_of_slurm(tmp_path) == ["requeue 17"]
 
 
-@pytest.mark.parametrize(("code", "asked"), [(0, []), (75, ["requeue 17"]), (1, []), (137, [])])
+@pytest.mark.parametrize(
+    ("code", "asked"), [(0, []), (75, ["requeue 17"]), (138, ["requeue 17"]), (1, []), (137, [])]
+)
 def test_only_what_was_stopped_in_order_is_queued_again(batch_script, tmp_path, code, asked):
     assert batch_script(code) == code
     assert asked_of_slurm(tmp_path) == asked

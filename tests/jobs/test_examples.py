@@ -1,9 +1,12 @@
+import os
 import re
+import signal
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from signal_masks import listens
 
 from dist_classicrl import DistAsyncQLearning
 from dist_classicrl.environments import TabularMDP
@@ -53,6 +56,7 @@ def test_train_gives_the_same_table_on_any_number_of_ranks(run_python, tmp_path)
 def test_train_passes_its_arguments_on(run_python, tmp_path):
     options = ("--learning-rate", 0.25, "--discount", 0.5, "--epsilon", 0.75, "--seed", 9)
     run_python(EXAMPLES / "train.py", "--env", "FrozenLake-v1", "--steps", 3_000, *options)
+    assert os.listdir(tmp_path) == ["runs"]
     agent = DistAsyncQLearning.load_model(tmp_path / "runs" / "FrozenLake-v1.npz")
     settings = agent.settings
     assert (settings.discount_factor, settings.seed, settings.async_updates) == (0.5, 9, True)
@@ -64,6 +68,81 @@ def test_an_environment_that_cannot_be_learned_ends_the_job_with_a_named_error(r
     job = run_python(EXAMPLES / "train.py", "--env", "MountainCarContinuous-v0", ranks=ranks, status=1)
     assert re.search(r"SpaceError: .*MountainCarContinuous|SpaceError: .*Box", job.output)
     assert "greedy return" not in job.output
+
+
+@ALONE_AND_TOGETHER
+def test_train_stopped_by_a_signal_goes_on_when_typed_again(run_python, start_python, tmp_path, ranks):
+    steps = 60_000_000
+    arguments = (EXAMPLES / "train.py", "--env", "FrozenLake-v1", "--steps", steps)
+    arguments += ("--checkpoint-dir", "saved", "--checkpoint-interval", "1")
+    job = start_python(*arguments, ranks=ranks)
+    job.must_wait_for(lambda: list(tmp_path.glob("saved/agent-0/f*/manifest.json")), "the first checkpoint")
+    job.send(signal.SIGUSR1)
+    job.wait()
+    assert job.process.returncode == 75, job.output
+    assert "Stopped by SIGUSR1" in job.output and "greedy return" not in job.output
+    stopped = DistAsyncQLearning.load_model(tmp_path / "saved")
+    assert 0 < stopped.steps < steps
+    finished = run_python(*arguments, ranks=ranks)
+    assert re.search(rf"^resumed from .*-step{stopped.steps:015d}-", finished.output, re.MULTILINE)
+    assert "60,000,000 of 60,000,000 steps" in finished.output
+    model = DistAsyncQLearning.load_model(tmp_path / "runs" / "FrozenLake-v1.npz")
+    assert model.steps == model.visits.sum() == steps
+    assert greedy_value(model, TabularMDP.from_gymnasium("FrozenLake-v1"), 0.99) > 0.98
+    saved = sorted(os.listdir(tmp_path / "saved" / "agent-0"))
+    again = run_python(*arguments, ranks=ranks)
+    assert "nothing to do" in again.output and "greedy return" in again.output
+    assert "of 60,000,000 steps  " not in again.output
+    assert sorted(os.listdir(tmp_path / "saved" / "agent-0")) == saved
+
+
+def test_train_stops_by_itself_at_its_time_limit(run_python, tmp_path):
+    arguments = ("--steps", 10**12, "--checkpoint-dir", "saved", "--time-limit", "1s")
+    job = run_python(EXAMPLES / "train.py", *arguments, status=75)
+    assert "Stopped by the time limit of 1 s" in job.output
+    assert not (tmp_path / "runs").exists()
+    assert DistAsyncQLearning.load_model(tmp_path / "saved").steps > 0
+
+
+def test_train_passes_on_what_it_is_told_about_checkpoints(run_python, tmp_path):
+    def checkpoints():
+        return sorted(path.name for path in tmp_path.glob("saved/agent-0/f*-c*"))
+
+    arguments = (EXAMPLES / "train.py", "--env", "FrozenLake-v1", "--steps", 10_000_000)
+    arguments += ("--checkpoint-dir", "saved")
+    refused = run_python(*arguments, "--resume", "must", status=1)
+    assert 'resume="must"' in refused.output
+    assert (
+        "checkpoint_interval must be" in run_python(*arguments, "--checkpoint-interval", 0, status=1).output
+    )
+    run_python(*arguments, "--checkpoint-interval", "1h")
+    (only,) = checkpoints()
+    assert "-c00000001-step000000010000000-" in only
+    afresh = run_python(*arguments, "--resume", "never", "--checkpoint-interval", 1, "--keep-last", 1)
+    assert "resumed from" not in afresh.output
+    first, newest = checkpoints()
+    assert first == only and int(newest.split("-c")[1][:8]) > 2
+
+
+def test_tictactoe_stopped_in_its_second_call_goes_on_there_when_typed_again(
+    run_python, start_python, tmp_path
+):
+    total = 60_000_000
+    arguments = (EXAMPLES / "tictactoe.py", "--total_steps", total, "--checkpoint_interval", 20_000_000)
+    arguments += ("--checkpoint_dir", "saved", "--output", "game.npz")
+    job = start_python(*arguments)
+    job.must_wait_for(
+        lambda: "20,000,000 steps" in job.output and listens(job.process.pid, signal.SIGUSR1), "a second call"
+    )
+    job.send(signal.SIGUSR1)
+    job.wait(75)
+    finished = run_python(*arguments)
+    ends = re.findall(r"^([\d,]+) steps, .* saved game.npz$", job.output + finished.output, re.MULTILINE)
+    assert ends == ["20,000,000", "40,000,000", "60,000,000"]
+    assert "trained 60,000,000 steps" in finished.output
+    agent = DistAsyncQLearning.load_model(tmp_path / "game.npz")
+    assert agent.steps == agent.visits.sum() == total
+    assert greedy_value(agent, tictactoe_model(), 0.95) > 0.95
 
 
 @ALONE_AND_TOGETHER
