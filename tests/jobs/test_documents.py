@@ -1,5 +1,8 @@
 """The code in the documents runs as it stands: a file's Python as one program in a folder, and the shell."""
 
+import ast
+import inspect
+import itertools
 import os
 import re
 import signal
@@ -11,6 +14,8 @@ import pytest
 from signal_masks import listens
 
 from dist_classicrl import DistAsyncQLearning
+from dist_classicrl.algorithms.learners import STATE_ARRAYS
+from dist_classicrl.checkpoint.folder import CheckpointFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -74,6 +79,29 @@ def test_five_lines_read_a_checkpoint_with_numpy_alone(tmp_path, monkeypatch):
     path.write_bytes(path.read_bytes()[:-1] + b"\x00")
     with pytest.raises(AssertionError):
         exec(verifying, known)
+
+
+def rows(heading):
+    """Return what is in backquotes in the first column of the table with this `heading`."""
+    lines = CHECKPOINTS.read_text().split(heading)[1].splitlines()[2:]
+    cells = [line.split(" | ")[0] for line in itertools.takewhile(lambda line: line.startswith("|"), lines)]
+    return [name for cell in cells for name in re.findall("`([^`]+)`", cell)]
+
+
+def test_the_tables_of_arguments_arrays_and_keys_are_complete(tmp_path):
+    DistAsyncQLearning(seed=1).train("FrozenLake-v1", total_steps=1_000, checkpoint_dir=tmp_path)
+    body = CheckpointFolder(tmp_path, "agent-0").read_newest().body
+    assert sorted(rows("| key of `body` |")) == sorted(body)
+    assert sorted(rows("| array | type, shape |")) == sorted(
+        ["q_table", "visits", "legal", "exact", *STATE_ARRAYS]
+    )
+    parameters = inspect.signature(DistAsyncQLearning.train).parameters
+    known = list(parameters)[list(parameters).index("checkpoint_dir") :]
+    (first, *others) = rows("| argument of `train` |")
+    assert [first, *(text.split("=")[0] for text in others)] == known
+    for text in others:
+        name, default = text.split("=")
+        assert ast.literal_eval(default) == parameters[name].default
 
 
 @pytest.fixture
