@@ -178,6 +178,21 @@ def test_a_newer_format_is_refused_by_its_version(specimen):
         specimen.folder().read(specimen.names[0])
 
 
+def test_a_manifest_of_another_kind_is_refused(specimen):
+    body = json.loads(specimen.whole["manifest.json"])["body"]
+    body["format"] = "something else"
+    (specimen.place / "manifest.json").write_bytes(manifest(body))
+    with pytest.raises(CheckpointError, match="it was not written by this library"):
+        specimen.folder().read(specimen.names[0])
+
+
+def test_a_manifest_with_one_word_changed_is_refused(specimen):
+    whole = specimen.whole["manifest.json"]
+    (specimen.place / "manifest.json").write_bytes(whole.replace(b"the newer", b"the older"))
+    with pytest.raises(CheckpointError, match="the checksum of its manifest does not match"):
+        specimen.folder().read(specimen.names[0])
+
+
 def test_a_copy_under_another_name_is_refused(specimen):
     copy = specimen.place.with_name(specimen.names[0].replace("step000000000000020", "step000000000000021"))
     specimen.place.rename(copy)
