@@ -32,7 +32,7 @@ class Kind(IntEnum):
     ROUND = 3  # worker: one logical worker's maps of a round
     MERGED = 4  # server: the table after a round
     DONE = 5  # server: final table, result
-    BYE = 6  # worker: has everything, sends nothing more
+    BYE = 6  # worker: has everything, sends nothing more; server, to one that failed: may end the job
     FAILED = 7  # either: an exception was raised
     BEAT = 8  # either: still there
     STATE = 9  # worker: what a logical worker's learner would go on with

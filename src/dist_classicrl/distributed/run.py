@@ -23,14 +23,22 @@ from dist_classicrl.distributed.leases import LeaseBook
 from dist_classicrl.distributed.pacing import Pacer
 from dist_classicrl.distributed.report import Progress, ProgressClock, Tally, TrainingResult
 from dist_classicrl.distributed.rounds import RoundServer, RoundWorker, carriers
-from dist_classicrl.distributed.saving import Saver
-from dist_classicrl.distributed.server import Server, fail, finish, keep_alive, tell_stopped
+from dist_classicrl.distributed.saving import RESCUE_SECONDS, Saver
+from dist_classicrl.distributed.server import (
+    Server,
+    fail,
+    finish,
+    keep_alive,
+    tell_rescued,
+    tell_stopped,
+    wait_for_rescue,
+)
 from dist_classicrl.distributed.startup import Setup
 from dist_classicrl.distributed.stopping import Stop, StopWatch
 from dist_classicrl.distributed.transport import Channel
 from dist_classicrl.distributed.worker import Worker
 from dist_classicrl.environments.resolve import Source
-from dist_classicrl.errors import CheckpointFencedError, EnvError, TrainingStopped
+from dist_classicrl.errors import CheckpointFencedError, EnvError, RankTimeoutError, TrainingStopped
 from dist_classicrl.settings import Settings
 from dist_classicrl.updates import kernels
 from dist_classicrl.updates.local import LocalTable, Refresh
@@ -305,10 +313,15 @@ def run_together(run: Run, setup: Setup) -> TrainingResult:
     except TrainingStopped:
         raise
     except BaseException as caught:
-        if channels:
-            fail(channels, caught, setup.rank, settings.timeout)
+        # Who hears of it may end the job: what there is has to be on disk before.
         if run.rescue is not None:
             run.rescue()
+        if channels:
+            fail(channels, caught, setup.rank, settings.timeout)
+            if serving:
+                tell_rescued(channels)
+            elif run.watch is not None and not isinstance(caught, (RankTimeoutError, KeyboardInterrupt)):
+                wait_for_rescue(channels[0], RESCUE_SECONDS)
         raise
     finally:
         for channel in channels:
@@ -337,7 +350,7 @@ def _serve(run: Run, channels: list[Channel], compile_seconds: float) -> Trainin
         raise
     except Exception:
         if saver is not None and isinstance(server, Server):
-            run.rescue = partial(saver.rescue, run.values, run.counts, server.position)
+            run.rescue = partial(saver.rescue, run.values, run.counts, server.position, meanwhile)
         raise
     finally:
         run.kept = server.position.steps - run.start

@@ -21,7 +21,8 @@ logger = logging.getLogger(__name__)
 
 _KEPT_RESULTS = 1000
 _LOOK_SECONDS = 0.05
-_RESCUE_SECONDS = 20.0
+RESCUE_SECONDS = 20.0
+"""What saving after an error may take at most: the ranks wait for it before they end the job."""
 
 
 @dataclass(frozen=True)
@@ -178,10 +179,16 @@ class Saver:
         self._writer.check()
         return self._writer.last if written and not self._writer.failed else None
 
-    def rescue(self, values: np.ndarray, counts: np.ndarray, position: Position) -> None:
+    def rescue(
+        self,
+        values: np.ndarray,
+        counts: np.ndarray,
+        position: Position,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
         """Save after an error, which must not wait for long to be raised."""
         try:
-            self.save_last(values, counts, position, patience=_RESCUE_SECONDS)
+            self.save_last(values, counts, position, meanwhile, RESCUE_SECONDS)
         except CheckpointFencedError as error:  # no reason to hide what happened
             logger.warning("%s", error)
 

@@ -353,10 +353,28 @@ def fail(channels: list[Channel], error: BaseException, rank: int, timeout: floa
         time.sleep(1e-3)
 
 
+def wait_for_rescue(channel: Channel, seconds: float) -> None:
+    """Wait until the server, which knows of an error of this rank, says that it has saved what it had.
+
+    Who raised the error is about to end the job.
+    """
+    deadline = time.monotonic() + seconds
+    while not channel.peer_failed and time.monotonic() < deadline:
+        _drop_messages(channel)
+        time.sleep(1e-3)
+
+
+def tell_rescued(channels: list[Channel]) -> None:
+    """Say to the ranks that have failed that nothing is left to wait for."""
+    for channel in channels:
+        if channel.peer_failed:
+            channel.send(messages.encode(Kind.BYE))
+
+
 def _drop_messages(channel: Channel) -> None:
     try:
         while (message := channel.poll()) is not None:
             kind, _ = messages.decode(message)
-            channel.peer_failed = channel.peer_failed or kind is Kind.FAILED
+            channel.peer_failed = channel.peer_failed or kind in (Kind.FAILED, Kind.BYE)
     except ProtocolError:
         channel.peer_failed = True
