@@ -7,6 +7,7 @@ OPTIONS is a JSON object:
     train         arguments of each call of train
     calls         further arguments of each call, in order; "agent" chooses the agent, 0 by default
     signal        a signal that this process sends to itself as soon as train listens for it, on rank 0
+    slow_disk     seconds that each file takes longer to be on disk
 
 Each rank prints one JSON object per line: "event" is "started", "trained" after each call, "stopped" where
 training was stopped in order, or "failed", with what was raised on whichever rank it was.
@@ -81,7 +82,18 @@ def value_of(q_table, model):
     return {"value": value, "optimum": model.start_value(model.solve(DISCOUNT).v)}
 
 
+def slow_down(function, seconds):
+    """Return a function that does the same, and takes longer."""
+
+    def slowly(*arguments):
+        time.sleep(seconds)
+        return function(*arguments)
+
+    return slowly
+
+
 options = json.loads(sys.argv[1])
+os.fsync = slow_down(os.fsync, options.get("slow_disk", 0.0))
 calls = options["calls"]
 model = TabularMDP.garnet(60, 3, 4, seed=5)
 name = options.get("environment", "garnet")

@@ -3,9 +3,11 @@
 import re
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from background_job import (
+    BackgroundJob,
     appearance,
     check_finished,
     check_stopped,
@@ -15,54 +17,73 @@ from background_job import (
 )
 
 GAP = 0.02
+# By async_updates.
+STEPS = {True: 25_000_000, False: 3_000_000}
 
 
-def start_and_stop(start_python, arguments, folder, ranks, rank=None):
+def start_and_stop(arguments, folder, ranks, rank=None):
     """Start a program, and stop it after its first checkpoint, by a signal to mpirun or to one rank.
 
     Return the steps that the last checkpoint contains.
     """
     written = appearance(folder, "agent-0/f*/manifest.json")
-    job = start_python(*arguments, ranks=ranks)
-    job.must_wait_for(written, "the first checkpoint")
-    since = time.time()
-    if rank is None:
-        job.send(signal.SIGUSR1)
-        return check_stopped(job, ranks or 1, "SIGUSR1 on rank ", since, folder)
-    job.send_to_rank(rank, signal.SIGTERM)
-    return check_stopped(job, ranks, f"SIGTERM on rank {rank} ", since, folder)
+    with BackgroundJob(arguments, ranks=ranks) as job:
+        job.must_wait_for(written, "the first checkpoint")
+        since = time.time()
+        if rank is None:
+            job.send(signal.SIGUSR1)
+            return check_stopped(job, ranks or 1, "SIGUSR1 on rank ", since, folder)
+        job.send_to_rank(rank, signal.SIGTERM)
+        return check_stopped(job, ranks, f"SIGTERM on rank {rank} ", since, folder)
 
 
-@pytest.mark.parametrize("async_updates, steps", [(True, 25_000_000), (False, 3_000_000)])
-def test_from_five_ranks_to_two_to_one_to_four(start_python, run_python, tmp_path, async_updates, steps):
-    folder = tmp_path / "saved"
-    agent = {"async_updates": async_updates, "logical_workers": 4}
-    calls = [{"total_steps": steps}]
-    arguments = program(agent=agent, train={"checkpoint_dir": folder, "checkpoint_interval": 1}, calls=calls)
-    made = [0]
-    for ranks, rank in ((5, None), (2, 1), (None, None)):
-        made.append(start_and_stop(start_python, arguments, folder, ranks, rank))
-    assert made == sorted(set(made)) and made[-1] < steps
-    trained = check_finished(run_python(*arguments, ranks=4).output, 4, steps, made[-1])
-    assert trained[0]["optimum"] - trained[0]["value"] < GAP
+def finish(arguments, ranks=None):
+    """Run a program to its end, and return what it wrote."""
+    with BackgroundJob(arguments, ranks=ranks) as job:
+        return job.wait(0)
+
+
+@pytest.fixture(scope="module")
+def going_on(tmp_path_factory):
+    """The runs of the next test, side by side: what was said at the end, and by an uninterrupted run."""
+
+    def run(async_updates):
+        folder, steps = tmp_path_factory.mktemp("chain") / "saved", STEPS[async_updates]
+        agent = {"async_updates": async_updates, "logical_workers": 4}
+        calls = [{"total_steps": steps}]
+        train = {"checkpoint_dir": folder, "checkpoint_interval": 1}
+        arguments = program(agent=agent, train=train, calls=calls)
+        made = [0]
+        for ranks, rank in ((5, None), (2, 1), (None, None)):
+            made.append(start_and_stop(arguments, folder, ranks, rank))
+        assert made == sorted(set(made)) and made[-1] < steps
+        trained = check_finished(finish(arguments, 4), 4, steps, made[-1])
+        return trained + events(finish(program(agent=agent, calls=calls)), "trained")
+
+    with ThreadPoolExecutor(2) as pool:
+        yield {async_updates: pool.submit(run, async_updates) for async_updates in STEPS}
+
+
+@pytest.mark.parametrize("async_updates", STEPS)
+def test_from_five_ranks_to_two_to_one_to_four(going_on, async_updates):
+    said = going_on[async_updates].result()
+    assert all(each["optimum"] - each["value"] < GAP for each in said)
     if not async_updates:
-        uninterrupted = run_python(*program(agent=agent, calls=calls))
-        tables = {each["sha256"] for each in (*trained, *events(uninterrupted.output, "trained"))}
-        assert len(tables) == 1
+        assert len({each["sha256"] for each in said}) == 1
 
 
-def test_stopped_again_and_again_alone_it_ends_with_the_same_bits(start_python, run_python, tmp_path):
+def test_stopped_alone_it_ends_with_the_same_bits(start_python, run_python, tmp_path):
     folder = tmp_path / "saved"
     calls = [{"total_steps": 12_000_000}]
     agent = {"dtype": "float32", "replay_ratio": 0.5}
+    uninterrupted = start_python(*program(agent=agent, calls=calls))
     train = {"checkpoint_dir": folder, "checkpoint_interval": 1}
     arguments = program(agent=agent, train=train, calls=calls)
-    for _ in range(2):
-        made = start_and_stop(start_python, arguments, folder, None)
+    made = start_and_stop(arguments, folder, None)
     (trained,) = check_finished(run_python(*arguments).output, 1, 12_000_000, made)
-    (uninterrupted,) = events(run_python(*program(agent=agent, calls=calls)).output, "trained")
-    assert trained["sha256"] == uninterrupted["sha256"]
-    assert trained["result"]["episodes"] == uninterrupted["result"]["episodes"]
+    (expected,) = events(uninterrupted.wait(0), "trained")
+    assert trained["sha256"] == expected["sha256"]
+    assert trained["result"]["episodes"] == expected["result"]["episodes"]
 
 
 # Scripts that call train more than once
@@ -74,6 +95,7 @@ def test_killed_in_the_seventh_of_ten_calls(start_python, run_python, tmp_path):
     folder = tmp_path / "saved"
     arguments = program(train={"checkpoint_dir": folder, "checkpoint_interval": 1}, calls=TEN_CALLS)
     job = start_python(*arguments)
+    uninterrupted = start_python(*program(calls=TEN_CALLS))
 
     def in_the_seventh():
         return any(6_000_000 < int(re.search(r"step(\d+)", name)[1]) for name in complete())
@@ -96,9 +118,9 @@ def test_killed_in_the_seventh_of_ten_calls(start_python, run_python, tmp_path):
     assert again.output.count("nothing to do") == 6
     assert trained[-1]["agent_steps"] == trained[-1]["visits"] == 29_000_000
 
-    uninterrupted = events(run_python(*program(calls=TEN_CALLS)).output, "trained")
-    assert trained[-1]["sha256"] == uninterrupted[-1]["sha256"]
-    episodes = [[each["result"]["episodes"] for each in calls] for calls in (trained, uninterrupted)]
+    expected = events(uninterrupted.wait(0), "trained")
+    assert trained[-1]["sha256"] == expected[-1]["sha256"]
+    episodes = [[each["result"]["episodes"] for each in calls] for calls in (trained, expected)]
     assert episodes[0] == episodes[1]
 
     # A finished command typed again does nothing and says so.
@@ -134,9 +156,10 @@ def test_shares_of_ranks_add_up_on_other_numbers_of_ranks(start_python, run_pyth
 def test_two_agents_of_one_script(start_python, run_python, tmp_path):
     folder = tmp_path / "saved"
     train = {"checkpoint_dir": folder, "checkpoint_interval": 1}
-    calls = [{"agent": 0, "total_steps": 2_000_000}, {"agent": 1, "total_steps": 30_000_000}]
+    calls = [{"agent": 0, "total_steps": 2_000_000}, {"agent": 1, "total_steps": 15_000_000}]
     arguments = program(train=train, calls=calls)
     job = start_python(*arguments)
+    uninterrupted = start_python(*program(calls=calls))
     job.must_wait_for(lambda: len(complete_checkpoints(folder / "agent-1")) > 1, "the second agent's")
     job.kill()
     assert len(job.events("trained")) == 1
@@ -146,8 +169,8 @@ def test_two_agents_of_one_script(start_python, run_python, tmp_path):
     assert again[0]["sha256"] == job.events("trained")[0]["sha256"]
     assert "/agent-0/" in again[0]["resumed_from"] and newest in again[1]["resumed_from"]
     assert [each["agent_steps"] for each in again] == [each["visits"] for each in again]
-    uninterrupted = events(run_python(*program(calls=calls)).output, "trained")
-    assert [each["sha256"] for each in again] == [each["sha256"] for each in uninterrupted]
+    expected = events(uninterrupted.wait(0), "trained")
+    assert [each["sha256"] for each in again] == [each["sha256"] for each in expected]
 
 
 # Scripts that keep their own state
