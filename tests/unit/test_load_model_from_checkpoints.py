@@ -118,12 +118,16 @@ def test_a_damaged_one_is_skipped_but_not_if_it_was_asked_for(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("name", ["", "agent-0", "other"])
-def test_a_folder_without_checkpoints_is_refused(tmp_path, name):
+def test_a_folder_without_checkpoints_is_refused(tmp_path, monkeypatch, name):
     (tmp_path / name).mkdir(exist_ok=True)
     with pytest.raises(CheckpointError, match="no checkpoint in .*save_model"):
         DistAsyncQLearning.load_model(tmp_path / name)
     with pytest.raises(FileNotFoundError):
         DistAsyncQLearning.load_model(tmp_path / "missing")
+    trained(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match="no checkpoint in /[.]"):
+        DistAsyncQLearning.load_model("/")
 
 
 def test_a_folder_that_cannot_be_listed_is_refused(tmp_path, monkeypatch):
@@ -224,8 +228,9 @@ def test_urls(root):
     below = (f"{with_slash}agent-0", f"{with_slash}agent-0/", f"{with_slash}agent-0/{checkpoint}")
     for url in (root, with_slash, *below):
         assert same(DistAsyncQLearning.load_model(url), agent)
-    with pytest.raises(CheckpointError, match="no checkpoint in memory://elsewhere"):
-        DistAsyncQLearning.load_model("memory://elsewhere")
+    for nothing in ("memory://elsewhere", "memory://else/where", "memory://"):
+        with pytest.raises(CheckpointError, match=f"no checkpoint in {nothing.removesuffix('/')}[.]"):
+            DistAsyncQLearning.load_model(nothing)
     trained(root, seed=2)
     with pytest.raises(CheckpointError, match="agent-0, agent-1"):
         DistAsyncQLearning.load_model(root)

@@ -43,13 +43,14 @@ def saved_model_of(path: str | os.PathLike[str]) -> SavedModel:
 
 def _saved_of(path: str | os.PathLike[str]) -> Saved:
     storage = open_storage(path, "", DEFAULT_MODE)
+    url = storage.url.removesuffix("/") or "/"
     # A link to a checkpoint's folder may have any name.
     location = os.path.realpath(storage.url) if isinstance(storage, LocalStorage) else os.fspath(path)
     try:
         names = storage.names()
     except Exception as error:  # remote stores raise errors of many kinds
         raise CheckpointError(
-            f"The folder {storage.url} cannot be listed: {error}. Give a folder that this user may read."
+            f"The folder {url} cannot be listed: {error}. Give a folder that this user may read."
         ) from error
     above, name = _split(location)
     if _MANIFEST in names:
@@ -57,15 +58,18 @@ def _saved_of(path: str | os.PathLike[str]) -> Saved:
     agents = [name for name in names if _AGENT.fullmatch(name)]
     if len(agents) > 1:
         raise CheckpointError(
-            f"There are {len(agents)} agents in {storage.url}: {', '.join(agents)}. Give the subfolder of "
-            f"one, such as {storage.url.rstrip('/')}/{agents[0]}."
+            f"There are {len(agents)} agents in {url}: {', '.join(agents)}. Give the subfolder of one, such "
+            f"as {url}/{agents[0]}."
         )
-    folder = CheckpointFolder(location, agents[0]) if agents else CheckpointFolder(above, name)
-    saved = folder.read_newest()
+    saved = None
+    if agents:
+        saved = CheckpointFolder(location, agents[0]).read_newest()
+    elif not above.endswith("://"):  # a whole bucket is no agent's folder
+        saved = CheckpointFolder(above, name).read_newest()
     if saved is None:
         raise CheckpointError(
-            f"There is no checkpoint in {storage.url}. Give what train was given as checkpoint_dir, an "
-            "agent's subfolder there, one checkpoint's folder, or the path of a file that save_model wrote."
+            f"There is no checkpoint in {url}. Give what train was given as checkpoint_dir, an agent's "
+            "subfolder there, one checkpoint's folder, or the path of a file that save_model wrote."
         )
     return saved
 
