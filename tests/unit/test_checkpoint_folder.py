@@ -340,6 +340,14 @@ def test_a_fence_file_that_is_half_written_counts_by_its_number(tmp_path, conten
     assert CheckpointFolder(tmp_path, "agent-0").claim() == 3
 
 
+@pytest.mark.parametrize("content", [b"", b"[]", b"null"])
+def test_a_fence_file_of_ours_that_says_nothing_is_not_ours(tmp_path, content):
+    folder = claimed(tmp_path)
+    (tmp_path / "agent-0" / "fence-000001.json").write_bytes(content)
+    with pytest.raises(CheckpointFencedError, match="another server .unknown; fencing number 1"):
+        folder.check_fence()
+
+
 def test_a_file_of_the_same_number_and_another_token_is_somebody_else(tmp_path):
     folder = claimed(tmp_path)
     path = tmp_path / "agent-0" / "fence-000001.json"
