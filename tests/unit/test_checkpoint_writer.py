@@ -130,6 +130,15 @@ def test_close_does_not_wait_for_ever(folder):
     assert not writer.busy and writer.last == folder.read_newest().url
 
 
+def test_what_was_submitted_just_before_close_is_still_written(folder):
+    writer = Writer(folder)
+    with writer._changed:  # the thread cannot begin before both have happened
+        writer.submit(arrays_of(1), {"steps": 1}, RUN)
+        writer.close(0.0)
+    assert writer.wait(PATIENCE) and writer.last == folder.read_newest().url
+    writer.close(PATIENCE)
+
+
 def test_a_full_disk_is_logged_once_and_training_goes_on(folder, writer, caplog):
     first = writer.write_now(arrays_of(1), {"steps": 1}, RUN, PATIENCE)
     gate = Gate(folder)
