@@ -1,6 +1,5 @@
 """One process that stops and goes on, over and over: bit for bit what it would have been without a stop."""
 
-import hashlib
 import json
 import logging
 import math
@@ -13,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from edited_checkpoints import edit, put, put_array, with_value
 from rank_environments import SteppedLake
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP
-from dist_classicrl.checkpoint.arrays import ArrayFile
 from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.distributed import alone, stopping
 from dist_classicrl.environments.tictactoe import TicTacToeEnv
@@ -138,56 +137,6 @@ def test_a_run_that_was_stopped_is_one_that_was_not(name, async_updates, tmp_pat
 
 
 # Checkpoints that this library did not write
-
-
-def edit(saved, change):
-    """Let `change` alter a checkpoint's body and arrays, and write it back with checksums that fit."""
-    body, arrays = saved.body, saved.arrays
-    change(body, arrays)
-    folder = Path(saved.url)
-    for name in list(body["arrays"]):
-        if name not in arrays:
-            del body["arrays"][name]
-    for name, array in arrays.items():
-        file = ArrayFile(array)
-        (folder / f"{name}.npy").write_bytes(b"".join(map(bytes, file.chunks())))
-        body["arrays"][name] = {"file": f"{name}.npy", **file.entry().to_dict()}
-    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    (folder / "manifest.json").write_text(json.dumps({"body": body, "sha256": digest}))
-
-
-def put(*path):
-    """Return a change that puts the last of `path` at the others, in the body."""
-    *names, last, value = path
-
-    def change(body, arrays):
-        at = body
-        for name in names:
-            at = at[name]
-        at[last] = value
-
-    return change
-
-
-def put_array(name, make):
-    """Return a change that puts ``make(array)`` in the place of the array `name`."""
-
-    def change(body, arrays):
-        arrays[name] = make(arrays.get(name))
-
-    return change
-
-
-def with_value(index, value):
-    """Return a function that gives an array with another value at `index`."""
-
-    def changed(array):
-        array = array.copy()
-        array[index] = value
-        return array
-
-    return changed
 
 
 BODY = (

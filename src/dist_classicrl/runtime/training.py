@@ -170,10 +170,13 @@ def _train_together(agent: DistAsyncQLearning, asked: Request, setup: Setup) -> 
         except TrainingStopped as stopped:
             if setup.rank == 0:
                 _store(agent, run, run.kept)
+            else:
+                agent._behind = zlib.crc32(agent.q_table.data)
             agent._steps = agent._requested = stopped.steps
             raise
         except BaseException:
             agent._requested = agent._steps
+            agent._behind = zlib.crc32(agent.q_table.data)
             raise
     return _keep(agent, run, beginning, result)
 
@@ -227,7 +230,7 @@ def _begin_together(
     agent: DistAsyncQLearning, source: Source, total: int, plan: CheckpointPlan | None, setup: Setup
 ) -> _Beginning:
     """Let rank 0 find out where the call begins, and bring the agents of the other ranks to that."""
-    table = [zlib.crc32(agent.q_table.data), int(agent.q_table.any() or agent.steps > 0)]
+    table = [zlib.crc32(agent.q_table.data), zlib.crc32(agent.visits.data)]
     beginning = _Beginning(agent._requested, agent._requested + total)
     error: BaseException | None = None
     if setup.rank == 0:
@@ -251,7 +254,9 @@ def _begin_together(
         )
     told = messages.from_text(setup.broadcast_message(text, "rank 0's state"))
     if setup.rank != 0:
-        if not told["has_loaded"] and table[1] and tables[0, 0] != table[0]:
+        # Whoever has touched nothing has nothing to be told: a new agent, or one whose training was stopped.
+        is_own = table[0] != agent._behind and (agent.steps > 0 or agent.q_table.any())
+        if not told["has_loaded"] and is_own and tables[0, 0] != table[0]:
             _warn_of_difference(setup.rank, "q_table")
         epsilon = schedules.from_dict(told["epsilon"])
         if epsilon != agent.settings.epsilon:
@@ -259,7 +264,7 @@ def _begin_together(
             agent.epsilon = epsilon
         agent._steps, agent._seed = told["steps"], told["seed"]
         beginning.generation = told["generation"]
-    if told["has_loaded"]:
+    if told["has_loaded"] or (tables != tables[0]).any():
         setup.broadcast(agent.q_table, "rank 0's table")
         setup.broadcast(agent.visits, "rank 0's visits")
     if told["resumed"] is not None:
