@@ -1,0 +1,331 @@
+"""When a run is saved, what is handed to the writer, and what comes of it where that cannot write."""
+
+import errno
+import json
+import logging
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from dist_classicrl import DistAsyncQLearning, TabularMDP
+from dist_classicrl.checkpoint.folder import CheckpointFolder
+from dist_classicrl.checkpoint.plan import plan_of
+from dist_classicrl.distributed import alone, saving, stopping
+from dist_classicrl.distributed.report import Tally, TrainingResult
+from dist_classicrl.distributed.saving import Position, Saver
+from dist_classicrl.distributed.stopping import Stop, StopWatch
+from dist_classicrl.errors import CheckpointFencedError, TrainingStopped
+from dist_classicrl.runtime import resuming
+
+LAKE = TabularMDP.from_gymnasium("FrozenLake-v1")
+PLAN = {
+    "checkpoint_interval": 100,
+    "keep_last": 3,
+    "keep_every": None,
+    "resume": "auto",
+    "strict": True,
+    "time_limit": None,
+    "stop_signals": (),
+    "checkpoint_mode": 0o600,
+}
+
+
+class Clock:
+    """A clock that tests set."""
+
+    def __init__(self):
+        self.now = 1_000.0
+
+    def monotonic(self):
+        return self.now
+
+
+class FakeWriter:
+    """Takes what is to be written, and is through with it after so many seconds of waiting."""
+
+    def __init__(self, clock, takes=0.0, fails=False):
+        self.clock, self.takes, self.fails = clock, takes, fails
+        self.written, self.job, self.left = [], None, 0.0
+        self.seconds, self.last, self.failed, self.fenced = 0.0, None, False, None
+
+    @property
+    def busy(self):
+        return self.job is not None
+
+    def submit(self, arrays, body, run):
+        assert not self.busy
+        self.job, self.left = (arrays, body, run), self.takes
+
+    def wait(self, timeout):
+        passed = min(timeout, self.left)
+        self.clock.now += passed
+        self.left -= passed
+        if self.busy and self.left <= 0.0:
+            self.failed = self.fails
+            if not self.fails:
+                self.written.append(self.job)
+                self.last = f"checkpoint {len(self.written)}"
+            self.job = None
+        return not self.busy
+
+    def check(self):
+        if self.fenced is not None:
+            raise self.fenced
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr(saving, "time", made)
+    return made
+
+
+def make_saver(
+    clock, takes=0.0, fails=False, table=(2, 3), corner=(2, 3), patience=10.0, finished=None, **plan
+):
+    writer = FakeWriter(clock, takes, fails)
+    values, counts = np.full(table, 7.0), np.full(table, 7)
+    watch = StopWatch((), None, None)
+    saver = Saver(
+        plan_of("somewhere", **{**PLAN, **plan}),
+        writer,
+        {"run": "0123abcd", "call": {"begin": 10, "end": 90}, "seed": 5},
+        (values, counts),
+        corner,
+        {"legal": np.ones((2, 3), bool)},
+        [] if finished is None else finished,
+        watch,
+        50,
+        patience,
+    )
+    return saver, writer, watch
+
+
+def position(steps=60, **more):
+    return Position(steps, Tally(80).to_dict(1.5), "async", **more)
+
+
+VALUES, COUNTS = np.arange(6.0), np.arange(6)
+
+
+def test_by_steps_it_is_due_so_many_steps_after_the_last(clock):
+    saver, _, _ = make_saver(clock)
+    assert [steps for steps in (50, 149, 150, 151) if saver.is_due(steps)] == [150, 151]
+    saver.begin(170)
+    assert [steps for steps in (171, 269, 270) if saver.is_due(steps)] == [270]
+    clock.now += 1e9
+    assert not saver.is_due(269)
+
+
+def test_by_time_it_is_due_so_many_seconds_after_the_last_began(clock):
+    saver, _, _ = make_saver(clock, checkpoint_interval="30s")
+    clock.now += 29.9
+    assert not saver.is_due(10**12)
+    clock.now += 0.2
+    assert saver.is_due(50)
+    saver.begin(50)
+    clock.now += 29.9
+    assert not saver.is_due(50)
+    clock.now += 0.2
+    assert saver.is_due(50)
+
+
+@pytest.mark.parametrize("interval", [1, "1ms"])
+def test_it_is_never_due_before_the_last_one_is_on_disk(clock, interval):
+    saver, writer, _ = make_saver(clock, takes=5.0, checkpoint_interval=interval)
+    saver.save(VALUES, COUNTS, position())
+    clock.now += 100.0
+    assert not saver.is_due(10**12)
+    writer.wait(5.0)
+    assert saver.is_due(10**12)
+
+
+def test_what_a_checkpoint_says(clock):
+    finished = [{"begin": 0, "end": 10, "result": TrainingResult(steps=10).to_dict()}]
+    saver, writer, _ = make_saver(clock, finished=finished)
+    learners = {"position": np.zeros((1, 2), np.int64)}
+    saver.save(VALUES, COUNTS, position(version=4, applied={"1": 3}, learners=learners, exact=np.ones(6)))
+    finished.append("what comes later")
+    writer.wait(1.0)
+    ((arrays, body, run),) = writer.written
+    assert set(arrays) == {"q_table", "visits", "legal", "position", "exact"}
+    assert np.array_equal(arrays["q_table"], VALUES.reshape(2, 3)) and arrays["visits"].shape == (2, 3)
+    assert run == body["run"] == "0123abcd"
+    assert body == {
+        "run": "0123abcd",
+        "call": {"begin": 10, "end": 90},
+        "seed": 5,
+        "steps": 60,
+        "mode": "async",
+        "stream": None,
+        "version": 4,
+        "applied": {"1": 3},
+        "tally": Tally(80).to_dict(1.5),
+        "finished": finished[:1],
+    }
+
+
+def test_a_table_larger_than_the_environment_is_saved_whole(clock):
+    saver, writer, _ = make_saver(clock, table=(4, 5), corner=(2, 3))
+    saver.save(VALUES, COUNTS, position())
+    writer.wait(1.0)
+    arrays = writer.written[0][0]
+    for name, corner in (("q_table", VALUES), ("visits", COUNTS)):
+        assert np.array_equal(arrays[name][:2, :3], corner.reshape(2, 3))
+        assert (arrays[name][2:] == 7).all() and (arrays[name][:, 3:] == 7).all()
+
+
+def test_the_last_one_waits_for_the_one_before(clock):
+    saver, writer, _ = make_saver(clock, takes=1.0)
+    called = []
+    saver.save(VALUES, COUNTS, position(60))
+    assert saver.save_last(VALUES, COUNTS, position(70), lambda: called.append(clock.now)) == "checkpoint 2"
+    assert [body["steps"] for _, body, _ in writer.written] == [60, 70]
+    # Two seconds, about every 50 ms
+    assert len(called) >= 30 and max(np.diff(called)) < 0.2
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_the_last_one_is_not_waited_for_without_end(clock, before):
+    saver, _, _ = make_saver(clock, takes=1e9, patience=3.0)
+    if before:
+        saver.save(VALUES, COUNTS, position(60))
+    began = clock.now
+    assert saver.save_last(VALUES, COUNTS, position(70)) is None
+    assert clock.now - began < 3.5
+    assert saver.save_last(VALUES, COUNTS, position(70), patience=1e9) is None
+    assert clock.now - began < 7.0
+
+
+def test_one_that_could_not_be_written_is_nowhere(clock):
+    saver, writer, _ = make_saver(clock)
+    assert saver.save_last(VALUES, COUNTS, position(60)) == "checkpoint 1"
+    writer.fails = True
+    # Not where the one before it is
+    assert saver.save_last(VALUES, COUNTS, position(70)) is None
+    assert saver.finish(VALUES, COUNTS, position(70), TrainingResult()) is None
+
+
+def test_somebody_else_in_the_folder_is_raised_but_does_not_hide_another_error(clock, caplog):
+    saver, writer, _ = make_saver(clock)
+    assert saver.look() is None
+    writer.fenced = CheckpointFencedError("somebody else")
+    for call in (saver.look, lambda: saver.save_last(VALUES, COUNTS, position())):
+        with pytest.raises(CheckpointFencedError):
+            call()
+    saver.rescue(VALUES, COUNTS, position())
+    assert "somebody else" in caplog.text
+
+
+def test_an_error_does_not_wait_for_long(clock):
+    saver, _, _ = make_saver(clock, takes=1e9, patience=1e6)
+    began = clock.now
+    saver.rescue(VALUES, COUNTS, position())
+    assert clock.now - began < 30.0
+
+
+def test_the_end_of_a_call_is_saved_with_its_result(clock):
+    finished = []
+    saver, writer, _ = make_saver(clock, finished=finished)
+    result = TrainingResult(steps=80, episodes=3, mean_return=0.5)
+    assert saver.finish(VALUES, COUNTS, position(90), result) == "checkpoint 1"
+    assert writer.written[0][1]["finished"] == finished
+    assert finished == [{"begin": 10, "end": 90, "result": result.to_dict()}]
+    assert TrainingResult.is_described_by(json.loads(json.dumps(finished[0]["result"])))
+
+
+def test_only_so_many_results_are_kept():
+    finished = []
+    for call in range(saving._KEPT_RESULTS + 5):
+        saving.note_finished(finished, call, call + 1, TrainingResult())
+    assert len(finished) == saving._KEPT_RESULTS
+    assert [call["begin"] for call in (finished[0], finished[-1])] == [5, saving._KEPT_RESULTS + 4]
+
+
+def test_a_request_to_stop_is_found(clock):
+    saver, _, watch = make_saver(clock)
+    assert saver.look() is None and saver.asked_to_stop is None
+    stop = Stop(75, "another rank")
+    saver.ask_to_stop(stop)
+    assert saver.look() == saver.asked_to_stop == watch.stop == stop
+
+
+# A disk that fails
+
+
+@pytest.fixture
+def broken_disk(monkeypatch):
+    """Let every write fail while the list that this gives is not empty."""
+    reasons, write = [], CheckpointFolder.write
+    monkeypatch.setattr(resuming, "_agents", {})
+    monkeypatch.setattr(stopping, "REPEAT_SECONDS", 0.0)
+
+    def writing(self, arrays, body, run):
+        if reasons:
+            raise OSError(*reasons[0])
+        return write(self, arrays, body, run)
+
+    monkeypatch.setattr(CheckpointFolder, "write", writing)
+    return reasons
+
+
+def test_training_goes_on_while_the_disk_is_full_and_says_so_once(broken_disk, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(alone, "_SLICE_SECONDS", 0.0)
+    monkeypatch.setattr(alone, "_FIRST_SLICE_COMPILED", 1)
+    straight, agent = DistAsyncQLearning(seed=1), DistAsyncQLearning(seed=1)
+    options = {"total_steps": 3_000, "checkpoint_dir": tmp_path, "checkpoint_interval": 100}
+
+    def report(progress):
+        for place in agent._places.values():
+            place.writer.wait(30.0)
+        broken_disk[:] = [(errno.ENOSPC, "No space left on device")] if 500 < progress.steps < 2_000 else []
+
+    result = agent.train(LAKE, **options, progress=report, progress_interval=0)
+    straight.train(LAKE, total_steps=3_000)
+    assert result.steps == 3_000 and agent.q_table.tobytes() == straight.q_table.tobytes()
+    texts = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len([text for text in texts if "No space left" in text]) == 1
+    assert len([text for text in texts if "can be written" in text]) == 1
+    assert CheckpointFolder(tmp_path, "agent-0").read_newest().body["steps"] == 3_000
+
+
+def test_a_stop_without_a_checkpoint_says_that_there_is_none(broken_disk, tmp_path, caplog):
+    agent = DistAsyncQLearning(seed=1)
+
+    def report(progress):
+        broken_disk[:] = [(errno.EIO, "Input/output error")]
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    with pytest.raises(TrainingStopped) as stopped:
+        agent.train(LAKE, total_steps=10**12, checkpoint_dir=tmp_path, progress=report, progress_interval=0)
+    assert (stopped.value.code, stopped.value.checkpoint) == (75, None)
+    assert stopped.value.steps == agent.steps == agent.visits.sum() > 0
+    assert "could not be written" in caplog.text
+    # The process still holds it all.
+    broken_disk.clear()
+    assert agent.train(LAKE, total_steps=1_000, checkpoint_dir=tmp_path).steps == 1_000
+    assert CheckpointFolder(tmp_path, "agent-0").read_newest().body["steps"] == agent.steps
+
+
+def test_a_process_that_was_replaced_stops(broken_disk, tmp_path):
+    first = DistAsyncQLearning(seed=1)
+    first.train(LAKE, total_steps=1_000, checkpoint_dir=tmp_path)
+    resuming._agents.clear()
+    second = DistAsyncQLearning(seed=1)
+    second.train(LAKE, total_steps=2_000, checkpoint_dir=tmp_path)
+    newest = CheckpointFolder(tmp_path, "agent-0").names()
+    began = time.monotonic()
+    for _ in range(2):
+        with pytest.raises(CheckpointFencedError, match="belongs to another server"):
+            first.train(LAKE, total_steps=10**12, checkpoint_dir=tmp_path, checkpoint_interval="10ms")
+    assert time.monotonic() - began < 60.0
+    assert CheckpointFolder(tmp_path, "agent-0").names() == newest
+    assert second.train(LAKE, total_steps=500, checkpoint_dir=tmp_path).steps == 500
+    # What it had learned is not lost for its own process.
+    steps = first.steps
+    assert first.visits.sum() == steps
+    first.train(LAKE, total_steps=500, checkpoint_dir=tmp_path / "own")
+    assert first.steps == steps + 500
