@@ -23,6 +23,16 @@ HOST = socket.gethostname()
 
 
 @pytest.fixture(autouse=True)
+def as_in_a_new_process(monkeypatch):
+    """Let no test find a request or a guarded signal that another one left."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    monkeypatch.setattr(stopping, "_guard", stopping._Guard())
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
 def usual_handlers():
     """Begin as a program in the foreground does, and end as the tests began."""
     numbers = (*SIGNALS, signal.SIGINT)

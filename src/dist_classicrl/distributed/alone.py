@@ -61,13 +61,13 @@ def run_alone(run: Run) -> TrainingResult:
         seconds = alone.seconds
     finally:
         run.close(learners.values())
-    run.clock.tick(seconds, last=True)
     result = run.tally.result(seconds, compiled, workers=1)
     if run.saver is not None:
         where = run.saver.finish(run.values, run.counts, alone.position(whole=False), result)
         stop = run.saver.asked_to_stop
         if stop is not None:  # too late for this call, but not for what the script does next
             raise run.stopped(stop, where)
+    run.clock.tick(seconds, last=True)  # after saving: the callback may raise
     return result
 
 

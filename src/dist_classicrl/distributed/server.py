@@ -5,7 +5,9 @@ It applies pushes, hands out leases and refreshes, and sleeps in between.
 
 from __future__ import annotations
 
+import atexit
 import logging
+import sys
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +21,7 @@ from dist_classicrl.distributed.messages import Kind
 from dist_classicrl.distributed.report import ProgressClock, Tally
 from dist_classicrl.distributed.saving import Position, Saver
 from dist_classicrl.distributed.stopping import Stop
-from dist_classicrl.distributed.transport import Backoff, Channel, receive, wait_until
+from dist_classicrl.distributed.transport import Backoff, Channel, receive
 from dist_classicrl.errors import ProtocolError, RankTimeoutError, RemoteRankError, TrainingStopped
 from dist_classicrl.updates.local import PackedMap, Refresh
 from dist_classicrl.updates.shared import SharedTable
@@ -41,7 +43,7 @@ LAST_PUSH = 8
 
 _COPY_SECONDS = 2e-3
 _LAST_PUSH_SECONDS = 2.0
-_BYE_SECONDS = 2.0
+_BYE_SECONDS = 1.0
 
 
 def beat_seconds(timeout: float) -> float:
@@ -285,19 +287,45 @@ def finish(channels: list[Channel], table: SharedTable, result: dict[str, Any], 
     whole = table.refresh(-1)
     head = np.array([EPOCH, whole.version], np.int64)
     message = messages.encode(Kind.DONE, head, whole.values, whole.counts, messages.text(result))
-    _take_leave(channels, message, timeout)
+    late = _take_leave(channels, message, timeout)
+    if late:
+        raise RankTimeoutError(
+            f"Rank {late[0].peer} did not take the final table within {timeout:g} s. If that can take "
+            "longer, raise timeout=; else look for what hangs there."
+        )
 
 
 def tell_stopped(channels: list[Channel], stop: Stop, error: TrainingStopped) -> None:
     """Send word on all `channels` that the run has stopped, with what `error` says of it.
 
-    A worker that is in a long step of its environment reads it when that ends, and is not waited for.
+    A worker that is in a long step of its environment, or hangs, does not hear it. It is not waited for for
+    long: when this process ends, it ends the job, since all that can be saved is on disk.
     """
     text = messages.text({"stop": stop.to_dict(), "checkpoint": error.checkpoint, "steps": error.steps})
     try:
-        _take_leave(channels, messages.encode(Kind.STOPPED, text), _BYE_SECONDS)
-    except (RankTimeoutError, RemoteRankError) as trouble:
+        late = _take_leave(channels, messages.encode(Kind.STOPPED, text), _BYE_SECONDS)
+    except RemoteRankError as trouble:
         logger.warning("A rank did not stop in order: %s", trouble)
+        return
+    if late:
+        logger.warning(
+            "Rank %s did not stop within %g s: it is in a long step of its environment, or hangs. What it "
+            "had not pushed is not in the checkpoint, and it is ended with this process.",
+            ", ".join(str(channel.peer) for channel in late),
+            _LAST_PUSH_SECONDS + _BYE_SECONDS,
+        )
+        atexit.register(_end_job, late, stop.code)
+
+
+def _end_job(late: list[Channel], code: int) -> None:
+    """End the job with `code` unless the peers of these channels have said goodbye meanwhile."""
+    deadline = time.monotonic() + _BYE_SECONDS
+    while any(not channel.has_word() for channel in late):
+        if time.monotonic() > deadline:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            late[0].abort(code)
+        time.sleep(1e-2)
 
 
 def keep_alive(channels: list[Channel], timeout: float) -> None:
@@ -309,23 +337,32 @@ def keep_alive(channels: list[Channel], timeout: float) -> None:
         channel.reap()
 
 
-def _take_leave(channels: list[Channel], message: np.ndarray, timeout: float) -> None:
-    """Send a last `message` on all `channels`, and wait until each peer has said goodbye."""
+def _take_leave(channels: list[Channel], message: np.ndarray, seconds: float) -> list[Channel]:
+    """Send a last `message` on all `channels`, and wait until each peer has said goodbye.
+
+    Return those that have not done so within `seconds`.
+    """
     for channel in channels:
         channel.send(message)
-    for channel in channels:
+    waiting = list(channels)
+    deadline = time.monotonic() + seconds
+    backoff = Backoff()
+    while True:
+        waiting = [channel for channel in waiting if not _said_goodbye(channel)]
+        if not waiting or time.monotonic() > deadline:
+            return waiting
+        backoff.wait()
 
-        def said_goodbye(channel: Channel = channel) -> bool:
-            while (answer := channel.poll()) is not None:
-                kind, parts = messages.decode(answer)
-                if kind is Kind.FAILED:
-                    raise_remote(channel, parts)
-                if kind is Kind.BYE:
-                    return True
-            channel.reap()
-            return False
 
-        wait_until(said_goodbye, timeout, f"rank {channel.peer} to take the last message")
+def _said_goodbye(channel: Channel) -> bool:
+    while (answer := channel.poll()) is not None:
+        kind, parts = messages.decode(answer)
+        if kind is Kind.FAILED:
+            raise_remote(channel, parts)
+        if kind is Kind.BYE:
+            return True
+    channel.reap()
+    return False
 
 
 def fail(channels: list[Channel], error: BaseException, rank: int, timeout: float) -> None:
@@ -371,10 +408,13 @@ def tell_rescued(channels: list[Channel]) -> None:
             channel.send(messages.encode(Kind.BYE))
 
 
+_LAST_KINDS = (Kind.FAILED, Kind.BYE, Kind.DONE, Kind.STOPPED)
+
+
 def _drop_messages(channel: Channel) -> None:
     try:
         while (message := channel.poll()) is not None:
             kind, _ = messages.decode(message)
-            channel.peer_failed = channel.peer_failed or kind in (Kind.FAILED, Kind.BYE)
+            channel.peer_failed = channel.peer_failed or kind in _LAST_KINDS
     except ProtocolError:
         channel.peer_failed = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import signal
@@ -63,9 +64,13 @@ class StopWatch:
     """Listens for requests to stop: signals while it is entered, time limits, and what other ranks say.
 
     A first signal only leaves a request, which the training finds in `stop`. A second one ends the process at
-    once: SIGINT by KeyboardInterrupt, any other by its default action. When the watch is left, handlers go
-    back, but no sooner than `REPEAT_SECONDS` after the first request: the same signal, late, must not end a
-    process that has just stopped in order.
+    once: SIGINT by KeyboardInterrupt, any other by its default action.
+
+    When the watch is left, handlers go back, but no sooner than `REPEAT_SECONDS` after the first request: the
+    same signal, late, must not end a process that has just stopped in order. Stop signals for which the
+    program had no handler of its own stay guarded: one that comes between two trainings is left for the next,
+    in which other ranks may be waiting already, and one that comes after a stop does not change its exit
+    status. There, too, a second one ends the process at once.
 
     Parameters
     ----------
@@ -87,12 +92,8 @@ class StopWatch:
         self._time_limit = time_limit
         self._slurm_left = slurm_left
         # All that the handler needs: it may interrupt any code, so it takes no lock and logs nothing.
-        where = f"on rank {rank} ({socket.gethostname()})"
         self._answers = {
-            number: Stop(
-                INTERRUPTED if number == signal.SIGINT else os.EX_TEMPFAIL,
-                f"{signal.Signals(number).name} {where}",
-            )
+            number: _answer(number, f"on rank {rank} ({socket.gethostname()})")
             for number in (*signals, signal.SIGINT)
         }
         # Each with its time. Appended to in one step, so that a handler may come in between.
@@ -134,11 +135,14 @@ class StopWatch:
             if handler is not None and not (number == signal.SIGINT and handler == signal.SIG_IGN):
                 before[number] = handler
         self._before.append(before)
+        if (left := _guard.take()) is not None:
+            self.ask(left)
         try:
             for number in before:
                 signal.signal(number, self._hear)
         except BaseException:
-            self.__exit__(None, None, None)
+            for number, handler in self._before.pop().items():
+                signal.signal(number, handler)
             raise
         return self
 
@@ -154,11 +158,16 @@ class StopWatch:
                 time.sleep(max(0.0, self._requests[0][1] + REPEAT_SECONDS - time.monotonic()))
         finally:
             for number, handler in before.items():
-                signal.signal(number, handler)
+                if number != signal.SIGINT and handler in (signal.SIG_DFL, _guard.hear):
+                    _guard.watch(number)
+                else:
+                    signal.signal(number, handler)
+            if kind is None and self.stop is not None:  # it came too late for this training
+                _guard.leave(self.stop)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:
-            self._hear_in_child(number)
+            _hear_in_child(number)
             return
         now = time.monotonic()
         if self._first_signal is None:
@@ -167,18 +176,76 @@ class StopWatch:
         elif now - self._first_signal > REPEAT_SECONDS:
             self._end_at_once(number)
 
-    def _hear_in_child(self, number: int) -> None:
-        """Hear a signal in a process that was forked meanwhile, such as one that steps an environment.
-
-        What goes to all processes of a job or a terminal is the parent's to answer, which still needs this
-        one. SIGTERM is how a parent ends it.
-        """
-        if number == signal.SIGTERM:
-            self._end_at_once(number)
-
     def _end_at_once(self, number: int) -> None:
         if number == signal.SIGINT:
             signal.signal(number, next(before[number] for before in self._before if number in before))
             raise KeyboardInterrupt
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
+        _end_by_default(number)
+
+
+class _Guard:
+    """Listens for stop signals between the trainings of a process, and from the last one to its end."""
+
+    def __init__(self) -> None:
+        self._process = 0
+        self._request: Stop | None = None
+        self._first_signal: float | None = None
+        self._numbers: set[int] = set()
+
+    def watch(self, number: int) -> None:
+        """Listen for this signal from now on."""
+        if not self._numbers:
+            atexit.register(self._ignore)
+        self._process = os.getpid()
+        self._numbers.add(number)
+        signal.signal(number, self.hear)
+
+    def leave(self, request: Stop) -> None:
+        """Leave a request for the next training."""
+        self._request = request
+
+    def take(self) -> Stop | None:
+        """Return the request that was left, which is then no longer."""
+        request, self._request, self._first_signal = self._request, None, None
+        return request
+
+    def hear(self, number: int, frame: FrameType | None) -> None:
+        """Take note of a signal; end the process at a second one."""
+        if os.getpid() != self._process:
+            _hear_in_child(number)
+            return
+        now = time.monotonic()
+        if self._first_signal is None:
+            self._first_signal = now
+            self._request = self._request or _answer(number, "between two trainings")
+        elif now - self._first_signal > REPEAT_SECONDS:
+            _end_by_default(number)
+
+    def _ignore(self) -> None:
+        """Let no stop signal end the process any more: Python gives up its handlers before MPI is through."""
+        for number in self._numbers:
+            if signal.getsignal(number) == self.hear:
+                signal.signal(number, signal.SIG_IGN)
+
+
+_guard = _Guard()
+
+
+def _answer(number: int, where: str) -> Stop:
+    code = INTERRUPTED if number == signal.SIGINT else os.EX_TEMPFAIL
+    return Stop(code, f"{signal.Signals(number).name} {where}")
+
+
+def _hear_in_child(number: int) -> None:
+    """Hear a signal in a process that was forked meanwhile, such as one that steps an environment.
+
+    What goes to all processes of a job or a terminal is the parent's to answer, which still needs this one.
+    SIGTERM is how a parent ends it.
+    """
+    if number == signal.SIGTERM:
+        _end_by_default(number)
+
+
+def _end_by_default(number: int) -> None:
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)

@@ -140,6 +140,14 @@ class Channel:
         message, self._partial = self._partial, None
         return message
 
+    def has_word(self) -> bool:
+        """Whether the peer of this channel, which is closed, has sent something that nobody took."""
+        return bool(self._comm.Iprobe(self.peer, TAG))
+
+    def abort(self, code: int) -> None:
+        """End all ranks with exit status `code`, this one too."""
+        self._comm.Abort(code)
+
     def close(self, linger: float = 0.0) -> None:
         """Take back the posted receive, and give what was sent up to `linger` seconds to go.
 

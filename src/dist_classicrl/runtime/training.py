@@ -25,7 +25,7 @@ from dist_classicrl.distributed.rounds import learners_message, learners_of
 from dist_classicrl.distributed.run import Resumed, Run, run_together
 from dist_classicrl.distributed.saving import Saver, note_finished
 from dist_classicrl.distributed.startup import Setup
-from dist_classicrl.distributed.stopping import Stop, StopWatch
+from dist_classicrl.distributed.stopping import StopWatch
 from dist_classicrl.distributed.world import find_world
 from dist_classicrl.environments.resolve import Source, resolve
 from dist_classicrl.errors import SettingsError, TrainingStopped
@@ -50,7 +50,6 @@ _MOST_STEPS = 2**62
 
 # A request to stop that came too late for the call that heard it, such as a worker's after its last push. The
 # next call that saves answers it.
-_unanswered: list[Stop] = []
 
 
 @dataclass
@@ -104,7 +103,7 @@ def train(agent: DistAsyncQLearning, asked: Request) -> TrainingResult:
     world = find_world(agent._comm, settings.allow_singletons)
     if world is None:
         return _train_alone(agent, asked)
-    return _train_together(agent, asked, Setup(world, settings.timeout))
+    return _train_together(agent, asked, world)
 
 
 def _train_alone(agent: DistAsyncQLearning, asked: Request) -> TrainingResult:
@@ -131,19 +130,25 @@ def _train_alone(agent: DistAsyncQLearning, asked: Request) -> TrainingResult:
     return _keep(agent, run, beginning, result)
 
 
-def _train_together(agent: DistAsyncQLearning, asked: Request, setup: Setup) -> TrainingResult:
+def _train_together(agent: DistAsyncQLearning, asked: Request, world: Any) -> TrainingResult:
     source: Source | None = None
     plan: CheckpointPlan | None = None
     share, whole = 0, False
     error: BaseException | None = None
     try:
-        share, whole = _steps_asked(asked.steps, asked.total_steps)
-        _check(agent, share * (1 if whole else setup.size), asked)
         plan = asked.make_plan()
-        source = get_to_know(agent, asked.env)
     except BaseException as caught:  # whatever it is, the others must hear of it
         error = caught
-    with _watch(plan, setup.rank) as watch:
+    # Before the first thing that waits for other ranks: these may still be busy with something else.
+    with _watch(plan, world.Get_rank()) as watch:
+        setup = Setup(world, agent.settings.timeout)
+        try:
+            share, whole = _steps_asked(asked.steps, asked.total_steps)
+            _check(agent, share * (1 if whole else setup.size), asked)
+            if error is None:
+                source = get_to_know(agent, asked.env)
+        except BaseException as caught:
+            error = caught
         try:
             description = (
                 {} if source is None else _description(agent, source, plan, share if whole else None)
@@ -189,18 +194,8 @@ def _watch(plan: CheckpointPlan | None, rank: int) -> Iterator[StopWatch | None]
         return
     left = slurm.job_seconds_left() if rank == 0 and plan.time_limit is None else None
     watch = StopWatch(plan.stop_signals, plan.time_limit if rank == 0 else None, left, rank)
-    if _unanswered:
-        watch.ask(_unanswered.pop())
-    has_stopped = False
-    try:
-        with watch:
-            yield watch
-    except TrainingStopped:
-        has_stopped = True
-        raise
-    finally:
-        if watch.stop is not None and not has_stopped:
-            _unanswered[:] = [watch.stop]
+    with watch:
+        yield watch
 
 
 def _begin(agent: DistAsyncQLearning, source: Source, total: int, plan: CheckpointPlan | None) -> _Beginning:
