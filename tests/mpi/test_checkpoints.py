@@ -27,7 +27,7 @@ from dist_classicrl.errors import (
     TrainingInterrupted,
     TrainingStopped,
 )
-from dist_classicrl.runtime import resuming, training
+from dist_classicrl.runtime import resuming
 from dist_classicrl.schedules import Linear, PerVisit
 
 MODES = pytest.mark.parametrize("async_updates", [True, False], ids=["async", "reproducible"])
@@ -35,10 +35,15 @@ LONG = 10**12
 
 
 @pytest.fixture(autouse=True)
-def without_waiting(monkeypatch):
-    """Do without the time for which a stopped process still takes a late copy of the same signal."""
+def only_the_signals_of_this_test(monkeypatch):
+    """Let no request to stop go from test to test, and do not wait for late copies of the same signal."""
+    numbers = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
     monkeypatch.setattr(stopping, "REPEAT_SECONDS", 0.05)
-    monkeypatch.setattr(training, "_unanswered", [])
+    monkeypatch.setattr(stopping, "_guard", stopping._Guard())
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
 
 
 @pytest.fixture

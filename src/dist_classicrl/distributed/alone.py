@@ -62,12 +62,13 @@ def run_alone(run: Run) -> TrainingResult:
     finally:
         run.close(learners.values())
     result = run.tally.result(seconds, compiled, workers=1)
+    where = None
     if run.saver is not None:
         where = run.saver.finish(run.values, run.counts, alone.position(whole=False), result)
-        stop = run.saver.asked_to_stop
-        if stop is not None:  # too late for this call, but not for what the script does next
-            raise run.stopped(stop, where)
     run.clock.tick(seconds, last=True)  # after saving: the callback may raise
+    stop = None if run.saver is None else run.saver.asked_to_stop
+    if stop is not None:  # too late for this call, but not for what the script does next
+        raise run.stopped(stop, where)
     return result
 
 

@@ -360,11 +360,13 @@ def _serve(run: Run, channels: list[Channel], compile_seconds: float) -> Trainin
         _end_all(run, channels, stop, where)
     learning = len(ranks) if run.logical is None else min(len(ranks), run.logical)
     result = tally.result(seconds, compile_seconds, learning)
+    where = None
     if saver is not None:
         where = saver.finish(run.values, run.counts, server.position, result, meanwhile)
-        if saver.asked_to_stop is not None:  # too late for this call, but not for what the script does next
-            _end_all(run, channels, saver.asked_to_stop, where)
     run.clock.tick(seconds, last=True)  # after saving: the callback may raise
+    stop = None if saver is None else saver.asked_to_stop
+    if stop is not None:  # too late for this call, but not for what the script does next
+        _end_all(run, channels, stop, where)
     finish(channels, shared, result.to_dict(), settings.timeout)
     return result
 
