@@ -66,11 +66,15 @@ class Setup:
         return np.split(everyone, np.cumsum(sizes)[:-1])
 
     def agree(
-        self, error: BaseException | None, description: dict[str, Any], numbers: list[int]
+        self,
+        error: BaseException | None,
+        description: dict[str, Any],
+        numbers: list[int],
+        what: str = "all ranks to prepare their environments",
     ) -> np.ndarray:
         """Check that no rank failed so far and that all have the same `description`.
 
-        Return every rank's `numbers`.
+        Return every rank's `numbers`. `what` says what takes time, where ranks wait too long.
 
         Raises
         ------
@@ -88,7 +92,7 @@ class Setup:
         data = json.dumps(description, sort_keys=True, default=str).encode()
         digest = np.frombuffer(hashlib.sha256(data).digest(), np.int64).tolist()
         own = [0 if error is None else 1, *digest, *numbers]
-        everyone = self.gather_numbers(own, "all ranks to prepare their environments")
+        everyone = self.gather_numbers(own, what)
         failed = np.flatnonzero(everyone[:, 0])
         if failed.size:
             text = np.empty(0, np.uint8) if error is None else failure_text(error, self.rank)

@@ -159,6 +159,7 @@ class DistAsyncQLearning:
         self._finished: list[dict[str, Any]] = []  # begin, end and result of calls of train
         self._places: dict[str, Any] = {}  # where it is saved, by checkpoint_dir
         self._pending: Any = None  # where a checkpoint said that learning goes on
+        self._taken: tuple[np.ndarray, np.ndarray] | None = None  # its table, until learning goes on
         self._behind: Any = (
             None  # checksum of a table that is older than rank 0's because training did not end
         )

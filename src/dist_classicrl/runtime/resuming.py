@@ -6,6 +6,7 @@ import logging
 import os
 import platform
 import reprlib
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -131,6 +132,13 @@ def place_of(agent: DistAsyncQLearning, plan: CheckpointPlan) -> Place:
         place.folder.mode = plan.mode
         return place
     number = _agents.get(plan.location, 0)
+    if number > 0 and hasattr(sys, "ps1"):
+        logger.warning(
+            "%d agents of this session trained with %s before this one, which has a subfolder of its own. "
+            "To go on from what an earlier one saved, call its train() again, or restart the session.",
+            number,
+            plan.location,
+        )
     folder = CheckpointFolder(plan.location, f"agent-{number}", plan.keep_last, plan.keep_every, plan.mode)
     place = Place(folder, Writer(folder), os.urandom(4).hex())
     _agents[plan.location] = number + 1
@@ -182,7 +190,7 @@ def find(agent: DistAsyncQLearning, source: Source, place: Place, plan: Checkpoi
         body["steps"],
         body["seed"] if fits or agent._seed is None else None,
         body["run"] if fits else None,
-        list(body["finished"]),
+        list(body["finished"]) if fits else [],
         q_table,
         arrays["visits"][:rows, :columns],
         Pending(saved.url, body["mode"], body["call"]["begin"], body["tally"], stream, learners, exact),
@@ -207,7 +215,20 @@ def take_up(agent: DistAsyncQLearning, place: Place, found: Found) -> None:
     if found.run is not None:
         place.run = found.run
     agent._finished = found.finished
+    agent._taken = found.q_table, found.visits
     place.read = found.name
+
+
+def undo_changes(agent: DistAsyncQLearning) -> None:
+    """Put back the table of the checkpoint, where the call that begins was begun by an earlier process.
+
+    What the script does to the table between its calls, it did then as well: the checkpoint contains it.
+    """
+    if agent._taken is not None and agent._requested < agent._steps:
+        q_table, visits = agent._taken
+        rows, columns = q_table.shape
+        agent.q_table[:rows, :columns] = q_table
+        agent.visits[:rows, :columns] = visits
 
 
 def _refused(saved: Saved, fault: str) -> CheckpointError:

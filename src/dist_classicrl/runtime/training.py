@@ -39,6 +39,7 @@ from dist_classicrl.runtime.resuming import (
     result_of,
     resumed_of,
     take_up,
+    undo_changes,
 )
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MOST_STEPS = 2**62
+_BLOCK_BYTES = 1 << 15
 
 # A request to stop that came too late for the call that heard it, such as a worker's after its last push. The
 # next call that saves answers it.
@@ -176,12 +178,12 @@ def _train_together(agent: DistAsyncQLearning, asked: Request, world: Any) -> Tr
             if setup.rank == 0:
                 _store(agent, run, run.kept)
             else:
-                agent._behind = zlib.crc32(agent.q_table.data)
+                agent._behind = _digest(agent.q_table)
             agent._steps = agent._requested = stopped.steps
             raise
         except BaseException:
             agent._requested = agent._steps
-            agent._behind = zlib.crc32(agent.q_table.data)
+            agent._behind = _digest(agent.q_table)
             raise
     return _keep(agent, run, beginning, result)
 
@@ -202,6 +204,7 @@ def _begin(agent: DistAsyncQLearning, source: Source, total: int, plan: Checkpoi
     """Find out where a call begins and ends, and take up a checkpoint if there is one. On rank 0 or alone."""
     begin = agent._requested
     beginning = _Beginning(begin, begin + total)
+    undo_changes(agent)
     if plan is not None and total > 0:
         place = place_of(agent, plan)
         beginning.place = place
@@ -217,6 +220,7 @@ def _begin(agent: DistAsyncQLearning, source: Source, total: int, plan: Checkpoi
         beginning.generation = place.generation
     if agent._steps < beginning.end:
         beginning.resumed = resumed_of(agent, begin)
+        agent._taken = None
     _seed(agent)
     return beginning
 
@@ -225,7 +229,6 @@ def _begin_together(
     agent: DistAsyncQLearning, source: Source, total: int, plan: CheckpointPlan | None, setup: Setup
 ) -> _Beginning:
     """Let rank 0 find out where the call begins, and bring the agents of the other ranks to that."""
-    table = [zlib.crc32(agent.q_table.data), zlib.crc32(agent.visits.data)]
     beginning = _Beginning(agent._requested, agent._requested + total)
     error: BaseException | None = None
     if setup.rank == 0:
@@ -233,7 +236,8 @@ def _begin_together(
             beginning = _begin(agent, source, total, plan)
         except BaseException as caught:  # whatever it is, the others must hear of it
             error = caught
-    tables = setup.agree(error, {}, table)
+    table = [_digest(agent.q_table), _digest(agent.visits)]
+    tables = setup.agree(error, {}, table, "rank 0 to read its checkpoint, if there is one")
     resumed = beginning.resumed
     text = None
     if setup.rank == 0:
@@ -250,8 +254,10 @@ def _begin_together(
     told = messages.from_text(setup.broadcast_message(text, "rank 0's state"))
     if setup.rank != 0:
         # Whoever has touched nothing has nothing to be told: a new agent, or one whose training was stopped.
+        # Nor who does over what the script did before the checkpoint was written.
         is_own = table[0] != agent._behind and (agent.steps > 0 or agent.q_table.any())
-        if not told["has_loaded"] and is_own and tables[0, 0] != table[0]:
+        is_over = told["has_loaded"] or beginning.begin < told["steps"]
+        if not is_over and is_own and tables[0, 0] != table[0]:
             _warn_of_difference(setup.rank, "q_table")
         epsilon = schedules.from_dict(told["epsilon"])
         if epsilon != agent.settings.epsilon:
@@ -268,6 +274,15 @@ def _begin_together(
         if setup.rank != 0:
             beginning.resumed = Resumed(**told["resumed"], learners=learners_of(states))
     return beginning
+
+
+def _digest(array: np.ndarray) -> int:
+    """Return a number that differs where arrays differ, at the speed of reading them."""
+    words = array.reshape(-1).view(np.uint8)
+    whole = words[: words.size // _BLOCK_BYTES * _BLOCK_BYTES].view(np.uint64).reshape(-1, _BLOCK_BYTES // 8)
+    digest = zlib.crc32(np.add.reduce(whole, axis=1).data)
+    digest = zlib.crc32(np.bitwise_xor.reduce(whole, axis=1).data, digest)
+    return zlib.crc32(words[whole.nbytes :].data, digest)
 
 
 def _warn_of_difference(rank: int, name: str) -> None:
