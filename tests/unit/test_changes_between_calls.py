@@ -1,0 +1,75 @@
+"""Scripts that change the table between their calls of train, started again."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from dist_classicrl import DistAsyncQLearning
+from dist_classicrl.runtime import resuming, training
+
+ENV = "FrozenLake-v1"
+STEPS = 5_000
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    """Give a function that runs a script of several calls, as a new process would."""
+
+    def run(calls, change=lambda agent: None, folder=tmp_path, **settings):
+        monkeypatch.setattr(resuming, "_agents", {})
+        agent = DistAsyncQLearning(seed=3, epsilon=0.5, **settings)
+        for _ in range(calls):
+            agent.train(ENV, total_steps=STEPS, checkpoint_dir=folder)
+            change(agent)
+        return agent
+
+    return run
+
+
+def halve(agent):
+    agent.q_table *= 0.5
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("before", [1, 3, 4])
+def test_a_change_after_each_call_is_not_made_twice(script, tmp_path, dtype, before):
+    straight = script(4, halve, tmp_path / "straight", dtype=dtype)
+    assert straight.q_table.any()
+    script(before, halve, tmp_path / "again", dtype=dtype)
+    again = script(4, halve, tmp_path / "again", dtype=dtype)
+    np.testing.assert_array_equal(again.q_table, straight.q_table)
+    np.testing.assert_array_equal(again.visits, straight.visits)
+
+
+def test_a_change_after_the_last_call_that_was_made_counts(script, tmp_path):
+    script(2, folder=tmp_path)
+    agent = script(2, folder=tmp_path)
+    agent.q_table[:] = 7.0
+    agent.train(ENV, total_steps=10, checkpoint_dir=tmp_path)
+    # Ten steps at step size 0.1 leave most entries as they were set.
+    assert np.count_nonzero(agent.q_table == 7.0) > agent.q_table.size // 2
+
+
+def test_digests_tell_tables_apart():
+    table = np.random.default_rng(0).random((3000, 7))
+    for change in (lambda t: t[::-1], lambda t: t + 1.0, lambda t: np.where(np.arange(7) == 6, 0.0, t)):
+        assert training._digest(np.ascontiguousarray(change(table))) != training._digest(table)
+    one = table.copy()
+    one[1500, 3] = np.nextafter(one[1500, 3], 1.0)
+    last = table.copy()
+    last[-1, -1] = 0.0
+    assert len({training._digest(array) for array in (table, one, last)}) == 3
+    assert training._digest(table.copy()) == training._digest(table)
+    odd = np.ones((1, 3), np.float32)
+    assert training._digest(odd) != training._digest(2 * odd)
+
+
+def test_a_second_agent_of_a_notebook_is_told_where_it_saves(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(resuming, "_agents", {})
+    for expected in (0, 0):
+        DistAsyncQLearning(seed=1).train(ENV, total_steps=10, checkpoint_dir=tmp_path)
+        assert len(caplog.records) == expected
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    DistAsyncQLearning(seed=1).train(ENV, total_steps=10, checkpoint_dir=tmp_path)
+    assert "2 agents of this session" in caplog.text
