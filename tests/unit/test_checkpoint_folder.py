@@ -279,6 +279,60 @@ def test_a_rotation_that_fails_does_not_fail_the_checkpoint(tmp_path, monkeypatc
     assert sequences(folder) == [4]
 
 
+@pytest.mark.parametrize("where", ["remove", "names"])
+def test_one_that_cannot_be_removed_does_not_keep_the_others(tmp_path, monkeypatch, caplog, where):
+    folder = claimed(tmp_path, keep_last=9)
+    for step in range(5):
+        folder.write(arrays_of(step), {"steps": step}, RUN)
+    folder.keep(1, None)
+    original = getattr(folder._storage, where)
+
+    def refuse(path=""):
+        if "c00000003" in path or "c00000004" in path:
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return original(path)
+
+    monkeypatch.setattr(folder._storage, where, refuse)
+    folder.write(arrays_of(5), {"steps": 5}, RUN)
+    monkeypatch.undo()
+    assert sequences(folder) == [6, 4, 3]
+    (record,) = caplog.records
+    assert "Old checkpoints" in record.message and "c00000004" in record.message
+    folder.write(arrays_of(6), {"steps": 6}, RUN)
+    assert sequences(folder) == [7]
+
+
+# What is no longer wanted
+
+
+def test_what_is_no_longer_wanted_is_not_published_whenever_that_is(tmp_path):
+    folder = claimed(tmp_path, keep_last=1)
+    before = folder.write(arrays_of(0), {"steps": 0}, RUN)
+    for answers in range(100):
+        left = iter([True] * answers)
+        written = folder.write(arrays_of(1), {"steps": 1}, RUN, lambda left=left: next(left, False))
+        if written is not None:
+            break
+        assert folder.names() == [before] and len(os.listdir(folder.url)) == 2
+    assert answers == 5 and folder.names() == [
+        written
+    ]  # two arrays, each written and verified, and the manifest
+
+
+def test_whether_it_is_wanted_is_asked_right_before_the_manifest(tmp_path, monkeypatch):
+    folder = claimed(tmp_path)
+    calls = []
+    for name in ("write", "open", "sync", "names"):
+
+        def record(path="", *rest, name=name):
+            calls.append((name, path.rpartition("/")[2]))
+            return getattr(LocalStorage, name)(folder._storage, path, *rest)
+
+        monkeypatch.setattr(folder._storage, name, record)
+    folder.write(arrays_of(1), {"steps": 1}, RUN, lambda: calls.append("asked") or True)
+    assert calls[calls.index(("write", "manifest.json")) - 1] == "asked"
+
+
 # Who may write
 
 
@@ -403,6 +457,45 @@ def test_a_number_that_was_passed_over_is_not_taken(tmp_path, monkeypatch):
     slow.check_fence()
     with pytest.raises(CheckpointFencedError):
         others[1].check_fence()
+
+
+class LaggingStorage(LocalStorage):
+    """A network file system whose listings are old for a while."""
+
+    def __init__(self, url, listings):
+        super().__init__(url, 0o600)
+        self.listings, self.tried = listings, 0
+
+    def names(self, folder=""):
+        if not folder and self.listings > 0:
+            self.listings -= 1
+            return []
+        return super().names(folder)
+
+    def write_new(self, path, data):
+        self.tried += 1
+        return super().write_new(path, data)
+
+
+def test_a_claim_where_the_listing_lags_behind(tmp_path, monkeypatch):
+    for _ in range(3):
+        claimed(tmp_path)
+    folder = CheckpointFolder(tmp_path, "agent-0")
+    folder._storage = LaggingStorage(folder.url, 7)
+    assert folder.claim() > 3 and folder._storage.tried < 9
+    folder.check_fence()
+    assert len(os.listdir(folder.url)) == 1
+
+
+def test_a_claim_that_never_succeeds_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr(folder_module, "_CLAIM_SECONDS", 0.3)
+    folder = CheckpointFolder(tmp_path, "agent-0")
+    folder._storage = LaggingStorage(folder.url, 10**9)
+    with pytest.raises(CheckpointError, match="could not be claimed within 0.3 s: .* or give another"):
+        folder.claim()
+    assert folder._storage.tried < 20  # it pauses in between
+    with pytest.raises(CheckpointError, match="was not claimed"):
+        folder.check_fence()
 
 
 # Damage while writing
@@ -666,3 +759,58 @@ def test_a_reader_beside_a_writer_always_finds_a_checkpoint(tmp_path, caplog):
 
     reader.read = late
     assert same(reader.read_newest().arrays, arrays_of(3))
+
+
+# Several runs
+
+
+def break_newest(folder, number=1):
+    """Damage the newest checkpoints and return their names."""
+    names = folder.names()[:number]
+    for name in names:
+        (Path(folder.url) / name / "visits.npy").write_bytes(b"")
+    return names
+
+
+def test_another_run_does_not_take_the_place_of_a_damaged_one(tmp_path, caplog):
+    folder = claimed(tmp_path)
+    older = folder.write(arrays_of(1), {"steps": 1}, OTHER_RUN)
+    for step in (2, 3):
+        folder.write(arrays_of(step), {"steps": step}, RUN)
+    broken = break_newest(folder, 2)
+    with pytest.raises(CheckpointError) as caught:
+        folder.read_newest()
+    message = str(caught.value)
+    assert all(f"{folder.url}/{name} is no usable checkpoint" in message for name in broken)
+    assert f"{folder.url}/{older} is of another run" in message
+    assert f"to go on from it, move {broken[0]}, {broken[1]} away" in message
+    assert not caplog.records
+    for name in broken:
+        (Path(folder.url) / name).rename(tmp_path / name)
+    assert folder.read_newest().name == older
+
+
+def test_the_same_run_takes_the_place_of_a_damaged_one_past_others(tmp_path, caplog):
+    folder = claimed(tmp_path)
+    names = [folder.write(arrays_of(step), {"steps": step}, run) for step, run in enumerate([RUN, OTHER_RUN])]
+    folder.write(arrays_of(2), {"steps": 2}, RUN)
+    (broken,) = break_newest(folder)
+    assert folder.read_newest().name == names[0]
+    (record,) = caplog.records
+    assert broken in record.message and f"Using {names[0]} instead." in record.message
+
+
+def test_a_run_that_begins_while_a_damaged_one_is_read_is_taken(tmp_path):
+    folder = claimed(tmp_path)
+    folder.write(arrays_of(1), {"steps": 1}, RUN)
+    break_newest(folder)
+    reader = CheckpointFolder(tmp_path, "agent-0")
+    read, begun = reader.read, []
+
+    def late(name):
+        if not begun:
+            begun.append(folder.write(arrays_of(2), {"steps": 2}, OTHER_RUN))
+        return read(name)
+
+    reader.read = late
+    assert reader.read_newest().name == begun[0]

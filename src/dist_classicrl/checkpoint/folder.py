@@ -10,7 +10,8 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -29,6 +30,7 @@ FORMAT_VERSION = 1
 _MANIFEST = "manifest.json"
 _MAX_MANIFEST = 64 * 2**20
 _ARRAY_NAME = re.compile("[a-z0-9_]+")
+_CLAIM_SECONDS = 10.0
 _OWN_KEYS = ("format", "format_version", "package_version", "fence", "sequence", "written", "host", "arrays")
 
 
@@ -74,6 +76,10 @@ class _Name:
         fence, sequence, steps, run = match.groups()
         parsed = cls(int(fence), int(sequence), int(steps), run)
         return parsed if str(parsed) == name else None
+
+
+class _NotWanted(Exception):
+    """Nobody wants the checkpoint any more that is being written."""
 
 
 class CheckpointFolder:
@@ -181,16 +187,17 @@ class CheckpointFolder:
     def read_newest(self) -> Saved | None:
         """Return the newest checkpoint that can be used; None if there is no checkpoint at all.
 
+        Only one of the same run takes the place of one that is damaged.
+
         Raises
         ------
         CheckpointError
-            If there are checkpoints, but none can be used.
+            If there are checkpoints, but none of the newest one's run can be used.
         """
         refused: dict[_Name, str] = {}
         # Listed again after each failure: meanwhile a writer may have replaced all that was there.
         while True:
-            left = (name for name in reversed(self._checkpoints()) if name not in refused)
-            name = next(filter(self._is_complete, left), None)
+            name, other = self._best_but(refused)
             if name is None:
                 break
             try:
@@ -205,10 +212,31 @@ class CheckpointFolder:
             return saved
         if not refused:
             return None
+        message = f"There is no usable checkpoint in {self.url}: {' '.join(refused.values())} "
+        if other is not None:
+            raise CheckpointError(
+                f"{message}{self.url_of(str(other))} is of another run, which began apart from this one: to "
+                f"go on from it, move {', '.join(map(str, refused))} away; to start from nothing, give "
+                "another checkpoint_dir."
+            )
         raise CheckpointError(
-            f"There is no usable checkpoint in {self.url}: {' '.join(refused.values())} "
-            "To start from nothing, give another checkpoint_dir or move these folders away."
+            f"{message}To start from nothing, give another checkpoint_dir or move these folders away."
         )
+
+    def _best_but(self, refused: Mapping[_Name, str]) -> tuple[_Name | None, _Name | None]:
+        """Return the newest checkpoint of the newest one's run, and the newest one of others.
+
+        Those that were `refused` are passed over. The second is looked for only where there is no first.
+        """
+        newest = other = None
+        for name in filter(self._is_complete, reversed(self._checkpoints())):
+            newest = newest or name
+            if name in refused:
+                continue
+            if name.run == newest.run:
+                return name, None
+            other = other or name
+        return None, other
 
     # Writing
 
@@ -221,10 +249,13 @@ class CheckpointFolder:
             If the folder cannot be made or written to.
         """
         self._storage.create()
+        number, pause = 0, 0.01
+        deadline = time.monotonic() + _CLAIM_SECONDS
         try:
             while True:
-                used = [*self._fences(), *(name.fence for name in self._checkpoints())]
-                number = max(used, default=0) + 1
+                # A listing may lag behind: what was refused is taken, whether listed or not.
+                used = [number, *self._fences(), *(name.fence for name in self._checkpoints())]
+                number = max(used) + 1
                 token = secrets.token_hex(16)
                 holder = {
                     "number": number,
@@ -237,6 +268,15 @@ class CheckpointFolder:
                     # Somebody may have taken this number and a later one, and removed it, since the listing.
                     if max(self._fences(), default=0) == number:
                         break
+                if time.monotonic() > deadline:
+                    raise CheckpointError(
+                        f"The checkpoint folder {self.url} could not be claimed within {_CLAIM_SECONDS:g} s: "
+                        f"each number that is free by its listing is taken, the last one was {number}. Other "
+                        "processes claim it all the time, or its listing lags behind, as on a network file "
+                        "system that keeps old ones. End those processes, or give another checkpoint_dir."
+                    )
+                time.sleep(pause)
+                pause = min(2.0 * pause, 0.5)
         except CheckpointError:
             raise
         except Exception as error:  # remote stores raise errors of many kinds
@@ -279,17 +319,27 @@ class CheckpointFolder:
             "must stop. If both should run, give each its own checkpoint_dir."
         )
 
-    def write(self, arrays: Mapping[str, np.ndarray], body: dict[str, Any], run: str) -> str:
+    def write(
+        self,
+        arrays: Mapping[str, np.ndarray],
+        body: dict[str, Any],
+        run: str,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> str | None:
         """Write a checkpoint, verify it, remove what is no longer kept, and return its name.
+
+        Return None, and leave nothing of it, if it is no longer wanted.
 
         Parameters
         ----------
         arrays : mapping of str to ndarray
-            Plain numbers; nobody may change them meanwhile.
+            Plain numbers; nobody may change them while the checkpoint is wanted.
         body : dict
             Plain data for JSON, with "steps".
         run : str
             8 hexadecimal digits; only checkpoints of the same run are ever removed.
+        is_wanted : callable
+            Asked before each array, and right before the manifest: whether to go on.
 
         Raises
         ------
@@ -310,11 +360,13 @@ class CheckpointFolder:
         if taken:
             raise ValueError(f"{', '.join(taken)} are given by the folder itself, not by the caller")
         try:
-            self._write(name, arrays, body)
-        except BaseException:
+            self._write(name, arrays, body, is_wanted)
+        except BaseException as error:
             # The manifest first: without it, nobody takes the rest for a checkpoint.
             with suppress(Exception):
                 self._remove(name)
+            if isinstance(error, _NotWanted):
+                return None
             raise
         try:
             self._rotate(name)
@@ -324,17 +376,25 @@ class CheckpointFolder:
                 logger.warning("Old checkpoints in %s cannot be removed: %s", self.url, error)
         return str(name)
 
-    def _write(self, name: _Name, arrays: Mapping[str, np.ndarray], body: dict[str, Any]) -> None:
+    def _write(
+        self,
+        name: _Name,
+        arrays: Mapping[str, np.ndarray],
+        body: dict[str, Any],
+        is_wanted: Callable[[], bool],
+    ) -> None:
         from dist_classicrl import __version__
 
         folder = str(name)
         entries = {}
         for key, array in arrays.items():
+            _check_wanted(is_wanted)
             file = array_files.ArrayFile(array)
             self._storage.write(f"{folder}/{key}.npy", file.chunks())
             entries[key] = file.entry()
         self._storage.sync(folder)
         for key, entry in entries.items():
+            _check_wanted(is_wanted)
             with self._storage.open(f"{folder}/{key}.npy") as written:
                 array_files.verify(written, entry)
         manifest = _manifest(
@@ -351,6 +411,7 @@ class CheckpointFolder:
             }
         )
         self.check_fence()
+        _check_wanted(is_wanted)
         self._storage.write(f"{folder}/{_MANIFEST}", [manifest])
         self._storage.sync(folder)
         self._storage.sync("")
@@ -358,27 +419,36 @@ class CheckpointFolder:
             raise OSError(f"{self.url_of(folder)}/{_MANIFEST} does not hold what was written to it")
 
     def _rotate(self, newest: _Name) -> None:
-        """Remove checkpoints of the same run that are not kept, and what others left half written."""
+        """Remove checkpoints of the same run that are not kept, and what others left half written.
+
+        One that cannot be removed does not keep the others; the first such error is raised at the end.
+        """
         rule = (newest.run, self._keep_last, self._keep_every)
         if self._settled[0] != rule:
             self._settled = (rule, set())
         settled = self._settled[1]
         ours = 0
+        trouble: Exception | None = None
         # Looking into each folder takes time where there are thousands, or behind a URL.
         for name in reversed([name for name in self._checkpoints() if name not in settled]):
-            if not self._is_complete(name):
-                if name < newest:
-                    self._remove(name)
-            elif name.run != newest.run:
-                settled.add(name)
-            else:
-                ours += 1
-                if ours <= self._keep_last:
-                    continue
-                if self._keep_every is not None and name.sequence % self._keep_every == 0:
+            try:
+                if not self._is_complete(name):
+                    if name < newest:
+                        self._remove(name)
+                elif name.run != newest.run:
                     settled.add(name)
                 else:
-                    self._remove(name)
+                    ours += 1
+                    if ours <= self._keep_last:
+                        continue
+                    if self._keep_every is not None and name.sequence % self._keep_every == 0:
+                        settled.add(name)
+                    else:
+                        self._remove(name)
+            except Exception as error:  # remote stores raise errors of many kinds
+                trouble = trouble or error
+        if trouble is not None:
+            raise trouble
 
     def _remove(self, name: _Name) -> None:
         self._storage.remove(f"{name}/{_MANIFEST}")
@@ -434,6 +504,11 @@ class CheckpointFolder:
     def _refusal(self, name: str, error: BaseException | None) -> str:
         why = str(error) or type(error).__name__
         return f"{self.url_of(name)} is no usable checkpoint: {why}."
+
+
+def _check_wanted(is_wanted: Callable[[], bool]) -> None:
+    if not is_wanted():
+        raise _NotWanted
 
 
 def _take(file: BinaryIO) -> bytes:
