@@ -381,9 +381,9 @@ def test_what_other_processes_write_is_seen(s3):
 
 def test_the_writer_thread_writes_to_a_url(location):
     writer = Writer(claimed(location))
-    url = writer.write_now(arrays_of(1), {"steps": 1}, RUN, 60.0)
-    writer.close(60.0)
-    assert url is not None and url.startswith(f"{location}/agent-0/f000001-c00000001-")
+    writer.submit(arrays_of(1), {"steps": 1}, RUN)
+    assert writer.wait(60.0)
+    assert writer.last is not None and writer.last.startswith(f"{location}/agent-0/f000001-c00000001-")
 
 
 def test_a_missing_bucket_is_named_and_not_made(s3):

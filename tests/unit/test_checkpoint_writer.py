@@ -1,7 +1,9 @@
-"""The thread that writes checkpoints: one at a time, and no failure of it ends training."""
+"""The threads that write checkpoints: one at a time, and no failure of theirs ends training."""
 
 import errno
 import os
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -9,6 +11,7 @@ import weakref
 import numpy as np
 import pytest
 
+from dist_classicrl.checkpoint import writer as writer_module
 from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.checkpoint.writer import Writer
 from dist_classicrl.errors import CheckpointFencedError
@@ -44,11 +47,22 @@ def folder(tmp_path):
 def writer(folder):
     writer = Writer(folder)
     yield writer
-    writer.close(PATIENCE)
+    assert writer.wait(PATIENCE)
 
 
 def arrays_of(value):
     return {"a": np.full(5, float(value))}
+
+
+def write_now(writer, arrays, steps):
+    """Return where the checkpoint is; None if it could not be written."""
+    writer.submit(arrays, {"steps": steps}, RUN)
+    assert writer.wait(PATIENCE)
+    return None if writer.failed else writer.last
+
+
+def threads():
+    return [thread for thread in threading.enumerate() if thread.name == "checkpoints"]
 
 
 def no_space():
@@ -66,27 +80,29 @@ def test_what_is_submitted_is_written_and_verified(folder, writer):
     writer.check()
 
 
-def test_the_thread_starts_with_the_first_checkpoint_and_ends_with_close(folder):
-    def threads():
-        return [thread for thread in threading.enumerate() if thread.name == "checkpoints"]
-
-    before = threads()
-    writer = Writer(folder)
-    assert threads() == before
-    writer.write_now(arrays_of(1), {"steps": 1}, RUN, PATIENCE)
-    (thread,) = set(threads()) - set(before)
-    assert thread.daemon
-    writer.write_now(arrays_of(2), {"steps": 2}, RUN, PATIENCE)
-    assert set(threads()) == {*before, thread}
-    writer.close(PATIENCE)
-    assert threads() == before
-    with pytest.raises(ValueError, match="closed"):
-        writer.submit(arrays_of(3), {"steps": 3}, RUN)
-    writer.close()
+def test_no_thread_outlives_its_checkpoint(folder, writer):
+    gate = Gate(folder)
+    for value in (1, 2):
+        gate.open.clear()
+        writer.submit(arrays_of(value), {"steps": value}, RUN)
+        (thread,) = threads()
+        assert thread.daemon
+        gate.open.set()
+        assert writer.wait(PATIENCE)
+        thread.join(PATIENCE)
+        assert threads() == [] and not writer_module._writing
+    assert len(folder.names()) == 2
 
 
-def test_a_writer_that_never_wrote_closes(folder):
-    Writer(folder).close()
+def test_a_system_without_more_threads_is_a_checkpoint_that_failed(folder, writer, monkeypatch, caplog):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        assert write_now(writer, arrays_of(1), 1) is None
+    assert not writer.busy and "can't start new thread" in caplog.text and not writer_module._writing
+    assert write_now(writer, arrays_of(1), 1) == folder.read_newest().url
 
 
 def test_only_one_at_a_time(folder, writer):
@@ -95,57 +111,116 @@ def test_only_one_at_a_time(folder, writer):
     assert gate.entered.wait(PATIENCE) and writer.busy and not writer.wait(0.01)
     with pytest.raises(ValueError, match="busy"):
         writer.submit(arrays_of(2), {"steps": 2}, RUN)
-    assert writer.write_now(arrays_of(2), {"steps": 2}, RUN, 0.01) is None
     gate.open.set()
     assert writer.wait(PATIENCE)
     assert [name[-24:-9] for name in folder.names()] == ["000000000000001"]
 
 
-def test_write_now_waits_for_the_one_before(folder, writer):
+PROGRAM = """
+import os, sys, threading, numpy as np
+from dist_classicrl.checkpoint import writer as writer_module
+from dist_classicrl.checkpoint.folder import CheckpointFolder
+from dist_classicrl.checkpoint.writer import Writer
+
+folder = CheckpointFolder(sys.argv[1], "agent-0")
+folder.claim()
+write, ending = folder.write, threading.Event()
+
+def late(*arguments):
+    threading.main_thread().join()  # until the process ends
+    if sys.argv[2] == "slow":
+        ending.wait(0.5)
+    elif sys.argv[2] == "hanging":
+        ending.wait()
+    return write(*arguments)
+
+folder.write = late
+writer = Writer(folder)
+writer_module._EXIT_SECONDS = float(sys.argv[3])
+writer.submit({"a": np.ones(5)}, {"steps": 1}, "0123abcd")
+if sys.argv[4] == "abandoned":
+    writer.abandon()
+"""
+
+
+@pytest.mark.parametrize(
+    "speed, seconds, wanted, written",
+    [
+        ("quick", 60, "wanted", True),
+        ("slow", 60, "wanted", True),
+        ("hanging", 0.3, "wanted", False),
+        ("hanging", 1e9, "abandoned", False),
+    ],
+)
+def test_what_was_submitted_just_before_the_end_is_still_written(tmp_path, speed, seconds, wanted, written):
+    """By a process that ends; but nothing holds it up for ever."""
+    program = [sys.executable, "-c", PROGRAM, tmp_path, speed, str(seconds), wanted]
+    subprocess.run(program, check=True, timeout=PATIENCE)
+    found = CheckpointFolder(tmp_path, "agent-0").read_newest()
+    assert (found is not None) == written
+    assert not written or (found.arrays["a"] == 1).all()
+
+
+class Watched(dict):
+    """Arrays of a checkpoint; something happens between the first and the second."""
+
+    def __init__(self, happens):
+        super().__init__(a=np.zeros(5), b=np.zeros(5))
+        self.happens = happens
+
+    def items(self):
+        yield "a", self["a"]
+        self.happens()
+        yield "b", self["b"]
+
+
+def test_what_was_abandoned_is_never_published(folder, writer, caplog):
+    first = write_now(writer, arrays_of(1), 1)
+    seconds = writer.seconds
+
+    def change():
+        writer.abandon()
+        arrays["b"][:] = 9.0  # now nothing in it need fit together
+
+    arrays = Watched(change)
+    assert write_now(writer, arrays, 2) == first
+    assert not writer.failed and writer.seconds == seconds and not caplog.records
+    assert len(os.listdir(folder.url)) == 2  # nothing is left of it
+    writer.abandon()  # where nothing is being written, that is nothing
+    assert write_now(writer, arrays_of(3), 3) == folder.read_newest().url != first
+
+
+def test_one_that_takes_long_is_reported_once(folder, writer, caplog, monkeypatch):
+    writer.report_slow(0.0)
+    first = write_now(writer, arrays_of(1), 1)
     gate = Gate(folder)
-    writer.submit(arrays_of(1), {"steps": 1}, RUN)
-    assert gate.entered.wait(PATIENCE)
-    threading.Timer(0.05, gate.open.set).start()
-    url = writer.write_now(arrays_of(2), {"steps": 2}, RUN, PATIENCE)
-    assert url == writer.last == folder.read_newest().url and len(folder.names()) == 2
-
-
-def test_write_now_that_takes_too_long_says_so_and_goes_on(folder, writer):
-    gate = Gate(folder)
-    assert writer.write_now(arrays_of(1), {"steps": 1}, RUN, 0.05) is None
-    assert writer.busy
-    gate.open.set()
-    assert writer.wait(PATIENCE) and writer.last == folder.read_newest().url
-
-
-def test_close_does_not_wait_for_ever(folder):
-    gate = Gate(folder)
-    writer = Writer(folder)
-    writer.submit(arrays_of(1), {"steps": 1}, RUN)
-    assert gate.entered.wait(PATIENCE)
-    writer.close(0.05)
-    assert writer.busy
-    gate.open.set()
-    writer.close(PATIENCE)  # what was begun is still finished
-    assert not writer.busy and writer.last == folder.read_newest().url
-
-
-def test_what_was_submitted_just_before_close_is_still_written(folder):
-    writer = Writer(folder)
-    with writer._changed:  # the thread cannot begin before both have happened
-        writer.submit(arrays_of(1), {"steps": 1}, RUN)
-        writer.close(0.0)
-    assert writer.wait(PATIENCE) and writer.last == folder.read_newest().url
-    writer.close(PATIENCE)
+    for _ in range(2):
+        caplog.clear()
+        gate.open.clear()
+        now = time.monotonic()
+        writer.submit(arrays_of(2), {"steps": 2}, RUN)
+        with monkeypatch.context() as patch:
+            patch.setattr(writer_module.time, "monotonic", lambda now=now: now + 100.0)
+            writer.report_slow(120.0)
+            assert not caplog.records
+            writer.report_slow(90.0)
+            writer.report_slow(0.0)
+        (record,) = caplog.records
+        assert record.levelname == "WARNING" and "Training goes on" in record.message
+        assert folder.url in record.message and "after 100 s" in record.message
+        assert f"since the last good checkpoint of this process ({first}) is not saved" in record.message
+        gate.open.set()
+        assert writer.wait(PATIENCE)
+        first = writer.last
 
 
 def test_a_full_disk_is_logged_once_and_training_goes_on(folder, writer, caplog):
-    first = writer.write_now(arrays_of(1), {"steps": 1}, RUN, PATIENCE)
+    first = write_now(writer, arrays_of(1), 1)
     gate = Gate(folder)
     gate.open.set()
     gate.error = no_space()
     for _ in range(3):
-        assert writer.write_now(arrays_of(2), {"steps": 2}, RUN, PATIENCE) is None
+        assert write_now(writer, arrays_of(2), 2) is None
         assert writer.failed and writer.last == first
     writer.check()
     (record,) = caplog.records
@@ -154,11 +229,11 @@ def test_a_full_disk_is_logged_once_and_training_goes_on(folder, writer, caplog)
         f"Training goes on, and the next one is tried. The last good checkpoint of this process is {first}."
     )
     gate.error = None
-    second = writer.write_now(arrays_of(3), {"steps": 3}, RUN, PATIENCE)
+    second = write_now(writer, arrays_of(3), 3)
     assert second == writer.last != first and not writer.failed
     assert caplog.records[1].message == f"Checkpoints can be written to {folder.url} again."
     gate.error = ConnectionError("gone")
-    assert writer.write_now(arrays_of(4), {"steps": 4}, RUN, PATIENCE) is None
+    assert write_now(writer, arrays_of(4), 4) is None
     assert "ConnectionError: gone" in caplog.records[2].message and len(caplog.records) == 3
 
 
@@ -172,20 +247,20 @@ def test_a_failure_half_way_leaves_nothing_half_written(folder, writer, monkeypa
 
     monkeypatch.setattr(folder._storage, "write", full)
     arrays = {"a": np.zeros(3), "b": np.zeros(3)}
-    assert writer.write_now(arrays, {"steps": 1}, RUN, PATIENCE) is None
+    assert write_now(writer, arrays, 1) is None
     assert os.listdir(folder.url) == ["fence-000001.json"]
     assert "The last good checkpoint of this process is none." in caplog.text
     monkeypatch.setattr(folder._storage, "remove", lambda path: 1 / 0)  # not even that works any more
-    assert writer.write_now(arrays, {"steps": 1}, RUN, PATIENCE) is None
+    assert write_now(writer, arrays, 1) is None
     monkeypatch.undo()
-    assert writer.write_now(arrays, {"steps": 2}, RUN, PATIENCE) is not None
+    assert write_now(writer, arrays, 2) is not None
     assert len(os.listdir(folder.url)) == 2
 
 
 def test_who_was_replaced_is_told_by_check_in_its_own_thread(tmp_path, folder, writer, caplog):
     CheckpointFolder(tmp_path, "agent-0").claim()
     writer.check()
-    assert writer.write_now(arrays_of(1), {"steps": 1}, RUN, PATIENCE) is None
+    assert write_now(writer, arrays_of(1), 1) is None
     assert writer.failed and not caplog.records
     for _ in range(2):
         with pytest.raises(CheckpointFencedError, match="has been replaced"):
@@ -195,7 +270,7 @@ def test_who_was_replaced_is_told_by_check_in_its_own_thread(tmp_path, folder, w
 def test_the_arrays_are_released_after_the_write(folder, writer):
     arrays = arrays_of(1)
     reference = weakref.ref(arrays["a"])
-    assert writer.write_now(arrays, {"steps": 1}, RUN, PATIENCE)
+    assert write_now(writer, arrays, 1)
     del arrays
     deadline = time.monotonic() + PATIENCE
     while reference() is not None and time.monotonic() < deadline:
@@ -207,7 +282,7 @@ def test_seconds_is_the_longest_of_the_last_ten(folder, writer, monkeypatch):
     durations = iter([9.0, 2.0, *[1.0] * 9, 0.5])
     clock = {"now": 0.0}
 
-    def lasting(arrays, body, run):
+    def lasting(arrays, body, run, is_wanted):
         clock["now"] += next(durations)
         return "name"
 

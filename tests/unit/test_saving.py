@@ -5,7 +5,9 @@ import json
 import logging
 import os
 import signal
+import threading
 import time
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -13,11 +15,12 @@ import pytest
 from dist_classicrl import DistAsyncQLearning, TabularMDP
 from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.checkpoint.plan import plan_of
+from dist_classicrl.checkpoint.storage import LocalStorage
 from dist_classicrl.distributed import alone, saving, stopping
 from dist_classicrl.distributed.report import Tally, TrainingResult
 from dist_classicrl.distributed.saving import Position, Saver
 from dist_classicrl.distributed.stopping import Stop, StopWatch
-from dist_classicrl.errors import CheckpointFencedError, TrainingStopped
+from dist_classicrl.errors import CheckpointFencedError, RankTimeoutError, TrainingStopped
 from dist_classicrl.runtime import resuming
 
 LAKE = TabularMDP.from_gymnasium("FrozenLake-v1")
@@ -46,9 +49,12 @@ class Clock:
 class FakeWriter:
     """Takes what is to be written, and is through with it after so many seconds of waiting."""
 
+    url = "somewhere/agent-0"
+
     def __init__(self, clock, takes=0.0, fails=False):
         self.clock, self.takes, self.fails = clock, takes, fails
         self.written, self.job, self.left = [], None, 0.0
+        self.abandoned, self.limits = None, set()
         self.seconds, self.last, self.failed, self.fenced = 0.0, None, False, None
 
     @property
@@ -60,6 +66,7 @@ class FakeWriter:
         self.job, self.left = (arrays, body, run), self.takes
 
     def wait(self, timeout):
+        assert self.clock.now < 1e6, "this would go on for ever"
         passed = min(timeout, self.left)
         self.clock.now += passed
         self.left -= passed
@@ -70,6 +77,12 @@ class FakeWriter:
                 self.last = f"checkpoint {len(self.written)}"
             self.job = None
         return not self.busy
+
+    def abandon(self):
+        self.abandoned = self.job
+
+    def report_slow(self, seconds):
+        self.limits.add(seconds)
 
     def check(self):
         if self.fenced is not None:
@@ -189,15 +202,76 @@ def test_the_last_one_waits_for_the_one_before(clock):
 
 
 @pytest.mark.parametrize("before", [False, True])
-def test_the_last_one_is_not_waited_for_without_end(clock, before):
-    saver, _, _ = make_saver(clock, takes=1e9, patience=3.0)
+def test_the_last_one_is_not_waited_for_without_end(clock, before, caplog):
+    saver, writer, _ = make_saver(clock, takes=1e9, patience=3.0)
+    writer.last = "the one before"
     if before:
         saver.save(VALUES, COUNTS, position(60))
     began = clock.now
     assert saver.save_last(VALUES, COUNTS, position(70)) is None
     assert clock.now - began < 3.5
+    # What is read from arrays that may change now must not be published, but copies may.
+    assert writer.job is not None and writer.abandoned is (None if before else writer.job)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "did not get ready within 3 s in somewhere/agent-0" in record.message
+    assert "The last good one of this process is the one before." in record.message
     assert saver.save_last(VALUES, COUNTS, position(70), patience=1e9) is None
     assert clock.now - began < 7.0
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RankTimeoutError])
+def test_who_leaves_the_wait_for_the_last_one_abandons_it(clock, error, before):
+    saver, writer, _ = make_saver(clock, takes=1e9)
+    if before:
+        saver.save(VALUES, COUNTS, position(60))
+
+    def leave():
+        raise error
+
+    with pytest.raises(error):
+        saver.save_last(VALUES, COUNTS, position(70), leave)
+    assert writer.job is not None and writer.abandoned is writer.job
+
+
+def test_the_last_one_is_kept_where_it_is_ready_in_time(clock, caplog):
+    saver, writer, _ = make_saver(clock, takes=2.9, patience=3.0)
+    assert saver.save_last(VALUES, COUNTS, position(70)) == "checkpoint 1"
+    assert writer.abandoned is None and not caplog.records
+
+
+@pytest.mark.parametrize("interval, limit", [("1s", 60.0), (100, 60.0), ("2h", 7200.0)])
+def test_one_that_takes_long_is_reported(clock, interval, limit):
+    saver, writer, _ = make_saver(clock, takes=1e9, checkpoint_interval=interval)
+    saver.is_due(10**12)
+    assert writer.limits == set()
+    saver.save(VALUES, COUNTS, position(60))
+    saver.is_due(10**12)
+    assert writer.limits == {limit}
+    writer.limits.clear()
+    saver.save_last(VALUES, COUNTS, position(70))
+    assert writer.limits == {limit}
+
+
+@pytest.mark.parametrize("interval, seconds", [("6h", 60.0), (10**9, 60.0), ("5s", 5.0)])
+def test_after_a_failure_the_next_one_is_tried_soon(clock, interval, seconds):
+    saver, writer, _ = make_saver(clock, checkpoint_interval=interval)
+    writer.fails = True
+    for _ in range(2):
+        saver.begin(60)
+        saver.save(VALUES, COUNTS, position(60))
+        writer.wait(1.0)
+        clock.now += seconds - 0.5
+        assert writer.failed and not saver.is_due(70)
+        clock.now += 0.6
+        assert saver.is_due(70)
+    writer.fails = False
+    saver.begin(70)
+    saver.save(VALUES, COUNTS, position(70))
+    writer.wait(1.0)
+    clock.now += 61.0
+    assert saver.is_due(80) == (interval == "5s")
 
 
 def test_one_that_could_not_be_written_is_nowhere(clock):
@@ -263,10 +337,10 @@ def broken_disk(monkeypatch):
     monkeypatch.setattr(resuming, "_agents", {})
     monkeypatch.setattr(stopping, "REPEAT_SECONDS", 0.0)
 
-    def writing(self, arrays, body, run):
+    def writing(*arguments):
         if reasons:
             raise OSError(*reasons[0])
-        return write(self, arrays, body, run)
+        return write(*arguments)
 
     monkeypatch.setattr(CheckpointFolder, "write", writing)
     return reasons
@@ -329,3 +403,45 @@ def test_a_process_that_was_replaced_stops(broken_disk, tmp_path):
     assert first.visits.sum() == steps
     first.train(LAKE, total_steps=500, checkpoint_dir=tmp_path / "own")
     assert first.steps == steps + 500
+
+
+# A disk that hangs
+
+
+@pytest.mark.parametrize("way", ["patience", "second Ctrl-C", "error"])
+def test_a_table_that_changes_while_it_is_read_is_never_published(way, tmp_path, monkeypatch, caplog):
+    """Each file is hashed as it is read, so a torn table would pass every check."""
+    monkeypatch.setattr(resuming, "_agents", {})
+    monkeypatch.setattr(saving, "RESCUE_SECONDS", 1.0)
+    agent = DistAsyncQLearning(seed=1, timeout=1.0 if way == "patience" else 100.0)
+    entered, goes_on, write = threading.Event(), threading.Event(), LocalStorage.write
+
+    def hanging(self, path, chunks):
+        if path.endswith("q_table.npy"):
+            entered.set()
+            assert goes_on.wait(60.0)
+        write(self, path, chunks)
+
+    monkeypatch.setattr(LocalStorage, "write", hanging)
+    if way == "second Ctrl-C":
+
+        def interrupt(*arguments):
+            assert entered.wait(60.0)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(Saver, "_report_slow", interrupt)
+    failing = {"progress": lambda progress: 1 / 0, "progress_interval": 0} if way == "error" else {}
+    errors = {"patience": (), "second Ctrl-C": KeyboardInterrupt, "error": ZeroDivisionError}
+    with suppress(errors[way]):
+        agent.train(LAKE, total_steps=1_000, checkpoint_dir=tmp_path, **failing)
+        assert way == "patience"
+    (place,) = agent._places.values()
+    assert place.writer.busy
+    assert ("did not get ready within 1 s" in caplog.text) == (way != "second Ctrl-C")
+    agent.q_table[:] = agent.visits[:] = 99
+    goes_on.set()
+    assert place.writer.wait(60.0)
+    assert place.folder.names() == [] and len(os.listdir(place.folder.url)) == 1
+    monkeypatch.undo()
+    agent.train(LAKE, total_steps=1_000, checkpoint_dir=tmp_path)
+    assert (place.folder.read_newest().arrays["q_table"] == agent.q_table).all()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,12 +18,39 @@ from dist_classicrl.errors import CheckpointFencedError
 
 logger = logging.getLogger(__name__)
 
+_EXIT_SECONDS = 10.0
+
+
+@dataclass(eq=False)
+class _Job:
+    """A checkpoint that is being written."""
+
+    arrays: Mapping[str, np.ndarray]
+    body: dict[str, Any]
+    run: str
+    begun: float  # by the monotonic clock
+    is_wanted: bool = True
+    is_reported: bool = False
+
+
+_writing: dict[threading.Thread, _Job] = {}
+
+
+@atexit.register
+def _finish_writing() -> None:
+    """Give what is being written when the process ends some time to get ready."""
+    deadline = time.monotonic() + _EXIT_SECONDS
+    for thread, job in list(_writing.items()):
+        if job.is_wanted:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
 
 class Writer:
-    """Writes checkpoints to a claimed folder, one at a time, in a thread that starts with the first.
+    """Writes checkpoints to a claimed folder, one at a time, each in a thread of its own.
 
     A checkpoint that cannot be written is no reason to stop training: it is logged, once per row of failures,
-    and the next one is tried. Only somebody else's claim is raised, by `check`.
+    and the next one is tried. Only somebody else's claim is raised, by `check`. A process that ends waits for
+    what it has submitted, but not for long.
 
     Parameters
     ----------
@@ -31,13 +60,16 @@ class Writer:
     def __init__(self, folder: CheckpointFolder) -> None:
         self._folder = folder
         self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
-        self._job: tuple[Mapping[str, np.ndarray], dict[str, Any], str] | None = None
-        self._closed = False
+        self._job: _Job | None = None
         self._last: str | None = None
         self._failed = False
         self._fenced: CheckpointFencedError | None = None
         self._durations: deque[float] = deque(maxlen=10)
+
+    @property
+    def url(self) -> str:
+        """Where the folder is, for people."""
+        return self._folder.url
 
     @property
     def busy(self) -> bool:
@@ -57,11 +89,11 @@ class Writer:
 
     @property
     def failed(self) -> bool:
-        """Whether the most recent attempt failed."""
+        """Whether the most recent attempt failed; one that was abandoned does not count."""
         return self._failed
 
     def check(self) -> None:
-        """Raise the CheckpointFencedError that the thread met, if it did."""
+        """Raise the CheckpointFencedError that a thread met, if one did."""
         if self._fenced is not None:
             raise self._fenced
 
@@ -71,83 +103,86 @@ class Writer:
         Raises
         ------
         ValueError
-            If the writer is busy, or closed.
+            If the writer is busy.
         """
         with self._changed:
-            if self._closed:
-                raise ValueError("the writer is closed")
             if self._job is not None:
                 raise ValueError("the writer is busy; submit when it no longer is")
-            self._job = (arrays, body, run)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="checkpoints", daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
+            self._job = job = _Job(arrays, body, run, time.monotonic())
+            thread = threading.Thread(target=self._work, args=(job,), name="checkpoints", daemon=True)
+            _writing[thread] = job
+            try:
+                thread.start()
+            except RuntimeError as error:  # the system has no more threads
+                del _writing[thread]
+                self._job = None
+                self._note_failure(error)
 
     def wait(self, timeout: float) -> bool:
         """Wait until the writer is idle, for at most `timeout` seconds; return whether it is."""
         with self._changed:
             return self._changed.wait_for(lambda: self._job is None, max(timeout, 0.0))
 
-    def write_now(
-        self, arrays: Mapping[str, np.ndarray], body: dict[str, Any], run: str, timeout: float
-    ) -> str | None:
-        """Write a checkpoint within `timeout` seconds and return where it is; None if that did not succeed.
+    def abandon(self) -> None:
+        """Give up what is being written: its arrays may change from now on, and it does not get a manifest.
 
-        A write that is running comes first. After None, the arrays must be left alone while `busy`.
+        The writer is busy until its thread has noticed.
         """
-        deadline = time.monotonic() + timeout
-        if not self.wait(timeout):
-            return None
-        self.submit(arrays, body, run)
-        if not self.wait(deadline - time.monotonic()) or self._failed:
-            return None
-        return self._last
+        if (job := self._job) is not None:
+            job.is_wanted = False
 
-    def close(self, timeout: float = 10.0) -> None:
-        """End the thread once it is idle, and wait for that for at most `timeout` seconds."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-            thread = self._thread
-        if thread is not None:
-            thread.join(timeout)
+    def report_slow(self, seconds: float) -> None:
+        """Log, once per checkpoint, that the one being written has taken longer than `seconds`."""
+        job = self._job
+        if job is None or job.is_reported:
+            return
+        taken = time.monotonic() - job.begun
+        if taken <= seconds:
+            return
+        job.is_reported = True
+        logger.warning(
+            "The checkpoint that was begun at %s is still being written to %s, after %.0f s. Training goes "
+            "on, but what it has learned since the last good checkpoint of this process (%s) is not saved. "
+            "See whether that disk or its server hangs.",
+            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() - taken)),
+            self._folder.url,
+            taken,
+            self._last or "none",
+        )
 
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._job is not None or self._closed)
-                if self._job is None:
-                    return
-                job = self._job
-            try:
-                self._write(*job)
-            finally:
-                with self._changed:
-                    self._job = None
-                    self._changed.notify_all()
-            del job  # the caller's arrays
-
-    def _write(self, arrays: Mapping[str, np.ndarray], body: dict[str, Any], run: str) -> None:
-        started = time.monotonic()
+    def _work(self, job: _Job) -> None:
         try:
-            name = self._folder.write(arrays, body, run)
+            self._write(job)
+        finally:
+            del _writing[threading.current_thread()]
+            with self._changed:
+                self._job = None
+                self._changed.notify_all()
+
+    def _write(self, job: _Job) -> None:
+        try:
+            name = self._folder.write(job.arrays, job.body, job.run, lambda: job.is_wanted)
         except CheckpointFencedError as error:
             self._failed, self._fenced = True, error
         except Exception as error:  # a full disk, a lost connection: backends raise errors of many kinds
-            if not self._failed:
-                logger.warning(
-                    "No checkpoint could be written to %s (%s: %s). Training goes on, and the next one is "
-                    "tried. The last good checkpoint of this process is %s.",
-                    self._folder.url,
-                    type(error).__name__,
-                    error,
-                    self._last or "none",
-                )
-            self._failed = True
+            self._note_failure(error)
         else:
+            if name is None:
+                return
             if self._failed:
                 logger.warning("Checkpoints can be written to %s again.", self._folder.url)
             self._last, self._failed = self._folder.url_of(name), False
             with self._changed:
-                self._durations.append(time.monotonic() - started)
+                self._durations.append(time.monotonic() - job.begun)
+
+    def _note_failure(self, error: Exception) -> None:
+        if not self._failed:
+            logger.warning(
+                "No checkpoint could be written to %s (%s: %s). Training goes on, and the next one is "
+                "tried. The last good checkpoint of this process is %s.",
+                self._folder.url,
+                type(error).__name__,
+                error,
+                self._last or "none",
+            )
+        self._failed = True

@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 _KEPT_RESULTS = 1000
 _LOOK_SECONDS = 0.05
+_RETRY_SECONDS = 60.0
+_SLOW_SECONDS = 60.0
 RESCUE_SECONDS = 20.0
 """What saving after an error may take at most: the ranks wait for it before they end the job."""
 
@@ -138,12 +140,20 @@ class Saver:
         self._watch.ask(stop)
 
     def is_due(self, steps: int) -> bool:
-        """Whether to save now, at global step `steps`: never before the last checkpoint is on disk."""
+        """Whether to save now, at global step `steps`: never before the last checkpoint is on disk.
+
+        One that could not be written is tried again soon.
+        """
         if self._writer.busy:
+            self._report_slow()
             return False
-        if self._plan.interval_steps is not None:
-            return steps - self._saved_steps >= self._plan.interval_steps
-        return time.monotonic() - self._saved_at >= (self._plan.interval_seconds or 0.0)
+        interval = math.inf if self._plan.interval_seconds is None else self._plan.interval_seconds
+        if self._writer.failed:
+            interval = min(interval, _RETRY_SECONDS)
+        if time.monotonic() - self._saved_at >= interval:
+            return True
+        in_steps = self._plan.interval_steps
+        return in_steps is not None and steps - self._saved_steps >= in_steps
 
     def begin(self, steps: int) -> None:
         """Count the time to the next checkpoint from now on: one at about global step `steps` begins."""
@@ -169,13 +179,29 @@ class Saver:
     ) -> str | None:
         """Write a checkpoint and wait for it. Return where it is; None if it could not be written.
 
-        `meanwhile` is called every 50 ms. `patience` in seconds, at most that of the whole run.
+        `meanwhile` is called every 50 ms. `patience` in seconds, at most that of the whole run. However this
+        ends, `values` and `counts` may change afterwards.
         """
-        deadline = time.monotonic() + min(patience, self._patience)
-        if not self._wait(deadline, meanwhile):
-            return None
-        self.save(values, counts, position)
-        written = self._wait(deadline, meanwhile)
+        seconds = min(patience, self._patience)
+        deadline = time.monotonic() + seconds
+        try:
+            written = self._wait(deadline, meanwhile)
+            if written:
+                self.save(values, counts, position)
+                written = self._wait(deadline, meanwhile)
+                if not written:
+                    self._writer.abandon()
+        except BaseException:
+            self._writer.abandon()
+            raise
+        if not written:
+            logger.warning(
+                "The last checkpoint did not get ready within %g s in %s, and was given up. The last good "
+                "one of this process is %s.",
+                seconds,
+                self._writer.url,
+                self._writer.last or "none",
+            )
         self._writer.check()
         return self._writer.last if written and not self._writer.failed else None
 
@@ -209,10 +235,14 @@ class Saver:
 
     def _wait(self, deadline: float, meanwhile: Callable[[], None]) -> bool:
         while not self._writer.wait(_LOOK_SECONDS):
+            self._report_slow()
             if time.monotonic() > deadline:
                 return False
             meanwhile()
         return True
+
+    def _report_slow(self) -> None:
+        self._writer.report_slow(max(self._plan.interval_seconds or 0.0, _SLOW_SECONDS))
 
     def _arrays(self, values: np.ndarray, counts: np.ndarray, position: Position) -> dict[str, np.ndarray]:
         arrays = {
