@@ -20,6 +20,7 @@ from dist_classicrl.distributed import stopping
 from dist_classicrl.environments.tictactoe import TicTacToeEnv
 from dist_classicrl.errors import (
     CheckpointError,
+    CheckpointFencedError,
     CheckpointMismatchError,
     RankMismatchError,
     RemoteRankError,
@@ -247,6 +248,55 @@ def test_training_again_in_processes_that_were_stopped(
     again = make_agent(async_updates=async_updates, sync_frequency=10, logical_workers=3)
     check_exact(world, again, again.train(lake, total_steps=asked, checkpoint_dir=folder), asked)
     assert same(again, agent)
+
+
+@MODES
+@pytest.mark.parametrize("who", [0, -1])
+def test_a_signal_between_two_calls_stops_the_next_at_its_beginning(
+    world, make_agent, alone, lake, folder, restart, who, async_updates
+):
+    settings = {"async_updates": async_updates, "logical_workers": 3, "sync_frequency": 2, "batch_size": 8}
+    agent = make_agent(**settings)
+    agent.train(lake, total_steps=1_000, checkpoint_dir=folder)
+    if world.rank == who % world.size:
+        os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(TrainingStopped, match="SIGTERM") as stopped:
+        agent.train(lake, total_steps=LONG, checkpoint_dir=folder)
+    made = stopped_everywhere(world, stopped.value, folder)
+    assert 1_000 <= made < LONG
+    restart()
+    agent = make_agent(**settings)
+    assert agent.train(lake, total_steps=1_000, checkpoint_dir=folder).steps == 1_000
+    result = agent.train(lake, total_steps=made + 2_000, checkpoint_dir=folder)
+    assert result.steps == made + 2_000
+    assert agent.steps == agent.visits.sum() == made + 3_000
+    if not async_updates and made < 10_000_000:
+        straight = make_agent(comm=alone, **settings)
+        straight.train(lake, total_steps=1_000)
+        straight.train(lake, total_steps=made + 2_000)
+        assert same(agent, straight)
+
+
+@MODES
+def test_a_server_that_was_replaced_stops_all_its_ranks(
+    world, make_agent, alone, lake, folder, restart, async_updates
+):
+    agent = make_agent(async_updates=async_updates)
+    agent.train(lake, total_steps=1_000, checkpoint_dir=folder)
+    restart()
+    if world.rank == 0:
+        other = make_agent(async_updates=async_updates, comm=alone)
+        other.train(lake, total_steps=2_000, checkpoint_dir=folder)
+    world.barrier()
+    refused(
+        world,
+        CheckpointFencedError,
+        "belongs to another server",
+        lambda: agent.train(lake, total_steps=LONG, checkpoint_dir=folder, checkpoint_interval="10ms"),
+    )
+    assert world.allgather(newest(folder).body["steps"]) == [2_000] * world.size
+    assert agent.train(lake, total_steps=500).steps == 500
+    assert len(set(world.allgather(agent.q_table.tobytes() + agent.visits.tobytes()))) == 1
 
 
 # Other numbers of ranks
