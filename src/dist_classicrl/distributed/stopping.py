@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import multiprocessing
 import os
 import signal
 import socket
@@ -123,20 +124,17 @@ class StopWatch:
                 self.ask(Stop(os.EX_TEMPFAIL, "SLURM's time limit"))
 
     def __enter__(self) -> StopWatch:
-        if threading.current_thread() is not threading.main_thread():
-            logger.debug("train() runs in a thread of its own, where Python cannot listen for signals.")
-            self._before.append({})
-            return self
         before = {}
-        for number in self._answers:
-            handler = signal.getsignal(number)
-            # None: set from C, Python could not put it back. And who starts a program with SIGINT ignored, as
-            # shells do in the background, does not want it to be stopped by Ctrl-C.
-            if handler is not None and not (number == signal.SIGINT and handler == signal.SIG_IGN):
-                before[number] = handler
+        if threading.current_thread() is threading.main_thread():
+            for number in self._answers:
+                handler = signal.getsignal(number)
+                # None: set from C, Python could not put it back. And who starts a program with SIGINT
+                # ignored, as shells do in the background, does not want it to be stopped by Ctrl-C.
+                if handler is not None and not (number == signal.SIGINT and handler == signal.SIG_IGN):
+                    before[number] = handler
+        else:
+            logger.debug("train() runs in a thread of its own, where Python cannot listen for signals.")
         self._before.append(before)
-        if (left := _guard.take()) is not None:
-            self.ask(left)
         try:
             for number in before:
                 signal.signal(number, self._hear)
@@ -144,6 +142,9 @@ class StopWatch:
             for number, handler in self._before.pop().items():
                 signal.signal(number, handler)
             raise
+        # Not sooner: the guard may have heard one until now.
+        if (left := _guard.take()) is not None:
+            self.ask(left)
         return self
 
     def __exit__(
@@ -193,7 +194,13 @@ class _Guard:
         self._numbers: set[int] = set()
 
     def watch(self, number: int) -> None:
-        """Listen for this signal from now on."""
+        """Listen for this signal from now on.
+
+        SIGTERM stays what it is where `multiprocessing` started this process, which is ended by it.
+        """
+        if number == signal.SIGTERM and multiprocessing.parent_process() is not None:
+            signal.signal(number, signal.SIG_DFL)
+            return
         if not self._numbers:
             atexit.register(self._ignore)
         self._process = os.getpid()

@@ -50,9 +50,6 @@ logger = logging.getLogger(__name__)
 _MOST_STEPS = 2**62
 _BLOCK_BYTES = 1 << 15
 
-# A request to stop that came too late for the call that heard it, such as a worker's after its last push. The
-# next call that saves answers it.
-
 
 @dataclass
 class Request:
