@@ -12,6 +12,7 @@ import threading
 import time
 
 import pytest
+from signal_masks import listens
 
 from dist_classicrl.distributed import stopping
 from dist_classicrl.distributed.stopping import Stop, StopWatch
@@ -80,6 +81,11 @@ def not_ended():
 
 def handlers():
     return [signal.getsignal(number) for number in (*SIGNALS, signal.SIGINT)]
+
+
+def guarded():
+    """Return what `handlers` gives after a training, in a program that has set none."""
+    return [*[stopping._guard.hear] * len(SIGNALS), signal.default_int_handler]
 
 
 # Stop
@@ -182,9 +188,11 @@ def test_the_own_first_signal_after_a_request_of_another_rank_ends_nothing(clock
 # Handlers
 
 
-def test_handlers_are_put_back():
+def test_a_programs_own_handlers_are_put_back():
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.signal(signal.SIGUSR2, lambda number, frame: None)
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    signal.signal(signal.SIGINT, lambda number, frame: None)
     before = handlers()
     with contextlib.suppress(ValueError), StopWatch(SIGNALS, None, None):
         assert not set(map(id, before)) & set(map(id, handlers()))
@@ -193,7 +201,6 @@ def test_handlers_are_put_back():
 
 
 def test_nested_watches_hear_in_turn_and_put_back(clock):
-    before = handlers()
     with StopWatch(SIGNALS, None, None) as outer:
         between = handlers()
         with StopWatch([signal.SIGUSR1], None, None) as inner:
@@ -201,11 +208,10 @@ def test_nested_watches_hear_in_turn_and_put_back(clock):
             send(signal.SIGUSR2)
         assert handlers() == between
         assert inner.stop.reason.startswith("SIGUSR1") and outer.stop.reason.startswith("SIGUSR2")
-    assert handlers() == before
+    assert handlers() == guarded()
 
 
 def test_a_watch_within_itself_puts_back(clock):
-    before = handlers()
     one, two = StopWatch(SIGNALS, None, None), StopWatch(SIGNALS, None, None)
     with one:
         with two, one:
@@ -213,8 +219,8 @@ def test_a_watch_within_itself_puts_back(clock):
             clock.now += 1.0
             with pytest.raises(KeyboardInterrupt):
                 send(signal.SIGINT)
-            assert signal.getsignal(signal.SIGINT) is before[-1]
-    assert handlers() == before and one.stop.code == 130 and two.stop is None
+            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert handlers() == guarded() and one.stop.code == 130 and two.stop is None
 
 
 def test_a_handler_set_from_c_is_left_alone(monkeypatch, clock):
@@ -277,6 +283,135 @@ def test_leaving_waits_for_nothing_without_a_request_or_long_after_it(clock):
         watch.ask(Stop(75, "SIGUSR1 on rank 1"))
         clock.now += 5.0
     assert clock.slept == 0.0
+
+
+# Between two trainings
+
+
+def train_once(signals=SIGNALS, send_within=None):
+    """Watch as a call of train does, and return why it would stop."""
+    with StopWatch(signals, None, None) as watch:
+        stop = watch.stop
+        if send_within is not None:
+            send(send_within)
+    return stop
+
+
+def test_signals_without_a_handler_stay_guarded_and_sigint_does_not():
+    assert train_once() is None
+    assert handlers() == guarded()
+    assert train_once() is None
+    assert handlers() == guarded()
+
+
+def test_nothing_is_guarded_that_nobody_asked_for():
+    train_once([signal.SIGUSR2])
+    train_once(())
+    default = signal.SIG_DFL
+    assert handlers() == [default, stopping._guard.hear, default, signal.default_int_handler]
+
+
+def test_before_the_first_training_nothing_is_guarded():
+    watch = StopWatch(SIGNALS, None, None)
+    assert handlers() == [*[signal.SIG_DFL] * len(SIGNALS), signal.default_int_handler]
+    watch.ask(Stop(75, "of another rank"))
+    assert train_once() is None
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_between_two_trainings_is_left_for_the_next(number, clock):
+    train_once()
+    send(number)
+    assert train_once() == Stop(75, f"{number.name} between two trainings")
+
+
+def test_the_first_signal_between_two_trainings_counts(clock):
+    train_once()
+    send(signal.SIGUSR2)
+    clock.now += 0.9 * stopping.REPEAT_SECONDS
+    send(signal.SIGUSR1)
+    assert train_once().reason.startswith("SIGUSR2 ")
+
+
+def test_one_that_comes_while_the_next_training_begins_is_its_own(monkeypatch, clock):
+    train_once()
+    real = signal.signal
+
+    def slowly(number, handler):
+        if number == signal.SIGTERM:
+            send(number)
+        return real(number, handler)
+
+    monkeypatch.setattr(signal, "signal", slowly)
+    with StopWatch(SIGNALS, None, None) as watch:
+        monkeypatch.undo()
+        assert watch.stop == Stop(75, "SIGTERM between two trainings")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGUSR1, 75), (signal.SIGINT, 130)])
+def test_a_signal_that_came_too_late_for_one_training_is_left_for_the_next(number, code, clock):
+    assert train_once(send_within=number) is None
+    assert train_once() == Stop(code, f"{number.name} on rank 0 ({HOST})")
+
+
+def test_it_stays_until_a_training_ends_by_it(clock):
+    train_once()
+    send(signal.SIGUSR1)
+    # As calls do whose steps were all made before.
+    assert train_once() == train_once() == Stop(75, "SIGUSR1 between two trainings")
+    with pytest.raises(TrainingStopped), StopWatch(SIGNALS, None, None) as watch:
+        raise watch.stop.error(None, 0)
+    assert train_once() is None
+
+
+@pytest.mark.parametrize("error", [TrainingStopped(75, "SIGUSR1", None, 0), ValueError, KeyboardInterrupt])
+def test_a_training_that_ends_by_an_exception_leaves_nothing(error, clock):
+    with contextlib.suppress(TrainingStopped, ValueError, KeyboardInterrupt):
+        with StopWatch(SIGNALS, None, None) as watch:
+            send(signal.SIGUSR1)
+            watch.ask(Stop(130, "of another rank"))
+            raise error
+    assert train_once() is None
+    assert handlers() == guarded()
+
+
+def test_a_training_that_cannot_begin_leaves_the_request_and_the_guard(clock):
+    train_once()
+    send(signal.SIGUSR1)
+    with pytest.raises(OSError), StopWatch((*SIGNALS, signal.SIGKILL), None, None):
+        pass
+    assert handlers() == guarded()
+    assert train_once() == Stop(75, "SIGUSR1 between two trainings")
+
+
+def test_a_training_in_a_thread_takes_what_was_left(clock):
+    train_once()
+    send(signal.SIGTERM)
+    seen = []
+
+    def train_there():
+        with contextlib.suppress(TrainingStopped), StopWatch(SIGNALS, None, None) as watch:
+            seen.append(watch.stop)
+            raise watch.stop.error(None, 0)
+
+    thread = threading.Thread(target=train_there)
+    thread.start()
+    thread.join(DEADLINE)
+    assert seen == [Stop(75, "SIGTERM between two trainings")]
+    assert train_once() is None
+
+
+def test_a_handler_that_the_program_sets_between_two_trainings_is_its_own(clock):
+    train_once()
+    heard = []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: heard.append(number))
+    train_once()
+    send(signal.SIGUSR1)
+    assert heard == [signal.SIGUSR1] and train_once() is None
+    signal.signal(signal.SIGUSR1, before)
+    send(signal.SIGUSR1)
+    assert train_once() == Stop(75, "SIGUSR1 between two trainings")
+    assert heard == [signal.SIGUSR1]
 
 
 # Time
@@ -350,10 +485,15 @@ raise error
 """
 
 
-@contextlib.contextmanager
 def watching(insist):
+    return started(WATCHING.format(insist=insist))
+
+
+@contextlib.contextmanager
+def started(program, *arguments):
     process = subprocess.Popen(
-        [sys.executable, "-c", WATCHING.format(insist=insist)],
+        [sys.executable, "-c", program, *arguments],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -437,3 +577,145 @@ with StopWatch((signal.SIGUSR1, signal.SIGTERM), None, None) as watch:
 def test_a_forked_process_leaves_all_but_sigterm_to_its_parent():
     done = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, timeout=DEADLINE)
     assert (done.returncode, done.stdout) == (0, "alive"), done.stderr
+
+
+BETWEEN = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+from dist_classicrl.distributed import stopping
+SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
+with stopping.StopWatch(SIGNALS, None, None):
+    pass
+print("ready", flush=True)
+sys.stdin.readline()
+with stopping.StopWatch(SIGNALS, None, None) as watch:
+    if watch.stop is not None:
+        raise watch.stop.error(None, 0)
+"""
+
+
+@pytest.mark.parametrize(("signals", "code"), [([], 0), (["SIGUSR1"], 75), (["SIGTERM", "SIGTERM"], 75)])
+def test_a_process_is_not_ended_between_two_trainings(signals, code):
+    with started(BETWEEN) as process:
+        for name in signals:
+            process.send_signal(signal.Signals[name])
+        _, errors = process.communicate("go on\n", timeout=DEADLINE)
+    assert process.returncode == code and not errors
+
+
+@pytest.mark.parametrize(("first", "second"), [("SIGUSR1", "SIGUSR1"), ("SIGTERM", "SIGUSR1")])
+def test_a_second_signal_between_two_trainings_ends_a_process_at_once(first, second):
+    with started(BETWEEN) as process:
+        process.send_signal(signal.Signals[first])
+        time.sleep(2 * stopping.REPEAT_SECONDS)
+        assert process.poll() is None
+        process.send_signal(signal.Signals[second])
+        assert process.wait(DEADLINE) == -signal.Signals[second]
+
+
+def test_ctrl_c_between_two_trainings_is_a_keyboard_interrupt():
+    with started(BETWEEN) as process:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(DEADLINE) == -signal.SIGINT
+        assert process.stderr.read().endswith("KeyboardInterrupt\n")
+
+
+FORKING_BETWEEN = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+from dist_classicrl.distributed.stopping import StopWatch
+SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
+with StopWatch(SIGNALS, None, None):
+    pass
+(read, write), (heard, say) = os.pipe(), os.pipe()
+child = os.fork()
+if child == 0:
+    os.read(read, 1)  # what comes before this has been heard
+    with StopWatch(SIGNALS, None, None) as watch:
+        os.write(1, b"alive" if watch.stop is None else b"asked")
+    os.write(say, b"x")
+    time.sleep(50)
+    os._exit(1)
+for _ in range(2):
+    os.kill(child, signal.SIGUSR1)
+    time.sleep(0.3)
+os.write(write, b"x")
+os.close(say)
+os.read(heard, 1)
+os.kill(child, signal.SIGTERM)
+time.sleep(0.3)
+os.kill(child, signal.SIGTERM)
+status = os.waitpid(child, 0)[1]
+sys.exit(0 if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGTERM else 1)
+"""
+
+
+def test_a_process_forked_between_two_trainings_leaves_all_but_sigterm_to_its_parent():
+    done = subprocess.run(
+        [sys.executable, "-c", FORKING_BETWEEN], capture_output=True, text=True, timeout=DEADLINE
+    )
+    assert (done.returncode, done.stdout) == (0, "alive"), done.stderr
+
+
+POOL = """
+import multiprocessing, signal, sys
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+from dist_classicrl.distributed.stopping import StopWatch
+def train(numbers):
+    with StopWatch(numbers, None, None):
+        pass
+    return [signal.getsignal(number) == signal.SIG_DFL for number in numbers]
+numbers = (signal.SIGUSR1, signal.SIGTERM)
+print("ready", flush=True)
+if sys.argv[1] == "after":
+    train(numbers)
+with multiprocessing.get_context("fork").Pool(1) as pool:
+    print(pool.map(train, [numbers]))
+# What leaves the block ends the pool by SIGTERM, and waits for that.
+"""
+
+
+@pytest.mark.parametrize("begun", ["first", "after"])
+def test_a_pool_of_processes_that_train_can_be_ended(begun):
+    with started(POOL, begun) as process:
+        output, errors = process.communicate(timeout=DEADLINE)
+    assert (process.returncode, output) == (0, "[[False, True]]\n"), errors
+
+
+# MPI ends after Python does, so a library that waits for a line at that time stands for it here.
+LEAVING = """
+import ctypes, signal, sys
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+from dist_classicrl.distributed.stopping import Stop, StopWatch
+ctypes.pythonapi.Py_AtExit(ctypes.cast(ctypes.CDLL(None).getchar, ctypes.c_void_p))
+if sys.argv[1] == "own":
+    signal.signal(signal.SIGUSR1, lambda number, frame: None)
+with StopWatch((signal.SIGUSR1, signal.SIGTERM), None, None):
+    pass
+print("ready", flush=True)
+raise Stop(75, "SIGUSR1").error(None, 0)
+"""
+
+
+def end_under_signals(process, *numbers):
+    """Send signals without end from the moment on that Python hears none, and return the exit status."""
+    deadline = time.monotonic() + DEADLINE
+    while listens(process.pid, numbers[0]) and time.monotonic() < deadline:
+        time.sleep(1e-3)
+    for _ in range(50):
+        for number in numbers:
+            process.send_signal(number)
+        time.sleep(1e-2)
+    process.communicate("\n", timeout=DEADLINE)
+    return process.returncode
+
+
+def test_late_signals_do_not_change_the_exit_status():
+    with started(LEAVING, "none") as process:
+        assert end_under_signals(process, signal.SIGUSR1, signal.SIGTERM) == 75
+
+
+def test_a_programs_own_handlers_are_left_alone_at_exit():
+    with started(LEAVING, "own") as process:
+        assert end_under_signals(process, signal.SIGUSR1) == -signal.SIGUSR1
