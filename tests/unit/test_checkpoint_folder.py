@@ -14,12 +14,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from dist_classicrl import DistAsyncQLearning, TabularMDP
 from dist_classicrl.checkpoint import arrays as arrays_module
 from dist_classicrl.checkpoint import folder as folder_module
 from dist_classicrl.checkpoint import storage as storage_module
 from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.checkpoint.storage import LocalStorage
 from dist_classicrl.errors import CheckpointError, CheckpointFencedError, SettingsError
+from dist_classicrl.runtime import resuming
 
 RUN, OTHER_RUN = "0123abcd", "99999999"
 
@@ -464,7 +466,7 @@ class LaggingStorage(LocalStorage):
 
     def __init__(self, url, listings):
         super().__init__(url, 0o600)
-        self.listings, self.tried = listings, 0
+        self.listings, self.tried = listings, []
 
     def names(self, folder=""):
         if not folder and self.listings > 0:
@@ -473,16 +475,19 @@ class LaggingStorage(LocalStorage):
         return super().names(folder)
 
     def write_new(self, path, data):
-        self.tried += 1
+        self.tried.append(path)
         return super().write_new(path, data)
 
 
-def test_a_claim_where_the_listing_lags_behind(tmp_path, monkeypatch):
+def test_a_claim_where_the_listing_lags_behind(tmp_path):
     for _ in range(3):
         claimed(tmp_path)
     folder = CheckpointFolder(tmp_path, "agent-0")
     folder._storage = LaggingStorage(folder.url, 7)
-    assert folder.claim() > 3 and folder._storage.tried < 9
+    assert folder.claim() > 3
+    assert len(set(folder._storage.tried)) == len(
+        folder._storage.tried
+    )  # what was refused is not tried again
     folder.check_fence()
     assert len(os.listdir(folder.url)) == 1
 
@@ -493,7 +498,7 @@ def test_a_claim_that_never_succeeds_ends(tmp_path, monkeypatch):
     folder._storage = LaggingStorage(folder.url, 10**9)
     with pytest.raises(CheckpointError, match="could not be claimed within 0.3 s: .* or give another"):
         folder.claim()
-    assert folder._storage.tried < 20  # it pauses in between
+    assert len(folder._storage.tried) < 20  # it pauses in between
     with pytest.raises(CheckpointError, match="was not claimed"):
         folder.check_fence()
 
@@ -814,3 +819,23 @@ def test_a_run_that_begins_while_a_damaged_one_is_read_is_taken(tmp_path):
 
     reader.read = late
     assert reader.read_newest().name == begun[0]
+
+
+def test_neither_training_nor_load_model_takes_another_run_for_a_damaged_one(tmp_path, monkeypatch):
+    lake = TabularMDP.from_gymnasium("FrozenLake-v1")
+    for _ in range(2):
+        monkeypatch.setattr(resuming, "_agents", {})
+        DistAsyncQLearning(seed=1).train(lake, total_steps=500, checkpoint_dir=tmp_path, resume="never")
+    folder = CheckpointFolder(tmp_path, "agent-0")
+    (broken,), names = break_newest(folder), folder.names()
+    monkeypatch.setattr(resuming, "_agents", {})
+    agent = DistAsyncQLearning(seed=1)
+    for attempt in (
+        lambda: agent.train(lake, total_steps=1_000, checkpoint_dir=tmp_path),
+        lambda: DistAsyncQLearning.load_model(tmp_path),
+        lambda: DistAsyncQLearning.load_model(folder.url),
+    ):
+        with pytest.raises(CheckpointError, match=f"{names[-1]} is of another run.* move {broken} away"):
+            attempt()
+    assert agent.steps == 0 and folder.names() == names and broken != names[-1]
+    assert DistAsyncQLearning.load_model(folder.url_of(names[-1])).steps == 500
