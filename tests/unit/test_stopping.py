@@ -325,12 +325,20 @@ def test_a_signal_between_two_trainings_is_left_for_the_next(number, clock):
     assert train_once() == Stop(75, f"{number.name} between two trainings")
 
 
-def test_the_first_signal_between_two_trainings_counts(clock):
+def test_the_first_signal_between_two_trainings_counts_and_the_second_ends(clock, monkeypatch):
+    ended = []
+    monkeypatch.setattr(stopping, "_end_by_default", ended.append)
     train_once()
+    for _ in range(2):
+        send(signal.SIGUSR2)
+        clock.now += 0.9 * stopping.REPEAT_SECONDS
+        send(signal.SIGUSR1)
+        assert train_once().reason.startswith("SIGUSR2 ") and not ended
+        clock.now += 60.0
     send(signal.SIGUSR2)
-    clock.now += 0.9 * stopping.REPEAT_SECONDS
+    clock.now += 1.1 * stopping.REPEAT_SECONDS
     send(signal.SIGUSR1)
-    assert train_once().reason.startswith("SIGUSR2 ")
+    assert ended == [signal.SIGUSR1]
 
 
 def test_one_that_comes_while_the_next_training_begins_is_its_own(monkeypatch, clock):
@@ -352,6 +360,12 @@ def test_one_that_comes_while_the_next_training_begins_is_its_own(monkeypatch, c
 def test_a_signal_that_came_too_late_for_one_training_is_left_for_the_next(number, code, clock):
     assert train_once(send_within=number) is None
     assert train_once() == Stop(code, f"{number.name} on rank 0 ({HOST})")
+
+
+def test_one_that_came_too_late_counts_before_one_between_two_trainings(clock):
+    train_once(send_within=signal.SIGINT)
+    send(signal.SIGUSR1)
+    assert train_once() == Stop(130, f"SIGINT on rank 0 ({HOST})")
 
 
 def test_it_stays_until_a_training_ends_by_it(clock):
@@ -689,10 +703,10 @@ import ctypes, signal, sys
 signal.signal(signal.SIGTERM, signal.SIG_DFL)
 from dist_classicrl.distributed.stopping import Stop, StopWatch
 ctypes.pythonapi.Py_AtExit(ctypes.cast(ctypes.CDLL(None).getchar, ctypes.c_void_p))
-if sys.argv[1] == "own":
-    signal.signal(signal.SIGUSR1, lambda number, frame: None)
 with StopWatch((signal.SIGUSR1, signal.SIGTERM), None, None):
     pass
+if sys.argv[1] == "own":
+    signal.signal(signal.SIGUSR1, lambda number, frame: None)
 print("ready", flush=True)
 raise Stop(75, "SIGUSR1").error(None, 0)
 """
