@@ -16,7 +16,7 @@ from dist_classicrl import TabularMDP
 from dist_classicrl.algorithms.learners import CompiledLearner
 from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.distributed import run as run_module
-from dist_classicrl.distributed import stopping
+from dist_classicrl.distributed import server, stopping
 from dist_classicrl.environments.tictactoe import TicTacToeEnv
 from dist_classicrl.errors import (
     CheckpointError,
@@ -30,6 +30,7 @@ from dist_classicrl.errors import (
 )
 from dist_classicrl.runtime import resuming
 from dist_classicrl.schedules import Linear, PerVisit
+from dist_classicrl.updates import snapshot
 
 MODES = pytest.mark.parametrize("async_updates", [True, False], ids=["async", "reproducible"])
 LONG = 10**12
@@ -299,6 +300,31 @@ def test_a_server_that_was_replaced_stops_all_its_ranks(
     assert len(set(world.allgather(agent.q_table.tobytes() + agent.visits.tobytes()))) == 1
 
 
+def test_at_a_stop_all_that_was_learned_is_saved(world, make_agent, lake, folder, monkeypatch):
+    learn, made = CompiledLearner.learn, []
+
+    def learning(self, stream, steps):
+        learn(self, stream, steps)
+        made.append(steps)
+
+    agent = make_agent(sync_frequency=1_000, prefetch_factor=4)
+    with monkeypatch.context() as patched, pytest.raises(TrainingStopped) as stopped:
+        patched.setattr(CompiledLearner, "learn", learning)
+        agent.train(lake, total_steps=LONG, checkpoint_dir=folder, **stop_after(200_000))
+    assert stopped_everywhere(world, stopped.value, folder) == world.allreduce(sum(made))
+
+
+def test_the_end_of_a_call_holds_no_learners_that_are_behind(world, make_agent, lake, folder):
+    settings = {"async_updates": False, "logical_workers": 3, "sync_frequency": 2, "batch_size": 8}
+    make_agent(**settings).train(
+        lake, total_steps=20_000, checkpoint_dir=folder, checkpoint_interval=1, keep_last=1_000
+    )
+    saved = CheckpointFolder(folder, "agent-0")
+    last, *others = [saved.read(name) for name in saved.names()]
+    assert last.body["steps"] == 20_000 and "position" not in last.arrays
+    assert others and all(other.arrays["position"].shape[0] == 3 for other in others)
+
+
 # Other numbers of ranks
 
 
@@ -421,7 +447,12 @@ def test_a_command_that_was_finished_gives_all_ranks_what_it_gave(world, make_ag
 
 
 @MODES
-def test_every_checkpoint_is_of_one_moment(world, make_agent, alone, folder, restart, async_updates):
+def test_every_checkpoint_is_of_one_moment(
+    world, make_agent, alone, folder, restart, monkeypatch, async_updates
+):
+    # Copied in many small pieces, between which others push
+    monkeypatch.setattr(server, "_COPY_SECONDS", 0.0)
+    monkeypatch.setattr(snapshot, "SLICE_ENTRIES", 500)
     env = TabularMDP.garnet(3_000, 4, 2, seed=1)
     settings = {"async_updates": async_updates, "sync_frequency": 3, "batch_size": 100, "logical_workers": 5}
     agent = make_agent(**settings)
