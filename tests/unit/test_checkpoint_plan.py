@@ -115,10 +115,11 @@ def test_ways_to_write_a_folder(tmp_path, monkeypatch, value):
 
 
 @pytest.mark.parametrize(
-    "url", ["s3://bucket/run", "memory://run", "gs://b/a%20b/", "abfss://c@a.dfs/x", "simplecache::s3://b/x"]
+    "url", ["s3://bucket/run", "memory://run", "gs://b/a%20b", "abfss://c@a.dfs/x", "simplecache::s3://b/x"]
 )
-def test_urls_stay_as_they_are(url):
+def test_urls_stay_as_they_are_but_for_a_slash_at_the_end(url):
     assert plan(checkpoint_dir=url).location == url
+    assert plan(checkpoint_dir=f"{url}/").location == url
 
 
 @pytest.mark.parametrize(

@@ -171,7 +171,7 @@ def _location(value: Any) -> str:
             f'as text, or write "./{text}" for a folder of that name.'
         )
     if is_url and scheme.lower() not in _FILE_SCHEMES:
-        return text
+        return f"{scheme}://{rest.rstrip('/')}"  # one spelling, since agents are numbered per folder
     path = _path_of_file_url(text, rest) if is_url else text
     if "\0" in path:
         raise SettingsError(f"checkpoint_dir must not contain a NUL character, got {value!r}.")

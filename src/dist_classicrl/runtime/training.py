@@ -284,8 +284,8 @@ def _digest(array: np.ndarray) -> int:
 
 def _warn_of_difference(rank: int, name: str) -> None:
     logger.warning(
-        "agent.%s on rank %d is not what it is on rank 0. What rank 0 holds is what counts: set it on all "
-        "ranks alike, or on rank 0 alone and leave the others as they are.",
+        "agent.%s on rank %d is not what it is on rank 0. What rank 0 holds is what counts; set it on all "
+        "ranks alike to go without this warning.",
         name,
         rank,
     )
