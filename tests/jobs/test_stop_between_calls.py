@@ -99,7 +99,7 @@ def test_ranks_that_wait_for_a_busy_rank_0_and_that_one_stop_in_order(start_pyth
     go.touch()
     made = check_stopped(job, 3, "SIGUSR1 ", since, folder)
     assert {each["call"] for each in job.events("stopped")} == {1} and 20_000 <= made < 2_020_000
-    check_made(run_python(*arguments, ranks=3).output, 3, 2_020_000)
+    check_made(run_python(*arguments).output, 1, 2_020_000)
 
 
 def test_a_rank_that_waits_for_the_first_call_of_another_hears_signals(start_python, tmp_path):
@@ -133,7 +133,7 @@ def test_the_signal_may_come_to_another_rank_a_little_later(start_python, tmp_pa
     check_stopped(job, 3, "SIGUSR1 on rank ", since, folder)
 
 
-def test_a_rank_that_hangs_is_ended_with_the_job(start_python, run_python, tmp_path):
+def test_a_rank_that_hangs_is_ended_with_the_job(start_python, tmp_path):
     folder, hanging = tmp_path / "saved", tmp_path / "hanging"
     options = {
         "environment": "Hanging-v0",
@@ -155,27 +155,25 @@ def test_a_rank_that_hangs_is_ended_with_the_job(start_python, run_python, tmp_p
     assert {each["steps"] for each in stopped} == {made} and made > 0
     assert (newest / "manifest.json").stat().st_mtime > since - 0.05  # file systems count in ticks
     assert "Rank 2 did not stop within 3 s" in job.output
-    again = changed_program({"hang": [9, hanging]}, **options, calls=[{"total_steps": made + 1000}])
-    check_finished(run_python(*again).output, 1, made + 1000, made)
 
 
 def test_many_short_calls_and_a_signal_at_any_moment(start_python, run_python, tmp_path):
     folder = tmp_path / "saved"
     draw = random.Random(7)
-    arguments = program(train={"checkpoint_dir": folder}, calls=[{"total_steps": 20_000}] * 40)
-    for _ in range(5):
+    arguments = program(train={"checkpoint_dir": folder}, calls=[{"total_steps": 20_000}] * 30)
+    for _ in range(4):
         claimed = appearance(folder, "agent-0/fence*")
-        job = start_python(*arguments, ranks=3)
+        job = start_python(*arguments, ranks=2)
         # Before that, at its start, a process has no handlers yet.
         if job.wait_for(claimed, "the folder to be claimed") is not None:
-            time.sleep(draw.uniform(0.0, 0.5))
+            time.sleep(draw.uniform(0.0, 0.3))
             job.send(signal.SIGUSR1)
         job.wait()
         if job.process.returncode not in (0, 75):
             raise job.error(f"ended with status {job.process.returncode}")
         stopped = job.events("stopped")
-        assert len(stopped) == (3 if job.process.returncode else 0), job.output
-    check_made(run_python(*arguments).output, 1, 40 * 20_000)
+        assert len(stopped) == (2 if job.process.returncode else 0), job.output
+    check_made(run_python(*arguments).output, 1, 30 * 20_000)
 
 
 @pytest.mark.parametrize("ranks", [None, 3])
