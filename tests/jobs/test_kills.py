@@ -6,7 +6,7 @@ from random import Random
 import pytest
 from killing import Kills, kill_and_finish, uninterrupted
 
-STEPS = {"alone": 50_000_000, "rounds": 8_000_000, "async-3": 30_000_000, "rounds-3": 8_000_000}
+STEPS = {"alone": 40_000_000, "rounds": 6_000_000, "async-3": 20_000_000, "rounds-3": 6_000_000}
 KILLS = {"alone": 2, "rounds": 2, "async-3": 1, "rounds-3": 1}
 
 

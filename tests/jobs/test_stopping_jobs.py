@@ -157,7 +157,7 @@ def test_an_error_in_the_environment_leaves_a_checkpoint(run_python, tmp_path, r
     }
     breaking = {"THIN_ICE": f"{(ranks or 1) - 1} 5000"}
     # The rank that failed ends the job, but not before the server has saved what it had.
-    job = run_python(*program(slow_disk=0.2, **options), ranks=ranks, status=1, env=breaking)
+    job = run_python(*program(slow_disk=0.05, **options), ranks=ranks, status=1, env=breaking)
     assert {each["error"] for each in events(job.output, "failed")} == {"ZeroDivisionError: thin ice"}
     made = CheckpointFolder(folder, "agent-0").read_newest().body["steps"]
     # What was not yet learned of the last batch, or not yet pushed, is lost.
