@@ -18,7 +18,8 @@ TESTS = ROOT / "tests"
 MPI_RANKS = (1, 2, 4)
 NO_TESTS_CHOSEN = 5
 # About four times what each takes on two cores.
-LIMIT_SECONDS = {"lint": 60, "types": 240, "unit": 300, "mpi": 180, "jobs": 300}
+UNIT_PROCESSES = 2
+LIMIT_SECONDS = {"lint": 60, "types": 240, "unit": 300, "mpi": 180, "jobs": 420}
 
 
 class Checks:
@@ -56,6 +57,8 @@ class Checks:
         with tempfile.TemporaryDirectory() as logs:
             report = Path(logs) / "report.xml"
             pytest = [sys.executable, "-m", "pytest", *self.options, *(paths or [str(folder)])]
+            if name == "unit" and not self.choosing:
+                pytest += ["-n", str(UNIT_PROCESSES)]
             # mpirun gives its ranks a terminal of their own, so pytest cannot tell.
             pytest += ["--color", "yes" if sys.stdout.isatty() else "no"]
             if ranks:
