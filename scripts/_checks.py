@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
 MPI_RANKS = (1, 2, 4)
 NO_TESTS_CHOSEN = 5
-# About four times what each takes on two cores.
 UNIT_PROCESSES = 2
+# Up to four times what each takes on two cores.
 LIMIT_SECONDS = {"lint": 60, "types": 240, "unit": 300, "mpi": 180, "jobs": 420}
 
 

@@ -46,7 +46,7 @@ def test_the_blocks_of_all_documents_run(run_python, tmp_path, ranks):
             assert "read (16, 4)" in job.output
         if document.name == "checkpoints.md":
             assert "began afresh" in job.output
-            assert "2000000 steps: q_table float64 (16, 4), visits int64 (16, 4)" in job.output
+            assert "2000000 {'q_table': (dtype('float64'), (16, 4)), 'visits':" in job.output
 
 
 def test_a_document_that_was_run_before_goes_on_from_its_checkpoints(run_python, tmp_path):
