@@ -22,6 +22,8 @@ from dist_classicrl.distributed.transport import Channel
 from dist_classicrl.errors import RemoteRankError
 
 _GRACE_SECONDS = 10.0
+# In which a launcher forwards the traceback before it writes, into the same lines, that the job was aborted.
+_FORWARD_SECONDS = 0.1
 
 
 def failure_text(error: BaseException, rank: int) -> np.ndarray:
@@ -96,6 +98,7 @@ def _end_job(error: BaseException, show: Callable[[], Any]) -> None:
 
         sys.stdout.flush()
         sys.stderr.flush()
+        time.sleep(_FORWARD_SECONDS)
         MPI.COMM_WORLD.Abort(1)
         os._exit(1)
 
