@@ -18,10 +18,10 @@ from dist_classicrl.distributed.failures import raise_remote
 from dist_classicrl.distributed.messages import Kind
 from dist_classicrl.distributed.report import ProgressClock, Tally
 from dist_classicrl.distributed.saving import Position, Saver
-from dist_classicrl.distributed.server import EPOCH, beat_seconds, report_progress
+from dist_classicrl.distributed.server import EPOCH, beat_seconds, report_progress, take_in_stop
 from dist_classicrl.distributed.stopping import Stop, StopWatch
 from dist_classicrl.distributed.transport import Backoff, Channel, receive
-from dist_classicrl.distributed.worker import LOOK_SECONDS, final_of, raise_stopped
+from dist_classicrl.distributed.worker import LOOK_SECONDS, final_of, pass_on_stop, raise_stopped
 from dist_classicrl.errors import ProtocolError, RankTimeoutError
 from dist_classicrl.settings import Settings
 from dist_classicrl.updates.local import LocalTable, PackedMap, Refresh
@@ -60,9 +60,14 @@ def state_of(parts: list[np.ndarray]) -> dict[str, np.ndarray]:
     return {name: array.reshape(shape) for (name, shape), array in zip(shapes.items(), arrays, strict=True)}
 
 
+def stack_by_number(states: dict[int, dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Return the state of learners as one, in the order of their numbers."""
+    return stack_states([states[number] for number in sorted(states)])
+
+
 def learners_message(learners: dict[int, dict[str, np.ndarray]]) -> np.ndarray:
     """Return the state of all learners, by logical worker, as one message."""
-    return state_message(len(learners), stack_states([learners[number] for number in sorted(learners)]))
+    return state_message(len(learners), stack_by_number(learners))
 
 
 def learners_of(message: np.ndarray) -> dict[int, dict[str, np.ndarray]]:
@@ -116,14 +121,13 @@ class RoundServer:
         """
         asked = self._asked
         known = asked is not None and asked.steps == self._start + self._made
-        states = [self._states[logical] for logical in sorted(self._states)]
-        complete = known and len(states) == self._settings.logical_workers
+        complete = known and len(self._states) == self._settings.logical_workers
         return Position(
             self._start + self._made,
             self._tally.to_dict(self.seconds),
             "rounds",
             version=self._table.version,
-            learners=stack_states(states) if complete else {},
+            learners=stack_by_number(self._states) if complete else {},
         )
 
     def run(self) -> Stop | None:
@@ -227,8 +231,7 @@ class RoundServer:
         self._states[logical] = state_of(parts)
         if len(self._states) == len(carried_by) and self._copied and self._saver is not None:
             self._copied = False
-            states = [self._states[worker] for worker in sorted(self._states)]
-            position = replace(self._asked, learners=stack_states(states))
+            position = replace(self._asked, learners=stack_by_number(self._states))
             self._saver.save(self._snapshot.values, self._snapshot.counts, position)
 
     def _send(self, message: np.ndarray) -> None:
@@ -255,8 +258,7 @@ class RoundServer:
             self._take_in_state(rank, parts, carried_by)
             return
         if kind is Kind.STOP:
-            if self._saver is not None:
-                self._saver.ask_to_stop(Stop.from_dict(messages.from_text(parts[0])))
+            take_in_stop(self._saver, parts)
             return
         if kind is not Kind.ROUND:
             raise ProtocolError(f"Worker {rank} sent {kind.name} where a round's maps belong.")
@@ -326,7 +328,6 @@ class RoundWorker:
         self._steps = steps
         self._seed = seed
         self._watch = watch
-        self._asked = False
         self._version = -1
         self._told = 0.0
         self._looked = 0.0
@@ -377,15 +378,9 @@ class RoundWorker:
         if now - self._looked < LOOK_SECONDS:
             return
         self._looked = now
-        self._ask_to_stop()
+        pass_on_stop(self._watch, self._channel)
         if (message := self._poll()) is not None:
             raise ProtocolError(f"The server sent {message[0].name} in the middle of a round.")
-
-    def _ask_to_stop(self) -> None:
-        """Tell the server, once, if this rank was asked to stop."""
-        if self._watch is not None and self._watch.stop is not None and not self._asked:
-            self._asked = True
-            self._channel.send(messages.encode(Kind.STOP, messages.text(self._watch.stop.to_dict())))
 
     def _poll(self) -> tuple[Kind, list[np.ndarray]] | None:
         """Return the next message, signs of life apart, or None; raise what another rank raised."""
@@ -405,7 +400,7 @@ class RoundWorker:
         while True:
             message = self._poll()
             if message is None:
-                self._ask_to_stop()
+                pass_on_stop(self._watch, self._channel)
                 self._channel.reap()
                 now = time.monotonic()
                 if now - max(begin, self._channel.last_heard) > timeout:

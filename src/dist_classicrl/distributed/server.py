@@ -217,8 +217,7 @@ class Server:
         if kind is Kind.PUSH:
             self._push(rank, self._peers[rank], message.size, parts)
         elif kind is Kind.STOP:
-            if self._saver is not None:
-                self._saver.ask_to_stop(Stop.from_dict(messages.from_text(parts[0])))
+            take_in_stop(self._saver, parts)
         elif kind is not Kind.BEAT:
             raise ProtocolError(f"Worker {rank} sent {kind.name} where a push belongs.")
 
@@ -326,6 +325,12 @@ def _end_job(late: list[Channel], code: int) -> None:
             sys.stderr.flush()
             late[0].abort(code)
         time.sleep(1e-2)
+
+
+def take_in_stop(saver: Saver | None, parts: list[np.ndarray]) -> None:
+    """Take in that a worker was asked to stop, where the run can: it is saved."""
+    if saver is not None:
+        saver.ask_to_stop(Stop.from_dict(messages.from_text(parts[0])))
 
 
 def keep_alive(channels: list[Channel], timeout: float) -> None:

@@ -61,7 +61,36 @@ class Stop:
         return cls(**data)
 
 
-class StopWatch:
+class _Listener:
+    """Hears signals: of the first it takes note, a second one ends the process at once.
+
+    Its handler may interrupt any code, so it takes no lock and logs nothing.
+    """
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+        self._first_signal: float | None = None
+
+    def hear(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal."""
+        if os.getpid() != self._process:
+            _hear_in_child(number)
+            return
+        now = time.monotonic()
+        if self._first_signal is None:
+            self._first_signal = now
+            self._note(number, now)
+        elif now - self._first_signal > REPEAT_SECONDS:
+            self._end_at_once(number)
+
+    def _note(self, number: int, now: float) -> None:
+        raise NotImplementedError
+
+    def _end_at_once(self, number: int) -> None:
+        _end_by_default(number)
+
+
+class StopWatch(_Listener):
     """Listens for requests to stop: signals while it is entered, time limits, and what other ranks say.
 
     A first signal only leaves a request, which the training finds in `stop`. A second one ends the process at
@@ -88,18 +117,17 @@ class StopWatch:
     def __init__(
         self, signals: Sequence[int], time_limit: float | None, slurm_left: float | None, rank: int = 0
     ) -> None:
+        super().__init__()
         self._started = time.monotonic()
-        self._process = os.getpid()
         self._time_limit = time_limit
         self._slurm_left = slurm_left
-        # All that the handler needs: it may interrupt any code, so it takes no lock and logs nothing.
         self._answers = {
             number: _answer(number, f"on rank {rank} ({socket.gethostname()})")
             for number in (*signals, signal.SIGINT)
         }
         # Each with its time. Appended to in one step, so that a handler may come in between.
         self._requests: list[tuple[Stop, float]] = []
-        self._first_signal: float | None = None
+        self._is_told = False
         self._before: list[dict[int, Any]] = []  # handlers found by each __enter__
 
     @property
@@ -111,6 +139,13 @@ class StopWatch:
         """Take a request of another rank."""
         if not self._requests:
             self._requests.append((stop, time.monotonic()))
+
+    def untold(self) -> Stop | None:
+        """Return the first request, once: to whom it has to be told."""
+        if self._is_told or self.stop is None:
+            return None
+        self._is_told = True
+        return self.stop
 
     def check_time(self, saving_seconds: float) -> None:
         """Request a stop where a time limit leaves just enough time to save, which takes `saving_seconds`."""
@@ -137,7 +172,7 @@ class StopWatch:
         self._before.append(before)
         try:
             for number in before:
-                signal.signal(number, self._hear)
+                signal.signal(number, self.hear)
         except BaseException:
             for number, handler in self._before.pop().items():
                 signal.signal(number, handler)
@@ -166,31 +201,22 @@ class StopWatch:
             if kind is None and self.stop is not None:  # it came too late for this training
                 _guard.leave(self.stop)
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._process:
-            _hear_in_child(number)
-            return
-        now = time.monotonic()
-        if self._first_signal is None:
-            self._first_signal = now
-            self._requests.append((self._answers[number], now))
-        elif now - self._first_signal > REPEAT_SECONDS:
-            self._end_at_once(number)
+    def _note(self, number: int, now: float) -> None:
+        self._requests.append((self._answers[number], now))
 
     def _end_at_once(self, number: int) -> None:
         if number == signal.SIGINT:
             signal.signal(number, next(before[number] for before in self._before if number in before))
             raise KeyboardInterrupt
-        _end_by_default(number)
+        super()._end_at_once(number)
 
 
-class _Guard:
+class _Guard(_Listener):
     """Listens for stop signals between the trainings of a process, and from the last one to its end."""
 
     def __init__(self) -> None:
-        self._process = 0
+        super().__init__()
         self._request: Stop | None = None
-        self._first_signal: float | None = None
         self._numbers: set[int] = set()
 
     def watch(self, number: int) -> None:
@@ -216,17 +242,8 @@ class _Guard:
         request, self._request, self._first_signal = self._request, None, None
         return request
 
-    def hear(self, number: int, frame: FrameType | None) -> None:
-        """Take note of a signal; end the process at a second one."""
-        if os.getpid() != self._process:
-            _hear_in_child(number)
-            return
-        now = time.monotonic()
-        if self._first_signal is None:
-            self._first_signal = now
-            self._request = self._request or _answer(number, "between two trainings")
-        elif now - self._first_signal > REPEAT_SECONDS:
-            _end_by_default(number)
+    def _note(self, number: int, now: float) -> None:
+        self._request = self._request or _answer(number, "between two trainings")
 
     def _ignore(self) -> None:
         """Let no stop signal end the process any more: Python gives up its handlers before MPI is through."""

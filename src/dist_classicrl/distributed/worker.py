@@ -80,7 +80,6 @@ class Worker:
         self._timeout = timeout
         self._watch = watch
         self._generation = generation
-        self._asked = False
         self._stopping = False
         self._leases: deque[tuple[int, int, Stream]] = deque()
         self._made: dict[int, int] = {}
@@ -125,9 +124,7 @@ class Worker:
                 self._check_server()
                 self._channel.reap()
                 backoff.wait()
-            if self._watch is not None and self._watch.stop is not None and not self._asked:
-                self._asked = True
-                self._channel.send(messages.encode(Kind.STOP, messages.text(self._watch.stop.to_dict())))
+            pass_on_stop(self._watch, self._channel)
             # Between pushes, and while others make the last steps, the server would hear nothing else.
             if time.monotonic() - self._channel.last_sent > beat_seconds(self._timeout):
                 self._channel.send(messages.encode(Kind.BEAT))
@@ -257,6 +254,13 @@ class Worker:
                 f"The server, rank {self._channel.peer}, gave no sign of life for {self._timeout:g} s. Look "
                 "at its log for what it waits for; if its machine is only slow, raise timeout=."
             )
+
+
+def pass_on_stop(watch: StopWatch | None, channel: Channel) -> None:
+    """Tell the server, once, if this rank was asked to stop."""
+    stop = None if watch is None else watch.untold()
+    if stop is not None:
+        channel.send(messages.encode(Kind.STOP, messages.text(stop.to_dict())))
 
 
 def raise_stopped(channel: Channel, parts: list[np.ndarray]) -> NoReturn:
