@@ -55,28 +55,28 @@ class Settings:
         for name in ("state_size", "action_size"):
             value = getattr(self, name)
             if value is not None:
-                put(name, _whole(name, value, 1, "None to take it from the environment"))
+                put(name, checked_whole(name, value, 1, "None to take it from the environment"))
         put("learning_rate", as_schedule("learning_rate", self.learning_rate))
         put("epsilon", as_schedule("epsilon", self.epsilon))
         _check_learning_rate(self.learning_rate)
         _check_epsilon(self.epsilon)
         put("discount_factor", _real("discount_factor", self.discount_factor, 0.0, 1.0))
-        put("batch_size", _whole("batch_size", self.batch_size, 1))
+        put("batch_size", checked_whole("batch_size", self.batch_size, 1))
         if self.sync_frequency != "auto":
-            put("sync_frequency", _whole("sync_frequency", self.sync_frequency, 1, '"auto"'))
+            put("sync_frequency", checked_whole("sync_frequency", self.sync_frequency, 1, '"auto"'))
         put(
             "compression_threshold", _real("compression_threshold", self.compression_threshold, 0.0, math.inf)
         )
-        put("buffer_size", _whole("buffer_size", self.buffer_size, 1))
-        put("prefetch_factor", _whole("prefetch_factor", self.prefetch_factor, 1))
-        put("logical_workers", _whole("logical_workers", self.logical_workers, 1))
-        put("n_envs", _whole("n_envs", self.n_envs, 1))
+        put("buffer_size", checked_whole("buffer_size", self.buffer_size, 1))
+        put("prefetch_factor", checked_whole("prefetch_factor", self.prefetch_factor, 1))
+        put("logical_workers", checked_whole("logical_workers", self.logical_workers, 1))
+        put("n_envs", checked_whole("n_envs", self.n_envs, 1))
         put("replay_ratio", _real("replay_ratio", self.replay_ratio, 0.0, 1e6))
         put("timeout", _real("timeout", self.timeout, 1.0, 1e9))
         for name in ("async_updates", "allow_singletons"):
-            put(name, _flag(name, getattr(self, name)))
+            put(name, checked_flag(name, getattr(self, name)))
         if self.use_action_mask is not None:
-            put("use_action_mask", _flag("use_action_mask", self.use_action_mask, " or None"))
+            put("use_action_mask", checked_flag("use_action_mask", self.use_action_mask, " or None"))
         _one_of("algorithm", self.algorithm, _ALGORITHMS)
         put("dtype", _dtype(self.dtype))
         if self.communication_backend == "nccl":
@@ -86,7 +86,7 @@ class Settings:
             )
         _one_of("communication_backend", self.communication_backend, _BACKENDS)
         if self.seed is not None:
-            put("seed", _whole("seed", self.seed, 0, "None"))
+            put("seed", checked_whole("seed", self.seed, 0, "None"))
             if self.seed >= 2**63:  # ranks tell each other the seed as an int64
                 raise SettingsError(f"seed must be below 2**63, got {self.seed!r}.")
         if self.compression_threshold > 0.0 and not self.async_updates:
@@ -153,7 +153,8 @@ def _shown(schedule: Schedule) -> str:
     return repr(values["value"]) if set(values) == {"value"} else repr(schedule)
 
 
-def _whole(name: str, value: Any, least: int, otherwise: str = "") -> int:
+def checked_whole(name: str, value: Any, least: int, otherwise: str = "") -> int:
+    """Return `value` as an int of at least `least`; SettingsError, which names `otherwise`, for others."""
     whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not whole or value < least:
         hint = f", or {otherwise}" if otherwise else ""
@@ -169,7 +170,8 @@ def _real(name: str, value: Any, least: float, most: float) -> float:
     return float(value)
 
 
-def _flag(name: str, value: Any, otherwise: str = "") -> bool:
+def checked_flag(name: str, value: Any, otherwise: str = "") -> bool:
+    """Return `value` as a bool; SettingsError, which names `otherwise`, for others."""
     if not isinstance(value, (bool, np.bool_)):
         raise SettingsError(f"{name} must be True or False{otherwise}, got {value!r}.")
     return bool(value)

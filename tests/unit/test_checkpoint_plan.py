@@ -114,6 +114,12 @@ def test_ways_to_write_a_folder(tmp_path, monkeypatch, value):
     assert plan(checkpoint_dir=value).location == f"{tmp_path}/one/a b:c"
 
 
+@pytest.mark.parametrize("url", ["s3://bucket/run", "simplecache::s3://b/x"])
+def test_permissions_behind_a_url_are_refused_and_not_ignored(url):
+    assert plan(checkpoint_dir=url, checkpoint_mode=0o600).location == url
+    assert "0o640 would be ignored" in refused(checkpoint_dir=url, checkpoint_mode=0o640)
+
+
 @pytest.mark.parametrize(
     "url", ["s3://bucket/run", "memory://run", "gs://b/a%20b", "abfss://c@a.dfs/x", "simplecache::s3://b/x"]
 )

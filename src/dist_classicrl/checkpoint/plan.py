@@ -15,7 +15,7 @@ import numpy as np
 
 from dist_classicrl import durations
 from dist_classicrl.errors import SettingsError
-from dist_classicrl.settings import _flag, _whole
+from dist_classicrl.settings import checked_flag, checked_whole
 
 DEFAULT_INTERVAL = "30s"
 DEFAULT_KEEP_LAST = 3
@@ -110,10 +110,10 @@ def plan_of(
     steps, seconds = _interval(checkpoint_interval)
     checked: dict[str, Any] = {
         "checkpoint_interval": (steps, seconds),
-        "keep_last": _whole("keep_last", keep_last, 1),
-        "keep_every": None if keep_every is None else _whole("keep_every", keep_every, 1, "None"),
+        "keep_last": checked_whole("keep_last", keep_last, 1),
+        "keep_every": None if keep_every is None else checked_whole("keep_every", keep_every, 1, "None"),
         "resume": _resume(resume),
-        "strict": _flag("strict", strict),
+        "strict": checked_flag("strict", strict),
         "time_limit": _time_limit(time_limit),
         "stop_signals": _signals(stop_signals),
         "checkpoint_mode": _mode(checkpoint_mode),
@@ -136,8 +136,14 @@ def plan_of(
                 f'instance checkpoint_dir="checkpoints", or leave out {", ".join(ignored)}.'
             )
         return None
+    location = _location(checkpoint_dir)
+    if "://" in location and checked["checkpoint_mode"] != DEFAULT_MODE:
+        raise SettingsError(
+            f"checkpoint_mode=0o{checked['checkpoint_mode']:o} would be ignored: it is for folders, and "
+            f"checkpoint_dir={location!r} is a URL, where the store has rules of its own. Leave it out."
+        )
     return CheckpointPlan(
-        location=_location(checkpoint_dir),
+        location=location,
         interval_steps=steps,
         interval_seconds=seconds,
         keep_last=checked["keep_last"],

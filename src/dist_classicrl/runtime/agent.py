@@ -338,7 +338,7 @@ class DistAsyncQLearning:
             Signals that stop the training in order, whichever rank hears them, besides Ctrl-C. A second one
             ends the process at once.
         checkpoint_mode : int
-            Permissions of the files; folders get the same, and the right to enter.
+            Permissions of the files; folders get the same, and the right to enter. Not for URLs.
 
         Returns
         -------
