@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 FORMAT = "dist_classicrl checkpoint"
 FORMAT_VERSION = 1
-_MANIFEST = "manifest.json"
+MANIFEST = "manifest.json"
 _MAX_MANIFEST = 64 * 2**20
 _ARRAY_NAME = re.compile("[a-z0-9_]+")
 _CLAIM_SECONDS = 10.0
@@ -412,11 +412,11 @@ class CheckpointFolder:
         )
         self.check_fence()
         _check_wanted(is_wanted)
-        self._storage.write(f"{folder}/{_MANIFEST}", [manifest])
+        self._storage.write(f"{folder}/{MANIFEST}", [manifest])
         self._storage.sync(folder)
         self._storage.sync("")
         if self._read_manifest(folder) != manifest:
-            raise OSError(f"{self.url_of(folder)}/{_MANIFEST} does not hold what was written to it")
+            raise OSError(f"{self.url_of(folder)}/{MANIFEST} does not hold what was written to it")
 
     def _rotate(self, newest: _Name) -> None:
         """Remove checkpoints of the same run that are not kept, and what others left half written.
@@ -451,7 +451,7 @@ class CheckpointFolder:
             raise trouble
 
     def _remove(self, name: _Name) -> None:
-        self._storage.remove(f"{name}/{_MANIFEST}")
+        self._storage.remove(f"{name}/{MANIFEST}")
         self._storage.remove(str(name))
 
     # What is in the folder
@@ -461,7 +461,7 @@ class CheckpointFolder:
         return sorted(name for name in map(_Name.parse, self._listed()) if name is not None)
 
     def _is_complete(self, name: _Name) -> bool:
-        return _MANIFEST in self._listed(str(name))
+        return MANIFEST in self._listed(str(name))
 
     def _fences(self) -> list[int]:
         matches = (re.fullmatch("fence-([0-9]{6,20})[.]json", name) for name in self._listed())
@@ -487,10 +487,10 @@ class CheckpointFolder:
 
     def _read_manifest(self, name: str) -> bytes:
         try:
-            with self._storage.open(f"{name}/{_MANIFEST}") as file:
+            with self._storage.open(f"{name}/{MANIFEST}") as file:
                 return _take(file)
         except FileNotFoundError as error:
-            raise ValueError(f"it has no {_MANIFEST}") from error
+            raise ValueError(f"it has no {MANIFEST}") from error
 
     def _read_array(self, name: str, key: str, entry: array_files.Entry) -> np.ndarray:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from dist_classicrl.checkpoint.folder import _MANIFEST, CheckpointFolder, Saved
+from dist_classicrl.checkpoint.folder import MANIFEST, CheckpointFolder, Saved
 from dist_classicrl.checkpoint.plan import DEFAULT_MODE
 from dist_classicrl.checkpoint.storage import LocalStorage, open_storage
 from dist_classicrl.errors import CheckpointError
@@ -53,7 +53,7 @@ def _saved_of(path: str | os.PathLike[str]) -> Saved:
             f"The folder {url} cannot be listed: {error}. Give a folder that this user may read."
         ) from error
     above, name = _split(location)
-    if _MANIFEST in names:
+    if MANIFEST in names:
         return CheckpointFolder(*_split(above)).read(name)
     agents = [name for name in names if _AGENT.fullmatch(name)]
     if len(agents) > 1:
