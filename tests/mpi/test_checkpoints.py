@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from edited_checkpoints import edit, put, put_array, with_value
+from own_signals import own_signals
 from rank_environments import SteppedLake
 
 from dist_classicrl import TabularMDP
@@ -39,13 +40,9 @@ LONG = 10**12
 @pytest.fixture(autouse=True)
 def only_the_signals_of_this_test(monkeypatch):
     """Let no request to stop go from test to test, and do not wait for late copies of the same signal."""
-    numbers = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
-    before = [signal.getsignal(number) for number in numbers]
     monkeypatch.setattr(stopping, "REPEAT_SECONDS", 0.05)
-    monkeypatch.setattr(stopping, "_guard", stopping._Guard())
-    yield
-    for number, handler in zip(numbers, before, strict=True):
-        signal.signal(number, handler)
+    with own_signals(monkeypatch):
+        yield
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import numba
 import numpy as np
 import pytest
 from edited_checkpoints import edit, put, put_array, with_value
+from own_signals import own_signals
 from rank_environments import SteppedLake
 
 from dist_classicrl import CompiledSimulator, DistAsyncQLearning, TabularMDP
@@ -39,13 +40,9 @@ GARNET = TabularMDP.garnet(25, 4, 3, seed=3, max_episode_steps=60)
 @pytest.fixture(autouse=True)
 def only_the_signals_of_this_test(monkeypatch):
     """Let no request to stop go from test to test, and do not wait for late copies of the same signal."""
-    numbers = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
-    before = [signal.getsignal(number) for number in numbers]
     monkeypatch.setattr(stopping, "REPEAT_SECONDS", 0.0)
-    monkeypatch.setattr(stopping, "_guard", stopping._Guard())
-    yield
-    for number, handler in zip(numbers, before, strict=True):
-        signal.signal(number, handler)
+    with own_signals(monkeypatch):
+        yield
 
 
 @pytest.fixture
@@ -433,16 +430,14 @@ def test_the_result_of_a_call_that_is_no_longer_known(tmp_path, restart):
     assert agent.steps == 1_000
 
 
-@MODES
-def test_calls_that_are_not_saved_in_between(async_updates, tmp_path, restart, small_slices):
-    settings = {"seed": 11, "async_updates": async_updates, "logical_workers": 2, "sync_frequency": 1}
-    calls = [(500, {"checkpoint_dir": tmp_path}), (700, {}), (2_000, {"checkpoint_dir": tmp_path}), (300, {})]
+def check_stopped_in_some_calls(calls, stopped_in, restart, **settings):
+    """Make `calls`, stopped in one after the other and started again, and compare with one process."""
     straight = DistAsyncQLearning(**settings)
     results = [told(straight.train(LAKE, total_steps=steps)) for steps, _ in calls]
-    for stopped_in in (0, 2, None):
+    for last in (*stopped_in, None):
         agent = DistAsyncQLearning(**settings)
         for number, (steps, options) in enumerate(calls):
-            if number == stopped_in:
+            if number == last:
                 with pytest.raises(TrainingStopped):
                     agent.train(LAKE, total_steps=steps, **options, **stop_after(steps // 2))
                 break
@@ -450,6 +445,13 @@ def test_calls_that_are_not_saved_in_between(async_updates, tmp_path, restart, s
             assert told(result) == results[number]
         restart()
     assert same(agent, straight)
+
+
+@MODES
+def test_calls_that_are_not_saved_in_between(async_updates, tmp_path, restart, small_slices):
+    settings = {"seed": 11, "async_updates": async_updates, "logical_workers": 2, "sync_frequency": 1}
+    calls = [(500, {"checkpoint_dir": tmp_path}), (700, {}), (2_000, {"checkpoint_dir": tmp_path}), (300, {})]
+    check_stopped_in_some_calls(calls, (0, 2), restart, **settings)
 
 
 def test_a_process_that_ends_in_a_call_that_is_not_saved(tmp_path, restart):
@@ -470,19 +472,7 @@ def test_a_process_that_ends_in_a_call_that_is_not_saved(tmp_path, restart):
 def test_two_folders_in_turn(tmp_path, restart, small_slices):
     one, other = {"checkpoint_dir": tmp_path / "one"}, {"checkpoint_dir": tmp_path / "other"}
     calls = [(500, one), (700, other), (2_000, one), (300, other)]
-    straight = DistAsyncQLearning(seed=11)
-    results = [told(straight.train(LAKE, total_steps=steps)) for steps, _ in calls]
-    for stopped_in in (0, 1, 2, 3, None):
-        agent = DistAsyncQLearning(seed=11)
-        for number, (steps, options) in enumerate(calls):
-            if number == stopped_in:
-                with pytest.raises(TrainingStopped):
-                    agent.train(LAKE, total_steps=steps, **options, **stop_after(steps // 2))
-                break
-            result = agent.train(LAKE, total_steps=steps, **options)
-            assert told(result) == results[number]
-        restart()
-    assert same(agent, straight)
+    check_stopped_in_some_calls(calls, (0, 1, 2, 3), restart, seed=11)
 
 
 @MODES

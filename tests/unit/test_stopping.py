@@ -12,13 +12,13 @@ import threading
 import time
 
 import pytest
+from own_signals import SIGNALS, own_signals
 from signal_masks import listens
 
 from dist_classicrl.distributed import stopping
 from dist_classicrl.distributed.stopping import Stop, StopWatch
 from dist_classicrl.errors import TrainingInterrupted, TrainingStopped
 
-SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
 DEADLINE = 60.0
 HOST = socket.gethostname()
 
@@ -26,11 +26,8 @@ HOST = socket.gethostname()
 @pytest.fixture(autouse=True)
 def as_in_a_new_process(monkeypatch):
     """Let no test find a request or a guarded signal that another one left."""
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    monkeypatch.setattr(stopping, "_guard", stopping._Guard())
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    with own_signals(monkeypatch):
+        yield
 
 
 @pytest.fixture(autouse=True)
