@@ -29,8 +29,8 @@ class Arrivals:
     No clock is read: all times are passed in, and in seconds of one clock.
 
     An interval counts as no shorter than `expected`: that is what the peer promises, however often it happens
-    to write. Of all intervals within a time of `expected` only the longest is kept, so that a burst of
-    messages does not push what is known of the peer's jitter out of the window.
+    to write. What comes in quick succession counts as one interval for each time of `expected`, so that a
+    burst of messages does not push what is known of the peer's jitter out of the window.
 
     Parameters
     ----------
@@ -51,7 +51,6 @@ class Arrivals:
         )
         self._estimate: tuple[float, float] | None = None
         self._last = now
-        self._longest = 0.0
         self._passed = 0.0
 
     def heard(self, now: float) -> None:
@@ -59,11 +58,9 @@ class Arrivals:
         interval = self.silence(now)
         self._last = now
         self._passed += interval
-        if interval > self._longest:
-            self._longest = interval
         if self._passed >= self._expected:
-            self._intervals.append(max(self._longest, self._expected))
-            self._longest = self._passed = 0.0
+            self._intervals.append(max(interval, self._expected))
+            self._passed = 0.0
             self._estimate = None
 
     def excuse(self, seconds: float) -> None:
