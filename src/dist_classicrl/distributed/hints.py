@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK")
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
+_LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK")
 _SLURM_RANK = "SLURM_PROCID"
 _SLURM_SIZES = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
 
@@ -15,6 +16,15 @@ def rank_of_environment(environ: Mapping[str, str] | None = None) -> int | None:
     """Tell the rank that an MPI launcher gave this process, or None if none started it."""
     environ = os.environ if environ is None else environ
     for name in _RANKS:
+        if environ.get(name, "").isdigit():
+            return int(environ[name])
+    return None
+
+
+def local_rank_of_environment(environ: Mapping[str, str] | None = None) -> int | None:
+    """Tell the number that an MPI launcher gave this process among those of its host, or None."""
+    environ = os.environ if environ is None else environ
+    for name in _LOCAL_RANKS:
         if environ.get(name, "").isdigit():
             return int(environ[name])
     return None

@@ -1,0 +1,142 @@
+"""What the ranks of a launched job leave on disk, for its launcher: that they live, how they ended, and done.
+
+`mpirun` may return 0 after a host died, and something else after the work was done, or not return at all. So
+each attempt of `python -m dist_classicrl launch` has a folder, which all hosts see, and the launcher goes by
+what the ranks write there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+LAUNCH_VARIABLE = "DIST_CLASSICRL_LAUNCH"
+"""The environment variable that tells ranks the folder of their attempt."""
+
+_ALIVE = "alive"
+_DONE = "done"
+_ENDED = "ended-"
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How the script ended on one rank.
+
+    Attributes
+    ----------
+    rank : int
+    code : int
+        Exit status.
+    kind : str
+        `"code"`: it came to its end, or to a SystemExit; `"error"`: an exception that nobody handled;
+        `"told"`: one that another rank raised; `"lost"`: one that says that other ranks are lost; `"left"`:
+        this rank's end says nothing about the job.
+    reason : str
+        The exception, in a line; empty where there was none.
+    is_head : bool
+        Whether the rank was in charge of the job.
+    before_mpi : bool
+        Whether MPI had not been started, so that other ranks may wait for this one for ever.
+    """
+
+    rank: int
+    code: int
+    kind: str
+    reason: str
+    is_head: bool
+    before_mpi: bool
+
+
+class Record:
+    """The folder of one attempt.
+
+    Parameters
+    ----------
+    folder : path
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+
+    def beat(self) -> None:
+        """Say that a rank of this attempt is alive.
+
+        Raises
+        ------
+        OSError
+            If the folder is not to be reached from here.
+        """
+        try:
+            os.utime(self.folder / _ALIVE)
+        except FileNotFoundError:
+            (self.folder / _ALIVE).touch()
+
+    def last_beat(self) -> int | None:
+        """Return when a rank was last alive, in the file system's own time; None if none ever was."""
+        try:
+            # Opened, since a network file system may answer a mere question from its memory.
+            with open(self.folder / _ALIVE, "rb") as file:
+                return os.fstat(file.fileno()).st_mtime_ns
+        except OSError:
+            return None
+
+    def add(self, ending: Ending) -> None:
+        """Write down how the script ended on one rank.
+
+        Raises
+        ------
+        OSError
+            If it cannot be written.
+        """
+        self._write(f"{_ENDED}{ending.rank}-{socket.gethostname()}-{os.getpid()}", asdict(ending))
+
+    def endings(self) -> list[Ending]:
+        """Return how the script ended on the ranks where it has, by rank."""
+        found = []
+        for path in self._files(_ENDED):
+            try:
+                found.append(Ending(**json.loads(path.read_bytes())))
+            except (OSError, ValueError, TypeError):
+                continue
+        return sorted(found, key=lambda ending: ending.rank)
+
+    def complete(self, rank: int) -> None:
+        """Write the completion marker: the work is done.
+
+        Raises
+        ------
+        OSError
+            If it cannot be written.
+        """
+        self._write(_DONE, {"rank": rank})
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the work is done."""
+        return bool(self._files(_DONE))
+
+    def _files(self, prefix: str) -> list[Path]:
+        try:
+            return [self.folder / name for name in os.listdir(self.folder) if name.startswith(prefix)]
+        except OSError:
+            return []
+
+    def _write(self, name: str, content: dict[str, Any]) -> None:
+        temporary = self.folder / f"new-{uuid.uuid4().hex}"
+        with open(temporary, "w", encoding="utf-8") as file:
+            json.dump(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, self.folder / name)
+
+
+def record_of_environment(environ: Mapping[str, str] | None = None) -> Record | None:
+    """Return the record that this process's launcher keeps, or None if it keeps none."""
+    folder = (os.environ if environ is None else environ).get(LAUNCH_VARIABLE)
+    return Record(folder) if folder else None
