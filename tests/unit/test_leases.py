@@ -1,26 +1,29 @@
 """The step budget: exact whatever workers do when, shared by speed, and closed to strangers."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
-from dist_classicrl.distributed import leases as module
 from dist_classicrl.distributed.leases import LeaseBook
 from dist_classicrl.errors import ProtocolError
 
 
-@pytest.fixture
-def clock(monkeypatch):
+class Clock:
     """A clock that stands still unless it is moved."""
-    clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    return clock
+
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
 
 
 def play(rng, clock, start, steps, workers, quantum, speeds=None, first_steps=1000):
     """Let workers take, split and report leases at random until the budget is used up; return all leases."""
-    book = LeaseBook(start, steps, workers, first_steps)
+    book = LeaseBook(start, steps, workers, first_steps, clock)
     held = {worker: [] for worker in workers}  # [lease id, steps left]
     granted, made = [], dict.fromkeys(workers, 0)
     for _ in range(100_000):
@@ -71,7 +74,7 @@ def test_exactly_the_budget_is_made_whatever_the_interleaving(seed, clock):
 
 
 def test_leases_shrink_towards_the_end(clock):
-    book = LeaseBook(0, 10_000_000, [1, 2], 4096)
+    book = LeaseBook(0, 10_000_000, [1, 2], 4096, clock)
     sizes = []
     while True:
         pool, rate = book.pool, book.rate(1)
@@ -90,7 +93,7 @@ def test_leases_shrink_towards_the_end(clock):
 
 
 def test_a_lease_is_a_quarter_of_a_second_of_the_workers_own_rate(clock):
-    book = LeaseBook(0, 10**12, [1, 2], 1000)
+    book = LeaseBook(0, 10**12, [1, 2], 1000, clock)
     for rank, rate in ((1, 4_000_000), (2, 1000)):
         last = clock.now
         for _ in range(60):
@@ -106,7 +109,7 @@ def test_a_lease_is_a_quarter_of_a_second_of_the_workers_own_rate(clock):
 
 
 def test_what_is_left_lasts_as_long_as_the_workers_rates_say(clock):
-    book = LeaseBook(0, 1_000_000, [1, 2], 1000)
+    book = LeaseBook(0, 1_000_000, [1, 2], 1000, clock)
     assert book.seconds_left == 0.0  # nothing known
     for rank, rate in ((1, 30_000), (2, 10_000)):
         lease = book.grant(rank, 1)
@@ -125,7 +128,7 @@ def test_a_fast_worker_gets_more(clock):
 
 
 def test_a_worker_without_work_always_gets_some(clock):
-    book = LeaseBook(0, 10, [1, 2, 3], 1000)
+    book = LeaseBook(0, 10, [1, 2, 3], 1000, clock)
     for _ in range(10):
         lease = book.grant(2, 1)
         assert lease is not None and lease.steps >= 1
@@ -136,12 +139,12 @@ def test_a_worker_without_work_always_gets_some(clock):
 
 
 def test_nothing_to_do_is_finished_at_once(clock):
-    book = LeaseBook(5, 0, [1], 1000)
+    book = LeaseBook(5, 0, [1], 1000, clock)
     assert book.finished and book.pool == 0 and book.grant(1, 1) is None
 
 
 def test_what_a_worker_does_not_hold_is_refused(clock):
-    book = LeaseBook(0, 1000, [1, 2], 100)
+    book = LeaseBook(0, 1000, [1, 2], 100, clock)
     lease = book.grant(1, 1)
     for worker, report in (
         (2, [(lease.id, 1)]),  # another's
@@ -160,7 +163,7 @@ def test_what_a_worker_does_not_hold_is_refused(clock):
 
 
 def test_the_workers_copy_of_a_lease_is_its_own(clock):
-    book = LeaseBook(0, 1000, [1], 100)
+    book = LeaseBook(0, 1000, [1], 100, clock)
     lease = book.grant(1, 1)
     lease.steps += 50
     with pytest.raises(ProtocolError):

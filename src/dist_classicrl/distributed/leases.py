@@ -6,6 +6,7 @@ So fast workers get more, and the run makes exactly the steps asked for.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from dist_classicrl.errors import ProtocolError
@@ -40,6 +41,9 @@ class LeaseBook:
     rarely), less towards the end: no more than half of an equal share of what is left, so that all finish
     together, but no less than what it does in 2 ms.
 
+    What a worker that is lost had not reported becomes free again, and is given out before what nobody ever
+    had, so the run makes exactly `steps` steps whoever dies.
+
     Parameters
     ----------
     start, steps : int
@@ -47,24 +51,42 @@ class LeaseBook:
         Ranks.
     first_steps : int
         What a worker gets before anything is known of its rate.
+    clock : callable, default=time.monotonic
+        Gives the time in seconds.
     """
 
-    def __init__(self, start: int, steps: int, workers: list[int], first_steps: int) -> None:
+    def __init__(
+        self,
+        start: int,
+        steps: int,
+        workers: list[int],
+        first_steps: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.start = start
         self._first_steps = first_steps
-        self._next = start
-        self._end = start + steps
+        self._clock = clock
+        # What nobody holds, as [begin, end), in ascending order and with gaps between them.
+        self._free = [(start, start + steps)] if steps else []
+        self._pool = steps
         self._done = 0
         self._total = steps
         self._ids = 0
         self._leases: dict[int, tuple[int, Lease]] = {}
-        self._outstanding = dict.fromkeys(workers, 0)
-        self._rates = dict.fromkeys(workers, 0.0)
-        self._heard = dict.fromkeys(workers, time.monotonic())
+        self._outstanding: dict[int, int] = {}
+        self._rates: dict[int, float] = {}
+        self._heard: dict[int, float] = {}
+        for worker in workers:
+            self.add(worker)
+
+    @property
+    def workers(self) -> tuple[int, ...]:
+        """Ranks among which the steps are shared."""
+        return tuple(self._outstanding)
 
     @property
     def done(self) -> int:
-        """Steps reported."""
+        """Steps reported or credited."""
         return self._done
 
     @property
@@ -74,18 +96,68 @@ class LeaseBook:
 
     @property
     def pool(self) -> int:
-        """Steps that nobody has been given yet."""
-        return self._end - self._next
+        """Steps that nobody holds and nobody has made."""
+        return self._pool
+
+    def outstanding(self, worker: int) -> int:
+        """Return the steps that `worker` holds and has not reported."""
+        self._check_known(worker)
+        return self._outstanding[worker]
 
     def rate(self, worker: int) -> float:
         """Return a worker's steps per second, 0.0 before its first report."""
+        self._check_known(worker)
         return self._rates[worker]
 
     @property
     def seconds_left(self) -> float:
-        """How long what nobody has been given yet will last; 0.0 before the workers' rates are known."""
-        rate = sum(self.rate(worker) for worker in self._rates)
+        """How long what nobody holds will last; 0.0 before the workers' rates are known."""
+        rate = sum(self._rates.values())
         return self.pool / rate if rate > 0.0 else 0.0
+
+    def add(self, worker: int) -> None:
+        """Let `worker`, which is new or was removed, take part."""
+        if worker in self._outstanding:
+            raise ProtocolError(f"Worker {worker} takes part already. Remove it before it is added again.")
+        self._outstanding[worker] = 0
+        self._rates[worker] = 0.0
+        self._heard[worker] = self._clock()
+
+    def remove(self, worker: int) -> int:
+        """Forget `worker` and free what it holds; its leases are not known any more.
+
+        Returns
+        -------
+        int
+            The steps that it held.
+        """
+        self._check_known(worker)
+        held = [lease for owner, lease in self._leases.values() if owner == worker]
+        for lease in held:
+            del self._leases[lease.id]
+        returned = self._outstanding.pop(worker)
+        del self._rates[worker], self._heard[worker]
+        self._free = _joined([*self._free, *((lease.start, lease.start + lease.steps) for lease in held)])
+        self._pool += returned
+        return returned
+
+    def credit(self, steps: int) -> None:
+        """Count `steps` steps as made without a lease, and take as many of those that nobody holds.
+
+        Raises
+        ------
+        ProtocolError
+            If there are not so many.
+        """
+        if not 0 <= steps <= self._pool:
+            raise ProtocolError(
+                f"{steps} steps were made without a lease, but it must be from 0 to {self._pool}, the steps "
+                f"that are neither made nor given out of {self._total}. Credit before leases are granted."
+            )
+        self._done += steps
+        while steps:
+            begin, end = self._take(steps)
+            steps -= end - begin
 
     def report(self, worker: int, made: list[tuple[int, int]]) -> None:
         """Enter steps `made` by `worker`, as (lease id, steps).
@@ -93,22 +165,29 @@ class LeaseBook:
         Raises
         ------
         ProtocolError
-            If a lease is not the worker's, or has fewer steps left.
+            If a lease is not the worker's, or has fewer steps left. Then nothing is entered.
         """
+        self._check_known(worker)
         total = 0
+        left: dict[int, int] = {}
         for lease_id, steps in made:
             owner, lease = self._leases.get(lease_id, (None, None))
-            if lease is None or owner != worker or not 0 <= steps <= lease.steps:
+            if lease is None or owner != worker or not 0 <= steps <= left.get(lease_id, lease.steps):
                 raise ProtocolError(
                     f"Worker {worker} reports {steps} steps of lease {lease_id}, which it does not hold."
                 )
-            lease.steps -= steps
-            if lease.steps == 0:
-                del self._leases[lease_id]
+            left[lease_id] = left.get(lease_id, lease.steps) - steps
             total += steps
+        for lease_id, steps in left.items():
+            lease = self._leases[lease_id][1]
+            # A worker makes the steps of a lease in order.
+            lease.start += lease.steps - steps
+            lease.steps = steps
+            if steps == 0:
+                del self._leases[lease_id]
         self._outstanding[worker] -= total
         self._done += total
-        now = time.monotonic()
+        now = self._clock()
         passed = now - self._heard[worker]
         if passed > 1e-4:
             rate = total / passed
@@ -121,9 +200,10 @@ class LeaseBook:
     def grant(self, worker: int, quantum: int, interval_seconds: float = 0.0) -> Lease | None:
         """Give `worker` more if it has little left.
 
-        It gets multiples of `quantum` steps while there are enough, and enough for several intervals between
-        its pushes, since leases come with the replies to them.
+        It gets enough for several intervals between its pushes, since leases come with the replies to them,
+        and multiples of `quantum` steps, except at the end of a free range: a lease is one range.
         """
+        self._check_known(worker)
         rate = self._rates[worker]
         seconds = max(_AHEAD_SECONDS, _AHEAD_INTERVALS * interval_seconds)
         ahead = rate * seconds if rate > 0.0 else float(self._first_steps)
@@ -131,10 +211,38 @@ class LeaseBook:
         wanted = int(min(ahead, max(fair, rate * _LEAST_SECONDS, 1.0)))
         if self.pool == 0 or self._outstanding[worker] > wanted // 2:
             return None
-        steps = min(-(-max(wanted, 1) // quantum) * quantum, self.pool)
+        begin, end = self._take(-(-max(wanted, 1) // quantum) * quantum)
         self._ids += 1
-        lease = Lease(self._ids, self._next, steps)
-        self._next += steps
-        self._outstanding[worker] += steps
-        self._leases[lease.id] = (worker, Lease(lease.id, lease.start, steps))
+        lease = Lease(self._ids, begin, end - begin)
+        self._outstanding[worker] += lease.steps
+        self._leases[lease.id] = (worker, Lease(lease.id, lease.start, lease.steps))
         return lease
+
+    def _take(self, most: int) -> tuple[int, int]:
+        """Take up to `most` steps off the first free range."""
+        begin, end = self._free[0]
+        middle = min(begin + most, end)
+        if middle == end:
+            del self._free[0]
+        else:
+            self._free[0] = (middle, end)
+        self._pool -= middle - begin
+        return begin, middle
+
+    def _check_known(self, worker: int) -> None:
+        if worker not in self._outstanding:
+            known = ", ".join(map(str, self._outstanding)) or "none"
+            raise ProtocolError(
+                f"Worker {worker} does not take part (those that do: {known}), so it does not hold a lease. "
+                "It has to be added first."
+            )
+
+
+def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return `ranges` in ascending order, those that touch as one."""
+    joined: list[tuple[int, int]] = []
+    for begin, end in sorted(ranges):
+        if joined and joined[-1][1] == begin:
+            begin = joined.pop()[0]
+        joined.append((begin, end))
+    return joined
