@@ -27,11 +27,14 @@ class JobError(AssertionError):
 
 
 class BackgroundJob:
-    """Python, on `ranks` ranks or without mpirun. Leaving the `with` block ends whatever is left of it."""
+    """Python, on `ranks` ranks or without mpirun. Leaving the `with` block ends whatever is left of it.
 
-    def __init__(self, arguments, *, ranks=None, cwd=None, env=None):
+    `options` are further words for mpirun.
+    """
+
+    def __init__(self, arguments, *, ranks=None, options=(), cwd=None, env=None):
         self.job = uuid.uuid4().hex
-        launcher = [] if ranks is None else mpirun_command(ranks)
+        launcher = [] if ranks is None else [*mpirun_command(ranks), *options]
         self.command = [*launcher, sys.executable, *map(str, arguments)]
         # The package is found where this one was found, installed or not.
         path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
@@ -52,7 +55,7 @@ class BackgroundJob:
         return self
 
     def __exit__(self, *exception):
-        processes._end(self.process, self.job)
+        processes.end_job(self.process, self.job)
         self._file.close()
 
     @property
@@ -98,7 +101,7 @@ class BackgroundJob:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
-        processes._end(self.process, self.job)
+        processes.end_job(self.process, self.job)
 
     def wait(self, status=None, timeout=60.0):
         """Wait for the end, which must be with `status` if one is given, and return the output."""

@@ -13,9 +13,10 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 JOB_VARIABLE = "DIST_CLASSICRL_JOB"
 
@@ -83,29 +84,17 @@ def run_job(
     end within some seconds of SIGKILL, such as one held by a dead file system. On systems without `/proc`
     only those in the first process's session can be found.
     """
-    job = uuid.uuid4().hex
-    environment = dict(os.environ if env is None else env)
-    environment[JOB_VARIABLE] = job
     started = time.monotonic()
     timed_out = False
     # A file and not a pipe: a daemon that outlives the job would keep a pipe open, and reading it would hang.
     with tempfile.TemporaryFile() as output_file:
-        output = output_file if keep_output else None
-        process = subprocess.Popen(
-            list(command),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT if keep_output else None,
-            env=environment,
-            cwd=cwd,
-            start_new_session=True,
-        )
+        process, job = start_job(command, env=env, cwd=cwd, output=output_file if keep_output else None)
         try:
             process.wait(timeout)
         except subprocess.TimeoutExpired:
             timed_out = True
         finally:
-            _end(process, job)
+            end_job(process, job)
         seconds = time.monotonic() - started
         output_file.seek(0)
         text = output_file.read().decode(errors="replace")
@@ -113,16 +102,63 @@ def run_job(
     return FinishedJob(tuple(command), returncode, text, timed_out, seconds)
 
 
+def start_job(
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: str | Path | None = None,
+    output: IO[bytes] | None = None,
+    before: Callable[[], object] | None = None,
+) -> tuple[subprocess.Popen[bytes], str]:
+    """Start `command` as a job, without input, in a session of its own.
+
+    Parameters
+    ----------
+    command : sequence of str
+        Program and arguments.
+    env : mapping, optional
+        The whole environment of the job; that of this process if left out.
+    cwd : path, optional
+        Where the job starts; this process's folder if left out.
+    output : binary file, optional
+        Where standard output and standard error go; where this process's go if left out.
+    before : callable, optional
+        Called in the new process before it becomes the program.
+
+    Returns
+    -------
+    process : subprocess.Popen
+    job : str
+        The name of the job, for `processes_of` and `end_job`. A job that is started within another one
+        belongs to that as well.
+    """
+    outer = os.environ.get(JOB_VARIABLE)
+    job = uuid.uuid4().hex if outer is None else f"{outer}/{uuid.uuid4().hex}"
+    environment = dict(os.environ if env is None else env)
+    environment[JOB_VARIABLE] = job
+    process = subprocess.Popen(
+        list(command),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=None if output is None else subprocess.STDOUT,
+        env=environment,
+        cwd=cwd,
+        start_new_session=True,
+        preexec_fn=before,
+    )
+    return process, job
+
+
 def processes_of(job: str) -> list[int]:
     """Give the ids of this user's live processes that belong to `job`, where there is a `/proc`."""
-    marker = f"{JOB_VARIABLE}={job}".encode()
+    name = f"{JOB_VARIABLE}={job}".encode()
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             variables = (entry / "environ").read_bytes().split(b"\0")
         except OSError:
             continue
-        if marker in variables:
+        if any(each == name or each.startswith(name + b"/") for each in variables):
             found.append(int(entry.name))
     return found
 
@@ -137,7 +173,8 @@ def is_running(pid: int) -> bool:
     return state not in "ZX"
 
 
-def _end(process: subprocess.Popen[bytes], job: str) -> None:
+def end_job(process: subprocess.Popen[bytes], job: str) -> None:
+    """End what `start_job` returned: SIGTERM to its first process, and SIGKILL to all that is left."""
     if process.poll() is None:
         process.terminate()
         try:
