@@ -248,9 +248,9 @@ def _beat(record: Record, quietly: bool = False) -> None:
 
 def _warn(record: Record, trouble: OSError) -> None:
     sys.stderr.write(
-        f"dist_classicrl: the launcher's folder {record.folder} cannot be written to on {socket.gethostname()} "
-        f"({trouble}), so the launcher cannot tell whether the work is done. Give `launch --state-dir` a folder "
-        "that all hosts share.\n"
+        f"dist_classicrl: {socket.gethostname()} cannot write to the launcher's folder {record.folder} "
+        f"({trouble}), so the launcher cannot tell whether the work is done. Give `launch --state-dir` a "
+        "folder that all hosts share.\n"
     )
 
 
