@@ -67,7 +67,7 @@ class LeaseBook:
         self._first_steps = first_steps
         self._clock = clock
         # What nobody holds, as [begin, end), in ascending order and with gaps between them.
-        self._free = [(start, start + steps)] if steps else []
+        self._free = [(start, start + steps)]
         self._pool = steps
         self._done = 0
         self._total = steps
