@@ -122,6 +122,56 @@ def mpirun_command(n_ranks: int, launcher: Launcher | None = None) -> list[str]:
     return words
 
 
+def survival_words(launcher: Launcher) -> list[str]:
+    """Give the words with which a job goes on after a rank's death; none where the launcher cannot do that.
+
+    Parameters
+    ----------
+    launcher : Launcher
+    """
+    if launcher.family != "openmpi" or launcher.version < (5,) or not _has_ulfm(launcher):
+        return []
+    # Of the ways in which Open MPI sends messages only this one survives.
+    return ["--with-ft", "ulfm", "--mca", "pml", "ob1"]
+
+
+def host_words(launcher: Launcher, hostfile: str | None, agent: str | None) -> list[str]:
+    """Give the words that start ranks on the hosts of a file, in this launcher's own form.
+
+    Parameters
+    ----------
+    launcher : Launcher
+    hostfile : str or None
+        This machine alone, or what a batch system has given, if left out.
+    agent : str or None
+        What starts a program on another host in place of ssh.
+
+    Raises
+    ------
+    LauncherError
+        It is not known how this launcher wants it said.
+    """
+    if hostfile is None and agent is None:
+        return []
+    if launcher.family == "openmpi":
+        name = ["--prtemca", "plm_ssh_agent"] if launcher.version >= (5,) else ["--mca", "plm_rsh_agent"]
+        words = [] if hostfile is None else ["--hostfile", hostfile]
+    elif launcher.family == "hydra":
+        name = ["-launcher", "ssh", "-launcher-exec"]
+        words = [] if hostfile is None else ["-f", hostfile]
+    else:
+        raise LauncherError(
+            f"{launcher} is not known, and neither is how it takes a hostfile or an agent. Write its own "
+            "words as `launch --mpirun-options=...`."
+        )
+    return words if agent is None else [*words, *name, agent]
+
+
+def export_words(launcher: Launcher, names: Sequence[str]) -> list[str]:
+    """Give the words that pass environment variables on to other hosts; MPICH and kin pass on all of them."""
+    return [word for name in names for word in ("-x", name)] if launcher.family == "openmpi" else []
+
+
 def launch_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
     """Give the environment in which a launcher works as root, with few cores, and inside another job.
 
@@ -186,10 +236,23 @@ def check_launcher(launcher: Launcher) -> None:
         )
 
 
-def _identify(path: str) -> Launcher:
+def _has_ulfm(launcher: Launcher) -> bool:
+    """Tell whether an Open MPI was built with the extension for deaths: it is unless it says otherwise."""
+    info = shutil.which("ompi_info", path=os.path.dirname(launcher.path))
+    return info is None or not re.search(r"FT MPI support: *no\b", _answer(info))
+
+
+def _answer(*command: str) -> str:
+    """Return what a program of an MPI writes.
+
+    Raises
+    ------
+    LauncherError
+        It cannot be run, or does not answer.
+    """
     try:
-        answer = subprocess.run(
-            [path, "--version"],
+        return subprocess.run(
+            command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -199,7 +262,11 @@ def _identify(path: str) -> Launcher:
             errors="replace",
         ).stdout
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise LauncherError(f"{path} --version does not answer: {error}") from error
+        raise LauncherError(f"{' '.join(command)} does not answer: {error}") from error
+
+
+def _identify(path: str) -> Launcher:
+    answer = _answer(path, "--version")
     if "Open MPI" in answer or "OpenRTE" in answer:
         family = "openmpi"
     elif "HYDRA" in answer or "Intel(R) MPI" in answer:

@@ -173,6 +173,15 @@ def is_running(pid: int) -> bool:
     return state not in "ZX"
 
 
+def command_of(pid: int) -> list[str]:
+    """Give the command line of a process, where there is a `/proc`; nothing if it has ended."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return []
+    return [os.fsdecode(word) for word in words[:-1]]
+
+
 def end_job(process: subprocess.Popen[bytes], job: str) -> None:
     """End what `start_job` returned: SIGTERM to its first process, and SIGKILL to all that is left."""
     if process.poll() is None:

@@ -1,0 +1,157 @@
+"""The hosts that a job runs on: what a hostfile says, which of them answer, and a file for each launcher."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dist_classicrl.errors import LauncherError
+
+_POLL_SECONDS = 0.05
+_LOCAL = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True)
+class Host:
+    """A line of a hostfile.
+
+    Attributes
+    ----------
+    name : str
+    slots : int or None
+        How many ranks it takes; None where the file does not say.
+    """
+
+    name: str
+    slots: int | None
+
+
+def read_hostfile(path: str | Path) -> tuple[Host, ...]:
+    """Read a hostfile: a host in each line, as `node1 slots=4` (Open MPI) or `node1:4` (MPICH).
+
+    Raises
+    ------
+    LauncherError
+        If it cannot be read, has no host, or has a line that means nothing.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise LauncherError(
+            f"The hostfile {str(path)!r} cannot be read ({error}). Write one with a line such as "
+            "`node1 slots=4` for each host."
+        ) from error
+    hosts = []
+    for number, line in enumerate(lines, 1):
+        text = line.partition("#")[0].strip()
+        if text:
+            hosts.append(_host(text, f"line {number} of the hostfile {str(path)!r}"))
+    if not hosts:
+        raise LauncherError(
+            f"The hostfile {str(path)!r} names no host. Write a line such as `node1 slots=4` for each."
+        )
+    return tuple(hosts)
+
+
+def _host(text: str, where: str) -> Host:
+    found = re.fullmatch(r"([\w.-]+)(?::(\d+))?((?:\s+\w+\s*=\s*\S+)*)", text)
+    settings = {} if found is None else dict(re.findall(r"(\w+)\s*=\s*(\S+)", found[3]))
+    slots = None if found is None else found[2] or settings.get("slots")
+    if found is None or not settings.keys() <= {"slots", "max_slots"} or not (slots or "1").isdecimal():
+        raise LauncherError(
+            f"{where[0].upper()}{where[1:]} is {text!r}. Write `node1 slots=4`, `node1:4`, or `node1` alone."
+        )
+    if slots is not None and int(slots) == 0:
+        raise LauncherError(f"{where[0].upper()}{where[1:]} gives {found[1]!r} no slots. Leave the host out.")
+    return Host(found[1], None if slots is None else int(slots))
+
+
+def write_hostfile(path: Path, hosts: Sequence[Host], family: str) -> None:
+    """Write a hostfile for the launchers of a `family`, as `Launcher` has it."""
+    separator = ":" if family == "hydra" else " slots="
+    lines = [host.name if host.slots is None else f"{host.name}{separator}{host.slots}" for host in hosts]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def ranks_on(hosts: Sequence[Host], all_hosts: Sequence[Host], n_ranks: int) -> int:
+    """Return how many of `n_ranks` ranks to start on those `hosts` that are left of `all_hosts`: at least 1.
+
+    As many as there are slots; where the hostfile does not tell all of them, the hosts' share.
+    """
+    if len(hosts) == len(all_hosts):
+        return n_ranks
+    slots = [host.slots for host in all_hosts]
+    if None in slots:
+        return max(1, n_ranks * len(hosts) // len(all_hosts))
+    return max(1, min(n_ranks, sum(host.slots or 0 for host in hosts)))
+
+
+def hosts_that_answer(
+    hosts: Sequence[Host], agent: Sequence[str], seconds: float, is_over: Callable[[], bool]
+) -> list[Host]:
+    """Return the hosts on which `true` can be run; this one always can.
+
+    Parameters
+    ----------
+    hosts : sequence of Host
+    agent : sequence of str
+        What a host's name and a command are written after, such as `ssh`.
+    seconds : float
+        How long a host may take to answer.
+    is_over : callable
+        Asked again and again whether to give up, in which case the answers so far count.
+    """
+    asked = {host.name: _ask(agent, host.name) for host in hosts if not _is_here(host.name)}
+    deadline = time.monotonic() + seconds
+    while any(process is not None and process.poll() is None for process in asked.values()):
+        if time.monotonic() > deadline or is_over():
+            break
+        time.sleep(_POLL_SECONDS)
+    answered = {name for name, process in asked.items() if process is not None and process.poll() == 0}
+    for process in asked.values():
+        if process is not None and process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # one that hangs in the kernel stays behind
+                process.wait(timeout=1.0)
+    return [host for host in hosts if host.name not in asked or host.name in answered]
+
+
+def agent_words(agent: str | None) -> list[str]:
+    """Return the command that starts something on another host: `agent`, or ssh that asks no questions."""
+    return shlex.split(agent) if agent else ["ssh", "-o", "BatchMode=yes"]
+
+
+def _ask(agent: Sequence[str], name: str) -> subprocess.Popen[bytes] | None:
+    try:
+        return subprocess.Popen(
+            [*agent, name, "true"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError:
+        return None
+
+
+def _is_here(name: str) -> bool:
+    own = socket.gethostname()
+    if name in (*_LOCAL, own, own.partition(".")[0]):
+        return True
+    if not re.fullmatch(r"\d+(\.\d+){3}", name):
+        return False
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((name, 0))  # to an address of another host nothing can be bound
+        except OSError:
+            return False
+    return True
