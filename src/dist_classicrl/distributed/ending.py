@@ -140,7 +140,10 @@ def manage(record: Record | None, replacement: bool) -> None:
 def script_ended(error: BaseException | None) -> int:
     """Note how the script ended: by this exception, or by none. Return the exit status."""
     code, kind = _verdict(error)
-    _settle(code, kind, "" if error is None else f"{type(error).__name__}: {error}".splitlines()[0])
+    if kind == "lost":
+        note_losses()
+    plain = error is None or type(error) is SystemExit
+    _settle(code, kind, "" if plain else f"{type(error).__name__}: {error}".splitlines()[0])
     return code
 
 

@@ -59,8 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_seconds,
         default=Plan.silence,
         metavar="SECONDS",
-        help="without a sign of life of any rank after which the job counts as dead; also what it has to stop "
-        "after a signal (default: %(default)g)",
+        help="without a sign of life of any rank, after which the job counts as dead; also the time to stop "
+        "in after a signal (default: %(default)g)",
     )
     parser.add_argument(
         "--no-ulfm",

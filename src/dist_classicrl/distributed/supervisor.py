@@ -50,6 +50,7 @@ LONGEST_DELAY = 60.0
 """Seconds between two starts at most."""
 
 _NAME = "dist_classicrl launch"
+_DONE = "the work is done"
 _STOP_CODES = (os.EX_TEMPFAIL, INTERRUPTED)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 _TURNED_INTO_USR1 = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -229,7 +230,7 @@ class Supervisor:
             attempt = self._attempt(plan.command(ranks, hostfile), ranks, Record(place))
             attempts.append(attempt)
             if not attempt.goes_on:
-                if attempt.code or number > 1 or self._verbose:
+                if attempt.text != _DONE or number > 1 or self._verbose:
                     say(f"After {attempt.seconds:.1f} s: {attempt.text}.")
                 return attempt.code
             if number > plan.max_restarts:
@@ -346,14 +347,15 @@ class Supervisor:
         while not (done := record.is_complete) and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)  # what was written on another host may take a moment to be seen
         shown = trouble or _shown(status)
+        endings = [ending for ending in record.endings() if ending.code]
         if done:
-            text = "the work is done" if status == 0 else f"the work is done ({shown})"
-            return Attempt(ranks, seconds, 0, False, text)
+            odd = [_described(ending) for ending in endings if ending.kind in ("code", "error")]
+            odd += [] if status == 0 else [shown]
+            return Attempt(ranks, seconds, 0, False, "; ".join([_DONE, *odd]))
         code = _as_shells_have_it(status)
-        ended = _in_order(record.endings(), code if trouble is None else None, self._stop is not None)
+        ended = _in_order(endings, code if trouble is None else None, self._stop is not None)
         if ended is not None:
-            text = f"rank {ended.rank} ended with exit status {ended.code}"
-            text += f" ({ended.reason})" if ended.reason else ""
+            text = _described(ended)
             interrupted = self._stop is not None and self._stop[0] == signal.SIGINT
             if ended.code == os.EX_TEMPFAIL and interrupted:
                 return Attempt(ranks, seconds, INTERRUPTED, False, f"interrupted: {text}")
@@ -402,7 +404,7 @@ class _SilenceWatch:
 def _why_over(record: Record, ranks: int) -> str | None:
     """Say why the job should end by itself now, or None while there is work to do."""
     if record.is_complete:
-        return "the work is done"
+        return _DONE
     endings = [ending for ending in record.endings() if ending.kind != "left"]
     for ending in endings:
         if ending.code and (ending.is_head or ending.kind == "error" or ending.before_mpi):
@@ -411,15 +413,14 @@ def _why_over(record: Record, ranks: int) -> str | None:
 
 
 def _in_order(endings: Sequence[Ending], code: int | None, was_asked: bool) -> Ending | None:
-    """Return the ending that is the job's own, or None if the job died.
+    """Return which of these endings with another status than 0 is the job's own, or None if the job died.
 
     `code` is mpirun's, if it ended by itself. Who kills a job asks its ranks to stop first: an exit status of
     75 then means nothing, unless mpirun has it too or the job was asked by this launcher.
     """
     by_kind: dict[str, list[Ending]] = {}
     for ending in endings:
-        if ending.code:
-            by_kind.setdefault(ending.kind, []).append(ending)
+        by_kind.setdefault(ending.kind, []).append(ending)
     if "error" in by_kind:
         return by_kind["error"][0]
     if "lost" in by_kind:
@@ -448,6 +449,11 @@ def _end_with_this_process() -> Callable[[], None] | None:
             os._exit(1)
 
     return ask
+
+
+def _described(ending: Ending) -> str:
+    reason = f" ({ending.reason})" if ending.reason else ""
+    return f"rank {ending.rank} ended with exit status {ending.code}{reason}"
 
 
 def _as_shells_have_it(status: int | None) -> int:
