@@ -17,9 +17,10 @@ ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
 MPI_RANKS = (1, 2, 4)
 NO_TESTS_CHOSEN = 5
-UNIT_PROCESSES = 2
+# By folder: in how many processes pytest runs its tests.
+PROCESSES = {"unit": 2, "jobs": 2}
 # Up to four times what each takes on two cores.
-LIMIT_SECONDS = {"lint": 60, "types": 240, "unit": 300, "mpi": 180, "jobs": 420}
+LIMIT_SECONDS = {"lint": 60, "types": 240, "unit": 300, "mpi": 180, "jobs": 420, "faults": 240}
 
 
 class Checks:
@@ -57,8 +58,8 @@ class Checks:
         with tempfile.TemporaryDirectory() as logs:
             report = Path(logs) / "report.xml"
             pytest = [sys.executable, "-m", "pytest", *self.options, *(paths or [str(folder)])]
-            if name == "unit" and not self.choosing:
-                pytest += ["-n", str(UNIT_PROCESSES)]
+            if name in PROCESSES and not self.choosing:
+                pytest += ["-n", str(PROCESSES[name]), "--dist", "worksteal"]
             # mpirun gives its ranks a terminal of their own, so pytest cannot tell.
             pytest += ["--color", "yes" if sys.stdout.isatty() else "no"]
             if ranks:
@@ -125,6 +126,7 @@ def main(arguments: list[str]) -> int:
     for ranks in MPI_RANKS:
         checks.tests("mpi", ranks)
     checks.tests("jobs")
+    checks.tests("faults")
     return checks.finish(time.monotonic() - started)
 
 

@@ -38,8 +38,9 @@ def write_program(document, folder):
 def test_the_blocks_of_all_documents_run(run_python, tmp_path, ranks):
     assert {"README.md", "design.md", "checkpoints.md"} <= {document.name for document in DOCUMENTS}
     for document in DOCUMENTS:
-        on_ranks = ranks if document.name != "design.md" else None
-        job = run_python(write_program(document, tmp_path), ranks=on_ranks)
+        if document.name == "design.md" and ranks:  # it is about one process
+            continue
+        job = run_python(write_program(document, tmp_path), ranks=ranks)
         if document.name == "README.md":
             assert re.search(r"greedy return: 0\.[78]\d", job.output)
         if document.name == "design.md":
