@@ -1,0 +1,129 @@
+"""That the emulated hosts are apart, that a cut is a cut, and that nothing is left of them."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from hosts import SSH_PORT, UNREACHABLE, Hosts, why_not
+
+SECONDS = 30
+
+
+@pytest.fixture
+def hosts():
+    if reason := why_not():
+        pytest.skip(f"No hosts can be emulated: {reason}.")
+    with Hosts(2) as hosts:
+        yield hosts
+
+
+def run(hosts, host, *words):
+    return subprocess.run(hosts.command(host, words), capture_output=True, text=True, timeout=SECONDS)
+
+
+def ask(hosts, host, other, command):
+    return run(hosts, host, hosts.agent, "-x", other, command)
+
+
+def connect(hosts, host, other, seconds=0.5):
+    """Return the name of the error with which a connection is not made, if it is not."""
+    connect = f"import socket; socket.create_connection(({other!r}, {SSH_PORT}), timeout={seconds})"
+    return (
+        run(hosts, host, sys.executable, "-c", connect).stdout.strip().rpartition("\n")[2].partition(":")[0]
+    )
+
+
+def start(hosts, host, *words):
+    job = subprocess.Popen(hosts.command(host, words), stdout=subprocess.PIPE)
+    while " ".join(words) not in hosts.processes(host).values():
+        assert job.poll() is None
+        time.sleep(0.01)
+    return job
+
+
+def test_each_host_has_its_own_name_card_processes_and_shared_memory(hosts):
+    look = "hostname; echo $$; echo here >> /dev/shm/file; cat /dev/shm/file; ip -o -4 address"
+    at_1, at_2 = (run(hosts, name, "sh", "-c", look).stdout.split() for name in hosts.names)
+    assert (at_1[0], at_2[0]) == ("h1", "h2")
+    assert at_1[1] != at_2[1]
+    assert at_1[2:3] == at_2[2:3] == ["here"]
+    assert "10.77.0.1/24" in at_1 and "10.77.0.2/24" in at_2
+    assert not os.path.exists("/dev/shm/file")
+
+
+def test_a_program_on_a_host_gives_back_its_output_and_its_status(hosts):
+    job = run(hosts, "h1", sys.executable, "-c", "print('x' * 200_000); raise SystemExit(7)")
+    assert (job.returncode, job.stdout) == (7, "x" * 200_000 + "\n")
+    assert ask(hosts, "h1", "h2", "hostname; kill -9 $$").stdout == "h2\n"
+    assert ask(hosts, "h1", "h2", "kill -9 $$").returncode == 128 + 9
+    assert run(hosts, "h1", "no-such-program").returncode == 127
+
+
+def test_only_what_is_started_at_a_host_itself_has_this_environment(hosts, monkeypatch):
+    monkeypatch.setenv("OF_THIS_TEST", "1")
+    assert run(hosts, "h1", "sh", "-c", "echo $OF_THIS_TEST").stdout == "1\n"
+    assert ask(hosts, "h1", "h2", "echo $OF_THIS_TEST").stdout == "\n"
+
+
+def test_signals_reach_a_program_on_a_host(hosts):
+    job = start(hosts, "h1", "sleep", "100")
+    job.terminate()
+    assert job.wait(SECONDS) == 128 + 15
+
+
+def test_a_host_that_is_cut_off_cannot_be_reached_until_it_is_healed(hosts):
+    hosts.cut("h2")
+    assert ask(hosts, "h1", "h2", "hostname").returncode == UNREACHABLE
+    assert connect(hosts, "h2", "h1") == "TimeoutError"
+    assert run(hosts, "h2", "hostname").stdout == "h2\n"
+    hosts.heal("h2")
+    assert ask(hosts, "h1", "h2", "hostname").stdout == "h2\n"
+
+
+def test_packets_are_delayed_and_lost(hosts):
+    hosts.impair(delay_ms=300)
+    assert connect(hosts, "h1", "h2") == "TimeoutError"
+    hosts.impair(delay_ms=50)
+    assert ask(hosts, "h1", "h2", "hostname").stdout == "h2\n"
+    hosts.impair(loss=1.0)
+    assert connect(hosts, "h1", "h2") == "TimeoutError"
+
+
+@pytest.mark.parametrize("silently", [False, True])
+def test_a_killed_host_has_no_process_and_does_not_answer(hosts, silently):
+    job = start(hosts, "h2", "sleep", "100")
+    run(hosts, "h2", "setsid", "--fork", "sleep", "200")
+    assert sorted(hosts.processes("h2").values()) == ["sleep 100", "sleep 200"]
+    hosts.kill_host("h2", silently=silently)
+    assert hosts.processes("h2") == {}
+    assert job.wait(SECONDS) == UNREACHABLE
+    assert connect(hosts, "h1", "h2") == ("TimeoutError" if silently else "ConnectionRefusedError")
+    assert run(hosts, "h1", "hostname").stdout == "h1\n"
+
+
+ORPHANS = """
+import os, subprocess, sys
+from hosts import Hosts
+hosts = Hosts(1)
+subprocess.run(hosts.command("h1", ["setsid", "--fork", "sleep", "300"]))
+print(*hosts.processes("h1"), *(first.pid for first in hosts._first.values()), flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_host_ends_with_the_process_that_made_it(hosts):
+    path = os.pathsep.join(sys.path)
+    maker = subprocess.run(
+        [sys.executable, "-c", ORPHANS],
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        timeout=SECONDS,
+    )
+    left = [int(pid) for pid in maker.stdout.split()]
+    assert len(left) == 2
+    deadline = time.monotonic() + SECONDS
+    while any(os.path.exists(f"/proc/{pid}") for pid in left):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
