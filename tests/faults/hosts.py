@@ -303,6 +303,7 @@ def _be_host(name: str, address: str, folder: Path, lifeline: socket.socket) -> 
     while True:
         ready = select.select([lifeline, network, console], [], [])[0]
         if lifeline in ready:
+            shutil.rmtree(folder, ignore_errors=True)
             return
         for door in ready:
             caller, _ = door.accept()
