@@ -301,7 +301,7 @@ class Supervisor:
     def _watch(self, process: subprocess.Popen[bytes], job: str, ranks: int, record: Record) -> str | None:
         """Wait until mpirun has ended, or until it has to be ended, and return why in that case."""
         plan = self._plan
-        watch = _SilenceWatch(job, record)
+        watch = SilenceWatch(job, record, time.monotonic())
         limit: tuple[float, str] | None = None  # when it has to have ended, and what is said otherwise
         looked = 0.0
         while True:
@@ -366,18 +366,26 @@ class Supervisor:
         return Attempt(ranks, seconds, code or 1, True, shown)
 
 
-class _SilenceWatch:
+class SilenceWatch:
     """Counts for how long no rank has given a sign of life.
 
     It counts time in which it looked itself: who was suspended together with the ranks does not blame them.
+
+    Parameters
+    ----------
+    job : str
+        The name that `start_job` gave.
+    record : Record
+    now : float
+        The monotonic time.
     """
 
-    def __init__(self, job: str, record: Record) -> None:
+    def __init__(self, job: str, record: Record, now: float) -> None:
         self._job = job
         self._record = record
         self._beat: int | None = None
         self._quiet = 0.0
-        self._looked = time.monotonic()
+        self._looked = now
         self._had_ranks_here = False
 
     def look(self, now: float, silence: float) -> str | None:

@@ -1,0 +1,519 @@
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dist_classicrl.__main__ import main
+from dist_classicrl.distributed import supervisor
+from dist_classicrl.distributed.completion import Record
+from dist_classicrl.distributed.hosts import Host, hosts_that_answer, ranks_on, read_hostfile, write_hostfile
+from dist_classicrl.distributed.launcher import Launcher, export_words, host_words, survival_words
+from dist_classicrl.distributed.processes import is_running
+from dist_classicrl.distributed.supervisor import Plan, Supervisor
+from dist_classicrl.errors import LauncherError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+needs_proc = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="processes are found through /proc")
+
+# What an mpirun of shell can say for its ranks, in the folder of its attempt.
+FUNCTIONS = """
+place=$DIST_CLASSICRL_LAUNCH
+attempt=${place##*-}
+done_() { echo '{"rank": 0}' > $place/done; }
+ended() { # rank code kind is_head
+  echo "{\\"rank\\": $1, \\"code\\": $2, \\"kind\\": \\"$3\\", \\"reason\\": \\"\\", \\"is_head\\": $4,
+    \\"before_mpi\\": false}" > $place/ended-$1
+}
+"""
+
+
+@pytest.fixture
+def supervise(tmp_path, monkeypatch):
+    """Give a function that runs the job of a made-up mpirun, and returns the exit status."""
+    monkeypatch.setattr(supervisor, "_LATE_SECONDS", 0.05)
+    monkeypatch.setattr(supervisor, "_LOOK_SECONDS", 0.1)
+
+    def run(script, **settings):
+        plan = Plan(**{"launcher": fake(tmp_path, script), "words": ("train.py",), **DEFAULTS, **settings})
+        return Supervisor(Plan(**{**vars(plan), "state_dir": tmp_path / "state"})).run()
+
+    yield run
+    assert not (tmp_path / "state").exists()
+
+
+DEFAULTS = {"ranks": 2, "delay": 0.01, "grace": 0.3, "silence": 30.0}
+
+
+def fake(folder, script):
+    path = folder / "mpirun"
+    path.write_text(f"#!/bin/sh\n{FUNCTIONS}\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return Launcher(str(path), "hydra", ())
+
+
+def starts(folder):
+    return (folder / "starts").read_text().split()
+
+
+def test_a_job_that_marks_its_work_as_done_is_started_once(supervise, tmp_path, capfd):
+    assert supervise(f"echo $attempt >> {tmp_path}/starts; done_") == 0
+    assert starts(tmp_path) == ["1"]
+    assert capfd.readouterr().err == ""
+
+
+def test_status_0_without_the_marker_is_a_death(supervise, tmp_path, capfd):
+    assert supervise(f"echo $attempt >> {tmp_path}/starts; [ $attempt = 3 ] && done_; exit 0") == 0
+    assert starts(tmp_path) == ["1", "2", "3"]
+    assert "returned 0, though the work was not done" in capfd.readouterr().err
+
+
+def test_the_marker_counts_for_more_than_the_status(supervise, capfd):
+    assert supervise("done_; exit 137") == 0
+    assert "the work is done; mpirun returned 137, SIGKILL" in capfd.readouterr().err
+
+
+@needs_proc
+@pytest.mark.parametrize("said", ["done_", "ended 0 0 code true; ended 1 0 code false; exit_later=1"])
+def test_an_mpirun_that_does_not_end_is_killed_with_all_that_it_started(supervise, tmp_path, said):
+    hanging = f"trap '' TERM; sleep 600 & echo $! $$ >> {tmp_path}/pids; {said}; wait; sleep 600"
+    assert supervise(hanging, max_restarts=0) == (0 if said == "done_" else 128 + signal.SIGKILL)
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    assert len(pids) == 2
+    assert [pid for pid in pids if is_running(pid)] == []
+
+
+def test_an_error_of_a_rank_is_no_death(supervise, tmp_path):
+    assert supervise(f"echo $attempt >> {tmp_path}/starts; ended 1 3 error false; exit 9") == 3
+    assert starts(tmp_path) == ["1"]
+
+
+def test_an_error_of_a_rank_ends_a_job_that_does_not_end_itself(supervise):
+    assert supervise("ended 1 1 error false; sleep 600") == 1
+
+
+def test_an_error_that_comes_of_a_death_is_none(supervise, tmp_path):
+    script = "[ $attempt = 2 ] && { done_; exit; }; ended 0 1 lost true; exit 1"
+    assert supervise(f"echo $attempt >> {tmp_path}/starts; {script}") == 0
+    assert starts(tmp_path) == ["1", "2"]
+
+
+def test_a_rank_without_which_the_job_goes_on_does_not_end_it(supervise):
+    assert supervise("ended 1 1 left false; sleep 0.6; done_", grace=0.0) == 0
+
+
+@pytest.mark.parametrize(
+    "status, expected", [(75, 75), (130, 130), (137, 137)], ids=["stopped", "interrupted", "killed"]
+)
+def test_a_stop_counts_where_mpirun_agrees(supervise, status, expected):
+    # Who kills a job sends SIGTERM first, and a rank may be quick enough to take that for a request to stop.
+    code = status if status != 137 else 75
+    assert supervise(f"ended 1 {code} code false; exit {status}", max_restarts=0) == expected
+
+
+def test_after_the_last_restart_each_start_is_listed(supervise, capfd):
+    assert supervise("kill -9 $$", max_restarts=2) == 137
+    said = capfd.readouterr().err
+    assert "died 3 times" in said
+    assert [line.split()[:3] for line in said.splitlines()[-3:]] == [
+        [f"{n}:", "2", "ranks,"] for n in (1, 2, 3)
+    ]
+
+
+def test_a_job_that_dies_with_status_0_does_not_give_0(supervise):
+    assert supervise("exit 0", max_restarts=0) == 1
+
+
+def test_the_delay_between_starts_grows_up_to_its_limit(supervise, monkeypatch):
+    waited = []
+    monkeypatch.setattr(Supervisor, "_is_stopped_within", lambda self, seconds: waited.append(seconds))
+    assert supervise("exit 1", delay=20.0, max_restarts=4) == 1
+    assert waited == [20.0, 40.0, 60.0, 60.0]
+
+
+def test_a_job_without_a_sign_of_life_is_ended(supervise, tmp_path, capfd):
+    script = "touch $place/alive; [ $attempt = 2 ] && { done_; exit; }; sleep 600"
+    assert supervise(script, silence=1.5) == 0
+    assert "no rank gave a sign of life for 1.5 s" in capfd.readouterr().err
+
+
+def test_ranks_that_never_start_are_named_as_such(supervise, capfd):
+    supervise("sleep 600", silence=1.0, max_restarts=0)
+    assert "no rank had said that it started for 1 s" in capfd.readouterr().err
+
+
+def test_signs_of_life_end_a_silence_and_a_suspended_launcher_counts_none(tmp_path):
+    record = Record(tmp_path)
+    now = time.monotonic()
+    watch = supervisor.SilenceWatch("no job", record, now)
+
+    def looks(number, step=1.0):
+        nonlocal now
+        said = None
+        for _ in range(number):
+            now += step
+            said = said or watch.look(now, 10.0)
+        return said
+
+    record.beat()
+    assert looks(10) is None
+    record.beat()
+    assert looks(10) is None
+    assert looks(1, step=3600.0) is None  # it was suspended itself
+    assert "no rank gave a sign of life for 10 s" in looks(2)
+
+
+@needs_proc
+def test_silence_is_short_where_all_ranks_of_this_host_are_gone(supervise, monkeypatch, capfd):
+    monkeypatch.setattr(supervisor, "_SILENT_WITHOUT_RANKS_SECONDS", 1.0)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    script = f"""echo 'import time; time.sleep(1.5)' > $place/train.py
+{sys.executable} -m dist_classicrl.distributed.program $place/train.py &
+wait; sleep 600"""
+    supervise(script, max_restarts=0)
+    assert "all ranks of this host had ended" in capfd.readouterr().err
+
+
+def test_an_mpirun_that_cannot_be_started_is_named(supervise):
+    with pytest.raises(LauncherError, match="/nonexistent/mpirun cannot be started"):
+        supervise("", launcher=Launcher("/nonexistent/mpirun", "hydra", ()))
+
+
+def test_a_state_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    plan = Plan(fake(tmp_path, "done_"), 2, ("train.py",), state_dir=tmp_path / "file" / "state")
+    with pytest.raises(LauncherError, match="--state-dir"):
+        Supervisor(plan).run()
+
+
+# Signals
+
+LAUNCH = """
+import sys
+sys.prefix = "/nonexistent"
+from dist_classicrl.__main__ import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def start_launch(tmp_path):
+    """Give a function that starts the command with a made-up mpirun, and waits until that runs."""
+    started = []
+
+    def start(script, *options):
+        fake(tmp_path, f'[ "$1" = --version ] && echo HYDRA && exit\ntouch {tmp_path}/on-$attempt\n{script}')
+        (tmp_path / "train.py").touch()
+        process = subprocess.Popen(
+            [sys.executable, "-c", LAUNCH, "launch", "-n", "2", *options, "train.py"],
+            env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT / "src")},
+            cwd=tmp_path,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+        started.append(process)
+        wait_for(tmp_path / "on-1")
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def wait_for(path):
+    deadline = time.monotonic() + 30
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path.name} did not come"
+        time.sleep(0.01)
+
+
+STOPS_IN_ORDER = """
+trap 'echo USR1 >> heard; ended 0 75 code true; exit 75' USR1
+trap 'echo USR2 >> heard; ended 0 75 code true; exit 75' USR2
+trap 'echo rough >> heard; exit 1' TERM INT HUP
+touch ready; while :; do sleep 0.05; done
+"""
+
+
+@pytest.mark.parametrize(
+    "number, heard, status",
+    [
+        (signal.SIGUSR1, "USR1", 75),
+        (signal.SIGUSR2, "USR2", 75),
+        (signal.SIGTERM, "USR1", 75),
+        (signal.SIGHUP, "USR1", 75),
+        (signal.SIGINT, "USR1", 130),
+    ],
+)
+def test_signals_reach_mpirun_in_a_form_that_lets_ranks_save(start_launch, tmp_path, number, heard, status):
+    process = start_launch(STOPS_IN_ORDER)
+    wait_for(tmp_path / "ready")
+    process.send_signal(number)
+    process.communicate(timeout=30)
+    assert (process.returncode, (tmp_path / "heard").read_text().split()) == (status, [heard])
+
+
+DEAF = "trap '' USR1; echo $$ > pid; mv pid ready; while :; do sleep 0.05; done"
+
+
+@needs_proc
+@pytest.mark.parametrize(
+    "first, status", [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGUSR1, 138)]
+)
+def test_a_second_signal_ends_everything_at_once(start_launch, tmp_path, first, status):
+    process = start_launch(DEAF)
+    wait_for(tmp_path / "ready")
+    process.send_signal(first)
+    time.sleep(0.4)  # sooner, it would be the same request
+    process.send_signal(signal.SIGTERM)
+    said = process.communicate(timeout=30)[1]
+    assert process.returncode == status
+    assert "ended by a second signal" in said
+    assert not is_running(int((tmp_path / "ready").read_text()))
+
+
+def test_a_job_that_does_not_stop_is_ended(start_launch, tmp_path):
+    process = start_launch(f"while :; do touch $place/alive; sleep 0.1; done & {DEAF}", "--silence", "1")
+    wait_for(tmp_path / "ready")
+    process.send_signal(signal.SIGTERM)
+    said = process.communicate(timeout=30)[1]
+    assert (process.returncode, "did not stop within 1 s" in said) == (143, True)
+
+
+def test_a_signal_that_stops_nothing_is_forgotten(start_launch, tmp_path):
+    script = (
+        "[ $attempt = 2 ] && { done_; exit; }; trap : USR2; touch ready\n"
+        "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do touch $place/alive; sleep 0.2; done; exit 1"
+    )
+    process = start_launch(script, "--silence", "1", "--restart-delay", "0")
+    wait_for(tmp_path / "ready")
+    process.send_signal(signal.SIGUSR2)
+    process.communicate(timeout=30)
+    assert (process.returncode, (tmp_path / "on-2").exists()) == (0, True)
+
+
+@pytest.mark.parametrize("number, status", [(signal.SIGUSR1, 75), (signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_a_signal_between_two_starts_stops_the_restarting(start_launch, tmp_path, number, status):
+    process = start_launch("exit 1", "--restart-delay", "30")
+    while "starts again in 30 s" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(number)
+    process.communicate(timeout=20)
+    assert (process.returncode, (tmp_path / "on-2").exists()) == (status, False)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells of a parent's death")
+def test_mpirun_hears_of_the_sudden_death_of_its_launcher(start_launch, tmp_path):
+    process = start_launch("trap 'touch told; exit' TERM; touch ready; while :; do sleep 0.05; done")
+    wait_for(tmp_path / "ready")
+    process.kill()
+    wait_for(tmp_path / "told")
+
+
+# Hosts
+
+
+def hostfile(folder, text):
+    path = folder / "hosts"
+    path.write_text(text)
+    return path
+
+
+def test_hostfiles_of_both_kinds_are_read(tmp_path):
+    text = "# mine\n\nnode1 slots=4\nnode-2.cluster slots = 2 max_slots=8 # big\n10.0.0.3:5\nnode4\n"
+    assert read_hostfile(hostfile(tmp_path, text)) == (
+        *(Host("node1", 4), Host("node-2.cluster", 2), Host("10.0.0.3", 5), Host("node4", None)),
+    )
+
+
+@pytest.mark.parametrize(
+    "text, match",
+    [
+        ("node1 slots=4\nnode2 lots=3\n", "Line 2 of the hostfile .*'node2 lots=3'"),
+        ("node1 slots=four\n", "Line 1"),
+        ("node1 node2\n", "Line 1"),
+        ("node1 slots=0\n", "no slots"),
+        ("# nobody\n", "names no host"),
+    ],
+)
+def test_a_hostfile_that_means_nothing_is_refused(tmp_path, text, match):
+    with pytest.raises(LauncherError, match=match):
+        read_hostfile(hostfile(tmp_path, text))
+
+
+def test_a_hostfile_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(LauncherError, match="absent"):
+        read_hostfile(tmp_path / "absent")
+
+
+@pytest.mark.parametrize("family, line", [("openmpi", "node1 slots=4"), ("hydra", "node1:4")])
+def test_the_hostfile_has_the_form_of_the_launcher(tmp_path, family, line):
+    path = tmp_path / "written"
+    write_hostfile(path, [Host("node1", 4), Host("node2", None)], family)
+    assert path.read_text().splitlines() == [line, "node2"]
+    assert read_hostfile(path) == (Host("node1", 4), Host("node2", None))
+
+
+def test_ranks_fit_on_the_hosts_that_are_left():
+    known = [Host("a", 4), Host("b", 2), Host("c", 2)]
+    assert ranks_on(known, known, 20) == 20
+    assert ranks_on(known[1:], known, 8) == 4
+    assert ranks_on(known[:2], known, 3) == 3
+    unknown = [Host("a", None), Host("b", 4), Host("c", None)]
+    assert ranks_on(unknown[:2], unknown, 12) == 8
+    assert ranks_on(unknown[:1], unknown, 2) == 1
+
+
+AGENT = """#!/bin/sh
+case $1 in dead) exit 255;; deaf) exec sleep 600;; *) shift; exec "$@";; esac
+"""
+
+
+@pytest.fixture
+def agent(tmp_path):
+    path = tmp_path / "agent"
+    path.write_text(AGENT)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+def test_hosts_are_asked_whether_they_answer(agent):
+    hosts = [Host(name, 1) for name in ("localhost", "dead", "live", "deaf", "127.0.0.2")]
+    left = hosts_that_answer(hosts, [agent], 1.0, lambda: False)
+    assert [host.name for host in left] == ["localhost", "live", "127.0.0.2"]
+
+
+def test_a_missing_agent_reaches_only_this_host():
+    hosts = [Host("localhost", 1), Host("live", 1)]
+    assert hosts_that_answer(hosts, ["/nonexistent/ssh"], 1.0, lambda: False) == hosts[:1]
+
+
+def test_a_job_starts_again_on_the_hosts_that_answer(supervise, tmp_path, agent, monkeypatch, capfd):
+    monkeypatch.setattr(supervisor, "_PROBE_SECONDS", 1.0)
+    hosts = (Host("live", 3), Host("dead", 2), Host("deaf", 1))
+    script = f"echo $2 $4 >> {tmp_path}/starts; cat $4 >> {tmp_path}/hosts; [ $attempt = 2 ] && done_; exit 1"
+    assert supervise(script, ranks=6, hosts=hosts, agent=agent) == 0
+    first, second = [line.split() for line in (tmp_path / "starts").read_text().splitlines()]
+    assert (first[0], second[0]) == ("6", "3")
+    assert (tmp_path / "hosts").read_text().split() == ["live:3", "dead:2", "deaf:1", "live:3"]
+    assert "left out: dead, deaf" in capfd.readouterr().err
+
+
+def test_where_no_host_answers_all_are_tried(supervise, tmp_path, agent, capfd):
+    script = f"echo $2 >> {tmp_path}/starts; [ $attempt = 2 ] && done_; exit 1"
+    assert supervise(script, hosts=(Host("dead", 2),), agent=agent) == 0
+    assert starts(tmp_path) == ["2", "2"]
+    assert "No host answers (dead)" in capfd.readouterr().err
+
+
+# The words for mpirun
+
+
+def test_the_words_are_those_that_each_launcher_takes(tmp_path):
+    five, four = Launcher("/m", "openmpi", (5, 0, 11)), Launcher("/m", "openmpi", (4, 1, 4))
+    mpich, other = Launcher("/m", "hydra", (4, 2, 1)), Launcher("/m", "unknown", ())
+    assert survival_words(five) == ["--with-ft", "ulfm", "--mca", "pml", "ob1"]
+    assert survival_words(four) == survival_words(mpich) == survival_words(other) == []
+    assert host_words(five, "f", "a b") == ["--hostfile", "f", "--prtemca", "plm_ssh_agent", "a b"]
+    assert host_words(four, "f", "a") == ["--hostfile", "f", "--mca", "plm_rsh_agent", "a"]
+    assert host_words(mpich, "f", "a") == ["-f", "f", "-launcher", "ssh", "-launcher-exec", "a"]
+    assert host_words(other, None, None) == host_words(five, None, None) == []
+    assert export_words(five, ["A", "B"]) == ["-x", "A", "-x", "B"]
+    assert export_words(mpich, ["A"]) == []
+    with pytest.raises(LauncherError, match="--mpirun-options"):
+        host_words(other, "f", None)
+
+
+@pytest.mark.parametrize("answer, words", [("no", []), ("yes", ["--with-ft", "ulfm", "--mca", "pml", "ob1"])])
+def test_an_open_mpi_that_cannot_survive_is_started_without(tmp_path, answer, words):
+    info = tmp_path / "ompi_info"
+    info.write_text(f"#!/bin/sh\necho '          FT MPI support: {answer}'\n")
+    info.chmod(info.stat().st_mode | stat.S_IXUSR)
+    assert survival_words(Launcher(str(tmp_path / "mpirun"), "openmpi", (5, 0, 0))) == words
+
+
+# The command line
+
+
+@pytest.fixture
+def launch(tmp_path, monkeypatch):
+    """Give a function that runs the command with an mpirun of MPICH that would mark its work as done."""
+    mpirun = fake(tmp_path, '[ "$1" = --version ] && echo HYDRA && exit; done_')
+    monkeypatch.setattr(sys, "prefix", "/nonexistent")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("SLURM_NTASKS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    return lambda *words: (mpirun.path, main(["launch", *map(str, words)]))
+
+
+def test_the_script_gets_its_own_options(launch, capsys):
+    path, status = launch("--dry-run", "-n", 3, "train.py", "-n", "7", "--dry-run", "a b")
+    assert status == 0
+    program = f"{sys.executable} -m dist_classicrl.distributed.program"
+    assert capsys.readouterr().out == f"{path} -n 3 {program} train.py -n 7 --dry-run 'a b'\n"
+
+
+def test_a_module_can_be_run_in_place_of_a_script(launch, capsys):
+    launch("--dry-run", "-n", 3, "-m", "package.train", "-n", "7")
+    assert capsys.readouterr().out.endswith("program -m package.train -n 7\n")
+
+
+def test_words_for_mpirun_are_passed_on(launch, capsys):
+    launch("--dry-run", "-n", 3, "--mca", "a", "b", "--mpirun-options=--x 'y z'", "train.py")
+    assert " -n 3 --mca a b --x 'y z' " in capsys.readouterr().out
+
+
+def test_the_number_of_ranks_is_that_of_the_hostfile_or_of_slurm(launch, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("SLURM_NTASKS", "5")
+    launch("--dry-run", "train.py")
+    launch("--dry-run", "--hostfile", hostfile(tmp_path, "a slots=3\nb slots=4\n"), "train.py")
+    launch("--dry-run", "--hostfile", hostfile(tmp_path, "a slots=3\nb\n"), "train.py")
+    launch("--dry-run", "-n", 2, "train.py")
+    assert [line.split()[2] for line in capsys.readouterr().out.splitlines()] == ["5", "7", "5", "2"]
+
+
+@pytest.mark.parametrize(
+    "words, match",
+    [
+        (["-n", "2"], "script is missing"),
+        (["-n", "2", "-m"], "script is missing"),
+        (["-n", "2", "absent.py"], "no script 'absent.py'"),
+        (["train.py"], "How many ranks"),
+        (["-n", "2", "--hostfile", "absent", "train.py"], "hostfile 'absent'"),
+        (["-n", "2", "--mpirun-options='", "train.py"], "cannot be split"),
+    ],
+)
+def test_what_cannot_be_started_is_said(launch, capsys, words, match):
+    assert launch(*words)[1] == os.EX_USAGE
+    assert match in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", [["-n", "0"], ["-n", "two"], ["--max-restarts", "-1"], ["--grace", "nan"], ["--silence", "soon"]]
+)
+def test_numbers_are_checked(launch, words):
+    with pytest.raises(SystemExit) as caught:
+        launch(*words, "train.py")
+    assert caught.value.code == 2
+
+
+def test_the_command_shows_what_it_starts_if_asked(launch, capfd):
+    path, status = launch("-v", "-n", 2, "train.py")
+    assert status == 0
+    assert f"{path} -n 2 {sys.executable} -m" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--help"], ["launch", "--help"]])
+def test_the_help_shows_a_full_example(words, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    assert caught.value.code == 0
+    assert "python -m dist_classicrl launch -n 16" in capsys.readouterr().out
