@@ -1,0 +1,28 @@
+"""Random histories of deaths, hangs and cuts over the protocol code, which one command runs by the thousand.
+
+See `simulated`.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import simulated
+
+
+@pytest.mark.parametrize("fresh", [False, True], ids=["known", "fresh"])
+@pytest.mark.parametrize(("name", "histories"), [("elections", 20), ("calls", 100)])
+def test_whatever_happens_to_ranks_and_network_no_rule_is_broken(name, histories, fresh):
+    first = random.SystemRandom().randrange(10**9) if fresh else 1
+    seed, wrong, _ = simulated.check_seeds(name, range(first, first + histories))
+    assert not wrong, f"python tests/faults/simulated.py --kinds {name} --tell {seed}: " + "; ".join(wrong)
+
+
+def test_a_seed_gives_the_same_history_every_time():
+    def logged():
+        history = simulated.HISTORIES["calls"](5, log=True)
+        history.check()
+        return history.network.log
+
+    assert logged() == logged()
