@@ -1,0 +1,311 @@
+"""How processes end: in children, since what is tested is the end of a whole process."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dist_classicrl.distributed import program
+from dist_classicrl.distributed.completion import Record
+from dist_classicrl.distributed.ending import fault_tolerant, survival_advice
+from dist_classicrl.errors import LauncherError
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = ("-m", "dist_classicrl.distributed.program")
+# Stands in for an MPI that has been started, in which exceptions and ends are as in the real one.
+MPI = """
+import sys, types
+mpi = sys.modules["mpi4py.MPI"] = types.ModuleType("mpi4py.MPI")
+class MPIError(RuntimeError):
+    def __init__(self, number):
+        self.number = number
+    def Get_error_class(self):
+        return self.number
+mpi.Exception, mpi.ERR_PROC_FAILED, mpi.ERR_TRUNCATE = MPIError, 75, 15
+mpi.Is_initialized = lambda: True
+mpi.Is_finalized = lambda: False
+from dist_classicrl.distributed import ending
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Give a function that runs a script with Python, or as a rank of a launch, and returns its end."""
+    folder = tmp_path / "record"
+    folder.mkdir()
+
+    def run(text, *arguments, words=PROGRAM, launched=True, env=None):
+        script = tmp_path / "script.py"
+        script.write_text(text)
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), **(env or {})}
+        if launched:
+            environment["DIST_CLASSICRL_LAUNCH"] = str(folder)
+        done = subprocess.run(
+            [sys.executable, *words, str(script), *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            cwd=tmp_path,
+        )
+        done.record = Record(folder)
+        return done
+
+    return run
+
+
+# Scripts run as Python runs them
+
+SCRIPTS = {
+    "arguments": "import sys; print(sys.argv, sys.path[0], __name__, __file__, __spec__, __package__)",
+    "main module": "import sys; x = 5; print(sys.modules['__main__'].x, sys.modules['__main__'].__file__)",
+    "at the end": "import atexit\nx = 7\natexit.register(lambda: print('later', x))\nprint('now')",
+    "threads": "import threading, time\nx = 7\n"
+    "threading.Thread(target=lambda: (time.sleep(0.3), print('thread', x))).start()\nprint('main')",
+    "status": "import sys; sys.exit(7)",
+    "no status": "raise SystemExit",
+    "words": "raise SystemExit('these words')",
+    "large": "raise SystemExit(1 << 8 | 5)",
+    "error": "def f(): return 1 / 0\ndef g():\n    try: f()\n    except ZeroDivisionError: [][1]\ng()",
+    "syntax": "print('never')\nprint(=)",
+    "future": "def f(x: unknown): pass",
+}
+
+
+@pytest.mark.parametrize("text", SCRIPTS.values(), ids=SCRIPTS)
+def test_a_script_runs_and_ends_as_under_python(run, text):
+    plain, ranked = run(text, "a", "-n", words=()), run(text, "a", "-n")
+    code = plain.returncode
+    assert (ranked.returncode, ranked.stdout) == (code, plain.stdout)
+    if "f()" in text:  # a frame that Python marks with ^^^^ may differ in nothing but that
+        assert ranked.stderr.splitlines()[-1] == plain.stderr.splitlines()[-1]
+        assert "program.py" not in ranked.stderr
+    else:
+        assert ranked.stderr == plain.stderr
+    (ending,) = ranked.record.endings()
+    assert ending.code == code
+    assert ranked.record.is_complete == (code == 0)
+
+
+def test_a_script_that_is_not_there_is_named_as_python_names_it(run, tmp_path):
+    done = run("", words=(*PROGRAM, "absent.py"))
+    assert done.returncode == 2
+    assert f"can't open file '{tmp_path / 'absent.py'}'" in done.stderr
+    assert [ending.code for ending in done.record.endings()] == [2]
+
+
+@pytest.mark.parametrize("name", ["package", "package.module"])
+def test_a_module_runs_as_under_python(run, tmp_path, name):
+    (tmp_path / "package").mkdir()
+    text = "import sys; print(sys.argv, sys.path[0], __name__, __package__, __spec__.name, __file__)"
+    for file in ("__init__", "__main__", "module"):
+        (tmp_path / "package" / f"{file}.py").write_text("" if file == "__init__" else text)
+    plain, ranked = run("", words=("-m", name)), run("", words=(*PROGRAM, "-m", name))
+    assert (ranked.stdout, ranked.returncode) == (plain.stdout, 0)
+    assert "__main__" in ranked.stdout
+
+
+def test_a_module_that_is_not_there_is_named(run):
+    done = run("", words=(*PROGRAM, "-m", "absent.module"))
+    assert (done.returncode, "No module named absent.module" in done.stderr) == (1, True)
+
+
+def test_ctrl_c_gives_130(run):
+    done = run("raise KeyboardInterrupt")
+    assert done.returncode == 130
+    assert [ending.code for ending in done.record.endings()] == [130]
+
+
+@pytest.mark.parametrize(
+    "original, words",
+    [
+        (["python", "train.py", "-n", "3"], ["train.py", "-n", "3"]),
+        (["python", "-u", "-X", "dev", "-Wall", "-W", "error", "train.py"], ["train.py"]),
+        (["python", "-m", "package.train", "x"], ["-m", "package.train", "x"]),
+        (["python", "-u", *PROGRAM, "train.py", "x"], ["train.py", "x"]),
+        (["python", *PROGRAM, "--replacement", "-m", "train", "x"], ["-m", "train", "x"]),
+    ],
+)
+def test_a_process_knows_with_which_words_to_start_another(original, words):
+    assert program.own_words(original) == words
+    assert program.command(words, replacement=True) == [sys.executable, *PROGRAM, "--replacement", *words]
+
+
+@pytest.mark.parametrize("original", [["python"], ["python", "-c", "x"], ["python", "-u", "-"]])
+def test_what_was_typed_in_cannot_be_started_again(original):
+    with pytest.raises(LauncherError, match="into a file"):
+        program.own_words(original)
+
+
+# What the launcher hears
+
+VERDICTS = {
+    "the end": ("", "code"),
+    "status": ("raise SystemExit(3)", "code"),
+    "error": ("raise ValueError('mine')", "error"),
+    "death": ("raise MPIError(75)", "lost"),
+    "misuse": ("raise MPIError(15)", "error"),
+    "of a death": ("try: raise MPIError(75)\nexcept MPIError as e: raise ValueError('mine') from e", "lost"),
+    "while": ("try: raise MPIError(75)\nexcept MPIError: raise ValueError('mine')", "lost"),
+    "not of": ("try: raise MPIError(75)\nexcept MPIError: raise ValueError('mine') from None", "error"),
+    "silence": ("from dist_classicrl.errors import *; raise RankTimeoutError('x')", "lost"),
+    "remote": ("from dist_classicrl.errors import *; raise RemoteRankError(1, 'h', 's', 't')", "told"),
+    "aside": ("ending.note_aside(); raise ValueError('mine')", "left"),
+    "announced": ("ending.announce(4, 'abort'); raise ValueError('mine')", "error"),
+}
+
+
+@pytest.mark.parametrize("text, kind", VERDICTS.values(), ids=VERDICTS)
+def test_the_launcher_hears_what_kind_of_end_it_was(run, text, kind):
+    (ending,) = run(MPI + text).record.endings()
+    assert ending.kind == kind
+    assert ("mine" in ending.reason) == (
+        text.startswith("raise ValueError") or "'mine'" in text and "announce" not in text
+    )
+
+
+@pytest.mark.parametrize(
+    "rank, note, done", [(0, "", True), (1, "", False), (0, "False", False), (1, "True", True)]
+)
+def test_only_the_head_marks_the_work_as_done(run, rank, note, done):
+    text = f"{MPI}\nending.note_head({note})" if note else ""
+    finished = run(text, env={"OMPI_COMM_WORLD_RANK": str(rank)})
+    assert finished.returncode == 0
+    assert finished.record.is_complete == done
+    assert [(each.rank, each.is_head) for each in finished.record.endings()] == [(rank, done)]
+
+
+def test_the_mark_comes_after_all_that_the_script_has_to_do(run):
+    text = (
+        "import atexit, os\nfolder = os.environ['DIST_CLASSICRL_LAUNCH']\n"
+        "atexit.register(lambda: print(os.path.exists(folder + '/done')))"
+    )
+    finished = run(text)
+    assert (finished.stdout, finished.record.is_complete) == ("False\n", True)
+
+
+def test_a_replacement_neither_marks_the_work_as_done_nor_fails_the_job(run):
+    finished = run("", words=(*PROGRAM, "--replacement"))
+    assert not finished.record.is_complete
+    assert [ending.kind for ending in finished.record.endings()] == ["left"]
+
+
+def test_a_rank_that_fails_before_mpi_says_so(run):
+    assert [each.before_mpi for each in run("raise ValueError").record.endings()] == [True]
+    assert [each.before_mpi for each in run(MPI).record.endings()][-1] is False
+
+
+def test_a_folder_that_cannot_be_reached_is_told_once(run, tmp_path):
+    (tmp_path / "record").rmdir()
+    finished = run("print('fine')")
+    assert (finished.returncode, finished.stdout) == (0, "fine\n")
+    assert finished.stderr.count("--state-dir") == 2  # when it starts, and when the mark is lost
+    other = run("", env={"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_LOCAL_RANK": "1"})
+    assert other.stderr == ""
+
+
+# The end after losses
+
+LOSSES = (
+    MPI
+    + """
+import atexit, logging, os
+logging.basicConfig()
+atexit.register(lambda: print("registered"))
+class Finalize:  # as mpi4py does, when the interpreter has ended all else
+    def __del__(self, write=os.write):
+        write(2, b"finalized ")
+sys.finalize = Finalize()
+ending.note_losses()
+"""
+)
+
+
+@pytest.mark.parametrize("end, code", [("", 0), ("sys.exit(75)", 75), ("raise ValueError('x')", 1)])
+def test_after_losses_nobody_waits_for_the_dead(run, end, code):
+    finished = run(f"{LOSSES}\nprint('out', end=' ')\n{end}", env={"OMPI_MCA_mpi_ft_enable": "1"})
+    assert (finished.returncode, finished.stdout) == (code, "out registered\n")
+    assert "finalized" not in finished.stderr
+    assert finished.record.is_complete == (code == 0)
+
+
+def test_where_a_death_would_end_the_job_the_others_are_waited_for(run):
+    finished = run(LOSSES)
+    assert (finished.returncode, "finalized" in finished.stderr) == (0, True)
+
+
+def test_without_losses_mpi_is_ended_in_order(run):
+    text = LOSSES.replace("ending.note_losses()", "")
+    assert "finalized" in run(text, env={"OMPI_MCA_mpi_ft_enable": "1"}).stderr
+
+
+@pytest.mark.parametrize("words, launched", [((), False), (PROGRAM, True)])
+def test_a_wait_for_the_dead_has_a_limit(run, words, launched):
+    hang = (
+        "import time\nending._HEAD_SECONDS = 0.3\nFinalize.__del__ = lambda self, sleep=time.sleep: sleep(60)"
+    )
+    finished = run(LOSSES + hang, words=words, launched=launched)
+    assert finished.returncode == -14  # SIGALRM: 142, as shells have it
+    assert finished.stdout == "registered\n"
+
+
+@pytest.mark.parametrize(
+    "end, head, launched, aborted",
+    [("", 0, True, "79"), ("sys.exit(75)", 0, True, "75"), ("", 0, False, "79"), ("", 1, True, "")],
+)
+def test_the_head_ends_a_job_in_which_a_rank_hangs(run, end, head, launched, aborted):
+    text = f"{MPI}\nending.note_hanging(lambda code: print(code, flush=True))\n{end}"
+    words = PROGRAM if launched else ()
+    finished = run(text, words=words, launched=launched, env={"OMPI_COMM_WORLD_RANK": str(head)})
+    assert finished.stdout.strip() == aborted
+    assert finished.record.is_complete == (launched and head == 0 and not end)
+
+
+def test_a_hanging_rank_that_is_back_does_not_end_the_job(run):
+    text = f"{MPI}\nending.note_hanging(lambda code: print(code))\nending.note_hanging(None)"
+    assert run(text).stdout == ""
+
+
+def test_a_forked_child_does_not_end_for_its_parent(run):
+    text = (
+        MPI
+        + """
+import os
+ending.note_hanging(lambda code: print("aborted by", os.getpid() == parent, flush=True))
+parent = os.getpid()
+if os.fork() == 0:
+    sys.exit(0)
+os.wait()
+"""
+    )
+    assert run(text).stdout == "aborted by True\n"
+
+
+# What is said to who could lose a job
+
+
+@pytest.mark.parametrize(
+    "value, expected", [("1", True), ("true", True), ("0", False), ("", False), (None, False)]
+)
+def test_survival_is_read_from_the_environment(value, expected):
+    assert fault_tolerant({} if value is None else {"OMPI_MCA_mpi_ft_enable": value}) is expected
+
+
+def test_the_advice_names_the_command():
+    assert "python -m dist_classicrl launch -n 5 " in survival_advice(environ={"OMPI_COMM_WORLD_SIZE": "5"})
+    assert "-n 7 " in survival_advice(n_ranks=7, environ={})
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"OMPI_COMM_WORLD_SIZE": "1"},
+        {"OMPI_COMM_WORLD_SIZE": "5", "OMPI_MCA_mpi_ft_enable": "1"},
+        {"OMPI_COMM_WORLD_SIZE": "5", "DIST_CLASSICRL_LAUNCH": "/x"},
+    ],
+)
+def test_who_survives_or_is_alone_gets_no_advice(environ):
+    assert survival_advice(environ=environ) is None
