@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dist_classicrl.distributed.detector import FailureDetector
     from dist_classicrl.distributed.report import Progress, TrainingResult
     from dist_classicrl.environments.model import TabularMDP
     from dist_classicrl.environments.simulate import CompiledSimulator
@@ -21,12 +22,20 @@ __version__ = "0.1.0"
 _HOMES = {
     "CompiledSimulator": "dist_classicrl.environments.simulate",
     "DistAsyncQLearning": "dist_classicrl.runtime.agent",
+    "FailureDetector": "dist_classicrl.distributed.detector",
     "Progress": "dist_classicrl.distributed.report",
     "TabularMDP": "dist_classicrl.environments.model",
     "TrainingResult": "dist_classicrl.distributed.report",
 }
 
-__all__ = ["CompiledSimulator", "DistAsyncQLearning", "Progress", "TabularMDP", "TrainingResult"]
+__all__ = [
+    "CompiledSimulator",
+    "DistAsyncQLearning",
+    "FailureDetector",
+    "Progress",
+    "TabularMDP",
+    "TrainingResult",
+]
 
 
 def __getattr__(name: str) -> Any:
