@@ -231,6 +231,14 @@ def test_after_losses_nobody_waits_for_the_dead(run, end, code):
     assert finished.record.is_complete == (code == 0)
 
 
+@pytest.mark.parametrize("end, code", [("", 0), ("raise ValueError('x')", 1)])
+def test_without_a_launcher_the_workers_do_not_wait_either(run, end, code):
+    env = {"OMPI_MCA_mpi_ft_enable": "1", "OMPI_COMM_WORLD_RANK": "2"}
+    finished = run(f"{LOSSES}\n{end}", words=(), launched=False, env=env)
+    assert (finished.returncode, finished.stdout) == (code, "registered\n")
+    assert "finalized" not in finished.stderr
+
+
 def test_where_a_death_would_end_the_job_the_others_are_waited_for(run):
     finished = run(LOSSES)
     assert (finished.returncode, "finalized" in finished.stderr) == (0, True)
@@ -246,7 +254,8 @@ def test_a_wait_for_the_dead_has_a_limit(run, words, launched):
     hang = (
         "import time\nending._HEAD_SECONDS = 0.3\nFinalize.__del__ = lambda self, sleep=time.sleep: sleep(60)"
     )
-    finished = run(LOSSES + hang, words=words, launched=launched)
+    env = {} if launched else {"OMPI_MCA_mpi_ft_enable": "1"}
+    finished = run(LOSSES + hang, words=words, launched=launched, env=env)
     assert finished.returncode == -14  # SIGALRM: 142, as shells have it
     assert finished.stdout == "registered\n"
 

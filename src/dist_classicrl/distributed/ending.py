@@ -213,10 +213,18 @@ def _end() -> None:
         _flush()
         _process.abort((0 if ending is None else ending.code) or DONE_BUT_HANGING)
     if _process.has_losses and mpi_is_on:
-        if ending is not None and fault_tolerant():
+        if fault_tolerant() and (ending is not None or not head):
             _flush()
-            os._exit(ending.code)
+            os._exit(_likely_code() if ending is None else ending.code)
         _limit_seconds(_HEAD_SECONDS if head else _OTHERS_SECONDS)
+
+
+def _likely_code() -> int:
+    """Return the exit status of a script of which is only known whether it failed.
+
+    Python does not tell the status of a SystemExit. But where that is not 0, the head has it too.
+    """
+    return 1 if hasattr(sys, "last_type") else 0
 
 
 def _limit_seconds(seconds: float) -> None:
