@@ -107,6 +107,22 @@ class TrainingInterrupted(TrainingStopped, KeyboardInterrupt):
     """Training was stopped by Ctrl-C (SIGINT); exit status 130."""
 
 
+class WorkerLeft(SystemExit):
+    """This rank has left the training in good order, and the others go on; exit status 0.
+
+    Attributes
+    ----------
+    rank : int
+    """
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(0)
+        self.rank = rank
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} has left the training in good order"
+
+
 # Training, alone and on many ranks
 
 
@@ -167,3 +183,11 @@ class RemoteRankError(DistClassicRLError, RuntimeError):
 
 class SingletonError(DistClassicRLError, RuntimeError):
     """The launcher promised several ranks, but this process is alone in its MPI world."""
+
+
+class RankLostError(DistClassicRLError, RuntimeError):
+    """So many ranks were lost that the run does not go on, by `on_failure` or `min_workers`."""
+
+
+class CutOffError(DistClassicRLError, RuntimeError):
+    """This rank hears too few of the others to go on: they may be running without it."""

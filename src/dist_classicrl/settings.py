@@ -18,6 +18,8 @@ ROUND_UPDATES = 32
 _ALGORITHMS = ("q_learning",)
 _BACKENDS = ("mpi",)
 _DTYPES = ("float64", "float32")
+_ON_FAILURE = ("continue", "replace", "abort")
+_ON_ERROR = ("raise", "exclude")
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,13 @@ class Settings:
     n_envs: int = 16  # copies per worker of an environment that is stepped through Gymnasium
     use_action_mask: bool | None = None  # None: follow masks, except Taxi's, which Gymnasium does not enforce
     allow_singletons: bool = False  # train alone although the launcher promised several ranks
-    timeout: float = 600.0  # seconds without a sign of life after which a rank counts as lost
+    timeout: float = 600.0  # seconds without progress after which a rank counts as lost
+    heartbeat_interval: float = 1.0  # seconds of silence after which a rank says that it is there
+    heartbeat_timeout: float = 30.0  # seconds of silence after which a rank counts as lost
+    on_failure: str = "continue"  # what a lost worker means: "continue", "replace" or "abort"
+    min_workers: int = 0  # with fewer the run ends
+    max_replacements: int = 3  # ranks started anew in one call of train, where on_failure is "replace"
+    on_error: str = "raise"  # what an exception in a worker's environment means: "raise" or "exclude"
 
     def __post_init__(self) -> None:
         def put(name: str, value: Any) -> None:
@@ -73,6 +81,18 @@ class Settings:
         put("n_envs", checked_whole("n_envs", self.n_envs, 1))
         put("replay_ratio", _real("replay_ratio", self.replay_ratio, 0.0, 1e6))
         put("timeout", _real("timeout", self.timeout, 1.0, 1e9))
+        put("heartbeat_interval", _real("heartbeat_interval", self.heartbeat_interval, 0.01, 1e9))
+        put("heartbeat_timeout", _real("heartbeat_timeout", self.heartbeat_timeout, 0.1, 1e9))
+        if self.heartbeat_timeout < 4.0 * self.heartbeat_interval:
+            raise SettingsError(
+                f"heartbeat_timeout must be at least 4 times heartbeat_interval, or a rank is lost for one late "
+                f"sign of life; got heartbeat_timeout={self.heartbeat_timeout:g} and "
+                f"heartbeat_interval={self.heartbeat_interval:g}."
+            )
+        put("min_workers", checked_whole("min_workers", self.min_workers, 0))
+        put("max_replacements", checked_whole("max_replacements", self.max_replacements, 0))
+        _one_of("on_failure", self.on_failure, _ON_FAILURE)
+        _one_of("on_error", self.on_error, _ON_ERROR)
         for name in ("async_updates", "allow_singletons"):
             put(name, checked_flag(name, getattr(self, name)))
         if self.use_action_mask is not None:

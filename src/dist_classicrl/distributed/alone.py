@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -72,6 +74,82 @@ def run_alone(run: Run) -> TrainingResult:
     return result
 
 
+class LearningOn:
+    """What a server does that has lost its workers: it learns by itself what is left of a call.
+
+    Attributes
+    ----------
+    made : int
+        Steps that were made here.
+    """
+
+    def __init__(self, run: Run, rest: Run, alone: _Alone, seconds: float) -> None:
+        self._tally = run.tally
+        self._rest = rest
+        self._alone = alone
+        alone.begin = time.perf_counter() - seconds
+
+    @classmethod
+    def steps(
+        cls,
+        run: Run,
+        table: LocalTable,
+        learner: Learner,
+        done: int,
+        seconds: float,
+        has_company: Callable[[], bool],
+    ) -> LearningOn:
+        """Go on after `done` steps of a run, `seconds` after its beginning, while nobody is there to serve."""
+        rest = _rest(run, done)
+        return cls(run, rest, _Learning(rest, table, learner, has_company), seconds)
+
+    @classmethod
+    def rounds(
+        cls,
+        run: Run,
+        table: LocalTable,
+        learners: dict[int, Learner],
+        done: int,
+        seconds: float,
+        has_company: Callable[[], bool],
+    ) -> LearningOn:
+        """Go on likewise in the reproducible mode."""
+        rest = _rest(run, done)
+        return cls(run, rest, _Rounds(rest, table, learners, has_company), seconds)
+
+    @property
+    def made(self) -> int:
+        """Steps that were made here."""
+        return self._rest.kept
+
+    def run_all(self) -> None:
+        """Learn until all steps are made, or somebody is there to be served.
+
+        Raises
+        ------
+        TrainingStopped
+            If the process was asked to stop.
+        """
+        before = self._tally.earlier_steps
+        self._tally.earlier_steps = self._tally.steps
+        try:
+            self._alone.run_all()
+        except CheckpointFencedError:
+            raise
+        except Exception:
+            self._alone.rescue()
+            raise
+        finally:
+            self._tally.earlier_steps = before
+
+
+def _rest(run: Run, done: int) -> Run:
+    """Return what is left of `run`, which counts on in the same tally."""
+    rest = replace(run, start=run.start + done, steps=run.steps - done, resumed=None)
+    rest.tally, rest.clock = run.tally, run.clock
+    return rest
+
+
 class _Alone:
     """What both ways to train alone have in common: when to save and to stop."""
 
@@ -132,9 +210,16 @@ class _Alone:
 class _Learning(_Alone):
     """Learns all steps, in slices that last about 50 ms."""
 
-    def __init__(self, run: Run, table: LocalTable, learner: Learner) -> None:
+    def __init__(
+        self,
+        run: Run,
+        table: LocalTable,
+        learner: Learner,
+        has_company: Callable[[], bool] = lambda: False,
+    ) -> None:
         super().__init__(run, table)
         self._learner = learner
+        self._has_company = has_company
         self._stream = run.alone_stream()
         self._first = self._stream.used
         self._is_sound = True
@@ -162,6 +247,8 @@ class _Learning(_Alone):
                 run.clock.tick(now - self.begin)
                 if stream.used < last:
                     self.look()
+                if self._has_company():
+                    break
         except BaseException:
             changed = self._table.touched[: self._table.n_touched[0]]
             self._is_sound = bool(np.isfinite(self._table.q[changed]).all())
@@ -198,9 +285,16 @@ class _Learning(_Alone):
 class _Rounds(_Alone):
     """Plays the rounds of all logical workers, and merges them."""
 
-    def __init__(self, run: Run, table: LocalTable, learners: dict[int, Learner]) -> None:
+    def __init__(
+        self,
+        run: Run,
+        table: LocalTable,
+        learners: dict[int, Learner],
+        has_company: Callable[[], bool] = lambda: False,
+    ) -> None:
         super().__init__(run, table)
         self._learners = learners
+        self._has_company = has_company
 
     def run_all(self) -> None:
         run, table, learners = self._run, self._table, self._learners
@@ -221,6 +315,8 @@ class _Rounds(_Alone):
             run.clock.tick(self.seconds)
             if run.kept < run.steps:
                 self.look()
+            if self._has_company():
+                break
 
     def position(self, whole: bool = True) -> Position:
         run = self._run

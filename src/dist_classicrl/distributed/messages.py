@@ -38,6 +38,18 @@ class Kind(IntEnum):
     STATE = 9  # worker: what a logical worker's learner would go on with
     STOP = 10  # worker: this rank was asked to stop; server: push what you have, and wait
     STOPPED = 11  # server: why and where to go on from; nothing comes after it
+    GATHER = 12  # before training, to the server: a rank's part of something
+    TOLD = 13  # before training, from the server: all parts
+    PREPARE = 14  # election: promise to follow nobody older
+    PROMISE = 15  # the answer, with the base that the sender has
+    REFUSE = 16  # the other answer
+    VIEW = 17  # server or coordinator: who is in the run, and who serves
+    JOIN = 18  # from a rank that is not in the run, or not any more
+    WELCOME = 19  # server: it is now
+    OVER = 20  # the answer where there is nothing left to join
+    HAND_IN = 21  # worker, to a new server: a push that it may lack
+    RELEASE = 22  # server: everybody has everything, this rank may go
+    LEAVE = 23  # worker: sends nothing more, though the run goes on
 
 
 def encode(kind: Kind, *parts: np.ndarray) -> np.ndarray:

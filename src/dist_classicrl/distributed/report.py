@@ -7,6 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
+
+from dist_classicrl.distributed.record import Record, is_event
+
 _MEANS = ("mean_return", "mean_length")
 # What a checkpoint carries of a tally, besides steps and seconds.
 _COUNTERS = (
@@ -44,7 +48,11 @@ class TrainingResult:
     workers : int
         Ranks that learned; 1 where one process trained alone.
     lost_workers : tuple of int
-        Ranks that were lost on the way.
+        Ranks that were lost on the way, or left, and did not come back.
+    events : tuple of dict
+        What happened to ranks, in order: "kind" is one of `dist_classicrl.distributed.record.KINDS`, "rank" whom
+        it is about, "seconds" the time since training began, "steps_returned" the steps that the rank held and
+        had not reported, "detail" why.
     pushes : int
         Messages with maps, or logical workers' rounds in the reproducible mode.
     bytes_pushed, bytes_pulled : int
@@ -72,6 +80,7 @@ class TrainingResult:
     steps_per_second: float = 0.0
     workers: int = 0
     lost_workers: tuple[int, ...] = ()
+    events: tuple[dict[str, Any], ...] = ()
     pushes: int = 0
     bytes_pushed: int = 0
     bytes_pulled: int = 0
@@ -88,7 +97,9 @@ class TrainingResult:
     def from_dict(cls, data: dict[str, Any]) -> TrainingResult:
         """Return the result that `to_dict` described."""
         means = {name: math.nan for name in _MEANS if data[name] is None}
-        return cls(**{**data, **means, "lost_workers": tuple(data["lost_workers"])})
+        return cls(
+            **{**data, **means, "lost_workers": tuple(data["lost_workers"]), "events": tuple(data["events"])}
+        )
 
     @classmethod
     def is_described_by(cls, data: Any) -> bool:
@@ -100,11 +111,15 @@ class TrainingResult:
         kinds = {
             **{name: type(value) for name, value in model.items()},
             "lost_workers": list,
+            "events": list,
             "resumed_from": str,
         }
         return all(
             type(value) is kinds[name] or (value is None and name in optional) for name, value in data.items()
-        ) and all(type(rank) is int for rank in data["lost_workers"])
+        ) and (
+            all(type(rank) is int for rank in data["lost_workers"])
+            and all(is_event(event) for event in data["events"])
+        )
 
 
 @dataclass(frozen=True)
@@ -179,6 +194,19 @@ class Tally:
         self.resumed_from = resumed_from
         self._last = (0.0, self.steps, self.episodes, self.returns)
 
+    def to_numbers(self, seconds: float) -> np.ndarray:
+        """Return what `to_dict` does, as float64."""
+        return np.array(list(self.to_dict(seconds).values()))
+
+    def take_over(self, numbers: np.ndarray) -> None:
+        """Count on from what `to_numbers` said on another rank of the same call."""
+        data = dict(zip(self.to_dict(0.0), numbers.tolist(), strict=True))
+        for name in _COUNTERS:
+            setattr(self, name, type(getattr(self, name))(data[name]))
+        self.steps = int(data["steps"])
+        self.earlier_seconds = data["seconds"]
+        self._last = (0.0, self.steps, self.episodes, self.returns)
+
     def add_episodes(self, totals: Any) -> None:
         """Add (episodes, returns, lengths)."""
         self.episodes += float(totals[0])
@@ -199,7 +227,9 @@ class Tally:
             seconds=seconds,
         )
 
-    def result(self, seconds: float, compile_seconds: float, workers: int) -> TrainingResult:
+    def result(
+        self, seconds: float, compile_seconds: float, workers: int, record: Record | None = None
+    ) -> TrainingResult:
         """Return the call's result, `seconds` after this process began."""
         seconds += self.earlier_seconds
         busy = self.learning_seconds / self.worker_seconds if self.worker_seconds > 0.0 else 1.0
@@ -212,6 +242,8 @@ class Tally:
             compile_seconds=compile_seconds,
             steps_per_second=self.steps / seconds if seconds > 0.0 else 0.0,
             workers=workers,
+            lost_workers=() if record is None else record.lost,
+            events=() if record is None else tuple(record.events),
             pushes=self.pushes,
             bytes_pushed=self.bytes_pushed,
             bytes_pulled=self.bytes_pulled,

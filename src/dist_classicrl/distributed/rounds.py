@@ -1,36 +1,43 @@
 """The reproducible mode on many ranks.
 
-Rank 0 merges each round in the order of the logical workers, the others play them.
+The server merges each round in the order of the logical workers, the others play them. A rank that is lost costs
+the round: it is played again from its beginning, with the same bits, by the ranks that are left.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from dist_classicrl.algorithms.learners import Learner, stack_states, unstack_states
-from dist_classicrl.algorithms.rounds import Quota, play, rounds
+from dist_classicrl.algorithms.rounds import Quota, play, round_steps, rounds
 from dist_classicrl.distributed import messages
-from dist_classicrl.distributed.failures import raise_remote
+from dist_classicrl.distributed.crew import LOOK_SECONDS, Crew
+from dist_classicrl.distributed.election import Base
 from dist_classicrl.distributed.messages import Kind
+from dist_classicrl.distributed.partings import take_in_stop
 from dist_classicrl.distributed.report import ProgressClock, Tally
 from dist_classicrl.distributed.saving import Position, Saver
-from dist_classicrl.distributed.server import EPOCH, beat_seconds, report_progress, take_in_stop
+from dist_classicrl.distributed.serving import NobodyLeft, Serving
 from dist_classicrl.distributed.stopping import Stop, StopWatch
-from dist_classicrl.distributed.transport import Backoff, Channel, receive
-from dist_classicrl.distributed.worker import LOOK_SECONDS, final_of, pass_on_stop, raise_stopped
-from dist_classicrl.errors import ProtocolError, RankTimeoutError
+from dist_classicrl.distributed.transport import Backoff
+from dist_classicrl.distributed.working import Working
+from dist_classicrl.errors import ProtocolError, RankLostError
 from dist_classicrl.settings import Settings
 from dist_classicrl.updates.local import LocalTable, PackedMap, Refresh
-from dist_classicrl.updates.shared import RoundMerge, SharedTable
+from dist_classicrl.updates.shared import RoundMerge
 from dist_classicrl.updates.snapshot import TableSnapshot
 
 _GO_ON = 0
 _TELL_STATE = 1
 _TELL_STATE_AND_WAIT = 2
+
+States = dict[int, dict[str, np.ndarray]]
+"""The state of learners, by logical worker."""
 
 
 def carriers(settings: Settings, workers: list[int]) -> dict[int, int]:
@@ -38,80 +45,146 @@ def carriers(settings: Settings, workers: list[int]) -> dict[int, int]:
     return {logical: workers[logical % len(workers)] for logical in range(settings.logical_workers)}
 
 
-def merged_message(refresh: Refresh, order: int = _GO_ON) -> np.ndarray:
-    """Return the table after a round as a message, with the order to go on or to tell the learners' state."""
-    head = np.array([EPOCH, refresh.since, refresh.version, order], np.int64)
-    return messages.encode(Kind.MERGED, head, *refresh.parts)
+def steps_before(settings: Settings, number: int, steps: int) -> int:
+    """Return how many of a call's `steps` are made before its round `number`."""
+    return min(steps, number * settings.logical_workers * round_steps(settings))
 
 
-def state_message(logical: int, state: dict[str, np.ndarray]) -> np.ndarray:
-    """Return the state of a logical worker's learner as a message."""
+def state_parts(state: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """Return the state of a learner, or the stacked states of several, as message parts."""
     shapes = messages.text({name: list(array.shape) for name, array in state.items()})
     arrays = [array.view(np.uint8) if array.dtype == bool else array for array in state.values()]
-    return messages.encode(
-        Kind.STATE, np.array([logical], np.int64), shapes, *(part.ravel() for part in arrays)
-    )
+    return [shapes, *(part.ravel() for part in arrays)]
 
 
 def state_of(parts: list[np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the state in the `parts` of a STATE message."""
-    shapes = messages.from_text(parts[1])
-    arrays = [part.view(bool) if part.dtype == np.uint8 else part for part in parts[2:]]
+    """Return the state whose `state_parts` these are."""
+    shapes = messages.from_text(parts[0])
+    arrays = [part.view(bool) if part.dtype == np.uint8 else part for part in parts[1:]]
     return {name: array.reshape(shape) for (name, shape), array in zip(shapes.items(), arrays, strict=True)}
 
 
-def stack_by_number(states: dict[int, dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+def stack_by_number(states: States) -> dict[str, np.ndarray]:
     """Return the state of learners as one, in the order of their numbers."""
     return stack_states([states[number] for number in sorted(states)])
 
 
-def learners_message(learners: dict[int, dict[str, np.ndarray]]) -> np.ndarray:
+def learners_message(learners: States) -> np.ndarray:
     """Return the state of all learners, by logical worker, as one message."""
-    return state_message(len(learners), stack_by_number(learners))
+    number = np.array([len(learners)], np.int64)
+    return messages.encode(Kind.STATE, number, *state_parts(stack_by_number(learners)))
 
 
-def learners_of(message: np.ndarray) -> dict[int, dict[str, np.ndarray]]:
+def learners_of(message: np.ndarray) -> States:
     """Return what `learners_message` packed."""
     _, parts = messages.decode(message)
-    stacked, number = state_of(parts), int(parts[0][0])
+    stacked, number = state_of(parts[1:]), int(parts[0][0])
     return dict(enumerate(unstack_states(stacked, number))) if stacked else {}
 
 
-class RoundServer:
-    """Serves one call of `train` in the reproducible mode; see `dist_classicrl.distributed.server.Server`."""
+@dataclass(frozen=True)
+class RoundStart:
+    """What a round starts from, besides the table.
 
-    def __init__(
-        self,
-        channels: list[Channel],
-        table: SharedTable,
-        settings: Settings,
-        start: int,
-        steps: int,
-        tally: Tally,
-        clock: ProgressClock,
-        saver: Saver | None = None,
-    ) -> None:
-        self._all = channels
-        self._channels = {channel.peer: channel for channel in channels}
-        self._table = table
-        self._settings = settings
-        self._start = start
-        self._steps = steps
-        self._tally = tally
-        self._clock = clock
-        self._saver = saver
-        self._snapshot = TableSnapshot(table.values, table.counts)
-        self._made = 0
+    Attributes
+    ----------
+    number : int
+        Of the round, from 0.
+    states : dict of int to dict
+        The state of all learners; empty where they are as new, or where only their carriers know.
+    tally : ndarray(float64)
+        `Tally.to_numbers`; empty at the very beginning.
+    """
+
+    number: int = 0
+    states: States = field(default_factory=dict)
+    tally: np.ndarray = field(default_factory=lambda: np.zeros(0))
+
+
+@dataclass(frozen=True)
+class RoundOrder:
+    """What the server tells all before a round.
+
+    Attributes
+    ----------
+    start : RoundStart
+    refresh : Refresh
+        The table.
+    attempt : int
+        How often this server has begun a round.
+    order : int
+        To go on, or to tell the learners' state first.
+    carried_by : ndarray(int64), shape (logical workers,)
+        Who plays each.
+    """
+
+    start: RoundStart
+    refresh: Refresh
+    attempt: int
+    order: int
+    carried_by: np.ndarray
+
+    def to_message(self) -> np.ndarray:
+        """Return the order as a message."""
+        start, refresh = self.start, self.refresh
+        head = [refresh.since, refresh.version, self.order, start.number, self.attempt, len(refresh.parts)]
+        return messages.encode(
+            Kind.MERGED,
+            np.array(head, np.int64),
+            self.carried_by,
+            start.tally,
+            *refresh.parts,
+            *state_parts(stack_by_number(start.states) if start.states else {}),
+        )
+
+    @classmethod
+    def from_parts(cls, parts: list[np.ndarray]) -> RoundOrder:
+        """Return the order in a MERGED message."""
+        since, version, order, number, attempt, n_parts = parts[0].tolist()
+        values, counts, *entries = parts[3 : 3 + n_parts]
+        stacked = state_of(parts[3 + n_parts :])
+        states = dict(enumerate(unstack_states(stacked, parts[1].size))) if stacked else {}
+        refresh = Refresh(since, version, entries[0] if entries else None, values, counts)
+        return cls(RoundStart(number, states, parts[2]), refresh, attempt, order, parts[1])
+
+
+@dataclass
+class RoundServer(Serving):
+    """Serves one call of `train` in the reproducible mode.
+
+    Attributes
+    ----------
+    settings : Settings
+    start, steps : int
+        First global step, and steps of the whole run.
+    clock : ProgressClock
+    saver : Saver or None
+    first : RoundStart
+        Where this server begins.
+    may_repeat : bool
+        Whether a round can be played again: all learners' state goes along with it.
+    """
+
+    settings: Settings = field(kw_only=True)
+    start: int = field(kw_only=True)
+    steps: int = field(kw_only=True)
+    clock: ProgressClock = field(kw_only=True)
+    saver: Saver | None = field(default=None, kw_only=True)
+    first: RoundStart = field(default_factory=RoundStart, kw_only=True)
+    may_repeat: bool = field(default=True, kw_only=True)
+
+    def __post_init__(self) -> None:
+        self.now_at = self.first
+        self.made = steps_before(self.settings, self.first.number, self.steps)
+        self._snapshot = TableSnapshot(self.table.values, self.table.counts)
+        self._attempt = 0
+        self._carried_by: dict[int, int] = {}
+        self._is_broken = False
+        self._new: set[int] = set()
+        self._states: States = {}
         self._asked: Position | None = None
         self._copied = False
-        self._states: dict[int, dict[str, np.ndarray]] = {}
-        self._begin = time.monotonic()
-        self._beat = self._begin
-
-    @property
-    def seconds(self) -> float:
-        """Seconds since serving began."""
-        return time.monotonic() - self._begin
+        super().__post_init__()
 
     @property
     def position(self) -> Position:
@@ -120,13 +193,13 @@ class RoundServer:
         It has the learners' state if that was asked for after this round and told by all.
         """
         asked = self._asked
-        known = asked is not None and asked.steps == self._start + self._made
-        complete = known and len(self._states) == self._settings.logical_workers
+        known = asked is not None and asked.steps == self.start + self.made
+        complete = known and len(self._states) == self.settings.logical_workers
         return Position(
-            self._start + self._made,
-            self._tally.to_dict(self.seconds),
+            self.start + self.made,
+            self.tally.to_dict(self.seconds),
             "rounds",
-            version=self._table.version,
+            version=self.table.version,
             learners=stack_by_number(self._states) if complete else {},
         )
 
@@ -139,297 +212,380 @@ class RoundServer:
         ------
         RemoteRankError
             If a worker failed.
-        RankTimeoutError
-            If one was silent for too long.
+        NobodyLeft
+            If no worker is left, and steps are: `now_at` says where.
+        RankLostError, CutOffError, Deposed
+            See `Serving.look_around`.
         CheckpointFencedError
             If another server has taken over the checkpoints.
         """
-        self._begin = time.monotonic()
-        carried_by = carriers(self._settings, list(self._channels))
-        merge = RoundMerge(self._table)
-        stop = self._tell(-1)
-        for number, quotas in enumerate(rounds(self._settings, self._start, self._steps)):
+        merge = RoundMerge(self.table)
+        since = -1
+        todo = rounds(self.settings, self.start + self.made, self.steps - self.made)
+        for number, quotas in enumerate(todo, self.now_at.number):
+            stop, order = self._next_order()
+            self._begin_round(since, order)
             if stop is not None:
-                self._take_in_states(carried_by)
+                self._await_states()
                 return stop
-            waiting = {quota.worker for quota in quotas}
-            maps: dict[int, PackedMap] = {}
-            stats: dict[int, np.ndarray] = {}
-            backoff = Backoff()
-            self._expect_word()
-            while waiting:
-                before = len(waiting)
-                woken = time.monotonic()
-                # What each worker said up to here is received before anybody's silence is judged.
-                for channel, message in receive(self._all):
-                    self._collect(channel.peer, message, number, carried_by, waiting, maps, stats)
-                self._keep_in_touch(woken, {carried_by[worker] for worker in waiting})
-                report_progress(self._clock, self.seconds, self._all)
-                if len(waiting) == before:
-                    backoff.wait()
-                else:
-                    backoff.reset()
-            version = self._table.version
+            maps, stats, states = self._collect_round(quotas, order)
+            since = self.table.version
             merge.merge([maps[quota.worker] for quota in quotas])
             made = sum(quota.steps for quota in quotas)
-            self._made += made
-            self._tally.steps += made
+            self.made += made
+            self.tally.steps += made
             for quota in quotas:
-                self._tally.add_episodes(stats[quota.worker])
-            stop = self._tell(version)
+                self.tally.add_episodes(stats[quota.worker])
+            self.now_at = RoundStart(number + 1, states, self.tally.to_numbers(self.seconds))
         return None
 
-    def _tell(self, since: int) -> Stop | None:
-        """Tell all the table after a round, and return why to stop here, if there is a reason.
+    def _next_order(self) -> tuple[Stop | None, int]:
+        """Return why to stop here, if there is a reason, and whether the learners' state is to be told.
 
-        The learners' state is asked for where the run stops or a checkpoint is due.
+        It is where the run stops or a checkpoint is due.
         """
-        stop, order = None, _GO_ON
-        saver = self._saver
-        if saver is not None and self._made < self._steps:
-            stop = saver.look()
-            if stop is not None:
-                order = _TELL_STATE_AND_WAIT
-            elif saver.is_due(self._start + self._made):
-                order = _TELL_STATE
-                saver.begin(self._start + self._made)
-        self._send(merged_message(self._table.refresh(since), order))
+        saver = self.saver
+        if saver is None:
+            return None, _GO_ON
+        stop = saver.look()
+        if stop is not None:
+            return stop, _TELL_STATE_AND_WAIT
+        if self.made and saver.is_due(self.start + self.made):
+            saver.begin(self.start + self.made)
+            return None, _TELL_STATE
+        return None, _GO_ON
+
+    def _begin_round(self, since: int, order: int) -> None:
+        """Tell all the table, who plays what, and what to tell; again if somebody was lost meanwhile."""
+        if not self.workers:
+            raise NobodyLeft
+        self._attempt += 1
+        self._is_broken = False
+        self._carried_by = carriers(self.settings, self.workers)
+        ready: dict[int, np.ndarray] = {}
+        for rank, peer in self.peers.items():
+            base = -1 if rank in self._new else since
+            if base not in ready:
+                ready[base] = self._order_of(self.table.refresh(base), order).to_message()
+            message = ready[base]
+            peer.channel.send(message)
+            self.tally.bytes_pulled += message.size
+        self._new.clear()
+        self._states = {}
         if order != _GO_ON:
-            self._states = {}
             self._asked = self.position
             self._copied = order == _TELL_STATE
             if self._copied:
                 self._snapshot.copy_now()
-        return stop
+        # Silence is judged from now on: who had no part in the end of the last round had nothing to say.
+        now = self.crew.wire.now()
+        for peer in self.peers.values():
+            peer.channel.last_heard = max(peer.channel.last_heard, now - self.crew.timing.interval)
 
-    def _expect_word(self) -> None:
-        """Judge silence from now on: who had no part in the end of the last round had nothing to say."""
-        for channel in self._all:
-            channel.last_heard = time.monotonic()
+    def _order_of(self, refresh: Refresh, order: int) -> RoundOrder:
+        carried_by = np.array([self._carried_by[n] for n in sorted(self._carried_by)], np.int64)
+        return RoundOrder(self.now_at, refresh, self._attempt, order, carried_by)
 
-    def _take_in_states(self, carried_by: dict[int, int]) -> None:
+    def _collect_round(
+        self, quotas: list[Quota], order: int
+    ) -> tuple[dict[int, PackedMap], dict[int, np.ndarray], States]:
+        """Wait for all maps of the round, playing it again if somebody is lost."""
+        due = {quota.worker for quota in quotas}
+        backoff = Backoff(self.crew.wire.sleep)
+        self._open_round()
+        while self._maps.keys() != due:
+            woken = self.wake()
+            # What each worker said up to here is received before anybody's silence is judged.
+            arrived = self.receive()
+            self.look_around(woken)
+            if self._is_broken:
+                self._begin_round(-1, order)
+                self._open_round()
+            begin = self.crew.wire.now()
+            self.clock.tick(self.seconds)
+            if (spent := self.crew.wire.now() - begin) > self.crew.timing.interval:
+                self.excuse(spent)
+            if arrived:
+                backoff.reset()
+            else:
+                backoff.wait()
+        return self._maps, self._stats, self._after
+
+    def _open_round(self) -> None:
+        self._maps: dict[int, PackedMap] = {}
+        self._stats: dict[int, np.ndarray] = {}
+        self._after: States = {}
+
+    def _await_states(self) -> None:
         """Wait for the learners' state after the last round."""
-        backoff = Backoff()
-        self._expect_word()
-        while len(self._states) < len(carried_by):
-            woken = time.monotonic()
-            arrived = receive(self._all)
-            for channel, message in arrived:
-                self._collect(channel.peer, message, -1, carried_by, set(), {}, {})
-            missing = {rank for logical, rank in carried_by.items() if logical not in self._states}
-            self._keep_in_touch(woken, missing)
+        backoff = Backoff(self.crew.wire.sleep)
+        while len(self._states) < len(self._carried_by):
+            woken = self.wake()
+            arrived = self.receive()
+            self.look_around(woken)
+            if self._is_broken:
+                self._begin_round(-1, _TELL_STATE_AND_WAIT)
             if not arrived:
                 backoff.wait()
 
-    def _take_in_state(self, rank: int, parts: list[np.ndarray], carried_by: dict[int, int]) -> None:
+    def take_in(self, rank: int, message: np.ndarray) -> None:
+        """Take in a logical worker's maps, a learner's state, or what any worker may send."""
+        kind, parts = messages.decode(message)
+        if kind is Kind.ROUND:
+            self._take_in_maps(rank, message.size, parts)
+        elif kind is Kind.STATE:
+            self._take_in_state(rank, parts)
+        elif kind is Kind.STOP:
+            take_in_stop(self.saver, parts)
+        else:
+            self.take_in_common(rank, kind, parts)
+
+    def _take_in_maps(self, rank: int, size: int, parts: list[np.ndarray]) -> None:
+        attempt, logical, n_parts = parts[0].tolist()
+        if attempt < self._attempt:  # of a round that is played again
+            return
+        if attempt != self._attempt or logical in self._maps or self._carried_by.get(logical) != rank:
+            raise ProtocolError(
+                f"Worker {rank} sent attempt {attempt} of logical worker {logical} in attempt {self._attempt}, "
+                "where it is not due."
+            )
+        self._stats[logical] = parts[1]
+        self._maps[logical] = PackedMap.from_parts(parts[2 : 2 + n_parts])
+        if self.may_repeat:
+            self._after[logical] = state_of(parts[2 + n_parts :])
+        self.tally.pushes += 1
+        self.tally.bytes_pushed += size
+        self.tally.learning_seconds += float(parts[1][3])
+        self.tally.worker_seconds += float(parts[1][4])
+
+    def _take_in_state(self, rank: int, parts: list[np.ndarray]) -> None:
         """Keep the state of a logical worker's learner, and save if it was the last that lacked."""
-        logical = int(parts[0][0])
-        if self._asked is None or logical in self._states or carried_by.get(logical) != rank:
+        attempt, logical = parts[0].tolist()
+        if attempt < self._attempt:
+            return
+        if self._asked is None or logical in self._states or self._carried_by.get(logical) != rank:
             raise ProtocolError(
                 f"Worker {rank} sent the state of logical worker {logical}, which is not due."
             )
-        self._states[logical] = state_of(parts)
-        if len(self._states) == len(carried_by) and self._copied and self._saver is not None:
+        self._states[logical] = state_of(parts[1:])
+        if len(self._states) == len(self._carried_by) and self._copied and self.saver is not None:
             self._copied = False
             position = replace(self._asked, learners=stack_by_number(self._states))
-            self._saver.save(self._snapshot.values, self._snapshot.counts, position)
+            self.saver.save(self._snapshot.values, self._snapshot.counts, position)
 
-    def _send(self, message: np.ndarray) -> None:
-        for channel in self._all:
-            channel.send(message)
-            self._tally.bytes_pulled += message.size
-
-    def _collect(
-        self,
-        rank: int,
-        message: np.ndarray,
-        number: int,
-        carried_by: dict[int, int],
-        waiting: set[int],
-        maps: dict[int, PackedMap],
-        stats: dict[int, np.ndarray],
-    ) -> None:
-        kind, parts = messages.decode(message)
-        if kind is Kind.FAILED:
-            raise_remote(self._channels[rank], parts)
-        if kind is Kind.BEAT:
-            return
-        if kind is Kind.STATE:
-            self._take_in_state(rank, parts, carried_by)
-            return
-        if kind is Kind.STOP:
-            take_in_stop(self._saver, parts)
-            return
-        if kind is not Kind.ROUND:
-            raise ProtocolError(f"Worker {rank} sent {kind.name} where a round's maps belong.")
-        _, its_round, logical = parts[0].tolist()
-        if its_round != number or logical not in waiting or carried_by[logical] != rank:
-            raise ProtocolError(
-                f"Worker {rank} sent round {its_round} of logical worker {logical} in round {number}, "
-                "where it is not due."
+    def has_lost(self, rank: int) -> int:
+        """Play the round again if the worker had a part in it."""
+        self._new.discard(rank)
+        if rank not in self._carried_by.values():
+            return 0
+        if not self.may_repeat:
+            raise RankLostError(
+                f"Rank {rank} is lost, and with it the state of its environments or its replay memory, which the "
+                "reproducible mode cannot do without. Start the job again, best with `python -m dist_classicrl "
+                "launch`: it goes on from the last checkpoint."
             )
-        waiting.remove(logical)
-        stats[logical] = parts[1]
-        maps[logical] = PackedMap.from_parts(parts[2:])
-        self._tally.pushes += 1
-        self._tally.bytes_pushed += message.size
-        self._tally.learning_seconds += float(parts[1][3])
-        self._tally.worker_seconds += float(parts[1][4])
+        self._is_broken = True
+        return 0
 
-    def _keep_in_touch(self, now: float, ranks: set[int]) -> None:
-        """Tell all that this rank is there, if it is time, and judge the silence of `ranks`."""
-        timeout = self._settings.timeout
-        if now - self._beat > beat_seconds(timeout):
-            self._beat = now
-            self._send(messages.encode(Kind.BEAT))
-        for rank in ranks:
-            if now - self._channels[rank].last_heard > timeout:
-                raise RankTimeoutError(
-                    f"Worker rank {rank} gave no sign of life for {timeout:g} s. If one logical worker's "
-                    "part of a round can take that long, raise timeout= or lower sync_frequency; else "
-                    "look for what hangs there."
-                )
+    def has_made(self, steps: int) -> None:
+        """Count rounds that this rank played itself, in the table as it is now.
+
+        The learners' state has to be put into `now_at` besides, if the run goes on with others.
+        """
+        self.made += steps
+        self.table.overwritten()
+        number = self.now_at.number + -(-steps // steps_before(self.settings, 1, self.steps))
+        self.now_at = RoundStart(number, {}, self.tally.to_numbers(self.seconds))
+
+    def has_admitted(self, rank: int) -> None:
+        """Let the worker take part from the next round on."""
+        self._new.add(rank)
 
 
-class RoundWorker:
-    """Carries some of the logical workers for one call of `train`.
+class RoundWorker(Working):
+    """Carries some of the logical workers for one call of `train`, for one server after another if need be.
 
     Parameters
     ----------
-    channel : Channel
-        To the server.
+    crew : Crew
     table : LocalTable
-    learners : dict of int to learner
-        By logical worker.
+    learners_for : callable
+        Returns new learners for these logical workers, by number.
     settings : Settings
     start, steps : int
         First global step, and steps of the whole run.
     seed : int
+    may_repeat : bool
+        See `RoundServer`.
     watch : StopWatch, optional
         Tells when this rank was asked to stop.
+    wants_to_leave : callable, optional
+        Tells why this rank is to leave in good order, once it is.
+
+    Attributes
+    ----------
+    round : RoundStart
+        Where the round begins that this rank is in.
+    learners : dict of int to learner
+        By logical worker.
     """
 
     def __init__(
         self,
-        channel: Channel,
+        crew: Crew,
         table: LocalTable,
-        learners: dict[int, Learner],
+        learners_for: Callable[[list[int]], dict[int, Learner]],
         settings: Settings,
         start: int,
         steps: int,
         seed: int,
+        may_repeat: bool,
         watch: StopWatch | None = None,
+        wants_to_leave: Callable[[], str | None] = lambda: None,
     ) -> None:
-        self._channel = channel
-        self._table = table
-        self._learners = learners
+        super().__init__(crew, watch)
+        self.table = table
+        self.round = RoundStart()
+        self.learners: dict[int, Learner] = {}
+        self._has_played = False
+        self._learners_for = learners_for
         self._settings = settings
         self._start = start
         self._steps = steps
         self._seed = seed
-        self._watch = watch
-        self._version = -1
-        self._told = 0.0
+        self._may_repeat = may_repeat
+        self._wants_to_leave = wants_to_leave
+        self._leaving = False
+        self._base = Base()
+        self._order: RoundOrder | None = None
+        self._told = time.perf_counter()
         self._looked = 0.0
 
-    def run(self) -> tuple[Refresh, dict[str, Any]]:
+    @property
+    def base(self) -> Base:
+        """How new this rank's table is."""
+        return Base.finished(self._base.reign) if self.final is not None else self._base
+
+    def start_from(self, base: Base) -> None:
+        """Take note that the table is what the server of `base` began with."""
+        self._base = base
+
+    def give_up_server(self) -> None:
+        """Take nothing from the server any more."""
+        self.channel.close()
+        self._order = None
+
+    def run(self) -> tuple[Refresh, dict[str, Any]] | None:
         """Play rounds until the server says that the run is done.
 
-        Return the whole final table and the run's result.
+        Return the whole final table and the run's result; None if this rank has left in good order.
 
         Raises
         ------
         RemoteRankError
             If another rank failed.
-        RankTimeoutError
-            If the server was silent for too long.
         TrainingStopped
             If the server says that the run has stopped.
+        ServerLost, Deposed
+            See `Working.look_around`.
         """
-        self._told = time.perf_counter()
-        final = self._take_table()
-        for number, quotas in enumerate(rounds(self._settings, self._start, self._steps)):
-            for quota in quotas:
-                if quota.worker in self._learners:
-                    self._look()
-                    self._play(number, quota)
-            final = self._take_table()
-        while final is None:
-            final = self._take_table()
-        self._channel.send(messages.encode(Kind.BYE))
-        return final
+        backoff = Backoff(self.crew.wire.sleep)
+        while self.final is None and not self.was_released:
+            now = self.wake()
+            self._take_in()
+            if self._order is not None:
+                self._play_round()
+                backoff.reset()
+            else:
+                self.pass_on_stop()
+                self.channel.reap()
+                self._leave_if_asked()
+                self.look_around(now)
+                backoff.wait()
+        if self.final is not None:
+            self.await_release()
+        return self.final
 
-    def _play(self, number: int, quota: Quota) -> None:
-        learner = self._learners[quota.worker]
+    def _leave_if_asked(self) -> None:
+        why = None if self._leaving else self._wants_to_leave()
+        if why is not None:
+            self._leaving = True
+            told = {"event": "left", "why": why, "waits": False}
+            self.channel.send(messages.encode(Kind.LEAVE, messages.text(told)))
+
+    def _take_in(self) -> None:
+        while self.final is None and (message := self.channel.poll()) is not None:
+            kind, parts = messages.decode(message)
+            if kind is Kind.MERGED:
+                self._take_order(RoundOrder.from_parts(parts))
+                self.note_server_progress()
+            else:
+                self.take_in_common(kind, parts)
+
+    def _take_order(self, order: RoundOrder) -> None:
+        """Move to the table at the beginning of a round, and get ready the learners that are this rank's."""
+        reign = self.crew.view.reign
+        refresh = order.refresh
+        if refresh.since > self._base.version or refresh.since >= 0 and self._base.reign != reign:
+            raise ProtocolError(
+                f"A table from version {refresh.since} on came to a base of version {self._base.version}."
+            )
+        self.table.rebase(refresh, [])
+        is_again = order.start.number <= self.round.number
+        self._base = Base(reign, refresh.version)
+        self.round = order.start
+        mine = [n for n in range(order.carried_by.size) if order.carried_by[n] == self.crew.rank]
+        if mine != sorted(self.learners) or is_again and self._has_played:
+            self._get_learners(mine, order.start.states)
+        self._has_played = False
+        if order.order != _GO_ON:
+            for logical, learner in self.learners.items():
+                head = np.array([order.attempt, logical], np.int64)
+                self.channel.send(messages.encode(Kind.STATE, head, *state_parts(learner.state())))
+        self._order = None if order.order == _TELL_STATE_AND_WAIT else order
+
+    def _get_learners(self, mine: list[int], states: States) -> None:
+        """Have learners for the logical workers `mine` in these states, or as new where there are none."""
+        made = self._learners_for([logical for logical in mine if logical not in self.learners or not states])
+        self.learners = {logical: made.get(logical) or self.learners[logical] for logical in mine}
+        for logical, state in states.items():
+            if logical in self.learners:
+                self.learners[logical].restore(state)
+
+    def _play_round(self) -> None:
+        """Play this rank's part of the round, unless the server begins it anew meanwhile."""
+        order, self._order = self._order, None
+        assert order is not None
+        made = steps_before(self._settings, order.start.number, self._steps)
+        quotas = next(iter(rounds(self._settings, self._start + made, self._steps - made)), [])
+        for quota in quotas:
+            if quota.worker in self.learners:
+                self._play(order.attempt, quota)
+                self._look()
+                if self._order is not None or self.final is not None:
+                    return
+
+    def _play(self, attempt: int, quota: Quota) -> None:
+        learner = self.learners[quota.worker]
+        self._has_played = True
         begin = time.perf_counter()
-        packed = play(quota, learner, self._table, self._seed)
+        packed = play(quota, learner, self.table, self._seed)
         now = time.perf_counter()
         reals = np.empty(5)
         reals[:3] = learner.totals.take()
         reals[3] = now - begin
         reals[4] = now - self._told
         self._told = now
-        head = np.array([EPOCH, number, quota.worker], np.int64)
-        self._channel.send(messages.encode(Kind.ROUND, head, reals, *packed.parts))
+        head = np.array([attempt, quota.worker, len(packed.parts)], np.int64)
+        after = state_parts(learner.state()) if self._may_repeat else []
+        self.channel.send(messages.encode(Kind.ROUND, head, reals, *packed.parts, *after))
 
     def _look(self) -> None:
-        """Look now and then for bad news: before this rank has done its part of a round no other comes."""
-        now = time.monotonic()
+        """Look now and then for what cannot wait for the end of this rank's part of the round."""
+        now = self.wake()
         if now - self._looked < LOOK_SECONDS:
             return
         self._looked = now
-        pass_on_stop(self._watch, self._channel)
-        if (message := self._poll()) is not None:
-            raise ProtocolError(f"The server sent {message[0].name} in the middle of a round.")
-
-    def _poll(self) -> tuple[Kind, list[np.ndarray]] | None:
-        """Return the next message, signs of life apart, or None; raise what another rank raised."""
-        while (message := self._channel.poll()) is not None:
-            kind, parts = messages.decode(message)
-            if kind is Kind.FAILED:
-                raise_remote(self._channel, parts)
-            if kind is not Kind.BEAT:
-                return kind, parts
-        return None
-
-    def _take_table(self) -> tuple[Refresh, dict[str, Any]] | None:
-        """Wait for the next table and re-base on it; return what came with it if it is the last."""
-        timeout = self._settings.timeout
-        backoff = Backoff()
-        begin = time.monotonic()  # while this rank played it heard nothing, whatever was said
-        while True:
-            message = self._poll()
-            if message is None:
-                pass_on_stop(self._watch, self._channel)
-                self._channel.reap()
-                now = time.monotonic()
-                if now - max(begin, self._channel.last_heard) > timeout:
-                    raise RankTimeoutError(
-                        f"The server, rank {self._channel.peer}, gave no sign of life for {timeout:g} s. "
-                        "Look at its log for what it waits for; if its machine is only slow, raise timeout=."
-                    )
-                if now - self._channel.last_sent > beat_seconds(timeout):
-                    self._channel.send(messages.encode(Kind.BEAT))
-                backoff.wait()
-                continue
-            kind, parts = message
-            if kind is Kind.DONE:
-                return final_of(parts)
-            if kind is Kind.STOPPED:
-                raise_stopped(self._channel, parts)
-            if kind is not Kind.MERGED:
-                raise ProtocolError(f"The server sent {kind.name} where a merged table belongs.")
-            _, since, version, order = parts[0].tolist()
-            if since > self._version:
-                raise ProtocolError(
-                    f"A table from version {since} on came to a base of version {self._version}."
-                )
-            self._table.rebase(
-                Refresh(since, version, parts[3] if len(parts) > 3 else None, parts[1], parts[2]), []
-            )
-            self._version = version
-            if order != _GO_ON:
-                for logical, learner in self._learners.items():
-                    self._channel.send(state_message(logical, learner.state()))
-            if order != _TELL_STATE_AND_WAIT:
-                return None
+        self.pass_on_stop()
+        self._take_in()
+        self.look_around(now)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -19,32 +17,17 @@ from dist_classicrl.algorithms.learners import (
     make_learner,
     training_kernel,
 )
-from dist_classicrl.distributed.leases import LeaseBook
-from dist_classicrl.distributed.pacing import Pacer
-from dist_classicrl.distributed.report import Progress, ProgressClock, Tally, TrainingResult
-from dist_classicrl.distributed.rounds import RoundServer, RoundWorker, carriers
-from dist_classicrl.distributed.saving import RESCUE_SECONDS, Saver
-from dist_classicrl.distributed.server import (
-    Server,
-    fail,
-    finish,
-    keep_alive,
-    tell_rescued,
-    tell_stopped,
-    wait_for_rescue,
-)
-from dist_classicrl.distributed.startup import Setup
+from dist_classicrl.distributed.report import Progress, ProgressClock, Tally
+from dist_classicrl.distributed.saving import Saver
+from dist_classicrl.distributed.serving import Policy
 from dist_classicrl.distributed.stopping import Stop, StopWatch
-from dist_classicrl.distributed.transport import Channel
-from dist_classicrl.distributed.worker import Worker
 from dist_classicrl.environments.resolve import Source
-from dist_classicrl.errors import CheckpointFencedError, EnvError, RankTimeoutError, TrainingStopped
+from dist_classicrl.errors import EnvError, TrainingStopped
 from dist_classicrl.settings import Settings
 from dist_classicrl.updates import kernels
 from dist_classicrl.updates.local import LocalTable, Refresh
 from dist_classicrl.updates.shared import RoundMerge, SharedTable
 from dist_classicrl.updates.snapshot import TableSnapshot
-from dist_classicrl.updates.window import PushWindow
 
 logger = logging.getLogger(__name__)
 
@@ -116,6 +99,14 @@ class Run:
         What a checkpoint says besides the table, if this call was begun by an earlier process.
     generation : int
         How many processes were at this run before: what is learned again gets other random numbers.
+    policy : Policy
+        What is done about lost ranks.
+    told : dict
+        What a rank that joins in the middle has to be told.
+    take_over_saving : callable or None
+        Returns a saver for this rank, where it has to serve in place of one that was lost; None: it cannot save.
+    wants_to_leave : callable
+        Returns why this rank is to leave in good order, once it is.
     """
 
     settings: Settings
@@ -131,6 +122,10 @@ class Run:
     saver: Saver | None = None
     resumed: Resumed | None = None
     generation: int = 0
+    policy: Policy = field(default_factory=Policy)
+    told: dict[str, Any] = field(default_factory=dict)
+    take_over_saving: Callable[[], Saver | None] | None = None
+    wants_to_leave: Callable[[], str | None] = lambda: None
 
     def __post_init__(self) -> None:
         settings, simulator = self.settings, self.source.simulator
@@ -168,9 +163,16 @@ class Run:
         return make_learner(source, table, self.settings, rates, seed, self._kernel)
 
     def add_logical_learners(
-        self, learners: dict[int, Learner], numbers: list[int], table: LocalTable, rates: Rates
+        self,
+        learners: dict[int, Learner],
+        numbers: list[int],
+        table: LocalTable,
+        rates: Rates,
+        is_first: bool = True,
     ) -> None:
         """Put a learner for each of these logical workers into `learners`, with environments of its own.
+
+        `is_first`: the run's own environment has no learner yet.
 
         Raises
         ------
@@ -185,7 +187,7 @@ class Run:
                 "it, or set logical_workers=1."
             )
         for number in numbers:
-            own = source if source.simulator is not None or not learners else source.another()
+            own = source if source.simulator is not None or is_first and not learners else source.another()
             learners[number] = self.learner(own, table, rates, number)
 
     def alone_stream(self) -> Stream:
@@ -251,162 +253,3 @@ def compile_kernels(run: Run, rates: Rates, as_server: bool, learning_too: bool)
             shared.watch(snapshot)
             shared.apply(1, 1, nothing)
         shared.refresh(0)
-
-
-def run_together(run: Run, setup: Setup) -> TrainingResult:
-    """Train on all ranks of `setup`: rank 0 serves, the others learn.
-
-    The result and the table are the same everywhere.
-
-    Raises
-    ------
-    TrainingStopped
-        On all ranks, if any was asked to stop; what all learned is on disk.
-    """
-    settings = run.settings
-    workers = list(range(1, setup.size))
-    begin = time.perf_counter()
-    rates = Rates(settings, run.logical or len(workers))
-    if rates.table is not None:
-        setup.broadcast(rates.table, "rank 0's step sizes")
-    serving = setup.rank == 0
-    learners: dict[int, Learner] = {}
-    error: BaseException | None = None
-    table: LocalTable | None = None
-
-    def prepare(first: bool) -> None:
-        nonlocal error, table
-        try:
-            compile_kernels(run, rates, serving, first)
-            if serving:
-                return
-            table = run.local_table()
-            if run.logical is None:
-                learners[0] = run.learner(run.source, table, rates, setup.rank)
-            else:
-                carried_by = carriers(settings, workers)
-                mine = [logical for logical, rank in carried_by.items() if rank == setup.rank]
-                run.add_logical_learners(learners, mine, table, rates)
-            for learner in learners.values():
-                learner.prepare()
-            run.restore(learners, "rounds" if run.logical is not None else "async")
-        except BaseException as caught:  # whatever it is, the others must hear of it
-            error = caught
-
-    setup.compile_in_turn(prepare)
-    compiled = int((time.perf_counter() - begin) * 1e6)
-    try:
-        compile_seconds = int(setup.agree(error, {}, [compiled])[:, 0].max()) / 1e6
-    except BaseException:
-        run.close(learners.values())
-        raise
-    channels: list[Channel] = []
-    clean = False
-    try:
-        if table is None:
-            channels = [Channel(setup.comm, rank) for rank in workers]
-            result = _serve(run, channels, compile_seconds)
-        else:
-            channels = [Channel(setup.comm, 0)]
-            result = _work(run, setup.rank, channels[0], table, rates, learners)
-        clean = True
-    except TrainingStopped:
-        raise
-    except BaseException as caught:
-        # Who hears of it may end the job: what there is has to be on disk before.
-        if run.rescue is not None:
-            run.rescue()
-        if channels:
-            fail(channels, caught, setup.rank, settings.timeout)
-            if serving:
-                tell_rescued(channels)
-            elif run.watch is not None and not isinstance(caught, (RankTimeoutError, KeyboardInterrupt)):
-                wait_for_rescue(channels[0], RESCUE_SECONDS)
-        raise
-    finally:
-        for channel in channels:
-            channel.close(_LINGER_SECONDS if clean else 0.0)
-        run.close(learners.values())
-        setup.close(clean)
-    return result
-
-
-def _serve(run: Run, channels: list[Channel], compile_seconds: float) -> TrainingResult:
-    settings, tally = run.settings, run.tally
-    shared = SharedTable(run.values, run.counts)
-    ranks = [channel.peer for channel in channels]
-    server: Server | RoundServer
-    if run.logical is None:
-        first = _FIRST_LEASE_COMPILED if run.source.simulator is not None else _FIRST_LEASE_STEPPED
-        leases = LeaseBook(run.start, run.steps, ranks, first)
-        server = Server(channels, shared, leases, tally, run.clock, settings.timeout, run.saver)
-    else:
-        server = RoundServer(channels, shared, settings, run.start, run.steps, tally, run.clock, run.saver)
-    meanwhile = partial(keep_alive, channels, settings.timeout)
-    saver = run.saver
-    try:
-        stop = server.run()
-    except CheckpointFencedError:
-        raise
-    except Exception:
-        if saver is not None and isinstance(server, Server):
-            run.rescue = partial(saver.rescue, run.values, run.counts, server.position, meanwhile)
-        raise
-    finally:
-        run.kept = server.position.steps - run.start
-    seconds = server.seconds
-    if stop is not None and saver is not None:
-        where = saver.save_last(run.values, run.counts, server.position, meanwhile)
-        _end_all(run, channels, stop, where)
-    learning = len(ranks) if run.logical is None else min(len(ranks), run.logical)
-    result = tally.result(seconds, compile_seconds, learning)
-    where = None
-    if saver is not None:
-        where = saver.finish(run.values, run.counts, server.position, result, meanwhile)
-    run.clock.tick(seconds, last=True)  # after saving: the callback may raise
-    stop = None if saver is None else saver.asked_to_stop
-    if stop is not None:  # too late for this call, but not for what the script does next
-        _end_all(run, channels, stop, where)
-    finish(channels, shared, result.to_dict(), settings.timeout)
-    return result
-
-
-def _end_all(run: Run, channels: list[Channel], stop: Stop, checkpoint: str | None) -> NoReturn:
-    error = run.stopped(stop, checkpoint)
-    tell_stopped(channels, stop, error)
-    raise error
-
-
-def _work(
-    run: Run,
-    rank: int,
-    channel: Channel,
-    table: LocalTable,
-    rates: Rates,
-    learners: dict[int, Learner],
-) -> TrainingResult:
-    settings = run.settings
-    worker: Worker | RoundWorker
-    if run.logical is None:
-        learner = learners[0]
-        pacer = Pacer(settings, rates.workers, learner.quantum)
-        window = PushWindow(table, settings.prefetch_factor, -1)
-        worker = Worker(
-            rank,
-            channel,
-            table,
-            learner,
-            pacer,
-            window,
-            settings.compression_threshold,
-            run.seed,
-            settings.timeout,
-            run.watch,
-            run.generation,
-        )
-    else:
-        worker = RoundWorker(channel, table, learners, settings, run.start, run.steps, run.seed, run.watch)
-    final, data = worker.run()
-    run.values[:] = final.values
-    run.counts[:] = final.counts
-    return TrainingResult.from_dict(data)

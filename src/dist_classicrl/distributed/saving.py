@@ -205,6 +205,10 @@ class Saver:
         self._writer.check()
         return self._writer.last if written and not self._writer.failed else None
 
+    def stop(self) -> None:
+        """Write nothing more: another rank does now."""
+        self._writer.abandon()
+
     def rescue(
         self,
         values: np.ndarray,

@@ -5,40 +5,39 @@ It learns while it has a lease, and pushes when it is time and there is room.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from dist_classicrl._random import stream_key
 from dist_classicrl.algorithms.learners import Learner, Stream
 from dist_classicrl.distributed import messages
-from dist_classicrl.distributed.failures import raise_remote
+from dist_classicrl.distributed.books import Books
+from dist_classicrl.distributed.crew import LOOK_SECONDS, Crew
+from dist_classicrl.distributed.election import Base
 from dist_classicrl.distributed.messages import Kind
 from dist_classicrl.distributed.pacing import Pacer
-from dist_classicrl.distributed.server import EPOCH, LAST_PUSH, beat_seconds
-from dist_classicrl.distributed.stopping import Stop, StopWatch
+from dist_classicrl.distributed.server import LAST_PUSH
+from dist_classicrl.distributed.stopping import StopWatch
 from dist_classicrl.distributed.transport import Backoff, Channel
-from dist_classicrl.errors import ProtocolError, RankTimeoutError
+from dist_classicrl.distributed.working import Working
 from dist_classicrl.updates import kernels
 from dist_classicrl.updates.local import LocalTable, PackedMap, Refresh
-from dist_classicrl.updates.window import PushWindow
+from dist_classicrl.updates.window import Pushed, PushWindow
 
-LOOK_SECONDS = 0.05
-"""A worker with work looks for messages this often: asking the MPI library in vain gives the core away where
-ranks outnumber cores."""
+logger = logging.getLogger(__name__)
 
 
-class Worker:
-    """Works for one call of `train`.
+class Worker(Working):
+    """Works for one call of `train`, for one server after another if need be.
 
     Parameters
     ----------
-    rank : int
-        This worker's.
-    channel : Channel
-        To the server.
+    crew : Crew
     table : LocalTable
     learner : CompiledLearner or SteppedLearner
     pacer : Pacer
@@ -46,90 +45,151 @@ class Worker:
     threshold : float
         `compression_threshold`.
     seed : int
-    timeout : float
-        Seconds of the server's silence after which the run ends with `RankTimeoutError`.
     watch : StopWatch, optional
         Tells when this rank was asked to stop.
     generation : int
         How often the run was taken up again from a checkpoint: what is learned again gets other random
         numbers than what was learned before, some of which is in the table.
+    wants_to_leave : callable, optional
+        Tells why this rank is to leave in good order, once it is.
+    survives_errors : bool
+        Whether an exception of the environment costs this worker alone.
     """
 
     def __init__(
         self,
-        rank: int,
-        channel: Channel,
+        crew: Crew,
         table: LocalTable,
         learner: Learner,
         pacer: Pacer,
         window: PushWindow,
         threshold: float,
         seed: int,
-        timeout: float,
         watch: StopWatch | None = None,
         generation: int = 0,
+        wants_to_leave: Callable[[], str | None] = lambda: None,
+        survives_errors: bool = False,
     ) -> None:
-        self._rank = rank
-        self._channel = channel
+        super().__init__(crew, watch)
+        self._rank = crew.rank
         self._table = table
         self._learner = learner
         self._pacer = pacer
         self._window = window
         self._threshold = threshold
         self._seed = seed
-        self._timeout = timeout
-        self._watch = watch
         self._generation = generation
+        self._wants_to_leave = wants_to_leave
+        self._survives_errors = survives_errors
         self._stopping = False
+        self._why_passive: str | None = None
         self._leases: deque[tuple[int, int, Stream]] = deque()
         self._made: dict[int, int] = {}
         self._since_push = 0
         self._looked = 0.0
-        self._idle_since = 0.0
         self._waiting = np.zeros(0, np.int64)
         self._waiting_updates = np.zeros(0, np.int64)
         self._learning = 0.0
         self._cpu_learning = 0.0
-        self._cpu_at_push = 0.0
+        self._cpu_at_push = time.thread_time()
         self._told_learning = 0.0
-        self._told_time = 0.0
-        self._final: tuple[Refresh, dict[str, Any]] | None = None
+        self._told_time = time.perf_counter()
 
-    def run(self) -> tuple[Refresh, dict[str, Any]]:
-        """Work until the server says that the run is done. Return the whole final table and the run's result.
+    @property
+    def base(self) -> Base:
+        return Base.finished(self._window.base[0]) if self.final is not None else Base(*self._window.base)
+
+    @property
+    def has_left(self) -> bool:
+        """Whether this rank has left in good order."""
+        return self.was_released and self.final is None
+
+    def run(self) -> tuple[Refresh, dict[str, Any]] | None:
+        """Work until the server says that the run is done.
+
+        Return the whole final table and the run's result; None if this rank has left in good order.
 
         Raises
         ------
         RemoteRankError
             If another rank failed.
-        RankTimeoutError
-            If the server was silent for too long.
         TrainingStopped
             If the server says that the run has stopped.
+        ServerLost, Deposed
+            See `Working.look_around`: afterwards `hand_over`, `hand_in` or `begin_anew`, and run again.
         """
-        self._told_time = time.perf_counter()
-        self._cpu_at_push = time.thread_time()
-        self._idle_since = time.monotonic()
-        backoff = Backoff()
-        while self._final is None:
+        backoff = Backoff(self.crew.wire.sleep)
+        while self.final is None and not self.was_released:
+            now = self.wake()
             if self._take_in():
                 backoff.reset()
             if self._leases:
-                self._learn()
-                self._idle_since = time.monotonic()
+                self._learn_or_give_up()
                 backoff.reset()
             elif self._since_push and self._window.has_room and not self._stopping:
                 self._push(flush=True)
-            elif self._final is None:
-                self._check_server()
-                self._channel.reap()
+            elif self.final is None:
+                self.channel.reap()
                 backoff.wait()
-            pass_on_stop(self._watch, self._channel)
+            self.pass_on_stop()
+            self._leave_if_asked()
             # Between pushes, and while others make the last steps, the server would hear nothing else.
-            if time.monotonic() - self._channel.last_sent > beat_seconds(self._timeout):
-                self._channel.send(messages.encode(Kind.BEAT))
-        self._channel.send(messages.encode(Kind.BYE))
-        return self._final
+            self.look_around(now)
+        if self.final is not None:
+            self.await_release()
+        return self.final
+
+    # Changing servers
+
+    def give_up_server(self) -> None:
+        """Take nothing from the server any more: what it granted is void, what it was sent is kept."""
+        self.channel.close()
+        self._leases.clear()
+        if self._since_push or self._table.n_touched[0]:
+            self._pack(flush=True)
+        self._since_push = 0
+        self._stopping = False
+
+    def hand_over(self, values: np.ndarray, counts: np.ndarray) -> Books:
+        """Write the base to `values` and `counts` (S * A,), for this rank to serve it.
+
+        Return the books of that version. What the base lacks is in `kept`.
+        """
+        values[:] = self._table.base
+        counts[:] = self._window.base_counts()
+        books = self._window.books
+        return Books(0, {}, np.zeros(0)) if books is None else Books.from_parts(*books)
+
+    @property
+    def kept(self) -> list[Pushed]:
+        """What was pushed and the base does not include, oldest first."""
+        return self._window.kept
+
+    def hand_in(self, admission: int) -> None:
+        """Follow the server of the view, and send it all that it may lack."""
+        self.follow(admission)
+        self._window.enter(self.crew.view.reign)
+        if self.final is not None:
+            return
+        kept = self._window.kept
+        for pushed in kept:
+            head = np.array([pushed.sequence, pushed.steps, pushed is kept[-1]], np.int64)
+            self.channel.send(messages.encode(Kind.HAND_IN, head, pushed.reals, *pushed.packed.parts))
+        if not kept:
+            self.channel.send(messages.encode(Kind.HAND_IN, np.array([0, 0, 1], np.int64)))
+        if self._why_passive is not None:
+            self._say_passive(self._why_passive)
+
+    def begin_anew(self, channel: Channel, sequence: int) -> None:
+        """Follow the server at the other end of `channel`, which has this rank's pushes up to number `sequence`.
+
+        What it has not applied is forgotten: others make those steps.
+        """
+        self.follow_on(channel)
+        self._made.clear()
+        self._learner.totals.take()
+        self._window.give_up(sequence, self.crew.view.reign)
+        self._why_passive = None
 
     def _learn(self) -> None:
         lease_id, left, stream = self._leases[0]
@@ -153,41 +213,83 @@ class Worker:
         if self._since_push >= pacer.interval and self._leases and self._window.has_room:
             self._push(flush=False)
 
+    def _learn_or_give_up(self) -> None:
+        """Learn; an exception costs this worker alone where that was asked for."""
+        if not self._survives_errors:
+            self._learn()
+            return
+        try:
+            self._learn()
+        except Exception as error:
+            logger.exception("Rank %d learns no more, as its environment raised an exception.", self._rank)
+            self._leases.clear()
+            self._made.clear()
+            self._since_push = 0
+            self._table.undo(self._table.pack())  # how much of it was learned in order is not known
+            self._say_passive(f"{type(error).__name__}: {error}")
+
+    def _say_passive(self, why: str) -> None:
+        self._why_passive = why
+        told = {"event": "excluded", "why": why, "waits": True}
+        self.channel.send(messages.encode(Kind.LEAVE, messages.text(told)))
+
+    def _leave_if_asked(self) -> None:
+        """Push all that was learned and say goodbye, if this rank is to leave."""
+        why = self._wants_to_leave()
+        if why is None or self._stopping or self.final is not None:
+            return
+        self._stop()
+        told = {"event": "left", "why": why, "waits": False}
+        self.channel.send(messages.encode(Kind.LEAVE, messages.text(told)))
+
     def _stop(self) -> None:
         """Push all that was learned, as the server asks, and learn no more."""
         self._stopping = True
         self._leases.clear()
-        self._push(flush=True)
+        if self._why_passive is None:
+            self._push(flush=True)
 
     def _push(self, flush: bool) -> None:
         begin = time.perf_counter()
-        table = self._table
         pacer = self._pacer
         wants_refresh = pacer.wants_refresh or flush or self._window.needs_refresh
+        sequence, packed, saved, made, reals = self._pack(flush, begin)
+        load = kernels.map_load(packed.weight, packed.visits)
+        flags = (0 if self._leases else 1) | (2 if pacer.urgent else 0) | (4 if wants_refresh else 0)
+        flags |= LAST_PUSH if self._stopping else 0
+        numbers = [sequence, flags, self._learner.quantum, saved, self.progress, self.crew.view.revision]
+        for lease_id, steps in made.items():
+            numbers += (lease_id, steps)
+        head = np.array(numbers, np.int64)
+        self.channel.send(messages.encode(Kind.PUSH, head, reals, *packed.parts))
+        steps, self._since_push = self._since_push, 0
+        pacer.gauge.look(self._table.base)
+        cpu_now = time.thread_time()
+        pacer.pushed(load, steps, cpu_now - self._cpu_at_push - self._cpu_learning)
+        self._cpu_at_push, self._cpu_learning = cpu_now, 0.0
+
+    def _pack(
+        self, flush: bool, now: float | None = None
+    ) -> tuple[int, PackedMap, int, dict[int, int], np.ndarray]:
+        """Make the next push of what was learned.
+
+        Return its number, its maps, the bytes that compression saved, the steps by lease, and what else it
+        says.
+        """
+        now = time.perf_counter() if now is None else now
         if self._threshold > 0.0:
             sequence, packed, saved = self._pack_compressed(flush)
         else:
             (sequence, packed), saved = self._window.push(), 0
-        load = kernels.map_load(packed.weight, packed.visits)
-        flags = (0 if self._leases else 1) | (2 if pacer.urgent else 0) | (4 if wants_refresh else 0)
-        flags |= LAST_PUSH if self._stopping else 0
-        numbers = [EPOCH, sequence, flags, self._learner.quantum, saved]
-        for lease_id, steps in self._made.items():
-            numbers += (lease_id, steps)
+        made, self._made = self._made, {}
         reals = np.empty(6)
         reals[:3] = self._learner.totals.take()
-        reals[3] = pacer.interval_seconds
+        reals[3] = self._pacer.interval_seconds
         reals[4] = self._learning - self._told_learning
-        reals[5] = begin - self._told_time
-        head = np.array(numbers, np.int64)
-        self._channel.send(messages.encode(Kind.PUSH, head, reals, *packed.parts))
-        self._told_learning, self._told_time = self._learning, begin
-        self._made.clear()
-        made, self._since_push = self._since_push, 0
-        pacer.gauge.look(table.base)
-        cpu_now = time.thread_time()
-        pacer.pushed(load, made, cpu_now - self._cpu_at_push - self._cpu_learning)
-        self._cpu_at_push, self._cpu_learning = cpu_now, 0.0
+        reals[5] = now - self._told_time
+        self._told_learning, self._told_time = self._learning, now
+        self._window.describe(sum(made.values()), reals)
+        return sequence, packed, saved, made, reals
 
     def _pack_compressed(self, flush: bool) -> tuple[int, PackedMap, int]:
         """Pack what is large enough to go. Return the push's number, its maps, and the bytes saved."""
@@ -208,26 +310,20 @@ class Worker:
         While there is work and no push is on its way, nothing but bad news can come: it is looked for now and
         then.
         """
-        now = time.monotonic()
+        now = self.crew.wire.now()
         if self._busy_alone() and now - self._looked < LOOK_SECONDS:
             return False
         self._looked = now
         something = False
-        while self._final is None and (message := self._channel.poll()) is not None:
+        while self.final is None and (message := self.channel.poll()) is not None:
             something = True
             kind, parts = messages.decode(message)
             if kind is Kind.REPLY:
                 self._reply(parts)
-            elif kind is Kind.DONE:
-                self._final = final_of(parts)
             elif kind is Kind.STOP:
                 self._stop()
-            elif kind is Kind.STOPPED:
-                raise_stopped(self._channel, parts)
-            elif kind is Kind.FAILED:
-                raise_remote(self._channel, parts)
-            elif kind is not Kind.BEAT:
-                raise ProtocolError(f"The server sent {kind.name} where a reply belongs.")
+            else:
+                self.take_in_common(kind, parts)
             if self._busy_alone():
                 break
         return something
@@ -236,40 +332,17 @@ class Worker:
         return bool(self._leases) and self._window.in_flight == 0
 
     def _reply(self, parts: list[np.ndarray]) -> None:
-        _, applied, lease_id, start, steps, form, since, version = parts[0].tolist()
+        applied, lease_id, start, steps, form, since, version = parts[0].tolist()
+        self.note_server_progress()
         self._window.receipt(applied)
         if form:
             begin = time.thread_time()
-            entries = parts[3] if form == 2 else None
-            self._window.refresh(Refresh(since, version, entries, parts[1], parts[2]), applied)
+            entries = parts[5] if form == 2 else None
+            refresh = Refresh(since, version, entries, parts[3], parts[4])
+            self._window.refresh(refresh, applied, (parts[1], parts[2]))
             self._pacer.refreshed(time.thread_time() - begin)
-        if steps:
-            key = stream_key(self._seed, "lease", start, *([self._generation] if self._generation else []))
-            stream = Stream(key, start)
-            self._leases.append((lease_id, steps, stream))
-
-    def _check_server(self) -> None:
-        if time.monotonic() - max(self._channel.last_heard, self._idle_since) > self._timeout:
-            raise RankTimeoutError(
-                f"The server, rank {self._channel.peer}, gave no sign of life for {self._timeout:g} s. Look "
-                "at its log for what it waits for; if its machine is only slow, raise timeout=."
-            )
-
-
-def pass_on_stop(watch: StopWatch | None, channel: Channel) -> None:
-    """Tell the server, once, if this rank was asked to stop."""
-    stop = None if watch is None else watch.untold()
-    if stop is not None:
-        channel.send(messages.encode(Kind.STOP, messages.text(stop.to_dict())))
-
-
-def raise_stopped(channel: Channel, parts: list[np.ndarray]) -> NoReturn:
-    """Say goodbye to the server, and raise the `TrainingStopped` of a STOPPED message that it sent."""
-    channel.send(messages.encode(Kind.BYE))
-    told = messages.from_text(parts[0])
-    raise Stop.from_dict(told["stop"]).error(told["checkpoint"], told["steps"])
-
-
-def final_of(parts: list[np.ndarray]) -> tuple[Refresh, dict[str, Any]]:
-    """Return the whole table and the result that a DONE message carries."""
-    return Refresh(-1, int(parts[0][1]), None, parts[1], parts[2]), messages.from_text(parts[3])
+        if steps and not self._stopping and self._why_passive is None:
+            again = [self._generation] if self._generation else []
+            reign = self.crew.view.reign
+            key = stream_key(self._seed, "lease", start, *again, *(("reign", reign) if reign else ()))
+            self._leases.append((lease_id, steps, Stream(key, start)))

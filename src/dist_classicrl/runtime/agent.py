@@ -128,6 +128,12 @@ class DistAsyncQLearning:
         use_action_mask: bool | None = None,
         allow_singletons: bool = False,
         timeout: float = 600.0,
+        heartbeat_interval: float = 1.0,
+        heartbeat_timeout: float = 30.0,
+        on_failure: str = "continue",
+        min_workers: int = 0,
+        max_replacements: int = 3,
+        on_error: str = "raise",
     ) -> None:
         self._settings = Settings(
             state_size=state_size,
@@ -151,6 +157,12 @@ class DistAsyncQLearning:
             use_action_mask=use_action_mask,
             allow_singletons=allow_singletons,
             timeout=timeout,
+            heartbeat_interval=heartbeat_interval,
+            heartbeat_timeout=heartbeat_timeout,
+            on_failure=on_failure,
+            min_workers=min_workers,
+            max_replacements=max_replacements,
+            on_error=on_error,
         )
         self._comm = comm
         self._seed = seed
@@ -183,15 +195,21 @@ class DistAsyncQLearning:
     def rank(self) -> int:
         """Rank of this process among those that train together.
 
-        0 is the server, and 0 where a process is alone.
+        0 is the server, and 0 where a process is alone. Where another rank had to take the server's place, it
+        is 0 from then on, and the one that was has its number.
 
         Raises
         ------
         SingletonError
             If the launcher promised several ranks and this process is alone.
         """
+        from dist_classicrl.distributed.crew import serving_rank
+
         world = find_world(self._comm, self._settings.allow_singletons)
-        return 0 if world is None else world.Get_rank()
+        if world is None:
+            return 0
+        own, server = world.Get_rank(), serving_rank(world)
+        return {server: 0, 0: server}.get(own, own)
 
     @property
     def steps(self) -> int:

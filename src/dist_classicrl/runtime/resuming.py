@@ -44,6 +44,8 @@ class Place:
 
     Attributes
     ----------
+    number : int
+        Of the agent among those of its script.
     folder : CheckpointFolder
     writer : Writer
     run : str
@@ -56,12 +58,18 @@ class Place:
         Whether the agent has taken up what was here.
     """
 
+    number: int
     folder: CheckpointFolder
     writer: Writer
     run: str
     fence: int = 0
     read: str | None = None
     is_looked_through: bool = False
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What another rank needs to go on here in place of this one."""
+        return {"number": self.number, "run": self.run}
 
     @property
     def generation(self) -> int:
@@ -139,9 +147,30 @@ def place_of(agent: DistAsyncQLearning, plan: CheckpointPlan) -> Place:
             number,
             plan.location,
         )
-    folder = CheckpointFolder(plan.location, f"agent-{number}", plan.keep_last, plan.keep_every, plan.mode)
-    place = Place(folder, Writer(folder), os.urandom(4).hex())
     _agents[plan.location] = number + 1
+    return _make_place(agent, plan, number, os.urandom(4).hex())
+
+
+def take_over_place(agent: DistAsyncQLearning, plan: CheckpointPlan, told: dict[str, Any]) -> Place:
+    """Return the subfolder in which a rank saved that is lost, for this one to go on there.
+
+    Raises
+    ------
+    CheckpointError
+        If this rank cannot use the folder.
+    """
+    place = agent._places.get(plan.location) or _make_place(agent, plan, told["number"], told["run"])
+    place.run = told["run"]
+    place.writer = Writer(place.folder)
+    place.fence = place.folder.claim()
+    place.is_looked_through = True
+    return place
+
+
+def _make_place(agent: DistAsyncQLearning, plan: CheckpointPlan, number: int, run: str) -> Place:
+    folder = CheckpointFolder(plan.location, f"agent-{number}", plan.keep_last, plan.keep_every, plan.mode)
+    place = Place(number, folder, Writer(folder), run)
+    _agents[plan.location] = max(_agents.get(plan.location, 0), number + 1)
     agent._places[plan.location] = place
     return place
 
@@ -339,7 +368,7 @@ def environment_text(source: Source) -> str:
 
 def resumed_of(agent: DistAsyncQLearning, begin: int) -> Resumed | None:
     """Return where a call that began at global step `begin` goes on from a checkpoint, if it does."""
-    pending, agent._pending = agent._pending, None
+    pending = agent._pending
     if pending is None:
         return None
     made = agent._steps - begin

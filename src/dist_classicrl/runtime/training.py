@@ -10,7 +10,8 @@ import math
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,17 +19,29 @@ import numpy as np
 from dist_classicrl import schedules
 from dist_classicrl._random import fresh_seed
 from dist_classicrl.checkpoint.plan import CheckpointPlan
-from dist_classicrl.distributed import messages, slurm
+from dist_classicrl.distributed import ending, messages, slurm
 from dist_classicrl.distributed.alone import run_alone
+from dist_classicrl.distributed.crew import Crew, Timing, crew_of
+from dist_classicrl.distributed.election import Deposed
 from dist_classicrl.distributed.report import Progress, TrainingResult
+from dist_classicrl.distributed.roles import Entry, join
 from dist_classicrl.distributed.rounds import learners_message, learners_of
-from dist_classicrl.distributed.run import Resumed, Run, run_together
+from dist_classicrl.distributed.run import Resumed, Run
 from dist_classicrl.distributed.saving import Saver, note_finished
+from dist_classicrl.distributed.serving import Policy
 from dist_classicrl.distributed.startup import Setup
 from dist_classicrl.distributed.stopping import StopWatch
+from dist_classicrl.distributed.together import run_together
 from dist_classicrl.distributed.world import find_world
 from dist_classicrl.environments.resolve import Source, resolve
-from dist_classicrl.errors import SettingsError, TrainingStopped
+from dist_classicrl.errors import (
+    CheckpointError,
+    RankMismatchError,
+    RemoteRankError,
+    SettingsError,
+    TrainingStopped,
+    WorkerLeft,
+)
 from dist_classicrl.runtime.resuming import (
     Place,
     constant_arrays,
@@ -38,6 +51,7 @@ from dist_classicrl.runtime.resuming import (
     place_of,
     result_of,
     resumed_of,
+    take_over_place,
     take_up,
     undo_changes,
 )
@@ -49,6 +63,7 @@ logger = logging.getLogger(__name__)
 
 _MOST_STEPS = 2**62
 _BLOCK_BYTES = 1 << 15
+_LINGER_SECONDS = 1.0
 
 
 @dataclass
@@ -61,6 +76,8 @@ class Request:
         See `DistAsyncQLearning.train`.
     make_plan : callable
         Returns what is asked for about checkpoints; raises what is wrong with it.
+    wants_to_leave : callable
+        Returns why this rank is to leave in good order, once it is.
     """
 
     env: Any
@@ -69,6 +86,7 @@ class Request:
     progress: Callable[[Progress], None] | None
     progress_interval: float
     make_plan: Callable[[], CheckpointPlan | None]
+    wants_to_leave: Callable[[], str | None] = lambda: None
 
 
 @dataclass
@@ -86,6 +104,8 @@ class _Beginning:
         See `Run`.
     has_loaded : bool
         Whether a checkpoint was taken up just now.
+    told : dict
+        What the server tells all ranks of this, where there are several.
     """
 
     begin: int
@@ -94,6 +114,7 @@ class _Beginning:
     resumed: Resumed | None = None
     generation: int = 0
     has_loaded: bool = False
+    told: dict[str, Any] = field(default_factory=dict)
 
 
 def train(agent: DistAsyncQLearning, asked: Request) -> TrainingResult:
@@ -120,6 +141,7 @@ def _train_alone(agent: DistAsyncQLearning, asked: Request) -> TrainingResult:
         if run.steps == 0:
             source.close()
             return _keep(agent, run, beginning, _made_before(agent, run, beginning, 1))
+        agent._pending = agent._taken = None
         try:
             result = run_alone(run)
         except BaseException:
@@ -130,9 +152,7 @@ def _train_alone(agent: DistAsyncQLearning, asked: Request) -> TrainingResult:
 
 
 def _train_together(agent: DistAsyncQLearning, asked: Request, world: Any) -> TrainingResult:
-    source: Source | None = None
     plan: CheckpointPlan | None = None
-    share, whole = 0, False
     error: BaseException | None = None
     try:
         plan = asked.make_plan()
@@ -140,10 +160,93 @@ def _train_together(agent: DistAsyncQLearning, asked: Request, world: Any) -> Tr
         error = caught
     # Before the first thing that waits for other ranks: these may still be busy with something else.
     with _watch(plan, world.Get_rank()) as watch:
-        setup = Setup(world, agent.settings.timeout)
+        crew = crew_of(world, agent.settings.timeout)
+        crew.begin_call(_timing(agent, crew))
+        clean = False
+        try:
+            while True:
+                try:
+                    result = _Call(agent, asked, crew, plan, watch).make(error)
+                    clean = True
+                    return result
+                except Deposed:
+                    # A rank was lost before training began: all begin anew without it.
+                    continue
+        except (TrainingStopped, WorkerLeft, RemoteRankError, RankMismatchError):
+            clean = True
+            raise
+        finally:
+            _note_ending(crew)
+            crew.end_call(_LINGER_SECONDS if clean else 0.0)
+
+
+def _timing(agent: DistAsyncQLearning, crew: Crew) -> Timing:
+    settings = agent.settings
+    silence = min(settings.heartbeat_timeout, settings.timeout)
+    if not crew.wire.has_threads:  # nobody speaks while an environment makes a long step
+        silence = settings.timeout
+    return Timing(min(settings.heartbeat_interval, silence / 4.0), silence, settings.timeout)
+
+
+def _note_ending(crew: Crew) -> None:
+    """Let the end of the process know who died, who hangs, and who is in charge."""
+    ending.note_head(crew.is_server)
+    if crew.dead:
+        ending.note_losses()
+    away = set(range(crew.wire.size)) - set(crew.view.members) - crew.dead
+    if away and crew.is_server:
+        ending.note_hanging(crew.wire.abort)
+
+
+class _Call:
+    """One attempt at a call of `train` on many ranks."""
+
+    def __init__(
+        self,
+        agent: DistAsyncQLearning,
+        asked: Request,
+        crew: Crew,
+        plan: CheckpointPlan | None,
+        watch: StopWatch | None,
+    ) -> None:
+        self._agent = agent
+        self._asked = asked
+        self._crew = crew
+        self._plan = plan
+        self._watch = watch
+
+    def make(self, error: BaseException | None) -> TrainingResult:
+        """Train, after all ranks agree on what; `error` is what this rank found wrong before.
+
+        Raises
+        ------
+        Deposed
+            If it has to begin anew, with other members.
+        """
+        crew = self._crew
+        if not crew.is_member:
+            if error is not None:
+                raise error
+            entry = join(crew)
+            source = get_to_know(self._agent, self._asked.env)
+            return self._train(source, self._told(entry.told), entry)
+        setup = Setup(crew, self._agent.settings.timeout)
+        try:
+            source, beginning = self._agree(error, setup)
+            if self._agent.steps >= beginning.end:
+                source.close()
+                return self._made_before(source, beginning, setup)
+            return self._train(source, beginning, setup)
+        finally:
+            setup.close(_LINGER_SECONDS)
+
+    def _agree(self, error: BaseException | None, setup: Setup) -> tuple[Source, _Beginning]:
+        agent, asked, plan = self._agent, self._asked, self._plan
+        source: Source | None = None
+        share, whole = 0, False
         try:
             share, whole = _steps_asked(asked.steps, asked.total_steps)
-            _check(agent, share * (1 if whole else setup.size), asked)
+            _check(agent, share * (1 if whole else len(setup.members)), asked)
             if error is None:
                 source = get_to_know(agent, asked.env)
         except BaseException as caught:
@@ -155,34 +258,63 @@ def _train_together(agent: DistAsyncQLearning, asked: Request, world: Any) -> Tr
             everyone = setup.agree(error, description, [share])
             assert source is not None  # else there was an error, which agree() raised
             total = share if whole else sum(everyone[:, 0].tolist())
-            beginning = _begin_together(agent, source, total, plan, setup)
+            return source, _begin_together(agent, source, total, plan, setup)
         except BaseException:
             if source is not None:
                 source.close()
             raise
-        run = _run(agent, source, asked, beginning, watch, plan)
-        if run.steps == 0:
-            source.close()
-            text = None
-            if setup.rank == 0:
-                text = messages.text(_made_before(agent, run, beginning, setup.size - 1).to_dict())
-            told = messages.from_text(setup.broadcast_message(text, "rank 0's result"))
-            setup.close(clean=True)
-            return _keep(agent, run, beginning, TrainingResult.from_dict(told))
+
+    def _told(self, told: dict[str, Any]) -> _Beginning:
+        """Bring this rank's agent to what a run says that it joins."""
+        beginning = _Beginning(told["begin"], told["end"], told=told)
+        _take_told(self._agent, beginning, told)
+        if told["resumed"] is not None:
+            beginning.resumed = Resumed(**told["resumed"])
+        return beginning
+
+    def _made_before(self, source: Source, beginning: _Beginning, setup: Setup) -> TrainingResult:
+        agent = self._agent
+        run = _run(agent, source, self._asked, beginning, self._watch, self._plan)
+        text = None
+        if setup.is_head:
+            text = messages.text(_made_before(agent, run, beginning, len(setup.members) - 1).to_dict())
+        told = messages.from_text(setup.broadcast_message(text, "the server's result"))
+        return _keep(agent, run, beginning, TrainingResult.from_dict(told))
+
+    def _train(self, source: Source, beginning: _Beginning, begin_from: Setup | Entry) -> TrainingResult:
+        agent, plan, watch = self._agent, self._plan, self._watch
+        run = _run(agent, source, self._asked, beginning, watch, plan)
+        if plan is not None and watch is not None:
+            run.take_over_saving = partial(self._take_over_saving, source, beginning)
         try:
-            result = run_together(run, setup)
+            result = run_together(run, self._crew, begin_from)
         except TrainingStopped as stopped:
-            if setup.rank == 0:
+            if self._crew.is_server:
                 _store(agent, run, run.kept)
             else:
                 agent._behind = _digest(agent.q_table)
             agent._steps = agent._requested = stopped.steps
+            agent._pending = agent._taken = None
+            raise
+        except Deposed:
             raise
         except BaseException:
             agent._requested = agent._steps
             agent._behind = _digest(agent.q_table)
+            agent._pending = agent._taken = None
             raise
-    return _keep(agent, run, beginning, result)
+        return _keep(agent, run, beginning, result)
+
+    def _take_over_saving(self, source: Source, beginning: _Beginning) -> Saver | None:
+        """Return what saves the run from this rank, which has to serve in place of one that was lost."""
+        assert self._plan is not None
+        try:
+            place = take_over_place(self._agent, self._plan, beginning.told["place"])
+        except CheckpointError as error:
+            logger.warning("Rank %d cannot save the run, and goes on without: %s", self._crew.rank, error)
+            return None
+        beginning.place = place
+        return _saver(self._agent, source, beginning, self._watch, self._plan)
 
 
 @contextmanager
@@ -217,7 +349,6 @@ def _begin(agent: DistAsyncQLearning, source: Source, total: int, plan: Checkpoi
         beginning.generation = place.generation
     if agent._steps < beginning.end:
         beginning.resumed = resumed_of(agent, begin)
-        agent._taken = None
     _seed(agent)
     return beginning
 
@@ -225,52 +356,65 @@ def _begin(agent: DistAsyncQLearning, source: Source, total: int, plan: Checkpoi
 def _begin_together(
     agent: DistAsyncQLearning, source: Source, total: int, plan: CheckpointPlan | None, setup: Setup
 ) -> _Beginning:
-    """Let rank 0 find out where the call begins, and bring the agents of the other ranks to that."""
+    """Let the server find out where the call begins, and bring the agents of the other ranks to that."""
     beginning = _Beginning(agent._requested, agent._requested + total)
     error: BaseException | None = None
-    if setup.rank == 0:
+    if setup.is_head:
         try:
             beginning = _begin(agent, source, total, plan)
         except BaseException as caught:  # whatever it is, the others must hear of it
             error = caught
     table = [_digest(agent.q_table), _digest(agent.visits)]
-    tables = setup.agree(error, {}, table, "rank 0 to read its checkpoint, if there is one")
+    tables = setup.agree(error, {}, table, "the server to read its checkpoint, if there is one")
     resumed = beginning.resumed
     text = None
-    if setup.rank == 0:
+    if setup.is_head:
         text = messages.text(
             {
+                "begin": beginning.begin,
+                "end": beginning.end,
                 "steps": agent.steps,
                 "seed": agent._seed,
                 "epsilon": schedules.to_dict(agent.settings.epsilon),
                 "generation": beginning.generation,
                 "has_loaded": beginning.has_loaded,
+                "finished": agent._finished,
+                "place": None if beginning.place is None else beginning.place.told,
                 "resumed": None if resumed is None else resumed.without_arrays(),
             }
         )
-    told = messages.from_text(setup.broadcast_message(text, "rank 0's state"))
-    if setup.rank != 0:
+    told = messages.from_text(setup.broadcast_message(text, "the server's state"))
+    beginning.told = told
+    if not setup.is_head:
         # Whoever has touched nothing has nothing to be told: a new agent, or one whose training was stopped.
         # Nor who does over what the script did before the checkpoint was written.
         is_own = table[0] != agent._behind and (agent.steps > 0 or agent.q_table.any())
         is_over = told["has_loaded"] or beginning.begin < told["steps"]
-        if not is_over and is_own and tables[0, 0] != table[0]:
+        if not is_over and is_own and tables[setup.members.index(setup.head), 0] != table[0]:
             _warn_of_difference(setup.rank, "q_table")
-        epsilon = schedules.from_dict(told["epsilon"])
-        if epsilon != agent.settings.epsilon:
+        if schedules.from_dict(told["epsilon"]) != agent.settings.epsilon:
             _warn_of_difference(setup.rank, "epsilon")
-            agent.epsilon = epsilon
-        agent._steps, agent._seed = told["steps"], told["seed"]
-        beginning.generation = told["generation"]
+        _take_told(agent, beginning, told)
     if told["has_loaded"] or (tables != tables[0]).any():
-        setup.broadcast(agent.q_table, "rank 0's table")
-        setup.broadcast(agent.visits, "rank 0's visits")
+        setup.broadcast(agent.q_table, "the server's table")
+        setup.broadcast(agent.visits, "the server's visits")
     if told["resumed"] is not None:
         states = None if resumed is None else learners_message(resumed.learners)
-        states = setup.broadcast_message(states, "rank 0's learners")
-        if setup.rank != 0:
+        states = setup.broadcast_message(states, "the server's learners")
+        if not setup.is_head:
             beginning.resumed = Resumed(**told["resumed"], learners=learners_of(states))
     return beginning
+
+
+def _take_told(agent: DistAsyncQLearning, beginning: _Beginning, told: dict[str, Any]) -> None:
+    """Bring this rank's agent to what the server says of the call."""
+    epsilon = schedules.from_dict(told["epsilon"])
+    if epsilon != agent.settings.epsilon:
+        agent.epsilon = epsilon
+    agent._steps, agent._seed = told["steps"], told["seed"]
+    agent._finished = told["finished"]
+    agent._requested = told["begin"]
+    beginning.generation = told["generation"]
 
 
 def _digest(array: np.ndarray) -> int:
@@ -370,27 +514,14 @@ def _run(
     watch: StopWatch | None,
     plan: CheckpointPlan | None,
 ) -> Run:
-    serving = agent.rank == 0
     inner = (slice(source.n_states), slice(source.n_actions))
     # A view where the table is as large as the environment, a copy where it is larger; `_store` writes that
     # back.
     values = agent.q_table[inner].reshape(-1)
     counts = agent.visits[inner].reshape(-1)
     steps = max(0, beginning.end - agent.steps)
-    place, saver = beginning.place, None
-    if plan is not None and place is not None and watch is not None:
-        saver = Saver(
-            plan,
-            place.writer,
-            description(agent, source, place, beginning.begin, beginning.end),
-            (agent.q_table, agent.visits),
-            (source.n_states, source.n_actions),
-            constant_arrays(agent),
-            agent._finished,
-            watch,
-            agent.steps,
-            agent.settings.timeout,
-        )
+    saver = _saver(agent, source, beginning, watch, plan)
+    settings = agent.settings
     return Run(
         agent.settings,
         source,
@@ -399,12 +530,40 @@ def _run(
         agent.steps,
         steps,
         agent._seed or 0,
-        asked.progress if serving else None,
+        asked.progress,
         asked.progress_interval,
         watch,
         saver,
         beginning.resumed,
         beginning.generation,
+        Policy(settings.on_failure, settings.min_workers, settings.max_replacements),
+        beginning.told,
+        wants_to_leave=asked.wants_to_leave,
+    )
+
+
+def _saver(
+    agent: DistAsyncQLearning,
+    source: Source,
+    beginning: _Beginning,
+    watch: StopWatch | None,
+    plan: CheckpointPlan | None,
+) -> Saver | None:
+    """Return what saves the call, where this rank has a place for that."""
+    place = beginning.place
+    if plan is None or place is None or watch is None:
+        return None
+    return Saver(
+        plan,
+        place.writer,
+        description(agent, source, place, beginning.begin, beginning.end),
+        (agent.q_table, agent.visits),
+        (source.n_states, source.n_actions),
+        constant_arrays(agent),
+        agent._finished,
+        watch,
+        agent.steps,
+        agent.settings.timeout,
     )
 
 
@@ -420,6 +579,7 @@ def _keep(
 ) -> TrainingResult:
     _store(agent, run, run.steps)
     agent._requested = beginning.end
+    agent._pending = agent._taken = None
     if run.steps > 0 and run.saver is None:
         note_finished(agent._finished, beginning.begin, beginning.end, result)
     return result

@@ -24,16 +24,26 @@ class SharedTable:
         Owned and changed from now on.
     counts : ndarray(int64), shape (S * A,)
         Likewise.
+    version : int
+        What it is now.
+    applied : dict of int to int
+        The last push of each sender that it contains.
     """
 
-    def __init__(self, values: np.ndarray, counts: np.ndarray) -> None:
+    def __init__(
+        self,
+        values: np.ndarray,
+        counts: np.ndarray,
+        version: int = 0,
+        applied: dict[int, int] | None = None,
+    ) -> None:
         self.values = values
         self.counts = counts
-        self.version = 0
-        self.applied: dict[int, int] = {}
+        self.version = version
+        self.applied = {} if applied is None else applied
         self._log: deque[tuple[int, np.ndarray]] = deque()
         self._logged = 0
-        self._log_starts_after = 0
+        self._log_starts_after = version
         size = values.size
         self._index_dtype = index_dtype(size)
         entry_bytes = values.itemsize + counts.itemsize
@@ -83,6 +93,14 @@ class SharedTable:
             packed.entries.copy()
         )  # the log must not keep the whole message, of which they are a part
         return True
+
+    def overwritten(self) -> None:
+        """Take note that the table was changed by other means than pushes."""
+        self.version += 1
+        self._cache.clear()
+        self._log.clear()
+        self._logged = 0
+        self._log_starts_after = self.version
 
     def _changed(self, entries: np.ndarray) -> None:
         self.version += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -10,6 +11,26 @@ from dist_classicrl.errors import ProtocolError
 from dist_classicrl.updates.local import LocalTable, PackedMap, Refresh
 
 _KEPT_PER_SLOT = 4
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """A push that is kept until the worker's base includes it.
+
+    Attributes
+    ----------
+    sequence : int
+    packed : PackedMap
+    steps : int
+        What it stands for.
+    reals : ndarray(float64)
+        What it said of episodes and times.
+    """
+
+    sequence: int
+    packed: PackedMap
+    steps: int = 0
+    reals: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
 
 class PushWindow:
@@ -22,15 +43,33 @@ class PushWindow:
         Pushes that may be on their way without a receipt.
     version : int
         Version of the base that `table` was loaded with.
+
+    Attributes
+    ----------
+    reign : int
+        Of the server whose refreshes come now.
+    base : (int, int)
+        Reign and version of the worker's base.
+    books : tuple of ndarray or None
+        What came with the refresh that made the base; None before the first.
+    last_sequence : int
+        Number of the last push.
     """
 
-    def __init__(self, table: LocalTable, size: int, version: int) -> None:
+    def __init__(self, table: LocalTable, size: int, version: int, reign: int = 0) -> None:
         self._table = table
         self._size = size
-        self.version = version
+        self.reign = reign
+        self.base = (reign, version)
+        self.books: tuple[np.ndarray, np.ndarray] | None = None
         self.last_sequence = 0
         self._received = 0
-        self._kept: deque[tuple[int, PackedMap]] = deque()
+        self._kept: deque[Pushed] = deque()
+
+    @property
+    def version(self) -> int:
+        """Version of the base within its reign."""
+        return self.base[1]
 
     @property
     def in_flight(self) -> int:
@@ -51,9 +90,14 @@ class PushWindow:
         return len(self._kept) + self._size + 1 >= _KEPT_PER_SLOT * self._size
 
     @property
+    def kept(self) -> list[Pushed]:
+        """What was pushed and the base does not include, oldest first."""
+        return list(self._kept)
+
+    @property
     def pending(self) -> list[PackedMap]:
-        """Maps that were pushed and that the base does not include, oldest first."""
-        return [packed for _, packed in self._kept]
+        """The maps of `kept`."""
+        return [pushed.packed for pushed in self._kept]
 
     def push(
         self, threshold: float = 0.0, flush: bool = True, key: int | np.uint64 = 0
@@ -64,8 +108,13 @@ class PushWindow:
         """
         packed = self._table.pack(threshold, flush, key)
         self.last_sequence += 1
-        self._kept.append((self.last_sequence, packed))
+        self._kept.append(Pushed(self.last_sequence, packed))
         return self.last_sequence, packed
+
+    def describe(self, steps: int, reals: np.ndarray) -> None:
+        """Note what the last push stands for."""
+        last = self._kept.pop()
+        self._kept.append(Pushed(last.sequence, last.packed, steps, reals))
 
     def receipt(self, applied: int) -> None:
         """Hear that the server applied this worker's pushes up to number `applied`."""
@@ -75,10 +124,12 @@ class PushWindow:
             )
         self._received = max(self._received, applied)
 
-    def refresh(self, refresh: Refresh, included: int) -> bool:
+    def refresh(
+        self, refresh: Refresh, included: int, books: tuple[np.ndarray, np.ndarray] | None = None
+    ) -> bool:
         """Re-base on `refresh`, and return whether it was news.
 
-        Its state includes this worker's pushes up to `included`.
+        Its state includes this worker's pushes up to `included`, and `books` say what else.
 
         Raises
         ------
@@ -86,15 +137,36 @@ class PushWindow:
             If the refresh starts from a version that this worker never had.
         """
         self.receipt(included)
-        if refresh.version <= self.version:
+        key = (self.reign, refresh.version)
+        if key <= self.base:
             return False
-        if refresh.since > self.version:
+        if refresh.since >= 0 and (self.base[0] != self.reign or refresh.since > self.version):
             raise ProtocolError(
                 f"A refresh from version {refresh.since} to {refresh.version} came to a base of version "
                 f"{self.version}."
             )
-        while self._kept and self._kept[0][0] <= included:
+        while self._kept and self._kept[0].sequence <= included:
             self._kept.popleft()
         self._table.rebase(refresh, self.pending)
-        self.version = refresh.version
+        self.base = key
+        self.books = books
         return True
+
+    def enter(self, reign: int) -> None:
+        """Follow a new server, which has all that is kept: its receipts count."""
+        self.reign = reign
+
+    def base_counts(self) -> np.ndarray:
+        """Return the visits that the base contains, int64 of shape (S * A,)."""
+        counts = self._table.visits.copy()
+        for pushed in self._kept:
+            counts[pushed.packed.entries] -= pushed.packed.visits
+        return counts
+
+    def give_up(self, sequence: int, reign: int) -> None:
+        """Forget all that the base does not include, and go on after push number `sequence` of this worker."""
+        counts = self.base_counts()
+        self._kept.clear()
+        self._table.load(self._table.base.copy(), counts)
+        self.last_sequence = self._received = sequence
+        self.reign = reign

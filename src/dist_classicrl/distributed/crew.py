@@ -1,0 +1,258 @@
+"""The ranks of one communicator: control messages between all of them, MPI's word on who died, the agreed view."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dist_classicrl.distributed import messages
+from dist_classicrl.distributed.membership import View
+from dist_classicrl.distributed.messages import Kind
+from dist_classicrl.distributed.record import Record
+from dist_classicrl.distributed.transport import SMALL_PIECE_BYTES, Channel, Wire, wait_until
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.05
+"""How often a rank with work looks for messages that are rare: asking the MPI library in vain gives the core away
+where ranks outnumber cores."""
+
+ELECTION_SHARE = 1.5
+"""After how many times the silence that excludes a worker the workers give up the server: it has given up
+itself by then if it does not hear them either."""
+
+_CONTROL_TAG = 1
+_FIRST_TAG = 64
+_TERMS = 64
+
+
+@dataclass(frozen=True)
+class Timing:
+    """When a rank counts as lost.
+
+    Attributes
+    ----------
+    interval : float
+        Seconds after which a rank that has said nothing says that it is there.
+    silence : float
+        Seconds of silence of its process after which a rank is lost.
+    stuck : float
+        Seconds without progress of its main loop after which it is lost.
+    """
+
+    interval: float
+    silence: float
+    stuck: float
+
+    @property
+    def election(self) -> float:
+        """Seconds of silence after which the server is lost."""
+        return ELECTION_SHARE * self.silence
+
+
+class Crew:
+    """The ranks of a communicator, through all calls of `train` over it.
+
+    Parameters
+    ----------
+    wire : Wire
+    hosts : sequence of int
+        A number per rank, equal for the ranks of one host.
+
+    Attributes
+    ----------
+    rank : int
+        This process's.
+    view : View
+        The newest that this rank knows.
+    dead : set of int
+        Ranks that have died, by MPI's word.
+    call : int
+        How many calls of `train` this rank has begun.
+    promised : int
+        The highest reign that this rank has promised to follow, or follows.
+    record : Record
+        What happened to the ranks in this call.
+    tried : int
+        The highest reign for which this rank has held a vote.
+    joins : int
+        How often this rank has had to ask to take part.
+    """
+
+    def __init__(self, wire: Wire, hosts: Sequence[int]) -> None:
+        self.wire = wire
+        self.rank = wire.rank
+        self.hosts = list(hosts)
+        self.view = View(0, 0, 0, tuple(range(wire.size)))
+        self.dead: set[int] = set()
+        self.call = 0
+        self.promised = 0
+        self.timing = Timing(1.0, 30.0, 600.0)
+        self.record = Record()
+        self.tried = 0
+        self.joins = 0
+        self._links: dict[int, Channel] = {}
+        self._early: list[tuple[int, Kind, list[np.ndarray]]] = []
+        self._looked = -1.0
+
+    @property
+    def is_server(self) -> bool:
+        """Whether this rank serves, as far as it knows."""
+        return self.view.server == self.rank
+
+    @property
+    def is_member(self) -> bool:
+        """Whether this rank is in the view."""
+        return self.rank in self.view.members
+
+    def begin_call(self, timing: Timing) -> None:
+        """Open the control links for another call of `train`."""
+        self.timing = timing
+        self.record = Record()
+        self.call += 1
+        for peer in range(self.wire.size):
+            if peer != self.rank and peer not in self.dead:
+                self._links[peer] = self.wire.channel(peer, _CONTROL_TAG, SMALL_PIECE_BYTES)
+
+    def end_call(self, linger: float) -> None:
+        """Close the control links."""
+        for link in self._links.values():
+            link.close(linger)
+        self._links.clear()
+
+    def tag(self, purpose: int, admission: int = 0) -> int:
+        """Return the tag of this call's messages for one purpose: the setup, or an admission of a reign."""
+        number = (self.call * self.wire.size * _TERMS + purpose) * _TERMS + admission % _TERMS
+        return _FIRST_TAG + number % (self.wire.tag_limit - _FIRST_TAG)
+
+    def send(self, peer: int, kind: Kind, *parts: np.ndarray) -> None:
+        """Send a control message; to a dead rank it goes nowhere."""
+        link = self._links.get(peer)
+        if link is not None:
+            link.send(messages.encode(kind, np.array([self.call], np.int64), *parts))
+
+    def announce(self, view: View, *others: int) -> None:
+        """Make `view` this rank's, and tell it its members and `others`, with all that happened so far."""
+        self.adopt(view)
+        for peer in {*view.members, *others} - {self.rank}:
+            self.send(peer, Kind.VIEW, view.to_numbers(), self.record.to_part())
+
+    def accept(self, parts: list[np.ndarray]) -> View | None:
+        """Adopt the view of a VIEW message if this rank has promised nobody newer. Return it in that case."""
+        view = View.from_numbers(parts[0])
+        if view.reign < self.promised or view.key <= self.view.key:
+            return None
+        self.adopt(view)
+        self.record.take(parts[1])
+        return view
+
+    def adopt(self, view: View) -> None:
+        """Take `view` as the newest."""
+        self.view = view
+        self.promised = max(self.promised, view.reign)
+
+    def look(self) -> bool:
+        """Whether it is time for somebody who has work to `poll`."""
+        now = self.wire.now()
+        if now - self._looked < LOOK_SECONDS:
+            return False
+        self._looked = now
+        return True
+
+    def poll(self) -> list[tuple[int, Kind, list[np.ndarray]]]:
+        """Return the control messages of this call that have come: sender, kind and parts. Never waits.
+
+        `dead` is brought up to date. What belongs to a later call is kept for it.
+        """
+        arrived = self.wire.receive(list(self._links.values()))
+        for peer, link in list(self._links.items()):
+            link.reap()
+            if link.lost is not None:
+                self.note_death(peer, link.lost)
+        now = [(channel.peer, *messages.decode(message)) for channel, message in arrived]
+        everything, self._early = [*self._early, *now], []
+        mine = []
+        for sender, kind, parts in everything:
+            call = int(parts[0][0])
+            if call == self.call:
+                mine.append((sender, kind, parts[1:]))
+            elif call > self.call:
+                self._early.append((sender, kind, parts))
+            elif kind is Kind.JOIN:
+                self.tell_over(sender, call)
+        return mine
+
+    def tell_over(self, sender: int, call: int) -> None:
+        """Tell a rank that asked to join call number `call` that it is over."""
+        link = self._links.get(sender)
+        if link is not None:
+            link.send(messages.encode(Kind.OVER, np.array([call], np.int64)))
+
+    def note_death(self, peer: int, why: str) -> None:
+        """Take note of MPI's word that `peer` has died."""
+        if peer not in self.dead:
+            logger.debug("MPI says that rank %d has died: %s", peer, why)
+            self.dead.add(peer)
+        link = self._links.pop(peer, None)
+        if link is not None:
+            link.close()
+
+
+def crew_of(comm: Any, timeout: float) -> Crew:
+    """Return the crew of a communicator, which all of its ranks make together the first time.
+
+    This is the one place where all ranks have to be alive.
+
+    Raises
+    ------
+    RankTimeoutError
+        If not all ranks come within `timeout` seconds.
+    """
+    global _key
+    from mpi4py import MPI
+
+    if _key is None:
+        _key = MPI.Comm.Create_keyval()
+    found = comm.Get_attr(_key)
+    if found is not None:
+        return found
+    # Its own communicator keeps the library's messages apart from the user's.
+    own, request = comm.Idup()
+    _wait(request, timeout, "all ranks to reach train(); every rank of the communicator has to call it")
+    own.Set_errhandler(MPI.ERRORS_RETURN)
+    wire = Wire(own)
+    hosts = np.empty(wire.size, np.int64)
+    request = own.Iallgather(np.array([_host_number()], np.int64), hosts)
+    _wait(request, timeout, "all ranks to tell their hosts")
+    crew = Crew(wire, hosts.tolist())
+    comm.Set_attr(_key, crew)
+    return crew
+
+
+def serving_rank(comm: Any) -> int:
+    """Return which rank of a communicator serves, or will."""
+    crew = None if _key is None else comm.Get_attr(_key)
+    return 0 if crew is None else crew.view.server
+
+
+_key: int | None = None
+# MPI may still write to the buffers of operations that were given up, so these live as long as the process.
+_abandoned: list[Any] = []
+
+
+def _wait(request: Any, seconds: float, what: str) -> None:
+    try:
+        wait_until(request.Test, seconds, what)
+    except BaseException:
+        _abandoned.append(request)
+        raise
+
+
+def _host_number() -> int:
+    return int.from_bytes(hashlib.sha256(socket.gethostname().encode()).digest()[:8], "little", signed=True)

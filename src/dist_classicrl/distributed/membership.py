@@ -1,0 +1,103 @@
+"""Who is in a run, as agreed, and which side of a cut goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class View:
+    """A membership that a server announced.
+
+    Attributes
+    ----------
+    reign : int
+        Of this server: a later one has a higher number, and no two servers ever have the same.
+    revision : int
+        Changes of the membership within the reign.
+    server : int
+        Rank.
+    members : tuple of int
+        Ranks in ascending order, the server's included.
+    """
+
+    reign: int
+    revision: int
+    server: int
+    members: tuple[int, ...]
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """What orders views in time."""
+        return self.reign, self.revision
+
+    @property
+    def workers(self) -> list[int]:
+        """The members without the server."""
+        return [rank for rank in self.members if rank != self.server]
+
+    def to_numbers(self) -> np.ndarray:
+        """Return the view for a message, int64."""
+        return np.array([self.reign, self.revision, self.server, *self.members], np.int64)
+
+    @classmethod
+    def from_numbers(cls, numbers: np.ndarray) -> View:
+        """Return the view that `to_numbers` described."""
+        reign, revision, server, *members = numbers.tolist()
+        return cls(reign, revision, server, tuple(members))
+
+
+def confirmed(dead: Collection[int], present: Collection[int], hosts: Sequence[int]) -> set[int]:
+    """Return those of the `dead`, by MPI's word, that have died beyond doubt.
+
+    Of a host that is gone as a whole, only silence is known: the same word comes when a network is cut. `hosts`
+    has a number per rank, equal for ranks of one host; `present` are the ranks of this side.
+    """
+    here = {hosts[rank] for rank in present}
+    return {rank for rank in dead if hosts[rank] in here}
+
+
+def may_elect(view: View, present: Collection[int], dead: Collection[int], hosts: Sequence[int]) -> bool:
+    """Whether the ranks `present`, without the server, are a strict majority of those that may be alive."""
+    living = set(view.members) - confirmed(dead, present, hosts)
+    return 2 * len(living.intersection(present)) > len(living)
+
+
+def may_serve(view: View, present: Collection[int], dead: Collection[int], hosts: Sequence[int]) -> bool:
+    """Whether the ranks `present`, the server among them, are at least half of those that may be alive."""
+    living = set(view.members) - confirmed(dead, present, hosts)
+    return 2 * len(living.intersection(present)) >= len(living)
+
+
+class Announced:
+    """The views of a server that a majority of their predecessor has not heard of yet, and the last that it has.
+
+    A server that lost more than half of any of them may have been replaced.
+    """
+
+    def __init__(self, view: View) -> None:
+        self._views = [view]
+        self._heard: dict[int, tuple[int, int]] = {}
+
+    def add(self, view: View) -> None:
+        """Take note of a new view."""
+        self._views.append(view)
+
+    def echo(self, rank: int, key: tuple[int, int]) -> None:
+        """Hear that `rank` knows the view with this key."""
+        if len(self._views) == 1 or self._heard.get(rank) == key:
+            return
+        self._heard[rank] = key
+        while len(self._views) > 1:
+            old, new = self._views[:2]
+            known = [m for m in old.members if m == old.server or self._heard.get(m, (-1, -1)) >= new.key]
+            if 2 * len(known) <= len(old.members):
+                return
+            del self._views[0]
+
+    def may_serve(self, present: Collection[int], dead: Collection[int], hosts: Sequence[int]) -> bool:
+        """Whether the ranks `present` are enough to go on."""
+        return all(may_serve(view, present, dead, hosts) for view in self._views)

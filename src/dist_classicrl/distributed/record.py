@@ -1,0 +1,99 @@
+"""What happened to the ranks of a run: a log line and an event for each loss and each return."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import numpy as np
+
+logger = logging.getLogger(__name__)
+
+KINDS = ("suspected", "cleared", "excluded", "readmitted", "replaced", "left", "failover")
+"""What an event may be."""
+
+_TEXTS = {
+    "suspected": "Rank {rank} is suspected to be lost",
+    "cleared": "Rank {rank} is heard again",
+    "excluded": "Rank {rank} is lost",
+    "readmitted": "Rank {rank} is back",
+    "replaced": "Rank {rank} was started as a replacement",
+    "left": "Rank {rank} has left in good order",
+    "failover": "Rank {rank} serves now",
+}
+
+
+def is_event(data: Any) -> bool:
+    """Whether `data`, which was read from a file, is an event."""
+    kinds = {"kind": str, "rank": int, "seconds": float, "steps_returned": int, "detail": str}
+    return (
+        isinstance(data, dict)
+        and set(data) == set(kinds)
+        and all(type(data[name]) is kind for name, kind in kinds.items())
+        and data["kind"] in KINDS
+    )
+
+
+class Record:
+    """The events of one call of `train`, known to all ranks so that a new server goes on with them.
+
+    Parameters
+    ----------
+    events : list of dict, optional
+        What is known already.
+    """
+
+    def __init__(self, events: list[dict[str, Any]] | None = None) -> None:
+        self.events = [] if events is None else events
+
+    def add(self, kind: str, rank: int, seconds: float, steps_returned: int = 0, detail: str = "") -> None:
+        """Enter and log an event.
+
+        Parameters
+        ----------
+        kind : str
+            One of `KINDS`.
+        rank : int
+            Whom it is about.
+        seconds : float
+            Since training began.
+        steps_returned : int
+            Steps that the rank held and had not reported, which others make now.
+        detail : str
+            Why.
+        """
+        self.events.append(
+            {
+                "kind": kind,
+                "rank": rank,
+                "seconds": seconds,
+                "steps_returned": steps_returned,
+                "detail": detail,
+            }
+        )
+        text = _TEXTS[kind].format(rank=rank)
+        returned = f"; {steps_returned:,} steps of its leases go to others" if steps_returned else ""
+        level = logging.INFO if kind in ("suspected", "cleared") else logging.WARNING
+        logger.log(level, "%s after %.2f s%s%s.", text, seconds, f" ({detail})" if detail else "", returned)
+
+    @property
+    def lost(self) -> tuple[int, ...]:
+        """The ranks that were lost, or left, and are not back."""
+        gone = {}
+        for event in self.events:
+            if event["kind"] in ("excluded", "left"):
+                gone[event["rank"]] = True
+            elif event["kind"] in ("readmitted", "replaced"):
+                gone.pop(event["rank"], None)
+        return tuple(sorted(gone))
+
+    def to_part(self) -> np.ndarray:
+        """Return the events as a message part."""
+        return np.frombuffer(json.dumps(self.events).encode(), np.uint8)
+
+    def take(self, part: np.ndarray) -> None:
+        """Take over what `to_part` described, where it is more than what is known."""
+        events = json.loads(part.tobytes())
+        if len(events) >= len(self.events):
+            self.events[:] = events
