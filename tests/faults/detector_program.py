@@ -1,0 +1,85 @@
+"""Three ranks that watch each other while the last one is killed or stopped; each says what it was told.
+
+usage: mpirun -n 3 python detector_program.py (killed | stopped)
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+
+from mpi4py import MPI
+
+from dist_classicrl import FailureDetector
+
+SECONDS = 20.0
+VICTIM = 2
+
+
+def run_until(detector, condition, progress):
+    """Beat and check until `condition()`."""
+    begun = time.monotonic()
+    while not condition():
+        detector.send_heartbeat(progress)
+        detector.check_node_health()
+        if time.monotonic() - begun > SECONDS:
+            raise TimeoutError(f"rank {MPI.COMM_WORLD.rank}: {detector.check_node_health()}")
+        time.sleep(0.002)
+
+
+def killed(detector):
+    """The last rank kills itself. The others find out, and go on beating."""
+    if MPI.COMM_WORLD.rank == VICTIM:
+        # Not before the others have made their detectors.
+        run_until(detector, lambda: len(detector.progress) == 2, 1)
+        os.kill(os.getpid(), signal.SIGKILL)
+    run_until(detector, lambda: VICTIM in detector.failed_nodes, 1)
+    other = 1 - MPI.COMM_WORLD.rank
+    for progress in (2, 3):
+        # It has heard the one before if it is here itself.
+        run_until(detector, lambda least=progress: detector.progress.get(other, 0) >= least, progress)
+
+
+def stopped(detector):
+    """Rank 0 stops the last rank, until it has failed everywhere, and lets it go on."""
+    world = MPI.COMM_WORLD
+    if world.rank != VICTIM:
+        if world.rank == 0:
+            run_until(detector, lambda: len(detector.progress) == 2, 1)
+            os.kill(detector.progress[VICTIM], signal.SIGSTOP)
+        run_until(detector, lambda: VICTIM in detector.failed_nodes, 1)
+        if world.rank == 0:
+            run_until(detector, lambda: detector.progress.get(1) == 2, 2)
+            os.kill(detector.progress[VICTIM], signal.SIGCONT)
+        run_until(detector, lambda: not detector.failed_nodes, 2)
+    request = world.Ibarrier()
+    run_until(detector, request.Test, os.getpid() if world.rank == VICTIM else 2)
+
+
+def main(what):
+    told, reasons = [], []
+
+    def fail(rank):
+        told.append(["failure", rank])
+        reasons.append(detector.reason(rank))
+
+    detector = FailureDetector(
+        MPI.COMM_WORLD,
+        # If MPI does not say that a rank was killed, silence does not tell in time.
+        *((0.05, 10 * SECONDS) if what == "killed" else (0.1, 2.0)),
+        on_failure=fail,
+        on_recovery=lambda rank: told.append(["recovery", rank]),
+        threshold=1e9,  # the machine may be busy
+        timeout=SECONDS,
+    )
+    {"killed": killed, "stopped": stopped}[what](detector)
+    detector.close()
+    said = {"rank": MPI.COMM_WORLD.rank, "told": told, "reasons": reasons}
+    print(json.dumps(said), flush=True)
+    if what == "killed":
+        os._exit(0)  # MPI_Finalize may wait for the dead
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

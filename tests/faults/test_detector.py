@@ -1,0 +1,40 @@
+"""The failure detector by itself, where a process really dies and where one is stopped for a while."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from dist_classicrl.distributed.launcher import launch_environment, mpirun_command
+from dist_classicrl.distributed.processes import run_job
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = Path(__file__).with_name("detector_program.py")
+
+
+def run(what, options, folder):
+    """Return what the ranks said, by rank."""
+    command = [*mpirun_command(3), *options, sys.executable, str(PROGRAM), what]
+    source = {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
+    job = run_job(command, timeout=60.0, env=launch_environment({**os.environ, **source}), cwd=folder)
+    assert not job.timed_out, job.output
+    said = [json.loads(line) for line in job.output.splitlines() if line.startswith('{"rank"')]
+    return {each["rank"]: each for each in said}, job.output
+
+
+def test_mpi_says_that_a_rank_was_killed(survivable, tmp_path):
+    said, output = run("killed", ["--with-ft", "ulfm"], tmp_path)
+    assert sorted(said) == [0, 1], output
+    for each in said.values():
+        assert each["told"] == [["failure", 2]]
+        assert "MPI reports" in each["reasons"][0]
+
+
+def test_a_stopped_rank_fails_by_its_silence_and_recovers(tmp_path):
+    said, output = run("stopped", [], tmp_path)
+    assert sorted(said) == [0, 1, 2], output
+    for rank in (0, 1):
+        assert [what for what, peer in said[rank]["told"] if peer == 2] == ["failure", "recovery"]
+        assert "silent for" in said[rank]["reasons"][0]
+    # It had not listened, and does not take that for the others' silence.
+    assert said[2]["told"] == []
