@@ -36,9 +36,9 @@ def killed(detector):
         os.kill(os.getpid(), signal.SIGKILL)
     run_until(detector, lambda: VICTIM in detector.failed_nodes, 1)
     other = 1 - MPI.COMM_WORLD.rank
-    for progress in (2, 3):
-        # It has heard the one before if it is here itself.
-        run_until(detector, lambda least=progress: detector.progress.get(other, 0) >= least, progress)
+    run_until(detector, lambda: detector.progress.get(other, 0) >= 2, 2)
+    # Until it has heard that, too: it says 3, or has left because it heard 3.
+    run_until(detector, lambda: detector.progress[other] >= 3 or detector.reason(other), 3)
 
 
 def stopped(detector):
