@@ -103,8 +103,13 @@ def test_an_error_that_comes_of_a_death_is_none(supervise, tmp_path):
     assert starts(tmp_path) == ["1", "2"]
 
 
-def test_a_rank_without_which_the_job_goes_on_does_not_end_it(supervise):
-    assert supervise("ended 1 1 left false; sleep 0.6; done_", grace=0.0) == 0
+@pytest.mark.parametrize("said", ["1 1 left false", "0 1 lost true", "1 3 code false"])
+def test_a_rank_without_which_the_job_may_go_on_does_not_end_it(supervise, said):
+    assert supervise(f"ended {said}; sleep 0.6; done_", grace=0.0, max_restarts=0) == 0
+
+
+def test_a_rank_that_others_wait_for_at_the_start_ends_the_job(supervise):
+    assert supervise("ended 1 2 code false; sed -i s/false}/true}/ $place/ended-1; sleep 600") == 2
 
 
 @pytest.mark.parametrize(
@@ -277,6 +282,11 @@ def test_a_second_signal_ends_everything_at_once(start_launch, tmp_path, first, 
     assert process.returncode == status
     assert "ended by a second signal" in said
     assert not is_running(int((tmp_path / "ready").read_text()))
+
+
+def test_a_signal_that_comes_with_the_end_stops_the_restarting(supervise, tmp_path):
+    assert supervise(f"echo $attempt >> {tmp_path}/starts; kill -USR1 $PPID; exit 1") == 128 + signal.SIGUSR1
+    assert starts(tmp_path) == ["1"]
 
 
 def test_a_job_that_does_not_stop_is_ended(start_launch, tmp_path):

@@ -295,6 +295,8 @@ class Supervisor:
             trouble = self._watch(process, job, ranks, record)
         finally:
             end_job(process, job)
+        late = self._take()
+        self._stop = self._stop or (late[0] if late else None)
         seconds = time.monotonic() - started
         return self._judge(process.returncode, trouble, ranks, seconds, record)
 
@@ -415,7 +417,9 @@ def _why_over(record: Record, ranks: int) -> str | None:
         return _DONE
     endings = [ending for ending in record.endings() if ending.kind != "left"]
     for ending in endings:
-        if ending.code and (ending.is_head or ending.kind == "error" or ending.before_mpi):
+        # Who lost the others may be the one that is lost: they go on, or end by themselves.
+        is_last = ending.is_head or ending.kind == "error" or ending.before_mpi
+        if ending.code and ending.kind != "lost" and is_last:
             return f"rank {ending.rank} ended with exit status {ending.code}"
     return "all ranks have ended" if len(endings) >= ranks else None
 
