@@ -1,0 +1,13 @@
+"""Deaths and stops of ranks, while whole programs train; see also the programs in this folder."""
+
+from __future__ import annotations
+
+import pytest
+from fault_jobs import why_not
+
+
+@pytest.fixture(scope="session")
+def survivable():
+    """Skip a test where the MPI at hand ends every rank when one dies."""
+    if reason := why_not():
+        pytest.skip(reason)

@@ -1,0 +1,146 @@
+"""A program that trains while somebody kills or stops its processes: `python fault_program.py OPTIONS`.
+
+OPTIONS is a JSON object:
+
+    folder        where each process writes `<process id>.jsonl`, and `<process id>.steps` if it counts
+    environment   "lake", "taxi" (compiled), or "counted": stepped through Gymnasium, every step counted
+    pause         seconds that a step of the last takes longer
+    agent         arguments of the constructor
+    train         arguments of train, total_steps among them
+
+The lines of a process: "started"; "progress", of whoever serves; "log" for each record of the package's
+loggers; "trained" or "stopped" at the end. Each has the time of day, the rank in the world in which the
+process was started, and whether it is a replacement. SIGQUIT shows where all threads stand.
+"""
+
+import dataclasses
+import faulthandler
+import hashlib
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from functools import cache
+
+import gymnasium
+import numpy as np
+from mpi4py import MPI
+
+from dist_classicrl import DistAsyncQLearning
+from dist_classicrl.distributed.hints import rank_of_environment
+from dist_classicrl.environments.model import TabularMDP
+from dist_classicrl.errors import TrainingStopped
+from dist_classicrl.schedules import PerVisit
+
+DISCOUNT = 0.95
+PLACES, SLIP = 6, 0.2
+
+
+def ring_model():
+    """Return the model of `CountedRing`."""
+    transition = np.zeros((PLACES, 2, PLACES))
+    reward = np.zeros((PLACES, 2))
+    for place in range(PLACES):
+        for action in range(2):
+            for move, chance in ((2 * action - 1, 1 - SLIP), (1 - 2 * action, SLIP)):
+                after = (place + move) % PLACES
+                transition[place, action, after] += chance
+                reward[place, action] += chance * (after == 0)
+    return TabularMDP.from_arrays(transition, reward, np.full(PLACES, 1 / PLACES))
+
+
+class CountedRing(gymnasium.Env):
+    """Places in a ring; a step goes to the left or the right, or slips the other way; place 0 is good.
+
+    What all copies in this process have stepped is counted in a file, which outlives a process.
+    """
+
+    observation_space = gymnasium.spaces.Discrete(PLACES)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self):
+        self.count = count_of_this_process()
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place = int(self.np_random.integers(PLACES))
+        return self.place, {}
+
+    def step(self, action):
+        if options["pause"]:
+            time.sleep(options["pause"])
+        move = 2 * int(action) - 1
+        if self.np_random.random() < SLIP:
+            move = -move
+        self.place = (self.place + move) % PLACES
+        self.count[0] += 1
+        return self.place, float(self.place == 0), False, False, {}
+
+
+@cache
+def count_of_this_process():
+    """Return the array of one number, on disk."""
+    path = os.path.join(options["folder"], f"{os.getpid()}.steps")
+    return np.memmap(path, np.int64, mode="w+", shape=1)
+
+
+def problem(name):
+    """Return the environment and its model."""
+    if name == "counted":
+        return CountedRing, ring_model()
+    made = {"lake": ("FrozenLake-v1", {"map_name": "8x8"}), "taxi": ("Taxi-v4", {})}[name]
+    model = TabularMDP.from_gymnasium(made[0], **made[1])
+    return model, model
+
+
+class Lines(logging.Handler):
+    """Writes lines of JSON, each at once, so that a process that is killed has written all."""
+
+    def __init__(self):
+        super().__init__()
+        self.file = os.open(
+            os.path.join(options["folder"], f"{os.getpid()}.jsonl"), os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        )
+
+    def say(self, event, **data):
+        who = {"pid": os.getpid(), "rank": rank, "replacement": replacement}
+        line = {"event": event, "time": time.time(), **who, **data}
+        os.write(self.file, (json.dumps(line) + "\n").encode())
+
+    def emit(self, record):
+        self.say("log", level=record.levelname, text=record.getMessage())
+
+
+faulthandler.register(signal.SIGQUIT)
+options = json.loads(sys.argv[1])
+rank, replacement = rank_of_environment() or 0, False
+lines = Lines()
+logging.getLogger("dist_classicrl").addHandler(lines)
+logging.getLogger("dist_classicrl").setLevel(logging.INFO)
+environment, model = problem(options["environment"])
+settings = {"discount_factor": DISCOUNT, "epsilon": 0.5, "learning_rate": PerVisit(0.7), "seed": 11}
+agent = DistAsyncQLearning(**{**settings, **options["agent"]})
+replacement = MPI.Comm.Get_parent() != MPI.COMM_NULL
+lines.say("started")
+try:
+    result = agent.train(
+        environment,
+        progress=lambda progress: lines.say("progress", **dataclasses.asdict(progress)),
+        **{"progress_interval": 0.05, **options["train"]},
+    )
+except TrainingStopped as stopped:
+    lines.say("stopped", code=stopped.code, steps=stopped.steps, visits=int(agent.visits.sum()))
+    raise
+policy = agent.q_table[: model.n_states, : model.n_actions].argmax(axis=1)
+lines.say(
+    "trained",
+    steps=result.steps,
+    agent_steps=agent.steps,
+    visits=int(agent.visits.sum()),
+    value=model.start_value(model.policy_value(policy, DISCOUNT)),
+    optimum=model.start_value(model.solve(DISCOUNT).v),
+    sha256=hashlib.sha256(np.ascontiguousarray(agent.q_table).tobytes()).hexdigest(),
+    result=result.to_dict(),
+)

@@ -1,0 +1,65 @@
+"""Kill the server at a random moment, many times, and show what came of it.
+
+    python tests/faults/kill_server.py --runs 50
+
+Every second run writes checkpoints. In some a worker dies within the same half second, in some the next
+server soon after it took over, in some both. What is checked after each run is what kill_workers.py checks.
+"""
+
+import sys
+import time
+
+from fault_jobs import FaultJob, many_runs
+
+WORKERS = 5
+COMPANIONS = ((), ("worker",), ("server",), ("worker", "server"))
+
+
+def one_run(environment, workers, companions, saving, chance, **options):
+    """Train, kill the server and its `companions`, and return what `FaultJob.finish` has seen."""
+    victim = chance.randint(1, workers)
+    before = "worker" in companions and chance.random() < 0.5
+    after = "worker" in companions and not before
+    with FaultJob(environment, workers + 1, saving=saving, **options) as job:
+        servers = []
+        if job.wait_for_steps(chance.uniform(0.0, 0.6)):
+            time.sleep(chance.uniform(0.0, 0.1))
+            if before:
+                job.end_process(job.pids[victim])
+                time.sleep(chance.uniform(0.0, 0.5))
+            servers.append(job.server())
+            job.end_process(servers[0])
+            if after:
+                time.sleep(chance.uniform(0.0, 0.5))
+                job.end_process(job.pids[victim])
+            if "server" in companions and (second := job.wait_for_server_after(servers[0])):
+                time.sleep(chance.uniform(0.0, 0.5))
+                servers.append(second)
+                job.end_process(second)
+        # Who served the second time has been a worker before.
+        result = job.finish(deaths=len(job.killed) - 1)
+        result["without_server"] = [seconds_without(job, pid) for pid in servers]
+        rank_of = {pid: rank for rank, pid in job.pids.items()}
+        missed = {event["rank"] for event in result["events"] if event["kind"] == "excluded"}
+        job.check({rank_of[pid] for pid in servers} <= missed, f"missed {missed}, not the servers {servers}")
+        failovers = [event for event in result["events"] if event["kind"] == "failover"]
+        job.check(len(failovers) >= len(servers), f"was taken over {len(failovers)} times")
+    return {**result, "companions": companions, "saving": saving}
+
+
+def seconds_without(job, pid):
+    """Return the time from the death of a server to the first progress that another one reported."""
+    died = job.killed[pid]
+    later = [line["time"] for line in job.said("progress") if line["time"] > died and line["pid"] != pid]
+    job.check(later, "reported no progress after a server had died")
+    return later[0] - died
+
+
+def run(number, chance):
+    saving = number % 2 == 1
+    environment = ("lake", "counted")[number // 8 % 2]
+    return one_run(environment, WORKERS, COMPANIONS[number // 2 % 4], saving, chance)
+
+
+if __name__ == "__main__":
+    sys.exit(many_runs(__doc__, run, "kill-server", 50))

@@ -1,0 +1,39 @@
+"""One or two runs of each kind of failure; the programs beside this file make many."""
+
+from random import Random
+
+import kill_server
+import kill_workers
+import pytest
+import soak
+import stop_and_continue
+
+pytestmark = pytest.mark.usefixtures("survivable")
+
+# Steps with a pause take the same time on any machine, and leave its cores free.
+COUNTED = {"environment": "counted", "total_steps": 25_000, "pause": 2e-4}
+
+
+def test_two_of_three_workers_are_killed():
+    seen = kill_workers.one_run(workers=3, deaths=2, chance=Random(1), **COUNTED)
+    assert seen["killed"] == 2
+
+
+def test_the_server_and_a_worker_are_killed():
+    seen = kill_server.one_run(workers=3, companions=["worker"], saving=False, chance=Random(2), **COUNTED)
+    assert seen["killed"] == 2
+
+
+def test_the_server_and_the_next_one_are_killed_where_checkpoints_are_written():
+    seen = kill_server.one_run("lake", workers=3, companions=["server"], saving=True, chance=Random(3))
+    assert seen["killed"] == 2
+
+
+def test_a_worker_and_the_server_are_stopped_and_let_in_again():
+    seen = stop_and_continue.one_run("counted", True, True, Random(4), steps=60_000)
+    assert seen["killed"] == 0
+
+
+def test_dead_workers_are_replaced():
+    seen = soak.soak(9.0, 2.0, Random(5), calm=0.25)
+    assert seen["deaths"] == 2 and seen["started"] >= 1
