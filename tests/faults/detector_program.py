@@ -1,6 +1,6 @@
 """Three ranks that watch each other while the last one is killed or stopped; each says what it was told.
 
-usage: mpirun -n 3 python detector_program.py (killed | stopped)
+usage: mpirun -n 3 python detector_program.py (killed | stopped | dead)
 """
 
 import json
@@ -12,6 +12,7 @@ import time
 from mpi4py import MPI
 
 from dist_classicrl import FailureDetector
+from dist_classicrl.errors import RankTimeoutError
 
 SECONDS = 20.0
 VICTIM = 2
@@ -57,6 +58,21 @@ def stopped(detector):
     run_until(detector, request.Test, os.getpid() if world.rank == VICTIM else 2)
 
 
+def dead():
+    """The last rank dies before it makes a detector. The others are told so."""
+    world, nothing = MPI.COMM_WORLD, bytearray(1)
+    if world.rank == VICTIM:
+        for other in (0, 1):
+            world.Recv(nothing, other)
+        os.kill(os.getpid(), signal.SIGKILL)
+    world.Send(nothing, VICTIM)
+    try:
+        FailureDetector(world, timeout=SECONDS)
+    except RankTimeoutError as error:
+        print(json.dumps({"rank": world.rank, "error": str(error)}), flush=True)
+    os._exit(0)
+
+
 def main(what):
     told, reasons = [], []
 
@@ -82,4 +98,4 @@ def main(what):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    dead() if sys.argv[1] == "dead" else main(sys.argv[1])

@@ -98,7 +98,7 @@ class FailureDetector:
     SettingsError
         If an argument is not what is described here.
     RankTimeoutError
-        If not every rank constructs its detector within `timeout`.
+        If not every rank constructs its detector within `timeout`, or one has died.
 
     Notes
     -----
@@ -363,20 +363,24 @@ def _own_communicator(comm: Any, timeout: float) -> Any:
         raise SettingsError(
             f"comm must be a communicator of mpi4py, such as mpi4py.MPI.COMM_WORLD, got {comm!r}."
         )
-    duplicate, request = comm.Idup()
     what = "all ranks to construct their FailureDetector; every rank of the communicator has to"
     try:
+        duplicate, request = comm.Idup()
+        _unfinished.append(request)
         wait_until(request.Test, timeout, what)
-    except RankTimeoutError:
-        _abandoned.append((duplicate, request))
-        raise
+    except MPI.Exception as error:
+        raise RankTimeoutError(
+            "A rank of the communicator has died before all had constructed their FailureDetector "
+            f"({error.Get_error_string()}). Construct it over the ranks that are left, such as comm.Shrink()."
+        ) from error
+    _unfinished.remove(request)
     duplicate.Set_errhandler(MPI.ERRORS_RETURN)
     return duplicate
 
 
-# MPI may still write to what belongs to operations that were given up, and to the receives of a detector that
+# MPI may still write to what belongs to duplications that were given up, and to the receives of a detector that
 # nobody closed, so these live as long as the process.
-_abandoned: list[Any] = []
+_unfinished: list[Any] = []
 _open: set[FailureDetector] = set()
 
 
