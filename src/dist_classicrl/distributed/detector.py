@@ -366,20 +366,20 @@ def _own_communicator(comm: Any, timeout: float) -> Any:
     what = "all ranks to construct their FailureDetector; every rank of the communicator has to"
     try:
         duplicate, request = comm.Idup()
-        _unfinished.append(request)
+        _unfinished.append((duplicate, request))
         wait_until(request.Test, timeout, what)
     except MPI.Exception as error:
         raise RankTimeoutError(
             "A rank of the communicator has died before all had constructed their FailureDetector "
             f"({error.Get_error_string()}). Construct it over the ranks that are left, such as comm.Shrink()."
         ) from error
-    _unfinished.remove(request)
+    _unfinished.remove((duplicate, request))
     duplicate.Set_errhandler(MPI.ERRORS_RETURN)
     return duplicate
 
 
-# MPI may still write to what belongs to duplications that were given up, and to the receives of a detector that
-# nobody closed, so these live as long as the process.
+# MPI may still write to what belongs to duplications that were given up, and to the receives of a detector
+# that nobody closed, so these live as long as the process.
 _unfinished: list[Any] = []
 _open: set[FailureDetector] = set()
 
