@@ -94,6 +94,7 @@ class Crew:
         self.call = 0
         self.promised = 0
         self.timing = Timing(1.0, 30.0, 600.0)
+        self.is_guest = False
         self.record = Record()
         self.tried = 0
         self.joins = 0
@@ -110,6 +111,14 @@ class Crew:
     def is_member(self) -> bool:
         """Whether this rank is in the view."""
         return self.rank in self.view.members
+
+    @classmethod
+    def of_guest(cls, wire: Wire, rank: int, view: View, timing: Timing) -> Crew:
+        """Return the crew of a process that was started to replace a rank: it knows the server alone."""
+        wire.rank = rank
+        crew = cls(wire, [])
+        crew.view, crew.timing, crew.is_guest = view, timing, True
+        return crew
 
     def begin_call(self, timing: Timing) -> None:
         """Open the control links for another call of `train`."""
@@ -152,6 +161,11 @@ class Crew:
         self.record.take(parts[1])
         return view
 
+    def tell_released(self) -> None:
+        """Tell the others that all have the result, in case that the server dies while it says so."""
+        for peer in set(self.view.members) - {self.rank, self.view.server}:
+            self.send(peer, Kind.RELEASE)
+
     def adopt(self, view: View) -> None:
         """Take `view` as the newest."""
         self.view = view
@@ -184,12 +198,12 @@ class Crew:
                 mine.append((sender, kind, parts[1:]))
             elif call > self.call:
                 self._early.append((sender, kind, parts))
-            elif kind is Kind.JOIN:
+            elif kind in (Kind.JOIN, Kind.PREPARE):
                 self.tell_over(sender, call)
         return mine
 
     def tell_over(self, sender: int, call: int) -> None:
-        """Tell a rank that asked to join call number `call` that it is over."""
+        """Tell a rank that is left in call number `call` that it is over."""
         link = self._links.get(sender)
         if link is not None:
             link.send(messages.encode(Kind.OVER, np.array([call], np.int64)))

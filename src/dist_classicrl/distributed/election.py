@@ -18,7 +18,7 @@ from dist_classicrl.distributed.crew import Crew
 from dist_classicrl.distributed.membership import View, confirmed, may_elect
 from dist_classicrl.distributed.messages import Kind
 from dist_classicrl.distributed.transport import Backoff
-from dist_classicrl.errors import CutOffError
+from dist_classicrl.errors import CutOffError, RankLostError
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +66,10 @@ class Deposed(Exception):
         self.view = view
 
 
+class Settled(Exception):
+    """There is nothing to go on with: all others have the result, as this rank has."""
+
+
 @dataclass
 class _Ballot:
     """A vote that this rank coordinates."""
@@ -107,6 +111,10 @@ class Election:
         ------
         CutOffError
             If too few ranks answer.
+        Settled
+            If the call is over, and this rank has its result.
+        RankLostError
+            If it is over, and this rank has not.
         """
         crew = self._crew
         backoff = Backoff(crew.wire.sleep)
@@ -147,6 +155,11 @@ class Election:
                 self._followed = crew.wire.now(), View.from_numbers(parts[1])
             if ballot is not None and number == ballot.number:
                 ballot.refused = True
+        elif kind in (Kind.RELEASE, Kind.OVER):
+            if self._base.is_final:
+                raise Settled
+            if kind is Kind.OVER:
+                raise ended_without(crew.rank)
         return None
 
     def _coordinate(self) -> View | None:
@@ -240,6 +253,13 @@ class Election:
             "side may go on. Start the job again, best with `python -m dist_classicrl launch`: it goes on from the "
             "last checkpoint."
         )
+
+
+def ended_without(rank: int) -> RankLostError:
+    """Return what a rank raises that was taken for lost when the call was over."""
+    return RankLostError(
+        f"Rank {rank} was taken for lost, and the run ended without it. Its result is on the other ranks."
+    )
 
 
 def answer(

@@ -132,7 +132,9 @@ def survival_words(launcher: Launcher) -> list[str]:
     if launcher.family != "openmpi" or launcher.version < (5,) or not _has_ulfm(launcher):
         return []
     # Of the ways in which Open MPI sends messages only this one survives.
-    return ["--with-ft", "ulfm", "--mca", "pml", "ob1"]
+    # The last two words are for processes that are started later, which the first two do not cover.
+    survive = ["--with-ft", "ulfm", "--mca", "pml", "ob1"]
+    return [*survive, "--prtemca", "prte_state_base_recoverable", "1"]
 
 
 def host_words(launcher: Launcher, hostfile: str | None, agent: str | None) -> list[str]:

@@ -87,6 +87,11 @@ def main(words: Sequence[str]) -> int:
         sys.stderr.write(f"{__doc__}")
         return os.EX_USAGE
     ending.manage(record_of_environment(), replacement)
+    if replacement:
+        from dist_classicrl.distributed.replacing import find_parent
+
+        # Who started this process waits until MPI has begun here, and hears of no death before.
+        find_parent()
     try:
         code, module = _load(words)
         exec(code, module.__dict__)

@@ -10,13 +10,13 @@ import numpy as np
 
 from dist_classicrl.distributed import messages
 from dist_classicrl.distributed.crew import Crew
-from dist_classicrl.distributed.election import Base, Deposed, Election, answer
+from dist_classicrl.distributed.election import Base, Deposed, Election, Settled, answer, ended_without
 from dist_classicrl.distributed.membership import View
 from dist_classicrl.distributed.messages import Kind
 from dist_classicrl.distributed.serving import FIRST_ADMISSION
 from dist_classicrl.distributed.transport import Backoff, Channel
 from dist_classicrl.distributed.working import ServerLost
-from dist_classicrl.errors import CutOffError, RankLostError
+from dist_classicrl.errors import CutOffError
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +42,9 @@ class Part(Protocol, Generic[Result]):
 
     def step_down(self) -> None:
         """Have nothing more to do with the view that was: as its server, or as one of its workers."""
+
+    def release(self) -> None:
+        """Take it that all others have the result, as this rank has."""
 
     def take_over(self) -> None:
         """Make ready to serve, from the base and what it lacks."""
@@ -90,7 +93,11 @@ def take_part(part: Part[Result]) -> Result:
             part.step_down()
             lost = crew.view
             logger.debug("Rank %d lost the server, rank %d.", crew.rank, lost.server)
-            view = Election(crew, part.base).run()
+            try:
+                view = Election(crew, part.base).run()
+            except Settled:
+                part.release()
+                return part.work()
             if view.reign == lost.reign:  # the others still hear it
                 part.begin_anew(join(crew))
                 continue
@@ -143,10 +150,7 @@ def join(crew: Crew) -> Entry:
             elif kind is Kind.PREPARE:
                 answer(crew, sender, parts, Base(), lambda: False)
             elif kind is Kind.OVER:
-                raise RankLostError(
-                    f"Rank {crew.rank} was taken for lost, and the run ended without it. Its result is on the other "
-                    "ranks."
-                )
+                raise ended_without(crew.rank)
         backoff.wait()
     raise CutOffError(
         f"Rank {crew.rank} was taken for lost, and no server answers its request to take part again: the run may "

@@ -20,7 +20,7 @@ from dist_classicrl.distributed.crew import LOOK_SECONDS, Crew
 from dist_classicrl.distributed.election import Base
 from dist_classicrl.distributed.messages import Kind
 from dist_classicrl.distributed.partings import take_in_stop
-from dist_classicrl.distributed.report import ProgressClock, Tally
+from dist_classicrl.distributed.report import ProgressClock
 from dist_classicrl.distributed.saving import Position, Saver
 from dist_classicrl.distributed.serving import NobodyLeft, Serving
 from dist_classicrl.distributed.stopping import Stop, StopWatch
@@ -349,6 +349,7 @@ class RoundServer(Serving):
                 f"Worker {rank} sent attempt {attempt} of logical worker {logical} in attempt {self._attempt}, "
                 "where it is not due."
             )
+        self.has_pushed(rank)
         self._stats[logical] = parts[1]
         self._maps[logical] = PackedMap.from_parts(parts[2 : 2 + n_parts])
         if self.may_repeat:

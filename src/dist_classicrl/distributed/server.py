@@ -14,7 +14,7 @@ from dist_classicrl.distributed.books import Books
 from dist_classicrl.distributed.leases import LeaseBook
 from dist_classicrl.distributed.messages import Kind
 from dist_classicrl.distributed.partings import take_in_stop
-from dist_classicrl.distributed.report import ProgressClock, Tally
+from dist_classicrl.distributed.report import ProgressClock
 from dist_classicrl.distributed.saving import Position, Saver
 from dist_classicrl.distributed.serving import Serving
 from dist_classicrl.distributed.stopping import Stop
@@ -205,6 +205,7 @@ class Server(Serving):
         client.has_stopped = bool(flags & LAST_PUSH)
         client.interval_seconds = float(reals[3])
         self.note_progress(rank, progress, (self.crew.view.reign, revision))
+        self.has_pushed(rank)
         self.table.apply(rank, sequence, PackedMap.from_parts(parts[2:]))
         self.leases.report(rank, list(zip(numbers[6::2], numbers[7::2], strict=True)))
         self._count(size, reals)

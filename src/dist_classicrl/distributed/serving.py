@@ -15,6 +15,7 @@ from dist_classicrl.distributed.failures import raise_remote
 from dist_classicrl.distributed.membership import Announced, View
 from dist_classicrl.distributed.messages import Kind
 from dist_classicrl.distributed.pulse import beat_message, say_beat
+from dist_classicrl.distributed.replacing import Replacements
 from dist_classicrl.distributed.report import Tally
 from dist_classicrl.distributed.suspicion import Arrivals
 from dist_classicrl.distributed.transport import Backoff, Channel
@@ -23,6 +24,7 @@ from dist_classicrl.updates.shared import SharedTable
 
 logger = logging.getLogger(__name__)
 
+_GUEST_SECONDS = 120.0  # in which a replacement gets from its start to `train`
 FIRST_ADMISSION = 1
 """What the data channels of a reign's first members are numbered with."""
 
@@ -88,6 +90,12 @@ class Serving:
         self.progress = 0
         self.peers: dict[int, Peer] = {}
         self._gone: list[Channel] = []
+        self._replacements: Replacements | None = None
+        self._untried: set[int] = set()  # replacements that have not pushed yet
+        self._expected: dict[int, Channel] = {}  # to replacements that have not said a word yet
+        self._guests = 0
+        if self.policy.on_failure == "replace":
+            self._replacements = Replacements(self.policy.max_replacements, str(crew.call), crew.wire.now)
         self._joins: dict[int, int] = {}
         self._announced = Announced(crew.view)
         self._woken = now
@@ -143,7 +151,7 @@ class Serving:
 
     def close(self, linger: float) -> None:
         """Close all channels."""
-        for channel in (*self.channels, *self._gone):
+        for channel in (*self.channels, *self._gone, *self._expected.values()):
             channel.close(linger)
 
     def beat(self) -> np.ndarray:
@@ -187,11 +195,12 @@ class Serving:
         arrived = wire.receive(self.channels)
         if arrived:
             now = wire.now()
+            ranks = {id(peer.channel): rank for rank, peer in self.peers.items()}
             for channel, message in arrived:
-                peer = self.peers.get(channel.peer)
-                if peer is not None and peer.channel is channel:
-                    peer.arrivals.heard(now)
-                    self.take_in(channel.peer, message)
+                rank = ranks[id(channel)]
+                if rank in self.peers:  # what came before may have been its last word
+                    self.peers[rank].arrivals.heard(now)
+                    self.take_in(rank, message)
         return len(arrived)
 
     def take_in_common(self, rank: int, kind: Kind, parts: list[np.ndarray]) -> None:
@@ -241,6 +250,8 @@ class Serving:
             self._take_in_control()
         for rank, why in self._judge(now).items():
             self._exclude(rank, why)
+        if self._replacements is not None:
+            self._replace(self._replacements, now)
         if not self.workers:
             raise NobodyLeft
 
@@ -291,6 +302,7 @@ class Serving:
         if not lost:
             return lost
         dead = {rank for rank in lost if rank in crew.dead or self.peers[rank].channel.lost is not None}
+        dead.intersection_update(crew.view.members)
         crew.dead.update(dead)
         present = set(crew.view.members) - set(lost)
         if not self._announced.may_serve(present, crew.dead, crew.hosts):
@@ -328,7 +340,46 @@ class Serving:
                 f"min_workers={policy.min_workers}. Start the job again with more ranks, or lower min_workers."
             )
 
+    def has_pushed(self, rank: int) -> None:
+        """Take note that a worker has done something."""
+        if rank in self._untried and self._replacements is not None:
+            self._untried.discard(rank)
+            self._replacements.note_first_push()
+
+    def _replace(self, replacements: Replacements, now: float) -> None:
+        """Start replacements, and let those take part that are ready: processes that only this server knows."""
+        crew = self.crew
+        replacements.start(now)
+        for intercomm in replacements.poll():
+            channel = crew.wire.channel_over(intercomm)
+            rank = crew.wire.size + self._guests
+            self._guests += 1
+            numbers = np.array([rank], np.int64)
+            view, told = crew.view.to_numbers(), messages.text(self.told)
+            channel.send(messages.encode(Kind.WELCOME, numbers, view, told))
+            self._expected[rank] = channel
+        for rank, channel in list(self._expected.items()):
+            message = channel.poll()
+            if message is not None:
+                del self._expected[rank]
+                self.peers[rank] = Peer(channel, Arrivals(crew.timing.interval, now=now), now)
+                self._untried.add(rank)
+                self.has_admitted(rank)
+                self.note("replaced", rank)
+                self.take_in(rank, message)
+            elif channel.lost is not None or now - channel.last_sent > _GUEST_SECONDS:
+                del self._expected[rank]
+                channel.close()
+                logger.warning("Replacement %d was lost before it could begin.", rank)
+                replacements.wanted(1)
+                replacements.note_death_before_first_push()
+
     def _drop(self, rank: int, event: str, why: str) -> None:
+        if self._replacements is not None and event == "excluded":
+            self._replacements.wanted(1)
+            if rank in self._untried:
+                self._untried.discard(rank)
+                self._replacements.note_death_before_first_push()
         peer = self.peers.pop(rank)
         peer.channel.close()
         returned = 0 if peer.waits else self.has_lost(rank)

@@ -15,7 +15,7 @@ import numpy as np
 from dist_classicrl.algorithms.learners import Learner, Rates
 from dist_classicrl.distributed.alone import LearningOn
 from dist_classicrl.distributed.crew import Crew
-from dist_classicrl.distributed.election import Base
+from dist_classicrl.distributed.election import Base, Deposed
 from dist_classicrl.distributed.leases import LeaseBook
 from dist_classicrl.distributed.pacing import Pacer
 from dist_classicrl.distributed.partings import fail, tell_rescued, tell_stopped, wait_for_rescue
@@ -31,6 +31,7 @@ from dist_classicrl.distributed.startup import Setup
 from dist_classicrl.distributed.stopping import Stop
 from dist_classicrl.distributed.transport import Channel
 from dist_classicrl.distributed.worker import Worker
+from dist_classicrl.distributed.working import ServerLost
 from dist_classicrl.errors import (
     CheckpointFencedError,
     RankLostError,
@@ -178,8 +179,13 @@ class _Part:
         if worker.is_new:
             worker.follow(FIRST_ADMISSION)
         with _heard(self.crew, lambda: worker.channels, worker.beat):
-            final = worker.run()
-        if final is None:
+            try:
+                final = worker.run()
+            except (ServerLost, Deposed):
+                if not self.crew.is_guest:
+                    raise
+                final = None
+        if final is None or self.crew.is_guest:
             raise WorkerLeft(self.crew.rank)
         refresh, data = final
         run.values[:] = refresh.values
@@ -197,6 +203,11 @@ class _Part:
                 self.run.saver = None
         elif self.worker is not None:
             self.worker.give_up_server()
+
+    def release(self) -> None:
+        """Take it that all others have the result, as this rank has."""
+        assert self.worker is not None
+        self.worker.was_released = True
 
     def take_over(self) -> None:
         """Make ready to serve, from the base and what it lacks."""

@@ -26,6 +26,7 @@ _FIRST_SLEEP = 2e-5
 _LONGEST_SLEEP = 2e-3
 _CANCEL_SECONDS = 1.0  # a receive is cancelled at once unless the peer stopped in the middle of sending
 _LEAST_TAG_LIMIT = 32767
+_TAG_APART = 1
 
 
 class Backoff:
@@ -102,6 +103,10 @@ class Wire:
         """Return a new channel to rank `peer`, which has to open one with the same tag and piece size."""
         return Channel(self._comm, peer, tag, piece_bytes)
 
+    def channel_over(self, intercomm: Any) -> Channel:
+        """Return a new channel to the one process at the other end of an intercommunicator."""
+        return Channel(intercomm, 0, _TAG_APART)
+
     def receive(self, channels: Sequence[Channel]) -> list[tuple[Channel, np.ndarray]]:
         """Return the whole messages that have come on any of `channels`. Never waits."""
         return receive(channels)
@@ -139,6 +144,7 @@ class Channel:
 
         self._mpi = MPI
         self._comm = comm
+        self._is_apart = comm.Is_inter()  # its peers' numbers are not those of the others
         self.peer = peer
         self.lost: str | None = None
         self.peer_failed = False
@@ -278,10 +284,14 @@ def receive(channels: Sequence[Channel]) -> list[tuple[Channel, np.ndarray]]:
     from mpi4py import MPI
 
     arrived = []
+    for channel in channels:
+        if channel._is_apart:
+            while (message := channel.poll()) is not None:
+                arrived.append((channel, message))
     unfinished = True
     while unfinished:
         unfinished = False
-        posted = [channel for channel in channels if channel._request is not None]
+        posted = [channel for channel in channels if channel._request is not None and not channel._is_apart]
         requests = [channel._request for channel in posted]
         statuses = [channel._status for channel in posted]
         try:

@@ -123,6 +123,10 @@ class Working:
                         crew, sender, parts, self.base, lambda: self._is_lost(now, crew.timing.silence)
                     ):
                         raise ServerLost
+                elif kind in (Kind.RELEASE, Kind.OVER):
+                    self.was_released = self.was_released or self.final is not None
+        if self.was_released:
+            return
         if self._is_lost(now, crew.timing.election):
             raise ServerLost
 
@@ -183,6 +187,7 @@ class Working:
                 self.look_around(now)
                 self.channel.reap()
                 backoff.wait()
+        self.crew.tell_released()
 
     def pass_on_stop(self) -> None:
         """Tell the server, once, if this rank was asked to stop."""

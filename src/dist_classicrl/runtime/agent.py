@@ -196,7 +196,8 @@ class DistAsyncQLearning:
         """Rank of this process among those that train together.
 
         0 is the server, and 0 where a process is alone. Where another rank had to take the server's place, it
-        is 0 from then on, and the one that was has its number.
+        is 0 from then on, and the one that was has its number. A process that was started to replace a lost
+        rank has a number of its own.
 
         Raises
         ------
@@ -204,7 +205,13 @@ class DistAsyncQLearning:
             If the launcher promised several ranks and this process is alone.
         """
         from dist_classicrl.distributed.crew import serving_rank
+        from dist_classicrl.distributed.replacing import find_parent
 
+        parent = find_parent()
+        if parent is not None:
+            from dist_classicrl.runtime.training import visit_of
+
+            return visit_of(parent).rank
         world = find_world(self._comm, self._settings.allow_singletons)
         if world is None:
             return 0

@@ -23,6 +23,8 @@ from dist_classicrl.distributed import ending, messages, slurm
 from dist_classicrl.distributed.alone import run_alone
 from dist_classicrl.distributed.crew import Crew, Timing, crew_of
 from dist_classicrl.distributed.election import Deposed
+from dist_classicrl.distributed.membership import View
+from dist_classicrl.distributed.replacing import find_parent, replacement_mark
 from dist_classicrl.distributed.report import Progress, TrainingResult
 from dist_classicrl.distributed.roles import Entry, join
 from dist_classicrl.distributed.rounds import learners_message, learners_of
@@ -32,6 +34,7 @@ from dist_classicrl.distributed.serving import Policy
 from dist_classicrl.distributed.startup import Setup
 from dist_classicrl.distributed.stopping import StopWatch
 from dist_classicrl.distributed.together import run_together
+from dist_classicrl.distributed.transport import Channel, Wire, wait_until
 from dist_classicrl.distributed.world import find_world
 from dist_classicrl.environments.resolve import Source, resolve
 from dist_classicrl.errors import (
@@ -64,6 +67,7 @@ logger = logging.getLogger(__name__)
 _MOST_STEPS = 2**62
 _BLOCK_BYTES = 1 << 15
 _LINGER_SECONDS = 1.0
+_WELCOME_SECONDS = 60.0
 
 
 @dataclass
@@ -120,6 +124,9 @@ class _Beginning:
 def train(agent: DistAsyncQLearning, asked: Request) -> TrainingResult:
     """Do what `DistAsyncQLearning.train` says."""
     settings = agent.settings
+    parent = find_parent()
+    if parent is not None:
+        return _train_as_guest(agent, asked, parent)
     world = find_world(agent._comm, settings.allow_singletons)
     if world is None:
         return _train_alone(agent, asked)
@@ -161,7 +168,7 @@ def _train_together(agent: DistAsyncQLearning, asked: Request, world: Any) -> Tr
     # Before the first thing that waits for other ranks: these may still be busy with something else.
     with _watch(plan, world.Get_rank()) as watch:
         crew = crew_of(world, agent.settings.timeout)
-        crew.begin_call(_timing(agent, crew))
+        crew.begin_call(_timing(agent, crew.wire))
         clean = False
         try:
             while True:
@@ -180,10 +187,97 @@ def _train_together(agent: DistAsyncQLearning, asked: Request, world: Any) -> Tr
             crew.end_call(_LINGER_SECONDS if clean else 0.0)
 
 
-def _timing(agent: DistAsyncQLearning, crew: Crew) -> Timing:
+@dataclass
+class _Visit:
+    """What a process knows that was started to replace a rank.
+
+    Attributes
+    ----------
+    channel : Channel
+        To the server.
+    rank : int
+        This process's number in the run.
+    view : View
+    told : dict
+    calls : int
+        Calls of `train` that the script has begun here.
+    """
+
+    channel: Channel
+    rank: int
+    view: View
+    told: dict[str, Any]
+    calls: int = 0
+
+
+_visit: _Visit | None = None
+
+
+def _train_as_guest(agent: DistAsyncQLearning, asked: Request, parent: Any) -> TrainingResult:
+    """Work for the call of `train` that this process was started for, and end with it.
+
+    Calls before that return what is known of them.
+
+    Raises
+    ------
+    WorkerLeft
+        At the end of that call.
+    """
+    from mpi4py import MPI
+
+    wire = Wire(MPI.COMM_SELF)
+    visit = visit_of(parent)
+    visit.calls += 1
+    told = visit.told
+    if visit.calls < int(replacement_mark() or 1):
+        get_to_know(agent, asked.env).close()
+        results = [call["result"] for call in told["finished"]][visit.calls - 1 : visit.calls]
+        return TrainingResult.from_dict(results[0]) if results else TrainingResult()
+    ending.note_losses()
+    plan = asked.make_plan()
+    with _watch(plan, visit.rank) as watch:
+        crew = Crew.of_guest(wire, visit.rank, visit.view, _timing(agent, wire))
+        return _Call(agent, asked, crew, plan, watch).join(Entry(visit.channel, 0, told))
+
+
+def visit_of(parent: Any) -> _Visit:
+    """Return what this process, started to replace a rank, was told by the server; wait for that first.
+
+    Raises
+    ------
+    WorkerLeft
+        If the server is not there any more.
+    RankTimeoutError
+        If it says nothing.
+    """
+    global _visit
+    if _visit is None:
+        from mpi4py import MPI
+
+        _visit = _begin_visit(Wire(MPI.COMM_SELF).channel_over(parent))
+    return _visit
+
+
+def _begin_visit(channel: Channel) -> _Visit:
+    arrived: list[np.ndarray] = []
+
+    def has_come() -> bool:
+        if (message := channel.poll()) is not None:
+            arrived.append(message)
+        return bool(arrived) or channel.lost is not None
+
+    wait_until(has_come, _WELCOME_SECONDS, "the server's welcome to a replacement")
+    if not arrived:
+        raise WorkerLeft(-1)
+    _, parts = messages.decode(arrived[0])
+    rank, view = int(parts[0][0]), View.from_numbers(parts[1])
+    return _Visit(channel, rank, view, messages.from_text(parts[2]))
+
+
+def _timing(agent: DistAsyncQLearning, wire: Wire) -> Timing:
     settings = agent.settings
     silence = min(settings.heartbeat_timeout, settings.timeout)
-    if not crew.wire.has_threads:  # nobody speaks while an environment makes a long step
+    if not wire.has_threads:  # nobody speaks while an environment makes a long step
         silence = settings.timeout
     return Timing(min(settings.heartbeat_interval, silence / 4.0), silence, settings.timeout)
 
@@ -227,9 +321,7 @@ class _Call:
         if not crew.is_member:
             if error is not None:
                 raise error
-            entry = join(crew)
-            source = get_to_know(self._agent, self._asked.env)
-            return self._train(source, self._told(entry.told), entry)
+            return self.join(join(crew))
         setup = Setup(crew, self._agent.settings.timeout)
         try:
             source, beginning = self._agree(error, setup)
@@ -239,6 +331,11 @@ class _Call:
             return self._train(source, beginning, setup)
         finally:
             setup.close(_LINGER_SECONDS)
+
+    def join(self, entry: Entry) -> TrainingResult:
+        """Train with those who have begun already."""
+        source = get_to_know(self._agent, self._asked.env)
+        return self._train(source, self._told(entry.told), entry)
 
     def _agree(self, error: BaseException | None, setup: Setup) -> tuple[Source, _Beginning]:
         agent, asked, plan = self._agent, self._asked, self._plan
