@@ -5,27 +5,31 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from timed_channel import TimedChannel, stop_clock
+from timed_channel import RELEASE, TimedChannel, beats, crew_of, done, stop_clock
 
 from dist_classicrl.algorithms.learners import EpisodeTotals
 from dist_classicrl.distributed import messages, rounds, server
 from dist_classicrl.distributed.leases import LeaseBook
 from dist_classicrl.distributed.messages import Kind
+from dist_classicrl.distributed.pulse import beat_message
 from dist_classicrl.distributed.report import ProgressClock, Tally
+from dist_classicrl.distributed.serving import NobodyLeft, Policy
 from dist_classicrl.distributed.worker import Worker
-from dist_classicrl.errors import RankTimeoutError, RemoteRankError
+from dist_classicrl.distributed.working import ServerLost
+from dist_classicrl.errors import RemoteRankError
 from dist_classicrl.settings import Settings
 from dist_classicrl.updates.local import LocalTable, Refresh
 from dist_classicrl.updates.shared import SharedTable
 from dist_classicrl.updates.window import PushWindow
 
-TIMEOUT = 8.0
-BEAT = messages.encode(Kind.BEAT)
+SILENCE = 8.0
+STUCK = 40.0
+INTERVAL = SILENCE / 4.0
 FAILED = messages.encode(
     Kind.FAILED,
     messages.text({"rank": 2, "host": "here", "summary": "OSError: no map", "remote_traceback": ""}),
 )
-SETTINGS = Settings(async_updates=False, logical_workers=3, sync_frequency=1, batch_size=1, timeout=TIMEOUT)
+SETTINGS = Settings(async_updates=False, logical_workers=3, sync_frequency=1, batch_size=1)
 
 
 class Enough(Exception):
@@ -36,24 +40,9 @@ class Enough(Exception):
 def clock(monkeypatch):
     stop_clock(monkeypatch)
 
-    def receive(channels):
-        return [(channel, message) for channel in channels if (message := channel.poll()) is not None]
 
-    monkeypatch.setattr(server, "receive", receive)
-    monkeypatch.setattr(rounds, "receive", receive)
-
-
-def merged(since, version):
-    return rounds.merged_message(Refresh(since, version, None, np.zeros(4), np.zeros(4, np.int64)))
-
-
-def done():
-    head = np.array([1, 1], np.int64)
-    return messages.encode(Kind.DONE, head, np.zeros(4), np.zeros(4, np.int64), messages.text({}))
-
-
-def beats(begin, end):
-    return [(at, BEAT) for at in np.arange(begin, end, TIMEOUT / 4.0)]
+def crew(rank, channel):
+    return crew_of(rank, [channel], INTERVAL, SILENCE, STUCK)
 
 
 # The server
@@ -61,43 +50,66 @@ def beats(begin, end):
 
 def serve(async_updates, channel, report):
     tally, table = Tally(100), SharedTable(np.zeros(4), np.zeros(4, np.int64))
-    progress = ProgressClock(tally, report, TIMEOUT)
+    progress = ProgressClock(tally, report, SILENCE)
+    common = (crew(0, channel), table, Policy(), tally)
     if async_updates:
-        server.Server([channel], table, LeaseBook(0, 100, [1], 10), tally, progress, TIMEOUT).run()
+        leases = LeaseBook(0, 100, [1], 10)
+        serving = server.Server(*common, leases=leases, clock=progress)
     else:
-        rounds.RoundServer([channel], table, SETTINGS, 0, 100, tally, progress).run()
+        serving = rounds.RoundServer(*common, settings=SETTINGS, start=0, steps=100, clock=progress)
+    try:
+        serving.run()
+    finally:
+        channel.events = [(event["kind"], event["rank"]) for event in serving.crew.record.events]
 
 
 @pytest.mark.parametrize("async_updates", [True, False])
-@pytest.mark.parametrize("speaks_after, raised", [(0.0, Enough), (0.7, Enough), (1.5, RankTimeoutError)])
+@pytest.mark.parametrize("speaks_after, raised", [(0.0, Enough), (0.7, Enough), (1.5, NobodyLeft)])
 def test_the_time_of_a_callback_is_nobodys_silence(async_updates, speaks_after, raised):
-    # Reported at one timeout, for three; what was said meanwhile may need the server's help to arrive.
-    again = (4.0 + speaks_after) * TIMEOUT
-    channel = TimedChannel(*beats(0.0, 0.9 * TIMEOUT), *beats(again, 8.0 * TIMEOUT))
+    # Reported at one limit of silence, for three. What was said meanwhile may need the server to arrive.
+    again = (4.0 + speaks_after) * SILENCE
+    channel = TimedChannel(1, *beats(0.0, 0.9 * SILENCE, INTERVAL), *beats(again, 8.0 * SILENCE, INTERVAL))
     calls = []
 
     def report(progress):
         calls.append(progress.seconds)
         if len(calls) == 1:
-            time.sleep(3.0 * TIMEOUT)
-        elif channel.seconds > 6.0 * TIMEOUT:
+            time.sleep(3.0 * SILENCE)
+        elif channel.seconds > 6.0 * SILENCE:
             raise Enough
 
     with pytest.raises(raised):
         serve(async_updates, channel, report)
     assert calls
+    assert (("excluded", 1) in channel.events) is (raised is NobodyLeft)
 
 
 @pytest.mark.parametrize("async_updates", [True, False])
 def test_the_server_says_that_it_waits(async_updates):
-    channel = TimedChannel(*beats(0.0, 5.0 * TIMEOUT))
-    with pytest.raises(RankTimeoutError, match="rank 1 gave no sign"):
+    channel = TimedChannel(1, *beats(0.0, 5.0 * SILENCE, INTERVAL))
+    with pytest.raises(NobodyLeft):
         serve(async_updates, channel, None)
-    assert channel.seconds > 5.0 * TIMEOUT
+    assert channel.events[-1] == ("excluded", 1)
+    assert 5.0 * SILENCE < channel.seconds < 6.5 * SILENCE
     assert channel.kinds_sent.count(Kind.BEAT) >= 3 * 5
 
 
+@pytest.mark.parametrize("async_updates", [True, False])
+def test_a_worker_whose_main_loop_hangs_is_lost_though_its_process_is_heard(async_updates):
+    channel = TimedChannel(1, *beats(0.0, 3.0 * STUCK, INTERVAL, progress=False))
+    with pytest.raises(NobodyLeft):
+        serve(async_updates, channel, None)
+    assert channel.events == [("excluded", 1)]
+    assert STUCK < channel.seconds < STUCK + SILENCE
+
+
 # A worker of the reproducible mode
+
+
+def order(since, version, number):
+    refresh = Refresh(since, version, None, np.zeros(4), np.zeros(4, np.int64))
+    start = rounds.RoundStart(number)
+    return rounds.RoundOrder(start, refresh, number + 1, 0, np.ones(3, np.int64)).to_message()
 
 
 @pytest.fixture
@@ -115,9 +127,12 @@ def play_rounds(monkeypatch):
         monkeypatch.setattr(rounds, "play", play)
         learner = SimpleNamespace(totals=EpisodeTotals())
         table = LocalTable(2, 2, np.dtype("f8"))
-        learners = {worker: learner for worker in range(3)}
+        worker = rounds.RoundWorker(
+            crew(1, channel), table, lambda numbers: dict.fromkeys(numbers, learner), SETTINGS, 0, 3, 7, False
+        )
+        worker.follow_on(channel)
         try:
-            return rounds.RoundWorker(channel, table, learners, SETTINGS, 0, 3, 7).run()
+            return worker.run()
         finally:
             channel.played = played
 
@@ -125,27 +140,38 @@ def play_rounds(monkeypatch):
 
 
 def test_a_worker_that_was_busy_waits_for_others_from_then_on(play_rounds):
-    # Its own parts take over two timeouts; the others take half a timeout more, and then three.
-    end = 3.0 * 0.7 * TIMEOUT
-    channel = TimedChannel((0.0, merged(-1, 0)), (end + 0.5 * TIMEOUT, BEAT))
-    channel.coming += [*beats(end + TIMEOUT, end + 3.0 * TIMEOUT), (end + 3.5 * TIMEOUT, merged(0, 1))]
-    channel.coming.append((end + 3.6 * TIMEOUT, done()))
-    final, _ = play_rounds(channel, 0.7 * TIMEOUT)
+    # Its own parts take over two limits of silence; the others take half of one more, and then three.
+    end = 3.0 * 0.7 * SILENCE
+    coming = [(0.0, order(-1, 0, 0)), (end + 0.5 * SILENCE, beat_message(1, (0, 0)))]
+    coming += beats(end + SILENCE, end + 3.0 * SILENCE, INTERVAL)
+    last = end + 3.5 * SILENCE
+    coming += [(last, order(0, 1, 1)), (last + 1.0, done(4)), (last + 2.0, RELEASE)]
+    channel = TimedChannel(0, *coming)
+    final, _ = play_rounds(channel, 0.7 * SILENCE)
     assert final.version == 1
     assert channel.played == [0, 1, 2]
     assert channel.kinds_sent.count(Kind.ROUND) == 3
-    assert channel.kinds_sent.count(Kind.BEAT) >= 3 * 3  # at least three in each timeout of waiting
+    assert channel.kinds_sent[-1] is Kind.BYE
+    assert channel.kinds_sent.count(Kind.BEAT) >= 3 * 3  # at least three in each limit of silence
 
 
-def test_a_worker_that_hears_nothing_gives_up(play_rounds):
-    channel = TimedChannel((0.0, merged(-1, 0)))
-    with pytest.raises(RankTimeoutError, match="server, rank 1, gave no sign"):
+def test_a_worker_that_hears_nothing_looks_for_another_server(play_rounds):
+    channel = TimedChannel(0, (0.0, order(-1, 0, 0)))
+    with pytest.raises(ServerLost):
         play_rounds(channel, 0.1)
-    assert TIMEOUT < channel.seconds < 1.5 * TIMEOUT
+    assert channel.played == [0, 1, 2]
+    assert 1.5 * SILENCE < channel.seconds < 2.0 * SILENCE  # by then it has given up itself
+
+
+def test_a_worker_looks_for_another_server_if_its_main_loop_hangs(play_rounds):
+    channel = TimedChannel(0, (0.0, order(-1, 0, 0)), *beats(0.2, 3.0 * STUCK, INTERVAL, progress=False))
+    with pytest.raises(ServerLost):
+        play_rounds(channel, 0.1)
+    assert STUCK < channel.seconds < STUCK + SILENCE
 
 
 def test_a_worker_hears_of_a_failure_before_it_plays_its_next_part(play_rounds):
-    channel = TimedChannel((0.0, merged(-1, 0)), (0.1, BEAT), (0.2, FAILED))
+    channel = TimedChannel(0, (0.0, order(-1, 0, 0)), (0.1, beat_message(1, (0, 0))), (0.2, FAILED))
     with pytest.raises(RemoteRankError, match="no map"):
         play_rounds(channel, 1.0)
     assert channel.played == [0]
@@ -157,17 +183,21 @@ def test_a_worker_hears_of_a_failure_before_it_plays_its_next_part(play_rounds):
 def test_a_long_call_of_the_environment_is_not_the_servers_silence():
     # What the server said meanwhile may need the worker's help to arrive.
     table = LocalTable(2, 2, np.dtype("f8"))
-    lease = server.reply_message(0, None, (1, 0, 10))
-    channel = TimedChannel((0.0, lease), (3.5 * TIMEOUT, BEAT), (3.6 * TIMEOUT, done()))
+    lease = server.reply_message(0, None, (1, 0, 10), [])
+    again = 3.5 * SILENCE
+    channel = TimedChannel(
+        0, (0.0, lease), (again, beat_message(1, (0, 0))), (again + 1.0, done(4)), (again + 2.0, RELEASE)
+    )
     learner = SimpleNamespace(
-        totals=EpisodeTotals(), quantum=1, learn=lambda stream, steps: time.sleep(3.0 * TIMEOUT)
+        totals=EpisodeTotals(), quantum=1, learn=lambda stream, steps: time.sleep(3.0 * SILENCE)
     )
     pacer = SimpleNamespace(
         interval=10, interval_seconds=1.0, longest_call=10, urgent=False, wants_refresh=False,
         learned=lambda *numbers: None, pushed=lambda *numbers: None,
         gauge=SimpleNamespace(look=lambda base: None),
     )  # fmt: skip
-    window = PushWindow(table, 2, -1)
-    final, _ = Worker(1, channel, table, learner, pacer, window, 0.0, 7, TIMEOUT).run()
+    worker = Worker(crew(1, channel), table, learner, pacer, PushWindow(table, 2, -1), 0.0, 7)
+    worker.follow_on(channel)
+    final, _ = worker.run()
     assert final.version == 1
     assert Kind.PUSH in channel.kinds_sent

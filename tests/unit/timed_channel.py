@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
+
 from dist_classicrl.distributed import messages
+from dist_classicrl.distributed.crew import Crew, Timing
+from dist_classicrl.distributed.messages import Kind
+from dist_classicrl.distributed.pulse import beat_message
+
+_SHORTEST_SLEEP = 1e-2  # so that few turns of a loop make a long time
+
+RELEASE = messages.encode(Kind.RELEASE)
 
 
 def stop_clock(monkeypatch):
@@ -14,12 +23,27 @@ def stop_clock(monkeypatch):
     monkeypatch.setattr(time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
 
 
-class TimedChannel:
-    """A channel on which each of the messages `coming`, (seconds, message), comes at its time."""
+def done(size):
+    """Return a server's last word, with a table of `size` zeros in version 1."""
+    head = np.array([1], np.int64)
+    return messages.encode(
+        Kind.DONE, head, np.zeros(size), np.zeros(size, np.int64), messages.text({"steps": 1})
+    )
 
-    def __init__(self, *coming):
-        self.peer = 1
+
+def beats(begin, end, interval, progress=True):
+    """Return a sign of life in each interval, of a main loop that makes progress, or of one that hangs."""
+    times = np.arange(begin, end, interval)
+    return [(at, beat_message(number if progress else 0, (0, 0))) for number, at in enumerate(times)]
+
+
+class TimedChannel:
+    """A channel to rank `peer`, on which each of the messages `coming`, (seconds, message), comes in time."""
+
+    def __init__(self, peer, *coming):
+        self.peer = peer
         self.peer_failed = False
+        self.lost = None
         self.last_heard = self.last_sent = self._begin = time.monotonic()
         self.coming = list(coming)
         self.sent = []
@@ -44,3 +68,33 @@ class TimedChannel:
 
     def reap(self):
         return True
+
+    def close(self, linger=0.0):
+        pass
+
+
+class TimedWire:
+    """A wire of rank `rank` to the peers at the other ends of `channels`."""
+
+    def __init__(self, rank, *channels):
+        self.rank, self.size, self.tag_limit = rank, len(channels) + 1, 32767
+        self._channels = {channel.peer: channel for channel in channels}
+
+    def now(self):
+        return time.monotonic()
+
+    def sleep(self, seconds):
+        time.sleep(max(seconds, _SHORTEST_SLEEP))
+
+    def channel(self, peer, tag, piece_bytes=0):
+        return self._channels[peer]
+
+    def receive(self, channels):
+        return [(channel, message) for channel in channels if (message := channel.poll()) is not None]
+
+
+def crew_of(rank, channels, interval, silence, stuck):
+    """Return a crew without control messages, of rank `rank` and the peers of `channels`."""
+    crew = Crew(TimedWire(rank, *channels), [0] * (len(channels) + 1))
+    crew.timing = Timing(interval, silence, stuck)
+    return crew
