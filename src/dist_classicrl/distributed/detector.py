@@ -308,7 +308,7 @@ class FailureDetector:
             for channel, message in arrived:
                 self._hear(by_channel[channel], messages.decode(message)[1][0].tolist(), now)
         for peer in by_channel.values():
-            if peer.taken and peer.state != "left" and peer.channel.reap():
+            if peer.taken and peer.channel.reap():
                 peer.say(_Word.TAKEN, peer.taken)
                 peer.taken = 0
 
@@ -340,7 +340,7 @@ class FailureDetector:
         silence = peer.arrivals.silence(now)
         if silence >= self._limit:
             self._enter(peer, "failed", f"it was silent for {silence:.3g} s")
-        elif peer.state == "healthy" and peer.arrivals.is_suspect(now, self._threshold):
+        elif peer.arrivals.is_suspect(now, self._threshold):
             self._enter(peer, "suspected", f"it was silent for {silence:.3g} s, longer than usual")
 
     def _enter(self, peer: _Peer, state: State, reason: str) -> None:
