@@ -108,7 +108,7 @@ class TrainingInterrupted(TrainingStopped, KeyboardInterrupt):
 
 
 class WorkerLeft(SystemExit):
-    """This rank has left the training in good order, and the others go on; exit status 0.
+    """The worker has left the training in good order, and the others go on; exit status 0.
 
     Attributes
     ----------
@@ -190,4 +190,4 @@ class RankLostError(DistClassicRLError, RuntimeError):
 
 
 class CutOffError(DistClassicRLError, RuntimeError):
-    """This rank hears too few of the others to go on: they may be running without it."""
+    """Too few of the other ranks are heard to go on: they may be running without this one."""

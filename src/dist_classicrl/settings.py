@@ -85,8 +85,8 @@ class Settings:
         put("heartbeat_timeout", _real("heartbeat_timeout", self.heartbeat_timeout, 0.1, 1e9))
         if self.heartbeat_timeout < 4.0 * self.heartbeat_interval:
             raise SettingsError(
-                f"heartbeat_timeout must be at least 4 times heartbeat_interval, or a rank is lost for one late "
-                f"sign of life; got heartbeat_timeout={self.heartbeat_timeout:g} and "
+                "heartbeat_timeout must be at least 4 times heartbeat_interval, or a rank is lost for one "
+                f"late sign of life; got heartbeat_timeout={self.heartbeat_timeout:g} and "
                 f"heartbeat_interval={self.heartbeat_interval:g}."
             )
         put("min_workers", checked_whole("min_workers", self.min_workers, 0))

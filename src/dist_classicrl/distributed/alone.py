@@ -99,7 +99,7 @@ class LearningOn:
         seconds: float,
         has_company: Callable[[], bool],
     ) -> LearningOn:
-        """Go on after `done` steps of a run, `seconds` after its beginning, while nobody is there to serve."""
+        """Go on after `done` steps of a run, `seconds` after it began, while nobody is there to serve."""
         rest = _rest(run, done)
         return cls(run, rest, _Learning(rest, table, learner, has_company), seconds)
 

@@ -1,4 +1,4 @@
-"""The ranks of one communicator: control messages between all of them, MPI's word on who died, the agreed view."""
+"""The ranks of one communicator: control messages, MPI's word on who died, the agreed view."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from dist_classicrl.distributed.transport import SMALL_PIECE_BYTES, Channel, Wir
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.05
-"""How often a rank with work looks for messages that are rare: asking the MPI library in vain gives the core away
-where ranks outnumber cores."""
+"""How often a rank with work looks for messages that are rare: asking the MPI library in vain gives the core
+away where ranks outnumber cores."""
 
 ELECTION_SHARE = 1.5
 """After how many times the silence that excludes a worker the workers give up the server: it has given up

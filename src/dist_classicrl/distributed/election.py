@@ -1,9 +1,9 @@
 """How the ranks that lost their server agree on a new one: the holder of the newest base.
 
-A ballot after Lamport's "The Part-Time Parliament" (1998): a coordinator, normally the lowest rank that is left,
-asks all to promise that they follow nobody older. With the promises of enough of them (`membership.may_elect`) it
-names the server. Who promised takes nothing from an older server any more, so there are never two that get
-anywhere; and no promise is given while the server is heard.
+A ballot after Lamport's "The Part-Time Parliament" (1998): a coordinator, normally the lowest rank that is
+left, asks all to promise that they follow nobody older. With the promises of enough of them
+(`membership.may_elect`) it names the server. Who promised takes nothing from an older server any more, so
+there are never two that get anywhere; and no promise is given while the server is heard.
 """
 
 from __future__ import annotations
@@ -249,9 +249,9 @@ class Election:
         return CutOffError(
             f"Rank {crew.rank} lost the server, rank {self._lost}, and too few of the ranks "
             f"{', '.join(map(str, crew.view.members))} answer to go on without the others "
-            f"(died: {', '.join(map(str, sorted(gone))) or 'none for sure'}): the network may be cut, and the other "
-            "side may go on. Start the job again, best with `python -m dist_classicrl launch`: it goes on from the "
-            "last checkpoint."
+            f"(died: {', '.join(map(str, sorted(gone))) or 'none for sure'}): the network may be cut, and "
+            "the other side may go on. Start the job again, best with `python -m dist_classicrl launch`: it "
+            "goes on from the last checkpoint."
         )
 
 

@@ -53,8 +53,8 @@ class View:
 def confirmed(dead: Collection[int], present: Collection[int], hosts: Sequence[int]) -> set[int]:
     """Return those of the `dead`, by MPI's word, that have died beyond doubt.
 
-    Of a host that is gone as a whole, only silence is known: the same word comes when a network is cut. `hosts`
-    has a number per rank, equal for ranks of one host; `present` are the ranks of this side.
+    Of a host that is gone as a whole, only silence is known: the same word comes when a network is cut.
+    `hosts` has a number per rank, equal for ranks of one host; `present` are the ranks of this side.
     """
     here = {hosts[rank] for rank in present}
     return {rank for rank in dead if hosts[rank] in here}
@@ -73,7 +73,7 @@ def may_serve(view: View, present: Collection[int], dead: Collection[int], hosts
 
 
 class Announced:
-    """The views of a server that a majority of their predecessor has not heard of yet, and the last that it has.
+    """The last view of a server that a majority of the one before has heard of, and all later ones.
 
     A server that lost more than half of any of them may have been replaced.
     """

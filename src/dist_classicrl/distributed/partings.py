@@ -30,8 +30,8 @@ def tell_stopped(
     """Send word on all `channels` that the run has stopped, with what `error` says of it.
 
     A worker that is in a long step of its environment, or hangs, does not hear it. It is not waited for for
-    long, after the `waited` seconds that its last push had: when this process ends, it ends the job, since all
-    that can be saved is on disk.
+    long, after the `waited` seconds that its last push had: when this process ends, it ends the job, since
+    all that can be saved is on disk.
     """
     text = messages.text({"stop": stop.to_dict(), "checkpoint": error.checkpoint, "steps": error.steps})
     try:

@@ -50,9 +50,9 @@ class TrainingResult:
     lost_workers : tuple of int
         Ranks that were lost on the way, or left, and did not come back.
     events : tuple of dict
-        What happened to ranks, in order: "kind" is one of `dist_classicrl.distributed.record.KINDS`, "rank" whom
-        it is about, "seconds" the time since training began, "steps_returned" the steps that the rank held and
-        had not reported, "detail" why.
+        What happened to ranks, in order: "kind" is one of `dist_classicrl.distributed.record.KINDS`, "rank"
+        whom it is about, "seconds" the time since training began, "steps_returned" the steps that the rank
+        held and had not reported, "detail" why.
     pushes : int
         Messages with maps, or logical workers' rounds in the reproducible mode.
     bytes_pushed, bytes_pulled : int

@@ -153,6 +153,6 @@ def join(crew: Crew) -> Entry:
                 raise ended_without(crew.rank)
         backoff.wait()
     raise CutOffError(
-        f"Rank {crew.rank} was taken for lost, and no server answers its request to take part again: the run may "
-        "have ended without it, or the network is cut."
+        f"Rank {crew.rank} was taken for lost, and no server answers its request to take part again: the run "
+        "may have ended without it, or the network is cut."
     )

@@ -1,7 +1,7 @@
 """The reproducible mode on many ranks.
 
-The server merges each round in the order of the logical workers, the others play them. A rank that is lost costs
-the round: it is played again from its beginning, with the same bits, by the ranks that are left.
+The server merges each round in the order of the logical workers, the others play them. A rank that is lost
+costs the round: it is played again from its beginning, with the same bits, by the ranks that are left.
 """
 
 from __future__ import annotations
@@ -346,8 +346,8 @@ class RoundServer(Serving):
             return
         if attempt != self._attempt or logical in self._maps or self._carried_by.get(logical) != rank:
             raise ProtocolError(
-                f"Worker {rank} sent attempt {attempt} of logical worker {logical} in attempt {self._attempt}, "
-                "where it is not due."
+                f"Worker {rank} sent attempt {attempt} of logical worker {logical} in attempt "
+                f"{self._attempt}, where it is not due."
             )
         self.has_pushed(rank)
         self._stats[logical] = parts[1]
@@ -381,9 +381,9 @@ class RoundServer(Serving):
             return 0
         if not self.may_repeat:
             raise RankLostError(
-                f"Rank {rank} is lost, and with it the state of its environments or its replay memory, which the "
-                "reproducible mode cannot do without. Start the job again, best with `python -m dist_classicrl "
-                "launch`: it goes on from the last checkpoint."
+                f"Rank {rank} is lost, and with it the state of its environments or its replay memory, which "
+                "the reproducible mode cannot do without. Start the job again, best with `python -m "
+                "dist_classicrl launch`: it goes on from the last checkpoint."
             )
         self._is_broken = True
         return 0

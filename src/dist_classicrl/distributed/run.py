@@ -104,7 +104,8 @@ class Run:
     told : dict
         What a rank that joins in the middle has to be told.
     take_over_saving : callable or None
-        Returns a saver for this rank, where it has to serve in place of one that was lost; None: it cannot save.
+        Returns a saver for this rank, where it has to serve in place of one that was lost; None: it cannot
+        save.
     wants_to_leave : callable
         Returns why this rank is to leave in good order, once it is.
     """

@@ -225,7 +225,7 @@ class Server(Serving):
         self.table.overwritten()
 
     def _take_hand_in(self, rank: int, client: _Client, size: int, parts: list[np.ndarray]) -> None:
-        """Apply a push that the server before this one may have had already: what its survivors had, counts."""
+        """Apply a push that the server before this one may have had: what its survivors had, counts."""
         sequence, steps, is_last = parts[0].tolist()
         if sequence and self.table.apply(rank, sequence, PackedMap.from_parts(parts[2:])):
             self.leases.credit(steps)

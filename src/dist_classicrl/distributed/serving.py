@@ -109,7 +109,7 @@ class Serving:
         raise NotImplementedError
 
     def has_lost(self, rank: int) -> int:
-        """Do without a worker, which is not among the peers any more. Return its steps that others make now."""
+        """Do without a worker, which is no peer any more. Return its steps that others make now."""
         raise NotImplementedError
 
     def has_admitted(self, rank: int) -> None:
@@ -307,10 +307,10 @@ class Serving:
         present = set(crew.view.members) - set(lost)
         if not self._announced.may_serve(present, crew.dead, crew.hosts):
             raise CutOffError(
-                f"The server, rank {crew.rank}, does not hear the ranks {', '.join(map(str, sorted(lost)))} any "
-                f"more ({next(iter(lost.values()))}), which is more than half of the run: the network may be cut, "
-                "and the others may go on without it. Start the job again, best with `python -m dist_classicrl "
-                "launch`: it goes on from the last checkpoint."
+                f"The server, rank {crew.rank}, does not hear the ranks {', '.join(map(str, sorted(lost)))} "
+                f"any more ({next(iter(lost.values()))}), which is more than half of the run: the network "
+                "may be cut, and the others may go on without it. Start the job again, best with `python -m "
+                "dist_classicrl launch`: it goes on from the last checkpoint."
             )
         sure = self._announced.may_serve(present - doubtful, crew.dead, crew.hosts)
         return lost if sure else {}
@@ -337,7 +337,8 @@ class Serving:
         if len(self.workers) < policy.min_workers:
             raise RankLostError(
                 f"Rank {rank} is lost ({why}), which leaves {len(self.workers)} workers: fewer than "
-                f"min_workers={policy.min_workers}. Start the job again with more ranks, or lower min_workers."
+                f"min_workers={policy.min_workers}. Start the job again with more ranks, or lower "
+                "min_workers."
             )
 
     def has_pushed(self, rank: int) -> None:
@@ -347,7 +348,7 @@ class Serving:
             self._replacements.note_first_push()
 
     def _replace(self, replacements: Replacements, now: float) -> None:
-        """Start replacements, and let those take part that are ready: processes that only this server knows."""
+        """Start replacements, processes that only this server knows, and let in those that are ready."""
         crew = self.crew
         replacements.start(now)
         for intercomm in replacements.poll():

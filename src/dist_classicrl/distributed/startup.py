@@ -1,7 +1,8 @@
 """What all ranks settle together before the first step.
 
-They settle that they mean the same thing, the seed, and the compiled code. One rank, the server, gathers what each
-has to say and tells all of it to all. A rank that dies meanwhile costs a new start of the whole, without it.
+They settle that they mean the same thing, the seed, and the compiled code. One rank, the server, gathers what
+each has to say and tells all of it to all. A rank that dies meanwhile costs a new start of the whole, without
+it.
 """
 
 from __future__ import annotations
@@ -99,8 +100,8 @@ class Setup:
                 other.reap()
             if crew.wire.now() > deadline:
                 raise RankTimeoutError(
-                    f"Waited {self._timeout:g} s for {what}; rank {peer} is missing. If that can take longer, "
-                    "raise timeout=; else look for a rank that hangs."
+                    f"Waited {self._timeout:g} s for {what}; rank {peer} is missing. If that can take "
+                    "longer, raise timeout=; else look for a rank that hangs."
                 )
             backoff.wait()
         its_kind, parts = messages.decode(message)
@@ -144,8 +145,9 @@ class Setup:
         members = tuple(rank for rank in crew.view.members if rank not in lost)
         if not may_serve(crew.view, members, crew.dead, crew.hosts):
             raise CutOffError(
-                f"The ranks {', '.join(map(str, sorted(lost)))} are gone, with their hosts, before training began: "
-                "the network may be cut. Start the job again, best with `python -m dist_classicrl launch`."
+                f"The ranks {', '.join(map(str, sorted(lost)))} are gone, with their hosts, before training "
+                "began: the network may be cut. Start the job again, best with `python -m dist_classicrl "
+                "launch`."
             )
         reign = crew.view.reign + crew.wire.size  # still this rank's
         view = View(reign, 0, crew.rank, members)

@@ -53,8 +53,8 @@ _FIRST_LEASE_STEPPED = 1_000
 def run_together(run: Run, crew: Crew, begin_from: Setup | Entry) -> TrainingResult:
     """Train on all ranks of `crew`: one serves, the others learn.
 
-    The result and the table are the same everywhere. With an `Entry` this rank joins a call that the others have
-    begun.
+    The result and the table are the same everywhere. With an `Entry` this rank joins a call that the others
+    have begun.
 
     Raises
     ------
@@ -111,7 +111,7 @@ def _prepare(part: _Part, setup: Setup) -> None:
 
 
 class _Part:
-    """This rank's part in a call of `train`, as a server or as a worker: what both modes have in common.
+    """A rank's part in a call of `train`, as a server or as a worker: what both modes have in common.
 
     Parameters
     ----------
@@ -137,7 +137,7 @@ class _Part:
     # What the modes do
 
     def prepare_worker(self, base: Base) -> None:
-        """Make what a worker needs, whatever that has to compile. Its table is the run's, as new as `base`."""
+        """Make what a worker needs, compiled. Its table is the run's, as new as `base`."""
         raise NotImplementedError
 
     def make_server(self, table: SharedTable) -> Server | RoundServer:
@@ -325,7 +325,7 @@ class _Part:
 
 
 class AsyncPart(_Part):
-    """This rank's part in asynchronous training."""
+    """A rank's part in asynchronous training."""
 
     worker: Worker | None
     server: Server | None
@@ -419,7 +419,7 @@ class AsyncPart(_Part):
 
 
 class RoundsPart(_Part):
-    """This rank's part in the reproducible mode."""
+    """A rank's part in the reproducible mode."""
 
     worker: RoundWorker | None
     server: RoundServer | None
@@ -501,9 +501,9 @@ class RoundsPart(_Part):
     def _check_may_repeat(self) -> None:
         if not self._may_repeat:
             raise RankLostError(
-                "The server is lost, and the state of environments or replay memories in the middle of a round "
-                "cannot be put back, which the reproducible mode cannot do without. Start the job again, best "
-                "with `python -m dist_classicrl launch`: it goes on from the last checkpoint."
+                "The server is lost, and the state of environments or replay memories in the middle of a "
+                "round cannot be put back, which the reproducible mode cannot do without. Start the job "
+                "again, best with `python -m dist_classicrl launch`: it goes on from the last checkpoint."
             )
 
     def join(self, entry: Entry) -> None:

@@ -1,7 +1,7 @@
 """Messages between ranks over MPI point-to-point.
 
-They are sent in pieces with Isend, and received through one posted Irecv per peer, whose error is MPI's word that
-the peer has died.
+They are sent in pieces with Isend, and received through one posted Irecv per peer, whose error is MPI's word
+that the peer has died.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def wait_until(ready: Callable[[], bool], seconds: float, what: str) -> None:
 class Wire:
     """What one process sees of the others: who it is, what time it is, and channels to its peers.
 
-    Everything that the protocol does goes through this class and `Channel`, so that it can be run over a simulated
-    network just as well.
+    Everything that the protocol does goes through this class and `Channel`, so that it can be run over a
+    simulated network just as well.
 
     Parameters
     ----------
@@ -241,7 +241,7 @@ class Channel:
         return message
 
     def has_word(self) -> bool:
-        """Whether the peer of this channel, which is closed, has sent something that nobody took, or has died."""
+        """Whether the peer of this closed channel has sent something that nobody took, or has died."""
         try:
             return self.lost is not None or bool(self._comm.Iprobe(self.peer, self._tag))
         except self._mpi.Exception as error:
@@ -311,8 +311,8 @@ def receive(channels: Sequence[Channel]) -> list[tuple[Channel, np.ndarray]]:
 def _sort_out(posted: list[Channel], statuses: list[Any], error: Any) -> list[tuple[Channel, Any]]:
     """Return which receives have completed, with their status, where asking for them gave an error for some.
 
-    A receive that is over has no request any more, and its status, which may stand in any place, says from whom it
-    is and whether it failed.
+    A receive that is over has no request any more, and its status, which may stand in any place, says from
+    whom it is and whether it failed.
     """
     from mpi4py import MPI
 

@@ -97,6 +97,7 @@ class Worker(Working):
 
     @property
     def base(self) -> Base:
+        """How new this rank's table is."""
         return Base.finished(self._window.base[0]) if self.final is not None else Base(*self._window.base)
 
     @property
@@ -181,7 +182,7 @@ class Worker(Working):
             self._say_passive(self._why_passive)
 
     def begin_anew(self, channel: Channel, sequence: int) -> None:
-        """Follow the server at the other end of `channel`, which has this rank's pushes up to number `sequence`.
+        """Follow the server on `channel`, which has this rank's pushes up to number `sequence`.
 
         What it has not applied is forgotten: others make those steps.
         """

@@ -164,7 +164,7 @@ class PushWindow:
         return counts
 
     def give_up(self, sequence: int, reign: int) -> None:
-        """Forget all that the base does not include, and go on after push number `sequence` of this worker."""
+        """Forget all that the base does not include, and go on after this worker's push `sequence`."""
         counts = self.base_counts()
         self._kept.clear()
         self._table.load(self._table.base.copy(), counts)
