@@ -39,7 +39,8 @@ def run(tmp_path):
     def run(text, *arguments, words=PROGRAM, launched=True, env=None):
         script = tmp_path / "script.py"
         script.write_text(text)
-        environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), **(env or {})}
+        fixed = {"PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": ""}
+        environment = {**os.environ, **fixed, **(env or {})}
         if launched:
             environment["DIST_CLASSICRL_LAUNCH"] = str(folder)
         done = subprocess.run(
