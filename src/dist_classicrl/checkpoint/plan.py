@@ -115,7 +115,7 @@ def plan_of(
         "resume": _resume(resume),
         "strict": checked_flag("strict", strict),
         "time_limit": _time_limit(time_limit),
-        "stop_signals": _signals(stop_signals),
+        "stop_signals": checked_signals("stop_signals", stop_signals),
         "checkpoint_mode": _mode(checkpoint_mode),
     }
     if checkpoint_dir is None:
@@ -126,7 +126,7 @@ def plan_of(
             "resume": "auto",
             "strict": True,
             "time_limit": None,
-            "stop_signals": _signals(DEFAULT_SIGNALS),
+            "stop_signals": checked_signals("stop_signals", DEFAULT_SIGNALS),
             "checkpoint_mode": DEFAULT_MODE,
         }
         ignored = [name for name, value in checked.items() if value != defaults[name]]
@@ -247,16 +247,23 @@ def _resume(value: Any) -> str:
     )
 
 
-def _signals(value: Any) -> tuple[signal.Signals, ...]:
+def checked_signals(name: str, value: Any) -> tuple[signal.Signals, ...]:
+    """Return the signals that the argument `name` of `train` lists.
+
+    Raises
+    ------
+    SettingsError
+        If one is none, or has another meaning already.
+    """
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
         raise SettingsError(
-            "stop_signals must be a list or tuple of names or numbers of signals, or () for none; got "
-            f'{value!r}. Write for instance stop_signals=("SIGUSR1",).'
+            f"{name} must be a list or tuple of names or numbers of signals, or () for none; got "
+            f'{value!r}. Write for instance {name}=("SIGUSR1",).'
         )
-    return tuple(sorted({_signal(each) for each in value}))
+    return tuple(sorted({_signal(name, each) for each in value}))
 
 
-def _signal(value: Any) -> signal.Signals:
+def _signal(name: str, value: Any) -> signal.Signals:
     try:
         if isinstance(value, str):
             found = signal.Signals[value if value.startswith("SIG") else f"SIG{value}"]
@@ -266,8 +273,8 @@ def _signal(value: Any) -> signal.Signals:
             raise ValueError
     except (KeyError, ValueError):
         raise SettingsError(
-            f"stop_signals holds {value!r}, which is no signal of this system. Write for instance "
-            f"stop_signals={DEFAULT_SIGNALS!r}."
+            f"{name} holds {value!r}, which is no signal of this system. Write for instance "
+            f"{name}={DEFAULT_SIGNALS!r}."
         ) from None
     if found == signal.SIGINT:
         why = "it stops the training always"
@@ -280,8 +287,7 @@ def _signal(value: Any) -> signal.Signals:
     else:
         return found
     raise SettingsError(
-        f"stop_signals must not hold {found.name}: {why}. Leave it out, as in "
-        f"stop_signals={DEFAULT_SIGNALS!r}."
+        f"{name} must not hold {found.name}: {why}. Leave it out, as in {name}={DEFAULT_SIGNALS!r}."
     )
 
 

@@ -16,6 +16,7 @@ from dist_classicrl.distributed.membership import View
 from dist_classicrl.distributed.messages import Kind
 from dist_classicrl.distributed.record import Record
 from dist_classicrl.distributed.transport import SMALL_PIECE_BYTES, Channel, Wire, wait_until
+from dist_classicrl.errors import RankLostError
 
 logger = logging.getLogger(__name__)
 
@@ -237,13 +238,20 @@ def crew_of(comm: Any, timeout: float) -> Crew:
     if found is not None:
         return found
     # Its own communicator keeps the library's messages apart from the user's.
-    own, request = comm.Idup()
-    _wait(request, timeout, "all ranks to reach train(); every rank of the communicator has to call it")
-    own.Set_errhandler(MPI.ERRORS_RETURN)
-    wire = Wire(own)
-    hosts = np.empty(wire.size, np.int64)
-    request = own.Iallgather(np.array([_host_number()], np.int64), hosts)
-    _wait(request, timeout, "all ranks to tell their hosts")
+    try:
+        own, request = comm.Idup()
+        what = "all ranks to reach train(); every rank of the communicator has to call it"
+        _wait(request, timeout, what, own)
+        own.Set_errhandler(MPI.ERRORS_RETURN)
+        wire = Wire(own)
+        hosts = np.empty(wire.size, np.int64)
+        request = own.Iallgather(np.array([_host_number()], np.int64), hosts)
+        _wait(request, timeout, "all ranks to tell their hosts", own, hosts)
+    except MPI.Exception as error:
+        raise RankLostError(
+            f"A rank has died before all had begun to train ({error.Get_error_string()}): until then all have to "
+            "live. Start the job again, best with `python -m dist_classicrl launch`, which does that by itself."
+        ) from error
     crew = Crew(wire, hosts.tolist())
     comm.Set_attr(_key, crew)
     return crew
@@ -260,11 +268,11 @@ _key: int | None = None
 _abandoned: list[Any] = []
 
 
-def _wait(request: Any, seconds: float, what: str) -> None:
+def _wait(request: Any, seconds: float, what: str, *in_use: Any) -> None:
     try:
         wait_until(request.Test, seconds, what)
     except BaseException:
-        _abandoned.append(request)
+        _abandoned.append((request, *in_use))
         raise
 
 

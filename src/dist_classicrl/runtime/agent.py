@@ -21,6 +21,7 @@ from dist_classicrl.checkpoint.plan import (
     DEFAULT_SIGNALS,
     plan_of,
 )
+from dist_classicrl.distributed.leaving import LeaveWatch
 from dist_classicrl.distributed.report import Progress, TrainingResult
 from dist_classicrl.distributed.world import find_world, watch_for_unhandled_errors
 from dist_classicrl.errors import EnvError, NotTrainedError, SettingsError
@@ -94,8 +95,23 @@ class DistAsyncQLearning:
     allow_singletons : bool
         Train alone although the launcher promised several ranks.
     timeout : float
-        Seconds without a sign of life after which a rank counts as lost and the run ends with
-        `RankTimeoutError`.
+        Seconds that preparations may take, and without progress of a rank's main loop after which it counts as
+        lost: more than one step of an environment can take.
+    heartbeat_interval : float
+        Seconds of silence after which a rank says that it is there, from a thread of its own.
+    heartbeat_timeout : float
+        Seconds of silence after which a rank counts as lost, at least 4 times `heartbeat_interval`. A server
+        counts as lost after 1.5 times that. Where MPI itself reports a death nobody waits for so long.
+    on_failure : str
+        What the loss of a worker means. "continue": the others make its steps. "replace": a new process takes
+        its place, where MPI can start one. "abort": the run ends with `RankLostError`, after a checkpoint.
+    min_workers : int
+        With fewer workers the run ends with `RankLostError`. 0: the server goes on alone if it must.
+    max_replacements : int
+        Most processes that one call of `train` starts where `on_failure` is "replace".
+    on_error : str
+        What an exception in a worker's environment means. "raise": it is raised on every rank. "exclude": it is
+        logged, and costs that worker.
 
     Raises
     ------
@@ -165,6 +181,7 @@ class DistAsyncQLearning:
             on_error=on_error,
         )
         self._comm = comm
+        self._leaving = LeaveWatch()
         self._seed = seed
         self._steps = 0
         self._requested = 0  # steps asked for in the calls of train that have ended
@@ -320,6 +337,7 @@ class DistAsyncQLearning:
         time_limit: float | str | None = None,
         stop_signals: Iterable[int | str] = DEFAULT_SIGNALS,
         checkpoint_mode: int = DEFAULT_MODE,
+        leave_signals: Iterable[int | str] = (),
     ) -> TrainingResult:
         """Learn for a number of environment steps; every rank of the communicator calls this.
 
@@ -364,6 +382,8 @@ class DistAsyncQLearning:
             ends the process at once.
         checkpoint_mode : int
             Permissions of the files; folders get the same, and the right to enter. Not for URLs.
+        leave_signals : iterable of str or int
+            Signals on which a worker leaves, as after `leave`. By default none.
 
         Returns
         -------
@@ -383,7 +403,14 @@ class DistAsyncQLearning:
         RemoteRankError
             If another rank raised an exception, which is raised there as it is.
         RankTimeoutError
-            If a rank gave no sign of life for `timeout` seconds.
+            If not all ranks came within `timeout` seconds before training began.
+        RankLostError
+            If so many ranks are lost that the run ends, by `on_failure` or `min_workers`, or the run ended
+            without this rank.
+        CutOffError
+            If this rank hears too few of the others: they may go on without it.
+        WorkerLeft
+            On a rank that was asked to leave. It is a `SystemExit` with code 0.
         CheckpointError
             If there are checkpoints and none can be used, or the folder cannot.
         CheckpointMismatchError
@@ -418,7 +445,18 @@ class DistAsyncQLearning:
             stop_signals,
             checkpoint_mode,
         )
-        return train(self, Request(env, steps, total_steps, progress, progress_interval, make_plan))
+        return train(
+            self, Request(env, steps, total_steps, progress, progress_interval, make_plan, leave_signals)
+        )
+
+    def leave(self, why: str = "leave() was called") -> None:
+        """Let this worker leave the training in good order, from another thread or a callback.
+
+        It pushes what it has learned, others make the steps that it had still to make, and its `train` raises
+        `WorkerLeft`, a `SystemExit` with code 0. A server, and a process that trains alone, cannot leave: they
+        take no note, and are stopped by a stop signal instead.
+        """
+        self._leaving.ask(why)
 
     # Using what was learned
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from dist_classicrl import schedules
 from dist_classicrl._random import fresh_seed
-from dist_classicrl.checkpoint.plan import CheckpointPlan
+from dist_classicrl.checkpoint.plan import CheckpointPlan, checked_signals
 from dist_classicrl.distributed import ending, messages, slurm
 from dist_classicrl.distributed.alone import run_alone
 from dist_classicrl.distributed.crew import Crew, Timing, crew_of
@@ -80,8 +80,8 @@ class Request:
         See `DistAsyncQLearning.train`.
     make_plan : callable
         Returns what is asked for about checkpoints; raises what is wrong with it.
-    wants_to_leave : callable
-        Returns why this rank is to leave in good order, once it is.
+    leave_signals : iterable
+        See `DistAsyncQLearning.train`.
     """
 
     env: Any
@@ -90,7 +90,7 @@ class Request:
     progress: Callable[[Progress], None] | None
     progress_interval: float
     make_plan: Callable[[], CheckpointPlan | None]
-    wants_to_leave: Callable[[], str | None] = lambda: None
+    leave_signals: Any = ()
 
 
 @dataclass
@@ -123,14 +123,33 @@ class _Beginning:
 
 def train(agent: DistAsyncQLearning, asked: Request) -> TrainingResult:
     """Do what `DistAsyncQLearning.train` says."""
-    settings = agent.settings
     parent = find_parent()
     if parent is not None:
         return _train_as_guest(agent, asked, parent)
-    world = find_world(agent._comm, settings.allow_singletons)
+    world = find_world(agent._comm, agent.settings.allow_singletons)
     if world is None:
+        _leave_signals(asked)
         return _train_alone(agent, asked)
     return _train_together(agent, asked, world)
+
+
+def _leave_signals(asked: Request) -> tuple[int, ...]:
+    """Return the signals on which a worker leaves.
+
+    Raises
+    ------
+    SettingsError
+        If they are none, or stop the training.
+    """
+    signals = checked_signals("leave_signals", asked.leave_signals)
+    plan = asked.make_plan()
+    both = [] if plan is None else sorted(set(signals) & set(plan.stop_signals))
+    if both:
+        raise SettingsError(
+            f"leave_signals and stop_signals both hold {', '.join(number.name for number in both)}: a signal "
+            "either stops the training or lets one worker leave. Take it out of one of them."
+        )
+    return signals
 
 
 def _train_alone(agent: DistAsyncQLearning, asked: Request) -> TrainingResult:
@@ -160,15 +179,19 @@ def _train_alone(agent: DistAsyncQLearning, asked: Request) -> TrainingResult:
 
 def _train_together(agent: DistAsyncQLearning, asked: Request, world: Any) -> TrainingResult:
     plan: CheckpointPlan | None = None
+    signals: tuple[int, ...] = ()
     error: BaseException | None = None
     try:
         plan = asked.make_plan()
+        signals = _leave_signals(asked)
     except BaseException as caught:  # whatever it is, the others must hear of it
         error = caught
     # Before the first thing that waits for other ranks: these may still be busy with something else.
-    with _watch(plan, world.Get_rank()) as watch:
+    with _watch(plan, world.Get_rank()) as watch, agent._leaving.listening_to(signals):
         crew = crew_of(world, agent.settings.timeout)
         crew.begin_call(_timing(agent, crew.wire))
+        if crew.call == 1 and crew.is_server and (advice := ending.survival_advice()) is not None:
+            logger.info("%s", advice)
         clean = False
         try:
             while True:
@@ -287,7 +310,8 @@ def _note_ending(crew: Crew) -> None:
     ending.note_head(crew.is_server)
     if crew.dead:
         ending.note_losses()
-    away = set(range(crew.wire.size)) - set(crew.view.members) - crew.dead
+    left = {event["rank"] for event in crew.record.events if event["kind"] == "left"}
+    away = set(range(crew.wire.size)) - set(crew.view.members) - crew.dead - left
     if away and crew.is_server:
         ending.note_hanging(crew.wire.abort)
 
@@ -635,7 +659,7 @@ def _run(
         beginning.generation,
         Policy(settings.on_failure, settings.min_workers, settings.max_replacements),
         beginning.told,
-        wants_to_leave=asked.wants_to_leave,
+        wants_to_leave=lambda: agent._leaving.why,
     )
 
 
