@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from dist_classicrl.distributed import messages, server
+from dist_classicrl.distributed import messages, partings
 from dist_classicrl.distributed.failures import raise_remote
 from dist_classicrl.distributed.messages import Kind
 from dist_classicrl.errors import RemoteRankError
@@ -22,6 +22,7 @@ class Peer:
         self.takes = takes
         self.last_heard = time.monotonic() - silent_for
         self.peer_failed = False
+        self.lost = None
         self.sent = []
 
     def send(self, message):
@@ -45,7 +46,7 @@ def clock(monkeypatch):
 
 
 def fail(*peers):
-    server.fail(list(peers), ZeroDivisionError("thin ice"), 3, TIMEOUT)
+    partings.fail(list(peers), ZeroDivisionError("thin ice"), 3, TIMEOUT)
 
 
 def test_all_are_told_what_failed_and_where():
@@ -70,9 +71,17 @@ def test_a_peer_that_failed_is_neither_told_nor_waited_for(clock):
         # What it said is what made this rank fail.
         raise_remote(gone, [messages.text(TOLD)])
     other = Peer()
-    server.fail([gone, other], caught.value, 0, TIMEOUT)
+    partings.fail([gone, other], caught.value, 0, TIMEOUT)
     assert gone.sent == []
     assert messages.from_text(messages.decode(other.sent[0])[1][0]) == TOLD
+    assert clock() < 0.1
+
+
+def test_a_peer_that_died_is_neither_told_nor_waited_for(clock):
+    dead, other = Peer(takes=False), Peer()
+    dead.lost = "process failed"
+    fail(dead, other)
+    assert dead.sent == [] and len(other.sent) == 1
     assert clock() < 0.1
 
 
