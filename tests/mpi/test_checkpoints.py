@@ -16,8 +16,7 @@ from rank_environments import SteppedLake
 from dist_classicrl import TabularMDP
 from dist_classicrl.algorithms.learners import CompiledLearner
 from dist_classicrl.checkpoint.folder import CheckpointFolder
-from dist_classicrl.distributed import run as run_module
-from dist_classicrl.distributed import server, stopping
+from dist_classicrl.distributed import server, stopping, together
 from dist_classicrl.environments.tictactoe import TicTacToeEnv
 from dist_classicrl.errors import (
     CheckpointError,
@@ -207,17 +206,17 @@ def test_a_request_that_reaches_a_worker_too_late_stops_all_in_the_next_call(
 ):
     if world.size == 1:
         pytest.skip("one rank alone is never too late")
-    work = run_module._work
+    work = together._Part.work
 
-    def late(*arguments):
-        result = work(*arguments)
+    def late(part):
+        result = work(part)
         if world.rank == world.size - 1:
             os.kill(os.getpid(), signal.SIGUSR1)
         return result
 
     agent = make_agent(async_updates=async_updates)
     with monkeypatch.context() as patched:
-        patched.setattr(run_module, "_work", late)
+        patched.setattr(together._Part, "work", late)
         check_exact(world, agent, agent.train(lake, total_steps=3_000, checkpoint_dir=folder), 3_000)
     with pytest.raises(TrainingStopped, match=f"SIGUSR1 on rank {world.size - 1} ") as stopped:
         agent.train(lake, total_steps=LONG, checkpoint_dir=folder)

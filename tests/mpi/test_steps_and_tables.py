@@ -129,7 +129,7 @@ def test_no_visit_is_lost_whatever_the_options(world, make_agent, lake, digests,
 @pytest.mark.parametrize("async_updates", [True, False])
 def test_messages_of_many_pieces(world, make_agent, digests, monkeypatch, async_updates):
     # A piece is shorter than the table of its parts, and no multiple of it.
-    monkeypatch.setattr(transport.Channel.__init__, "__defaults__", (104,))
+    monkeypatch.setattr(transport.Wire.channel, "__defaults__", (104,))
     model = TabularMDP.garnet(300, 5, 3, seed=1)
     agent = make_agent(async_updates=async_updates, logical_workers=3, prefetch_factor=8, sync_frequency=20)
     check(world, agent, agent.train(model, total_steps=30_000), digests, 30_000)

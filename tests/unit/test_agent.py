@@ -15,7 +15,7 @@ from gymnasium import spaces
 from rank_environments import SteppedLake
 
 from dist_classicrl import DistAsyncQLearning
-from dist_classicrl.distributed import failures, run
+from dist_classicrl.distributed import alone, failures
 from dist_classicrl.environments import TicTacToeEnv
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.errors import (
@@ -172,7 +172,7 @@ def test_the_seed_decides_and_time_does_not(env, monkeypatch):
     rng = np.random.default_rng(1)
     # A clock on which every look takes between nothing and far too long.
     monkeypatch.setattr(
-        run, "time", SimpleNamespace(perf_counter=lambda: next(ticks) * 0.02 + float(rng.random()) * 0.5)
+        alone, "time", SimpleNamespace(perf_counter=lambda: next(ticks) * 0.02 + float(rng.random()) * 0.5)
     )
     assert table(1) == first
 
