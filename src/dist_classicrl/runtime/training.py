@@ -700,9 +700,10 @@ def _keep(
 ) -> TrainingResult:
     _store(agent, run, run.steps)
     agent._requested = beginning.end
-    agent._pending = agent._taken = None
-    if run.steps > 0 and run.saver is None:
-        note_finished(agent._finished, beginning.begin, beginning.end, result)
+    if run.steps > 0:
+        agent._pending = agent._taken = None
+        if run.saver is None:
+            note_finished(agent._finished, beginning.begin, beginning.end, result)
     return result
 
 
