@@ -153,6 +153,10 @@ VERDICTS = {
     "while": ("try: raise MPIError(75)\nexcept MPIError: raise ValueError('mine')", "lost"),
     "not of": ("try: raise MPIError(75)\nexcept MPIError: raise ValueError('mine') from None", "error"),
     "silence": ("from dist_classicrl.errors import *; raise RankTimeoutError('x')", "lost"),
+    "loss": ("from dist_classicrl.errors import *; raise RankLostError('x')", "lost"),
+    "cut": ("from dist_classicrl.errors import *; raise CutOffError('x')", "lost"),
+    # Who starts the same run twice must not have the two take it from each other in turn.
+    "fenced": ("from dist_classicrl.errors import *; raise CheckpointFencedError('x')", "error"),
     "remote": ("from dist_classicrl.errors import *; raise RemoteRankError(1, 'h', 's', 't')", "told"),
     "aside": ("ending.note_aside(); raise ValueError('mine')", "left"),
     "announced": ("ending.announce(4, 'abort'); raise ValueError('mine')", "error"),

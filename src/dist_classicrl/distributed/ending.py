@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from dist_classicrl.distributed.completion import LAUNCH_VARIABLE, Ending, Record
 from dist_classicrl.distributed.hints import local_rank_of_environment, promised_size, rank_of_environment
 from dist_classicrl.distributed.stopping import INTERRUPTED
-from dist_classicrl.errors import RankTimeoutError, RemoteRankError
+from dist_classicrl.errors import CutOffError, RankLostError, RankTimeoutError, RemoteRankError
 
 DONE_BUT_HANGING = 79
 """Exit status with which a job is aborted that has done its work, where a rank hangs: with ULFM, Open MPI
@@ -169,7 +169,7 @@ def _says_that_ranks_are_lost(error: BaseException) -> bool:
     each: BaseException | None = error
     while each is not None and id(each) not in seen:
         seen.add(id(each))
-        if isinstance(each, RankTimeoutError):
+        if isinstance(each, (CutOffError, RankLostError, RankTimeoutError)):
             return True
         if mpi is not None and isinstance(each, mpi.Exception) and each.Get_error_class() in classes:
             return True
