@@ -94,9 +94,16 @@ class Rates:
     def __init__(self, settings: Settings, workers: int) -> None:
         self._step_size = settings.learning_rate
         self._epsilon = settings.epsilon
-        self.workers = workers
-        per_visit = isinstance(self._step_size, PerVisit)
-        self.table: np.ndarray | None = self._step_size.table(workers) if per_visit else None
+        self.workers = 0
+        self.table: np.ndarray | None = None
+        self.set_workers(workers)
+
+    def set_workers(self, workers: int) -> None:
+        """Let the clock of per-visit step sizes run at one over this many from now on."""
+        if workers != self.workers:
+            self.workers = workers
+            if isinstance(self._step_size, PerVisit):
+                self.table = self._step_size.table(workers)
 
     def step_size(self, step: int) -> tuple[tuple[float, float, int], int]:
         """Return (value, slope, steps into the straight stretch) at global `step`, and the stretch's end."""

@@ -92,6 +92,10 @@ class Pacer:
         self._short_of_calm = True
         self.gauge = MovementGauge()
 
+    def set_workers(self, workers: int) -> None:
+        """Take note that N is this from now on."""
+        self._workers = workers
+
     @property
     def urgent(self) -> bool:
         """Whether the server should answer quickly: an interval was asked for, or values want it short."""

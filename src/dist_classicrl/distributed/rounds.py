@@ -448,7 +448,7 @@ class RoundWorker(Working):
         self.table = table
         self.round = RoundStart()
         self.learners: dict[int, Learner] = {}
-        self._has_played = False
+        self._has_played = self._has_finished = False
         self._learners_for = learners_for
         self._settings = settings
         self._start = start
@@ -468,8 +468,10 @@ class RoundWorker(Working):
         return Base.finished(self._base.reign) if self.final is not None else self._base
 
     def start_from(self, base: Base) -> None:
-        """Take note that the table is what the server of `base` began with."""
+        """Take note that the table is what the server of `base` began with; no base: learners are out of date."""
         self._base = base
+        if not base.is_some:
+            self.learners = {}
 
     def give_up_server(self) -> None:
         """Take nothing from the server any more."""
@@ -532,13 +534,14 @@ class RoundWorker(Working):
                 f"A table from version {refresh.since} on came to a base of version {self._base.version}."
             )
         self.table.rebase(refresh, [])
-        is_again = order.start.number <= self.round.number
+        passed = order.start.number - self.round.number
+        is_ready = passed == 1 and self._has_finished or passed == 0 and not self._has_played
         self._base = Base(reign, refresh.version)
         self.round = order.start
         mine = [n for n in range(order.carried_by.size) if order.carried_by[n] == self.crew.rank]
-        if mine != sorted(self.learners) or is_again and self._has_played:
+        if mine != sorted(self.learners) or not is_ready:
             self._get_learners(mine, order.start.states)
-        self._has_played = False
+        self._has_played = self._has_finished = False
         if order.order != _GO_ON:
             for logical, learner in self.learners.items():
                 head = np.array([order.attempt, logical], np.int64)
@@ -565,6 +568,7 @@ class RoundWorker(Working):
                 self._look()
                 if self._order is not None or self.final is not None:
                     return
+        self._has_finished = True
 
     def _play(self, attempt: int, quota: Quota) -> None:
         learner = self.learners[quota.worker]

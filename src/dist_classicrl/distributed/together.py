@@ -351,6 +351,7 @@ class AsyncPart(_Part):
             run.generation,
             run.wants_to_leave,
             settings.on_error == "exclude",
+            self.rates.set_workers,
         )
 
     def _learner(self) -> tuple[Learner, LocalTable]:
@@ -414,6 +415,7 @@ class AsyncPart(_Part):
         server = self.server
         assert server is not None
         learner, table = self._learner()
+        self.rates.set_workers(1)
         done, seconds = server.leases.done, server.seconds
         self._run_alone(LearningOn.steps(self.run, table, learner, done, seconds, server.has_workers))
 

@@ -54,6 +54,8 @@ class Worker(Working):
         Tells why this rank is to leave in good order, once it is.
     survives_errors : bool
         Whether an exception of the environment costs this worker alone.
+    note_workers : callable, optional
+        Is told how many workers there are whenever that changes: step sizes may depend on it.
     """
 
     def __init__(
@@ -69,18 +71,21 @@ class Worker(Working):
         generation: int = 0,
         wants_to_leave: Callable[[], str | None] = lambda: None,
         survives_errors: bool = False,
+        note_workers: Callable[[int], None] = lambda workers: None,
     ) -> None:
         super().__init__(crew, watch)
         self._rank = crew.rank
         self._table = table
         self._learner = learner
         self._pacer = pacer
+        self._view = crew.view
         self._window = window
         self._threshold = threshold
         self._seed = seed
         self._generation = generation
         self._wants_to_leave = wants_to_leave
         self._survives_errors = survives_errors
+        self._tell_workers = note_workers
         self._stopping = False
         self._why_passive: str | None = None
         self._leases: deque[tuple[int, int, Stream]] = deque()
@@ -136,9 +141,18 @@ class Worker(Working):
             self._leave_if_asked()
             # Between pushes, and while others make the last steps, the server would hear nothing else.
             self.look_around(now)
+            if self.crew.view is not self._view:
+                self._note_workers()
         if self.final is not None:
             self.await_release()
         return self.final
+
+    def _note_workers(self) -> None:
+        """Learn and push as one of as many workers as there are now."""
+        self._view = self.crew.view
+        workers = max(1, len(self._view.workers))
+        self._tell_workers(workers)
+        self._pacer.set_workers(workers)
 
     # Changing servers
 
