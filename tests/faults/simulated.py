@@ -10,39 +10,45 @@ A history follows from its seed, and can be told with all its messages:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import logging
+import math
 import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from simulated_network import Conditions, Plan, SimNetwork, SimWire, simulated_time
 
 from dist_classicrl.algorithms import q_learning
 from dist_classicrl.algorithms.learners import EpisodeTotals, Rates, Stream
+from dist_classicrl.algorithms.rounds import play, rounds
+from dist_classicrl.distributed import together
 from dist_classicrl.distributed.crew import Crew, Timing
 from dist_classicrl.distributed.election import Base, Deposed, Election
 from dist_classicrl.distributed.membership import View
 from dist_classicrl.distributed.messages import Kind, decode
-from dist_classicrl.distributed.report import TrainingResult
-from dist_classicrl.distributed.roles import take_part
+from dist_classicrl.distributed.report import Tally, TrainingResult
+from dist_classicrl.distributed.roles import join
 from dist_classicrl.distributed.run import Run
 from dist_classicrl.distributed.serving import FIRST_ADMISSION, NobodyLeft, Policy, Serving
-from dist_classicrl.distributed.together import AsyncPart
+from dist_classicrl.distributed.startup import Setup
 from dist_classicrl.distributed.working import ServerLost, Working
-from dist_classicrl.errors import CutOffError, RankLostError, RemoteRankError
+from dist_classicrl.errors import CutOffError, RankLostError, RankTimeoutError, RemoteRankError
 from dist_classicrl.settings import Settings
 from dist_classicrl.updates.local import LocalTable
-from dist_classicrl.updates.shared import SharedTable
+from dist_classicrl.updates.shared import RoundMerge, SharedTable
 
-INTERVAL, SILENCE, STUCK = 0.1, 1.0, 12.0
+INTERVAL, SILENCE, STUCK = 0.2, 1.0, 12.0
 ENTRIES, SHARED = 4096, 8
+SETUP_SECONDS, LINGER = 8.0, 1.0
 TIMING = Timing(INTERVAL, SILENCE, STUCK)
 
 
@@ -78,7 +84,8 @@ def plan_faults(network: SimNetwork, rng: random.Random, until: float, kinds: li
         elif draw < 0.7:
             kind = rng.choice([None, *kinds])
             count = rng.randint(1, 60 if kind is None else 2 * size)
-            network.ranks[rank].plan = Plan(kind, count, rng.random() < 0.5)
+            stop = 0.0 if rng.random() < 0.7 else rng.choice([0.3, 1.2, 3.0]) * SILENCE * (0.5 + rng.random())
+            network.ranks[rank].plan = Plan(kind, count, rng.random() < 0.5, stop)
         elif draw < 0.9:
             time, seconds = rng.random() * until, rng.choice([0.3, 1.2, 3.0]) * SILENCE * (0.5 + rng.random())
             network.at(time, lambda rank=rank, seconds=seconds: network.stop(rank, seconds))
@@ -199,7 +206,7 @@ class Elections(Story):
             self.claim(mine.is_some == servers.is_some, f"{mine} and {servers} are both in {view}")
 
     def serve(self, crew: Crew) -> None:
-        serving = _Hollow(crew, SharedTable(np.zeros(1), np.zeros(1, np.int64)), Policy())
+        serving = _Hollow(crew, SharedTable(np.zeros(1), np.zeros(1, np.int64)), Policy(), Tally(0))
         try:
             while crew.wire.now() < self.until:
                 now = serving.wake()
@@ -251,10 +258,14 @@ class _Follower(Working):
 class _Source:
     """What a run needs of an environment that nobody steps."""
 
-    simulator = None
     n_actions = 1
     n_states = ENTRIES
     name = "made-up"
+
+    def __init__(self, story: Calls, wire: SimWire) -> None:
+        self.simulator: Any = None
+        self.story = story
+        self.wire = wire
 
     def close(self) -> None:
         pass
@@ -267,7 +278,28 @@ class _Made:
     rank: int
     life: int
     time: float
-    reign: int
+
+
+class _Table(LocalTable):
+    """A worker's table that takes its time to move to a new base, so that not each reply brings one."""
+
+    story: Calls
+    wire: SimWire
+
+    def rebase(self, *arguments: Any) -> None:
+        if self.story.rebase_seconds:
+            self.wire.work(self.story.rebase_seconds)
+        super().rebase(*arguments)
+
+    def touch(self, entry: int, target: float, step_size: float) -> None:
+        """Learn something."""
+        if self.updates[entry] == 0:
+            self.touched[self.n_touched[0]] = entry
+            self.n_touched[0] += 1
+        self.updates[entry] += 1
+        q_learning.update_entry(
+            self.q, self.best, self.greedy, self.weight, self.shift, entry, entry, 1, target, step_size
+        )
 
 
 class _Learner:
@@ -275,7 +307,7 @@ class _Learner:
 
     quantum = 1
 
-    def __init__(self, story: Calls, wire: SimWire, table: LocalTable) -> None:
+    def __init__(self, story: Calls, wire: SimWire, table: _Table) -> None:
         self.totals = EpisodeTotals()
         self._story = story
         self._wire = wire
@@ -288,60 +320,138 @@ class _Learner:
         pass
 
     def learn(self, stream: Stream, steps: int) -> None:
-        story, rank = self._story, self._wire.rank
-        self._wire.work(story.seconds_of(steps))
+        self._wire.work(self._story.seconds_of(steps))
         for _ in range(steps):
-            entry = story.next_entry(rank)
-            self._touch(entry, 1.0 + entry, 0.5)
-            self._touch(stream.used % SHARED, 1.0, 0.1)
+            entry = self._story.next_entry(self._wire.rank)
+            self._table.touch(entry, 1.0 + entry, 0.5)
+            self._table.touch(stream.used % SHARED, 1.0, 0.1)
             stream.used += 1
         self.totals.values += steps
 
-    def _touch(self, entry: int, target: float, step_size: float) -> None:
+
+class _ChainedLearner(_Learner):
+    """Learns each update at the entry of its step; what it learns follows from all that it learned before."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._chain = 1.0
+
+    def learn(self, stream: Stream, steps: int) -> None:
         table = self._table
-        if table.updates[entry] == 0:
-            table.touched[table.n_touched[0]] = entry
-            table.n_touched[0] += 1
-        table.updates[entry] += 1
-        q_learning.update_entry(
-            table.q, table.best, table.greedy, table.weight, table.shift, entry, entry, 1, target, step_size
-        )
+        if self._wire is not None:
+            self._wire.work(self._story.seconds_of(steps))
+        for _ in range(steps):
+            step = stream.start + stream.used
+            shared = step % SHARED
+            self._chain = math.fmod(1.7 * self._chain + table.q[shared] + 0.1 * step, 10.0)
+            table.touch(SHARED + step, self._chain, 0.5)
+            table.touch(shared, self._chain, 0.1)
+            stream.used += 1
+        self.totals.values += steps
+
+    def state(self) -> dict[str, np.ndarray]:
+        return {"running": np.array([self._chain])}
+
+    def restore(self, state: dict[str, np.ndarray]) -> None:
+        self._chain = float(state["running"][0])
 
 
 class _Run(Run):
-    """A call of train with that learner."""
+    """A call of train with such learners."""
 
-    story: Calls
-    wire: SimWire
+    def __post_init__(self) -> None:
+        self.story, self.wire = self.source.story, self.source.wire
+        self.source.simulator = None
+        super().__post_init__()
+        # In the reproducible mode rounds can be played again only where an environment is compiled.
+        self.source.simulator = None if self.settings.async_updates else "compiled"
+
+    def local_table(self, n_states: int | None = None) -> _Table:
+        table = _Table(ENTRIES, 1, self.values.dtype)
+        table.story, table.wire = self.story, self.wire
+        return table
 
     def learner(self, source: Any, table: LocalTable, rates: Rates, number: int) -> Any:
-        return _Learner(self.story, self.wire, table)
+        return (_Learner if self.logical is None else _ChainedLearner)(self.story, self.wire, table)
 
 
-class _Part(AsyncPart):
-    """A rank's part, watched."""
+class _Watched:
+    """What is noted of a rank's part."""
 
-    def begin_anew(self, *arguments: Any) -> None:
-        super().begin_anew(*arguments)
+    def begin_anew(self, entry: Any) -> None:
         self.run.story.begins_anew(self.crew)
+        super().begin_anew(entry)
 
     def serve(self) -> TrainingResult:
         self.run.story.serves(self.crew)
         return super().serve()
 
 
+class _AsyncPart(_Watched, together.AsyncPart):
+    pass
+
+
+class _RoundsPart(_Watched, together.RoundsPart):
+    pass
+
+
+class _Unsettled:
+    """What stands in for the setup where only silence says who has died: there, a death ends it."""
+
+    def __init__(self, crew: Crew) -> None:
+        self.is_head = crew.is_server
+        self.reign = crew.view.reign
+
+    def agree(
+        self, error: BaseException | None, description: dict[str, Any], numbers: list[int]
+    ) -> np.ndarray:
+        if error is not None:
+            raise error
+        return np.array([numbers], np.int64)
+
+    def broadcast(self, array: np.ndarray, what: str) -> None:
+        pass
+
+    def compile_in_turn(self, compile_all: Callable[[bool], None]) -> None:
+        compile_all(True)
+
+    def close(self, linger: float) -> None:
+        pass
+
+
+def _compile(run: _Run, *arguments: Any) -> None:
+    """Take the time that compilation takes."""
+    run.wire.work(run.story.seconds_of(20))
+
+
+@contextlib.contextmanager
+def _watched_parts() -> Iterator[None]:
+    with (
+        mock.patch.object(together, "AsyncPart", _AsyncPart),
+        mock.patch.object(together, "RoundsPart", _RoundsPart),
+        mock.patch.object(together, "compile_kernels", _compile),
+    ):
+        yield
+
+
 def _is_cut_off(error: BaseException) -> bool:
     """Whether a rank has found that it cannot go on without the others."""
     if isinstance(error, RemoteRankError):
-        return "CutOffError" in str(error)
-    return isinstance(error, (CutOffError, RankLostError))
+        return "CutOffError" in str(error) or "RankTimeoutError" in str(error)
+    return isinstance(error, (CutOffError, RankLostError, RankTimeoutError))
 
 
 class Calls(Story):
     """One or two calls of train, with everything but MPI, learning and checkpoints as it is."""
 
+    name = "calls"
+    kinds = (
+        Kind.PUSH, Kind.REPLY, Kind.DONE, Kind.BYE, Kind.RELEASE, Kind.VIEW, Kind.PREPARE, Kind.PROMISE,
+        Kind.HAND_IN, Kind.JOIN, Kind.WELCOME, Kind.BEAT, Kind.GATHER, Kind.TOLD,
+    )  # fmt: skip
+
     def __init__(self, seed: int, log: bool = False) -> None:
-        rng = random.Random(f"calls {seed}")
+        rng = random.Random(f"{self.name} {seed}")
         size = rng.choice([2, 3, 3, 4, 5, 6])
         hosts = random_hosts(rng, size)
         super().__init__(SimNetwork(size, seed, random_conditions(rng), hosts))
@@ -350,24 +460,24 @@ class Calls(Story):
         self.calls = rng.choice([1, 1, 1, 2])
         self.steps = rng.choice([200, 400, 800])
         self.step_seconds = rng.choice([1e-3, 4e-3])
-        self.settings = Settings(
+        self.rebase_seconds = rng.choice([0.0, 1e-3, 2e-2])
+        self.settings = self.random_settings(rng)
+        self._rng = random.Random(f"learners {seed}")
+        until = self.calls * (self.steps * self.step_seconds / max(size - 1, 1) + 0.5)
+        plan_faults(self.network, rng, until, self.kinds)
+        self.made: dict[int, _Made] = {}
+        self.lives = [0] * size
+        self.servers: dict[int, int] = {}
+        self.runs: list[dict[int, tuple[_Run, TrainingResult]]] = [{} for _ in range(self.calls)]
+
+    def random_settings(self, rng: random.Random) -> Settings:
+        """Return those that the protocol depends on."""
+        return Settings(
             sync_frequency=rng.choice([1, 5, 20]),
             batch_size=1,
             prefetch_factor=rng.choice([1, 2, 4]),
             compression_threshold=rng.choice([0.0, 0.0, 2.0]),
         )
-        self._rng = random.Random(f"learners {seed}")
-        plan_faults(
-            self.network,
-            rng,
-            self.calls * (self.steps * self.step_seconds / max(size - 1, 1) + 0.5),
-            [Kind.PUSH, Kind.REPLY, Kind.DONE, Kind.BYE, Kind.RELEASE, Kind.VIEW, Kind.PREPARE, Kind.PROMISE,
-             Kind.HAND_IN, Kind.JOIN, Kind.WELCOME, Kind.BEAT],
-        )  # fmt: skip
-        self.made: dict[int, _Made] = {}
-        self.lives = [0] * size
-        self.servers: dict[int, int] = {}
-        self.runs: list[dict[int, tuple[_Run, TrainingResult]]] = [{} for _ in range(self.calls)]
 
     def seconds_of(self, steps: int) -> float:
         """Return how long so many steps take."""
@@ -378,7 +488,7 @@ class Calls(Story):
     def next_entry(self, rank: int) -> int:
         """Return an entry that no update was learned at."""
         entry = SHARED + len(self.made)
-        self.made[entry] = _Made(rank, self.lives[rank], self.network.now, 0)
+        self.made[entry] = _Made(rank, self.lives[rank], self.network.now)
         return entry
 
     def begins_anew(self, crew: Crew) -> None:
@@ -395,29 +505,41 @@ class Calls(Story):
         values, counts = np.zeros(ENTRIES), np.zeros(ENTRIES, np.int64)
         for call in range(self.calls):
             crew.begin_call(TIMING)
-            run = _Run(self.settings, _Source(), values, counts, call * self.steps, self.steps, 1, None, 1.0)  # type: ignore[arg-type]
-            run.story, run.wire = self, wire
-            run.policy, run.told, run.take_over_saving = Policy(), {}, None
-            run.wants_to_leave = lambda: None
-            part = _Part(run, crew, Rates(self.settings, max(1, len(crew.view.workers))))
-            if not crew.is_server:
-                part.prepare_worker(Base(crew.view.reign, 0) if crew.is_member else Base())
             clean = False
             try:
-                result = take_part(part)
+                run, result = self._train(crew, call, values, counts)
                 clean = True
-            except (CutOffError, RankLostError) as error:
-                part.fail(error)
-                raise
             finally:
-                part.close(1.0 if clean else 0.0)
-                crew.end_call(1.0 if clean else 0.0)
+                crew.end_call(LINGER if clean else 0.0)
+            values, counts = run.values, run.counts
             self.runs[call][wire.rank] = run, result
         return "done"
 
+    def _train(
+        self, crew: Crew, call: int, values: np.ndarray, counts: np.ndarray
+    ) -> tuple[_Run, TrainingResult]:
+        """Do what `train` does on each of many ranks."""
+        while True:
+            start = call * self.steps
+            table = values.copy(), counts.copy()
+            run = _Run(self.settings, _Source(self, crew.wire), *table, start, self.steps, 1, None, 1.0)  # type: ignore[arg-type]
+            try:
+                if not crew.is_member:
+                    return run, together.run_together(run, crew, join(crew))
+                setup = Setup(crew, SETUP_SECONDS) if self.network.conditions.has_word else _Unsettled(crew)
+                try:
+                    setup.agree(None, {}, [call])
+                    setup.broadcast(run.values, "the values")
+                    setup.broadcast(run.counts, "the counts")
+                    return run, together.run_together(run, crew, setup)
+                finally:
+                    setup.close(LINGER)
+            except Deposed:
+                continue
+
     def check(self) -> list[str]:
         """Let it happen, and return what was wrong."""
-        with simulated_time(self.network):
+        with simulated_time(self.network), _watched_parts():
             self.network.run(self.main, 40.0 * SILENCE)
         if self.network.gave_up:
             self.wrong.append(f"hangs: {self.network.gave_up}")
@@ -430,14 +552,15 @@ class Calls(Story):
 
     @property
     def must_end_well(self) -> bool:
-        """Whether each rank that lives has to come to the end: MPI tells of all deaths, and of no other."""
-        network = self.network
-        return (
-            network.conditions.has_word
-            and network.conditions.longest < SILENCE
-            and len(set(network.hosts)) == 1
-            and not any(sim.was_stopped for sim in network.ranks)
-        )
+        """Whether each rank that lives has to come to the end: nobody can seem to be lost who is not."""
+        network, dead = self.network, sum(sim.died is not None for sim in self.network.ranks)
+        if (
+            network.conditions.longest >= SILENCE
+            or network.was_cut
+            or any(sim.was_stopped for sim in network.ranks)
+        ):
+            return False
+        return 2 * dead < network.size or (network.conditions.has_word and len(set(network.hosts)) == 1)
 
     def _check_results(self) -> None:
         for number, runs in enumerate(self.runs):
@@ -463,7 +586,10 @@ class Calls(Story):
         self.claim(int(own.sum()) == steps, f"{own.sum()} updates in the table, not {steps}")
         shared = int(counts[:SHARED].sum())
         # Small maps wait for others, and go down with their rank, though their steps were counted.
-        may_lack = self.settings.compression_threshold > 0.0 and bool(self.network.faults or any(self.lives))
+        may_lack = self.settings.compression_threshold > 0.0 and (
+            any(self.lives)
+            or any(sim.died is not None or sim.error is not None for sim in self.network.ranks)
+        )
         self.claim(
             shared == steps or (may_lack and shared < steps), f"{shared} updates at the shared entries"
         )
@@ -482,7 +608,41 @@ class Calls(Story):
                 break
 
 
-HISTORIES: dict[str, type] = {"elections": Elections, "calls": Calls}
+class Rounds(Calls):
+    """The same in the reproducible mode: whoever dies, the bits are those of a run in which nobody does."""
+
+    name = "rounds"
+    kinds = (
+        Kind.ROUND, Kind.MERGED, Kind.DONE, Kind.BYE, Kind.RELEASE, Kind.VIEW, Kind.PREPARE, Kind.PROMISE,
+        Kind.JOIN, Kind.WELCOME, Kind.BEAT, Kind.GATHER, Kind.TOLD,
+    )  # fmt: skip
+
+    def random_settings(self, rng: random.Random) -> Settings:
+        """Return those that the protocol depends on."""
+        return Settings(
+            sync_frequency=rng.choice([5, 20, 50]),
+            batch_size=1,
+            logical_workers=rng.choice([2, 5, 8]),
+            async_updates=False,
+            seed=1,
+        )
+
+    def _check_table(self, values: np.ndarray, counts: np.ndarray) -> None:
+        right = SharedTable(np.zeros(ENTRIES), np.zeros(ENTRIES, np.int64))
+        table = _Table(ENTRIES, 1, right.values.dtype)
+        table.story, self.rebase_seconds = self, 0.0
+        merge = RoundMerge(right)
+        for call in range(self.calls):
+            learners = [_ChainedLearner(self, None, table) for _ in range(self.settings.logical_workers)]
+            for quotas in rounds(self.settings, call * self.steps, self.steps):
+                version = right.version
+                merge.merge([play(quota, learners[quota.worker], table, 1) for quota in quotas])
+                table.rebase(right.refresh(version), [])
+        self.claim(np.array_equal(values, right.values), "the values are not those of a run without deaths")
+        self.claim(np.array_equal(counts, right.counts), "the counts are not those of a run without deaths")
+
+
+HISTORIES: dict[str, type] = {"elections": Elections, "calls": Calls, "rounds": Rounds}
 
 
 def check_seeds(name: str, seeds: Sequence[int]) -> tuple[int, list[str], Counter[str]]:

@@ -87,7 +87,7 @@ class _Queue:
 
 @dataclass
 class Plan:
-    """When a rank is killed in the middle of what it sends.
+    """When a rank is killed or stopped in the middle of what it sends.
 
     Attributes
     ----------
@@ -96,11 +96,14 @@ class Plan:
     count : int
     after_sending : bool
         Whether that message still goes.
+    stop : float
+        For how many seconds it stops; 0.0: it is killed.
     """
 
     kind: Kind | None = None
     count: int = 0
     after_sending: bool = False
+    stop: float = 0.0
 
 
 class SimRank:
@@ -150,6 +153,7 @@ class SimNetwork:
         self.ranks = [SimRank(rank) for rank in range(size)]
         self.faults: list[str] = []
         self.gave_up = ""
+        self.was_cut = False
         self.log: list[str] | None = None
         self._queues: dict[tuple[int, int, int], _Queue] = {}
         self._open: set[tuple[int, int, int]] = set()
@@ -257,12 +261,12 @@ class SimNetwork:
         self.faults.append(f"{self.now:.3f} {text}")
         self.note(f"FAULT {text}")
 
-    def kill(self, rank: int, why: str = "") -> None:
+    def kill(self, rank: int, when: str = "") -> None:
         """End a rank. Of what it sent and has not arrived, some last messages to each other rank are lost."""
         sim = self.ranks[rank]
         if sim.is_over or sim.died is not None:
             return
-        self.fault(f"rank {rank} is killed {why}")
+        self.fault(f"rank {rank} is killed {when}")
         sim.died = self.now
         self._push(self.now, sim)
         for peer in range(self.size):
@@ -291,12 +295,12 @@ class SimNetwork:
                         queue.letters.pop()
                     break
 
-    def stop(self, rank: int, seconds: float) -> None:
+    def stop(self, rank: int, seconds: float, when: str = "") -> None:
         """Let a rank not run for some time."""
         sim = self.ranks[rank]
         if sim.is_over or sim.died is not None:
             return
-        self.fault(f"rank {rank} is stopped for {seconds:.2f} s")
+        self.fault(f"rank {rank} is stopped for {seconds:.2f} s {when}")
         sim.was_stopped = True
         sim.stopped_until = max(sim.stopped_until, self.now + seconds)
         self.last_fault = max(self.last_fault, sim.stopped_until)
@@ -309,6 +313,7 @@ class SimNetwork:
         self.fault(
             f"hosts {sorted(hosts)} are cut off {'for good' if seconds is None else f'for {seconds:.2f} s'}"
         )
+        self.was_cut = True
         self._cuts.append(hosts)
         if says:
             for one in range(self.size):
@@ -337,22 +342,30 @@ class SimNetwork:
 
     # Messages
 
-    def before_sending(self, sender: int, message: np.ndarray) -> bool:
-        """Kill the sender where that is planned. Return whether it dies right after sending."""
+    def before_sending(self, sender: int, message: np.ndarray) -> Plan | None:
+        """Do what is planned for the sender instead of this message. Return what is planned for after it."""
         sim = self.ranks[sender]
         self.hand_over()
         kind = kind_of(message)
         for key in (kind, None):
             sim.sent[key] = sim.sent.get(key, 0) + 1
         plan = sim.plan
-        if plan is not None and plan.count and sim.sent.get(plan.kind) == plan.count:
-            sim.plan = None
-            name = "message" if plan.kind is None else plan.kind.name
-            if plan.after_sending:
-                return True
-            self.kill(sender, f"instead of sending {name} {plan.count}")
+        if plan is None or not plan.count or sim.sent.get(plan.kind) != plan.count:
+            return None
+        sim.plan = None
+        if plan.after_sending:
+            return plan
+        self.carry_out(plan, sender, f"before it sends {kind.name}")
+        return None
+
+    def carry_out(self, plan: Plan, rank: int, when: str) -> None:
+        """Kill or stop the rank that runs."""
+        if plan.stop:
+            self.stop(rank, plan.stop, when)
+            self.pause(0.0)
+        else:
+            self.kill(rank, when)
             raise Killed
-        return False
 
     def post(self, sender: int, receiver: int, tag: int, message: np.ndarray) -> _Letter:
         """Send."""
@@ -474,13 +487,12 @@ class SimChannel:
 
     def send(self, message: np.ndarray) -> None:
         network = self._network
-        dies = network.before_sending(self._rank, message)
+        plan = network.before_sending(self._rank, message)
         if self._look():
             self._sent.append(network.post(self._rank, self.peer, self._tag, message))
             self.last_sent = network.now
-        if dies:
-            network.kill(self._rank, f"right after sending {kind_of(message).name} to rank {self.peer}")
-            raise Killed
+        if plan is not None:
+            network.carry_out(plan, self._rank, f"after it sent {kind_of(message).name} to rank {self.peer}")
 
     def reap(self) -> bool:
         self._look()
