@@ -162,14 +162,19 @@ class RemoteRankError(DistClassicRLError, RuntimeError):
         The exception's class and message.
     remote_traceback : str
         The traceback as text.
+    is_cut_off : bool
+        Whether that rank, and with it this one, hears too few of the others, which may go on without them.
     """
 
-    def __init__(self, rank: int, host: str, summary: str, remote_traceback: str) -> None:
+    def __init__(
+        self, rank: int, host: str, summary: str, remote_traceback: str, is_cut_off: bool = False
+    ) -> None:
         super().__init__(f"rank {rank} on {host} raised {summary}\n\n{remote_traceback}")
         self.rank = rank
         self.host = host
         self.summary = summary
         self.remote_traceback = remote_traceback
+        self.is_cut_off = is_cut_off
 
     def to_dict(self) -> dict[str, Any]:
         """Return the arguments of the constructor as plain data for JSON."""
@@ -178,6 +183,7 @@ class RemoteRankError(DistClassicRLError, RuntimeError):
             "host": self.host,
             "summary": self.summary,
             "remote_traceback": self.remote_traceback,
+            "is_cut_off": self.is_cut_off,
         }
 
 

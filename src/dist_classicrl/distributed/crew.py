@@ -249,8 +249,9 @@ def crew_of(comm: Any, timeout: float) -> Crew:
         _wait(request, timeout, "all ranks to tell their hosts", own, hosts)
     except MPI.Exception as error:
         raise RankLostError(
-            f"A rank has died before all had begun to train ({error.Get_error_string()}): until then all have to "
-            "live. Start the job again, best with `python -m dist_classicrl launch`, which does that by itself."
+            f"A rank has died before all had begun to train ({error.Get_error_string()}): until then all "
+            "have to live. Start the job again, best with `python -m dist_classicrl launch`, which does that "
+            "by itself."
         ) from error
     crew = Crew(wire, hosts.tolist())
     comm.Set_attr(_key, crew)

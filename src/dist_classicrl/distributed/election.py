@@ -18,7 +18,7 @@ from dist_classicrl.distributed.crew import Crew
 from dist_classicrl.distributed.membership import View, confirmed, may_elect
 from dist_classicrl.distributed.messages import Kind
 from dist_classicrl.distributed.transport import Backoff
-from dist_classicrl.errors import CutOffError, RankLostError
+from dist_classicrl.errors import CutOffError
 
 logger = logging.getLogger(__name__)
 
@@ -113,8 +113,7 @@ class Election:
             If too few ranks answer.
         Settled
             If the call is over, and this rank has its result.
-        RankLostError
-            If it is over, and this rank has not.
+            Also if the call is over, and this rank has no result.
         """
         crew = self._crew
         backoff = Backoff(crew.wire.sleep)
@@ -255,9 +254,9 @@ class Election:
         )
 
 
-def ended_without(rank: int) -> RankLostError:
+def ended_without(rank: int) -> CutOffError:
     """Return what a rank raises that was taken for lost when the call was over."""
-    return RankLostError(
+    return CutOffError(
         f"Rank {rank} was taken for lost, and the run ended without it. Its result is on the other ranks."
     )
 

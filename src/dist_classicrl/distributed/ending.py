@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NoReturn
 
 from dist_classicrl.distributed.completion import LAUNCH_VARIABLE, Ending, Record
 from dist_classicrl.distributed.hints import local_rank_of_environment, promised_size, rank_of_environment
@@ -171,6 +172,8 @@ def _says_that_ranks_are_lost(error: BaseException) -> bool:
         seen.add(id(each))
         if isinstance(each, (CutOffError, RankLostError, RankTimeoutError)):
             return True
+        if isinstance(each, RemoteRankError) and each.is_cut_off:
+            return True
         if mpi is not None and isinstance(each, mpi.Exception) and each.Get_error_class() in classes:
             return True
         each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
@@ -211,12 +214,28 @@ def _end() -> None:
     mpi_is_on = _has_started_mpi() and not sys.modules["mpi4py.MPI"].Is_finalized()
     if head and _process.abort is not None and mpi_is_on:
         _flush()
+        _limit_seconds(_HEAD_SECONDS)  # where mpirun cannot be reached, it never returns
         _process.abort((0 if ending is None else ending.code) or DONE_BUT_HANGING)
     if _process.has_losses and mpi_is_on:
         if fault_tolerant() and (ending is not None or not head):
             _flush()
-            os._exit(_likely_code() if ending is None else ending.code)
+            code = _likely_code() if ending is None else ending.code
+            os._exit(_quiet_code(code) if ending is not None and ending.kind in ("lost", "left") else code)
         _limit_seconds(_HEAD_SECONDS if head else _OTHERS_SECONDS)
+
+
+def end_alone(code: int) -> NoReturn:
+    """End this process without waiting for the others, which may go on."""
+    _flush()
+    os._exit(_quiet_code(code))
+
+
+def _quiet_code(code: int) -> int:
+    """Return the exit status with which a rank ends that the others go on without.
+
+    With ULFM, Open MPI ends the whole job where a rank ends with another status than 0.
+    """
+    return 0 if fault_tolerant() else code
 
 
 def _likely_code() -> int:

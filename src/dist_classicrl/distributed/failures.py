@@ -17,9 +17,9 @@ from weakref import WeakSet
 
 import numpy as np
 
-from dist_classicrl.distributed import messages
+from dist_classicrl.distributed import ending, messages
 from dist_classicrl.distributed.transport import Channel
-from dist_classicrl.errors import RemoteRankError
+from dist_classicrl.errors import CutOffError, RemoteRankError
 
 _GRACE_SECONDS = 10.0
 # In which a launcher forwards the traceback before it writes, into the same lines, that the job was aborted.
@@ -40,6 +40,7 @@ def failure_text(error: BaseException, rank: int) -> np.ndarray:
             "host": socket.gethostname(),
             "summary": summary,
             "remote_traceback": "".join(traceback.format_exception(type(error), error, error.__traceback__)),
+            "is_cut_off": isinstance(error, CutOffError),
         }
     )
 
@@ -88,7 +89,15 @@ def end_job_on_unhandled_errors() -> None:
     threading.excepthook = hook_in_thread
 
 
+def is_cut_off(error: BaseException) -> bool:
+    """Whether an exception says that others may go on without this rank."""
+    return isinstance(error, CutOffError) or (isinstance(error, RemoteRankError) and error.is_cut_off)
+
+
 def _end_job(error: BaseException, show: Callable[[], Any]) -> None:
+    if is_cut_off(error) and _is_running():
+        show()
+        ending.end_alone(1)
     told = isinstance(error, RemoteRankError) or getattr(error, "_told_elsewhere", False)
     if told and _is_running():
         time.sleep(_GRACE_SECONDS)

@@ -131,10 +131,13 @@ def survival_words(launcher: Launcher) -> list[str]:
     """
     if launcher.family != "openmpi" or launcher.version < (5,) or not _has_ulfm(launcher):
         return []
-    # Of the ways in which Open MPI sends messages only this one survives.
-    # The last two words are for processes that are started later, which the first two do not cover.
+    # Of the ways in which Open MPI sends messages only ob1 survives.
     survive = ["--with-ft", "ulfm", "--mca", "pml", "ob1"]
-    return [*survive, "--prtemca", "prte_state_base_recoverable", "1"]
+    # For processes that are started later, which those words do not cover.
+    survive += ["--prtemca", "prte_state_base_recoverable", "1"]
+    # Else mpirun ends the job eight minutes after a host fell silent, whoever goes on without it.
+    survive += ["--prtemca", "oob_tcp_keepalive_intvl", "600", "--prtemca", "oob_tcp_keepalive_probes", "127"]
+    return survive
 
 
 def host_words(launcher: Launcher, hostfile: str | None, agent: str | None) -> list[str]:

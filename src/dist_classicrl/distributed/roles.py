@@ -81,9 +81,7 @@ def take_part(part: Part[Result]) -> Result:
     Raises
     ------
     CutOffError
-        If too few ranks are heard to go on.
-    RankLostError
-        If the run ended without this rank.
+        If too few ranks are heard to go on, or the run ended without this rank.
     """
     crew = part.crew
     while True:
@@ -122,10 +120,8 @@ def join(crew: Crew) -> Entry:
 
     Raises
     ------
-    RankLostError
-        If the run is over.
     CutOffError
-        If nobody answers.
+        If nobody answers, or the run is over.
     """
     wire = crew.wire
     backoff = Backoff(wire.sleep)

@@ -468,7 +468,7 @@ class RoundWorker(Working):
         return Base.finished(self._base.reign) if self.final is not None else self._base
 
     def start_from(self, base: Base) -> None:
-        """Take note that the table is what the server of `base` began with; no base: learners are out of date."""
+        """Take note that the table is what the server of `base` began with; none: learners are out of date."""
         self._base = base
         if not base.is_some:
             self.learners = {}

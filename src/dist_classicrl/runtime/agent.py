@@ -95,8 +95,8 @@ class DistAsyncQLearning:
     allow_singletons : bool
         Train alone although the launcher promised several ranks.
     timeout : float
-        Seconds that preparations may take, and without progress of a rank's main loop after which it counts as
-        lost: more than one step of an environment can take.
+        Seconds that preparations may take, and without progress of a rank's main loop after which it counts
+        as lost: more than one step of an environment can take.
     heartbeat_interval : float
         Seconds of silence after which a rank says that it is there, from a thread of its own.
     heartbeat_timeout : float
@@ -110,8 +110,8 @@ class DistAsyncQLearning:
     max_replacements : int
         Most processes that one call of `train` starts where `on_failure` is "replace".
     on_error : str
-        What an exception in a worker's environment means. "raise": it is raised on every rank. "exclude": it is
-        logged, and costs that worker.
+        What an exception in a worker's environment means. "raise": it is raised on every rank. "exclude": it
+        is logged, and costs that worker.
 
     Raises
     ------
@@ -405,10 +405,9 @@ class DistAsyncQLearning:
         RankTimeoutError
             If not all ranks came within `timeout` seconds before training began.
         RankLostError
-            If so many ranks are lost that the run ends, by `on_failure` or `min_workers`, or the run ended
-            without this rank.
+            If so many ranks are lost that the run ends, by `on_failure` or `min_workers`.
         CutOffError
-            If this rank hears too few of the others: they may go on without it.
+            If this rank hears too few of the others, who may go on without it, or they have ended without it.
         WorkerLeft
             On a rank that was asked to leave. It is a `SystemExit` with code 0.
         CheckpointError
@@ -453,8 +452,8 @@ class DistAsyncQLearning:
         """Let this worker leave the training in good order, from another thread or a callback.
 
         It pushes what it has learned, others make the steps that it had still to make, and its `train` raises
-        `WorkerLeft`, a `SystemExit` with code 0. A server, and a process that trains alone, cannot leave: they
-        take no note, and are stopped by a stop signal instead.
+        `WorkerLeft`, a `SystemExit` with code 0. A server, and a process that trains alone, cannot leave:
+        they take no note, and are stopped by a stop signal instead.
         """
         self._leaving.ask(why)
 

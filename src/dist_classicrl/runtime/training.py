@@ -308,10 +308,10 @@ def _timing(agent: DistAsyncQLearning, wire: Wire) -> Timing:
 def _note_ending(crew: Crew) -> None:
     """Let the end of the process know who died, who hangs, and who is in charge."""
     ending.note_head(crew.is_server)
-    if crew.dead:
-        ending.note_losses()
     left = {event["rank"] for event in crew.record.events if event["kind"] == "left"}
     away = set(range(crew.wire.size)) - set(crew.view.members) - crew.dead - left
+    if crew.dead or away:
+        ending.note_losses()
     if away and crew.is_server:
         ending.note_hanging(crew.wire.abort)
 
