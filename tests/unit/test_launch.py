@@ -26,8 +26,8 @@ FUNCTIONS = """
 place=$DIST_CLASSICRL_LAUNCH
 attempt=${place##*-}
 done_() { echo '{"rank": 0}' > $place/done; }
-ended() { # rank code kind is_head
-  echo "{\\"rank\\": $1, \\"code\\": $2, \\"kind\\": \\"$3\\", \\"reason\\": \\"\\", \\"is_head\\": $4,
+ended() { # rank code kind is_head reason
+  echo "{\\"rank\\": $1, \\"code\\": $2, \\"kind\\": \\"$3\\", \\"reason\\": \\"$5\\", \\"is_head\\": $4,
     \\"before_mpi\\": false}" > $place/ended-$1
 }
 """
@@ -133,6 +133,14 @@ def test_a_stop_counts_where_mpirun_agrees(supervise, status, expected):
     # Who kills a job sends SIGTERM first, and a rank may be quick enough to take that for a request to stop.
     code = status if status != 137 else 75
     assert supervise(f"ended 1 {code} code false; exit {status}", max_restarts=0) == expected
+
+
+@pytest.mark.parametrize(
+    "reason, expected", [("TrainingStopped: the time limit", 75), ("SIGTERM on rank 0", 1)]
+)
+def test_a_stop_for_another_reason_than_sigterm_counts_whatever_mpirun_says(supervise, reason, expected):
+    # After a death, mpirun was seen to return 0 for 75.
+    assert supervise(f"ended 0 75 code true '{reason}'", max_restarts=0) == expected
 
 
 def test_after_the_last_restart_each_start_is_listed(supervise, capfd):

@@ -427,8 +427,9 @@ def _why_over(record: Record, ranks: int) -> str | None:
 def _in_order(endings: Sequence[Ending], code: int | None, was_asked: bool) -> Ending | None:
     """Return which of these endings with another status than 0 is the job's own, or None if the job died.
 
-    `code` is mpirun's, if it ended by itself. Who kills a job asks its ranks to stop first: an exit status of
-    75 then means nothing, unless mpirun has it too or the job was asked by this launcher.
+    `code` is mpirun's, if it ended by itself. Who kills a job sends its ranks SIGTERM first, and one may be
+    quick enough to stop in order: that means nothing, unless mpirun has the same exit status or this launcher
+    has asked for it.
     """
     by_kind: dict[str, list[Ending]] = {}
     for ending in endings:
@@ -438,12 +439,9 @@ def _in_order(endings: Sequence[Ending], code: int | None, was_asked: bool) -> E
     if "lost" in by_kind:
         return None
     for ending in sorted(by_kind.get("code", []), key=lambda each: not each.is_head):
-        if (
-            ending.code not in _STOP_CODES
-            or was_asked
-            or ending.code == code
-            or (code is None and ending.is_head)
-        ):
+        may_be_killed = ending.code in _STOP_CODES and (not ending.reason or "SIGTERM" in ending.reason)
+        agreed = ending.code == code or (code is None and ending.is_head)
+        if was_asked or agreed or not may_be_killed:
             return ending
     return by_kind["told"][0] if "told" in by_kind else None
 
