@@ -1,10 +1,12 @@
 """The code in the documents runs as it stands: a file's Python as one program in a folder, and the shell."""
 
+import argparse
 import ast
 import inspect
 import itertools
 import os
 import re
+import shlex
 import signal
 import subprocess
 import time
@@ -16,10 +18,15 @@ from signal_masks import listens
 from dist_classicrl import DistAsyncQLearning
 from dist_classicrl.algorithms.learners import STATE_ARRAYS
 from dist_classicrl.checkpoint.folder import CheckpointFolder
+from dist_classicrl.distributed import launch
+from dist_classicrl.distributed.record import KINDS
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 CHECKPOINTS = ROOT / "docs" / "checkpoints.md"
+FAULT_TOLERANCE = ROOT / "docs" / "fault-tolerance.md"
+# An argument of train that has nothing to do with checkpoints.
+ELSEWHERE = "leave_signals"
 
 
 def blocks(document, language="python"):
@@ -36,7 +43,8 @@ def write_program(document, folder):
 
 @pytest.mark.parametrize("ranks", [None, 3])
 def test_the_blocks_of_all_documents_run(run_python, tmp_path, ranks):
-    assert {"README.md", "design.md", "checkpoints.md"} <= {document.name for document in DOCUMENTS}
+    names = {document.name for document in DOCUMENTS}
+    assert {"README.md", "design.md", "checkpoints.md", "fault-tolerance.md"} <= names
     for document in DOCUMENTS:
         if document.name == "design.md" and ranks:  # it is about one process
             continue
@@ -48,6 +56,9 @@ def test_the_blocks_of_all_documents_run(run_python, tmp_path, ranks):
         if document.name == "checkpoints.md":
             assert "began afresh" in job.output
             assert "2000000 {'q_table': (dtype('float64'), (16, 4)), 'visits':" in job.output
+        if document.name == "fault-tolerance.md":
+            assert "lost on the way: nobody" in job.output
+            assert job.output.count("nobody has failed") == (ranks or 1)
 
 
 def test_a_document_that_was_run_before_goes_on_from_its_checkpoints(run_python, tmp_path):
@@ -82,9 +93,9 @@ def test_five_lines_read_a_checkpoint_with_numpy_alone(tmp_path, monkeypatch):
         exec(verifying, known)
 
 
-def rows(heading):
+def rows(heading, document=CHECKPOINTS):
     """Return what is in backquotes in the first column of the table with this `heading`."""
-    lines = CHECKPOINTS.read_text().split(heading)[1].splitlines()[2:]
+    lines = document.read_text().split(heading)[1].splitlines()[2:]
     cells = [line.split(" | ")[0] for line in itertools.takewhile(lambda line: line.startswith("|"), lines)]
     return [name for cell in cells for name in re.findall("`([^`]+)`", cell)]
 
@@ -99,27 +110,52 @@ def test_the_tables_of_arguments_arrays_and_keys_are_complete(tmp_path):
     parameters = inspect.signature(DistAsyncQLearning.train).parameters
     known = list(parameters)[list(parameters).index("checkpoint_dir") :]
     (first, *others) = rows("| argument of `train` |")
-    assert [first, *(text.split("=")[0] for text in others)] == known
-    for text in others:
+    assert [first, *(text.split("=")[0] for text in others)] == [name for name in known if name != ELSEWHERE]
+    check_defaults(others, parameters)
+
+
+def check_defaults(texts, parameters):
+    """Check that each text is `name=default`."""
+    for text in texts:
         name, default = text.split("=")
         assert ast.literal_eval(default) == parameters[name].default
 
 
-@pytest.fixture
-def batch_script(tmp_path):
-    """Start the batch script with stand-ins for mpirun and SLURM; give a function that ends it with a status.
+def test_the_tables_of_settings_events_and_options_are_complete():
+    parameters = inspect.signature(DistAsyncQLearning).parameters
+    names = list(parameters)
+    settings = rows("| argument | meaning |", FAULT_TOLERANCE)
+    assert {text.split("=")[0] for text in settings} == set(names[names.index("timeout") :])
+    check_defaults(settings, parameters)
+    assert sorted(rows("| kind of event |", FAULT_TOLERANCE)) == sorted(KINDS)
+    parser = argparse.ArgumentParser(add_help=False)
+    launch.add_arguments(parser)
+    known = [word for action in parser._actions for word in action.option_strings]
+    said = [re.match(r"-[-\w]+", word) for word in rows("| option | default |", FAULT_TOLERANCE)]
+    assert sorted(word[0] for word in said if word) == sorted(known)
+    table = FAULT_TOLERANCE.read_text().split("| option | default |")[1]
+    for action in parser._actions:
+        if isinstance(action.default, (int, float, Path)) and not isinstance(action.default, bool):
+            told = re.search(rf"`{action.option_strings[-1]} .*?\| (.*?) \|", table)
+            assert str(action.default).removesuffix(".0") in told[1], action.dest
 
-    The stand-in of mpirun ends with `code`, or with 75 when it hears USR1.
+
+@pytest.fixture
+def batch_script(request, tmp_path):
+    """Start a batch script with stand-ins for what it runs; give a function that ends it with a status.
+
+    The stand-in of mpirun, and of Python as the launcher, ends with `code`, or with 75 when it hears
+    USR1. The document is the one that the test asks for.
     """
-    (script,) = blocks(CHECKPOINTS, "bash")
+    (script,) = blocks(getattr(request, "param", CHECKPOINTS), "bash")
     (tmp_path / "job.sh").write_text(script)
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
-    stand_ins = {
-        "mpirun": 'trap "exit 75" USR1\necho "$*" > started\n[ -z "$CODE" ] || exit "$CODE"\n'
-        "for i in $(seq 600); do sleep 0.05; done",
-        "scontrol": 'echo "$*" >> asked',
-    }
+    job = (
+        'trap "exit 75" USR1\necho "$*" > started\n[ -z "$CODE" ] || exit "$CODE"\n'
+        "for i in $(seq 600); do sleep 0.05; done"
+    )
+    stand_ins = {"mpirun": job, "python": job, "scontrol": 'echo "$*" >> asked'}
     for name, text in stand_ins.items():
         (bin_folder / name).write_text(f"#!/bin/bash\n{text}\n")
         (bin_folder / name).chmod(0o755)
@@ -160,8 +196,9 @@ def asked_of_slurm(tmp_path):
     return path.read_text().splitlines() if path.exists() else []
 
 
-def test_the_batch_script_is_one_for_bash(tmp_path):
-    (script,) = blocks(CHECKPOINTS, "bash")
+@pytest.mark.parametrize("document", [CHECKPOINTS, FAULT_TOLERANCE], ids=lambda path: path.stem)
+def test_the_batch_script_is_one_for_bash(document):
+    (script,) = blocks(document, "bash")
     checked = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, timeout=30.0)
     assert (checked.returncode, checked.stderr) == (0, "")
     # SLURM takes its own lines from the top of the script only.
@@ -174,6 +211,24 @@ def test_the_warning_goes_on_to_mpirun_and_the_job_back_into_the_queue(batch_scr
     assert batch_script(warn=True) == 75
     assert (tmp_path / "started").read_text() == "--bind-to none python train.py\n"
     assert asked_of_slurm(tmp_path) == ["requeue 17"]
+
+
+@pytest.mark.parametrize("batch_script", [FAULT_TOLERANCE], indirect=True)
+def test_the_warning_goes_on_to_launch_and_the_job_back_into_the_queue(batch_script, tmp_path):
+    assert batch_script(warn=True) == 75
+    package, *words = shlex.split((tmp_path / "started").read_text())[1:]
+    parser = argparse.ArgumentParser()
+    launch.add_arguments(parser)
+    assert (package, words.pop(0)) == ("dist_classicrl", "launch")
+    assert parser.parse_args(words).script == ["train.py", "--checkpoint-dir", "saved"]
+    assert asked_of_slurm(tmp_path) == ["requeue 17"]
+
+
+@pytest.mark.parametrize("batch_script", [FAULT_TOLERANCE], indirect=True)
+@pytest.mark.parametrize("code", [0, 1])
+def test_what_launch_ends_otherwise_is_not_queued_again(batch_script, tmp_path, code):
+    assert batch_script(code) == code
+    assert asked_of_slurm(tmp_path) == []
 
 
 @pytest.mark.parametrize(
