@@ -278,6 +278,20 @@ def test_the_head_ends_a_job_in_which_a_rank_hangs(run, end, head, launched, abo
     assert finished.record.is_complete == (launched and head == 0 and not end)
 
 
+@pytest.mark.parametrize("rank, told", [(0, "script waited aborted"), (1, "script ended")])
+def test_the_head_lets_the_others_end_first(run, rank, told):
+    text = f"""{MPI}
+ending.note_hanging(
+    lambda code: print("aborted"),
+    lambda seconds: print("waited", end=" "),
+    lambda: print("ended"),
+)
+ending.note_head({rank == 0})
+print("script", end=" ")
+"""
+    assert run(text, env={"OMPI_COMM_WORLD_RANK": str(rank)}).stdout.strip() == told
+
+
 def test_a_hanging_rank_that_is_back_does_not_end_the_job(run):
     text = f"{MPI}\nending.note_hanging(lambda code: print(code))\nending.note_hanging(None)"
     assert run(text).stdout == ""

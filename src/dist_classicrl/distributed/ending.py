@@ -48,6 +48,8 @@ class _Process:
     is_aside: bool = False
     is_managed: bool = False
     abort: Callable[[int], None] | None = None
+    await_others: Callable[[float], None] | None = None
+    say_ended: Callable[[], None] | None = None
     ending: Ending | None = None
     record: Record | None = None
 
@@ -68,12 +70,23 @@ def note_losses() -> None:
     _process.has_losses = True
 
 
-def note_hanging(abort: Callable[[int], None] | None) -> None:
+def note_hanging(
+    abort: Callable[[int], None] | None,
+    await_others: Callable[[float], None] | None = None,
+    say_ended: Callable[[], None] | None = None,
+) -> None:
     """Note that a rank is alive, but may never end, or with None that there is none.
 
-    The head then ends the job by `abort(code)` when it ends itself.
+    Parameters
+    ----------
+    abort : callable or None
+        Ends the job with a status. The head calls it when it ends itself.
+    await_others : callable, optional
+        Waits until the other ranks have ended, but no more seconds than given. The head calls it before that.
+    say_ended : callable, optional
+        Tells the head that this rank has ended. Any other rank calls it when it does.
     """
-    _process.abort = abort
+    _process.abort, _process.await_others, _process.say_ended = abort, await_others, say_ended
 
 
 def note_aside() -> None:
@@ -212,8 +225,12 @@ def _end() -> None:
         except OSError as trouble:
             _warn(_process.record, trouble)
     mpi_is_on = _has_started_mpi() and not sys.modules["mpi4py.MPI"].Is_finalized()
+    if not head and _process.say_ended is not None and mpi_is_on:
+        _process.say_ended()
     if head and _process.abort is not None and mpi_is_on:
         _flush()
+        if _process.await_others is not None:
+            _process.await_others(_OTHERS_SECONDS)
         _limit_seconds(_HEAD_SECONDS)  # where mpirun cannot be reached, it never returns
         _process.abort((0 if ending is None else ending.code) or DONE_BUT_HANGING)
     if _process.has_losses and mpi_is_on:

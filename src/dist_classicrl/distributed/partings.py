@@ -14,7 +14,7 @@ from dist_classicrl.distributed.failures import failure_text, raise_remote
 from dist_classicrl.distributed.messages import Kind
 from dist_classicrl.distributed.saving import Saver
 from dist_classicrl.distributed.stopping import Stop
-from dist_classicrl.distributed.transport import Backoff, Channel, Wire
+from dist_classicrl.distributed.transport import SMALL_PIECE_BYTES, Backoff, Channel, Wire
 from dist_classicrl.errors import ProtocolError, RemoteRankError, TrainingStopped
 
 logger = logging.getLogger(__name__)
@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 _PATIENCE_SECONDS = 5.0
 _HANGING_SECONDS = 0.5
 _BYE_SECONDS = 1.0
+_ENDED_TAG = 2
 
 
 def tell_stopped(
@@ -58,6 +59,23 @@ def _end_job(wire: Wire, late: list[Channel], code: int) -> None:
             sys.stderr.flush()
             wire.abort(code)
         time.sleep(1e-2)
+
+
+def say_ended(wire: Wire, head: int) -> None:
+    """Tell rank `head`, which ends the job because some rank hangs, that this one has ended its script."""
+    channel = wire.channel(head, _ENDED_TAG, SMALL_PIECE_BYTES)
+    channel.send(messages.encode(Kind.BYE))
+    channel.close(_BYE_SECONDS)
+
+
+def await_ends(wire: Wire, ranks: list[int], seconds: float) -> None:
+    """Wait until `ranks` have ended their scripts, or have died, but no longer than `seconds`."""
+    waiting = [wire.channel(rank, _ENDED_TAG, SMALL_PIECE_BYTES) for rank in ranks]
+    deadline = wire.now() + seconds
+    backoff = Backoff(wire.sleep)
+    while waiting and wire.now() < deadline:
+        waiting = [channel for channel in waiting if channel.poll() is None and channel.lost is None]
+        backoff.wait()
 
 
 def take_in_stop(saver: Saver | None, parts: list[np.ndarray]) -> None:

@@ -24,6 +24,8 @@ from dist_classicrl.distributed.alone import run_alone
 from dist_classicrl.distributed.crew import Crew, Timing, crew_of
 from dist_classicrl.distributed.election import Deposed
 from dist_classicrl.distributed.membership import View
+from dist_classicrl.distributed.messages import Kind
+from dist_classicrl.distributed.partings import await_ends, say_ended
 from dist_classicrl.distributed.replacing import find_parent, replacement_mark
 from dist_classicrl.distributed.report import Progress, TrainingResult
 from dist_classicrl.distributed.roles import Entry, join
@@ -206,6 +208,7 @@ def _train_together(agent: DistAsyncQLearning, asked: Request, world: Any) -> Tr
             clean = True
             raise
         finally:
+            _hear_out(crew)
             _note_ending(crew)
             crew.end_call(_LINGER_SECONDS if clean else 0.0)
 
@@ -305,6 +308,15 @@ def _timing(agent: DistAsyncQLearning, wire: Wire) -> Timing:
     return Timing(min(settings.heartbeat_interval, silence / 4.0), silence, settings.timeout)
 
 
+def _hear_out(crew: Crew) -> None:
+    """Take in the last control messages of a call: who is away, and who asks to take part too late."""
+    for sender, kind, parts in crew.poll():
+        if kind is Kind.VIEW:
+            crew.accept(parts)
+        elif kind is Kind.JOIN and crew.is_server:
+            crew.tell_over(sender, crew.call)
+
+
 def _note_ending(crew: Crew) -> None:
     """Let the end of the process know who died, who hangs, and who is in charge."""
     ending.note_head(crew.is_server)
@@ -312,8 +324,12 @@ def _note_ending(crew: Crew) -> None:
     away = set(range(crew.wire.size)) - set(crew.view.members) - crew.dead - left
     if crew.dead or away:
         ending.note_losses()
-    if away and crew.is_server:
-        ending.note_hanging(crew.wire.abort)
+    others = sorted(set(crew.view.members) - crew.dead - {crew.rank})
+    ending.note_hanging(
+        crew.wire.abort if away and crew.is_server else None,
+        partial(await_ends, crew.wire, others),
+        partial(say_ended, crew.wire, crew.view.server) if away and crew.is_member else None,
+    )
 
 
 class _Call:
