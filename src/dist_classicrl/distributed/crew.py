@@ -80,6 +80,8 @@ class Crew:
         The highest reign that this rank has promised to follow, or follows.
     record : Record
         What happened to the ranks in this call.
+    unheard : list of View
+        Earlier ones that this rank announced as a server, as long as the others may know nothing newer.
     tried : int
         The highest reign for which this rank has held a vote.
     joins : int
@@ -97,6 +99,7 @@ class Crew:
         self.timing = Timing(1.0, 30.0, 600.0)
         self.is_guest = False
         self.record = Record()
+        self.unheard: list[View] = []
         self.tried = 0
         self.joins = 0
         self._links: dict[int, Channel] = {}
@@ -159,6 +162,7 @@ class Crew:
         if view.reign < self.promised or view.key <= self.view.key:
             return None
         self.adopt(view)
+        self.unheard.clear()
         self.record.take(parts[1])
         return view
 

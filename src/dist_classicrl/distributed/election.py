@@ -96,6 +96,7 @@ class Election:
         self._base = base
         self._begun = crew.wire.now()
         self._lost = crew.view.server
+        crew.unheard.clear()
         self._ballot: _Ballot | None = None
         self._next_try = self._begun
         self._promised_at = self._begun

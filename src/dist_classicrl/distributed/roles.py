@@ -130,7 +130,11 @@ def join(crew: Crew) -> Entry:
     crew.joins += 1
     while wire.now() < end:
         if wire.now() - asked > _ASK_SHARE * crew.timing.silence:
-            crew.send(crew.view.server, Kind.JOIN, np.array([crew.joins], np.int64))
+            server = crew.view.server
+            # Who serves in place of one that died may be anybody, and does not know of this rank.
+            lost = server in crew.dead or wire.now() > end - crew.timing.election
+            for peer in range(wire.size) if lost else [server]:
+                crew.send(peer, Kind.JOIN, np.array([crew.joins], np.int64))
             asked = wire.now()
         for sender, kind, parts in crew.poll():
             if kind is Kind.WELCOME:

@@ -80,6 +80,7 @@ class Setup:
         everything = {self.rank: own}
         for rank in self._channels:
             everything[rank] = self._await(rank, Kind.GATHER, what)[0]
+        self._crew.unheard.clear()
         parts = [everything[rank] for rank in self.members]
         self._tell_all(parts)
         return parts
@@ -143,7 +144,9 @@ class Setup:
         crew = self._crew
         crew.dead.update(lost)
         members = tuple(rank for rank in crew.view.members if rank not in lost)
-        if not may_serve(crew.view, members, crew.dead, crew.hosts):
+        # MPI gives up the ranks of a host that is cut off one by one.
+        views = [*crew.unheard, crew.view]
+        if not all(may_serve(view, members, crew.dead, crew.hosts) for view in views):
             raise CutOffError(
                 f"The ranks {', '.join(map(str, sorted(lost)))} are gone, with their hosts, before training "
                 "began: the network may be cut. Start the job again, best with `python -m dist_classicrl "
@@ -153,6 +156,7 @@ class Setup:
         view = View(reign, 0, crew.rank, members)
         for rank in sorted(lost):
             crew.record.add("excluded", rank, 0.0, detail="before training began")
+        crew.unheard = views
         crew.announce(view)
         raise Deposed(view)
 
