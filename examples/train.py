@@ -4,6 +4,8 @@
     mpirun -n 16 python train.py               a server and fifteen workers
     python train.py --env Taxi-v4 --steps 5000000
     python train.py --checkpoint-dir saved     typed again after a stop, it goes on from there
+    python -m dist_classicrl launch -n 16 train.py --checkpoint-dir saved
+                                               the same, and it survives the death of ranks
 
 Rank 0 alone speaks, evaluates and saves.
 """
@@ -67,6 +69,13 @@ def parse_arguments() -> argparse.Namespace:
         help="go on from a checkpoint: if there is one, or there must be one, or not (default: %(default)s)",
     )
     saving.add_argument("--time-limit", help="stop by itself after a time such as 55min or 1:30:00")
+    parser.add_argument(
+        "--on-failure",
+        choices=("continue", "replace", "abort"),
+        default="continue",
+        help="what a lost worker means: the others go on, a new one is started, or the run ends "
+        "(default: %(default)s)",
+    )
     arguments = parser.parse_args()
     if arguments.output is None:
         arguments.output = Path("runs") / f"{arguments.env.replace('/', '-')}.npz"
@@ -99,6 +108,7 @@ def main() -> None:
         epsilon=arguments.epsilon,
         async_updates=not arguments.reproducible,
         seed=arguments.seed,
+        on_failure=arguments.on_failure,
     )
     result = agent.train(
         env=arguments.env,
@@ -114,6 +124,8 @@ def main() -> None:
     if agent.rank == 0:
         if result.resumed_from is not None:
             print(f"resumed from   {result.resumed_from}")
+        if result.lost_workers:
+            print(f"lost           {', '.join(f'rank {rank}' for rank in result.lost_workers)}")
         greedy_return = agent.evaluate(arguments.env, episodes=arguments.episodes).mean_return
         arguments.output.parent.mkdir(parents=True, exist_ok=True)
         agent.save_model(arguments.output)
