@@ -209,21 +209,19 @@ def test_again_and_again(world, make_agent, lake):
 # Ranks that say nothing, and ranks that are merely slow
 
 
-def hanging_env(world):
-    """Return what makes environments; the last rank's hangs once, for longer than `SHORT_TIMEOUT`."""
-    culprit = world.size - 1
-    # The others make their steps so slowly that the run goes on when it is back.
-    return lambda: (
-        Corridor(hangs_for=4.5) if world.rank == culprit else Corridor(seconds=2e-3, hangs_for=2e-3)
-    )
+def hanging_env(world, seconds):
+    """Return what makes environments: on the last rank one that hangs once, on others one as slow as that."""
+    culprit = world.rank == world.size - 1
+    return lambda: Corridor(hangs_for=4.5) if culprit else Corridor(seconds=seconds, hangs_for=seconds)
 
 
 def test_a_rank_that_hangs_is_done_without_and_comes_back(world, make_agent, lake, several_ranks):
     culprit = world.size - 1
     check_trains(world, make_agent(n_envs=1), Corridor, 1_000)  # what has to be compiled is
     agent = make_agent(timeout=SHORT_TIMEOUT, n_envs=1, sync_frequency=1, batch_size=1)
+    # The others make their steps so slowly that the run goes on when it is back.
     steps = 3_000 * max(world.size - 2, 1)
-    result = agent.train(hanging_env(world), total_steps=steps)
+    result = agent.train(hanging_env(world, 2e-3), total_steps=steps)
     assert result.steps == agent.visits.sum() == steps
     assert result.lost_workers == ()
     events = [(event["kind"], event["rank"]) for event in result.events]
@@ -242,7 +240,7 @@ def test_the_reproducible_mode_cannot_do_without_a_rank_that_has_the_state_of_en
     agent = make_agent(timeout=SHORT_TIMEOUT, **settings)
     begin = time.monotonic()
     with pytest.raises((RankLostError, CutOffError, RemoteRankError), match="lost|too few") as caught:
-        agent.train(hanging_env(world), total_steps=20_000_000)
+        agent.train(hanging_env(world, 0.0), total_steps=20_000_000)
     if world.rank == 0:
         assert type(caught.value) is RankLostError
         assert f"Rank {culprit} is lost, and with it the state of its environments" in str(caught.value)

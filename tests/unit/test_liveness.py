@@ -16,7 +16,7 @@ from dist_classicrl.distributed.report import ProgressClock, Tally
 from dist_classicrl.distributed.serving import NobodyLeft, Policy
 from dist_classicrl.distributed.worker import Worker
 from dist_classicrl.distributed.working import ServerLost
-from dist_classicrl.errors import RemoteRankError
+from dist_classicrl.errors import CutOffError, RemoteRankError
 from dist_classicrl.settings import Settings
 from dist_classicrl.updates.local import LocalTable, Refresh
 from dist_classicrl.updates.shared import SharedTable
@@ -41,26 +41,30 @@ def clock(monkeypatch):
     stop_clock(monkeypatch)
 
 
-def crew(rank, channel):
-    return crew_of(rank, [channel], INTERVAL, SILENCE, STUCK)
+def crew(rank, *channels):
+    return crew_of(rank, channels, INTERVAL, SILENCE, STUCK)
 
 
 # The server
 
 
-def serve(async_updates, channel, report):
+def serve(async_updates, channel, report, *others):
     tally, table = Tally(100), SharedTable(np.zeros(4), np.zeros(4, np.int64))
     progress = ProgressClock(tally, report, SILENCE)
-    common = (crew(0, channel), table, Policy(), tally)
+    common = (crew(0, channel, *others), table, Policy(), tally)
     if async_updates:
-        leases = LeaseBook(0, 100, [1], 10)
+        leases = LeaseBook(0, 100, [1, *(other.peer for other in others)], 10)
         serving = server.Server(*common, leases=leases, clock=progress)
     else:
         serving = rounds.RoundServer(*common, settings=SETTINGS, start=0, steps=100, clock=progress)
     try:
         serving.run()
     finally:
-        channel.events = [(event["kind"], event["rank"]) for event in serving.crew.record.events]
+        channel.events = [
+            (event["kind"], event["rank"])
+            for event in serving.crew.record.events
+            if event["kind"] != "suspected"
+        ]
 
 
 @pytest.mark.parametrize("async_updates", [True, False])
@@ -101,6 +105,19 @@ def test_a_worker_whose_main_loop_hangs_is_lost_though_its_process_is_heard(asyn
         serve(async_updates, channel, None)
     assert channel.events == [("excluded", 1)]
     assert STUCK < channel.seconds < STUCK + SILENCE
+
+
+@pytest.mark.parametrize("async_updates", [True, False])
+@pytest.mark.parametrize("progress, raised", [(False, NobodyLeft), (None, CutOffError)])
+def test_ranks_whose_main_loops_hang_are_not_cut_off(async_updates, progress, raised):
+    def channel(peer):
+        said = beats(0.0, 3.0 * STUCK, INTERVAL, progress=False)
+        return TimedChannel(peer, *(said if progress is not None else said[:1]))
+
+    first, *others = map(channel, (1, 2, 3))
+    with pytest.raises(raised):
+        serve(async_updates, first, None, *others)
+    assert len(first.events) == (3 if raised is NobodyLeft else 0)
 
 
 # A worker of the reproducible mode

@@ -89,11 +89,12 @@ class Serving:
         self.begun = now
         self.progress = 0
         self.peers: dict[int, Peer] = {}
+        #: Who was lost before this rank began to serve, and why.
+        self.lost_before: list[tuple[int, str]] = []
         self._gone: list[Channel] = []
         self._replacements: Replacements | None = None
         self._untried: set[int] = set()  # replacements that have not pushed yet
         self._expected: dict[int, Channel] = {}  # to replacements that have not said a word yet
-        self._guests = 0
         if self.policy.on_failure == "replace":
             self._replacements = Replacements(self.policy.max_replacements, str(crew.call), crew.wire.now)
         self._joins: dict[int, int] = {}
@@ -245,13 +246,14 @@ class Serving:
             If no worker is left.
         """
         crew = self.crew
-        say_beat(self.channels, self.beat(), crew.timing.interval, now)
         if crew.look() or any(peer.channel.lost for peer in self.peers.values()):
+            say_beat(self.channels, self.beat(), crew.timing.interval, now)
             self._take_in_control()
-        for rank, why in self._judge(now).items():
-            self._exclude(rank, why)
-        if self._replacements is not None:
-            self._replace(self._replacements, now)
+            for rank, why in self._judge(now).items():
+                self._drop(rank, "excluded", why)
+                self.check_policy(rank, why)
+            if self._replacements is not None:
+                self._replace(self._replacements, now)
         if not self.workers:
             raise NobodyLeft
 
@@ -285,34 +287,37 @@ class Serving:
             If too few others are left to go on.
         """
         crew, timing = self.crew, self.crew.timing
-        lost: dict[int, str] = {}
+        silent: dict[int, str] = {}
+        stuck: dict[int, str] = {}  # heard here, so they follow no other server
         doubtful: set[int] = set()
         for rank, peer in self.peers.items():
             channel = peer.channel
             if channel.lost is not None or rank in crew.dead:
-                lost[rank] = "MPI reports its death"
+                silent[rank] = "MPI reports its death"
             elif now - channel.last_heard > timing.silence:
-                lost[rank] = f"silent for {now - channel.last_heard:.1f} s"
-            elif now - peer.progressed_at > timing.stuck:
-                lost[rank] = f"its main loop made no progress for {now - peer.progressed_at:.1f} s"
+                silent[rank] = f"silent for {now - channel.last_heard:.1f} s"
             else:
                 self._suspect(rank, peer, now)
                 if peer.is_suspect:
                     doubtful.add(rank)
+                if now - peer.progressed_at > timing.stuck:
+                    stuck[rank] = f"its main loop made no progress for {now - peer.progressed_at:.1f} s"
+        lost = {**silent, **stuck}
         if not lost:
             return lost
-        dead = {rank for rank in lost if rank in crew.dead or self.peers[rank].channel.lost is not None}
+        dead = {rank for rank in silent if rank in crew.dead or self.peers[rank].channel.lost is not None}
         dead.intersection_update(crew.view.members)
         crew.dead.update(dead)
-        present = set(crew.view.members) - set(lost)
-        if not self._announced.may_serve(present, crew.dead, crew.hosts):
+        present = set(crew.view.members) - set(silent)
+        if silent and not self._announced.may_serve(present, crew.dead, crew.hosts):
             raise CutOffError(
-                f"The server, rank {crew.rank}, does not hear the ranks {', '.join(map(str, sorted(lost)))} "
-                f"any more ({next(iter(lost.values()))}), which is more than half of the run: the network "
-                "may be cut, and the others may go on without it. Start the job again, best with `python -m "
-                "dist_classicrl launch`: it goes on from the last checkpoint."
+                f"The server, rank {crew.rank}, does not hear the ranks "
+                f"{', '.join(map(str, sorted(silent)))} any more ({next(iter(silent.values()))}), which is "
+                "more than half of the run: the network may be cut, and the others may go on without it. "
+                "Start the job again, best with `python -m dist_classicrl launch`: it goes on from the last "
+                "checkpoint."
             )
-        sure = self._announced.may_serve(present - doubtful, crew.dead, crew.hosts)
+        sure = not doubtful or self._announced.may_serve(present - doubtful, crew.dead, crew.hosts)
         return lost if sure else {}
 
     def _suspect(self, rank: int, peer: Peer, now: float) -> None:
@@ -326,8 +331,14 @@ class Serving:
         else:
             self.note("cleared", rank)
 
-    def _exclude(self, rank: int, why: str) -> None:
-        self._drop(rank, "excluded", why)
+    def check_policy(self, rank: int, why: str) -> None:
+        """Check that the run may go on without `rank`, which was lost.
+
+        Raises
+        ------
+        RankLostError
+            If it may not.
+        """
         policy = self.policy
         if policy.on_failure == "abort":
             raise RankLostError(
@@ -341,6 +352,20 @@ class Serving:
                 "min_workers."
             )
 
+    def check_earlier_losses(self) -> None:
+        """Check, and have replaced, who was lost before this rank began to serve.
+
+        Raises
+        ------
+        RankLostError
+            If the run may not go on without them.
+        """
+        for rank, why in self.lost_before:
+            if self._replacements is not None:
+                self._replacements.wanted(1)
+            self.check_policy(rank, why)
+        self.lost_before.clear()
+
     def has_pushed(self, rank: int) -> None:
         """Take note that a worker has done something."""
         if rank in self._untried and self._replacements is not None:
@@ -353,8 +378,7 @@ class Serving:
         replacements.start(now)
         for intercomm in replacements.poll():
             channel = crew.wire.channel_over(intercomm)
-            rank = crew.wire.size + self._guests
-            self._guests += 1
+            rank = self._new_number()
             numbers = np.array([rank], np.int64)
             view, told = crew.view.to_numbers(), messages.text(self.told)
             channel.send(messages.encode(Kind.WELCOME, numbers, view, told))
@@ -375,15 +399,21 @@ class Serving:
                 replacements.wanted(1)
                 replacements.note_death_before_first_push()
 
+    def _new_number(self) -> int:
+        """Return a number that no rank has had, under this server or an earlier one."""
+        events = (event["rank"] for event in self.crew.record.events)
+        known = (self.crew.wire.size - 1, *self.table.applied, *events, *self.peers, *self._expected)
+        return max(known) + 1
+
     def _drop(self, rank: int, event: str, why: str) -> None:
         if self._replacements is not None and event == "excluded":
             self._replacements.wanted(1)
             if rank in self._untried:
                 self._untried.discard(rank)
                 self._replacements.note_death_before_first_push()
-        peer = self.peers.pop(rank)
-        peer.channel.close()
-        returned = 0 if peer.waits else self.has_lost(rank)
+        # If that raises, this rank is one of those that have to be told.
+        returned = 0 if self.peers[rank].waits else self.has_lost(rank)
+        self.peers.pop(rank).channel.close()
         self.note(event, rank, returned, why)
         self._change_members(set(self.crew.view.members) - {rank}, rank)
 
@@ -396,7 +426,7 @@ class Serving:
     def _let_go(self, rank: int, told: dict[str, Any]) -> None:
         """Do without a worker that says so itself: it leaves the job, or only waits for the end."""
         peer = self.peers[rank]
-        returned = self.has_lost(rank)
+        returned = 0 if peer.waits else self.has_lost(rank)
         self.note(told["event"], rank, returned, told["why"])
         peer.waits = True
         if not told["waits"]:
