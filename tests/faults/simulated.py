@@ -49,6 +49,7 @@ from dist_classicrl.updates.shared import RoundMerge, SharedTable
 INTERVAL, SILENCE, STUCK = 0.2, 1.0, 12.0
 ENTRIES, SHARED = 4096, 8
 SETUP_SECONDS, LINGER = 8.0, 1.0
+LONGEST_STEP = 0.25 * SILENCE
 TIMING = Timing(INTERVAL, SILENCE, STUCK)
 
 
@@ -57,7 +58,7 @@ def random_conditions(rng: random.Random) -> Conditions:
     return Conditions(
         delay=rng.choice([1e-4, 1e-3, 1e-2, 3e-2]),
         tail=rng.choice([0.0, 0.01, 0.1]),
-        longest=rng.choice([0.1, 0.5, 0.5, 2.0]) * SILENCE,
+        longest=rng.choice([0.1, 0.3, 0.5, 2.0]) * SILENCE,
         hand_over=rng.choice([0.0, 0.02, 0.3]),
         nap=rng.choice([0.3, 1.0, 1.0]) * INTERVAL / 2.0,
         has_word=rng.random() < 0.5,
@@ -483,7 +484,7 @@ class Calls(Story):
         """Return how long so many steps take."""
         rng = self._rng
         seconds = steps * self.step_seconds * (0.5 + rng.random())
-        return seconds + (rng.random() * 0.8 * SILENCE if rng.random() < 0.002 else 0.0)
+        return seconds + (rng.random() * LONGEST_STEP if rng.random() < 0.002 else 0.0)
 
     def next_entry(self, rank: int) -> int:
         """Return an entry that no update was learned at."""
@@ -555,7 +556,7 @@ class Calls(Story):
         """Whether each rank that lives has to come to the end: nobody can seem to be lost who is not."""
         network, dead = self.network, sum(sim.died is not None for sim in self.network.ranks)
         if (
-            network.conditions.longest >= SILENCE
+            network.conditions.longest + LONGEST_STEP > 0.6 * SILENCE
             or network.was_cut
             or any(sim.was_stopped for sim in network.ranks)
         ):

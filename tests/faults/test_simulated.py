@@ -1,4 +1,4 @@
-"""Random histories of deaths, hangs and cuts over the protocol code; `simulated` runs them by the thousand."""
+"""Random histories of deaths, hangs and cuts over the protocol; `simulated` runs them by the thousand."""
 
 from __future__ import annotations
 
