@@ -93,6 +93,11 @@ class Settings:
         put("max_replacements", checked_whole("max_replacements", self.max_replacements, 0))
         _one_of("on_failure", self.on_failure, _ON_FAILURE)
         _one_of("on_error", self.on_error, _ON_ERROR)
+        if self.on_error == "exclude" and not self.async_updates:
+            raise SettingsError(
+                'on_error="exclude" has no place in the reproducible mode (async_updates=False), where each '
+                'round needs all logical workers. Leave it at "raise", or use async_updates=True.'
+            )
         for name in ("async_updates", "allow_singletons"):
             put(name, checked_flag(name, getattr(self, name)))
         if self.use_action_mask is not None:

@@ -30,7 +30,9 @@ itself by then if it does not hear them either."""
 
 _CONTROL_TAG = 1
 _FIRST_TAG = 64
-_TERMS = 64
+# Of the tags of one reign. What comes late for an admission must not be met by a later one.
+_ADMISSIONS = 4096
+_REIGNS = 8191
 
 
 @dataclass(frozen=True)
@@ -135,13 +137,15 @@ class Crew:
 
     def end_call(self, linger: float) -> None:
         """Close the control links."""
-        for link in self._links.values():
+        for peer, link in self._links.items():
             link.close(linger)
+            if link.late is not None:
+                self._early.append((peer, *messages.decode(link.late)))
         self._links.clear()
 
     def tag(self, purpose: int, admission: int = 0) -> int:
         """Return the tag of this call's messages for one purpose: the setup, or an admission of a reign."""
-        number = (self.call * self.wire.size * _TERMS + purpose) * _TERMS + admission % _TERMS
+        number = (self.call * _REIGNS + purpose) * _ADMISSIONS + admission % _ADMISSIONS
         return _FIRST_TAG + number % (self.wire.tag_limit - _FIRST_TAG)
 
     def send(self, peer: int, kind: Kind, *parts: np.ndarray) -> None:

@@ -86,15 +86,17 @@ class Announced:
         """Take note of a new view."""
         self._views.append(view)
 
-    def echo(self, rank: int, key: tuple[int, int]) -> None:
-        """Hear that `rank` knows the view with this key."""
-        if len(self._views) == 1 or self._heard.get(rank) == key:
-            return
+    def awaits(self, rank: int, key: tuple[int, int]) -> bool:
+        """Whether it matters that `rank` knows the view with this key."""
+        return len(self._views) > 1 and self._heard.get(rank) != key
+
+    def echo(self, rank: int, key: tuple[int, int], dead: Collection[int] = ()) -> None:
+        """Hear that `rank` knows the view with this key; the `dead`, beyond doubt, never will."""
         self._heard[rank] = key
         while len(self._views) > 1:
             old, new = self._views[:2]
             known = [m for m in old.members if m == old.server or self._heard.get(m, (-1, -1)) >= new.key]
-            if 2 * len(known) <= len(old.members):
+            if 2 * len(known) <= len(set(old.members) - set(dead)):
                 return
             del self._views[0]
 

@@ -13,6 +13,9 @@ logger = logging.getLogger(__name__)
 KINDS = ("suspected", "cleared", "excluded", "readmitted", "replaced", "left", "failover")
 """What an event may be."""
 
+_DOUBTS = ("suspected", "cleared")
+_MOST_DOUBTS = 200  # all that happened goes along with each change of the membership
+
 _TEXTS = {
     "suspected": "Rank {rank} is suspected to be lost",
     "cleared": "Rank {rank} is heard again",
@@ -63,6 +66,9 @@ class Record:
         detail : str
             Why.
         """
+        doubts = [event for event in self.events if event["kind"] in _DOUBTS]
+        if kind in _DOUBTS and len(doubts) >= _MOST_DOUBTS:
+            self.events.remove(doubts[0])
         self.events.append(
             {
                 "kind": kind,
@@ -74,7 +80,7 @@ class Record:
         )
         text = _TEXTS[kind].format(rank=rank)
         returned = f"; {steps_returned:,} steps of its leases go to others" if steps_returned else ""
-        level = logging.INFO if kind in ("suspected", "cleared") else logging.WARNING
+        level = logging.INFO if kind in _DOUBTS else logging.WARNING
         logger.log(level, "%s after %.2f s%s%s.", text, seconds, f" ({detail})" if detail else "", returned)
 
     @property

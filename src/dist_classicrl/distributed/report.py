@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -228,9 +228,14 @@ class Tally:
         )
 
     def result(
-        self, seconds: float, compile_seconds: float, workers: int, record: Record | None = None
+        self,
+        seconds: float,
+        compile_seconds: float,
+        workers: int,
+        record: Record | None = None,
+        away: Iterable[int] = (),
     ) -> TrainingResult:
-        """Return the call's result, `seconds` after this process began."""
+        """Return the call's result, `seconds` after this process began, with those lost who are `away`."""
         seconds += self.earlier_seconds
         busy = self.learning_seconds / self.worker_seconds if self.worker_seconds > 0.0 else 1.0
         return TrainingResult(
@@ -242,7 +247,7 @@ class Tally:
             compile_seconds=compile_seconds,
             steps_per_second=self.steps / seconds if seconds > 0.0 else 0.0,
             workers=workers,
-            lost_workers=() if record is None else record.lost,
+            lost_workers=tuple(sorted({*away, *(() if record is None else record.lost)})),
             events=() if record is None else tuple(record.events),
             pushes=self.pushes,
             bytes_pushed=self.bytes_pushed,

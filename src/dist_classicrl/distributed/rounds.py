@@ -224,6 +224,7 @@ class RoundServer(Serving):
         todo = rounds(self.settings, self.start + self.made, self.steps - self.made)
         for number, quotas in enumerate(todo, self.now_at.number):
             stop, order = self._next_order()
+            self.check_earlier_losses()
             self._begin_round(since, order)
             if stop is not None:
                 self._await_states()
@@ -468,7 +469,7 @@ class RoundWorker(Working):
         return Base.finished(self._base.reign) if self.final is not None else self._base
 
     def start_from(self, base: Base) -> None:
-        """Take note that the table is what the server of `base` began with; none: learners are out of date."""
+        """Take note that the table is what the server of `base` began with; none: learners are old."""
         self._base = base
         if not base.is_some:
             self.learners = {}
@@ -477,6 +478,7 @@ class RoundWorker(Working):
         """Take nothing from the server any more."""
         self.channel.close()
         self._order = None
+        self._leaving = False
 
     def run(self) -> tuple[Refresh, dict[str, Any]] | None:
         """Play rounds until the server says that the run is done.

@@ -128,6 +128,7 @@ class Server(Serving):
                 break
             self.look_around(woken)
             if not self._awaits_maps:
+                self.check_earlier_losses()
                 for rank, client in self._clients.items():
                     if client.owes_reply:
                         self._reply(rank, client)
@@ -226,11 +227,13 @@ class Server(Serving):
 
     def _take_hand_in(self, rank: int, client: _Client, size: int, parts: list[np.ndarray]) -> None:
         """Apply a push that the server before this one may have had: what its survivors had, counts."""
-        sequence, steps, is_last = parts[0].tolist()
+        sequence, steps, is_last, last_sequence = parts[0].tolist()
         if sequence and self.table.apply(rank, sequence, PackedMap.from_parts(parts[2:])):
             self.leases.credit(steps)
             self._count(size, parts[1])
         if is_last:
+            # What it forgot when it came back, before its base had caught up, is not missing here.
+            self.table.applied[rank] = max(self.table.applied.get(rank, 0), last_sequence)
             client.hands_in = False
             client.owes_reply = True
 

@@ -12,7 +12,7 @@ from dist_classicrl.distributed import messages
 from dist_classicrl.distributed.crew import Crew
 from dist_classicrl.distributed.election import Base, Deposed, answer
 from dist_classicrl.distributed.failures import raise_remote
-from dist_classicrl.distributed.membership import Announced, View
+from dist_classicrl.distributed.membership import Announced, View, confirmed
 from dist_classicrl.distributed.messages import Kind
 from dist_classicrl.distributed.pulse import beat_message, say_beat
 from dist_classicrl.distributed.replacing import Replacements
@@ -229,7 +229,10 @@ class Serving:
         if progress != peer.progress:
             peer.progress = progress
             peer.progressed_at = self.crew.wire.now()
-        self._announced.echo(rank, view)
+        if self._announced.awaits(rank, view):
+            crew = self.crew
+            present = {crew.rank, *self.workers}.intersection(crew.view.members)
+            self._announced.echo(rank, view, confirmed(crew.dead, present, crew.hosts))
 
     def look_around(self, now: float) -> None:
         """Take in control messages, and judge who is lost: at time `now`, up to which all was received.
@@ -457,6 +460,21 @@ class Serving:
         numbers = np.array([admission, self.table.applied.get(rank, 0)], np.int64)
         crew.send(rank, Kind.WELCOME, numbers, crew.view.to_numbers(), messages.text(self.told))
         self.has_admitted(rank)
+
+    def await_successor(self) -> None:
+        """Find out who has taken over the checkpoints: another server of this run, or somebody else.
+
+        Raises
+        ------
+        Deposed
+            If another rank serves now.
+        """
+        wire = self.crew.wire
+        deadline = wire.now() + self.crew.timing.silence
+        backoff = Backoff(wire.sleep)
+        while wire.now() < deadline and len(self.crew.view.members) > 1:
+            self._take_in_control()
+            backoff.wait()
 
     # The end
 

@@ -120,7 +120,8 @@ class StopWatch(_Listener):
         super().__init__()
         self._started = time.monotonic()
         self._time_limit = time_limit
-        self._slurm_left = slurm_left
+        self._slurm_end = None if slurm_left is None else self._started + slurm_left
+        self._slurm_share = 0.0 if slurm_left is None else _SLURM_SHARE * slurm_left
         self._answers = {
             number: _answer(number, f"on rank {rank} ({socket.gethostname()})")
             for number in (*signals, signal.SIGINT)
@@ -147,15 +148,29 @@ class StopWatch(_Listener):
         self._is_told = True
         return self.stop
 
+    @property
+    def slurm_left(self) -> float | None:
+        """Seconds until SLURM ends the job, as another rank may have found out; None: not known."""
+        return None if self._slurm_end is None else self._slurm_end - time.monotonic()
+
+    @slurm_left.setter
+    def slurm_left(self, seconds: float) -> None:
+        self._slurm_end = time.monotonic() + seconds
+        self._slurm_share = _SLURM_SHARE * seconds
+
+    def tell_again(self) -> None:
+        """Let `untold` return the request once more: who was told of it is gone."""
+        self._is_told = False
+
     def check_time(self, saving_seconds: float) -> None:
         """Request a stop where a time limit leaves just enough time to save, which takes `saving_seconds`."""
         elapsed = time.monotonic() - self._started
         margin = 2.0 * saving_seconds + _LEAST_MARGIN
         if self._time_limit is not None and elapsed >= self._time_limit - margin:
             self.ask(Stop(os.EX_TEMPFAIL, f"the time limit of {durations.shown(self._time_limit)}"))
-        if self._slurm_left is not None:
-            margin += min(_SLURM_MARGIN, _SLURM_SHARE * self._slurm_left)
-            if elapsed >= self._slurm_left - margin:
+        if self._slurm_end is not None:
+            margin += min(_SLURM_MARGIN, self._slurm_share)
+            if time.monotonic() >= self._slurm_end - margin:
                 self.ask(Stop(os.EX_TEMPFAIL, "SLURM's time limit"))
 
     def __enter__(self) -> StopWatch:

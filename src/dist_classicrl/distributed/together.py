@@ -223,7 +223,9 @@ class _Part:
             self.server = self.make_successor()
         self.worker = None
         for rank in sorted(self._members - set(crew.view.members)):
-            self.server.note("excluded", rank, detail="it had no part in the election")
+            why = "it had no part in the election"
+            self.server.note("excluded", rank, detail=why)
+            self.server.lost_before.append((rank, why))
         self.server.note("failover", crew.rank, detail=f"reign {crew.view.reign}")
         self.server.announce_events()
 
@@ -243,6 +245,8 @@ class _Part:
         run = self.run
         if self.server is None:
             self.server = self.make_server(SharedTable(run.values, run.counts))
+            lost = [event for event in self.crew.record.events if event["kind"] == "excluded"]
+            self.server.lost_before += [(event["rank"], event["detail"]) for event in lost]
         server = self.server
         with _heard(self.crew, lambda: server.channels, server.beat):
             if self._result is None:
@@ -261,7 +265,10 @@ class _Part:
                 except NobodyLeft:
                     logger.warning("No worker is left: rank %d goes on alone.", self.crew.rank)
                     self.learn_alone()
-        except (CheckpointFencedError, TrainingStopped):
+        except CheckpointFencedError:
+            server.await_successor()
+            raise
+        except TrainingStopped:
             raise
         except Exception:
             if saver is not None and isinstance(server, Server):
@@ -273,7 +280,9 @@ class _Part:
         if stop is not None and saver is not None:
             where = saver.save_last(run.values, run.counts, server.position, server.keep_alive)
             self._end_all(server, stop, where)
-        result = run.tally.result(seconds, self.compile_seconds, self.learning, self.crew.record)
+        crew = self.crew
+        away = set(range(crew.wire.size)) - set(crew.view.members)
+        result = run.tally.result(seconds, self.compile_seconds, self.learning, crew.record, away)
         where = None
         if saver is not None:
             where = saver.finish(run.values, run.counts, server.position, result, server.keep_alive)

@@ -137,6 +137,8 @@ class Channel:
         Whether the peer said so: it takes nothing any more.
     last_heard, last_sent : float
         `Wire.now` of the last message.
+    late : ndarray(uint8) or None
+        A message that came while the channel was closed.
     """
 
     def __init__(self, comm: Any, peer: int, tag: int, piece_bytes: int = PIECE_BYTES) -> None:
@@ -148,6 +150,7 @@ class Channel:
         self.peer = peer
         self.lost: str | None = None
         self.peer_failed = False
+        self.late: np.ndarray | None = None
         self._tag = tag
         self._piece = piece_bytes
         self._buffer = np.empty(piece_bytes, np.uint8)
@@ -168,7 +171,9 @@ class Channel:
 
     def _lose(self, error: Any) -> None:
         """Take note that MPI gave `error` for something that this peer has part in."""
-        self._request = None
+        if self._request is not None:
+            _left_to_mpi.append((self._request, self._buffer))
+            self._request = None
         if self.lost is None:
             self.lost = error if isinstance(error, str) else error.Get_error_string()
             logger.debug("Rank %d is lost: %s", self.peer, self.lost)
@@ -268,8 +273,10 @@ class Channel:
 
     def _settled(self) -> bool:
         try:
-            if self._request is not None and self._request.Test():
+            if self._request is not None and self._request.Test(self._status):
                 self._request = None
+                if not self._status.Is_cancelled():
+                    self.late = self._add(self._buffer[: self._status.Get_count(self._mpi.BYTE)])
         except self._mpi.Exception as error:
             self._lose(error)
         return self.reap() and self._request is None
@@ -291,8 +298,10 @@ def receive(channels: Sequence[Channel]) -> list[tuple[Channel, np.ndarray]]:
     unfinished = True
     while unfinished:
         unfinished = False
-        posted = [channel for channel in channels if channel._request is not None and not channel._is_apart]
-        requests = [channel._request for channel in posted]
+        # Once each: another thread that sends may find a channel lost, which then has no request any more.
+        pairs = [(channel, channel._request) for channel in channels if not channel._is_apart]
+        posted = [channel for channel, request in pairs if request is not None]
+        requests = [request for _, request in pairs if request is not None]
         statuses = [channel._status for channel in posted]
         try:
             places = MPI.Request.Testsome(requests, statuses) or ()
@@ -332,7 +341,7 @@ def _sort_out(posted: list[Channel], statuses: list[Any], error: Any) -> list[tu
         # An error that names nobody: each receive has to be asked by itself.
         for channel in posted:
             try:
-                if channel._request.Test(channel._status):
+                if channel._request is not None and channel._request.Test(channel._status):
                     ready.append((channel, channel._status))
             except MPI.Exception as own:
                 channel._lose(own)

@@ -186,12 +186,12 @@ class Worker(Working):
         self._window.enter(self.crew.view.reign)
         if self.final is not None:
             return
-        kept = self._window.kept
+        kept, last = self._window.kept, self._window.last_sequence
         for pushed in kept:
-            head = np.array([pushed.sequence, pushed.steps, pushed is kept[-1]], np.int64)
+            head = np.array([pushed.sequence, pushed.steps, pushed is kept[-1], last], np.int64)
             self.channel.send(messages.encode(Kind.HAND_IN, head, pushed.reals, *pushed.packed.parts))
         if not kept:
-            self.channel.send(messages.encode(Kind.HAND_IN, np.array([0, 0, 1], np.int64)))
+            self.channel.send(messages.encode(Kind.HAND_IN, np.array([0, 0, 1, last], np.int64)))
         if self._why_passive is not None:
             self._say_passive(self._why_passive)
 

@@ -66,6 +66,8 @@ class Working:
     def follow_on(self, channel: Channel) -> None:
         """Work for the server at the other end of `channel` from now on."""
         self.channel = channel
+        if self.watch is not None:
+            self.watch.tell_again()
         self._reign = self.crew.view.reign
         self._progressed_at = self._woken = self.crew.wire.now()
 

@@ -187,6 +187,7 @@ class DistAsyncQLearning:
         self._requested = 0  # steps asked for in the calls of train that have ended
         self._finished: list[dict[str, Any]] = []  # begin, end and result of calls of train
         self._places: dict[str, Any] = {}  # where it is saved, by checkpoint_dir
+        self._told_places: dict[str, dict[str, Any]] = {}  # where another rank saves it, likewise
         self._pending: Any = None  # where a checkpoint said that learning goes on
         self._taken: tuple[np.ndarray, np.ndarray] | None = None  # its table, until learning goes on
         self._behind: Any = (

@@ -139,6 +139,9 @@ def place_of(agent: DistAsyncQLearning, plan: CheckpointPlan) -> Place:
         place.folder.keep(plan.keep_last, plan.keep_every)
         place.folder.mode = plan.mode
         return place
+    if plan.location in agent._told_places:  # another rank served until now
+        place = take_over_place(agent, plan, agent._told_places[plan.location], claim=False)
+        return place
     number = _agents.get(plan.location, 0)
     if number > 0 and hasattr(sys, "ps1"):
         logger.warning(
@@ -151,7 +154,15 @@ def place_of(agent: DistAsyncQLearning, plan: CheckpointPlan) -> Place:
     return _make_place(agent, plan, number, os.urandom(4).hex())
 
 
-def take_over_place(agent: DistAsyncQLearning, plan: CheckpointPlan, told: dict[str, Any]) -> Place:
+def note_place(agent: DistAsyncQLearning, plan: CheckpointPlan, told: dict[str, Any]) -> None:
+    """Note where the server saves this agent, for this rank to go on there if it has to."""
+    agent._told_places[plan.location] = told
+    _agents[plan.location] = max(_agents.get(plan.location, 0), told["number"] + 1)
+
+
+def take_over_place(
+    agent: DistAsyncQLearning, plan: CheckpointPlan, told: dict[str, Any], claim: bool = True
+) -> Place:
     """Return the subfolder in which a rank saved that is lost, for this one to go on there.
 
     Raises
@@ -162,7 +173,8 @@ def take_over_place(agent: DistAsyncQLearning, plan: CheckpointPlan, told: dict[
     place = agent._places.get(plan.location) or _make_place(agent, plan, told["number"], told["run"])
     place.run = told["run"]
     place.writer = Writer(place.folder)
-    place.fence = place.folder.claim()
+    if claim:
+        place.fence = place.folder.claim()
     place.is_looked_through = True
     return place
 

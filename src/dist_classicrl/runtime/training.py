@@ -53,6 +53,7 @@ from dist_classicrl.runtime.resuming import (
     description,
     environment_text,
     find,
+    note_place,
     place_of,
     result_of,
     resumed_of,
@@ -204,7 +205,13 @@ def _train_together(agent: DistAsyncQLearning, asked: Request, world: Any) -> Tr
                 except Deposed:
                     # A rank was lost before training began: all begin anew without it.
                     continue
-        except (TrainingStopped, WorkerLeft, RemoteRankError, RankMismatchError):
+        except WorkerLeft:
+            clean = True
+            ending.note_aside()
+            if ending.fault_tolerant():  # else MPI ends the job where a process ends by itself
+                ending.note_losses()
+            raise
+        except (TrainingStopped, RemoteRankError, RankMismatchError):
             clean = True
             raise
         finally:
@@ -395,7 +402,7 @@ class _Call:
             everyone = setup.agree(error, description, [share])
             assert source is not None  # else there was an error, which agree() raised
             total = share if whole else sum(everyone[:, 0].tolist())
-            return source, _begin_together(agent, source, total, plan, setup)
+            return source, _begin_together(agent, source, total, plan, self._watch, setup)
         except BaseException:
             if source is not None:
                 source.close()
@@ -404,7 +411,7 @@ class _Call:
     def _told(self, told: dict[str, Any]) -> _Beginning:
         """Bring this rank's agent to what a run says that it joins."""
         beginning = _Beginning(told["begin"], told["end"], told=told)
-        _take_told(self._agent, beginning, told)
+        _take_told(self._agent, beginning, told, self._plan, self._watch)
         if told["resumed"] is not None:
             beginning.resumed = Resumed(**told["resumed"])
         return beginning
@@ -461,7 +468,7 @@ def _watch(plan: CheckpointPlan | None, rank: int) -> Iterator[StopWatch | None]
         yield None
         return
     left = slurm.job_seconds_left() if rank == 0 and plan.time_limit is None else None
-    watch = StopWatch(plan.stop_signals, plan.time_limit if rank == 0 else None, left, rank)
+    watch = StopWatch(plan.stop_signals, plan.time_limit, left, rank)
     with watch:
         yield watch
 
@@ -491,7 +498,12 @@ def _begin(agent: DistAsyncQLearning, source: Source, total: int, plan: Checkpoi
 
 
 def _begin_together(
-    agent: DistAsyncQLearning, source: Source, total: int, plan: CheckpointPlan | None, setup: Setup
+    agent: DistAsyncQLearning,
+    source: Source,
+    total: int,
+    plan: CheckpointPlan | None,
+    watch: StopWatch | None,
+    setup: Setup,
 ) -> _Beginning:
     """Let the server find out where the call begins, and bring the agents of the other ranks to that."""
     beginning = _Beginning(agent._requested, agent._requested + total)
@@ -517,6 +529,7 @@ def _begin_together(
                 "has_loaded": beginning.has_loaded,
                 "finished": agent._finished,
                 "place": None if beginning.place is None else beginning.place.told,
+                "slurm_left": None if watch is None else watch.slurm_left,
                 "resumed": None if resumed is None else resumed.without_arrays(),
             }
         )
@@ -531,7 +544,7 @@ def _begin_together(
             _warn_of_difference(setup.rank, "q_table")
         if schedules.from_dict(told["epsilon"]) != agent.settings.epsilon:
             _warn_of_difference(setup.rank, "epsilon")
-        _take_told(agent, beginning, told)
+        _take_told(agent, beginning, told, plan, watch)
     if told["has_loaded"] or (tables != tables[0]).any():
         setup.broadcast(agent.q_table, "the server's table")
         setup.broadcast(agent.visits, "the server's visits")
@@ -543,8 +556,18 @@ def _begin_together(
     return beginning
 
 
-def _take_told(agent: DistAsyncQLearning, beginning: _Beginning, told: dict[str, Any]) -> None:
+def _take_told(
+    agent: DistAsyncQLearning,
+    beginning: _Beginning,
+    told: dict[str, Any],
+    plan: CheckpointPlan | None,
+    watch: StopWatch | None,
+) -> None:
     """Bring this rank's agent to what the server says of the call."""
+    if plan is not None and told["place"] is not None:
+        note_place(agent, plan, told["place"])
+    if watch is not None and told["slurm_left"] is not None:
+        watch.slurm_left = told["slurm_left"]
     epsilon = schedules.from_dict(told["epsilon"])
     if epsilon != agent.settings.epsilon:
         agent.epsilon = epsilon

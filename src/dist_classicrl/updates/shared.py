@@ -101,6 +101,8 @@ class SharedTable:
         self._log.clear()
         self._logged = 0
         self._log_starts_after = self.version
+        if self._snapshot is not None and self._snapshot.copying:
+            self._snapshot.begin()
 
     def _changed(self, entries: np.ndarray) -> None:
         self.version += 1
