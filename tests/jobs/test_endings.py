@@ -4,6 +4,7 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 
 import pytest
@@ -238,6 +239,38 @@ def test_a_rank_that_stops_is_done_without(run_python, rank, async_updates):
     # mpirun lets a stopped rank go on when it ends the job, so that one may come to say something as well.
     made.pop(str(rank), None)
     assert made == {str(other): f"300000 without ({rank},)" for other in {0, 1, 2} - {rank}}
+
+
+# Goes on after the last line of `STOPPED`, on the ranks that are left.
+WAITS_FOR_THE_THIRD = """
+import time
+from pathlib import Path
+if rank == 0:
+    os.kill(pids[2], signal.SIGCONT)
+deadline = time.monotonic() + 60.0
+while not Path("cut-off").exists() and time.monotonic() < deadline:
+    time.sleep(0.05)
+time.sleep(2.0)
+print("rank", rank, "was left in peace", flush=True)
+"""
+
+
+def test_a_rank_that_comes_back_too_late_ends_alone(run_python):
+    program = STOPPED.format(rank=2, silence=2.0, async_updates=True, signal="SIGSTOP")
+    before, train = program[: program.index("result =")], program[program.index("result =") :]
+    program = f"""{before}
+import sys
+from dist_classicrl.errors import CutOffError
+pids = MPI.COMM_WORLD.allgather(os.getpid())
+try:
+{textwrap.indent(train, "    ")}
+except CutOffError:
+    open("cut-off", "w").close()
+    raise
+{WAITS_FOR_THE_THIRD}"""
+    job = run_python("-c", program, ranks=3, timeout=90, status=DONE_BUT_HANGING)
+    assert sorted(re.findall(r"^rank (\d) was left in peace", job.output, re.MULTILINE)) == ["0", "1"]
+    assert len(re.findall(r"^ *(?:\w+\.)*CutOffError: Rank 2 was taken", job.output, re.MULTILINE)) == 1
 
 
 def test_a_killed_rank_ends_the_job(run_python, tmp_path):

@@ -242,8 +242,14 @@ def _end() -> None:
 
 
 def end_alone(code: int) -> NoReturn:
-    """End this process without waiting for the others, which may go on."""
+    """End this process, while the others may go on.
+
+    Without ULFM the launcher would end them with it, so it waits for them in MPI_Finalize.
+    """
     _flush()
+    if not fault_tolerant():
+        _limit_seconds(_OTHERS_SECONDS)
+        sys.modules["mpi4py.MPI"].Finalize()
     os._exit(_quiet_code(code))
 
 
