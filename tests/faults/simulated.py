@@ -204,7 +204,8 @@ class Elections(Story):
             self.claim(
                 not is_new or mine <= servers, f"rank {crew.rank} has {mine}, the new server {servers}"
             )
-            self.claim(mine.is_some == servers.is_some, f"{mine} and {servers} are both in {view}")
+            same = mine.is_some == servers.is_some
+            self.claim(not is_new or same, f"{mine} and {servers} are both in {view}")
 
     def serve(self, crew: Crew) -> None:
         serving = _Hollow(crew, SharedTable(np.zeros(1), np.zeros(1, np.int64)), Policy(), Tally(0))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import socket
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,6 +106,7 @@ class Crew:
         self.tried = 0
         self.joins = 0
         self._links: dict[int, Channel] = {}
+        self._waiting: deque[tuple[int, Kind, list[np.ndarray]]] = deque()
         self._early: list[tuple[int, Kind, list[np.ndarray]]] = []
         self._looked = -1.0
 
@@ -140,7 +142,7 @@ class Crew:
         for peer, link in self._links.items():
             link.close(linger)
             if link.late is not None:
-                self._early.append((peer, *messages.decode(link.late)))
+                self._waiting.append((peer, *messages.decode(link.late)))
         self._links.clear()
 
     def tag(self, purpose: int, admission: int = 0) -> int:
@@ -188,28 +190,29 @@ class Crew:
         self._looked = now
         return True
 
-    def poll(self) -> list[tuple[int, Kind, list[np.ndarray]]]:
-        """Return the control messages of this call that have come: sender, kind and parts. Never waits.
+    def poll(self) -> Iterator[tuple[int, Kind, list[np.ndarray]]]:
+        """Give the control messages of this call that have come: sender, kind and parts. Never waits.
 
-        `dead` is brought up to date. What belongs to a later call is kept for it.
+        `dead` is brought up to date. What belongs to a later call is kept for it, and what nobody has taken,
+        because an exception ended the loop, for the next time.
         """
         arrived = self.wire.receive(list(self._links.values()))
         for peer, link in list(self._links.items()):
             link.reap()
             if link.lost is not None:
                 self.note_death(peer, link.lost)
-        now = [(channel.peer, *messages.decode(message)) for channel, message in arrived]
-        everything, self._early = [*self._early, *now], []
-        mine = []
-        for sender, kind, parts in everything:
+        self._waiting.extendleft(reversed(self._early))
+        self._early.clear()
+        self._waiting += [(channel.peer, *messages.decode(message)) for channel, message in arrived]
+        while self._waiting:
+            sender, kind, parts = self._waiting.popleft()
             call = int(parts[0][0])
             if call == self.call:
-                mine.append((sender, kind, parts[1:]))
+                yield sender, kind, parts[1:]
             elif call > self.call:
                 self._early.append((sender, kind, parts))
             elif kind in (Kind.JOIN, Kind.PREPARE):
                 self.tell_over(sender, call)
-        return mine
 
     def tell_over(self, sender: int, call: int) -> None:
         """Tell a rank that is left in call number `call` that it is over."""

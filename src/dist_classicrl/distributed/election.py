@@ -119,8 +119,9 @@ class Election:
         crew = self._crew
         backoff = Backoff(crew.wire.sleep)
         while True:
-            arrived = crew.poll()
-            for sender, kind, parts in arrived:
+            something = False
+            for sender, kind, parts in crew.poll():
+                something = True
                 view = self._take_in(sender, kind, parts)
                 if view is not None:
                     return view
@@ -129,7 +130,7 @@ class Election:
                 return view
             if crew.wire.now() - self._begun > 4.0 * crew.timing.election:
                 raise self._cut_off()
-            if arrived:
+            if something:
                 backoff.reset()
             backoff.wait()
 
