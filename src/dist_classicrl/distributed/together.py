@@ -73,6 +73,7 @@ def run_together(run: Run, crew: Crew, begin_from: Setup | Entry) -> TrainingRes
             part.begin_anew(begin_from)
         else:
             _prepare(part, begin_from)
+        part.begin()
         try:
             result = take_part(part)
         except (TrainingStopped, WorkerLeft):
@@ -132,6 +133,8 @@ class _Part:
         self.worker = None
         self.server = None
         self._members: set[int] = set()  # of the view that was
+        self._begun = crew.wire.now()
+        self._earlier = run.tally.earlier_seconds
         self._result: dict[str, Any] | None = None  # of a server that was lost at the very end
 
     # What the modes do
@@ -166,6 +169,10 @@ class _Part:
         raise NotImplementedError
 
     # Roles
+
+    def begin(self) -> None:
+        """Count the time of training from now on."""
+        self._begun = self.crew.wire.now()
 
     @property
     def base(self) -> Base:
@@ -221,6 +228,9 @@ class _Part:
             self.server = self.make_server(SharedTable(run.values, run.counts, refresh.version))
         else:
             self.server = self.make_successor()
+            # The time without a server counts as well.
+            passed = self._earlier + crew.wire.now() - self._begun
+            run.tally.earlier_seconds = max(run.tally.earlier_seconds, passed)
         self.worker = None
         for rank in sorted(self._members - set(crew.view.members)):
             why = "it had no part in the election"
