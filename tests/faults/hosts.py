@@ -105,10 +105,10 @@ class Hosts:
         for name, address in addresses.items():
             ours, theirs = socket.socketpair()
             self._lifelines.append(ours)
-            words = [sys.executable, __file__, "host", name, address, str(self.folder), str(theirs.fileno())]
+            words = [name, address, str(self.folder), str(theirs.fileno()), _name_space()]
             with theirs:
                 self._first[name] = subprocess.Popen(
-                    ["unshare", *_NAMESPACES, *words],
+                    ["unshare", *_NAMESPACES, sys.executable, __file__, "host", *words],
                     stdin=subprocess.DEVNULL,
                     env=self._login,
                     pass_fds=[theirs.fileno()],
@@ -273,8 +273,15 @@ class _Switch(threading.Thread):
             os.close(descriptor)
 
 
-def _be_host(name: str, address: str, folder: Path, lifeline: socket.socket) -> None:
+def _name_space() -> str:
+    """Say in which of the spaces with a host name of their own this process is."""
+    return os.readlink("/proc/self/ns/uts")
+
+
+def _be_host(name: str, address: str, folder: Path, lifeline: socket.socket, outside: str) -> None:
     """Be the first process of a host: make its card, and run what it is asked to, until its maker ends."""
+    if _name_space() == outside:
+        raise RuntimeError(f"This machine itself would be called {name}: there is no new namespace.")
 
     def do(*words: str) -> None:
         subprocess.run(words, check=True)
@@ -400,8 +407,8 @@ def main(arguments: Sequence[str]) -> int:
     """Be a host, a program that is called like ssh, or somebody at a host's own keyboard."""
     role, *rest = arguments
     if role == "host":
-        name, address, folder, descriptor = rest
-        _be_host(name, address, Path(folder), socket.socket(fileno=int(descriptor)))
+        name, address, folder, descriptor, outside = rest
+        _be_host(name, address, Path(folder), socket.socket(fileno=int(descriptor)), outside)
         return 0
     if role == "ssh":
         return _ssh(rest)

@@ -1,20 +1,28 @@
 """That the emulated hosts are apart, that a cut is a cut, and that nothing is left of them."""
 
 import os
+import socket
 import subprocess
 import sys
 import time
 
+import cut_network
+import hosts as emulated
 import pytest
 from hosts import SSH_PORT, UNREACHABLE, Hosts, why_not
 
 SECONDS = 30
+SHORT = cut_network.Case(cut="h3", returns=True, away=frozenset({4, 5}), silence=4.0, steps=8_000, grace=2.0)
 
 
 @pytest.fixture
-def hosts():
+def possible():
     if reason := why_not():
         pytest.skip(f"No hosts can be emulated: {reason}.")
+
+
+@pytest.fixture
+def hosts(possible):
     with Hosts(2) as hosts:
         yield hosts
 
@@ -51,6 +59,25 @@ def test_each_host_has_its_own_name_card_processes_and_shared_memory(hosts):
     assert at_1[2:3] == at_2[2:3] == ["here"]
     assert "10.77.0.1/24" in at_1 and "10.77.0.2/24" in at_2
     assert not os.path.exists("/dev/shm/file")
+
+
+def test_this_machine_keeps_its_own_name(possible):
+    before = socket.gethostname()
+    with Hosts(2) as hosts:
+        assert run(hosts, "h2", "hostname").stdout == "h2\n"
+        assert socket.gethostname() == before
+    assert socket.gethostname() == before
+
+
+def test_nothing_becomes_a_host_outside_of_a_namespace_of_its_own(possible, tmp_path):
+    host = f"{sys.executable} {emulated.__file__} host h9 10.77.0.9 {tmp_path} 0"
+    look = f"hostname one; {host} $(readlink /proc/self/ns/uts); hostname"
+    # All namespaces are new, so that nothing happens to this machine if it goes wrong.
+    words = ["unshare", *emulated._NAMESPACES, "sh", "-c", look]
+    with socket.socket() as lifeline:
+        tried = subprocess.run(words, stdin=lifeline, capture_output=True, text=True, timeout=SECONDS)
+    assert tried.stdout == "one\n"
+    assert "This machine itself would be called h9" in tried.stderr
 
 
 def test_a_program_on_a_host_gives_back_its_output_and_its_status(hosts):
@@ -128,3 +155,9 @@ def test_a_host_ends_with_the_process_that_made_it(hosts):
     while any(map(os.path.exists, left)):
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+@pytest.mark.usefixtures("possible", "survivable")
+def test_a_training_goes_on_without_the_workers_of_a_host_that_is_cut_off():
+    seen = cut_network.one_run(SHORT)
+    assert seen["lost_workers"] == [4, 5]
