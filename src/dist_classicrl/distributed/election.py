@@ -125,6 +125,8 @@ class Election:
                 view = self._take_in(sender, kind, parts)
                 if view is not None:
                     return view
+            if not crew.is_member:  # it was excluded without having heard of it
+                return crew.view
             view = self._coordinate() or self._give_in()
             if view is not None:
                 return view
@@ -152,8 +154,11 @@ class Election:
         elif kind is Kind.REFUSE:
             number, promised = parts[0].tolist()
             self._highest = max(self._highest, promised)
+            theirs = View.from_numbers(parts[1])
+            if theirs.key > crew.view.key:
+                crew.adopt(theirs)
             if promised < number:
-                self._followed = crew.wire.now(), View.from_numbers(parts[1])
+                self._followed = crew.wire.now(), theirs
             if ballot is not None and number == ballot.number:
                 ballot.refused = True
         elif kind in (Kind.RELEASE, Kind.OVER):
@@ -234,13 +239,15 @@ class Election:
         crew = self._crew
         # Who died since it answered has nothing any more.
         living = {rank: base for rank, base in ballot.bases.items() if rank not in crew.dead}
+        # Who was excluded before has maps under leases that were taken back.
+        living = {rank: base for rank, base in living.items() if rank in crew.view.members}
         bases = {**living, crew.rank: self._base}
         best = max(bases.values())
         # Who has no base cannot go on with those that have one, but it may join them.
         members = sorted(rank for rank, base in bases.items() if base.is_some == best.is_some)
         server = min(rank for rank in members if bases[rank] == best)
         view = View(ballot.number, 0, server, tuple(members))
-        others = set(crew.view.members) - set(members)
+        others = {*crew.view.members, *ballot.bases} - set(members)
         crew.announce(view, *others)
         return view
 
@@ -271,7 +278,8 @@ def answer(
     dead = set(parts[1].tolist())
     crew.dead.update(dead & set(crew.view.members) - {crew.rank})
     no_server = sender == crew.view.server or crew.view.server in crew.dead
-    if number <= crew.promised or not (no_server or has_lost_server()):
+    is_due = sender in crew.view.members and (no_server or has_lost_server())
+    if number <= crew.promised or not is_due:
         numbers = np.array([number, crew.promised], np.int64)
         crew.send(sender, Kind.REFUSE, numbers, crew.view.to_numbers())
         return False

@@ -53,12 +53,21 @@ def tell_stopped(
 def _end_job(wire: Wire, late: list[Channel], code: int) -> None:
     """End the job with `code` unless the peers of these channels have said goodbye meanwhile."""
     deadline = time.monotonic() + _BYE_SECONDS
-    while any(not channel.has_word() for channel in late):
+    for channel in late:
+        channel.reopen()
+    while late := [channel for channel in late if not _has_ended(channel)]:
         if time.monotonic() > deadline:
             sys.stdout.flush()
             sys.stderr.flush()
             wire.abort(code)
         time.sleep(1e-2)
+
+
+def _has_ended(channel: Channel) -> bool:
+    try:
+        return _said_goodbye(channel)
+    except RemoteRankError:
+        return True
 
 
 def say_ended(wire: Wire, head: int) -> None:

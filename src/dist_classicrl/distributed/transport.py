@@ -245,13 +245,10 @@ class Channel:
         message, self._partial = self._partial, None
         return message
 
-    def has_word(self) -> bool:
-        """Whether the peer of this closed channel has sent something that nobody took, or has died."""
-        try:
-            return self.lost is not None or bool(self._comm.Iprobe(self.peer, self._tag))
-        except self._mpi.Exception as error:
-            self._lose(error)
-            return True
+    def reopen(self) -> None:
+        """Take messages again, after `close`."""
+        if self._request is None and self.lost is None:
+            self._post()
 
     def close(self, linger: float = 0.0) -> None:
         """Take back the posted receive, and give what was sent up to `linger` seconds to go.
