@@ -527,9 +527,6 @@ class SimChannel:
         self._look()
         return None
 
-    def has_word(self) -> bool:
-        return not self._look() or self._network.has_come(self.peer, self._rank, self._queue)
-
     def close(self, linger: float = 0.0) -> None:
         if not self._is_open:
             return

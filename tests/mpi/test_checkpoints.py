@@ -278,7 +278,8 @@ def test_a_signal_between_two_calls_stops_the_next_at_its_beginning(
 def test_a_server_that_was_replaced_stops_all_its_ranks(
     world, make_agent, alone, lake, folder, restart, async_updates
 ):
-    agent = make_agent(async_updates=async_updates)
+    # So long it waits to hear that the other server is one of this run.
+    agent = make_agent(async_updates=async_updates, heartbeat_timeout=6.0)
     agent.train(lake, total_steps=1_000, checkpoint_dir=folder)
     restart()
     if world.rank == 0:

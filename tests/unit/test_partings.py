@@ -11,7 +11,13 @@ from dist_classicrl.distributed.messages import Kind
 from dist_classicrl.errors import RemoteRankError
 
 TIMEOUT = 60.0
-TOLD = {"rank": 2, "host": "here", "summary": "OSError: no map", "remote_traceback": "Traceback"}
+TOLD = {
+    "rank": 2,
+    "host": "here",
+    "summary": "OSError: no map",
+    "remote_traceback": "Traceback",
+    "is_cut_off": False,
+}
 
 
 class Peer:
