@@ -239,6 +239,8 @@ def crew_of(comm: Any, timeout: float) -> Crew:
     ------
     RankTimeoutError
         If not all ranks come within `timeout` seconds.
+    RankLostError
+        If one has died.
     """
     global _key
     from mpi4py import MPI
@@ -252,12 +254,12 @@ def crew_of(comm: Any, timeout: float) -> Crew:
     try:
         own, request = comm.Idup()
         what = "all ranks to reach train(); every rank of the communicator has to call it"
-        _wait(request, timeout, what, own)
+        _wait(comm, request, timeout, what, own)
         own.Set_errhandler(MPI.ERRORS_RETURN)
         wire = Wire(own)
         hosts = np.empty(wire.size, np.int64)
         request = own.Iallgather(np.array([_host_number()], np.int64), hosts)
-        _wait(request, timeout, "all ranks to tell their hosts", own, hosts)
+        _wait(comm, request, timeout, "all ranks to tell their hosts", own, hosts)
     except MPI.Exception as error:
         raise RankLostError(
             f"A rank has died before all had begun to train ({error.Get_error_string()}): until then all "
@@ -280,12 +282,25 @@ _key: int | None = None
 _abandoned: list[Any] = []
 
 
-def _wait(request: Any, seconds: float, what: str, *in_use: Any) -> None:
+def _wait(comm: Any, request: Any, seconds: float, what: str, *in_use: Any) -> None:
     try:
-        wait_until(request.Test, seconds, what)
+        wait_until(lambda: request.Test() or _has_deaths(comm), seconds, what)
+        if _has_deaths(comm):
+            raise RankLostError(
+                f"A rank died while this one waited for {what}: until then all have to live. Start the job "
+                "again, best with `python -m dist_classicrl launch`, which does that by itself."
+            )
     except BaseException:
         _abandoned.append((request, *in_use))
         raise
+
+
+def _has_deaths(comm: Any) -> bool:
+    """Whether MPI says that a rank has died; False where it cannot say."""
+    try:
+        return comm.Get_failed().Get_size() > 0
+    except (AttributeError, NotImplementedError):
+        return False
 
 
 def _host_number() -> int:
