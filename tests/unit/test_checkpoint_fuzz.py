@@ -174,7 +174,7 @@ def test_a_newer_format_is_refused_by_its_version(specimen):
     body = json.loads(specimen.whole["manifest.json"])["body"]
     body["format_version"] = 3
     (specimen.place / "manifest.json").write_bytes(manifest(body))
-    with pytest.raises(CheckpointError, match="its format version is 2, this library reads 1"):
+    with pytest.raises(CheckpointError, match="its format version is 3, this library reads 2"):
         specimen.folder().read(specimen.names[0])
 
 

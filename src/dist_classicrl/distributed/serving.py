@@ -469,11 +469,15 @@ class Serving:
         Deposed
             If another rank serves now.
         """
-        wire = self.crew.wire
-        deadline = wire.now() + self.crew.timing.silence
+        crew, wire = self.crew, self.crew.wire
+        begin = wire.now()
         backoff = Backoff(wire.sleep)
-        while wire.now() < deadline and len(self.crew.view.members) > 1:
+        while wire.now() - begin < crew.timing.silence:
             self._take_in_control()
+            self.receive()
+            heard = [rank for rank, peer in self.peers.items() if peer.channel.last_heard > begin]
+            if self._announced.may_serve({crew.rank, *heard}, crew.dead, crew.hosts):
+                break  # they still follow this one
             backoff.wait()
 
     # The end
