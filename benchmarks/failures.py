@@ -1,0 +1,114 @@
+"""What being ready for failures costs while nothing fails.
+
+FrozenLake 8x8 under mpirun, a job of its own each time, in turns: as `launch` starts it, with the extension
+of MPI that survives deaths, signs of life and all that is kept for a new server; and without. "Without" is
+another version of the package (--baseline, the folder that holds its `dist_classicrl`, for instance of a
+commit before), or else this one under a plain mpirun, with a sign of life every 1000 s. Throughput as a
+ratio with a 95 % confidence interval of its mean.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import common
+
+from dist_classicrl.distributed.launcher import (
+    find_launcher,
+    launch_environment,
+    mpirun_command,
+    survival_words,
+)
+
+_CALM = {"heartbeat_interval": 1000.0, "heartbeat_timeout": 1e6}
+
+
+def run_rank(steps: int, settings: dict[str, Any]) -> None:
+    """Be one rank of a job; rank 0 prints its rate."""
+    from dist_classicrl import DistAsyncQLearning
+
+    agent = DistAsyncQLearning(learning_rate=0.1, seed=0, **settings)
+    env = common.problem(common.FROZEN_LAKE)
+    agent.train(env, total_steps=1_000_000)
+    result = agent.train(env, total_steps=steps)
+    if agent.rank == 0:
+        print(result.steps_per_second)
+
+
+def rate(ranks: int, steps: int, ready: bool, baseline: Path | None) -> float:
+    """Return the steps per second of one job."""
+    launcher = find_launcher()
+    environment = launch_environment()
+    settings: dict[str, Any] = {}
+    options: list[str] = []
+    if ready:
+        options = survival_words(launcher)
+    elif baseline is None:
+        settings = _CALM
+    else:
+        environment["PYTHONPATH"] = os.pathsep.join(
+            [str(baseline.resolve()), environment.get("PYTHONPATH", "")]
+        )
+    program = [str(Path(__file__).resolve()), "--as_rank", str(steps), "--settings", json.dumps(settings)]
+    command = [*mpirun_command(ranks, launcher), *options, sys.executable, *program]
+    done = subprocess.run(
+        command, env=environment, timeout=300.0, check=True, stdout=subprocess.PIPE, text=True
+    )
+    return float(done.stdout.split()[-1])
+
+
+def main() -> None:
+    """Run the jobs in turns, or be a rank of one."""
+    parser = common.parser(__doc__, "failures.json")
+    parser.add_argument("--ranks", type=int, default=3)
+    parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=3.0, help="length of each training, about")
+    parser.add_argument("--baseline", type=Path, help="folder that holds another version of dist_classicrl")
+    parser.add_argument("--as_rank", type=int, metavar="STEPS", help="used by the jobs that this starts")
+    parser.add_argument("--settings", default="{}", help="likewise")
+    arguments = parser.parse_args()
+    if arguments.as_rank is not None:
+        run_rank(arguments.as_rank, json.loads(arguments.settings))
+        return
+
+    def measured(ready: bool) -> float:
+        return rate(arguments.ranks, steps, ready, arguments.baseline)
+
+    steps = 20_000_000
+    steps = int(arguments.seconds * measured(ready=True))
+    found = []
+    for number in range(arguments.pairs):
+        first = number % 2 == 0
+        rates = {ready: measured(ready) for ready in (first, not first)}
+        found.append({"ready": rates[True], "without": rates[False]})
+    ratios = [pair["ready"] / pair["without"] for pair in found]
+    spread = 1.96 * statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else float("nan")
+    common.show(
+        ["pairs", "ready, M/s", "without, M/s", "ready / without", "median"],
+        [
+            [
+                len(found),
+                f"{statistics.median(pair['ready'] for pair in found) / 1e6:.1f}",
+                f"{statistics.median(pair['without'] for pair in found) / 1e6:.1f}",
+                f"{statistics.mean(ratios):.4f} +- {spread:.4f}",
+                f"{statistics.median(ratios):.4f}",
+            ]
+        ],
+    )
+    common.save(
+        arguments.output,
+        found,
+        ranks=arguments.ranks,
+        seconds=arguments.seconds,
+        baseline=None if arguments.baseline is None else str(arguments.baseline),
+    )
+
+
+if __name__ == "__main__":
+    main()
