@@ -19,13 +19,6 @@ from typing import Any
 
 import common
 
-from dist_classicrl.distributed.launcher import (
-    find_launcher,
-    launch_environment,
-    mpirun_command,
-    survival_words,
-)
-
 _CALM = {"heartbeat_interval": 1000.0, "heartbeat_timeout": 1e6}
 
 
@@ -43,6 +36,14 @@ def run_rank(steps: int, settings: dict[str, Any]) -> None:
 
 def rate(ranks: int, steps: int, ready: bool, baseline: Path | None) -> float:
     """Return the steps per second of one job."""
+    # A rank may be of a version of the package that knows nothing of survival.
+    from dist_classicrl.distributed.launcher import (
+        find_launcher,
+        launch_environment,
+        mpirun_command,
+        survival_words,
+    )
+
     launcher = find_launcher()
     environment = launch_environment()
     settings: dict[str, Any] = {}
