@@ -542,7 +542,7 @@ class Calls(Story):
     def check(self) -> list[str]:
         """Let it happen, and return what was wrong."""
         with simulated_time(self.network), _watched_parts():
-            self.network.run(self.main, 40.0 * SILENCE)
+            self.network.run(self.main, 120.0 * SILENCE)
         if self.network.gave_up:
             self.wrong.append(f"hangs: {self.network.gave_up}")
         for sim in self.network.ranks:

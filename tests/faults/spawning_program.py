@@ -100,7 +100,12 @@ def wait_for_replacement(replacements, witness):
 def serve(comm):
     replacing.FIRST_DELAY = 0.1
     replacing.ARRIVAL_SECONDS = 1.5 if WAY == "early" else 15.0
-    replacements = replacing.Replacements(2, mark="at work")
+    spawner = replacing.Spawner("at work")
+    if WAY == "early":
+        attempts = iter([lambda: replacing._Spawn(["true"]), spawner])
+        replacements = replacing.Replacements(2, begin=lambda: next(attempts)())
+    else:
+        replacements = replacing.Replacements(2, begin=spawner)
     lost, witness = Line(comm, DYING), Line(comm, WITNESS)
     witness.send(HELLO, 0)
     assert lost.wait() == "dead"
@@ -138,9 +143,6 @@ def main():
 
 if replacing.replacement_mark() is None:
     main()
-elif WAY == "early" and not os.path.exists("first"):
-    open("first", "x").close()
-    os._exit(0)
 else:
     replace()
 sys.stdout.flush()

@@ -182,6 +182,14 @@ class Crew:
         self.view = view
         self.promised = max(self.promised, view.reign)
 
+    def withdraw(self) -> None:
+        """Take back promises to follow somebody newer than the server of the view.
+
+        The others hear that server, or have excluded this rank: nothing came of those votes, or this rank's
+        promise did not count in them.
+        """
+        self.promised = self.view.reign
+
     def look(self) -> bool:
         """Whether it is time for somebody who has work to `poll`."""
         now = self.wire.now()

@@ -124,6 +124,7 @@ def join(crew: Crew) -> Entry:
         If nobody answers, or the run is over.
     """
     wire = crew.wire
+    crew.withdraw()
     backoff = Backoff(wire.sleep)
     end = wire.now() + 2.0 * crew.timing.election
     asked = -1e9

@@ -34,6 +34,7 @@ from dist_classicrl.distributed.worker import Worker
 from dist_classicrl.distributed.working import ServerLost
 from dist_classicrl.errors import (
     CheckpointFencedError,
+    CutOffError,
     RankLostError,
     RankTimeoutError,
     TrainingStopped,
@@ -332,7 +333,8 @@ class _Part:
         elif self.worker is not None and not self.worker.is_new:
             channel = self.worker.channel
             fail([channel], error, self.crew.rank, run.settings.timeout)
-            if run.watch is not None and not isinstance(error, (RankTimeoutError, KeyboardInterrupt)):
+            alone = isinstance(error, (RankTimeoutError, CutOffError, KeyboardInterrupt))
+            if run.watch is not None and not alone:
                 wait_for_rescue(channel, RESCUE_SECONDS)
 
     def close(self, linger: float) -> None:
