@@ -347,9 +347,12 @@ def test_one_that_comes_while_the_next_training_begins_is_its_own(monkeypatch, c
             send(number)
         return real(number, handler)
 
-    monkeypatch.setattr(signal, "signal", slowly)
-    with StopWatch(SIGNALS, None, None) as watch:
-        monkeypatch.undo()
+    watch = StopWatch(SIGNALS, None, None)
+    with monkeypatch.context() as patch:  # undone alone: what keeps the signals apart stays
+        patch.setattr(signal, "signal", slowly)
+        watch.__enter__()
+    with contextlib.ExitStack() as stack:
+        stack.push(watch)
         assert watch.stop == Stop(75, "SIGTERM between two trainings")
 
 
