@@ -12,7 +12,7 @@ import time
 from mpi4py import MPI
 
 from dist_classicrl import FailureDetector
-from dist_classicrl.errors import RankTimeoutError
+from dist_classicrl.errors import RankLostError
 
 SECONDS = 20.0
 VICTIM = 2
@@ -68,7 +68,7 @@ def dead():
     world.Send(nothing, VICTIM)
     try:
         FailureDetector(world, timeout=SECONDS)
-    except RankTimeoutError as error:
+    except RankLostError as error:
         print(json.dumps({"rank": world.rank, "error": str(error)}), flush=True)
     os._exit(0)
 

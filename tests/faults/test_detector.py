@@ -34,7 +34,7 @@ def test_a_rank_that_died_before_is_not_waited_for(survivable, tmp_path):
     said, output = run("dead", ["--with-ft", "ulfm"], tmp_path)
     assert sorted(said) == [0, 1], output
     for each in said.values():
-        assert "A rank of the communicator has died" in each["error"]
+        assert "A rank died while this one waited" in each["error"]
 
 
 def test_a_stopped_rank_fails_by_its_silence_and_recovers(tmp_path):

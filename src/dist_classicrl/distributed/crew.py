@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl.distributed import messages
+from dist_classicrl.distributed.beginnings import duplicate, finish
 from dist_classicrl.distributed.membership import View
 from dist_classicrl.distributed.messages import Kind
 from dist_classicrl.distributed.record import Record
-from dist_classicrl.distributed.transport import SMALL_PIECE_BYTES, Channel, Wire, wait_until
-from dist_classicrl.errors import RankLostError
+from dist_classicrl.distributed.transport import SMALL_PIECE_BYTES, Channel, Wire
 
 logger = logging.getLogger(__name__)
 
@@ -259,21 +259,11 @@ def crew_of(comm: Any, timeout: float) -> Crew:
     if found is not None:
         return found
     # Its own communicator keeps the library's messages apart from the user's.
-    try:
-        own, request = comm.Idup()
-        what = "all ranks to reach train(); every rank of the communicator has to call it"
-        _wait(comm, request, timeout, what, own)
-        own.Set_errhandler(MPI.ERRORS_RETURN)
-        wire = Wire(own)
-        hosts = np.empty(wire.size, np.int64)
-        request = own.Iallgather(np.array([_host_number()], np.int64), hosts)
-        _wait(comm, request, timeout, "all ranks to tell their hosts", own, hosts)
-    except MPI.Exception as error:
-        raise RankLostError(
-            f"A rank has died before all had begun to train ({error.Get_error_string()}): until then all "
-            "have to live. Start the job again, best with `python -m dist_classicrl launch`, which does that "
-            "by itself."
-        ) from error
+    what = "all ranks to reach train(); every rank of the communicator has to call it"
+    wire = Wire(own := duplicate(comm, timeout, what, _REMEDY))
+    hosts = np.empty(wire.size, np.int64)
+    request = own.Iallgather(np.array([_host_number()], np.int64), hosts)
+    finish(comm, request, timeout, "all ranks to tell their hosts", _REMEDY, own, hosts)
     crew = Crew(wire, hosts.tolist())
     comm.Set_attr(_key, crew)
     return crew
@@ -286,29 +276,10 @@ def serving_rank(comm: Any) -> int:
 
 
 _key: int | None = None
-# MPI may still write to the buffers of operations that were given up, so these live as long as the process.
-_abandoned: list[Any] = []
-
-
-def _wait(comm: Any, request: Any, seconds: float, what: str, *in_use: Any) -> None:
-    try:
-        wait_until(lambda: request.Test() or _has_deaths(comm), seconds, what)
-        if _has_deaths(comm):
-            raise RankLostError(
-                f"A rank died while this one waited for {what}: until then all have to live. Start the job "
-                "again, best with `python -m dist_classicrl launch`, which does that by itself."
-            )
-    except BaseException:
-        _abandoned.append((request, *in_use))
-        raise
-
-
-def _has_deaths(comm: Any) -> bool:
-    """Whether MPI says that a rank has died; False where it cannot say."""
-    try:
-        return comm.Get_failed().Get_size() > 0
-    except (AttributeError, NotImplementedError):
-        return False
+_REMEDY = (
+    "Until all ranks have begun to train, all have to live: start the job again, best with `python -m "
+    "dist_classicrl launch`, which does that by itself."
+)
 
 
 def _host_number() -> int:

@@ -19,10 +19,11 @@ from typing import Any, Literal
 import numpy as np
 
 from dist_classicrl.distributed import messages
+from dist_classicrl.distributed.beginnings import duplicate
 from dist_classicrl.distributed.messages import Kind
 from dist_classicrl.distributed.suspicion import THRESHOLD, Arrivals
-from dist_classicrl.distributed.transport import Channel, Wire, wait_until
-from dist_classicrl.errors import RankTimeoutError, SettingsError
+from dist_classicrl.distributed.transport import Channel, Wire
+from dist_classicrl.errors import SettingsError
 from dist_classicrl.settings import checked_whole
 
 logger = logging.getLogger(__name__)
@@ -98,7 +99,9 @@ class FailureDetector:
     SettingsError
         If an argument is not what is described here.
     RankTimeoutError
-        If not every rank constructs its detector within `timeout`, or one has died.
+        If not every rank constructs its detector within `timeout`.
+    RankLostError
+        If one has died.
 
     Notes
     -----
@@ -364,23 +367,10 @@ def _own_communicator(comm: Any, timeout: float) -> Any:
             f"comm must be a communicator of mpi4py, such as mpi4py.MPI.COMM_WORLD, got {comm!r}."
         )
     what = "all ranks to construct their FailureDetector; every rank of the communicator has to"
-    try:
-        duplicate, request = comm.Idup()
-        _unfinished.append((duplicate, request))
-        wait_until(request.Test, timeout, what)
-    except MPI.Exception as error:
-        raise RankTimeoutError(
-            "A rank of the communicator has died before all had constructed their FailureDetector "
-            f"({error.Get_error_string()}). Construct it over the ranks that are left, such as comm.Shrink()."
-        ) from error
-    _unfinished.remove((duplicate, request))
-    duplicate.Set_errhandler(MPI.ERRORS_RETURN)
-    return duplicate
+    return duplicate(comm, timeout, what, "Construct it over the ranks that are left, such as comm.Shrink().")
 
 
-# MPI may still write to what belongs to duplications that were given up, and to the receives of a detector
-# that nobody closed, so these live as long as the process.
-_unfinished: list[Any] = []
+# MPI may still write to the receives of a detector that nobody closed, so these live as long as the process.
 _open: set[FailureDetector] = set()
 
 
