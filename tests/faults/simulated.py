@@ -35,7 +35,7 @@ from dist_classicrl.distributed.crew import Crew, Timing
 from dist_classicrl.distributed.election import Base, Deposed, Election
 from dist_classicrl.distributed.membership import View
 from dist_classicrl.distributed.messages import Kind, decode
-from dist_classicrl.distributed.report import Tally, TrainingResult
+from dist_classicrl.distributed.report import ProgressClock, Tally, TrainingResult
 from dist_classicrl.distributed.roles import join
 from dist_classicrl.distributed.run import Run
 from dist_classicrl.distributed.serving import FIRST_ADMISSION, NobodyLeft, Policy, Serving
@@ -208,7 +208,8 @@ class Elections(Story):
             self.claim(not is_new or same, f"{mine} and {servers} are both in {view}")
 
     def serve(self, crew: Crew) -> None:
-        serving = _Hollow(crew, SharedTable(np.zeros(1), np.zeros(1, np.int64)), Policy(), Tally(0))
+        table, tally = SharedTable(np.zeros(1), np.zeros(1, np.int64)), Tally(0)
+        serving = _Hollow(crew, table, Policy(), tally, ProgressClock(tally, None, 0.0))
         try:
             while crew.wire.now() < self.until:
                 now = serving.wake()

@@ -231,14 +231,13 @@ def _end() -> None:
         _flush()
         if _process.await_others is not None:
             _process.await_others(_OTHERS_SECONDS)
-        _limit_seconds(_HEAD_SECONDS)  # where mpirun cannot be reached, it never returns
         _process.abort((0 if ending is None else ending.code) or DONE_BUT_HANGING)
     if _process.has_losses and mpi_is_on:
         if fault_tolerant() and (ending is not None or not head):
             _flush()
             code = _likely_code() if ending is None else ending.code
             os._exit(_quiet_code(code) if ending is not None and ending.kind in ("lost", "left") else code)
-        _limit_seconds(_HEAD_SECONDS if head else _OTHERS_SECONDS)
+        limit_seconds(_HEAD_SECONDS if head else _OTHERS_SECONDS)
 
 
 def end_alone(code: int) -> NoReturn:
@@ -248,7 +247,7 @@ def end_alone(code: int) -> NoReturn:
     """
     _flush()
     if not fault_tolerant():
-        _limit_seconds(_OTHERS_SECONDS)
+        limit_seconds(_OTHERS_SECONDS)
         sys.modules["mpi4py.MPI"].Finalize()
     os._exit(_quiet_code(code))
 
@@ -269,9 +268,10 @@ def _likely_code() -> int:
     return 1 if hasattr(sys, "last_type") else 0
 
 
-def _limit_seconds(seconds: float) -> None:
+def limit_seconds(seconds: float = _HEAD_SECONDS) -> None:
     """Let SIGALRM end this process after `seconds`, whatever it waits for."""
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    if threading.current_thread() is threading.main_thread():  # Python allows no other to set handlers
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
     signal.setitimer(signal.ITIMER_REAL, seconds)
 

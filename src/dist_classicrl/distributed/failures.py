@@ -108,6 +108,9 @@ def _end_job(error: BaseException, show: Callable[[], Any]) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         time.sleep(_FORWARD_SECONDS)
+        # Known already where the script's main thread has raised it.
+        ending.announce(1, traceback.format_exception_only(type(error), error)[-1].strip())
+        ending.limit_seconds()
         MPI.COMM_WORLD.Abort(1)
         os._exit(1)
 

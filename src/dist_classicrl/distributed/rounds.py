@@ -20,7 +20,6 @@ from dist_classicrl.distributed.crew import LOOK_SECONDS, Crew
 from dist_classicrl.distributed.election import Base
 from dist_classicrl.distributed.messages import Kind
 from dist_classicrl.distributed.partings import take_in_stop
-from dist_classicrl.distributed.report import ProgressClock
 from dist_classicrl.distributed.saving import Position, Saver
 from dist_classicrl.distributed.serving import NobodyLeft, Serving
 from dist_classicrl.distributed.stopping import Stop, StopWatch
@@ -157,7 +156,6 @@ class RoundServer(Serving):
     settings : Settings
     start, steps : int
         First global step, and steps of the whole run.
-    clock : ProgressClock
     saver : Saver or None
     first : RoundStart
         Where this server begins.
@@ -168,7 +166,6 @@ class RoundServer(Serving):
     settings: Settings = field(kw_only=True)
     start: int = field(kw_only=True)
     steps: int = field(kw_only=True)
-    clock: ProgressClock = field(kw_only=True)
     saver: Saver | None = field(default=None, kw_only=True)
     first: RoundStart = field(default_factory=RoundStart, kw_only=True)
     may_repeat: bool = field(default=True, kw_only=True)
@@ -302,10 +299,7 @@ class RoundServer(Serving):
             if self._is_broken:
                 self._begin_round(-1, order)
                 self._open_round()
-            begin = self.crew.wire.now()
-            self.clock.tick(self.seconds)
-            if (spent := self.crew.wire.now() - begin) > self.crew.timing.interval:
-                self.excuse(spent)
+            self.report_progress()
             if arrived:
                 backoff.reset()
             else:
@@ -515,8 +509,7 @@ class RoundWorker(Working):
         why = None if self._leaving else self._wants_to_leave()
         if why is not None:
             self._leaving = True
-            told = {"event": "left", "why": why, "waits": False}
-            self.channel.send(messages.encode(Kind.LEAVE, messages.text(told)))
+            self.say_leave("left", why, waits=False)
 
     def _take_in(self) -> None:
         while self.final is None and (message := self.channel.poll()) is not None:

@@ -5,6 +5,7 @@ It applies pushes, hands out leases and refreshes, and sleeps in between.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,7 +15,6 @@ from dist_classicrl.distributed.books import Books
 from dist_classicrl.distributed.leases import LeaseBook
 from dist_classicrl.distributed.messages import Kind
 from dist_classicrl.distributed.partings import take_in_stop
-from dist_classicrl.distributed.report import ProgressClock
 from dist_classicrl.distributed.saving import Position, Saver
 from dist_classicrl.distributed.serving import Serving
 from dist_classicrl.distributed.stopping import Stop
@@ -38,7 +38,7 @@ LAST_PUSH_SECONDS = 2.0
 
 
 def reply_message(
-    applied: int, refresh: Refresh | None, lease: tuple[int, int, int], books: list[np.ndarray]
+    applied: int, refresh: Refresh | None, lease: tuple[int, int, int], books: Sequence[np.ndarray] = ()
 ) -> np.ndarray:
     """Return a receipt for push `applied`, with a refresh and a lease if there are any.
 
@@ -73,7 +73,6 @@ class Server(Serving):
     Attributes
     ----------
     leases : LeaseBook
-    clock : ProgressClock
     saver : Saver or None
         Where the run is saved.
     takes_over : bool
@@ -81,7 +80,6 @@ class Server(Serving):
     """
 
     leases: LeaseBook = field(kw_only=True)
-    clock: ProgressClock = field(kw_only=True)
     saver: Saver | None = field(default=None, kw_only=True)
     takes_over: bool = field(default=False, kw_only=True)
 
@@ -132,7 +130,7 @@ class Server(Serving):
                 for rank, client in self._clients.items():
                     if client.owes_reply:
                         self._reply(rank, client)
-            self._report_progress()
+            self.report_progress()
             if self.saver is not None:
                 if (stop := self.saver.look()) is not None:
                     self._take_in_last_pushes()
@@ -149,14 +147,6 @@ class Server(Serving):
     @property
     def _awaits_maps(self) -> bool:
         return self.takes_over and any(client.hands_in for client in self._clients.values())
-
-    def _report_progress(self) -> None:
-        """Call the `progress` callback if it is time. Nothing is received while it runs."""
-        now = self.crew.wire.now
-        begin = now()
-        self.clock.tick(self.seconds)
-        if (spent := now() - begin) > self.crew.timing.interval:
-            self.excuse(spent)
 
     def _save(self, saver: Saver) -> None:
         """Begin a checkpoint if it is time, or copy some more of the table for the one that has begun."""
@@ -249,11 +239,11 @@ class Server(Serving):
     def _reply(self, rank: int, client: _Client) -> None:
         lease = self.leases.grant(rank, client.quantum, client.interval_seconds)
         granted = (0, 0, 0) if lease is None else (lease.id, lease.start, lease.steps)
-        refresh = None
+        refresh, books = None, []
         if client.wants_refresh and client.version < self.table.version:
-            refresh = self.table.refresh(client.version)
+            refresh, books = self.table.refresh(client.version), self._current_books()
             client.version = refresh.version
-        message = reply_message(self.table.applied.get(rank, 0), refresh, granted, self._current_books())
+        message = reply_message(self.table.applied.get(rank, 0), refresh, granted, books)
         self.peers[rank].channel.send(message)
         self.tally.bytes_pulled += message.size
         client.owes_reply = False

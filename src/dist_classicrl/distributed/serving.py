@@ -16,7 +16,7 @@ from dist_classicrl.distributed.membership import Announced, View, confirmed
 from dist_classicrl.distributed.messages import Kind
 from dist_classicrl.distributed.pulse import beat_message, say_beat
 from dist_classicrl.distributed.replacing import Replacements
-from dist_classicrl.distributed.report import Tally
+from dist_classicrl.distributed.report import ProgressClock, Tally
 from dist_classicrl.distributed.suspicion import Arrivals
 from dist_classicrl.distributed.transport import Backoff, Channel
 from dist_classicrl.errors import CutOffError, ProtocolError, RankLostError
@@ -73,6 +73,7 @@ class Serving:
     table : SharedTable
     policy : Policy
     tally : Tally
+    clock : ProgressClock
     told : dict
         What a rank that joins in the middle of the call has to be told of it.
     """
@@ -81,6 +82,7 @@ class Serving:
     table: SharedTable
     policy: Policy
     tally: Tally
+    clock: ProgressClock
     told: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -142,13 +144,13 @@ class Serving:
         """Enter into the record what happened to `rank`."""
         self.crew.record.add(kind, rank, self.tally.earlier_seconds + self.seconds, steps_returned, detail)
 
-    def _open(self, rank: int, admission: int) -> Peer:
+    def _open(self, rank: int, admission: int) -> None:
         crew = self.crew
-        now = crew.wire.now()
-        channel = crew.wire.channel(rank, crew.tag(crew.view.reign, admission))
-        peer = Peer(channel, Arrivals(crew.timing.interval, now=now), now)
-        self.peers[rank] = peer
-        return peer
+        self._add_peer(rank, crew.wire.channel(rank, crew.tag(crew.view.reign, admission)))
+
+    def _add_peer(self, rank: int, channel: Channel) -> None:
+        now = self.crew.wire.now()
+        self.peers[rank] = Peer(channel, Arrivals(self.crew.timing.interval, now=now), now)
 
     def close(self, linger: float) -> None:
         """Close all channels."""
@@ -189,6 +191,14 @@ class Serving:
             peer.channel.last_heard += seconds
             peer.progressed_at += seconds
         self._woken = self.crew.wire.now()
+
+    def report_progress(self) -> None:
+        """Call the `progress` callback if it is time. Nothing is received while it runs."""
+        now = self.crew.wire.now
+        begin = now()
+        self.clock.tick(self.seconds)
+        if (spent := now() - begin) > self.crew.timing.interval:
+            self.excuse(spent)
 
     def receive(self) -> int:
         """Take in what has come from the workers. Return how many messages that were."""
@@ -253,7 +263,7 @@ class Serving:
             say_beat(self.channels, self.beat(), crew.timing.interval, now)
             self._take_in_control()
             for rank, why in self._judge(now).items():
-                self._drop(rank, "excluded", why)
+                self._drop(rank, why)
                 self.check_policy(rank, why)
             if self._replacements is not None:
                 self._replace(self._replacements, now)
@@ -390,7 +400,7 @@ class Serving:
             message = channel.poll()
             if message is not None:
                 del self._expected[rank]
-                self.peers[rank] = Peer(channel, Arrivals(crew.timing.interval, now=now), now)
+                self._add_peer(rank, channel)
                 self._untried.add(rank)
                 self.has_admitted(rank)
                 self.note("replaced", rank)
@@ -408,8 +418,9 @@ class Serving:
         known = (self.crew.wire.size - 1, *self.table.applied, *events, *self.peers, *self._expected)
         return max(known) + 1
 
-    def _drop(self, rank: int, event: str, why: str) -> None:
-        if self._replacements is not None and event == "excluded":
+    def _drop(self, rank: int, why: str) -> None:
+        """Exclude `rank`, and tell it and all others."""
+        if self._replacements is not None:
             self._replacements.wanted(1)
             if rank in self._untried:
                 self._untried.discard(rank)
@@ -417,7 +428,7 @@ class Serving:
         # If that raises, this rank is one of those that have to be told.
         returned = 0 if self.peers[rank].waits else self.has_lost(rank)
         self.peers.pop(rank).channel.close()
-        self.note(event, rank, returned, why)
+        self.note("excluded", rank, returned, why)
         self._change_members(set(self.crew.view.members) - {rank}, rank)
 
     def _change_members(self, members: set[int], *others: int) -> None:
@@ -451,7 +462,7 @@ class Serving:
         """Let `rank` take part from now on."""
         crew = self.crew
         if rank in self.peers:  # it was away for less time than it takes to be missed
-            self._drop(rank, "excluded", "it asks to join anew")
+            self._drop(rank, "it asks to join anew")
         crew.dead.discard(rank)
         self.note("readmitted", rank)
         self._change_members({*crew.view.members, rank})
@@ -509,7 +520,7 @@ class Serving:
                         peer.channel.send(message)
                         have_it.discard(rank)
             for rank, why in self._judge(now).items():
-                self._drop(rank, "excluded", f"{why}, at the end")
+                self._drop(rank, f"{why}, at the end")
             waiting = set(self.peers) - have_it
             if said:
                 backoff.reset()

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from dist_classicrl.distributed import messages
+from dist_classicrl.distributed import ending, messages
 from dist_classicrl.errors import RankTimeoutError
 
 logger = logging.getLogger(__name__)
@@ -113,6 +113,7 @@ class Wire:
 
     def abort(self, code: int) -> None:
         """End all ranks with exit status `code`, this one too."""
+        ending.limit_seconds()  # where mpirun cannot be reached, MPI_Abort never returns
         self._comm.Abort(code)
 
 

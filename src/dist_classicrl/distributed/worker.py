@@ -105,11 +105,6 @@ class Worker(Working):
         """How new this rank's table is."""
         return Base.finished(self._window.base[0]) if self.final is not None else Base(*self._window.base)
 
-    @property
-    def has_left(self) -> bool:
-        """Whether this rank has left in good order."""
-        return self.was_released and self.final is None
-
     def run(self) -> tuple[Refresh, dict[str, Any]] | None:
         """Work until the server says that the run is done.
 
@@ -245,8 +240,7 @@ class Worker(Working):
 
     def _say_passive(self, why: str) -> None:
         self._why_passive = why
-        told = {"event": "excluded", "why": why, "waits": True}
-        self.channel.send(messages.encode(Kind.LEAVE, messages.text(told)))
+        self.say_leave("excluded", why, waits=True)
 
     def _leave_if_asked(self) -> None:
         """Push all that was learned and say goodbye, if this rank is to leave."""
@@ -254,8 +248,7 @@ class Worker(Working):
         if why is None or self._stopping or self.final is not None:
             return
         self._stop()
-        told = {"event": "left", "why": why, "waits": False}
-        self.channel.send(messages.encode(Kind.LEAVE, messages.text(told)))
+        self.say_leave("left", why, waits=False)
 
     def _stop(self) -> None:
         """Push all that was learned, as the server asks, and learn no more."""
@@ -292,10 +285,6 @@ class Worker(Working):
         says.
         """
         now = time.perf_counter() if now is None else now
-        if self._threshold > 0.0:
-            sequence, packed, saved = self._pack_compressed(flush)
-        else:
-            (sequence, packed), saved = self._window.push(), 0
         made, self._made = self._made, {}
         reals = np.empty(6)
         reals[:3] = self._learner.totals.take()
@@ -303,16 +292,20 @@ class Worker(Working):
         reals[4] = self._learning - self._told_learning
         reals[5] = now - self._told_time
         self._told_learning, self._told_time = self._learning, now
-        self._window.describe(sum(made.values()), reals)
+        steps = sum(made.values())
+        if self._threshold > 0.0:
+            sequence, packed, saved = self._pack_compressed(flush, steps, reals)
+        else:
+            (sequence, packed), saved = self._window.push(steps=steps, reals=reals), 0
         return sequence, packed, saved, made, reals
 
-    def _pack_compressed(self, flush: bool) -> tuple[int, PackedMap, int]:
+    def _pack_compressed(self, flush: bool, steps: int, reals: np.ndarray) -> tuple[int, PackedMap, int]:
         """Pack what is large enough to go. Return the push's number, its maps, and the bytes saved."""
         table = self._table
         touched = int(table.n_touched[0])
         untouched = int(np.count_nonzero(table.updates[self._waiting] == self._waiting_updates))
         key = stream_key(self._seed, "compression", self._rank, self._window.last_sequence)
-        sequence, packed = self._window.push(self._threshold, flush, key)
+        sequence, packed = self._window.push(self._threshold, flush, key, steps, reals)
         self._waiting = table.touched[: table.n_touched[0]].copy()
         self._waiting_updates = table.updates[self._waiting]
         # Without a threshold all would have gone, but what only waits since an earlier push went with that.

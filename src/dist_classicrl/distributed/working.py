@@ -191,6 +191,14 @@ class Working:
                 backoff.wait()
         self.crew.tell_released()
 
+    def say_leave(self, event: str, why: str, *, waits: bool) -> None:
+        """Tell the server that this rank learns no more, and whether it waits for the end all the same.
+
+        `event` is what the record shall say of it, see `record.KINDS`.
+        """
+        told = {"event": event, "why": why, "waits": waits}
+        self.channel.send(messages.encode(Kind.LEAVE, messages.text(told)))
+
     def pass_on_stop(self) -> None:
         """Tell the server, once, if this rank was asked to stop."""
         stop = None if self.watch is None else self.watch.untold()

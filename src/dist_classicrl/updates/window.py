@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -29,8 +29,8 @@ class Pushed:
 
     sequence: int
     packed: PackedMap
-    steps: int = 0
-    reals: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    steps: int
+    reals: np.ndarray
 
 
 class PushWindow:
@@ -100,21 +100,21 @@ class PushWindow:
         return [pushed.packed for pushed in self._kept]
 
     def push(
-        self, threshold: float = 0.0, flush: bool = True, key: int | np.uint64 = 0
+        self,
+        threshold: float = 0.0,
+        flush: bool = True,
+        key: int | np.uint64 = 0,
+        steps: int = 0,
+        reals: np.ndarray | None = None,
     ) -> tuple[int, PackedMap]:
         """Pack the current maps as the next push, and return its number, from 1, and the maps.
 
-        See `LocalTable.pack`.
+        See `LocalTable.pack`, and `Pushed` for `steps` and `reals`.
         """
         packed = self._table.pack(threshold, flush, key)
         self.last_sequence += 1
-        self._kept.append(Pushed(self.last_sequence, packed))
+        self._kept.append(Pushed(self.last_sequence, packed, steps, np.zeros(0) if reals is None else reals))
         return self.last_sequence, packed
-
-    def describe(self, steps: int, reals: np.ndarray) -> None:
-        """Note what the last push stands for."""
-        last = self._kept.pop()
-        self._kept.append(Pushed(last.sequence, last.packed, steps, reals))
 
     def receipt(self, applied: int) -> None:
         """Hear that the server applied this worker's pushes up to number `applied`."""
