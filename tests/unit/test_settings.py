@@ -19,7 +19,10 @@ REAL = {  # name: (one below what is allowed, one above or None)
     "compression_threshold": (-0.1, None),
     "replay_ratio": (-0.5, 2e6),
     "timeout": (0.5, 1e10),
+    "heartbeat_interval": (0.005, 1e10),
+    "heartbeat_timeout": (0.05, 1e10),
 }
+WHOLE_OR_NONE_AT_ALL = ("min_workers", "max_replacements")
 
 
 @pytest.mark.parametrize("name", [*WHOLE, "state_size", "action_size"])
@@ -40,11 +43,22 @@ def test_whole_numbers(name):
 @pytest.mark.parametrize("name", REAL)
 def test_real_numbers(name):
     low, high = REAL[name]
+    others = {"heartbeat_interval": 0.01} if name == "heartbeat_timeout" else {}
     for good in (1, 1.0, np.float32(1.0)):
-        value = getattr(Settings(**{name: good}), name)
+        value = getattr(Settings(**{name: good, **others}), name)
         assert value == 1.0 and type(value) is float
     for bad in (low, high or -1, math.nan, math.inf, -math.inf, "0.9", None, True):
         with pytest.raises(SettingsError, match=f"{name} must be a number .*got "):
+            Settings(**{name: bad})
+
+
+@pytest.mark.parametrize("name", WHOLE_OR_NONE_AT_ALL)
+def test_numbers_of_ranks(name):
+    for good in (0, 5, np.int32(3)):
+        value = getattr(Settings(**{name: good}), name)
+        assert value == good and type(value) is int
+    for bad in (-1, 1.5, "3", True, None, math.nan):
+        with pytest.raises(SettingsError, match=f"{name} must be a whole number of at least 0.*got "):
             Settings(**{name: bad})
 
 
@@ -119,6 +133,12 @@ def test_choices():
         SettingsError, match="'nccl' needs one GPU per rank.*Write communication_backend='mpi'"
     ):
         Settings(communication_backend="nccl")
+    for good in ("continue", "replace", "abort"):
+        assert Settings(on_failure=good).on_failure == good
+    with pytest.raises(SettingsError, match="on_failure must be one of 'continue', 'replace', 'abort', got"):
+        Settings(on_failure="restart")
+    with pytest.raises(SettingsError, match="on_error must be one of 'raise', 'exclude', got 'ignore'"):
+        Settings(on_error="ignore")
     assert Settings(sync_frequency="auto").sync_frequency == "auto"
     for bad in ("often", 0, None, 1.5):
         with pytest.raises(
@@ -141,6 +161,14 @@ def test_seed():
 def test_settings_that_contradict_each_other():
     Settings(compression_threshold=0.1)
     Settings(async_updates=False)
+    Settings(heartbeat_interval=2.0, heartbeat_timeout=8.0)
+    with pytest.raises(
+        SettingsError, match="at least 4 times heartbeat_interval.*heartbeat_timeout=7.9 and "
+    ):
+        Settings(heartbeat_interval=2.0, heartbeat_timeout=7.9)
+    Settings(on_error="exclude")
+    with pytest.raises(SettingsError, match='on_error="exclude" has no place in the reproducible mode'):
+        Settings(on_error="exclude", async_updates=False)
     with pytest.raises(SettingsError, match="compression_threshold has no place in the reproducible mode"):
         Settings(compression_threshold=0.1, async_updates=False)
 

@@ -1,0 +1,161 @@
+"""What the settings about lost ranks do: who is lost here hangs, fails by itself, or leaves."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+from rank_environments import BrokenLake, Corridor, SteppedLake
+
+from dist_classicrl.distributed import ending, serving
+from dist_classicrl.errors import CutOffError, RankLostError, RemoteRankError, SettingsError, WorkerLeft
+
+NEVER = 1 << 60
+SHORT_TIMEOUT = 1.5
+
+
+@pytest.fixture
+def comm(world):
+    """Give a communicator of the test's own: on the others nobody is away afterwards."""
+    if world.size == 1:
+        pytest.skip("takes a rank that can be lost")
+    own = world.Dup()
+    yield own
+    world.Barrier()
+
+
+@pytest.fixture
+def culprit(world):
+    """Give the rank that is lost."""
+    return world.size - 1
+
+
+def check_went_on(result, agent, world, culprit, kind, detail):
+    """Check that the others made all steps, and that the record says who was lost, and why."""
+    assert result.steps == agent.visits.sum() == agent.steps
+    assert result.lost_workers == (culprit,)
+    assert [(event["kind"], event["rank"]) for event in result.events] == [(kind, culprit)]
+    assert detail in result.events[0]["detail"]
+
+
+def test_an_error_costs_its_worker_alone_where_that_is_asked_for(world, comm, culprit, make_agent, caplog):
+    agent = make_agent(comm=comm, n_envs=1, on_error="exclude")
+    broken = world.rank == culprit
+    result = agent.train(
+        lambda: BrokenLake(20 if broken else NEVER, ValueError("thin ice")), total_steps=2_000
+    )
+    check_went_on(result, agent, world, culprit, "excluded", "ValueError: thin ice")
+    assert len(set(world.allgather(agent.q_table.tobytes()))) == 1  # who waits has the table as well
+    assert ("learns no more" in caplog.text) == broken
+
+
+class Leaving(SteppedLake):
+    """A lake in which `leave` is called at step 20."""
+
+    def __init__(self, leave):
+        super().__init__()
+        self.made, self.leave = 0, leave
+
+    def step(self, action):
+        self.made += 1
+        if self.made == 20:
+            self.leave()
+        return super().step(action)
+
+
+@pytest.mark.parametrize(
+    "by, async_updates", [("leave()", True), ("SIGHUP", True), ("leave()", False)], ids=str
+)
+def test_a_worker_leaves_in_good_order(
+    world, comm, culprit, make_agent, lake, monkeypatch, by, async_updates
+):
+    aside = []
+    monkeypatch.setattr(ending, "note_aside", lambda: aside.append(world.rank))
+    before = signal.getsignal(signal.SIGHUP)
+    agent = make_agent(comm=comm, n_envs=1, async_updates=async_updates, logical_workers=2)
+    leave = {"leave()": agent.leave, "SIGHUP": lambda: os.kill(os.getpid(), signal.SIGHUP)}[by]
+    if async_updates:
+        env, steps = lambda: Leaving(leave if world.rank == culprit else lambda: None), 4_000
+    else:  # a compiled environment, whose rounds can be played again, cannot call anything
+        env, steps = lake, 200_000
+        if world.rank == culprit:
+            leave()
+    if world.rank == culprit:
+        with pytest.raises(WorkerLeft) as left:
+            agent.train(env, total_steps=steps, leave_signals=("SIGHUP",))
+        assert (left.value.code, left.value.rank) == (0, culprit)
+    else:
+        result = agent.train(env, total_steps=steps, leave_signals=("SIGHUP",))
+        check_went_on(result, agent, world, culprit, "left", by)
+    assert aside == ([culprit] if world.rank == culprit else [])
+    assert signal.getsignal(signal.SIGHUP) == before
+
+
+def test_a_signal_cannot_both_stop_and_let_leave(make_agent, comm, lake, tmp_path):
+    agent = make_agent(comm=comm)
+    with pytest.raises((SettingsError, RemoteRankError), match="leave_signals and stop_signals both hold"):
+        agent.train(lake, total_steps=10, leave_signals=("SIGUSR1",), checkpoint_dir=tmp_path)
+
+
+def hanging_env(world, culprit):
+    """Return what makes environments: the one of the culprit hangs once, longer than it is waited for."""
+    return lambda: Corridor(hangs_for=3.5) if world.rank == culprit else Corridor(seconds=2e-3)
+
+
+@pytest.mark.parametrize(
+    "settings, text",
+    [
+        (lambda size: {"on_failure": "abort"}, 'on_failure="abort" ends the run'),
+        (lambda size: {"min_workers": size - 1}, "fewer than min_workers="),
+    ],
+    ids=["abort", "min_workers"],
+)
+def test_a_loss_that_is_one_too_many_ends_the_run(world, comm, culprit, make_agent, settings, text):
+    if world.size == 2:
+        pytest.skip("shown with more ranks")
+    agent = make_agent(
+        comm=comm, timeout=SHORT_TIMEOUT, n_envs=1, sync_frequency=1, batch_size=1, **settings(world.size)
+    )
+    with pytest.raises((RankLostError, RemoteRankError, CutOffError)) as caught:
+        agent.train(hanging_env(world, culprit), total_steps=10_000_000)
+    if world.rank == 0:
+        assert type(caught.value) is RankLostError
+        assert f"Rank {culprit} is lost (its main loop made no progress" in str(caught.value)
+        assert text in str(caught.value)
+    elif world.rank != culprit:
+        assert type(caught.value) is RemoteRankError and text in str(caught.value)
+
+
+class Recorder:
+    """Stands for `Replacements`: takes note of what it is asked for, and starts nothing."""
+
+    made = []
+
+    def __init__(self, limit, mark, clock):
+        self.limit, self.mark, self.lost = limit, mark, 0
+        Recorder.made.append(self)
+
+    def wanted(self, n_lost):
+        self.lost += n_lost
+
+    def start(self, now):
+        return False
+
+    def poll(self):
+        return []
+
+
+def test_a_loss_asks_for_as_many_replacements_as_are_allowed(world, comm, culprit, make_agent, monkeypatch):
+    monkeypatch.setattr(serving, "Replacements", Recorder)
+    monkeypatch.setattr(Recorder, "made", [])
+    make_agent(comm=comm, n_envs=1).train(Corridor, total_steps=100)
+    assert Recorder.made == []
+    agent = make_agent(
+        comm=comm, timeout=SHORT_TIMEOUT, n_envs=1, batch_size=1, on_failure="replace", max_replacements=7
+    )
+    result = agent.train(hanging_env(world, culprit), total_steps=3_000 * max(world.size - 2, 1))
+    assert result.steps == agent.visits.sum()
+    if world.rank == 0:
+        (asked,) = Recorder.made
+        assert (asked.limit, asked.mark, asked.lost) == (7, "2", 1)
+    assert np.isfinite(agent.q_table).all()
