@@ -33,7 +33,8 @@ SETTINGS = {
 STOPPED_SECONDS = 3 * SETTINGS["heartbeat_timeout"]
 # Of the beginning and the end, in which nobody is killed.
 CALM = 0.1
-# In this time a process has taken all the memory that it needs.
+# In this time after the last of the first workers has died, all connections to replacements are there, and
+# every process has taken all the memory that it needs.
 WARM_SECONDS = 20.0
 ALLOWED_GROWTH = 0.02
 ALLOWED_SLOWING = 0.05
@@ -153,15 +154,22 @@ def soak(seconds, every, chance, environment="lake", calm=CALM, **options):
             "speed_before": before,
             "speed_after": after,
             "pids": {"server": server, "worker": job.pids[WITNESS]},
+            "first": list(job.pids.values()),
             "samples": run.samples,
         }
 
 
-def growth(samples, pid, column):
+def growth(samples, pid, column, since):
     """Return by what share a figure of one process has grown, by a straight line through all."""
-    seen = [(row[0], row[column]) for row in samples if row[1] == pid and row[2] > WARM_SECONDS]
+    seen = [(row[0], row[column]) for row in samples if row[1] == pid and row[0] > since]
     times, values = np.array(seen).T
     return float(np.polyfit(times, values, 1)[0] * (times[-1] - times[0]) / values.mean())
+
+
+def warm_since(seen):
+    """Return the seconds after which all workers but the witness are replacements, and all is warm."""
+    kept = set(seen["pids"].values())
+    return max(row[0] for row in seen["samples"] if row[1] in set(seen["first"]) - kept) + WARM_SECONDS
 
 
 def growth_of_replacements(replacements):
@@ -182,13 +190,15 @@ def main():
         parser.error(reason)
     seen = soak(60 * arguments.minutes, arguments.every, Random(arguments.seed))
     arguments.output.write_text(json.dumps(seen))
+    since = warm_since(seen)
     grown = {
-        name: (growth(seen["samples"], pid, 3), growth(seen["samples"], pid, 4))
+        name: (growth(seen["samples"], pid, 3, since), growth(seen["samples"], pid, 4, since))
         for name, pid in seen["pids"].items()
     }
     grown["replacements"] = growth_of_replacements(seen["replacements"])
     ratio = seen["speed_after"] / seen["speed_before"]
     print(f"{seen['deaths']} deaths, {seen['stops']} stops, {seen['started']} replacements")
+    print(f"growth is that after {since:.0f} s")
     print(f"steps per second after / before: {ratio:.3f}")
     for name, (memory, descriptors) in grown.items():
         print(f"{name}: memory {memory:+.2%}, descriptors {descriptors:+.2%}")

@@ -173,7 +173,8 @@ class Channel:
     def _lose(self, error: Any) -> None:
         """Take note that MPI gave `error` for something that this peer has part in."""
         if self._request is not None:
-            _left_to_mpi.append((self._request, self._buffer))
+            if self._request != self._mpi.REQUEST_NULL:  # it is not over
+                _left_to_mpi.append((self._request, self._buffer))
             self._request = None
         if self.lost is None:
             self.lost = error if isinstance(error, str) else error.Get_error_string()
