@@ -1,0 +1,67 @@
+"""What an error means to the person who typed the command: the exit status, and what is shown of it."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from difflib import get_close_matches
+
+import click
+
+from dist_classicrl.distributed.stopping import INTERRUPTED
+from dist_classicrl.errors import DistClassicRLError, LauncherError, NotTrainedError
+
+DONE = 0
+USAGE = 2
+REQUEUE = os.EX_TEMPFAIL  # 75
+INTERNAL = os.EX_SOFTWARE  # 70
+
+EXIT_STATUS = f"""\
+exit status: {DONE} done; {USAGE} something in the command, its files or the environment is wrong, and the
+message says what to write instead; {REQUEUE} a signal or a time limit has stopped the work in order, and the same
+command goes on with it; {INTERRUPTED} interrupted by Ctrl-C; {INTERNAL} anything else, with a traceback.
+"""
+
+_REPORT = (
+    "This is a defect of dist-classicrl or of what it ran. To report it, send the command, the lines above and "
+    "the output of `dist-classicrl doctor`."
+)
+
+
+def is_users(error: BaseException) -> bool:
+    """Return whether an error says what the user has to change."""
+    return isinstance(error, DistClassicRLError) and isinstance(
+        error, (ValueError, LauncherError, NotTrainedError)
+    )
+
+
+def exit_status(error: BaseException) -> int:
+    """Return the exit status of a command that ended with `error`."""
+    if isinstance(error, click.exceptions.Exit):
+        return error.exit_code
+    if isinstance(error, (click.exceptions.Abort, KeyboardInterrupt)):
+        return INTERRUPTED
+    if isinstance(error, (click.ClickException, FileNotFoundError)) or is_users(error):
+        return USAGE
+    return INTERNAL
+
+
+def show(error: BaseException) -> None:
+    """Write `error` to standard error, as far as there is something to say."""
+    if isinstance(error, click.exceptions.Exit):
+        return
+    if isinstance(error, click.ClickException):
+        error.show()
+    elif exit_status(error) == USAGE:
+        click.echo(f"Error: {error}", err=True)
+    elif exit_status(error) == INTERRUPTED:
+        click.echo("Interrupted.", err=True)
+    else:
+        click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
+        click.echo(_REPORT, err=True)
+
+
+def nearest(word: str, known: list[str]) -> str:
+    """Return a question that names what was probably meant by `word`, with a blank in front; or nothing."""
+    matches = get_close_matches(word, known, n=1)
+    return f" Did you mean {matches[0]!r}?" if matches else ""

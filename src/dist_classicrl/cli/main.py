@@ -1,0 +1,112 @@
+"""The group of commands `dist-classicrl`, of which only the one that is typed is imported."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Sequence
+
+import click
+
+from dist_classicrl import __version__
+from dist_classicrl.cli import errors
+
+# Name: module in this package, and the line in the list of commands.
+COMMANDS = {
+    "train": "Train on one core or on many ranks; typed again, it goes on.",
+    "evaluate": "Play the greedy policy of a trained model.",
+    "show": "Show policy and values as text.",
+    "export": "Write a trained model as npz, csv or plain Python.",
+    "plot": "Draw learning curves, maps and timelines.",
+    "report": "Speed-up, efficiency and communication of one or several runs.",
+    "bench": "Measure what this machine makes, in a minute.",
+    "doctor": "Check MPI, files, threads and memory, with a remedy for each trouble.",
+    "profile": "Measure the communication between ranks.",
+    "slurm": "Print a fitting sbatch script.",
+    "launch": "Start a script of your own on many ranks and see it through.",
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are modules of this package, each with a `command`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands."""
+        return [name for name in COMMANDS if importlib.util.find_spec(_module(name))]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command."""
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        command: click.Command = importlib.import_module(_module(cmd_name)).command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that is named first in `args`; name the nearest where there is none."""
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            known = self.list_commands(ctx)
+            ctx.fail(
+                f"There is no command {args[0]!r}.{errors.nearest(args[0], known)} "
+                f"The commands are {', '.join(known)}."
+            )
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands without importing them."""
+        rows = [(name, COMMANDS[name]) for name in self.list_commands(ctx)]
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
+
+
+def _module(name: str) -> str:
+    return f"dist_classicrl.cli.{name}"
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog=errors.EXIT_STATUS,
+)
+@click.version_option(__version__, prog_name="dist-classicrl")
+def cli() -> None:
+    """Tabular reinforcement learning on one core or on many MPI ranks.
+
+    \b
+    dist-classicrl train FrozenLake-v1 --ranks 4 --total-steps 1e8
+    dist-classicrl show runs/FrozenLake-v1
+    dist-classicrl plot runs/FrozenLake-v1
+
+    Each command has a --help of its own, with a full example.
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; see `--help`.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        `sys.argv[1:]` if left out.
+
+    Returns
+    -------
+    int
+        The exit status.
+
+    Raises
+    ------
+    SystemExit
+        Where the command raised it, as `TrainingStopped` is one.
+    """
+    args = None if arguments is None else list(arguments)
+    try:
+        status = cli.main(args, prog_name="dist-classicrl", standalone_mode=False)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        errors.show(error)
+        return errors.exit_status(error)
+    return status if isinstance(status, int) else errors.DONE
