@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from dist_classicrl._files import whole_file
 from dist_classicrl.errors import ModelFileError
 from dist_classicrl.settings import Settings
 
@@ -48,8 +48,18 @@ class SavedModel:
     legal: np.ndarray | None = None
 
 
-def write(path: str | os.PathLike[str], model: SavedModel) -> Path:
-    """Write `model` to exactly `path`: whole, or not at all. An existing file is replaced at the end."""
+def write(
+    path: str | os.PathLike[str], model: SavedModel, derived: Mapping[str, np.ndarray] | None = None
+) -> Path:
+    """Write `model` to exactly `path`: whole, or not at all. An existing file is replaced at the end.
+
+    Parameters
+    ----------
+    path : str or path
+    model : SavedModel
+    derived : mapping of str to ndarray, optional
+        Arrays of plain numbers that are written for other readers; `read` passes over them.
+    """
     from dist_classicrl import __version__
 
     target = Path(path)
@@ -69,19 +79,9 @@ def write(path: str | os.PathLike[str], model: SavedModel) -> Path:
         "sha256": {name: _digest(array) for name, array in arrays.items()},
     }
     arrays["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
-    # A long name would leave no room for what makes the temporary one unique.
-    handle, temporary = tempfile.mkstemp(prefix=f".{target.name[:40]}.", dir=target.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            # No allow_pickle: NumPy 1.24 would take it for an array. All of these are of plain numbers.
-            np.savez_compressed(file, **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    with whole_file(target) as file:
+        # No allow_pickle: NumPy 1.24 would take it for an array. All of these are of plain numbers.
+        np.savez_compressed(file, **arrays, **({} if derived is None else derived))
     return target
 
 
@@ -194,9 +194,3 @@ def _refusal(target: Path, why: str) -> str:
         f"{target} is no usable model file: {why}. "
         "Give the path of a file that save_model of this library wrote."
     )
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current
