@@ -197,3 +197,14 @@ class RankLostError(DistClassicRLError, RuntimeError):
 
 class CutOffError(DistClassicRLError, RuntimeError):
     """Too few of the other ranks are heard to go on: they may be running without this one."""
+
+
+# Plots
+
+
+class MissingExtraError(SettingsError, ImportError):
+    """Something was asked for that needs a package which is not installed; the message names the extra."""
+
+
+class PlotError(DistClassicRLError, ValueError):
+    """What was asked for cannot be drawn: the records hold none of it, or the file cannot be written."""
