@@ -16,15 +16,16 @@ USAGE = 2
 REQUEUE = os.EX_TEMPFAIL  # 75
 INTERNAL = os.EX_SOFTWARE  # 70
 
-EXIT_STATUS = f"""\
-exit status: {DONE} done; {USAGE} something in the command, its files or the environment is wrong, and the
-message says what to write instead; {REQUEUE} a signal or a time limit has stopped the work in order, and the same
-command goes on with it; {INTERRUPTED} interrupted by Ctrl-C; {INTERNAL} anything else, with a traceback.
-"""
+EXIT_STATUS = (
+    f"Exit status: {DONE} done; {USAGE} something in the command, its files or the environment is wrong, and "
+    f"the message says what to write instead; {REQUEUE} a signal or a time limit has stopped the work in order, "
+    f"and the same command goes on with it; {INTERRUPTED} the same after Ctrl-C; {INTERNAL} anything else, with "
+    "a traceback."
+)
 
 _REPORT = (
-    "This is a defect of dist-classicrl or of what it ran. To report it, send the command, the lines above and "
-    "the output of `dist-classicrl doctor`."
+    "This is a defect of dist-classicrl or of what it ran. To report it, send the command, the lines above "
+    "and what `dist-classicrl doctor` says."
 )
 
 

@@ -72,7 +72,7 @@ def _module(name: str) -> str:
 )
 @click.version_option(__version__, prog_name="dist-classicrl")
 def cli() -> None:
-    """Tabular reinforcement learning on one core or on many MPI ranks.
+    r"""Tabular reinforcement learning on one core or on many MPI ranks.
 
     \b
     dist-classicrl train FrozenLake-v1 --ranks 4 --total-steps 1e8

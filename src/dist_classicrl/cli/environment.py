@@ -1,0 +1,184 @@
+"""The environment that a command names: a Gymnasium id, `module:function`, or a built-in name."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from dist_classicrl.cli.errors import nearest
+from dist_classicrl.errors import EnvError, SettingsError
+
+# What makes it, and the arguments that it cannot do without.
+BUILT_IN: dict[str, tuple[str, dict[str, Any]]] = {
+    "garnet": (
+        "dist_classicrl.environments.garnet:garnet",
+        {"n_states": 1000, "n_actions": 4, "branching": 3, "seed": 0},
+    ),
+    "tictactoe": ("dist_classicrl.environments.tictactoe:TicTacToeEnv", {}),
+}
+
+_GYMNASIUM_ID = re.compile(r"(?:.+[:/])?[^:/]+-v\d+")
+_FUNCTION = re.compile(r"([\w.]+):([\w.]+)")
+_WORDS = {"true": True, "false": False}
+
+
+def parse_arguments(words: Iterable[str]) -> dict[str, Any]:
+    """Return the keyword arguments that words of the form ``name=value`` stand for.
+
+    A value is a Python literal, or text: ``is_slippery=False``, ``map_name=8x8``, ``desc=["SF", "HG"]``.
+
+    Raises
+    ------
+    SettingsError
+        If a word has another form.
+    """
+    arguments = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals or not name.isidentifier():
+            raise SettingsError(
+                f"An argument of the environment has the form name=value, such as is_slippery=False; got "
+                f"{word!r}."
+            )
+        arguments[name] = _value(text)
+    return arguments
+
+
+def _value(text: str) -> Any:
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return text
+    return value if isinstance(value, (int, float, str, list, dict)) else text
+
+
+def make(name: str, arguments: Mapping[str, Any] | None = None) -> Any:
+    """Return the environment of this name in a form that `train` and `evaluate` take.
+
+    Parameters
+    ----------
+    name : str
+        A Gymnasium id, ``module:function``, or one of `BUILT_IN`.
+    arguments : mapping, optional
+        Keyword arguments for what makes it.
+
+    Raises
+    ------
+    EnvError
+        If there is no such environment, or it does not take the arguments.
+    """
+    given = dict(arguments or {})
+    if name in BUILT_IN:
+        path, defaults = BUILT_IN[name]
+        return _made_by(_function(path), name, {**defaults, **given})
+    if _GYMNASIUM_ID.fullmatch(name):
+        return _of_gymnasium(name, given)
+    if _FUNCTION.fullmatch(name):
+        return _made_by(_function(name), name, given)
+    raise EnvError(_no_such(name))
+
+
+def _no_such(name: str) -> str:
+    import gymnasium
+
+    known = [*BUILT_IN, *gymnasium.registry]
+    return (
+        f"There is no environment {name!r}.{nearest(name, known)} It is a Gymnasium id such as "
+        f"FrozenLake-v1, module:function, or one of {', '.join(BUILT_IN)}."
+    )
+
+
+def _of_gymnasium(name: str, arguments: dict[str, Any]) -> Any:
+    import gymnasium
+
+    _see_local_modules()
+    try:
+        spec = gymnasium.spec(name)  # after a colon it imports what registers the id
+    except ImportError as error:
+        raise EnvError(f"The environment {name!r} cannot be found: {error}.") from error
+    except gymnasium.error.Error as error:
+        raise EnvError(_no_such(name)) from error
+    factory = partial(gymnasium.make, name, **arguments)
+    entry: Any = spec.entry_point
+    creator = gymnasium.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry
+    known = _parameters(creator, gymnasium.make)
+    return _checked(factory, name, arguments, known)
+
+
+def _made_by(function: Callable[..., Any], name: str, arguments: dict[str, Any]) -> Any:
+    return _checked(partial(function, **arguments), name, arguments, _parameters(function))
+
+
+def _checked(factory: Callable[[], Any], name: str, arguments: dict[str, Any], known: list[str]) -> Any:
+    """Make it once, to see that it can be; return a model as it is, and for others what makes them."""
+    wrong = [each for each in arguments if known and each not in known]
+    if wrong:
+        raise EnvError(
+            f"{name} takes no argument {wrong[0]!r}.{nearest(wrong[0], known)} It takes {', '.join(known)}."
+        )
+    try:
+        made = factory()
+    except Exception as error:
+        raise EnvError(
+            f"{name} cannot be made with {arguments or 'no arguments'}: {type(error).__name__}: {error}"
+        ) from error
+    import gymnasium
+
+    return factory if isinstance(made, gymnasium.Env) else made
+
+
+def _parameters(*functions: Callable[..., Any]) -> list[str]:
+    """Return the names of the arguments that the functions take; none where they take any."""
+    names: list[str] = []
+    for function in functions:
+        for parameter in inspect.signature(function).parameters.values():
+            if parameter.kind is parameter.VAR_KEYWORD and len(functions) == 1:
+                return []
+            if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+                names.append(parameter.name)
+    return [name for name in names if name not in ("self", "id")]
+
+
+def _function(path: str) -> Callable[..., Any]:
+    """Return what ``module:function`` names.
+
+    Raises
+    ------
+    EnvError
+        If there is no such module or function.
+    """
+    module_name, _, name = path.partition(":")
+    _see_local_modules()
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        raise EnvError(
+            f"There is no module {error.name!r} in {os.getcwd()} or where Python looks for modules. Write "
+            "module:function, without .py."
+        ) from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            known = [each for each in vars(found) if not each.startswith("_")]
+            raise EnvError(f"The module {module_name!r} has no {name!r}.{nearest(part, known)}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise EnvError(f"{path} is no function that returns an environment, but {found!r}.")
+    function: Callable[..., Any] = found
+    return function
+
+
+def _see_local_modules() -> None:
+    """Let modules of the current folder be found, as under `python -m`."""
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())
