@@ -126,6 +126,10 @@ class WorkerLeft(SystemExit):
 # Training, alone and on many ranks
 
 
+class ExportError(DistClassicRLError, ValueError):
+    """What was learned cannot be written as asked."""
+
+
 class ModelFileError(DistClassicRLError, ValueError):
     """A saved model is truncated, damaged, foreign, or of another kind."""
 
