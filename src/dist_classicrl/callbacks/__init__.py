@@ -1,0 +1,76 @@
+"""Callbacks of `train`: what a user's code hears of a training while it goes on, and how it ends one.
+
+They run on the rank that serves (rank 0, or who took its place), between messages, under the names and with
+the methods that users of Stable-Baselines3 know. Its `CheckpointCallback` has no counterpart: checkpoints are
+the business of ``train(checkpoint_dir=..., checkpoint_interval=...)``, which also goes on from them.
+
+The public names are imported when they are first asked for.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dist_classicrl.callbacks.base import (
+        BaseCallback,
+        CallbackList,
+        ConvertCallback,
+        EventCallback,
+        EveryNTimesteps,
+        callback_list,
+    )
+    from dist_classicrl.callbacks.early_stopping import (
+        StopTrainingOnNoModelImprovement,
+        StopTrainingOnNoReturnImprovement,
+        StopTrainingOnReturn,
+        StopTrainingOnRewardThreshold,
+    )
+    from dist_classicrl.callbacks.evaluation import EvalCallback
+    from dist_classicrl.monitoring.metrics import MetricsCallback
+    from dist_classicrl.monitoring.tensorboard import TensorBoardCallback
+
+__all__ = [
+    "BaseCallback",
+    "CallbackList",
+    "ConvertCallback",
+    "EvalCallback",
+    "EventCallback",
+    "EveryNTimesteps",
+    "MetricsCallback",
+    "StopTrainingOnNoModelImprovement",
+    "StopTrainingOnNoReturnImprovement",
+    "StopTrainingOnReturn",
+    "StopTrainingOnRewardThreshold",
+    "TensorBoardCallback",
+    "callback_list",
+]
+
+_BASE = "dist_classicrl.callbacks.base"
+_EARLY_STOPPING = "dist_classicrl.callbacks.early_stopping"
+_HOMES = {
+    "BaseCallback": _BASE,
+    "CallbackList": _BASE,
+    "ConvertCallback": _BASE,
+    "EvalCallback": "dist_classicrl.callbacks.evaluation",
+    "EventCallback": _BASE,
+    "EveryNTimesteps": _BASE,
+    "MetricsCallback": "dist_classicrl.monitoring.metrics",
+    "StopTrainingOnNoModelImprovement": _EARLY_STOPPING,
+    "StopTrainingOnNoReturnImprovement": _EARLY_STOPPING,
+    "StopTrainingOnReturn": _EARLY_STOPPING,
+    "StopTrainingOnRewardThreshold": _EARLY_STOPPING,
+    "TensorBoardCallback": "dist_classicrl.monitoring.tensorboard",
+    "callback_list": _BASE,
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,361 @@
+"""What a callback is, a list of them, and what else `train` takes for one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dist_classicrl.errors import SettingsError
+from dist_classicrl.settings import checked_whole
+
+if TYPE_CHECKING:
+    from dist_classicrl.distributed.progress import Progress
+    from dist_classicrl.distributed.report import TrainingResult
+
+
+class BaseCallback:
+    """Hears of a training on the rank that serves. Override what begins with an underscore.
+
+    ``_on_step`` is called at each report: every `progress_interval` seconds, at each checkpoint and at the
+    end. What it does, the server does not, so it should be quick. An exception ends the training on all
+    ranks, and reaches the caller of `train` unchanged on this one.
+
+    Parameters
+    ----------
+    verbose : int
+        0: silent; 1: what the callback decides is logged.
+
+    Attributes
+    ----------
+    model : DistAsyncQLearning
+        The agent that trains: its `q_table` and `visits` are those of the moment.
+    num_timesteps : int
+        Environment steps of all ranks in all calls of `train`, as of the last report.
+    n_calls : int
+        Calls of `_on_step`.
+    progress : Progress or None
+        The last report.
+    result : TrainingResult or None
+        What the training did, once it has ended.
+    parent : BaseCallback or None
+        The callback that calls this one, lists of callbacks apart; None: the training does.
+    recorded : dict of str to (int, float)
+        The step and the value of what callbacks recorded last, by name; one for a whole `CallbackList`.
+    """
+
+    def __init__(self, verbose: int = 0) -> None:
+        self.verbose = verbose
+        self.model: Any = None
+        self.num_timesteps = 0
+        self.n_calls = 0
+        self.progress: Progress | None = None
+        self.result: TrainingResult | None = None
+        self.parent: BaseCallback | None = None
+        self.recorded: dict[str, tuple[int, float]] = {}
+
+    # For users to override
+
+    def _init_callback(self) -> None:
+        """Prepare; `model` is known."""
+
+    def _on_training_start(self) -> None:
+        """Hear that this rank serves from now on; `num_timesteps` is where the training begins or goes on."""
+
+    def _on_rollout_start(self) -> None:
+        """Hear that learning begins, or goes on after a report."""
+
+    def _on_step(self) -> bool:
+        """Look at a report. Return False to end the training in order, with fewer steps, on all ranks."""
+        return True
+
+    def _on_rollout_end(self) -> None:
+        """Hear that a report is there, before any `_on_step`."""
+
+    def _on_training_end(self) -> None:
+        """Hear that the training has ended; `result` is known."""
+
+    def _on_close(self) -> None:
+        """Give back what this callback holds, such as open files, however the training ended."""
+
+    def _on_worker_lost(self, event: dict[str, Any]) -> None:
+        """Hear that a rank is lost, or has left; see `TrainingResult.events`."""
+
+    def _on_worker_joined(self, event: dict[str, Any]) -> None:
+        """Hear that a rank is back, or that a new process has taken its place."""
+
+    def _on_failover(self, event: dict[str, Any]) -> None:
+        """Hear that this rank has taken the place of a lost server."""
+
+    def _on_checkpoint(self, steps: int, name: str) -> None:
+        """Hear that the checkpoint `name`, of global step `steps`, is on disk."""
+
+    def _on_push(self, rank: int, steps: int, staleness: int, n_bytes: int) -> None:
+        """Hear of a push. It costs something many times a second, and is called only where it is overridden.
+
+        Parameters
+        ----------
+        rank : int
+            Whose push it is.
+        steps : int
+            Steps that it contains.
+        staleness : int
+            Pushes of other workers that it did not know of.
+        n_bytes : int
+            Its size.
+        """
+
+    def record(self, name: str, value: float) -> None:
+        """Give a number for `TensorBoardCallback` to write, as of now."""
+        self.recorded[name] = self.num_timesteps, float(value)
+
+    # What the training calls
+
+    @property
+    def children(self) -> Sequence[BaseCallback]:
+        """The callbacks that this one calls."""
+        return ()
+
+    @property
+    def wants_pushes(self) -> bool:
+        """Whether `on_push` is to be called: somebody overrides `_on_push`."""
+        own = type(self)._on_push is not BaseCallback._on_push
+        return own or any(child.wants_pushes for child in self.children)
+
+    def init_callback(self, agent: Any) -> None:
+        """Tell the agent that trains."""
+        self.model = agent
+        for child in self.children:
+            child.parent, child.recorded = self._caller, self.recorded
+        self._init_callback()
+        for child in self.children:
+            child.init_callback(agent)
+
+    def on_training_start(self, progress: Progress) -> None:
+        """Tell that this rank serves from now on, and how far the training is."""
+        self._take(progress)
+        self._on_training_start()
+        for child in self.children:
+            child.on_training_start(progress)
+
+    def on_rollout_start(self) -> None:
+        """Tell that learning begins or goes on."""
+        self._on_rollout_start()
+        for child in self.children:
+            child.on_rollout_start()
+
+    def on_rollout_end(self, progress: Progress) -> None:
+        """Give a report, before `on_step`."""
+        self._take(progress)
+        self._on_rollout_end()
+        for child in self.children:
+            child.on_rollout_end(progress)
+
+    def on_step(self, progress: Progress) -> bool:
+        """Give a report, and return whether the training is to go on."""
+        self._take(progress)
+        self.n_calls += 1
+        # Who returns nothing has nothing against it.
+        return (answer := self._on_step()) is None or bool(answer)
+
+    def on_training_end(self, result: TrainingResult) -> None:
+        """Tell that the training has ended, and how."""
+        self.result = result
+        self._on_training_end()
+        for child in self.children:
+            child.on_training_end(result)
+
+    def on_close(self) -> None:
+        """Tell that the call of `train` is over, after `on_training_end` or after an exception."""
+        self._on_close()
+        for child in self.children:
+            child.on_close()
+
+    def on_worker_lost(self, event: dict[str, Any]) -> None:
+        """Tell that a rank is lost, or has left."""
+        self._on_worker_lost(event)
+        for child in self.children:
+            child.on_worker_lost(event)
+
+    def on_worker_joined(self, event: dict[str, Any]) -> None:
+        """Tell that a rank is back, or replaced."""
+        self._on_worker_joined(event)
+        for child in self.children:
+            child.on_worker_joined(event)
+
+    def on_failover(self, event: dict[str, Any]) -> None:
+        """Tell that this rank has taken the place of a lost server."""
+        self._on_failover(event)
+        for child in self.children:
+            child.on_failover(event)
+
+    def on_checkpoint(self, steps: int, name: str) -> None:
+        """Tell that a checkpoint is on disk."""
+        self._on_checkpoint(steps, name)
+        for child in self.children:
+            child.on_checkpoint(steps, name)
+
+    def on_push(self, rank: int, steps: int, staleness: int, n_bytes: int) -> None:
+        """Tell of a push, where `wants_pushes` says so."""
+        self._on_push(rank, steps, staleness, n_bytes)
+        for child in self.children:
+            if child.wants_pushes:
+                child.on_push(rank, steps, staleness, n_bytes)
+
+    @property
+    def _caller(self) -> BaseCallback | None:
+        """Who calls the children."""
+        return self
+
+    def _take(self, progress: Progress) -> None:
+        self.progress = progress
+        self.num_timesteps = self.model.steps
+
+
+class CallbackList(BaseCallback):
+    """Several callbacks, called in order.
+
+    Parameters
+    ----------
+    callbacks : sequence of BaseCallback
+
+    Attributes
+    ----------
+    callbacks : list of BaseCallback
+    """
+
+    def __init__(self, callbacks: Sequence[BaseCallback]) -> None:
+        super().__init__()
+        self.callbacks = list(callbacks)
+
+    @property
+    def children(self) -> Sequence[BaseCallback]:
+        """The callbacks."""
+        return self.callbacks
+
+    @property
+    def _caller(self) -> BaseCallback | None:
+        return self.parent
+
+    def on_step(self, progress: Progress) -> bool:
+        """Give a report to all callbacks, even if one of them ends the training."""
+        super().on_step(progress)
+        return all([child.on_step(progress) for child in self.callbacks])
+
+
+class ConvertCallback(BaseCallback):
+    """A function as a callback.
+
+    Parameters
+    ----------
+    callback : callable
+        Called at each report with a dict: "self" is the agent, "progress" the report, "num_timesteps" the
+        steps of all ranks in all calls. The training ends in order where it returns False.
+    """
+
+    def __init__(self, callback: Callable[[dict[str, Any]], Any], verbose: int = 0) -> None:
+        super().__init__(verbose)
+        self.callback = callback
+
+    def _on_step(self) -> bool:
+        return self.callback(
+            {"self": self.model, "progress": self.progress, "num_timesteps": self.num_timesteps}
+        )
+
+
+class EventCallback(BaseCallback):
+    """A callback that calls another one, but only when something has happened.
+
+    Parameters
+    ----------
+    callback : BaseCallback, sequence, function or None
+        What is called then.
+    """
+
+    def __init__(self, callback: Any = None, verbose: int = 0) -> None:
+        super().__init__(verbose)
+        self.callback = one_callback(callback)
+
+    @property
+    def children(self) -> Sequence[BaseCallback]:
+        """What is called when it happens."""
+        return (self.callback,)
+
+    def _on_event(self) -> bool:
+        """Call it, with the last report."""
+        assert self.progress is not None  # there was a report
+        return self.callback.on_step(self.progress)
+
+
+class EveryNTimesteps(EventCallback):
+    """Calls another callback at the first report after every so many steps.
+
+    Parameters
+    ----------
+    n_steps : int
+        Environment steps of all ranks.
+    callback : BaseCallback, sequence or function
+    """
+
+    def __init__(self, n_steps: int, callback: Any) -> None:
+        super().__init__(callback)
+        self.n_steps = checked_whole("n_steps", n_steps, 1)
+        self._next = self.n_steps
+
+    def _on_training_start(self) -> None:
+        self._next = next_multiple(self.num_timesteps, self.n_steps)
+
+    def _on_step(self) -> bool:
+        if self.num_timesteps < self._next:
+            return True
+        self._next = next_multiple(self.num_timesteps, self.n_steps)
+        return self._on_event()
+
+
+def next_multiple(steps: int, every: int) -> int:
+    """Return the first multiple of `every` above `steps`."""
+    return (steps // every + 1) * every
+
+
+def callback_list(callbacks: Any) -> CallbackList:
+    """Return what `train` takes for callbacks as a list: a callback, a function, a sequence of them, or None.
+
+    Raises
+    ------
+    SettingsError
+        If it is something else.
+    """
+    if isinstance(callbacks, CallbackList):
+        return callbacks
+    if callbacks is None:
+        return CallbackList([])
+    given = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
+    return CallbackList([_callback(one) for one in given])
+
+
+def one_callback(callbacks: Any) -> BaseCallback:
+    """Return the same as one callback: itself where it is one."""
+    return callbacks if isinstance(callbacks, BaseCallback) else callback_list(callbacks)
+
+
+def _callback(given: Any) -> BaseCallback:
+    if isinstance(given, BaseCallback):
+        return given
+    if isinstance(given, type) and issubclass(given, BaseCallback):
+        raise SettingsError(
+            f"callbacks got the class {given.__name__}. Write {given.__name__}(...), with ()."
+        )
+    if not callable(given):
+        raise SettingsError(
+            f"A callback must be a BaseCallback, or a function of one argument, or a list of these, got "
+            f"{given!r}."
+        )
+    try:
+        inspect.signature(given).bind({})
+    except TypeError:
+        raise SettingsError(
+            f"The callback {given!r} must take one argument, a dict with self, progress and num_timesteps."
+        ) from None
+    except ValueError:  # a function of C that does not tell what it takes
+        pass
+    return ConvertCallback(given)
