@@ -90,7 +90,7 @@ def resolve(env: Any, n_envs: int, use_action_mask: bool | None, compile_env: bo
 
     from dist_classicrl.environments.stepping import make_stepped
 
-    factory = _factory(env)
+    factory = factory_of(env)
     probes: list[Any] = []
     if compile_env:
         one = env if factory is None else factory()
@@ -159,8 +159,8 @@ def _without_mask(env: TabularMDP | CompiledSimulator) -> TabularMDP | CompiledS
     )
 
 
-def _factory(env: Any) -> Callable[[], Any] | None:
-    """Return what makes copies of `env`; None where there is but one."""
+def factory_of(env: Any) -> Callable[[], Any] | None:
+    """Return what makes copies of `env`, which is what `resolve` takes; None where there is but one."""
     import gymnasium
 
     if isinstance(env, (str, gymnasium.envs.registration.EnvSpec)):
@@ -182,6 +182,7 @@ def _known_instance(env: Any, use_action_mask: bool | None) -> CompiledSimulator
 
 
 def _tictactoe(env: Any, use_action_mask: bool | None) -> CompiledSimulator | None:
+    from dist_classicrl.environments import tictactoe_model
     from dist_classicrl.environments import tictactoe_simulator as game
     from dist_classicrl.environments.toy_text import unwrap_unchanged
 
@@ -203,4 +204,5 @@ def _tictactoe(env: Any, use_action_mask: bool | None) -> CompiledSimulator | No
         legal=legal if masked else None,
         memory_size=game.MEMORY_SIZE,
         max_episode_steps=min(limits, default=None),
+        model=tictactoe_model.model(base.agent_plays) if masked else None,
     )

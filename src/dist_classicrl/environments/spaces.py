@@ -312,6 +312,21 @@ class SpaceIndex:
             arrays.append(values.astype(leaf.dtype, copy=False).reshape(len(indices), *leaf.shape))
         return arrays
 
+    def parts(self) -> list[tuple[Any, ...]]:
+        """Return how an index is made, as plain Python data, so that it can be made without this class.
+
+        Returns
+        -------
+        list of tuple
+            For each array of digits: the path to it in a value, its shape, and for each digit in row-major
+            order the first value, the number of values and the weight. The index is the sum over all digits
+            of weight times (value - first value).
+        """
+        return [
+            (leaf.path, leaf.shape, leaf.start.tolist(), leaf.sizes.tolist(), leaf.strides.tolist())
+            for leaf in self._leaves
+        ]
+
     def describe(self) -> list[dict[str, Any]]:
         """Return the digits as JSON-able data, equal for equal spaces in every process."""
         return [

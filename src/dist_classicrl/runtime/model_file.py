@@ -79,9 +79,10 @@ def write(
         "sha256": {name: _digest(array) for name, array in arrays.items()},
     }
     arrays["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
+    arrays.update(derived or {})
     with whole_file(target) as file:
         # No allow_pickle: NumPy 1.24 would take it for an array. All of these are of plain numbers.
-        np.savez_compressed(file, **arrays, **({} if derived is None else derived))
+        np.savez_compressed(file, **arrays)
     return target
 
 

@@ -1,0 +1,76 @@
+"""How good a table really is where the model of the environment is known: no episodes, no chance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dist_classicrl.errors import SettingsError
+
+if TYPE_CHECKING:
+    from dist_classicrl.environments.model import TabularMDP
+
+
+@dataclass(frozen=True)
+class ExactValue:
+    """Discounted values of the start states, for the process without its time limit.
+
+    Attributes
+    ----------
+    value : float
+        Of the greedy policy, ties broken at random.
+    optimum : float
+        The largest that any policy has.
+    discount_factor : float
+    """
+
+    value: float
+    optimum: float
+    discount_factor: float
+
+    @property
+    def gap(self) -> float:
+        """What the greedy policy lacks to the optimum."""
+        return self.optimum - self.value
+
+    @property
+    def relative_gap(self) -> float | None:
+        """The gap as a share of the optimum's size; None where the optimum is 0."""
+        return self.gap / abs(self.optimum) if self.optimum else None
+
+
+def exact_value(model: TabularMDP, q_table: np.ndarray, discount_factor: float) -> ExactValue:
+    """Return the exact value of the greedy policy of `q_table` in `model`, and the optimum.
+
+    Parameters
+    ----------
+    model : TabularMDP
+    q_table : ndarray, shape (states, actions)
+        At least as large as the model; what is beyond it is not used.
+    discount_factor : float
+
+    Raises
+    ------
+    SettingsError
+        If the table is too small, or the discount factor is not allowed.
+    ConvergenceError
+        If the discount factor is 1 and a value is infinite.
+    """
+    size = (model.n_states, model.n_actions)
+    if q_table.shape[0] < size[0] or q_table.shape[1] < size[1]:
+        raise SettingsError(
+            f"The model {model.name} has {size[0]} states and {size[1]} actions, the table only "
+            f"{q_table.shape[0]} and {q_table.shape[1]}. Give the model of what was trained in."
+        )
+    values = np.where(model.legal_pairs(), q_table[: size[0], : size[1]], -np.inf)
+    best = values == values.max(axis=1, keepdims=True)  # all actions, where none is legal
+    greedy = model.policy_value(best / best.sum(axis=1, keepdims=True), discount_factor)
+    return ExactValue(model.start_value(greedy), _optimum(model, discount_factor), discount_factor)
+
+
+@lru_cache(maxsize=8)
+def _optimum(model: TabularMDP, discount_factor: float) -> float:
+    return model.start_value(model.solve(discount_factor).v)
