@@ -521,10 +521,11 @@ def test_the_number_of_ranks_is_that_of_the_hostfile_or_of_slurm(launch, tmp_pat
         (["train.py"], "How many ranks"),
         (["-n", "2", "--hostfile", "absent", "train.py"], "hostfile 'absent'"),
         (["-n", "2", "--mpirun-options='", "train.py"], "cannot be split"),
+        (["-n", "2", "--hostfiles", "hosts", "train.py"], "--hostfile"),
     ],
 )
 def test_what_cannot_be_started_is_said(launch, capsys, words, match):
-    assert launch(*words)[1] == os.EX_USAGE
+    assert launch(*words)[1] == 2
     assert match in capsys.readouterr().err
 
 
@@ -532,9 +533,7 @@ def test_what_cannot_be_started_is_said(launch, capsys, words, match):
     "words", [["-n", "0"], ["-n", "two"], ["--max-restarts", "-1"], ["--grace", "nan"], ["--silence", "soon"]]
 )
 def test_numbers_are_checked(launch, words):
-    with pytest.raises(SystemExit) as caught:
-        launch(*words, "train.py")
-    assert caught.value.code == 2
+    assert launch(*words, "train.py")[1] == 2
 
 
 def test_the_command_shows_what_it_starts_if_asked(launch, capfd):
@@ -543,9 +542,14 @@ def test_the_command_shows_what_it_starts_if_asked(launch, capfd):
     assert f"{path} -n 2 {sys.executable} -m" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["--help"], ["launch", "--help"]])
-def test_the_help_shows_a_full_example(words, capsys):
-    with pytest.raises(SystemExit) as caught:
-        main(words)
-    assert caught.value.code == 0
-    assert "python -m dist_classicrl launch -n 16" in capsys.readouterr().out
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_m_begins_the_script_wherever_the_options_end(launch, capsys, place):
+    options = [["--mca", "a", "-m"], ["--grace=2"], ["-n", "3"]]
+    words = [word for option in options[place:] for word in option]
+    launch("--dry-run", "-n", 2, *words, "-m", "package.train", "-m", "x")
+    assert capsys.readouterr().out.endswith("program -m package.train -m x\n")
+
+
+def test_the_help_shows_a_full_example(capsys):
+    assert main(["launch", "--help"]) == 0
+    assert "  python -m dist_classicrl launch -n 16 --hostfile hosts train.py" in capsys.readouterr().out

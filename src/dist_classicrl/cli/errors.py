@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import traceback
+from collections.abc import Iterable
 from difflib import get_close_matches
 
 import click
@@ -18,9 +19,9 @@ INTERNAL = os.EX_SOFTWARE  # 70
 
 EXIT_STATUS = (
     f"Exit status: {DONE} done; {USAGE} something in the command, its files or the environment is wrong, and "
-    f"the message says what to write instead; {REQUEUE} a signal or a time limit has stopped the work in order, "
-    f"and the same command goes on with it; {INTERRUPTED} the same after Ctrl-C; {INTERNAL} anything else, with "
-    "a traceback."
+    f"the message says what to write instead; {REQUEUE} a signal or a time limit has stopped the work in "
+    f"order, and the same command goes on with it; {INTERRUPTED} the same after Ctrl-C; {INTERNAL} anything "
+    "else, with a traceback."
 )
 
 _REPORT = (
@@ -62,7 +63,7 @@ def show(error: BaseException) -> None:
         click.echo(_REPORT, err=True)
 
 
-def nearest(word: str, known: list[str]) -> str:
+def nearest(word: str, known: Iterable[str]) -> str:
     """Return a question that names what was probably meant by `word`, with a blank in front; or nothing."""
-    matches = get_close_matches(word, known, n=1)
+    matches = get_close_matches(word, list(known), n=1)
     return f" Did you mean {matches[0]!r}?" if matches else ""

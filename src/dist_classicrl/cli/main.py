@@ -27,6 +27,19 @@ COMMANDS = {
 }
 
 
+_HELP = """\
+Tabular reinforcement learning on one core or on many MPI ranks.
+
+\b
+  dist-classicrl train FrozenLake-v1 --ranks 4 --total-steps 1e8
+  dist-classicrl show runs/FrozenLake-v1
+  dist-classicrl plot runs/FrozenLake-v1
+
+Each command has a --help of its own, with a full example. It is also typed
+as `python -m dist_classicrl`.
+"""
+
+
 class LazyGroup(click.Group):
     """A group whose commands are modules of this package, each with a `command`."""
 
@@ -68,19 +81,12 @@ def _module(name: str) -> str:
 @click.group(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    help=_HELP,
     epilog=errors.EXIT_STATUS,
 )
 @click.version_option(__version__, prog_name="dist-classicrl")
 def cli() -> None:
-    r"""Tabular reinforcement learning on one core or on many MPI ranks.
-
-    \b
-    dist-classicrl train FrozenLake-v1 --ranks 4 --total-steps 1e8
-    dist-classicrl show runs/FrozenLake-v1
-    dist-classicrl plot runs/FrozenLake-v1
-
-    Each command has a --help of its own, with a full example.
-    """
+    """Tabular reinforcement learning on one core or on many MPI ranks."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

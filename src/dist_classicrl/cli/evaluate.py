@@ -1,0 +1,50 @@
+"""`dist-classicrl evaluate`: how good a trained model is."""
+
+from __future__ import annotations
+
+import click
+
+from dist_classicrl.cli import tables
+from dist_classicrl.cli.kinds import Whole
+from dist_classicrl.cli.learned import of_run
+
+
+@click.command("evaluate")
+@of_run
+@click.option(
+    "--episodes",
+    type=Whole(1),
+    default=1000,
+    metavar="N",
+    help="How many are played.  [default: 1000]",
+)
+@click.option("--seed", type=Whole(0), metavar="N", help="Of the episodes; by default the run's.")
+@click.option("--json", "as_json", is_flag=True, help="Write JSON in place of a table.")
+def command(
+    run: str, env: str | None, env_args: tuple[str, ...], episodes: int, seed: int | None, as_json: bool
+) -> None:
+    r"""Play the greedy policy of a trained model.
+
+    RUN is the folder of a run, a model file, or a folder of checkpoints. Ties are broken at random. Where the
+    model of the environment is known, the exact value of the policy stands beside that of the best policy:
+    discounted, and for the process without its time limit.
+
+    \b
+        dist-classicrl train FrozenLake-v1 --total-steps 1e7
+        dist-classicrl evaluate runs/FrozenLake-v1 --episodes 10000
+
+    \b
+        dist-classicrl evaluate model.npz --env FrozenLake-v1 --env-arg is_slippery=False --json
+    """
+    from dist_classicrl.cli import runs
+    from dist_classicrl.cli.environment import parse_arguments
+    from dist_classicrl.runtime.assessment import assess
+
+    loaded = runs.load(run)
+    found = assess(loaded.agent, loaded.make_env(env, parse_arguments(env_args)), episodes, seed)
+    name = env or loaded.env
+    if as_json:
+        tables.show_json({"run": run, "environment": name, "steps": loaded.agent.steps, **found.to_dict()})
+        return
+    title = f"{name}: the greedy policy after {loaded.agent.steps:,} steps"
+    tables.show_table(["", ""], found.to_rows(), title)

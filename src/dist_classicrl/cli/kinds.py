@@ -1,0 +1,345 @@
+"""Kinds of values of options: how each is written on the command line and in a TOML file."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from dist_classicrl import durations
+from dist_classicrl.cli.errors import nearest
+
+
+class Kind(click.ParamType):
+    """A kind of value.
+
+    Attributes
+    ----------
+    name : str
+        How the help names a value.
+    allowed : str
+        What is allowed, in words.
+    """
+
+    name = "value"
+    allowed = "a value"
+
+    def of_text(self, text: str) -> Any:
+        """Return what a word of the command line means; ValueError if that is nothing of this kind."""
+        raise NotImplementedError
+
+    def of_data(self, data: Any) -> Any:
+        """Return what a value of a TOML file means; ValueError if that is nothing of this kind."""
+        raise NotImplementedError
+
+    def to_data(self, value: Any) -> Any:
+        """Return the value of a TOML file that means `value`."""
+        return value
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return what a word of the command line means, as click asks for it."""
+        if not isinstance(value, str):
+            return value
+        try:
+            return self.of_text(value)
+        except ValueError as error:
+            self.fail(self.complaint(value, error), param, ctx)
+
+    def complaint(self, value: Any, error: ValueError) -> str:
+        """Return what is wrong with `value`, which raised `error`."""
+        return f"{value!r} is not {self.allowed}. {str(error).strip()}".strip()
+
+
+class Whole(Kind):
+    """Whole numbers, also as 1e8."""
+
+    name = "integer"
+    allowed = "a whole number, such as 1000 or 1e8"
+
+    def __init__(self, least: int | None = None) -> None:
+        self._least = least
+        if least is not None:
+            self.allowed = f"a whole number of at least {least}"
+
+    def of_text(self, text: str) -> int:
+        """Read a number; underscores may part its digits."""
+        try:
+            value = int(text)
+        except ValueError:
+            return self.of_data(_number(text))
+        return self.of_data(value)
+
+    def of_data(self, data: Any) -> int:
+        """Take a whole number, also one that is written as a float."""
+        if isinstance(data, float) and data.is_integer():
+            data = int(data)
+        if isinstance(data, bool) or not isinstance(data, int) or (self._least or data) > data:
+            raise ValueError(_quotes(data))
+        return data
+
+
+class Real(Kind):
+    """Finite numbers."""
+
+    name = "number"
+    allowed = "a number, such as 0.1"
+
+    def __init__(self, least: float = -math.inf) -> None:
+        self._least = least
+        if least > -math.inf:
+            self.allowed = f"a number of at least {least:g}"
+
+    def of_text(self, text: str) -> float:
+        """Read a number."""
+        return self.of_data(_number(text))
+
+    def of_data(self, data: Any) -> float:
+        """Take a number."""
+        if isinstance(data, bool) or not isinstance(data, (int, float)) or not self._least <= data < math.inf:
+            raise ValueError(_quotes(data))
+        return float(data)
+
+
+class Flag(Kind):
+    """Yes or no: `--name` and `--no-name`."""
+
+    name = "flag"
+    allowed = "true or false"
+
+    def of_text(self, text: str) -> bool:
+        """Read true or false."""
+        if text.lower() not in ("true", "false"):
+            raise ValueError
+        return text.lower() == "true"
+
+    def of_data(self, data: Any) -> bool:
+        """Take a boolean."""
+        if not isinstance(data, bool):
+            raise ValueError(_quotes(data))
+        return data
+
+
+class Text(Kind):
+    """Any text."""
+
+    name = "text"
+    allowed = "a text in quotes"
+
+    def of_text(self, text: str) -> str:
+        """Take a text."""
+        return text
+
+    def of_data(self, data: Any) -> str:
+        """Take a text."""
+        if not isinstance(data, str):
+            raise ValueError
+        return data
+
+
+class Choice(Text):
+    """One of several words."""
+
+    def __init__(self, *words: str) -> None:
+        self.words = words
+        self.name = "|".join(words)
+        self.allowed = f"one of {', '.join(words)}" if len(words) > 1 else words[0]
+
+    def of_text(self, text: str) -> str:
+        """Take one of the words."""
+        if text not in self.words:
+            raise ValueError(nearest(text, self.words))
+        return text
+
+    def of_data(self, data: Any) -> str:
+        """Take one of the words."""
+        return self.of_text(super().of_data(data))
+
+
+class WholeOr(Whole):
+    """Whole numbers, or one word."""
+
+    def __init__(self, word: str) -> None:
+        super().__init__(1)
+        self._word = word
+        self.name = f"integer|{word}"
+        self.allowed = f"a whole number of at least 1, or {word}"
+
+    def of_text(self, text: str) -> Any:
+        """Read a number, or take the word."""
+        return text if text == self._word else super().of_text(text)
+
+    def of_data(self, data: Any) -> Any:
+        """Take a number or the word."""
+        return data if data == self._word else super().of_data(data)
+
+
+class StepsOrTime(Kind):
+    """Steps, or a time with its unit."""
+
+    name = "steps|time"
+    allowed = "a number of steps, such as 1e6, or a time with its unit, such as 30s or 5min"
+
+    def of_text(self, text: str) -> Any:
+        """Read steps or a time."""
+        if durations.with_unit(text):
+            return text
+        return Whole(1).of_text(text)
+
+    def of_data(self, data: Any) -> Any:
+        """Take steps or a time."""
+        if isinstance(data, str) and durations.with_unit(data):
+            return data
+        return Whole(1).of_data(data)
+
+
+class Time(Kind):
+    """Seconds, or a time with its unit or in SLURM's notation."""
+
+    name = "time"
+    allowed = "a time, such as 90 (seconds), 55min or 1:30:00"
+
+    def of_text(self, text: str) -> Any:
+        """Read a time."""
+        if durations.with_unit(text) or durations.of_clock(text):
+            return text
+        return self.of_data(_number(text))
+
+    def of_data(self, data: Any) -> Any:
+        """Take seconds, or a time as text."""
+        if isinstance(data, str):
+            return self.of_text(data)
+        return Real(0.0).of_data(data)
+
+
+class Names(Kind):
+    """Texts, separated by commas on the command line."""
+
+    name = "names"
+    allowed = "names separated by commas, such as SIGUSR1,SIGTERM; in a file a list of them"
+
+    def of_text(self, text: str) -> tuple[str, ...]:
+        """Split at the commas."""
+        return tuple(name.strip() for name in text.split(",") if name.strip())
+
+    def of_data(self, data: Any) -> tuple[str, ...]:
+        """Take a list of texts."""
+        if not isinstance(data, list) or not all(isinstance(each, str) for each in data):
+            raise ValueError
+        return tuple(data)
+
+    def to_data(self, value: Sequence[str]) -> list[str]:
+        """Return a list."""
+        return list(value)
+
+
+class Mode(Kind):
+    """Permission bits in octal digits."""
+
+    name = "mode"
+    allowed = 'permission bits, such as 640; in a file "640" or 0o640'
+
+    def of_text(self, text: str) -> int:
+        """Read octal digits."""
+        if not re.fullmatch("(0o)?[0-7]{3,4}", text):
+            raise ValueError
+        return int(text.removeprefix("0o"), 8)
+
+    def of_data(self, data: Any) -> int:
+        """Take a number, or octal digits as text."""
+        return self.of_text(data) if isinstance(data, str) else Whole(0).of_data(data)
+
+    def to_data(self, value: int) -> str:
+        """Return octal digits."""
+        return f"{value:o}"
+
+
+class Folder(Text):
+    """A path; on the command line or in a file relative to the current folder."""
+
+    name = "path"
+
+
+SCHEDULES = {
+    "constant": "Constant",
+    "linear": "Linear",
+    "exponential": "Exponential",
+    "per_visit": "PerVisit",
+}
+
+
+class Schedule(Kind):
+    """A number, or a schedule of `dist_classicrl.schedules`."""
+
+    name = "number|schedule"
+    allowed = (
+        "a number, or a schedule such as linear:1.0:0.05:1e6 (from, to, steps), exponential:1.0:0.05:1e6 or "
+        'per_visit:0.7; in a file also a table such as { kind = "linear", initial = 1.0, final = 0.05, '
+        "steps = 1e6 }"
+    )
+
+    def of_text(self, text: str) -> Any:
+        """Read a number, or the name of a schedule and its arguments, separated by colons."""
+        name, *words = text.split(":")
+        if not words and name not in SCHEDULES:
+            try:
+                return _number(text)
+            except ValueError:
+                raise ValueError(nearest(name, SCHEDULES)) from None
+        kind = _schedule(name)
+        try:
+            return kind(*[_number(word) for word in words])
+        except TypeError as error:
+            raise ValueError(_shown(error)) from error
+
+    def of_data(self, data: Any) -> Any:
+        """Take a number, a text as on the command line, or a table."""
+        if isinstance(data, str):
+            return self.of_text(data)
+        if not isinstance(data, Mapping):
+            return Real().of_data(data)
+        arguments = dict(data)
+        kind = _schedule(str(arguments.pop("kind", "")))
+        known = list(kind.__dataclass_fields__)
+        for name in arguments:
+            if name not in known:
+                raise ValueError(f"It has no {name!r}.{nearest(name, known)} Known are {', '.join(known)}.")
+        try:
+            return kind(**arguments)
+        except TypeError as error:
+            raise ValueError(_shown(error)) from error
+
+    def to_data(self, value: Any) -> Any:
+        """Return a number or a table."""
+        from dist_classicrl import schedules
+
+        schedule = schedules.as_schedule("schedule", value)
+        return schedule.value if isinstance(schedule, schedules.Constant) else schedules.to_dict(schedule)
+
+
+def _schedule(name: str) -> Any:
+    from dist_classicrl import schedules
+
+    by_class = {full: full for full in SCHEDULES.values()}
+    known = {**SCHEDULES, **by_class}
+    if name not in known:
+        raise ValueError(nearest(name, SCHEDULES) or f"The kinds are {', '.join(SCHEDULES)}.")
+    return getattr(schedules, known[name])
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError from None
+
+
+def _quotes(data: Any) -> str:
+    """Return what is the matter with a text where none belongs."""
+    return "Leave out the quotes." if isinstance(data, str) else ""
+
+
+def _shown(error: TypeError) -> str:
+    return str(error).replace("__init__()", "It").replace("() ", " ") + "."
