@@ -203,7 +203,11 @@ class CutOffError(DistClassicRLError, RuntimeError):
     """Too few of the other ranks are heard to go on: they may be running without this one."""
 
 
-# Plots
+# Records and plots
+
+
+class MetricsError(DistClassicRLError, ValueError):
+    """The metrics of a run cannot be written or read, or do not have what was asked for."""
 
 
 class MissingExtraError(SettingsError, ImportError):
