@@ -51,6 +51,12 @@ class EvaluationResult:
         return float(self.returns.std())
 
     @property
+    def standard_error(self) -> float:
+        """Standard error of the mean return; NaN for a single episode."""
+        n = self.episodes
+        return float(self.returns.std(ddof=1) / np.sqrt(n)) if n > 1 else float("nan")
+
+    @property
     def mean_length(self) -> float:
         """Mean length in steps."""
         return float(self.lengths.mean())

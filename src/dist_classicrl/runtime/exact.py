@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -40,6 +41,23 @@ class ExactValue:
     def relative_gap(self) -> float | None:
         """The gap as a share of the optimum's size; None where the optimum is 0."""
         return self.gap / abs(self.optimum) if self.optimum else None
+
+
+def model_of(env: Any, use_action_mask: bool | None = None) -> TabularMDP | None:
+    """Return the finite model that `env` is known to be, or None.
+
+    Parameters
+    ----------
+    env
+        As `DistAsyncQLearning.train` takes it.
+    use_action_mask : bool, optional
+        As in the agent's settings.
+    """
+    source = resolve(env, 1, use_action_mask)
+    try:
+        return None if source.simulator is None else source.simulator.model
+    finally:
+        source.close()
 
 
 def exact_value(model: TabularMDP, q_table: np.ndarray, discount_factor: float) -> ExactValue:
