@@ -1,0 +1,103 @@
+"""Metrics of a run as a callback: a line per report in ``metrics.jsonl`` and ``metrics.csv``."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dist_classicrl.callbacks.base import BaseCallback
+from dist_classicrl.errors import MetricsError
+from dist_classicrl.monitoring.files import TakenOverError
+from dist_classicrl.monitoring.reading import Metrics, read_metrics
+from dist_classicrl.monitoring.recording import MetricsWriter
+
+__all__ = ["Metrics", "MetricsCallback", "read_metrics"]
+
+logger = logging.getLogger(__name__)
+
+
+class MetricsCallback(BaseCallback):
+    """Records a run in a folder of its own.
+
+    ``metrics.jsonl`` has a JSON object per line: ``{"kind": "progress", "step": ..., "time": ...,
+    "recent_return": ...}`` with all of `Progress`, or ``{"kind": "event", "step": ..., "time": ...,
+    "event": {...}}``. null stands for NaN. "step" and "time" count over all calls of `train`, "recent_return"
+    is the mean over about the last 100 episodes. ``metrics.csv`` has the numbers of the progress lines.
+    `read_metrics` reads the first back.
+
+    A run that goes on from a checkpoint appends to what is there: lines of later steps, whose learning was
+    lost, are moved to ``metrics.lost.jsonl``, and half a line at the end is cut off, so there is neither a
+    gap nor a double, and the CSV is written anew to match. A run that begins at step 0 renames the files of
+    an earlier one to ``metrics.1.jsonl`` and so on.
+
+    Parameters
+    ----------
+    folder : str or path
+        Made if it is missing. Where several hosts may come to serve, all of them should see it.
+    verbose : int
+
+    Notes
+    -----
+    Each line is one write to the end of the file, so it survives whatever happens to the process from then
+    on, such as ``kill -9``. It is not synchronised with the disk: a power failure may take the last seconds.
+
+    Who begins to record puts a new file in the old one's place. A server that was replaced and does not know
+    it, or the same command started twice, finds that out before it writes its next line, says so in the log
+    and records no more. A disk that is full costs a warning; the lines wait and are written later.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], verbose: int = 0) -> None:
+        super().__init__(verbose)
+        self.folder = Path(folder)
+        self._writer: MetricsWriter | None = None
+        self._is_failing = False
+
+    def _on_training_start(self) -> None:
+        assert self.progress is not None  # it came with the start
+        if self._writer is not None and self._writer.goes_on(self.num_timesteps, self.progress):
+            return
+        self._writer = None
+        try:
+            self._writer = MetricsWriter(self.folder, self.num_timesteps, self.progress)
+        except OSError as error:
+            text = f"Metrics cannot be written to {self.folder}: {error.strerror or error}."
+            if self.num_timesteps == 0:
+                raise MetricsError(
+                    f"{text} Give MetricsCallback a folder that this user may write to."
+                ) from error
+            logger.warning("%s The training goes on without.", text)  # whoever waited for it is far away
+
+    def _on_step(self) -> bool:
+        progress = self.progress
+        assert progress is not None  # it came with the step
+        self._write(lambda writer: writer.add_progress(self.num_timesteps, progress))
+        return True
+
+    def _on_training_end(self) -> None:
+        self._write(MetricsWriter.flush)
+
+    def _on_worker_lost(self, event: dict[str, Any]) -> None:
+        self._write(lambda writer: writer.add_event(self.num_timesteps, event))
+
+    def _on_worker_joined(self, event: dict[str, Any]) -> None:
+        self._write(lambda writer: writer.add_event(self.num_timesteps, event))
+
+    def _on_failover(self, event: dict[str, Any]) -> None:
+        self._write(lambda writer: writer.add_event(self.num_timesteps, event))
+
+    def _write(self, what: Callable[[MetricsWriter], None]) -> None:
+        if self._writer is None:
+            return
+        try:
+            what(self._writer)
+            self._is_failing = False
+        except TakenOverError as taken:
+            logger.warning("%s: this one records no more. Is the same run going on twice?", taken)
+            self._writer = None
+        except OSError as error:
+            if not self._is_failing:
+                logger.warning("Metrics cannot be written: %s. They wait until they can.", error)
+            self._is_failing = True

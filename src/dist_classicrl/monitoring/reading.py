@@ -1,0 +1,206 @@
+"""What a file of metrics holds, and how it is read back: as arrays by name."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dist_classicrl.errors import MetricsError
+
+FILE = "metrics.jsonl"
+"""Name of the file in a run's folder."""
+
+_WHOLE = ("step", "steps", "total_steps", "episodes", "pushes", "bytes_pushed", "bytes_pulled", "workers")
+COLUMNS = (
+    "step",
+    "time",
+    "recent_return",
+    "steps",
+    "total_steps",
+    "steps_per_second",
+    "episodes",
+    "mean_return",
+    "seconds",
+    "mean_length",
+    "td_error",
+    "epsilon",
+    "learning_rate",
+    "communication_fraction",
+    "pushes",
+    "bytes_pushed",
+    "bytes_pulled",
+    "staleness",
+    "workers",
+)
+"""The numbers of a line of progress: those of `Progress`, and step and time since the run's beginning."""
+
+RANK_COLUMNS = ("steps", "steps_per_second", "communication_fraction", "staleness", "silence")
+"""The numbers of each rank in it: `RankProgress`."""
+
+_EVENT = {"kind": str, "rank": int, "seconds": float, "steps_returned": int, "detail": str}
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """The records of a run; ``metrics["mean_return"]`` is a column, with one entry per report.
+
+    Attributes
+    ----------
+    columns : dict of str to ndarray
+        int64 where numbers are whole, else float64, with NaN where there was nothing to measure. "step" and
+        "time" (in seconds) count over all calls of `train`, and "step" always rises; "recent_return" is the
+        mean over about the last 100 episodes. The others are as in `Progress`.
+    events : list of dict
+        What happened to ranks, as in `TrainingResult.events`, each with the "step" of the report before it
+        and the "time".
+    ranks : dict of int to dict of str to ndarray
+        For each rank that learned, "step" and "time" of the reports that tell of it, its numbers as in
+        `RankProgress`, and "host".
+    """
+
+    columns: dict[str, np.ndarray]
+    events: list[dict[str, Any]]
+    ranks: dict[int, dict[str, np.ndarray]]
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self.columns:
+            near = difflib.get_close_matches(name, self.columns, 1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise MetricsError(f"There is no column {name!r}, only {', '.join(self.columns)}.{hint}")
+        return self.columns[name]
+
+    def __len__(self) -> int:
+        return self.columns["step"].size
+
+
+def read_metrics(path: str | os.PathLike[str]) -> Metrics:
+    """Read the metrics of a run, which may still be going on.
+
+    Parameters
+    ----------
+    path : str or path
+        ``metrics.jsonl``, or the folder that it is in. A last line that is not complete is passed over.
+
+    Raises
+    ------
+    MetricsError
+        If there is no such file, or something else is wrong with it; the message says in which line.
+    """
+    target = Path(path)
+    if target.is_dir():
+        target = target / FILE
+    try:
+        content = target.read_bytes()
+    except OSError as error:
+        raise MetricsError(
+            f"{target} cannot be read: {error.strerror or error}. Give the folder of a run that was trained "
+            "with MetricsCallback(folder), or its metrics.jsonl."
+        ) from error
+    lines = [line for _, line in parse(content, target)]
+    progress = [line for line in lines if line["kind"] == "progress"]
+    columns = {name: _column(name, [line[name] for line in progress]) for name in COLUMNS}
+    events = [
+        {**line["event"], "step": line["step"], "time": line["time"]}
+        for line in lines
+        if line["kind"] == "event"
+    ]
+    return Metrics(columns, events, _ranks(progress))
+
+
+def parse(content: bytes, path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Give each complete line of a file of metrics as it is, and what it says.
+
+    Raises
+    ------
+    MetricsError
+        If one is not what `MetricsCallback` writes.
+    """
+    *lines, _ = content.split(b"\n")  # what follows the last line's end is what a killed writer left
+    last = -1
+    for number, text in enumerate(lines, start=1):
+        try:
+            data = json.loads(text)
+        except ValueError:
+            raise _fault(path, number, "it is no JSON") from None
+        fault = _fault_of(data)
+        if fault is None and (data["step"] < last or (data["kind"] == "progress" and data["step"] == last)):
+            fault = f"step {data['step']} comes after step {last}"
+        if fault is not None:
+            raise _fault(path, number, fault)
+        if data["kind"] == "progress":
+            last = data["step"]
+        yield text + b"\n", data
+
+
+def _fault(path: Path, number: int, why: str) -> MetricsError:
+    return MetricsError(
+        f"{path}, line {number}: {why}. Metrics are written by MetricsCallback alone; remove that line to "
+        "read the others."
+    )
+
+
+def _fault_of(data: Any) -> str | None:
+    """Return what is wrong with what a line says, or None."""
+    if not isinstance(data, dict) or data.get("kind") not in ("progress", "event"):
+        return "it is neither progress nor an event"
+    if not (_is_number("step", data.get("step")) and type(data.get("time")) in (int, float)):
+        return "it has no step or no time"
+    if data["kind"] == "event":
+        event = data.get("event")
+        if not isinstance(event, dict) or any(
+            type(event.get(name)) is not kind for name, kind in _EVENT.items()
+        ):
+            return "it has no event"
+        return None
+    for name in COLUMNS:
+        if name not in data:
+            return f"it lacks {name}"
+        if not _is_number(name, data[name]):
+            return f"its {name} is {data[name]!r}"
+    ranks = data.get("ranks")
+    if not isinstance(ranks, list) or not all(map(_is_rank, ranks)):
+        return "its ranks are not what they should be"
+    return None
+
+
+def _is_number(name: str, value: Any) -> bool:
+    return type(value) is int or (name not in _WHOLE and (value is None or type(value) is float))
+
+
+def _is_rank(data: Any) -> bool:
+    return (
+        isinstance(data, dict)
+        and type(data.get("rank")) is int
+        and type(data.get("host")) is str
+        and all(name in data and _is_number(name, data[name]) for name in RANK_COLUMNS)
+    )
+
+
+def _column(name: str, values: list[Any]) -> np.ndarray:
+    if name in _WHOLE:
+        return np.array(values, np.int64)
+    return np.array([np.nan if value is None else value for value in values], np.float64)
+
+
+def _ranks(progress: list[dict[str, Any]]) -> dict[int, dict[str, np.ndarray]]:
+    told: dict[int, list[dict[str, Any]]] = {}
+    for line in progress:
+        for rank in line["ranks"]:
+            told.setdefault(rank["rank"], []).append({**rank, "step": line["step"], "time": line["time"]})
+    return {
+        rank: {
+            **{
+                name: _column(name, [one[name] for one in told[rank]])
+                for name in ("step", "time", *RANK_COLUMNS)
+            },
+            "host": np.array([one["host"] for one in told[rank]]),
+        }
+        for rank in sorted(told)
+    }
