@@ -11,8 +11,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dist_classicrl.distributed.debugger import DistributedDebugger
     from dist_classicrl.distributed.detector import FailureDetector
-    from dist_classicrl.distributed.report import Progress, TrainingResult
+    from dist_classicrl.distributed.monitor import DistributedMonitor
+    from dist_classicrl.distributed.progress import Progress
+    from dist_classicrl.distributed.report import TrainingResult
     from dist_classicrl.environments.model import TabularMDP
     from dist_classicrl.environments.simulate import CompiledSimulator
     from dist_classicrl.runtime.agent import DistAsyncQLearning
@@ -22,8 +25,10 @@ __version__ = "0.1.0"
 _HOMES = {
     "CompiledSimulator": "dist_classicrl.environments.simulate",
     "DistAsyncQLearning": "dist_classicrl.runtime.agent",
+    "DistributedDebugger": "dist_classicrl.distributed.debugger",
+    "DistributedMonitor": "dist_classicrl.distributed.monitor",
     "FailureDetector": "dist_classicrl.distributed.detector",
-    "Progress": "dist_classicrl.distributed.report",
+    "Progress": "dist_classicrl.distributed.progress",
     "TabularMDP": "dist_classicrl.environments.model",
     "TrainingResult": "dist_classicrl.distributed.report",
 }
@@ -31,6 +36,8 @@ _HOMES = {
 __all__ = [
     "CompiledSimulator",
     "DistAsyncQLearning",
+    "DistributedDebugger",
+    "DistributedMonitor",
     "FailureDetector",
     "Progress",
     "TabularMDP",

@@ -196,8 +196,14 @@ class PerVisit:
         mantissa = np.arange(1 << _BUCKET_BITS, 2 << _BUCKET_BITS, dtype=np.float64)
         high = [mantissa * 2.0**octave for octave in range(1, octaves)]
         visits = np.concatenate([low, *high])
-        clock = np.maximum(visits / workers, 1.0)
-        return self.scale * clock**-self.exponent
+        return self._after(visits, workers)
+
+    def at_visit(self, visit: int, workers: int) -> float:
+        """Return the step size of `workers` workers at visit number `visit` of an entry."""
+        return float(self._after(np.float64(visit), workers))
+
+    def _after(self, visits: Any, workers: int) -> Any:
+        return self.scale * np.maximum(visits / workers, 1.0) ** -self.exponent
 
 
 Schedule = Constant | Linear | Exponential | PerVisit

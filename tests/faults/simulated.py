@@ -28,14 +28,15 @@ import numpy as np
 from simulated_network import Conditions, Plan, SimNetwork, SimWire, simulated_time
 
 from dist_classicrl.algorithms import q_learning
-from dist_classicrl.algorithms.learners import EpisodeTotals, Rates, Stream
+from dist_classicrl.algorithms.learners import Totals, Rates, Stream
 from dist_classicrl.algorithms.rounds import play, rounds
 from dist_classicrl.distributed import together
 from dist_classicrl.distributed.crew import Crew, Timing
 from dist_classicrl.distributed.election import Base, Deposed, Election
 from dist_classicrl.distributed.membership import View
 from dist_classicrl.distributed.messages import Kind, decode
-from dist_classicrl.distributed.report import ProgressClock, Tally, TrainingResult
+from dist_classicrl.distributed.progress import Observer, Reporter
+from dist_classicrl.distributed.report import Tally, TrainingResult
 from dist_classicrl.distributed.roles import join
 from dist_classicrl.distributed.run import Run
 from dist_classicrl.distributed.serving import FIRST_ADMISSION, NobodyLeft, Policy, Serving
@@ -209,7 +210,7 @@ class Elections(Story):
 
     def serve(self, crew: Crew) -> None:
         table, tally = SharedTable(np.zeros(1), np.zeros(1, np.int64)), Tally(0)
-        serving = _Hollow(crew, table, Policy(), tally, ProgressClock(tally, None, 0.0))
+        serving = _Hollow(crew, table, Policy(), tally, Reporter(tally))
         try:
             while crew.wire.now() < self.until:
                 now = serving.wake()
@@ -311,7 +312,7 @@ class _Learner:
     quantum = 1
 
     def __init__(self, story: Calls, wire: SimWire, table: _Table) -> None:
-        self.totals = EpisodeTotals()
+        self.totals = Totals()
         self._story = story
         self._wire = wire
         self._table = table
@@ -525,7 +526,7 @@ class Calls(Story):
         while True:
             start = call * self.steps
             table = values.copy(), counts.copy()
-            run = _Run(self.settings, _Source(self, crew.wire), *table, start, self.steps, 1, None, 1.0)  # type: ignore[arg-type]
+            run = _Run(self.settings, _Source(self, crew.wire), *table, start, self.steps, 1, Observer(), 1.0)  # type: ignore[arg-type]
             try:
                 if not crew.is_member:
                     return run, together.run_together(run, crew, join(crew))

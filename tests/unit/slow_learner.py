@@ -132,7 +132,7 @@ class SlowLearner:
         self.game, self.table, self.discount, self.rates = game, table, discount, rates
         self.time_limit, self.replay = time_limit, replay
         self.state, self.elapsed, self.collected = None, 0, 0.0
-        self.episodes = self.returns = self.lengths = 0.0
+        self.episodes = self.returns = self.lengths = self.errors = 0.0
         self.actions = []
 
     def learn(self, key, start, used, steps):
@@ -156,6 +156,7 @@ class SlowLearner:
             if not isinstance(alpha, float):
                 step_sizes, alpha = alpha, table.step_size(alpha, entry, 1)
             target = reward if terminated else reward + self.discount * table.top(next_state)
+            self.errors += abs(target - table.q[entry // table.n_actions][entry % table.n_actions])
             table.update(entry, target, alpha)
             if self.replay is not None:
                 self.replay.remember(entry, reward, next_state, terminated, table.legal[next_state])

@@ -21,7 +21,7 @@ def learn(table, entries, targets, alpha):
     states, ends = np.zeros(n, np.int64), np.ones(n, bool)
     q_learning.learn_batch(
         entries // table.n_actions, entries % table.n_actions, np.asarray(targets, float), states, ends,
-        None, 0, n, *table.arrays, None, alpha, 0.0, 0, 0.9, None, np.uint64(0), 0,
+        None, 0, n, *table.arrays, None, alpha, 0.0, 0, 0.9, None, np.uint64(0), 0, np.zeros(4),
     )  # fmt: skip
 
 

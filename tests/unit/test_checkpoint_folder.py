@@ -98,7 +98,7 @@ def test_the_body_comes_back_with_what_the_folder_adds(tmp_path):
         "note": "Köln \u2603 \ud800",
         "3": 4,
     }
-    assert (read.body["format"], read.body["format_version"]) == ("dist_classicrl checkpoint", 2)
+    assert (read.body["format"], read.body["format_version"]) == ("dist_classicrl checkpoint", 3)
     assert (read.body["fence"], read.body["sequence"]) == (1, 1)
     assert read.body["arrays"]["visits"]["file"] == "visits.npy"
     assert read.body["arrays"]["visits"]["shape"] == [3, 4]

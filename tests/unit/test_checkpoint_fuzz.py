@@ -172,9 +172,9 @@ def test_a_claimed_size_that_memory_cannot_hold_is_refused_before_it_is_asked_fo
 
 def test_a_newer_format_is_refused_by_its_version(specimen):
     body = json.loads(specimen.whole["manifest.json"])["body"]
-    body["format_version"] = 3
+    body["format_version"] = 4
     (specimen.place / "manifest.json").write_bytes(manifest(body))
-    with pytest.raises(CheckpointError, match="its format version is 3, this library reads 2"):
+    with pytest.raises(CheckpointError, match="its format version is 4, this library reads 3"):
         specimen.folder().read(specimen.names[0])
 
 

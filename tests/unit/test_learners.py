@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from dist_classicrl.algorithms.learners import EpisodeTotals, Rates, SteppedLearner, Stream
+from dist_classicrl.algorithms.learners import Totals, Rates, SteppedLearner, Stream
 from dist_classicrl.environments.stepping import make_stepped
 from dist_classicrl.schedules import Linear
 from dist_classicrl.settings import Settings
@@ -77,7 +77,7 @@ def test_every_transition_is_learned_once_and_in_order(n_envs, batch_size, kind,
         total += used
         assert table.updates[0] == total
     # All episodes of the transitions made are counted, whether these were learned yet or not.
-    episodes, _, lengths = learner.totals.take()
+    episodes, _, lengths = learner.totals.take()[:3]
     assert (episodes > 0) == (ends > 0) and lengths == episodes * ends
     learner.close()
 
@@ -117,6 +117,6 @@ def test_replay_keeps_to_the_mask(replay_ratio, told_at_once):
 
 
 def test_totals_are_taken_once():
-    totals = EpisodeTotals()
-    totals.values += (2, 3.5, 40)
-    assert totals.take().tolist() == [2.0, 3.5, 40.0] and totals.take().tolist() == [0.0] * 3
+    totals = Totals()
+    totals.values += (2, 3.5, 40, 0.5)
+    assert totals.take().tolist() == [2.0, 3.5, 40.0, 0.5] and totals.take().tolist() == [0.0] * 4

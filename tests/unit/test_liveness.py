@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from timed_channel import RELEASE, TimedChannel, beats, crew_of, done, stop_clock
 
-from dist_classicrl.algorithms.learners import EpisodeTotals
+from dist_classicrl.algorithms.learners import Totals
 from dist_classicrl.distributed import messages, rounds, server
 from dist_classicrl.distributed.leases import LeaseBook
 from dist_classicrl.distributed.messages import Kind
 from dist_classicrl.distributed.pulse import beat_message
-from dist_classicrl.distributed.report import ProgressClock, Tally
+from dist_classicrl.distributed.progress import Observer, Reporter
+from dist_classicrl.distributed.report import Tally
 from dist_classicrl.distributed.serving import NobodyLeft, Policy
 from dist_classicrl.distributed.worker import Worker
 from dist_classicrl.distributed.working import ServerLost
@@ -48,15 +49,27 @@ def crew(rank, *channels):
 # The server
 
 
+class Reported(Observer):
+    """Calls a function with each report."""
+
+    def __init__(self, report):
+        self.report = report
+
+    def reported(self, progress):
+        if self.report is not None:
+            self.report(progress)
+        return True
+
+
 def serve(async_updates, channel, report, *others):
     tally, table = Tally(100), SharedTable(np.zeros(4), np.zeros(4, np.int64))
-    progress = ProgressClock(tally, report, SILENCE)
-    common = (crew(0, channel, *others), table, Policy(), tally)
+    reporter = Reporter(tally, Reported(report), SILENCE)
+    common = (crew(0, channel, *others), table, Policy(), tally, reporter)
     if async_updates:
         leases = LeaseBook(0, 100, [1, *(other.peer for other in others)], 10)
-        serving = server.Server(*common, leases=leases, clock=progress)
+        serving = server.Server(*common, leases=leases)
     else:
-        serving = rounds.RoundServer(*common, settings=SETTINGS, start=0, steps=100, clock=progress)
+        serving = rounds.RoundServer(*common, settings=SETTINGS, start=0, steps=100)
     try:
         serving.run()
     finally:
@@ -142,7 +155,7 @@ def play_rounds(monkeypatch):
             return table.pack()
 
         monkeypatch.setattr(rounds, "play", play)
-        learner = SimpleNamespace(totals=EpisodeTotals())
+        learner = SimpleNamespace(totals=Totals())
         table = LocalTable(2, 2, np.dtype("f8"))
         worker = rounds.RoundWorker(
             crew(1, channel), table, lambda numbers: dict.fromkeys(numbers, learner), SETTINGS, 0, 3, 7, False
@@ -206,7 +219,7 @@ def test_a_long_call_of_the_environment_is_not_the_servers_silence():
         0, (0.0, lease), (again, beat_message(1, (0, 0))), (again + 1.0, done(4)), (again + 2.0, RELEASE)
     )
     learner = SimpleNamespace(
-        totals=EpisodeTotals(), quantum=1, learn=lambda stream, steps: time.sleep(3.0 * SILENCE)
+        totals=Totals(), quantum=1, learn=lambda stream, steps: time.sleep(3.0 * SILENCE)
     )
     pacer = SimpleNamespace(
         interval=10, interval_seconds=1.0, longest_call=10, urgent=False, wants_refresh=False,

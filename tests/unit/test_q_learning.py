@@ -172,7 +172,12 @@ class Pair:
         )
         assert table.visits.tolist() == slow.visits
         slow = self.slow
-        assert self.fast.totals.values.tolist() == [slow.episodes, slow.returns, slow.lengths]
+        assert self.fast.totals.values.tolist() == [
+            slow.episodes,
+            slow.returns,
+            slow.lengths,
+            slow.errors,
+        ]
         assert self.fast._position.tolist() == [slow.state, slow.elapsed]
         assert self.fast._running[0] == slow.collected
 
@@ -263,8 +268,9 @@ def test_a_truncated_step_bootstraps_from_the_state_it_reached():
     )
     learner.learn(Stream(KEY, 0), 3)
     assert table.q.tolist() == [1.0 + 0.5 * 10.0, 10.0, 0.0]
-    assert learner.totals.take().tolist() == [3.0, 3.0, 3.0]
-    assert learner.totals.take().tolist() == [0.0, 0.0, 0.0]
+    # The errors are 6 at first, and 0 once the value is what it always comes to.
+    assert learner.totals.take().tolist() == [3.0, 3.0, 3.0, 6.0]
+    assert learner.totals.take().tolist() == [0.0, 0.0, 0.0, 0.0]
 
 
 class Corridor(NamedTuple):
@@ -393,11 +399,12 @@ def test_learn_batch_equals_the_twin(masked, replaying, learning_rate):
     )
     replay = SlowReplay(9, 1.5) if replaying else None
     (value, slope, into), _ = rates.step_size(0)
+    totals, errors = np.zeros(4), 0.0
     # In two calls, as a lease may end within a batch.
     for first, last in ((0, 30), (30, 80)):
         q_learning.learn_batch(
             *batch, first, last, *table.arrays,
-            rates.table, value, slope, into + first, 0.9, arrays, KEY, first,
+            rates.table, value, slope, into + first, 0.9, arrays, KEY, first, totals,
         )  # fmt: skip
     for i in range(80):
         entry = int(states[i] * 4 + actions[i])
@@ -406,11 +413,13 @@ def test_learn_batch_equals_the_twin(masked, replaying, learning_rate):
         allowed = [a for a in range(4) if masks is None or masks[i, a]]
         if not terminated[i]:
             target += 0.9 * slow.top_of(next_states[i], allowed)
+        errors += abs(target - slow.q[entry // 4][entry % 4])
         slow.update(entry, target, alpha)
         if replay is not None:
             replay.remember(entry, float(rewards[i]), int(next_states[i]), bool(terminated[i]), allowed)
             bits = splitmix(int(KEY) + i * 0x9E3779B97F4A7C15)
             replay.replay(slow, 0.9, rates.table, alpha, ~bits)
+    assert totals[:3].tolist() == [0.0] * 3 and totals[3] == pytest.approx(errors, rel=1e-12)
     assert table.q.reshape(6, 4).tolist() == slow.q
     assert table.best.tolist() == [slow.top(state) for state in range(6)]
     assert table.touched[: table.n_touched[0]].tolist() == list(slow.maps)

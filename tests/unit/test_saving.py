@@ -370,8 +370,9 @@ def test_a_stop_without_a_checkpoint_says_that_there_is_none(broken_disk, tmp_pa
     agent = DistAsyncQLearning(seed=1)
 
     def report(progress):
-        broken_disk[:] = [(errno.EIO, "Input/output error")]
-        os.kill(os.getpid(), signal.SIGUSR1)
+        if not broken_disk:
+            broken_disk[:] = [(errno.EIO, "Input/output error")]
+            os.kill(os.getpid(), signal.SIGUSR1)
 
     with pytest.raises(TrainingStopped) as stopped:
         agent.train(LAKE, total_steps=10**12, checkpoint_dir=tmp_path, progress=report, progress_interval=0)

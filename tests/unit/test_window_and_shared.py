@@ -97,7 +97,7 @@ class History:
         alpha = float(rng.choice([0.1, 0.5, 1.0, 1e-3]))
         q_learning.learn_batch(
             entries // ACTIONS, entries % ACTIONS, rewards, next_states, terminated, None, 0, n,
-            *table.arrays, None, alpha, 0.0, 0, DISCOUNT, None, np.uint64(0), 0,
+            *table.arrays, None, alpha, 0.0, 0, DISCOUNT, None, np.uint64(0), 0, np.zeros(4),
         )  # fmt: skip
         values = slow.table
         if self.legal is not None:

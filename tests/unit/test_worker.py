@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from timed_channel import RELEASE, TimedChannel, crew_of, done, stop_clock
 
-from dist_classicrl.algorithms.learners import EpisodeTotals
+from dist_classicrl.algorithms.learners import Totals
 from dist_classicrl.distributed import server
 from dist_classicrl.distributed.messages import Kind
 from dist_classicrl.distributed.worker import Worker
@@ -45,7 +45,7 @@ def test_bytes_saved_are_what_pushes_without_a_threshold_had_carried_besides(
         learned=lambda *numbers: None, pushed=lambda *numbers: None,
         gauge=SimpleNamespace(look=lambda base: None),
     )  # fmt: skip
-    learner = SimpleNamespace(totals=EpisodeTotals(), quantum=1, learn=learn)
+    learner = SimpleNamespace(totals=Totals(), quantum=1, learn=learn)
     crew, window = crew_of(1, [channel], 1.0, 60.0, 60.0), PushWindow(table, PUSHES, -1)
     worker = Worker(crew, table, learner, pacer, window, threshold, 7)
     worker.follow_on(channel)

@@ -60,17 +60,19 @@ class Stream:
 
 
 @dataclass
-class EpisodeTotals:
+class Totals:
     """Episodes that ended, with the sums of their undiscounted returns and of their lengths in steps.
+
+    And the sum of the absolute temporal-difference errors of all updates but replayed ones, before each.
 
     A batch of stepped environments may make transitions beyond the last lease, which are then not learned and
     not counted as steps. An episode that ended in one of them was played and is counted here.
     """
 
-    values: np.ndarray = field(default_factory=lambda: np.zeros(3))
+    values: np.ndarray = field(default_factory=lambda: np.zeros(4))
 
     def take(self) -> np.ndarray:
-        """Return (episodes, returns, lengths), float64 of shape (3,), and start from zero."""
+        """Return (episodes, returns, lengths, errors), float64 of shape (4,), and start from zero."""
         taken = self.values.copy()
         self.values[:] = 0.0
         return taken
@@ -194,7 +196,7 @@ class CompiledLearner:
         self._running = np.zeros(1)
         self._replay = ReplayMemory.for_settings(settings)
         self._replay_arrays = None if self._replay is None else self._replay.arrays
-        self.totals = EpisodeTotals()
+        self.totals = Totals()
         # Where a game has ended there need be no legal action: acting there is what must not happen.
         self._stuck = None if simulator.legal is None else np.flatnonzero(~simulator.legal.any(axis=1))
 
@@ -205,7 +207,7 @@ class CompiledLearner:
         self._kernel(
             self._tables, self._memory.copy(), position, np.zeros(1), self._limit,
             self._table.legal, self._table.row_shape, *self._table.arrays,
-            self._rates.table, *at, *at, self._discount, self._replay_arrays, np.uint64(0), 0, 0, np.zeros(3),
+            self._rates.table, *at, *at, self._discount, self._replay_arrays, np.uint64(0), 0, 0, np.zeros(4),
         )  # fmt: skip
 
     def learn(self, stream: Stream, steps: int) -> None:
@@ -321,7 +323,7 @@ class SteppedLearner:
         self._held = 0
         self._learned = 0
         self._epsilon = (0.0, 0.0, 0, 0, 0)
-        self.totals = EpisodeTotals()
+        self.totals = Totals()
 
     @property
     def quantum(self) -> int:
@@ -342,6 +344,7 @@ class SteppedLearner:
         q_learning.learn_batch(
             self._states, self._chosen, self._rewards, self._next_states, self._terminated, masks, 0, 0,
             *table.arrays, self._rates.table, 0.0, 0.0, 0, self._discount, self._replay_arrays, self._key, 0,
+            self.totals.values,
         )  # fmt: skip
 
     @property
@@ -393,7 +396,7 @@ class SteppedLearner:
             self._masks[held : held + n] = env.next_masks[rows]
         self._held += n
         if env.episode_returns:
-            self.totals.values += (
+            self.totals.values[:3] += (
                 len(env.episode_returns),
                 sum(env.episode_returns),
                 sum(env.episode_lengths),
@@ -435,7 +438,7 @@ class SteppedLearner:
                 self._masks if self._has_masks else None,
                 self._learned, self._learned + size, *table.arrays,
                 self._rates.table, *step_size, self._discount,
-                self._replay_arrays, stream.key, stream.used,
+                self._replay_arrays, stream.key, stream.used, self.totals.values,
             )  # fmt: skip
             self._learned += size
             stream.used += size

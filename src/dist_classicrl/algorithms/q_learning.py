@@ -260,8 +260,9 @@ def learn_steps(
     offset : int
         Steps that this stream has served before.
     steps : int
-    totals : ndarray(float64), shape (3,)
-        Episodes ended, and the sums of their returns and of their lengths, are added here.
+    totals : ndarray(float64), shape (4,)
+        Episodes ended, the sums of their returns and of their lengths, and the sum of the absolute temporal
+        differences are added here.
     """
     n_actions = q.size // best.size if row_shape is None else len(row_shape)
     counter = key + np.uint64(offset) * _STEP_STRIDE
@@ -271,6 +272,7 @@ def learn_steps(
     elapsed = position[1]
     collected = running_return[0]
     count = n_touched[0]
+    errors = totals[3]
     if state < 0:
         state = np.int64(begin(simulation, memory, mix(~counter)))
     for step in range(steps):
@@ -302,6 +304,7 @@ def learn_steps(
         updates[entry] = known + 1
         collected += reward
         elapsed += 1
+        errors += abs(target - q[entry])
         update_entry(q, best, greedy, weight, shift, entry, state, n_actions, target, alpha)
         if replay is not None:
             remember(replay, entry, reward, next_state, terminated)
@@ -323,6 +326,7 @@ def learn_steps(
     position[1] = elapsed
     running_return[0] = collected
     n_touched[0] = count
+    totals[3] = errors
 
 
 @jit
@@ -397,6 +401,7 @@ def learn_batch(
     replay,
     key,
     offset,
+    totals,
 ):
     """Learn transitions `first` to `last` - 1 of a batch of B, one after the other.
 
@@ -414,10 +419,13 @@ def learn_batch(
         See `remember`. It has masks where `next_masks` are given.
     key, offset : uint64, int
         The random stream of replay, and the transitions that it has served before.
+    totals : ndarray(float64), shape (4,)
+        The sum of the absolute temporal differences is added to the last.
     """
     n_actions = q.size // best.size
     counter = key + np.uint64(offset) * GAMMA
     count = n_touched[0]
+    errors = totals[3]
     for i in range(first, last):
         entry = states[i] * n_actions + actions[i]
         if step_sizes is None:
@@ -427,6 +435,7 @@ def learn_batch(
         target = rewards[i]
         if not terminated[i]:
             target += discount * state_value(q, best, next_states[i], n_actions, next_masks, i)
+        errors += abs(target - q[entry])
         update_entry(q, best, greedy, weight, shift, entry, states[i], n_actions, target, alpha)
         touched[count] = entry
         count += updates[entry] == 0
@@ -440,3 +449,4 @@ def learn_batch(
             )  # fmt: skip
         counter += GAMMA
     n_touched[0] = count
+    totals[3] = errors

@@ -26,7 +26,7 @@ from dist_classicrl.errors import CheckpointError, CheckpointFencedError, Settin
 logger = logging.getLogger(__name__)
 
 FORMAT = "dist_classicrl checkpoint"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MANIFEST = "manifest.json"
 _MAX_MANIFEST = 64 * 2**20
 _ARRAY_NAME = re.compile("[a-z0-9_]+")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
 from dist_classicrl.algorithms.learners import Learner, Rates, stack_states
 from dist_classicrl.algorithms.rounds import play, rounds
+from dist_classicrl.distributed.progress import Company, Learning
 from dist_classicrl.distributed.report import TrainingResult
 from dist_classicrl.distributed.run import Run, compile_kernels
 from dist_classicrl.distributed.saving import Position
@@ -53,6 +53,7 @@ def run_alone(run: Run) -> TrainingResult:
             alone = _Rounds(run, table, learners)
         compiled = time.perf_counter() - begin
         alone.begin = time.perf_counter()
+        run.reporter.begin(0.0, [alone.own])
         try:
             alone.run_all()
         except CheckpointFencedError:
@@ -67,7 +68,8 @@ def run_alone(run: Run) -> TrainingResult:
     where = None
     if run.saver is not None:
         where = run.saver.finish(run.values, run.counts, alone.position(whole=False), result)
-    run.clock.tick(seconds, last=True)  # after saving: the callback may raise
+    run.reporter.hear(None, run.saver)
+    run.reporter.report(seconds, [alone.own])  # after saving: the callbacks may raise
     stop = None if run.saver is None else run.saver.asked_to_stop
     if stop is not None:  # too late for this call, but not for what the script does next
         raise run.stopped(stop, where)
@@ -97,11 +99,11 @@ class LearningOn:
         learner: Learner,
         done: int,
         seconds: float,
-        has_company: Callable[[], bool],
+        company: Company,
     ) -> LearningOn:
         """Go on after `done` steps of a run, `seconds` after it began, while nobody is there to serve."""
         rest = _rest(run, done)
-        return cls(run, rest, _Learning(rest, table, learner, has_company), seconds)
+        return cls(run, rest, _Learning(rest, table, learner, company), seconds)
 
     @classmethod
     def rounds(
@@ -111,11 +113,11 @@ class LearningOn:
         learners: dict[int, Learner],
         done: int,
         seconds: float,
-        has_company: Callable[[], bool],
+        company: Company,
     ) -> LearningOn:
         """Go on likewise in the reproducible mode."""
         rest = _rest(run, done)
-        return cls(run, rest, _Rounds(rest, table, learners, has_company), seconds)
+        return cls(run, rest, _Rounds(rest, table, learners, company), seconds)
 
     @property
     def made(self) -> int:
@@ -146,18 +148,24 @@ class LearningOn:
 def _rest(run: Run, done: int) -> Run:
     """Return what is left of `run`, which counts on in the same tally."""
     rest = replace(run, start=run.start + done, steps=run.steps - done, resumed=None)
-    rest.tally, rest.clock = run.tally, run.clock
+    rest.tally, rest.reporter = run.tally, run.reporter
     return rest
 
 
 class _Alone:
     """What both ways to train alone have in common: when to save and to stop."""
 
-    def __init__(self, run: Run, table: LocalTable) -> None:
+    def __init__(self, run: Run, table: LocalTable, company: Company | None) -> None:
         self._run = run
         self._table = table
+        self._company = Company() if company is None else company
         self.begin = 0.0
         self._copies = run.values[:0], run.counts[:0]
+
+    @property
+    def own(self) -> Learning:
+        """The process itself."""
+        return self._company.own
 
     @property
     def seconds(self) -> float:
@@ -178,6 +186,15 @@ class _Alone:
     def rescue(self) -> None:
         """Save what is there after an error."""
 
+    def report(self, now: bool = False) -> bool:
+        """Tell the callbacks what is new, if it is time or `now`. Return whether to go on."""
+        reporter = self._run.reporter
+        reporter.hear(self._company.record, self._run.saver)
+        if now and reporter.has_news or reporter.is_due(self.seconds):
+            self.settle()
+            reporter.report(self.seconds, [self.own])
+        return not (reporter.wants_end or self._company.is_there())
+
     def look(self) -> None:
         """Save or stop, if it is time.
 
@@ -193,12 +210,14 @@ class _Alone:
             return
         stop = saver.look()
         if stop is not None:
+            self.report(now=True)
             self.settle()
             where = saver.save_last(run.values, run.counts, self.position())
             raise run.stopped(stop, where)
         steps = run.start + run.tally.steps - run.tally.earlier_steps
         if saver.is_due(steps):
             saver.begin(steps)
+            self.report(now=True)
             self.settle()
             if self._copies[0].size != run.values.size:
                 self._copies = np.empty_like(run.values), np.empty_like(run.counts)
@@ -215,11 +234,10 @@ class _Learning(_Alone):
         run: Run,
         table: LocalTable,
         learner: Learner,
-        has_company: Callable[[], bool] = lambda: False,
+        company: Company | None = None,
     ) -> None:
-        super().__init__(run, table)
+        super().__init__(run, table, company)
         self._learner = learner
-        self._has_company = has_company
         self._stream = run.alone_stream()
         self._first = self._stream.used
         self._is_sound = True
@@ -240,14 +258,15 @@ class _Learning(_Alone):
                 now = time.perf_counter()
                 size = max(1, min(int(steps * _SLICE_SECONDS / max(now - before, 1e-9)), 4 * size))
                 run.tally.steps = run.tally.earlier_steps + stream.used - self._first
-                run.tally.add_episodes(learner.totals.take())
+                run.tally.add_totals(learner.totals.take())
+                run.reporter.count(self.own.rank, steps, now - before, now - before)
                 if now - folded > _FOLD_SECONDS:
                     self.settle()
                     folded = now
-                run.clock.tick(now - self.begin)
+                goes_on = self.report()
                 if stream.used < last:
                     self.look()
-                if self._has_company():
+                if not goes_on:
                     break
         except BaseException:
             changed = self._table.touched[: self._table.n_touched[0]]
@@ -290,11 +309,10 @@ class _Rounds(_Alone):
         run: Run,
         table: LocalTable,
         learners: dict[int, Learner],
-        has_company: Callable[[], bool] = lambda: False,
+        company: Company | None = None,
     ) -> None:
-        super().__init__(run, table)
+        super().__init__(run, table, company)
         self._learners = learners
-        self._has_company = has_company
 
     def run_all(self) -> None:
         run, table, learners = self._run, self._table, self._learners
@@ -302,9 +320,11 @@ class _Rounds(_Alone):
         merge = RoundMerge(shared)
         for quotas in rounds(run.settings, run.start, run.steps):
             maps: list[PackedMap] = []
+            before = time.perf_counter()
             for quota in quotas:
                 maps.append(play(quota, learners[quota.worker], table, run.seed))
-                run.tally.add_episodes(learners[quota.worker].totals.take())
+                run.tally.add_totals(learners[quota.worker].totals.take())
+            spent = time.perf_counter() - before
             version = shared.version
             merge.merge(maps)
             table.rebase(shared.refresh(version), [])
@@ -312,10 +332,11 @@ class _Rounds(_Alone):
             run.tally.steps += made
             run.kept += made
             run.tally.pushes += len(quotas)
-            run.clock.tick(self.seconds)
+            run.reporter.count(self.own.rank, made, spent, spent)
+            goes_on = self.report()
             if run.kept < run.steps:
                 self.look()
-            if self._has_company():
+            if not goes_on:
                 break
 
     def position(self, whole: bool = True) -> Position:

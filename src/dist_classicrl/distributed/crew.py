@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import socket
 from collections import deque
@@ -31,6 +30,7 @@ itself by then if it does not hear them either."""
 
 _CONTROL_TAG = 1
 _FIRST_TAG = 64
+_HOST_BYTES = 64  # as many as Linux allows
 # Of the tags of one reign. What comes late for an admission must not be met by a later one.
 _ADMISSIONS = 4096
 _REIGNS = 8191
@@ -66,8 +66,8 @@ class Crew:
     Parameters
     ----------
     wire : Wire
-    hosts : sequence of int
-        A number per rank, equal for the ranks of one host.
+    hosts : sequence of str
+        The name of each rank's host.
 
     Attributes
     ----------
@@ -91,7 +91,7 @@ class Crew:
         How often this rank has had to ask to take part.
     """
 
-    def __init__(self, wire: Wire, hosts: Sequence[int]) -> None:
+    def __init__(self, wire: Wire, hosts: Sequence[str]) -> None:
         self.wire = wire
         self.rank = wire.rank
         self.hosts = list(hosts)
@@ -119,6 +119,10 @@ class Crew:
     def is_member(self) -> bool:
         """Whether this rank is in the view."""
         return self.rank in self.view.members
+
+    def host_of(self, rank: int) -> str:
+        """Return the name of the host of `rank`; replacements run on the server's."""
+        return self.hosts[rank if rank < len(self.hosts) else self.rank]
 
     @classmethod
     def of_guest(cls, wire: Wire, rank: int, view: View, timing: Timing) -> Crew:
@@ -261,10 +265,10 @@ def crew_of(comm: Any, timeout: float) -> Crew:
     # Its own communicator keeps the library's messages apart from the user's.
     what = "all ranks to reach train(); every rank of the communicator has to call it"
     wire = Wire(own := duplicate(comm, timeout, what, _REMEDY))
-    hosts = np.empty(wire.size, np.int64)
-    request = own.Iallgather(np.array([_host_number()], np.int64), hosts)
+    hosts = np.zeros((wire.size, _HOST_BYTES), np.uint8)
+    request = own.Iallgather(_host_bytes(), hosts)
     finish(comm, request, timeout, "all ranks to tell their hosts", _REMEDY, own, hosts)
-    crew = Crew(wire, hosts.tolist())
+    crew = Crew(wire, [name.tobytes().rstrip(b"\0").decode(errors="replace") for name in hosts])
     comm.Set_attr(_key, crew)
     return crew
 
@@ -282,5 +286,6 @@ _REMEDY = (
 )
 
 
-def _host_number() -> int:
-    return int.from_bytes(hashlib.sha256(socket.gethostname().encode()).digest()[:8], "little", signed=True)
+def _host_bytes() -> np.ndarray:
+    name = np.frombuffer(socket.gethostname().encode()[:_HOST_BYTES], np.uint8)
+    return np.pad(name, (0, _HOST_BYTES - name.size))

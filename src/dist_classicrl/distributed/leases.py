@@ -159,6 +159,12 @@ class LeaseBook:
             begin, end = self._take(steps)
             steps -= end - begin
 
+    def end(self) -> None:
+        """Give out nothing more: the run is over once what is given out has been made."""
+        self._total -= self._pool
+        self._pool = 0
+        self._free.clear()
+
     def report(self, worker: int, made: list[tuple[int, int]]) -> None:
         """Enter steps `made` by `worker`, as (lease id, steps).
 

@@ -50,23 +50,23 @@ class View:
         return cls(reign, revision, server, tuple(members))
 
 
-def confirmed(dead: Collection[int], present: Collection[int], hosts: Sequence[int]) -> set[int]:
+def confirmed(dead: Collection[int], present: Collection[int], hosts: Sequence[str]) -> set[int]:
     """Return those of the `dead`, by MPI's word, that have died beyond doubt.
 
     Of a host that is gone as a whole, only silence is known: the same word comes when a network is cut.
-    `hosts` has a number per rank, equal for ranks of one host; `present` are the ranks of this side.
+    `hosts` has the name of each rank's host; `present` are the ranks of this side.
     """
     here = {hosts[rank] for rank in present}
     return {rank for rank in dead if hosts[rank] in here}
 
 
-def may_elect(view: View, present: Collection[int], dead: Collection[int], hosts: Sequence[int]) -> bool:
+def may_elect(view: View, present: Collection[int], dead: Collection[int], hosts: Sequence[str]) -> bool:
     """Whether the ranks `present`, without the server, are a strict majority of those that may be alive."""
     living = set(view.members) - confirmed(dead, present, hosts)
     return 2 * len(living.intersection(present)) > len(living)
 
 
-def may_serve(view: View, present: Collection[int], dead: Collection[int], hosts: Sequence[int]) -> bool:
+def may_serve(view: View, present: Collection[int], dead: Collection[int], hosts: Sequence[str]) -> bool:
     """Whether the ranks `present`, the server among them, are at least half of those that may be alive."""
     living = set(view.members) - confirmed(dead, present, hosts)
     return 2 * len(living.intersection(present)) >= len(living)
@@ -100,6 +100,6 @@ class Announced:
                 return
             del self._views[0]
 
-    def may_serve(self, present: Collection[int], dead: Collection[int], hosts: Sequence[int]) -> bool:
+    def may_serve(self, present: Collection[int], dead: Collection[int], hosts: Sequence[str]) -> bool:
         """Whether the ranks `present` are enough to go on."""
         return all(may_serve(view, present, dead, hosts) for view in self._views)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -45,10 +46,16 @@ class Record:
     ----------
     events : list of dict, optional
         What is known already.
+
+    Attributes
+    ----------
+    fresh : deque of dict
+        Events that were entered here and nobody has taken out yet.
     """
 
     def __init__(self, events: list[dict[str, Any]] | None = None) -> None:
         self.events = [] if events is None else events
+        self.fresh: deque[dict[str, Any]] = deque(maxlen=_MOST_DOUBTS)
 
     def add(self, kind: str, rank: int, seconds: float, steps_returned: int = 0, detail: str = "") -> None:
         """Enter and log an event.
@@ -78,6 +85,7 @@ class Record:
                 "detail": detail,
             }
         )
+        self.fresh.append(self.events[-1])
         text = _TEXTS[kind].format(rank=rank)
         returned = f"; {steps_returned:,} steps of its leases go to others" if steps_returned else ""
         level = logging.INFO if kind in _DOUBTS else logging.WARNING

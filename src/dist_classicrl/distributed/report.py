@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,12 @@ _COUNTERS = (
     "episodes",
     "returns",
     "lengths",
+    "td_errors",
     "pushes",
     "bytes_pushed",
     "bytes_pulled",
     "bytes_saved",
+    "staleness",
     "learning_seconds",
     "worker_seconds",
 )
@@ -122,32 +124,6 @@ class TrainingResult:
         )
 
 
-@dataclass(frozen=True)
-class Progress:
-    """How far a run is, for the `progress` callback of `train`, on rank 0.
-
-    Attributes
-    ----------
-    steps, total_steps : int
-        Done and asked for in this call of `train`.
-    steps_per_second : float
-        Since the last report.
-    episodes : int
-        Ended since the last report.
-    mean_return : float
-        Of those episodes; NaN if there were none.
-    seconds : float
-        Since training began.
-    """
-
-    steps: int
-    total_steps: int
-    steps_per_second: float
-    episodes: int
-    mean_return: float
-    seconds: float
-
-
 @dataclass
 class Tally:
     """Counters of one call of `train` while it goes on, from where a checkpoint left them.
@@ -172,13 +148,14 @@ class Tally:
     episodes: float = 0.0
     returns: float = 0.0
     lengths: float = 0.0
+    td_errors: float = 0.0
     pushes: int = 0
     bytes_pushed: int = 0
     bytes_pulled: int = 0
     bytes_saved: int = 0
+    staleness: int = 0
     learning_seconds: float = 0.0
     worker_seconds: float = 0.0
-    _last: tuple[float, int, float, float] = field(default=(0.0, 0, 0.0, 0.0))
 
     def to_dict(self, seconds: float) -> dict[str, float]:
         """Return what has to be counted on from, `seconds` after this process began, as data for JSON."""
@@ -192,7 +169,6 @@ class Tally:
         self.steps = self.earlier_steps = int(data["steps"])
         self.earlier_seconds = float(data["seconds"])
         self.resumed_from = resumed_from
-        self._last = (0.0, self.steps, self.episodes, self.returns)
 
     def to_numbers(self, seconds: float) -> np.ndarray:
         """Return what `to_dict` does, as float64."""
@@ -205,27 +181,13 @@ class Tally:
             setattr(self, name, type(getattr(self, name))(data[name]))
         self.steps = int(data["steps"])
         self.earlier_seconds = data["seconds"]
-        self._last = (0.0, self.steps, self.episodes, self.returns)
 
-    def add_episodes(self, totals: Any) -> None:
-        """Add (episodes, returns, lengths)."""
+    def add_totals(self, totals: Any) -> None:
+        """Add (episodes, returns, lengths, errors), as of `dist_classicrl.algorithms.learners.Totals`."""
         self.episodes += float(totals[0])
         self.returns += float(totals[1])
         self.lengths += float(totals[2])
-
-    def progress(self, seconds: float) -> Progress:
-        """Return the progress since the last call, `seconds` after the beginning."""
-        then, steps, episodes, returns = self._last
-        ended = self.episodes - episodes
-        self._last = (seconds, self.steps, self.episodes, self.returns)
-        return Progress(
-            steps=self.steps,
-            total_steps=self.total_steps,
-            steps_per_second=(self.steps - steps) / max(seconds - then, 1e-9),
-            episodes=int(ended),
-            mean_return=(self.returns - returns) / ended if ended else float("nan"),
-            seconds=seconds,
-        )
+        self.td_errors += float(totals[3])
 
     def result(
         self,
@@ -256,19 +218,3 @@ class Tally:
             communication_fraction=max(0.0, 1.0 - busy),
             resumed_from=self.resumed_from,
         )
-
-
-class ProgressClock:
-    """Calls a `progress` callback every so many seconds, and once at the end."""
-
-    def __init__(self, tally: Tally, callback: Callable[[Progress], None] | None, every: float) -> None:
-        self._tally = tally
-        self._callback = callback
-        self._every = every
-        self._next = every
-
-    def tick(self, seconds: float, last: bool = False) -> None:
-        """Report if it is time, `seconds` after the beginning."""
-        if self._callback is not None and (last or seconds >= self._next):
-            self._next = seconds + self._every
-            self._callback(self._tally.progress(seconds))

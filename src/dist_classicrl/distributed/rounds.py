@@ -20,7 +20,7 @@ from dist_classicrl.distributed.crew import LOOK_SECONDS, Crew
 from dist_classicrl.distributed.election import Base
 from dist_classicrl.distributed.messages import Kind
 from dist_classicrl.distributed.partings import take_in_stop
-from dist_classicrl.distributed.saving import Position, Saver
+from dist_classicrl.distributed.saving import Position
 from dist_classicrl.distributed.serving import NobodyLeft, Serving
 from dist_classicrl.distributed.stopping import Stop, StopWatch
 from dist_classicrl.distributed.transport import Backoff
@@ -156,7 +156,6 @@ class RoundServer(Serving):
     settings : Settings
     start, steps : int
         First global step, and steps of the whole run.
-    saver : Saver or None
     first : RoundStart
         Where this server begins.
     may_repeat : bool
@@ -166,7 +165,6 @@ class RoundServer(Serving):
     settings: Settings = field(kw_only=True)
     start: int = field(kw_only=True)
     steps: int = field(kw_only=True)
-    saver: Saver | None = field(default=None, kw_only=True)
     first: RoundStart = field(default_factory=RoundStart, kw_only=True)
     may_repeat: bool = field(default=True, kw_only=True)
 
@@ -220,6 +218,8 @@ class RoundServer(Serving):
         since = -1
         todo = rounds(self.settings, self.start + self.made, self.steps - self.made)
         for number, quotas in enumerate(todo, self.now_at.number):
+            if self.reporter.wants_end:
+                return None
             stop, order = self._next_order()
             self.check_earlier_losses()
             self._begin_round(since, order)
@@ -233,7 +233,10 @@ class RoundServer(Serving):
             self.made += made
             self.tally.steps += made
             for quota in quotas:
-                self.tally.add_episodes(stats[quota.worker])
+                self.tally.add_totals(stats[quota.worker])
+                learning, passed = stats[quota.worker][4:].tolist()
+                rank = self._carried_by[quota.worker]
+                self.reporter.count(rank, quota.steps, learning, passed, n_bytes=self._sizes[quota.worker])
             self.now_at = RoundStart(number + 1, states, self.tally.to_numbers(self.seconds))
         return None
 
@@ -271,6 +274,7 @@ class RoundServer(Serving):
         self._new.clear()
         self._states = {}
         if order != _GO_ON:
+            self.report_progress(now=True)
             self._asked = self.position
             self._copied = order == _TELL_STATE
             if self._copied:
@@ -309,6 +313,7 @@ class RoundServer(Serving):
     def _open_round(self) -> None:
         self._maps: dict[int, PackedMap] = {}
         self._stats: dict[int, np.ndarray] = {}
+        self._sizes: dict[int, int] = {}
         self._after: States = {}
 
     def _await_states(self) -> None:
@@ -351,8 +356,9 @@ class RoundServer(Serving):
             self._after[logical] = state_of(parts[2 + n_parts :])
         self.tally.pushes += 1
         self.tally.bytes_pushed += size
-        self.tally.learning_seconds += float(parts[1][3])
-        self.tally.worker_seconds += float(parts[1][4])
+        self._sizes[logical] = size
+        self.tally.learning_seconds += float(parts[1][4])
+        self.tally.worker_seconds += float(parts[1][5])
 
     def _take_in_state(self, rank: int, parts: list[np.ndarray]) -> None:
         """Keep the state of a logical worker's learner, and save if it was the last that lacked."""
@@ -571,10 +577,10 @@ class RoundWorker(Working):
         begin = time.perf_counter()
         packed = play(quota, learner, self.table, self._seed)
         now = time.perf_counter()
-        reals = np.empty(5)
-        reals[:3] = learner.totals.take()
-        reals[3] = now - begin
-        reals[4] = now - self._told
+        reals = np.empty(6)
+        reals[:4] = learner.totals.take()
+        reals[4] = now - begin
+        reals[5] = now - self._told
         self._told = now
         head = np.array([attempt, quota.worker, len(packed.parts)], np.int64)
         after = state_parts(learner.state()) if self._may_repeat else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,14 @@ from dist_classicrl.algorithms.learners import (
     make_learner,
     training_kernel,
 )
-from dist_classicrl.distributed.report import Progress, ProgressClock, Tally
+from dist_classicrl.distributed.progress import Observer, Reporter
+from dist_classicrl.distributed.report import Tally
 from dist_classicrl.distributed.saving import Saver
 from dist_classicrl.distributed.serving import Policy
 from dist_classicrl.distributed.stopping import Stop, StopWatch
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.errors import EnvError, TrainingStopped
+from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
 from dist_classicrl.updates import kernels
 from dist_classicrl.updates.local import LocalTable, Refresh
@@ -88,8 +91,8 @@ class Run:
     steps : int
         Steps of all ranks together, from there on.
     seed : int
-    progress : callable or None
-        Called on rank 0 with a `Progress`, every `progress_interval` seconds and at the end.
+    observer : Observer
+        Is told how far the run is, on the rank that serves, every `progress_interval` seconds and at the end.
     progress_interval : float
     watch : StopWatch or None
         Tells when this rank was asked to stop, where the run is saved.
@@ -117,7 +120,7 @@ class Run:
     start: int
     steps: int
     seed: int
-    progress: Callable[[Progress], None] | None
+    observer: Observer
     progress_interval: float
     watch: StopWatch | None = None
     saver: Saver | None = None
@@ -136,7 +139,12 @@ class Run:
         self.tally = Tally(self.steps + (0 if resumed is None else resumed.made))
         if resumed is not None:
             self.tally.go_on_from(resumed.tally, resumed.checkpoint)
-        self.clock = ProgressClock(self.tally, self.progress, self.progress_interval)
+        self.reporter = Reporter(
+            self.tally,
+            self.observer,
+            self.progress_interval,
+            partial(self._rates, self.start - self.tally.steps),
+        )
         # In the reproducible mode the clock of per-visit step sizes counts logical workers, wherever they
         # run.
         self.logical = None if settings.async_updates else settings.logical_workers
@@ -144,6 +152,15 @@ class Run:
         self.kept = 0
         #: Saves what is there after an error, once the other ranks know of it.
         self.rescue: Callable[[], Any] | None = None
+
+    def _rates(self, begin: int, steps: int, workers: int) -> tuple[float, float]:
+        """Return the chance of a random action and the step size, `steps` after this call's `begin`."""
+        settings = self.settings
+        epsilon = settings.epsilon.at(begin + steps)
+        if isinstance(settings.learning_rate, PerVisit):
+            visits = (begin + steps) // self.values.size
+            return epsilon, settings.learning_rate.at_visit(max(1, visits), self.logical or max(1, workers))
+        return epsilon, settings.learning_rate.at(begin + steps)
 
     def local_table(self, n_states: int | None = None) -> LocalTable:
         """Return a worker's table, of fewer states if asked."""

@@ -62,7 +62,10 @@ class Position:
 
 
 def note_finished(finished: list[dict[str, Any]], begin: int, end: int, result: TrainingResult) -> None:
-    """Add a call of `train` to those that are known, for whoever asks for the same again."""
+    """Add a call of `train` to those that are known, for whoever asks for the same again.
+
+    `end` is what was asked for; a callback may have ended it before.
+    """
     finished.append({"begin": begin, "end": end, "result": result.to_dict()})
     del finished[:-_KEPT_RESULTS]
 
@@ -117,6 +120,8 @@ class Saver:
         self._saved_steps = start
         self._saved_at = time.monotonic()
         self._patience = patience
+        self._submitted = start
+        self._told = writer.last
 
     def look(self) -> Stop | None:
         """Return why to stop, if there is a reason.
@@ -155,6 +160,14 @@ class Saver:
         in_steps = self._plan.interval_steps
         return in_steps is not None and steps - self._saved_steps >= in_steps
 
+    def news(self) -> tuple[int, str] | None:
+        """Return the global step of a checkpoint and where it is, once it is on disk."""
+        last = self._writer.last
+        if self._writer.busy or last == self._told or last is None:
+            return None
+        self._told = last
+        return self._submitted, last
+
     def begin(self, steps: int) -> None:
         """Count the time to the next checkpoint from now on: one at about global step `steps` begins."""
         self._saved_steps = steps
@@ -165,6 +178,7 @@ class Saver:
 
         `values` and `counts` (S * A,) must not change before `is_due` says yes again.
         """
+        self._submitted = position.steps
         self._writer.submit(
             self._arrays(values, counts, position), self._body(position), self._description["run"]
         )

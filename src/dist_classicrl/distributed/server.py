@@ -73,14 +73,11 @@ class Server(Serving):
     Attributes
     ----------
     leases : LeaseBook
-    saver : Saver or None
-        Where the run is saved.
     takes_over : bool
         Whether the workers have to hand in first what a lost server may not have passed on.
     """
 
     leases: LeaseBook = field(kw_only=True)
-    saver: Saver | None = field(default=None, kw_only=True)
     takes_over: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -118,7 +115,11 @@ class Server(Serving):
         CheckpointFencedError
             If another server has taken over the checkpoints.
         """
-        while not self._is_done:
+        while True:
+            if self.reporter.wants_end and not self._awaits_maps:
+                self.leases.end()
+            if self._is_done:
+                break
             woken = self.wake()
             # What each worker said up to here is received before anybody's silence is judged.
             self.receive()
@@ -160,6 +161,7 @@ class Server(Serving):
             self.table.watch(snapshot)
         if snapshot.advance(_COPY_SECONDS):
             self.table.watch(None)
+            self.report_progress(now=True)
             saver.save(snapshot.values, snapshot.counts, self.position)
 
     def _take_in_last_pushes(self) -> None:
@@ -190,16 +192,18 @@ class Server(Serving):
 
     def _push(self, rank: int, client: _Client, size: int, parts: list[np.ndarray]) -> None:
         numbers, reals = parts[0].tolist(), parts[1]
-        sequence, flags, client.quantum, saved, progress, revision = numbers[:6]
+        sequence, flags, client.quantum, saved, progress, revision, known = numbers[:7]
         client.starved, client.urgent = bool(flags & 1), bool(flags & 2)
         client.wants_refresh = bool(flags & 4)
         client.has_stopped = bool(flags & LAST_PUSH)
-        client.interval_seconds = float(reals[3])
+        client.interval_seconds = float(reals[4])
         self.note_progress(rank, progress, (self.crew.view.reign, revision))
         self.has_pushed(rank)
+        staleness = self.table.version - known if known >= 0 else 0
         self.table.apply(rank, sequence, PackedMap.from_parts(parts[2:]))
-        self.leases.report(rank, list(zip(numbers[6::2], numbers[7::2], strict=True)))
-        self._count(size, reals)
+        made = list(zip(numbers[7::2], numbers[8::2], strict=True))
+        self.leases.report(rank, made)
+        self._count(rank, sum(steps for _, steps in made), size, reals, staleness)
         self.tally.bytes_saved += saved
         client.owes_reply = True
 
@@ -208,7 +212,7 @@ class Server(Serving):
         if self.table.applied.get(rank, 0) < pushed.sequence:
             self.table.apply(rank, pushed.sequence, pushed.packed)
             self.leases.credit(pushed.steps)
-            self._count(0, pushed.reals)
+            self._count(rank, pushed.steps, 0, pushed.reals)
 
     def has_made(self, steps: int) -> None:
         """Count steps that this rank made itself, in the table as it is now."""
@@ -220,21 +224,24 @@ class Server(Serving):
         sequence, steps, is_last, last_sequence = parts[0].tolist()
         if sequence and self.table.apply(rank, sequence, PackedMap.from_parts(parts[2:])):
             self.leases.credit(steps)
-            self._count(size, parts[1])
+            self._count(rank, steps, size, parts[1])
         if is_last:
             # What it forgot when it came back, before its base had caught up, is not missing here.
             self.table.applied[rank] = max(self.table.applied.get(rank, 0), last_sequence)
             client.hands_in = False
             client.owes_reply = True
 
-    def _count(self, size: int, reals: np.ndarray) -> None:
+    def _count(self, rank: int, steps: int, size: int, reals: np.ndarray, staleness: int = 0) -> None:
         tally = self.tally
+        learning, passed = float(reals[5]), float(reals[6])
         tally.steps = tally.earlier_steps + self.leases.done
         tally.pushes += 1
         tally.bytes_pushed += size
-        tally.add_episodes(reals)
-        tally.learning_seconds += float(reals[4])
-        tally.worker_seconds += float(reals[5])
+        tally.staleness += staleness
+        tally.add_totals(reals)
+        tally.learning_seconds += learning
+        tally.worker_seconds += passed
+        self.reporter.count(rank, steps, learning, passed, staleness, size)
 
     def _reply(self, rank: int, client: _Client) -> None:
         lease = self.leases.grant(rank, client.quantum, client.interval_seconds)

@@ -14,9 +14,11 @@ from dist_classicrl.distributed.election import Base, Deposed, answer
 from dist_classicrl.distributed.failures import raise_remote
 from dist_classicrl.distributed.membership import Announced, View, confirmed
 from dist_classicrl.distributed.messages import Kind
+from dist_classicrl.distributed.progress import Company, Learning, Reporter
 from dist_classicrl.distributed.pulse import beat_message, say_beat
 from dist_classicrl.distributed.replacing import Replacements
-from dist_classicrl.distributed.report import ProgressClock, Tally
+from dist_classicrl.distributed.report import Tally
+from dist_classicrl.distributed.saving import Saver
 from dist_classicrl.distributed.suspicion import Arrivals
 from dist_classicrl.distributed.transport import Backoff, Channel
 from dist_classicrl.errors import CutOffError, ProtocolError, RankLostError
@@ -73,17 +75,20 @@ class Serving:
     table : SharedTable
     policy : Policy
     tally : Tally
-    clock : ProgressClock
+    reporter : Reporter
     told : dict
         What a rank that joins in the middle of the call has to be told of it.
+    saver : Saver or None
+        Where the run is saved.
     """
 
     crew: Crew
     table: SharedTable
     policy: Policy
     tally: Tally
-    clock: ProgressClock
+    reporter: Reporter
     told: dict[str, Any] = field(default_factory=dict)
+    saver: Saver | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         crew = self.crew
@@ -192,13 +197,38 @@ class Serving:
             peer.progressed_at += seconds
         self._woken = self.crew.wire.now()
 
-    def report_progress(self) -> None:
-        """Call the `progress` callback if it is time. Nothing is received while it runs."""
-        now = self.crew.wire.now
-        begin = now()
-        self.clock.tick(self.seconds)
-        if (spent := now() - begin) > self.crew.timing.interval:
+    def report_progress(self, now: bool = False) -> None:
+        """Tell the callbacks what is new, if it is time or `now`. Nothing is received while they run."""
+        clock, reporter = self.crew.wire.now, self.reporter
+        begin = clock()
+        reporter.hear(self.crew.record, self.saver)
+        if now and reporter.has_news or reporter.is_due(self.seconds):
+            reporter.report(self.seconds, self._learning())
+        if (spent := clock() - begin) > self.crew.timing.interval:
             self.excuse(spent)
+
+    def begin_reports(self) -> None:
+        """Tell the callbacks that this rank serves."""
+        self.reporter.begin(self.seconds, self._learning())
+
+    def report_end(self, seconds: float) -> None:
+        """Tell the callbacks how the run has ended, `seconds` after this rank began to serve."""
+        self.reporter.hear(self.crew.record, self.saver)
+        self.reporter.report(seconds, self._learning())
+
+    @property
+    def company(self) -> Company:
+        """Whom this rank has, should it have to learn alone."""
+        crew = self.crew
+        return Company(Learning(crew.rank, crew.host_of(crew.rank)), self.has_workers, crew.record)
+
+    def _learning(self) -> list[Learning]:
+        now, crew = self.crew.wire.now(), self.crew
+        return [
+            Learning(rank, crew.host_of(rank), max(0.0, now - peer.channel.last_heard))
+            for rank, peer in self.peers.items()
+            if not peer.waits
+        ]
 
     def receive(self) -> int:
         """Take in what has come from the workers. Return how many messages that were."""

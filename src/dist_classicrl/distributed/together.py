@@ -259,6 +259,7 @@ class _Part:
             lost = [event for event in self.crew.record.events if event["kind"] == "excluded"]
             self.server.lost_before += [(event["rank"], event["detail"]) for event in lost]
         server = self.server
+        server.begin_reports()
         with _heard(self.crew, lambda: server.channels, server.beat):
             if self._result is None:
                 return self._serve(server)
@@ -289,6 +290,7 @@ class _Part:
             run.kept = server.position.steps - run.start
         seconds = server.seconds
         if stop is not None and saver is not None:
+            server.report_progress(now=True)
             where = saver.save_last(run.values, run.counts, server.position, server.keep_alive)
             self._end_all(server, stop, where)
         crew = self.crew
@@ -297,7 +299,7 @@ class _Part:
         where = None
         if saver is not None:
             where = saver.finish(run.values, run.counts, server.position, result, server.keep_alive)
-        run.clock.tick(seconds, last=True)  # after saving: the callback may raise
+        server.report_end(seconds)  # after saving: the callbacks may raise
         stop = None if saver is None else saver.asked_to_stop
         if stop is not None:  # too late for this call, but not for what the script does next
             self._end_all(server, stop, where)
@@ -395,7 +397,7 @@ class AsyncPart(_Part):
             table,
             run.policy,
             run.tally,
-            run.clock,
+            run.reporter,
             run.told,
             leases=leases,
             saver=run.saver,
@@ -438,7 +440,7 @@ class AsyncPart(_Part):
         learner, table = self._learner()
         self.rates.set_workers(1)
         done, seconds = server.leases.done, server.seconds
-        self._run_alone(LearningOn.steps(self.run, table, learner, done, seconds, server.has_workers))
+        self._run_alone(LearningOn.steps(self.run, table, learner, done, seconds, server.company))
 
 
 class RoundsPart(_Part):
@@ -493,7 +495,7 @@ class RoundsPart(_Part):
             table,
             run.policy,
             run.tally,
-            run.clock,
+            run.reporter,
             run.told,
             settings=run.settings,
             start=run.start,
@@ -550,9 +552,7 @@ class RoundsPart(_Part):
         learners = self._learners_for(table, list(range(run.settings.logical_workers)))
         for logical, state in server.now_at.states.items():
             learners[logical].restore(state)
-        self._run_alone(
-            LearningOn.rounds(run, table, learners, server.made, server.seconds, server.has_workers)
-        )
+        self._run_alone(LearningOn.rounds(run, table, learners, server.made, server.seconds, server.company))
         server.now_at = replace(
             server.now_at, states={number: learner.state() for number, learner in learners.items()}
         )

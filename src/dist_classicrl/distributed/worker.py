@@ -265,7 +265,16 @@ class Worker(Working):
         load = kernels.map_load(packed.weight, packed.visits)
         flags = (0 if self._leases else 1) | (2 if pacer.urgent else 0) | (4 if wants_refresh else 0)
         flags |= LAST_PUSH if self._stopping else 0
-        numbers = [sequence, flags, self._learner.quantum, saved, self.progress, self.crew.view.revision]
+        known = self._window.known_version(sequence)
+        numbers = [
+            sequence,
+            flags,
+            self._learner.quantum,
+            saved,
+            self.progress,
+            self.crew.view.revision,
+            known,
+        ]
         for lease_id, steps in made.items():
             numbers += (lease_id, steps)
         head = np.array(numbers, np.int64)
@@ -286,11 +295,11 @@ class Worker(Working):
         """
         now = time.perf_counter() if now is None else now
         made, self._made = self._made, {}
-        reals = np.empty(6)
-        reals[:3] = self._learner.totals.take()
-        reals[3] = self._pacer.interval_seconds
-        reals[4] = self._learning - self._told_learning
-        reals[5] = now - self._told_time
+        reals = np.empty(7)
+        reals[:4] = self._learner.totals.take()
+        reals[4] = self._pacer.interval_seconds
+        reals[5] = self._learning - self._told_learning
+        reals[6] = now - self._told_time
         self._told_learning, self._told_time = self._learning, now
         steps = sum(made.values())
         if self._threshold > 0.0:

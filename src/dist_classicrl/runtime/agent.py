@@ -22,7 +22,8 @@ from dist_classicrl.checkpoint.plan import (
     plan_of,
 )
 from dist_classicrl.distributed.leaving import LeaveWatch
-from dist_classicrl.distributed.report import Progress, TrainingResult
+from dist_classicrl.distributed.progress import Progress
+from dist_classicrl.distributed.report import TrainingResult
 from dist_classicrl.distributed.world import find_world, watch_for_unhandled_errors
 from dist_classicrl.errors import EnvError, NotTrainedError, SettingsError
 from dist_classicrl.runtime import model_file
@@ -339,6 +340,7 @@ class DistAsyncQLearning:
         stop_signals: Iterable[int | str] = DEFAULT_SIGNALS,
         checkpoint_mode: int = DEFAULT_MODE,
         leave_signals: Iterable[int | str] = (),
+        callbacks: Any = None,
     ) -> TrainingResult:
         """Learn for a number of environment steps; every rank of the communicator calls this.
 
@@ -355,7 +357,8 @@ class DistAsyncQLearning:
         total_steps : int
             The sum itself, the same on every rank. Exactly one of the two is given.
         progress : callable, optional
-            Called on rank 0 with a `Progress` every `progress_interval` seconds, and at the end.
+            Called on rank 0 with a `Progress` every `progress_interval` seconds, at each checkpoint, and at
+            the end.
         progress_interval : float
             In seconds. The server waits while the callback runs, so it should be quick.
         checkpoint_dir : str or path, optional
@@ -385,6 +388,9 @@ class DistAsyncQLearning:
             Permissions of the files; folders get the same, and the right to enter. Not for URLs.
         leave_signals : iterable of str or int
             Signals on which a worker leaves, as after `leave`. By default none.
+        callbacks : BaseCallback, callable, or sequence of them, optional
+            What `dist_classicrl.callbacks` has, or of its kind: called on rank 0, or the rank that took its
+            place, whenever `progress` is, and when something happens. A callback can end the run early.
 
         Returns
         -------
@@ -446,7 +452,10 @@ class DistAsyncQLearning:
             checkpoint_mode,
         )
         return train(
-            self, Request(env, steps, total_steps, progress, progress_interval, make_plan, leave_signals)
+            self,
+            Request(
+                env, steps, total_steps, progress, progress_interval, make_plan, leave_signals, callbacks
+            ),
         )
 
     def leave(self, why: str = "leave() was called") -> None:

@@ -411,6 +411,14 @@ def _learners(agent: DistAsyncQLearning, saved: Saved) -> dict[int, dict[str, np
     return dict(enumerate(unstack_states(arrays, number)))
 
 
+def end_of(finished: list[dict[str, Any]], begin: int, asked: int) -> int:
+    """Return the global step at which the call from `begin` to `asked` ends, or has ended before that."""
+    for call in finished:
+        if (call["begin"], call["end"]) == (begin, asked):
+            return begin + int(call["result"]["steps"])
+    return asked
+
+
 def result_of(place: Place | None, begin: int, end: int, agent: DistAsyncQLearning) -> TrainingResult:
     """Return the result of a call whose steps have all been made before, and say so."""
     read = None if place is None or place.read is None else f"{place.folder.url}/{place.read}"

@@ -18,6 +18,7 @@ import numpy as np
 
 from dist_classicrl import schedules
 from dist_classicrl._random import fresh_seed
+from dist_classicrl.callbacks import callback_list
 from dist_classicrl.checkpoint.plan import CheckpointPlan, checked_signals
 from dist_classicrl.distributed import ending, messages, slurm
 from dist_classicrl.distributed.alone import run_alone
@@ -26,8 +27,9 @@ from dist_classicrl.distributed.election import Deposed
 from dist_classicrl.distributed.membership import View
 from dist_classicrl.distributed.messages import Kind
 from dist_classicrl.distributed.partings import await_ends, say_ended
+from dist_classicrl.distributed.progress import Observer, Progress
 from dist_classicrl.distributed.replacing import find_parent, replacement_mark
-from dist_classicrl.distributed.report import Progress, TrainingResult
+from dist_classicrl.distributed.report import TrainingResult
 from dist_classicrl.distributed.roles import Entry, join
 from dist_classicrl.distributed.rounds import learners_message, learners_of
 from dist_classicrl.distributed.run import Resumed, Run
@@ -47,10 +49,12 @@ from dist_classicrl.errors import (
     TrainingStopped,
     WorkerLeft,
 )
+from dist_classicrl.runtime.observing import CallbackObserver
 from dist_classicrl.runtime.resuming import (
     Place,
     constant_arrays,
     description,
+    end_of,
     environment_text,
     find,
     note_place,
@@ -79,7 +83,7 @@ class Request:
 
     Attributes
     ----------
-    env, steps, total_steps, progress, progress_interval
+    env, steps, total_steps, progress, progress_interval, callbacks
         See `DistAsyncQLearning.train`.
     make_plan : callable
         Returns what is asked for about checkpoints; raises what is wrong with it.
@@ -94,6 +98,7 @@ class Request:
     progress_interval: float
     make_plan: Callable[[], CheckpointPlan | None]
     leave_signals: Any = ()
+    callbacks: Any = None
 
 
 @dataclass
@@ -104,6 +109,8 @@ class _Beginning:
     ----------
     begin, end : int
         Global steps of the whole call, whoever makes them.
+    asked : int
+        The end that was asked for: a callback may have ended the call before.
     place : Place or None
         Where it is saved; known on rank 0.
     resumed : Resumed or None
@@ -117,6 +124,7 @@ class _Beginning:
 
     begin: int
     end: int
+    asked: int
     place: Place | None = None
     resumed: Resumed | None = None
     generation: int = 0
@@ -166,18 +174,19 @@ def _train_alone(agent: DistAsyncQLearning, asked: Request) -> TrainingResult:
         except BaseException:
             source.close()
             raise
-        run = _run(agent, source, asked, beginning, watch, plan)
-        if run.steps == 0:
-            source.close()
-            return _keep(agent, run, beginning, _made_before(agent, run, beginning, 1))
-        agent._pending = agent._taken = None
-        try:
-            result = run_alone(run)
-        except BaseException:
-            _store(agent, run, run.kept)  # what was learned until then is not lost
-            agent._requested = agent._steps
-            raise
-    return _keep(agent, run, beginning, result)
+        with _observed(agent, asked) as observer:
+            run = _run(agent, source, asked, beginning, watch, plan, observer)
+            if run.steps == 0:
+                source.close()
+                return _keep(agent, run, beginning, _made_before(agent, run, beginning, 1))
+            agent._pending = agent._taken = None
+            try:
+                result = run_alone(run)
+            except BaseException:
+                _store(agent, run, run.kept)  # what was learned until then is not lost
+                agent._requested = agent._steps
+                raise
+            return _keep(agent, run, beginning, result)
 
 
 def _train_together(agent: DistAsyncQLearning, asked: Request, world: Any) -> TrainingResult:
@@ -410,7 +419,7 @@ class _Call:
 
     def _told(self, told: dict[str, Any]) -> _Beginning:
         """Bring this rank's agent to what a run says that it joins."""
-        beginning = _Beginning(told["begin"], told["end"], told=told)
+        beginning = _Beginning(told["begin"], told["end"], told["asked"], told=told)
         _take_told(self._agent, beginning, told, self._plan, self._watch)
         if told["resumed"] is not None:
             beginning.resumed = Resumed(**told["resumed"])
@@ -418,7 +427,7 @@ class _Call:
 
     def _made_before(self, source: Source, beginning: _Beginning, setup: Setup) -> TrainingResult:
         agent = self._agent
-        run = _run(agent, source, self._asked, beginning, self._watch, self._plan)
+        run = _run(agent, source, self._asked, beginning, self._watch, self._plan, Observer())
         text = None
         if setup.is_head:
             text = messages.text(_made_before(agent, run, beginning, len(setup.members) - 1).to_dict())
@@ -426,8 +435,14 @@ class _Call:
         return _keep(agent, run, beginning, TrainingResult.from_dict(told))
 
     def _train(self, source: Source, beginning: _Beginning, begin_from: Setup | Entry) -> TrainingResult:
+        with _observed(self._agent, self._asked) as observer:
+            return self._train_observed(source, beginning, begin_from, observer)
+
+    def _train_observed(
+        self, source: Source, beginning: _Beginning, begin_from: Setup | Entry, observer: Observer
+    ) -> TrainingResult:
         agent, plan, watch = self._agent, self._plan, self._watch
-        run = _run(agent, source, self._asked, beginning, watch, plan)
+        run = _run(agent, source, self._asked, beginning, watch, plan, observer)
         if plan is not None and watch is not None:
             run.take_over_saving = partial(self._take_over_saving, source, beginning)
         try:
@@ -462,6 +477,19 @@ class _Call:
 
 
 @contextmanager
+def _observed(agent: DistAsyncQLearning, asked: Request) -> Iterator[Observer]:
+    """Give what is told of the call, and let callbacks give back what they hold when it is over."""
+    observer = CallbackObserver(agent, callback_list(asked.callbacks), asked.progress)
+    if not observer.is_needed:
+        yield Observer()
+        return
+    try:
+        yield observer
+    finally:
+        observer.close()
+
+
+@contextmanager
 def _watch(plan: CheckpointPlan | None, rank: int) -> Iterator[StopWatch | None]:
     """Listen for requests to stop; give None where nothing is saved."""
     if plan is None:
@@ -476,14 +504,15 @@ def _watch(plan: CheckpointPlan | None, rank: int) -> Iterator[StopWatch | None]
 def _begin(agent: DistAsyncQLearning, source: Source, total: int, plan: CheckpointPlan | None) -> _Beginning:
     """Find out where a call begins and ends, and take up a checkpoint if there is one. On rank 0 or alone."""
     begin = agent._requested
-    beginning = _Beginning(begin, begin + total)
+    beginning = _Beginning(begin, begin + total, begin + total)
     undo_changes(agent)
     if plan is not None and total > 0:
         place = place_of(agent, plan)
         beginning.place = place
         found = None if place.is_looked_through else find(agent, source, place, plan)
         steps, read = (agent._steps, place.read) if found is None else (found.steps, found.name)
-        if steps < beginning.end and not place.claim(read):
+        finished = agent._finished if found is None else found.finished
+        if steps < end_of(finished, begin, beginning.asked) and not place.claim(read):
             found = find(agent, source, place, plan)
         # Nothing can fail from here on: the agent is as before, or as the checkpoint has it.
         if found is not None:
@@ -491,6 +520,7 @@ def _begin(agent: DistAsyncQLearning, source: Source, total: int, plan: Checkpoi
             beginning.has_loaded = True
         place.is_looked_through = True
         beginning.generation = place.generation
+    beginning.end = end_of(agent._finished, begin, beginning.asked)
     if agent._steps < beginning.end:
         beginning.resumed = resumed_of(agent, begin)
     _seed(agent)
@@ -506,7 +536,8 @@ def _begin_together(
     setup: Setup,
 ) -> _Beginning:
     """Let the server find out where the call begins, and bring the agents of the other ranks to that."""
-    beginning = _Beginning(agent._requested, agent._requested + total)
+    end = agent._requested + total
+    beginning = _Beginning(agent._requested, end, end)
     error: BaseException | None = None
     if setup.is_head:
         try:
@@ -522,6 +553,7 @@ def _begin_together(
             {
                 "begin": beginning.begin,
                 "end": beginning.end,
+                "asked": beginning.asked,
                 "steps": agent.steps,
                 "seed": agent._seed,
                 "epsilon": schedules.to_dict(agent.settings.epsilon),
@@ -534,7 +566,7 @@ def _begin_together(
             }
         )
     told = messages.from_text(setup.broadcast_message(text, "the server's state"))
-    beginning.told = told
+    beginning.told, beginning.end = told, told["end"]
     if not setup.is_head:
         # Whoever has touched nothing has nothing to be told: a new agent, or one whose training was stopped.
         # Nor who does over what the script did before the checkpoint was written.
@@ -620,6 +652,7 @@ def _check(agent: DistAsyncQLearning, steps: int, asked: Request) -> None:
         )
     if progress is not None and not callable(progress):
         raise SettingsError(f"progress must be a function of one argument, or None, got {progress!r}.")
+    callback_list(asked.callbacks)
     if isinstance(progress_interval, bool) or not isinstance(progress_interval, (int, float)):
         raise SettingsError(f"progress_interval must be a number of seconds, got {progress_interval!r}.")
     if not 0.0 <= progress_interval < math.inf:
@@ -673,6 +706,7 @@ def _run(
     beginning: _Beginning,
     watch: StopWatch | None,
     plan: CheckpointPlan | None,
+    observer: Observer,
 ) -> Run:
     inner = (slice(source.n_states), slice(source.n_actions))
     # A view where the table is as large as the environment, a copy where it is larger; `_store` writes that
@@ -682,6 +716,9 @@ def _run(
     steps = max(0, beginning.end - agent.steps)
     saver = _saver(agent, source, beginning, watch, plan)
     settings = agent.settings
+    if isinstance(observer, CallbackObserver):
+        put_back = partial(_put_back, agent, source, values, counts)
+        observer.begin(beginning.begin, None if np.shares_memory(values, agent.q_table) else put_back)
     return Run(
         agent.settings,
         source,
@@ -690,8 +727,8 @@ def _run(
         agent.steps,
         steps,
         agent._seed or 0,
-        asked.progress,
-        asked.progress_interval,
+        observer,
+        asked.progress_interval if isinstance(observer, CallbackObserver) else math.inf,
         watch,
         saver,
         beginning.resumed,
@@ -716,7 +753,7 @@ def _saver(
     return Saver(
         plan,
         place.writer,
-        description(agent, source, place, beginning.begin, beginning.end),
+        description(agent, source, place, beginning.begin, beginning.asked),
         (agent.q_table, agent.visits),
         (source.n_states, source.n_actions),
         constant_arrays(agent),
@@ -731,23 +768,33 @@ def _made_before(agent: DistAsyncQLearning, run: Run, beginning: _Beginning, wor
     """Return the result of a call that has nothing left to do."""
     if beginning.begin == beginning.end:
         return run.tally.result(0.0, 0.0, workers)
-    return result_of(beginning.place, beginning.begin, beginning.end, agent)
+    return result_of(beginning.place, beginning.begin, beginning.asked, agent)
 
 
 def _keep(
     agent: DistAsyncQLearning, run: Run, beginning: _Beginning, result: TrainingResult
 ) -> TrainingResult:
-    _store(agent, run, run.steps)
+    made = run.steps
+    if run.steps > 0:
+        made = beginning.begin + result.steps - run.start
+        beginning.end = beginning.begin + result.steps  # a callback may have ended it early
+    _store(agent, run, made)
     agent._requested = beginning.end
     if run.steps > 0:
         agent._pending = agent._taken = None
         if run.saver is None:
-            note_finished(agent._finished, beginning.begin, beginning.end, result)
+            note_finished(agent._finished, beginning.begin, beginning.asked, result)
+    if isinstance(run.observer, CallbackObserver):
+        run.observer.ended(result)
     return result
 
 
 def _store(agent: DistAsyncQLearning, run: Run, steps: int) -> None:
-    shape = (run.source.n_states, run.source.n_actions)
-    agent.q_table[: shape[0], : shape[1]] = run.values.reshape(shape)
-    agent.visits[: shape[0], : shape[1]] = run.counts.reshape(shape)
+    _put_back(agent, run.source, run.values, run.counts)
     agent._steps = run.start + steps
+
+
+def _put_back(agent: DistAsyncQLearning, source: Source, values: np.ndarray, counts: np.ndarray) -> None:
+    shape = (source.n_states, source.n_actions)
+    agent.q_table[: shape[0], : shape[1]] = values.reshape(shape)
+    agent.visits[: shape[0], : shape[1]] = counts.reshape(shape)

@@ -152,6 +152,14 @@ class PushWindow:
         self.books = books
         return True
 
+    def known_version(self, sequence: int) -> int:
+        """Return the version that the server has when it gets push `sequence`, if the others push nothing.
+
+        -1 if the base is of an earlier reign.
+        """
+        own = sum(pushed.sequence < sequence for pushed in self._kept)
+        return self.version + own if self.base[0] == self.reign else -1
+
     def enter(self, reign: int) -> None:
         """Follow a new server, which has all that is kept: its receipts count."""
         self.reign = reign

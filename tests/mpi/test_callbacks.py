@@ -1,0 +1,129 @@
+"""What callbacks hear on the rank that serves, and how one of them ends the run."""
+
+import socket
+
+import numpy as np
+import pytest
+
+from dist_classicrl.callbacks import BaseCallback
+from dist_classicrl.runtime import resuming
+
+
+class Listener(BaseCallback):
+    """Notes all that it hears; ends the run after so many steps."""
+
+    def __init__(self, ends_after=None):
+        super().__init__()
+        self.ends_after = ends_after
+        self.heard, self.reports, self.sums, self.pushed = [], [], [], 0
+
+    def _on_training_start(self):
+        self.heard.append("start")
+
+    def _on_rollout_start(self):
+        self.heard.append("learning")
+
+    def _on_rollout_end(self):
+        self.heard.append("report")
+
+    def _on_step(self):
+        self.reports.append(self.progress)
+        self.sums.append(int(self.model.visits.sum()))
+        return self.ends_after is None or self.progress.steps < self.ends_after
+
+    def _on_training_end(self):
+        self.heard.append("end")
+
+    def _on_checkpoint(self, steps, name):
+        self.heard.append(("checkpoint", steps))
+
+    def _on_push(self, rank, steps, staleness, n_bytes):
+        self.pushed += steps
+
+
+@pytest.mark.parametrize("async_updates", [True, False])
+def test_reports_add_up_to_the_result(world, make_agent, lake, async_updates, tmp_path_factory):
+    folder = world.bcast(str(tmp_path_factory.mktemp("saved")) if world.rank == 0 else None)
+    listener = Listener()
+    agent = make_agent(async_updates=async_updates, logical_workers=4, epsilon=0.3)
+    result = agent.train(
+        lake,
+        total_steps=400_000,
+        callbacks=listener,
+        progress_interval=0.02,
+        checkpoint_dir=folder,
+        checkpoint_interval=100_000,
+    )
+    if world.rank:
+        assert listener.heard == [] and listener.result is None
+        return
+    reports = listener.reports
+    assert listener.heard[:3] == ["start", "learning", "report"] and listener.heard[-1] == "end"
+    assert listener.result == result and listener.num_timesteps == 400_000 == agent.steps
+    steps = [report.steps for report in reports]
+    assert steps == sorted(steps) and steps[-1] == 400_000
+    assert sum(report.episodes for report in reports) == result.episodes > 0
+    returns = sum(report.mean_return * report.episodes for report in reports if report.episodes)
+    assert returns == pytest.approx(result.mean_return * result.episodes)
+    assert sum(report.bytes_pushed for report in reports) == result.bytes_pushed
+    assert sum(report.pushes for report in reports) == result.pushes
+    # A report at each checkpoint's step, so that records of a run that goes on from there have no gap.
+    saved = [heard[1] for heard in listener.heard if heard[0] == "checkpoint"]
+    assert saved and set(saved) <= set(steps)
+    # The agent that callbacks see is that of the moment.
+    assert all(seen == report.steps for seen, report in zip(listener.sums, reports, strict=True))
+    workers = max(1, world.size - 1)
+    learning = min(workers, 4) if not async_updates else workers
+    for report in reports:
+        assert len(report.ranks) == report.workers == workers
+        assert {rank.host for rank in report.ranks} == {socket.gethostname()}
+        assert 0 <= report.communication_fraction <= 1 and report.epsilon == 0.3
+    assert sum(rank.steps for report in reports for rank in report.ranks) == 400_000
+    assert len({rank.rank for report in reports for rank in report.ranks if rank.steps}) == learning
+    assert listener.pushed == 400_000
+    assert reports[-1].td_error == pytest.approx(np.mean([report.td_error for report in reports]), rel=2.0)
+
+
+@pytest.mark.parametrize("async_updates", [True, False])
+def test_a_callback_ends_the_run_early_and_it_stays_ended(
+    world, make_agent, lake, async_updates, tmp_path_factory
+):
+    folder = world.bcast(str(tmp_path_factory.mktemp("saved")) if world.rank == 0 else None)
+
+    def train(agent, ends_after, steps=50_000_000):
+        return agent.train(
+            lake,
+            total_steps=steps,
+            callbacks=[Listener(ends_after)],
+            progress_interval=0.01,
+            checkpoint_dir=folder,
+        )
+
+    agent = make_agent(async_updates=async_updates, logical_workers=4)
+    result = train(agent, 100_000)
+    made = world.allgather((result.steps, agent.steps, int(agent.visits.sum()), agent.q_table.tobytes()))
+    assert len(set(made)) == 1
+    assert 100_000 <= result.steps == agent.steps == agent.visits.sum() < 50_000_000
+    # The next call goes on from there.
+    second = train(agent, None, 1_000)
+    assert second.steps == 1_000 and agent.steps == result.steps + 1_000
+
+
+def test_a_run_that_was_ended_early_is_not_taken_up_again(
+    world, make_agent, lake, tmp_path_factory, monkeypatch
+):
+    folder = world.bcast(str(tmp_path_factory.mktemp("saved")) if world.rank == 0 else None)
+    first, listener = make_agent(), Listener(100_000)
+    settings = {"total_steps": 50_000_000, "checkpoint_dir": folder, "progress_interval": 0.01}
+    ended = first.train(lake, callbacks=listener, **settings)
+    # The same script in another process.
+    monkeypatch.setattr(resuming, "_agents", {})
+    again = make_agent()
+    result = again.train(lake, callbacks=Listener(), **settings)
+    assert (result.steps, again.steps) == (ended.steps, ended.steps) and result.resumed_from is not None
+    assert again.q_table.tobytes() == first.q_table.tobytes()
+    # A larger number of steps is another call: it goes on.
+    monkeypatch.setattr(resuming, "_agents", {})
+    further = make_agent()
+    result = further.train(lake, **{**settings, "total_steps": ended.steps + 1_000})
+    assert result.steps == further.steps == further.visits.sum() == ended.steps + 1_000
