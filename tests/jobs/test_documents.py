@@ -1,6 +1,5 @@
-"""The code in the documents runs as it stands: a file's Python as one program in a folder, and the shell."""
+"""The code in the documents runs as it stands: a page's Python as one program, and batch scripts."""
 
-import argparse
 import ast
 import inspect
 import itertools
@@ -12,65 +11,72 @@ import subprocess
 import time
 from pathlib import Path
 
+import click
+import documents
 import pytest
+from documents import ROOT
 from signal_masks import listens
 
 from dist_classicrl import DistAsyncQLearning
 from dist_classicrl.algorithms.learners import STATE_ARRAYS
 from dist_classicrl.checkpoint.folder import CheckpointFolder
-from dist_classicrl.distributed import launch
+from dist_classicrl.cli.launch import command as launch
 from dist_classicrl.distributed.record import KINDS
 
-ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 CHECKPOINTS = ROOT / "docs" / "checkpoints.md"
+DESIGN = ROOT / "docs" / "design.md"
 FAULT_TOLERANCE = ROOT / "docs" / "fault-tolerance.md"
-# An argument of train that has nothing to do with checkpoints.
-ELSEWHERE = "leave_signals"
+# Arguments of train that have nothing to do with checkpoints.
+ELSEWHERE = ("leave_signals", "callbacks")
+# Pages whose programs are for several ranks, too.
+TOGETHER = [ROOT / "README.md", ROOT / "docs" / "tutorial.md", CHECKPOINTS, FAULT_TOLERANCE]
+PROGRAM = Path(documents.__file__)
 
 
-def blocks(document, language="python"):
-    return re.findall(rf"^```{language}\n(.*?)^```", document.read_text(), re.MULTILINE | re.DOTALL)
+def texts(page, language="python"):
+    return [block.text for block in documents.blocks(page, language)]
 
 
-def write_program(document, folder):
-    script = folder / f"{document.name}.py"
-    # The table read back, where a document reads one, is the one that was trained before.
-    reads = "\nif 'q_table' in globals():\n    print('read', q_table.shape)\n"
-    script.write_text("\n".join(blocks(document)) + reads)
-    return script
+def check_what_they_print(folder, rank=0):
+    """Check what the programs in `TOGETHER` printed, wherever they ran."""
+    readme, tutorial, checkpoints, faults = (documents.output(folder, page, rank) for page in TOGETHER)
+    assert "lost on the way: nobody" in faults
+    assert faults.count("nobody has failed") == 1
+    assert re.search(r"greedy return: 0\.[78]\d", readme)
+    assert "began afresh" in checkpoints
+    assert "2000000 {'q_table': (dtype('float64'), (16, 4)), 'visits':" in checkpoints
+    assert "went on from None" in tutorial
+    constant, falling = re.findall(r": ([\d.]+)% of the optimal value", tutorial)
+    assert float(constant) < float(falling) <= 100.0
 
 
-@pytest.mark.parametrize("ranks", [None, 3])
-def test_the_blocks_of_all_documents_run(run_python, tmp_path, ranks):
-    names = {document.name for document in DOCUMENTS}
-    assert {"README.md", "design.md", "checkpoints.md", "fault-tolerance.md"} <= names
-    for document in DOCUMENTS:
-        if document.name == "design.md" and ranks:  # it is about one process
-            continue
-        job = run_python(write_program(document, tmp_path), ranks=ranks)
-        if document.name == "README.md":
-            assert re.search(r"greedy return: 0\.[78]\d", job.output)
-        if document.name == "design.md":
-            assert "read (16, 4)" in job.output
-        if document.name == "checkpoints.md":
-            assert "began afresh" in job.output
-            assert "2000000 {'q_table': (dtype('float64'), (16, 4)), 'visits':" in job.output
-        if document.name == "fault-tolerance.md":
-            assert "lost on the way: nobody" in job.output
-            assert job.output.count("nobody has failed") == (ranks or 1)
+def test_the_python_of_all_pages_runs(run_python, tmp_path):
+    pages = [page for page in documents.PAGES if texts(page)]
+    assert {*TOGETHER, DESIGN} < set(pages)
+    # The design notes read a model file of any agent's.
+    agent = DistAsyncQLearning(state_size=16, action_size=4)
+    (tmp_path / DESIGN.stem).mkdir()
+    agent.save_model(tmp_path / DESIGN.stem / "frozen_lake.npz")
+    run_python(PROGRAM, tmp_path, *pages)
+    assert "(16, 4)" in documents.output(tmp_path, DESIGN)
+    check_what_they_print(tmp_path)
+    # The same command again goes on from the checkpoints that are there.
+    run_python(PROGRAM, tmp_path, CHECKPOINTS)
+    again = documents.output(tmp_path, CHECKPOINTS)
+    assert re.search(r"went on from .*/checkpoints/agent-0/f000001-c\d+-step000000002000000", again)
+    assert "began afresh" not in again
 
 
-def test_a_document_that_was_run_before_goes_on_from_its_checkpoints(run_python, tmp_path):
-    script = write_program(CHECKPOINTS, tmp_path)
-    run_python(script)
-    job = run_python(script)
-    assert re.search(r"went on from .*/checkpoints/agent-0/f000001-c\d+-step000000002000000", job.output)
-    assert "began afresh" not in job.output
+def test_the_python_of_pages_about_ranks_runs_on_three(run_python, tmp_path):
+    run_python(PROGRAM, tmp_path, *TOGETHER, ranks=3)
+    check_what_they_print(tmp_path)
+    for rank in (1, 2):
+        assert documents.output(tmp_path, ROOT / "README.md", rank) == ""
+        assert documents.output(tmp_path, FAULT_TOLERANCE, rank).count("nobody has failed") == 1
 
 
 def test_five_lines_read_a_checkpoint_with_numpy_alone(tmp_path, monkeypatch):
-    reading, verifying = blocks(CHECKPOINTS)[-2:]
+    reading, verifying = texts(CHECKPOINTS)[-2:]
     assert len([line for line in reading.splitlines() if line]) == 5
     assert "dist_classicrl" not in reading + verifying and "np.load" in reading
     monkeypatch.chdir(tmp_path)
@@ -110,7 +116,9 @@ def test_the_tables_of_arguments_arrays_and_keys_are_complete(tmp_path):
     parameters = inspect.signature(DistAsyncQLearning.train).parameters
     known = list(parameters)[list(parameters).index("checkpoint_dir") :]
     (first, *others) = rows("| argument of `train` |")
-    assert [first, *(text.split("=")[0] for text in others)] == [name for name in known if name != ELSEWHERE]
+    assert [first, *(text.split("=")[0] for text in others)] == [
+        name for name in known if name not in ELSEWHERE
+    ]
     check_defaults(others, parameters)
 
 
@@ -128,16 +136,15 @@ def test_the_tables_of_settings_events_and_options_are_complete():
     assert {text.split("=")[0] for text in settings} == set(names[names.index("timeout") :])
     check_defaults(settings, parameters)
     assert sorted(rows("| kind of event |", FAULT_TOLERANCE)) == sorted(KINDS)
-    parser = argparse.ArgumentParser(add_help=False)
-    launch.add_arguments(parser)
-    known = [word for action in parser._actions for word in action.option_strings]
+    options = [param for param in launch.params if isinstance(param, click.Option)]
+    known = [word for option in options for word in option.opts]
     said = [re.match(r"-[-\w]+", word) for word in rows("| option | default |", FAULT_TOLERANCE)]
-    assert sorted(word[0] for word in said if word) == sorted(known)
+    assert sorted(word[0] for word in said if word) == sorted([*known, "-m"])
     table = FAULT_TOLERANCE.read_text().split("| option | default |")[1]
-    for action in parser._actions:
-        if isinstance(action.default, (int, float, Path)) and not isinstance(action.default, bool):
-            told = re.search(rf"`{action.option_strings[-1]} .*?\| (.*?) \|", table)
-            assert str(action.default).removesuffix(".0") in told[1], action.dest
+    for option in options:
+        if isinstance(option.default, (int, float, Path)) and not isinstance(option.default, bool):
+            told = re.search(rf"`{option.opts[-1]} .*?\| (.*?) \|", table)
+            assert str(option.default).removesuffix(".0") in told[1], option.name
 
 
 @pytest.fixture
@@ -147,7 +154,7 @@ def batch_script(request, tmp_path):
     The stand-in of mpirun, and of Python as the launcher, ends with `code`, or with 75 when it hears
     USR1. The document is the one that the test asks for.
     """
-    (script,) = blocks(getattr(request, "param", CHECKPOINTS), "bash")
+    (script,) = texts(getattr(request, "param", CHECKPOINTS), "bash")
     (tmp_path / "job.sh").write_text(script)
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
@@ -198,7 +205,7 @@ def asked_of_slurm(tmp_path):
 
 @pytest.mark.parametrize("document", [CHECKPOINTS, FAULT_TOLERANCE], ids=lambda path: path.stem)
 def test_the_batch_script_is_one_for_bash(document):
-    (script,) = blocks(document, "bash")
+    (script,) = texts(document, "bash")
     checked = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, timeout=30.0)
     assert (checked.returncode, checked.stderr) == (0, "")
     # SLURM takes its own lines from the top of the script only.
@@ -217,10 +224,9 @@ def test_the_warning_goes_on_to_mpirun_and_the_job_back_into_the_queue(batch_scr
 def test_the_warning_goes_on_to_launch_and_the_job_back_into_the_queue(batch_script, tmp_path):
     assert batch_script(warn=True) == 75
     package, *words = shlex.split((tmp_path / "started").read_text())[1:]
-    parser = argparse.ArgumentParser()
-    launch.add_arguments(parser)
     assert (package, words.pop(0)) == ("dist_classicrl", "launch")
-    assert parser.parse_args(words).script == ["train.py", "--checkpoint-dir", "saved"]
+    script = launch.make_context("launch", words).params["script"]
+    assert script == ("train.py", "--checkpoint-dir", "saved")
     assert asked_of_slurm(tmp_path) == ["requeue 17"]
 
 
