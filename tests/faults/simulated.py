@@ -28,7 +28,7 @@ import numpy as np
 from simulated_network import Conditions, Plan, SimNetwork, SimWire, simulated_time
 
 from dist_classicrl.algorithms import q_learning
-from dist_classicrl.algorithms.learners import Totals, Rates, Stream
+from dist_classicrl.algorithms.learners import Rates, Stream, Totals
 from dist_classicrl.algorithms.rounds import play, rounds
 from dist_classicrl.distributed import together
 from dist_classicrl.distributed.crew import Crew, Timing

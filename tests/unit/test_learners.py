@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from dist_classicrl.algorithms.learners import Totals, Rates, SteppedLearner, Stream
+from dist_classicrl.algorithms.learners import Rates, SteppedLearner, Stream, Totals
 from dist_classicrl.environments.stepping import make_stepped
 from dist_classicrl.schedules import Linear
 from dist_classicrl.settings import Settings

@@ -11,8 +11,8 @@ from dist_classicrl.algorithms.learners import Totals
 from dist_classicrl.distributed import messages, rounds, server
 from dist_classicrl.distributed.leases import LeaseBook
 from dist_classicrl.distributed.messages import Kind
-from dist_classicrl.distributed.pulse import beat_message
 from dist_classicrl.distributed.progress import Observer, Reporter
+from dist_classicrl.distributed.pulse import beat_message
 from dist_classicrl.distributed.report import Tally
 from dist_classicrl.distributed.serving import NobodyLeft, Policy
 from dist_classicrl.distributed.worker import Worker
