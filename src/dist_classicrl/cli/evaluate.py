@@ -8,8 +8,23 @@ from dist_classicrl.cli import tables
 from dist_classicrl.cli.kinds import Whole
 from dist_classicrl.cli.learned import of_run
 
+_HELP = """\
+Play the greedy policy of a trained model.
 
-@click.command("evaluate")
+RUN is the folder of a run, a model file, or a folder of checkpoints. Ties are broken at random. Where the
+model of the environment is known, the exact value of the policy stands beside that of the best policy:
+discounted, and for the process without its time limit.
+
+\b
+    dist-classicrl train FrozenLake-v1 --total-steps 1e7
+    dist-classicrl evaluate runs/FrozenLake-v1 --episodes 10000
+
+\b
+    dist-classicrl evaluate model.npz --env FrozenLake-v1 --env-arg is_slippery=False --json
+"""
+
+
+@click.command("evaluate", help=_HELP)
 @of_run
 @click.option(
     "--episodes",
@@ -23,19 +38,7 @@ from dist_classicrl.cli.learned import of_run
 def command(
     run: str, env: str | None, env_args: tuple[str, ...], episodes: int, seed: int | None, as_json: bool
 ) -> None:
-    r"""Play the greedy policy of a trained model.
-
-    RUN is the folder of a run, a model file, or a folder of checkpoints. Ties are broken at random. Where the
-    model of the environment is known, the exact value of the policy stands beside that of the best policy:
-    discounted, and for the process without its time limit.
-
-    \b
-        dist-classicrl train FrozenLake-v1 --total-steps 1e7
-        dist-classicrl evaluate runs/FrozenLake-v1 --episodes 10000
-
-    \b
-        dist-classicrl evaluate model.npz --env FrozenLake-v1 --env-arg is_slippery=False --json
-    """
+    """Play the greedy policy of a trained model."""
     from dist_classicrl.cli import runs
     from dist_classicrl.cli.environment import parse_arguments
     from dist_classicrl.runtime.assessment import assess

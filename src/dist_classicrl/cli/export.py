@@ -8,8 +8,34 @@ import click
 
 from dist_classicrl.cli.learned import of_run
 
+_HELP = """\
+Write a trained model as NumPy arrays, a table, JSON, or a Python program.
 
-@click.command("export")
+RUN is the folder of a run, a model file, or a folder of checkpoints.
+
+\b
+npz   arrays q_table, visits, policy and values, for np.load; also a model
+      file, which the other commands and load_model take
+csv   a line for each state: values and visits of each action, greedy action
+json  the same with observations, as one object
+py    a program with a function act(observation) that needs no library
+
+\b
+    dist-classicrl train Blackjack-v1
+    dist-classicrl export runs/Blackjack-v1 --to policy.py
+    python -c "from policy import act; print(act((20, 10, 0)))"
+
+And back, into an agent:
+
+\b
+    agent = DistAsyncQLearning.load_model("policy.npz")
+or
+    from dist_classicrl.runtime.table_file import read_table
+    agent.q_table, agent.visits[:] = read_table("policy.csv")
+"""
+
+
+@click.command("export", help=_HELP)
 @of_run
 @click.option(
     "--to",
@@ -24,30 +50,7 @@ from dist_classicrl.cli.learned import of_run
 def command(
     run: str, env: str | None, env_args: tuple[str, ...], target: Path, kind: str | None, force: bool
 ) -> None:
-    r"""Write a trained model as NumPy arrays, a table, JSON, or a Python program.
-
-    RUN is the folder of a run, a model file, or a folder of checkpoints.
-
-    \b
-    npz   arrays q_table, visits, policy and values, for np.load; also a model
-          file, which the other commands and load_model take
-    csv   a line for each state: values and visits of each action, greedy action
-    json  the same with observations, as one object
-    py    a program with a function act(observation) that needs no library
-
-    \b
-        dist-classicrl train Blackjack-v1
-        dist-classicrl export runs/Blackjack-v1 --to policy.py
-        python -c "from policy import act; print(act((20, 10, 0)))"
-
-    And back, into an agent:
-
-    \b
-        agent = DistAsyncQLearning.load_model("policy.npz")
-    or
-        from dist_classicrl.runtime.table_file import read_table
-        agent.q_table, agent.visits[:] = read_table("policy.csv")
-    """
+    """Write a trained model as NumPy arrays, a table, JSON, or a Python program."""
     from dist_classicrl.cli import runs
     from dist_classicrl.cli.environment import parse_arguments
     from dist_classicrl.runtime.exporting import export

@@ -14,7 +14,25 @@ if TYPE_CHECKING:
     from dist_classicrl.runtime.policy import Policy
 
 
-@click.command("show")
+_HELP = """\
+Show policy and values of a trained model as text.
+
+RUN is the folder of a run, a model file, or a folder of checkpoints. Grids like FrozenLake are shown as
+maps with an arrow for the greedy move and with values; a dot is a state that was never visited.
+TicTacToe is shown as boards with the value of each empty square, and the greedy one in brackets.
+Everything else is a table.
+
+\b
+    dist-classicrl train FrozenLake-v1 --env-arg map_name=8x8
+    dist-classicrl show runs/FrozenLake-v1
+
+\b
+    dist-classicrl show runs/Blackjack-v1 --states 50
+    dist-classicrl show runs/Blackjack-v1 --observation "(20, 10, 0)"
+"""
+
+
+@click.command("show", help=_HELP)
 @of_run
 @click.option(
     "--states", type=Whole(1), metavar="N", help="A table of the first N visited states.  [default: 20]"
@@ -35,21 +53,7 @@ def command(
     observations: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    r"""Show policy and values of a trained model as text.
-
-    RUN is the folder of a run, a model file, or a folder of checkpoints. Grids like FrozenLake are shown as
-    maps with an arrow for the greedy move and with values; a dot is a state that was never visited.
-    TicTacToe is shown as boards with the value of each empty square, and the greedy one in brackets.
-    Everything else is a table.
-
-    \b
-        dist-classicrl train FrozenLake-v1 --env-arg map_name=8x8
-        dist-classicrl show runs/FrozenLake-v1
-
-    \b
-        dist-classicrl show runs/Blackjack-v1 --states 50
-        dist-classicrl show runs/Blackjack-v1 --observation "(20, 10, 0)"
-    """
+    """Show policy and values of a trained model as text."""
     from dist_classicrl.cli import runs
     from dist_classicrl.cli.environment import parse_arguments
     from dist_classicrl.runtime.policy import policy_of
@@ -58,7 +62,7 @@ def command(
     name = env or loaded.env
     made = None if name is None else loaded.make_env(env, parse_arguments(env_args))
     policy = policy_of(loaded.agent, made)
-    asked = [policy.state_of(observation_of(text)) for text in observations]
+    asked = [_state_of(policy, text) for text in observations]
     listed = asked or policy.shown_states(20 if states is None else states)
     if as_json:
         about = {"run": run, "environment": name, "steps": loaded.agent.steps}
@@ -78,6 +82,19 @@ def command(
             _show_board(policy, state)
     else:
         _show_states(policy, listed)
+
+
+def _state_of(policy: Policy, text: str) -> int:
+    from dist_classicrl.errors import OutsideSpaceError
+
+    try:
+        return policy.state_of(observation_of(text))
+    except OutsideSpaceError as error:
+        space = policy.observations and policy.observations.space
+        where = space or f"the whole numbers from 0 to {policy.n_states - 1}"
+        raise click.BadParameter(
+            f"{text!r} is none of the observations, which are {where}.", param_hint="--observation"
+        ) from error
 
 
 def observation_of(text: str) -> Any:

@@ -24,12 +24,22 @@ def show_table(headers: Sequence[str], rows: Sequence[Sequence[str]], title: str
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title or None, title_justify="left", box=SIMPLE_HEAD, show_header=any(headers))
+    console = Console(highlight=False)
+    table = Table(
+        title=title or None,
+        title_justify="left",
+        title_style="bold",
+        box=SIMPLE_HEAD,
+        show_header=any(headers),
+    )
     for header, right in zip(headers, to_the_right, strict=True):
-        table.add_column(header, justify="right" if right else "left", overflow="fold")
+        table.add_column(header, justify="right" if right else "left")
     for row in rows:
         table.add_row(*map(Text, row))
-    Console(highlight=False).print(table)
+    if table.__rich_measure__(console, console.options.update(max_width=10_000)).maximum > console.width:
+        _show_plain(headers, rows, title, to_the_right)  # folded cells could not be read
+    else:
+        console.print(table)
 
 
 def _show_plain(

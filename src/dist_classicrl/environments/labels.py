@@ -13,7 +13,7 @@ from dist_classicrl.environments.resolve import factory_of
 from dist_classicrl.environments.simulate import CompiledSimulator
 from dist_classicrl.errors import EnvError
 
-_TAXI_PLACES = ("red", "green", "yellow", "blue", "the taxi")
+_TAXI_PASSENGER = ("red", "green", "yellow", "blue", "aboard,")
 _MARKS = ".XO"
 
 
@@ -99,9 +99,7 @@ def _of_known(base: Any) -> Labels:
 
 
 def _taxi_text(row: int, column: int, passenger: int, destination: int) -> str:
-    where = _TAXI_PLACES[passenger]
-    at = "in" if passenger == len(_TAXI_PLACES) - 1 else "at"
-    return f"taxi {row},{column}; passenger {at} {where}, to {_TAXI_PLACES[destination]}"
+    return f"at {row},{column}; {_TAXI_PASSENGER[passenger]} to {_TAXI_PASSENGER[destination]}"
 
 
 def board_text(board: np.ndarray) -> str:

@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,8 +88,11 @@ def export(
 def _writer(target: Path, kind: str | None) -> Callable[[Source, Path], None]:
     name = target.suffix.removeprefix(".") if kind is None else kind
     if name not in _WRITERS:
-        told = f"the suffix of {target.name!r}" if kind is None else repr(kind)
-        raise ExportError(f"{told} is no format of exports. Known are {', '.join(KINDS)}.")
+        near = get_close_matches(name, KINDS, n=1)
+        raise ExportError(
+            f"There is no format {name!r} of exports{'' if kind else f', as {target} asks for'}."
+            f"{f' Did you mean {near[0]!r}?' if near else ''} The formats are {', '.join(KINDS)}."
+        )
     return _WRITERS[name]
 
 
