@@ -1,0 +1,206 @@
+"""Monitor and debugger over real messages, at any number of ranks."""
+
+import time
+
+import numpy as np
+import pytest
+
+from dist_classicrl import DistributedDebugger, DistributedMonitor
+from dist_classicrl.distributed.consistency import BLOCK_BYTES
+from dist_classicrl.errors import RankTimeoutError, RemoteRankError, SettingsError
+
+WITHIN_SECONDS = 30.0
+PER_BLOCK = BLOCK_BYTES // 8
+
+
+def wait_for_all(world):
+    request = world.Ibarrier()
+    while not request.Test():
+        time.sleep(0.001)
+
+
+def log_until(monitor, condition, step):
+    """Go on logging the same step, as a rank does whose step takes long, until `condition()`."""
+    deadline = time.monotonic() + WITHIN_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        monitor.log_metrics(step)
+        time.sleep(0.002)
+
+
+def test_rank_0_has_averages_and_the_sum_of_throughputs(world):
+    size, rank = world.size, world.rank
+    with DistributedMonitor(world, log_interval=10) as monitor:
+        for step in range(25):
+            monitor.log_metrics(step, rank + step, 2.0 * rank, 100.0 + rank, 0.5 if rank == 0 else np.nan)
+    metrics = monitor.metrics
+    if rank:
+        assert metrics["step"].size == 0
+        return
+    middle = (size - 1) / 2.0
+    assert metrics["step"].tolist() == [0, 10, 20, 30]
+    np.testing.assert_allclose(metrics["reward"], middle + np.array([0.0, 5.5, 15.5, 22.5]))
+    np.testing.assert_allclose(metrics["loss"], 2.0 * middle)
+    np.testing.assert_allclose(metrics["throughput"], 100.0 * size + size * middle)
+    np.testing.assert_allclose(metrics["comm_time"], 0.5)  # of those who measured it
+    assert metrics["ranks"].tolist() == [size] * 4
+
+
+def test_a_rank_that_lags_is_added_when_it_comes(world):
+    late = world.size - 1
+    with DistributedMonitor(world, log_interval=1) as monitor:
+        if world.rank != late or world.size == 1:
+            for step in range(3):
+                monitor.log_metrics(step, reward=1.0)
+        if world.rank == 0 and world.size > 1:
+            others = [world.size - 1] * 3
+            log_until(monitor, lambda: monitor.metrics["ranks"].tolist() == others, 2)
+            assert monitor.metrics["reward"].tolist() == [1.0] * 3
+        wait_for_all(world)
+        if world.rank == late and world.size > 1:
+            for step in range(3):
+                monitor.log_metrics(step, reward=float(world.size + 1))
+    if world.rank == 0:
+        assert monitor.metrics["ranks"].tolist() == [world.size] * 3
+        assert monitor.metrics["reward"].tolist() == [2.0 if world.size > 1 else 1.0] * 3
+
+
+def test_a_rank_0_that_does_not_listen_gets_all_in_the_end(world):
+    with DistributedMonitor(world, log_interval=1) as monitor:
+        if world.rank:
+            for step in range(1000):  # far more than may be under way
+                monitor.log_metrics(step, throughput=1.0)
+        wait_for_all(world)
+        if world.rank == 0:
+            monitor.log_metrics(999, throughput=1.0)
+    if world.rank == 0:
+        assert monitor.metrics["throughput"].tolist()[-1] == world.size
+        assert monitor.metrics["ranks"].sum() == 1 + 1000 * (world.size - 1)
+
+
+def test_a_monitor_that_one_rank_does_not_construct_is_given_up(world):
+    if world.size == 1:
+        pytest.skip("takes another rank to wait for")
+    late = world.size - 1
+    own = world.Dup()
+    if world.rank != late:
+        with pytest.raises(RankTimeoutError, match="all ranks to construct their DistributedMonitor"):
+            DistributedMonitor(own, timeout=0.3)
+    wait_for_all(world)
+    if world.rank == late:  # only now, so that MPI is through with it on every rank
+        own.Idup()[1].Wait()
+
+
+def table():
+    """Two and a half blocks of numbers."""
+    return np.arange(2.5 * PER_BLOCK).reshape(-1, 4)
+
+
+@pytest.fixture
+def debugger(world):
+    with DistributedDebugger(world, timeout=WITHIN_SECONDS) as debugger:
+        yield debugger
+
+
+def test_equal_arrays_are_found_equal(world, debugger):
+    array = table()
+    array[3, 1] = np.nan
+    assert debugger.check_data_consistency(array)
+    array[7, 0] += 1e-7 * world.rank  # within the tolerance
+    found = debugger.check_data_consistency(array)
+    assert found and str(found) == "all ranks have the same"
+    assert debugger.check_data_consistency(np.asfortranarray(array))  # not in one piece in this order
+    assert debugger.check_data_consistency(np.zeros(0)) and debugger.check_data_consistency(3.0)
+    assert bool(debugger.check_data_consistency(array, 0.0)) is (world.size == 1)
+
+
+def test_what_differs_is_found_and_placed(world, debugger):
+    culprit = world.size - 1
+    array = table()
+    if world.rank == culprit:
+        array[100, 2] += 0.5
+        array[-1, 3] -= 7.0  # in the last block, which is not a whole one
+        array[5, 0] = array[5, 0] + 1e-9
+    found = debugger.check_data_consistency(array)
+    assert bool(found) is (world.size == 1)
+    if world.size > 1:
+        (difference,) = found.differences  # the same on all ranks
+        assert (difference.rank, difference.index, difference.reason) == (culprit, (100, 2), "values")
+        assert (difference.largest, difference.count) == (7.0, 2)
+        assert (difference.here, difference.there) == ("402.5", "402.0")
+        assert f"rank {culprit} differs from rank 0 in 2 places, first at [100, 2]" in str(found)
+
+
+def test_every_rank_that_differs_is_named(world, debugger):
+    array = np.zeros(4, np.int64)
+    array[world.rank % 4] = world.rank
+    found = debugger.check_data_consistency(array)
+    assert [(each.rank, each.index, each.largest) for each in found.differences] == [
+        (rank, (rank % 4,), rank) for rank in range(1, world.size)
+    ]
+
+
+def test_nan_on_one_rank_only_differs_from_any_number(world, debugger):
+    array = np.zeros((3, 2))
+    if world.rank == world.size - 1:
+        array[1, 1] = np.nan
+    found = debugger.check_data_consistency(array, tolerance=1e9)
+    if world.size > 1:
+        assert found.differences[0].index == (1, 1) and found.differences[0].largest == np.inf
+        assert "nan and not 0.0" in str(found)
+
+
+def test_shapes_and_types_that_differ_are_named(world, debugger):
+    culprit = world.size - 1
+    is_culprit = world.size > 1 and world.rank == culprit
+    found = debugger.check_data_consistency(np.zeros((3, 2) if is_culprit else (2, 3)))
+    assert bool(found) is (world.size == 1)
+    if world.size > 1:
+        assert str(found) == f"rank {culprit} has shape (3, 2), rank 0 has (2, 3)"
+    found = debugger.check_data_consistency(np.zeros(3, np.float32 if is_culprit else np.float64))
+    if world.size > 1:
+        assert str(found) == f"rank {culprit} has dtype float32, rank 0 has float64"
+
+
+def test_an_argument_that_is_wrong_on_one_rank_is_an_error_on_all(world, debugger):
+    wrong = world.size - 1
+    with pytest.raises(SettingsError, match=f"rank {wrong}: array must be .* of type <U3"):
+        debugger.check_data_consistency(["one"] if world.rank == wrong else [1.0])
+    with pytest.raises(SettingsError, match="tolerance must be a finite number of at least 0, got -1"):
+        debugger.check_data_consistency([1.0], tolerance=-1)
+    assert debugger.check_data_consistency([1.0])  # and it goes on being of use
+
+
+def test_a_rank_that_makes_no_such_call_is_not_waited_for_for_ever(world):
+    if world.size == 1:
+        pytest.skip("takes another rank to wait for")
+    late = world.size - 1
+    debugger = DistributedDebugger(world, timeout=0.5)
+    if world.rank == 0:
+        with pytest.raises(RankTimeoutError, match=f"from rank {late} for 0.5 s"):
+            debugger.check_data_consistency([1.0])
+    elif world.rank != late:
+        # On few cores rank 0 may be late with saying so.
+        with pytest.raises((RankTimeoutError, RemoteRankError), match=f"from rank (0|{late}) for 0.5 s"):
+            debugger.check_data_consistency([1.0])
+    wait_for_all(world)
+    if world.rank == late:  # only now does it hear that the others have given up
+        with pytest.raises(RemoteRankError, match="RankTimeoutError"):
+            debugger.check_data_consistency([1.0])
+    wait_for_all(world)
+    assert debugger.check_data_consistency([2.0])
+    debugger.close()
+
+
+def test_communication_is_measured(world, debugger):
+    profile = debugger.profile_communication(data_size=100_000, iterations=5)
+    others = world.size > 1
+    assert [each["ranks"] for each in profile["point_to_point"]] == ([[0, 1]] if others else [])
+    operations = {"barrier", "bcast", "allreduce", "gather", "allgather"}
+    assert set(profile["collective"]) == (operations if others else set())
+    for name, found in profile["collective"].items():
+        assert found["latency"] > 0.0
+        assert name == "barrier" or found["bandwidth"] == pytest.approx(100_000 / found["seconds"])
+    assert len(profile["hosts"]) == world.size
+    with pytest.raises(SettingsError, match="data_size must be a whole number of at least 1"):
+        debugger.profile_communication(0)
