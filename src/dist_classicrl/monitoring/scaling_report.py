@@ -1,0 +1,264 @@
+"""How runs scale with their number of workers: speed-up, efficiency, and what communication costs.
+
+`measure` reads what one run did, `compare` sets several against the one with the fewest workers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dist_classicrl.errors import MetricsError
+
+if TYPE_CHECKING:
+    from dist_classicrl.monitoring.reading import Metrics
+
+_TOTALS = ("steps", "seconds", "steps_per_second", "communication_fraction")
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Some numbers in short.
+
+    Attributes
+    ----------
+    mean, min, max : float
+    deviation : float
+        The standard deviation, of just these numbers: the square root of the mean squared distance from the
+        mean.
+    """
+
+    mean: float
+    min: float
+    max: float
+    deviation: float
+
+
+@dataclass(frozen=True)
+class WorkerLoad:
+    """What one worker of a run did.
+
+    Attributes
+    ----------
+    rank : int
+    host : str
+        Where it was last.
+    steps : int
+    steps_per_second : float
+        Over the time of the reports that tell of it.
+    communication : Spread
+        Share of its time, between one report and the next, that did not go into learning; reports weigh as
+        much as the time before them.
+    """
+
+    rank: int
+    host: str
+    steps: int
+    steps_per_second: float
+    communication: Spread
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one run did.
+
+    Attributes
+    ----------
+    name : str
+    workers : float
+        Ranks that learned. If some were lost on the way, or the run has no result yet, the mean over time of
+        those that did.
+    steps : int
+    seconds : float
+        Of training.
+    steps_per_second : float
+        The rate: steps / seconds.
+    communication_fraction : float
+        Communication overhead: share of all workers' time that did not go into learning.
+    communication : Spread or None
+        The same per worker: over the workers' means. None where nothing is known of single workers.
+    per_worker : tuple of WorkerLoad
+        By rank.
+    """
+
+    name: str
+    workers: float
+    steps: int
+    seconds: float
+    steps_per_second: float
+    communication_fraction: float
+    communication: Spread | None
+    per_worker: tuple[WorkerLoad, ...]
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A run and how it compares with the baseline.
+
+    Attributes
+    ----------
+    run : Measured
+    speed_up : float
+        Its rate / the baseline's rate.
+    efficiency : float
+        speed_up / (its workers / the baseline's workers): 1 where rates grow as workers do.
+    """
+
+    run: Measured
+    speed_up: float
+    efficiency: float
+
+
+@dataclass(frozen=True)
+class ScalingReport:
+    """Several runs, by number of workers, or one.
+
+    Attributes
+    ----------
+    baseline : str
+        Name of the run that the others are compared with.
+    runs : tuple of Scaled
+    """
+
+    baseline: str
+    runs: tuple[Scaled, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain data for JSON."""
+        runs = [
+            {**asdict(scaled.run), "speed_up": scaled.speed_up, "efficiency": scaled.efficiency}
+            for scaled in self.runs
+        ]
+        return {"baseline": self.baseline, "runs": runs}
+
+
+def measure(name: str, metrics: Metrics | None, result: Mapping[str, Any] | None = None) -> Measured:
+    """Return what a run did.
+
+    Parameters
+    ----------
+    name : str
+    metrics : Metrics or None
+        As `read_metrics` returns it. None: nothing is known of single workers.
+    result : mapping, optional
+        As `TrainingResult.to_dict` returns it. Without it, as for a run that still goes on, the metrics must
+        hold a report.
+
+    Raises
+    ------
+    MetricsError
+        If there is neither a report nor a result, the result is none, or no step was made.
+    """
+    if metrics is not None and not len(metrics):
+        metrics = None
+    if result is not None:
+        totals = _totals_of_result(name, result, metrics)
+    elif metrics is not None:
+        totals = _totals_of_metrics(metrics)
+    else:
+        raise MetricsError(
+            f"{name} has no result and no report of progress yet, so there is nothing to compare. Train "
+            "longer than one progress interval, or give another run."
+        )
+    per_worker = () if metrics is None else _per_worker(metrics)
+    if not totals["steps_per_second"] > 0.0:
+        raise MetricsError(f"{name} has made no step, so it has no rate. Give another run.")
+    communication = _spread([load.communication.mean for load in per_worker]) if per_worker else None
+    return Measured(name=name, communication=communication, per_worker=per_worker, **totals)
+
+
+def compare(runs: Sequence[Measured], baseline: str | None = None) -> ScalingReport:
+    """Set runs against a baseline.
+
+    Parameters
+    ----------
+    runs : sequence of Measured
+        At least one.
+    baseline : str, optional
+        Name of one of them. By default the one with the fewest workers; of several such the slowest, so that
+        no speed-up is made up by chance.
+
+    Raises
+    ------
+    MetricsError
+        If none has that name.
+    """
+    ordered = sorted(runs, key=lambda run: (run.workers, run.steps_per_second))
+    chosen = ordered[0].name if baseline is None else baseline
+    base = next((run for run in ordered if run.name == chosen), None)
+    if base is None:
+        names = ", ".join(run.name for run in ordered)
+        raise MetricsError(f"The baseline {chosen} is none of the runs. Those are {names}.")
+    scaled = []
+    for run in ordered:
+        speed_up = run.steps_per_second / base.steps_per_second
+        scaled.append(Scaled(run, speed_up, speed_up / (run.workers / base.workers)))
+    return ScalingReport(base.name, tuple(scaled))
+
+
+def _totals_of_result(name: str, result: Mapping[str, Any], metrics: Metrics | None) -> dict[str, Any]:
+    try:
+        totals = {key: result[key] for key in _TOTALS}
+        whole = not any(event["kind"] in ("excluded", "left") for event in result["events"])
+    except (KeyError, TypeError) as error:
+        raise MetricsError(
+            f"The result of {name} is none of this library: {error} is not as it should be. Give another run."
+        ) from error
+    workers = float(result["workers"]) if whole or metrics is None else _mean_workers(metrics)
+    return {**totals, "workers": workers}
+
+
+def _totals_of_metrics(metrics: Metrics) -> dict[str, Any]:
+    steps, seconds = int(metrics["step"][-1]), float(metrics["time"][-1])
+    busy = _durations(metrics) * metrics["workers"]
+    return {
+        "workers": _mean_workers(metrics),
+        "steps": steps,
+        "seconds": seconds,
+        "steps_per_second": steps / seconds if seconds > 0.0 else 0.0,
+        "communication_fraction": _mean(metrics["communication_fraction"], busy),
+    }
+
+
+def _durations(metrics: Metrics) -> np.ndarray:
+    """Return the time before each report, since the one before it."""
+    return np.diff(metrics["time"], prepend=0.0)
+
+
+def _mean_workers(metrics: Metrics) -> float:
+    return _mean(metrics["workers"], _durations(metrics))
+
+
+def _per_worker(metrics: Metrics) -> tuple[WorkerLoad, ...]:
+    ends, durations = metrics["time"], _durations(metrics)
+    loads = []
+    for rank, series in metrics.ranks.items():
+        seconds = durations[np.searchsorted(ends, series["time"])]
+        steps = int(series["steps"].sum())
+        loads.append(
+            WorkerLoad(
+                rank=rank,
+                host=str(series["host"][-1]),
+                steps=steps,
+                steps_per_second=steps / seconds.sum() if seconds.sum() > 0.0 else 0.0,
+                communication=_spread(series["communication_fraction"], seconds),
+            )
+        )
+    return tuple(sorted(loads, key=lambda load: load.rank))
+
+
+def _spread(values: Any, weights: np.ndarray | None = None) -> Spread:
+    numbers = np.asarray(values, np.float64)
+    weights = np.ones(numbers.size) if weights is None else weights
+    mean = _mean(numbers, weights)
+    deviation = math.sqrt(_mean((numbers - mean) ** 2, weights))
+    return Spread(mean, float(numbers.min()), float(numbers.max()), deviation)
+
+
+def _mean(values: np.ndarray, weights: np.ndarray) -> float:
+    """Return the weighted mean; the plain one where nothing weighs anything."""
+    return float(np.average(values, weights=weights if weights.sum() > 0.0 else None))

@@ -1,0 +1,29 @@
+"""Pictures of runs, drawn with matplotlib: the extra `plot`, imported only where something is drawn.
+
+Each function returns the figure and the numbers that it shows. No window is opened and no global state of
+matplotlib is touched: in a notebook the figure shows itself, and `save` writes it.
+"""
+
+from dist_classicrl.plotting.canvas import save
+from dist_classicrl.plotting.curves import Curve, plot_curves
+from dist_classicrl.plotting.maps import GridMap, map_of, plot_map, plot_maps
+from dist_classicrl.plotting.overview import plot_overview
+from dist_classicrl.plotting.scaling import plot_scaling
+from dist_classicrl.plotting.several_runs import Comparison, plot_several_runs
+from dist_classicrl.plotting.timeline import Timeline, plot_timeline
+
+__all__ = [
+    "Comparison",
+    "Curve",
+    "GridMap",
+    "Timeline",
+    "map_of",
+    "plot_curves",
+    "plot_map",
+    "plot_maps",
+    "plot_overview",
+    "plot_scaling",
+    "plot_several_runs",
+    "plot_timeline",
+    "save",
+]

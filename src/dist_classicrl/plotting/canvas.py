@@ -1,0 +1,134 @@
+"""What all pictures have in common: how they look, how numbers on axes are written, how they are saved."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from dist_classicrl.errors import MissingExtraError, PlotError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure, FigureBase
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+WIDTH = 12.0
+"""Of every figure, in inches: 1200 pixels at `DPI`."""
+DPI = 100
+
+FORMATS = (".png", ".svg", ".pdf")
+"""What `save` writes."""
+
+# Okabe and Ito's colours, which people with any kind of colour vision tell apart.
+BLACK = "#000000"
+BLUE = "#0072B2"
+GREEN = "#009E73"
+GREY = "#8C8C8C"
+ORANGE = "#E69F00"
+PURPLE = "#CC79A7"
+SKY = "#56B4E9"
+VERMILLION = "#D55E00"
+
+_STYLE: dict[Any, Any] = {
+    "axes.axisbelow": True,
+    "axes.edgecolor": "#555555",
+    "axes.grid": True,
+    "axes.labelsize": 11,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 12,
+    "font.size": 11,
+    "grid.color": "#E4E4E4",
+    "legend.fontsize": 10,
+    "legend.frameon": False,
+    "lines.solid_capstyle": "round",
+    "xtick.color": "#333333",
+    "ytick.color": "#333333",
+}
+
+
+def styled(draw: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Let `draw` run with the look of this package, and leave the caller's settings as they were."""
+
+    @wraps(draw)
+    def in_style(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        require_matplotlib()
+        import matplotlib
+
+        with matplotlib.rc_context(_STYLE):
+            return draw(*args, **kwargs)
+
+    return in_style
+
+
+def require_matplotlib() -> None:
+    """Raise `MissingExtraError` where there is no matplotlib."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError(
+            f"Plots need matplotlib, which cannot be imported ({error}). "
+            "Write: pip install 'dist_classicrl[plot]'."
+        ) from error
+
+
+def new_figure(height: float) -> Figure:
+    """Return an empty figure, `height` inches high, that belongs to no window."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(WIDTH, height), dpi=DPI, layout="constrained")
+
+
+def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
+    """Write a figure to `path`, as the suffix says, in a folder that is made if it is not there.
+
+    Raises
+    ------
+    PlotError
+        If the suffix is none of `FORMATS`, or the file cannot be written.
+    """
+    target = check_target(path)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(target)
+    except OSError as error:
+        raise PlotError(f"The picture cannot be written to {target}: {error}. Give another path.") from error
+    return target
+
+
+def check_target(path: str | os.PathLike[str]) -> Path:
+    """Return `path` if a picture can have that name; see `save`."""
+    target = Path(path)
+    if target.suffix.lower() not in FORMATS:
+        raise PlotError(
+            f"A picture cannot be written to {target}: the name must end in {', '.join(FORMATS)}. "
+            f"Give, for instance, {target.with_suffix('.png') if target.name else 'plot.png'}."
+        )
+    return target
+
+
+def quantity(unit: str = "") -> Any:
+    """Return a formatter of ticks that writes 20000000 as 20 M."""
+    from matplotlib.ticker import EngFormatter
+
+    return EngFormatter(unit=unit)
+
+
+def time_unit(seconds: float) -> tuple[float, str]:
+    """Return the length in seconds, and the name, of the unit that suits a span of `seconds`."""
+    if seconds >= 3 * 86400:
+        return 86400.0, "days"
+    if seconds >= 3 * 3600:
+        return 3600.0, "h"
+    return (60.0, "min") if seconds >= 300 else (1.0, "s")
+
+
+def legend_below(figure: FigureBase, handles: list[Any], columns: int) -> None:
+    """Put a legend under everything in `figure`, where it covers nothing."""
+    if handles:
+        figure.legend(handles=handles, loc="outside lower center", ncols=min(columns, len(handles)))
