@@ -149,7 +149,7 @@ def policy_of(agent: DistAsyncQLearning, env: Any = None) -> Policy:
         If the agent has no table yet.
     """
     if env is not None:
-        from dist_classicrl.runtime.training import get_to_know
+        from dist_classicrl.runtime.agent_run import get_to_know
 
         get_to_know(agent, env).close()
     observations = agent._observations

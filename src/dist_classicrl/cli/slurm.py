@@ -1,0 +1,160 @@
+"""`dist-classicrl slurm`: a batch script that fits."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from dist_classicrl.cli.kinds import Whole
+from dist_classicrl.errors import SettingsError
+
+_HELP = """\
+Print a batch script for sbatch.
+
+WORDS are those of `dist-classicrl train`, without --ranks, which is the number of tasks; or a script of
+your own that ends in .py (or -m and a module), and its arguments, which is then started by
+`dist-classicrl launch`. Options come before them.
+
+The job hears SLURM's warning before its time limit, or before it is pre-empted, saves its run and ends;
+with --requeue it goes back into the queue and on from there. Without --array all of it is one training; with
+it each number is a training of its own, with a seed and a folder of its own. In WORDS $SLURM_ARRAY_TASK_ID,
+in single quotes, stands for that number.
+
+\b
+    dist-classicrl slurm --ntasks 16 --time 4:00:00 -- FrozenLake-v1 --total-steps 1e10 > job.sh
+    sbatch job.sh
+
+\b
+    dist-classicrl slurm --ntasks 64 --nodes 2 --time 1-00 --setup "module load openmpi" \\
+        train.py --checkpoint-dir saved | sbatch
+"""
+
+
+def _option(word: str, text: str, **kind: Any) -> Any:
+    return click.option(word, help=text, **kind)
+
+
+@click.command("slurm", help=_HELP, context_settings={"allow_interspersed_args": False})
+@_option("--ntasks", "Ranks, one of them the server.", type=Whole(), required=True, metavar="N")
+@_option("--nodes", "Over how many hosts they are spread.", type=Whole(), metavar="N")
+@_option("--time", "Limit, such as 4:00:00 for four hours.", metavar="TIME")
+@_option("--partition", "Where the job runs.", metavar="NAME")
+@_option("--account", "Who pays.", metavar="NAME")
+@_option("--mem", "Memory of each node, such as 16G.", metavar="SIZE")
+@_option("--array", "Several trainings, such as 0-9, or 0-99%10 for ten at a time.", metavar="NUMBERS")
+@_option("--job-name", "What the job is called.", metavar="NAME")
+@click.option(
+    "--requeue/--no-requeue",
+    default=True,
+    help="Whether a job that was stopped goes back into the queue.  [default: yes]",
+)
+@_option(
+    "--signal",
+    "How long before the end the warning comes; 0: none, the training goes by SLURM's clock.  [default: 120]",
+    type=Whole(0),
+    default=120,
+    metavar="SECONDS",
+)
+@_option(
+    "--directive",
+    "Another line for SLURM, such as --directive=--constraint=avx2; more than once for several.",
+    multiple=True,
+    metavar="TEXT",
+)
+@_option(
+    "--setup",
+    'A line of shell before the command, such as "module load openmpi"; more than once for several.',
+    multiple=True,
+    metavar="LINE",
+)
+@_option(
+    "--python",
+    "Which Python runs it.  [default: this one]",
+    default=sys.executable,
+    show_default=False,
+    metavar="FILE",
+)
+@click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="WORDS...")
+def command(
+    words: tuple[str, ...], python: str, signal: int, directive: tuple[str, ...], **asked: Any
+) -> None:
+    """Print a batch script for sbatch."""
+    from dist_classicrl.distributed.slurm_script import BatchJob
+
+    job = BatchJob(**asked, warning=signal or None, further=directive)
+    click.echo(
+        job.script([python, "-m", "dist_classicrl", *words_of(words, job.array is not None)]), nl=False
+    )
+
+
+def words_of(words: Sequence[str], is_array: bool) -> list[str]:
+    """Return the words after `dist-classicrl` in the batch script.
+
+    Parameters
+    ----------
+    words : sequence of str
+        The command's own.
+    is_array : bool
+        Whether each job of several has a training of its own.
+
+    Raises
+    ------
+    SettingsError
+        If they ask for a number of ranks, or let the jobs of an array write to the same folder.
+    """
+    from dist_classicrl.distributed.slurm_script import TASK
+
+    kind, rest = _kind_of(words)
+    if kind == "launch":
+        if is_array and not any("SLURM_ARRAY_TASK_ID" in word for word in rest):
+            click.echo(
+                f"Each job of the array runs the same words. If the script does not look at {TASK[1:]} "
+                f"itself, write '{TASK}' where the jobs differ, such as in --seed and --checkpoint-dir.",
+                err=True,
+            )
+        return [kind, *rest]
+    if given := _value(rest, ("-n", "--ranks")):
+        raise SettingsError(f"The number of ranks is that of the tasks: leave --ranks {given[0]} out.")
+    words_of_train = [kind, "--ranks", "$SLURM_NTASKS", *rest]
+    if not is_array:
+        return words_of_train
+    out = _value(rest, ("--out",))
+    if out and "SLURM_ARRAY_TASK_ID" not in out[0]:
+        raise SettingsError(
+            f"All jobs of the array would write to {out[0]}. Write for instance --out '{out[0]}-{TASK}', in "
+            "single quotes."
+        )
+    if not out:
+        words_of_train += ["--out", f"{_folder_of(rest)}-{TASK}"]
+    if not _value(rest, ("--seed",)):
+        words_of_train += ["--seed", TASK]
+    return words_of_train
+
+
+def _kind_of(words: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the command that the words are for, and the words."""
+    first, *rest = words
+    if first in ("train", "launch"):
+        if not rest:
+            raise SettingsError(f"What is there to {first}? Write for instance FrozenLake-v1, or train.py.")
+        return first, rest
+    return ("launch" if first.endswith(".py") or first == "-m" else "train"), [first, *rest]
+
+
+def _value(words: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Return the values that an option has among the words."""
+    found = []
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        if name in names:
+            found.append(value if equals else following)
+    return found
+
+
+def _folder_of(words: Sequence[str]) -> str:
+    from dist_classicrl.cli import runs
+
+    return str(runs.folder_of(words[0])) if not words[0].startswith("-") else str(runs.ROOT / "run")

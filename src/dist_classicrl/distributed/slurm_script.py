@@ -1,0 +1,171 @@
+"""A batch script for SLURM in which a training hears the warning before its end and goes on where it stopped."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dist_classicrl import durations
+from dist_classicrl.errors import SettingsError
+
+_MEMORY = re.compile(r"\d+[KMGT]?")
+_ARRAY = re.compile(r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%[1-9]\d*)?")
+_VARIABLE = re.compile(r"\$(SLURM_\w+|\{SLURM_\w+\})")
+
+TASK = "$SLURM_ARRAY_TASK_ID"
+"""What stands for the number of a job of an array; `word_of` leaves it to the shell."""
+
+# Without waiting again after the warning the script, and with it the job, would end at once.
+_REQUEUE = """\
+{command} &
+job=$!
+trap 'kill -USR1 "$job"' USR1
+wait "$job"
+status=$?
+while kill -0 "$job" 2>/dev/null; do # the warning ended the waiting, not the job
+    wait "$job"
+    status=$?
+done
+if [ "$status" = 75 ]; then # stopped in order: the same command goes on
+    scontrol requeue "{job}"
+fi
+exit "$status"
+"""
+
+
+@dataclass(frozen=True)
+class BatchJob:
+    """What SLURM is asked for.
+
+    Attributes
+    ----------
+    ntasks : int
+        Ranks, one of them the server: at least 2.
+    nodes : int or None
+    time : str or None
+        Limit in one of SLURM's notations; None: the partition's.
+    partition, account, job_name : str or None
+    mem : str or None
+        Memory of each node, such as "16G".
+    array : str or None
+        Numbers of the jobs of an array, such as "0-9%4".
+    requeue : bool
+        Whether the job goes back into the queue when it was stopped before its work was done.
+    warning : int or None
+        Seconds before its end at which it is told to stop; None: it goes by the time that SLURM leaves it.
+    further : sequence of str
+        Other directives, such as "--constraint=avx2".
+    setup : sequence of str
+        Lines of shell before the command, such as "module load openmpi".
+
+    Raises
+    ------
+    SettingsError
+        If something is not allowed, or does not go together.
+    """
+
+    ntasks: int
+    nodes: int | None = None
+    time: str | None = None
+    partition: str | None = None
+    account: str | None = None
+    job_name: str | None = None
+    mem: str | None = None
+    array: str | None = None
+    requeue: bool = True
+    warning: int | None = 120
+    further: Sequence[str] = ()
+    setup: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.ntasks < 2:
+            raise SettingsError(
+                f"A job needs at least 2 tasks, a server and a worker; --ntasks is {self.ntasks}. To train in "
+                "one process no batch script of this kind is needed."
+            )
+        if self.nodes is not None and not 1 <= self.nodes <= self.ntasks:
+            raise SettingsError(
+                f"--nodes is {self.nodes}; it must be from 1 to the number of tasks, {self.ntasks}."
+            )
+        limit = self.seconds
+        if self.warning is not None and self.warning < 1:
+            raise SettingsError(f"The warning must come at least 1 s before the end, got {self.warning}.")
+        if limit is not None and self.warning is not None and self.warning >= limit:
+            raise SettingsError(
+                f"A warning {self.warning} s before the end does not fit into a job of {durations.shown(limit)} "
+                f"(--time {self.time}). Write a longer time, such as 4:00:00 for four hours."
+            )
+        if self.mem is not None and not _MEMORY.fullmatch(self.mem):
+            raise SettingsError(f"--mem is {self.mem!r}; write a size such as 16G or 500M.")
+        if self.array is not None and not _ARRAY.fullmatch(self.array):
+            raise SettingsError(f"--array is {self.array!r}; write numbers such as 0-9, 1,3,5 or 0-99%10.")
+        for name in ("partition", "account", "job_name"):
+            value = getattr(self, name)
+            if value is not None and not re.fullmatch(r"[\w.,+-]+", value):
+                raise SettingsError(f"--{name.replace('_', '-')} is {value!r}; such names have no blanks.")
+        for directive in self.further:
+            if not re.fullmatch(r"-[^\n]+", directive):
+                raise SettingsError(
+                    f"A directive begins with a dash, such as --constraint=avx2; got {directive!r}."
+                )
+
+    @property
+    def seconds(self) -> float | None:
+        """The time limit in seconds; None where there is none.
+
+        Raises
+        ------
+        SettingsError
+            If the time is in no notation of SLURM's.
+        """
+        if self.time is None:
+            return None
+        seconds = 60.0 * int(self.time) if self.time.isdecimal() else durations.of_clock(self.time)
+        if not seconds:
+            raise SettingsError(
+                f"--time is {self.time!r}; SLURM takes minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS, such "
+                "as 4:00:00 for four hours."
+            )
+        return seconds
+
+    def directives(self) -> list[str]:
+        """Return what follows #SBATCH in each line."""
+        asked = {
+            "job-name": self.job_name,
+            "ntasks": self.ntasks,
+            "nodes": self.nodes,
+            "time": self.time,
+            "partition": self.partition,
+            "account": self.account,
+            "mem": self.mem,
+            "array": self.array,
+            # B: to the script alone, which hands it on. Given to all, it would end the ranks' launcher.
+            "signal": None if self.warning is None else f"B:USR1@{self.warning}",
+        }
+        lines = [f"--{name}={value}" for name, value in asked.items() if value is not None]
+        lines.append("--requeue" if self.requeue else "--no-requeue")
+        if self.requeue:
+            lines.append("--open-mode=append")  # the output of the runs before stays
+        return [*lines, *self.further]
+
+    def script(self, words: Sequence[str]) -> str:
+        """Return the batch script that runs a command; see `word_of` for how its words are written."""
+        head = ["#!/bin/bash", *(f"#SBATCH {line}" for line in self.directives()), "", *self.setup]
+        command = " ".join(map(word_of, words))
+        if self.requeue:
+            # The last job of an array has the number of the whole array.
+            job = "$SLURM_JOB_ID" if self.array is None else "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"
+            body = _REQUEUE.format(command=command, job=job)
+        else:
+            body = f"exec {command}\n"  # so that the warning arrives where it is understood
+        return "\n".join(head) + "\n" + body
+
+
+def word_of(text: str) -> str:
+    """Return a word as the shell has to read it: as it is, but for SLURM's variables, which it replaces."""
+    if not _VARIABLE.search(text):
+        return shlex.quote(text)
+    quoted = re.sub(r'([\\"`]|\$(?!SLURM_|\{SLURM_))', r"\\\1", text)
+    return f'"{quoted}"'
