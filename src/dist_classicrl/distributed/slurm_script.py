@@ -1,4 +1,4 @@
-"""A batch script for SLURM in which a training hears the warning before its end and goes on where it stopped."""
+"""A batch script for SLURM: the training hears the warning before its end, and goes on where it stopped."""
 
 from __future__ import annotations
 
@@ -94,8 +94,9 @@ class BatchJob:
             raise SettingsError(f"The warning must come at least 1 s before the end, got {self.warning}.")
         if limit is not None and self.warning is not None and self.warning >= limit:
             raise SettingsError(
-                f"A warning {self.warning} s before the end does not fit into a job of {durations.shown(limit)} "
-                f"(--time {self.time}). Write a longer time, such as 4:00:00 for four hours."
+                f"A warning {self.warning} s before the end does not fit into a job of "
+                f"{durations.shown(limit)} (--time {self.time}). Write a longer time, such as 4:00:00 for four "
+                "hours."
             )
         if self.mem is not None and not _MEMORY.fullmatch(self.mem):
             raise SettingsError(f"--mem is {self.mem!r}; write a size such as 16G or 500M.")
@@ -125,8 +126,8 @@ class BatchJob:
         seconds = 60.0 * int(self.time) if self.time.isdecimal() else durations.of_clock(self.time)
         if not seconds:
             raise SettingsError(
-                f"--time is {self.time!r}; SLURM takes minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS, such "
-                "as 4:00:00 for four hours."
+                f"--time is {self.time!r}; SLURM takes minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS, "
+                "such as 4:00:00 for four hours."
             )
         return seconds
 
