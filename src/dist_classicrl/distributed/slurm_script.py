@@ -12,6 +12,7 @@ from dist_classicrl.errors import SettingsError
 
 _MEMORY = re.compile(r"\d+[KMGT]?")
 _ARRAY = re.compile(r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%[1-9]\d*)?")
+_NAME = re.compile(r"[\w.,+-]+")
 _VARIABLE = re.compile(r"\$(SLURM_\w+|\{SLURM_\w+\})")
 
 TASK = "$SLURM_ARRAY_TASK_ID"
@@ -80,31 +81,42 @@ class BatchJob:
     setup: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        self._check_size()
+        self._check_time()
+        self._check_words()
+
+    def _check_size(self) -> None:
         if self.ntasks < 2:
             raise SettingsError(
                 f"A job needs at least 2 tasks, a server and a worker; --ntasks is {self.ntasks}. To train in "
-                "one process no batch script of this kind is needed."
+                "one process, let the batch script run `dist-classicrl train` itself."
             )
         if self.nodes is not None and not 1 <= self.nodes <= self.ntasks:
             raise SettingsError(
                 f"--nodes is {self.nodes}; it must be from 1 to the number of tasks, {self.ntasks}."
             )
-        limit = self.seconds
-        if self.warning is not None and self.warning < 1:
-            raise SettingsError(f"The warning must come at least 1 s before the end, got {self.warning}.")
-        if limit is not None and self.warning is not None and self.warning >= limit:
-            raise SettingsError(
-                f"A warning {self.warning} s before the end does not fit into a job of "
-                f"{durations.shown(limit)} (--time {self.time}). Write a longer time, such as 4:00:00 for four "
-                "hours."
-            )
         if self.mem is not None and not _MEMORY.fullmatch(self.mem):
             raise SettingsError(f"--mem is {self.mem!r}; write a size such as 16G or 500M.")
         if self.array is not None and not _ARRAY.fullmatch(self.array):
             raise SettingsError(f"--array is {self.array!r}; write numbers such as 0-9, 1,3,5 or 0-99%10.")
+
+    def _check_time(self) -> None:
+        limit = self.seconds
+        if self.warning is None:
+            return
+        if self.warning < 1:
+            raise SettingsError(f"The warning must come at least 1 s before the end, got {self.warning}.")
+        if limit is not None and self.warning >= limit:
+            raise SettingsError(
+                f"A warning {self.warning} s before the end does not fit into a job of "
+                f"{durations.shown(limit)} (--time {self.time}). Write a longer time, such as 4:00:00 for "
+                "four hours."
+            )
+
+    def _check_words(self) -> None:
         for name in ("partition", "account", "job_name"):
             value = getattr(self, name)
-            if value is not None and not re.fullmatch(r"[\w.,+-]+", value):
+            if value is not None and not _NAME.fullmatch(value):
                 raise SettingsError(f"--{name.replace('_', '-')} is {value!r}; such names have no blanks.")
         for directive in self.further:
             if not re.fullmatch(r"-[^\n]+", directive):
@@ -126,8 +138,8 @@ class BatchJob:
         seconds = 60.0 * int(self.time) if self.time.isdecimal() else durations.of_clock(self.time)
         if not seconds:
             raise SettingsError(
-                f"--time is {self.time!r}; SLURM takes minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS, "
-                "such as 4:00:00 for four hours."
+                f"--time is {self.time!r}; SLURM takes minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM and "
+                "D-HH:MM:SS, such as 4:00:00 for four hours."
             )
         return seconds
 
