@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dist_classicrl import DistAsyncQLearning
-from dist_classicrl.runtime import resuming, training
+from dist_classicrl.runtime import beginning, resuming
 
 ENV = "FrozenLake-v1"
 STEPS = 5_000
@@ -54,15 +54,15 @@ def test_a_change_after_the_last_call_that_was_made_counts(script, tmp_path):
 def test_digests_tell_tables_apart():
     table = np.random.default_rng(0).random((3000, 7))
     for change in (lambda t: t[::-1], lambda t: t + 1.0, lambda t: np.where(np.arange(7) == 6, 0.0, t)):
-        assert training._digest(np.ascontiguousarray(change(table))) != training._digest(table)
+        assert beginning.digest(np.ascontiguousarray(change(table))) != beginning.digest(table)
     one = table.copy()
     one[1500, 3] = np.nextafter(one[1500, 3], 1.0)
     last = table.copy()
     last[-1, -1] = 0.0
-    assert len({training._digest(array) for array in (table, one, last)}) == 3
-    assert training._digest(table.copy()) == training._digest(table)
+    assert len({beginning.digest(array) for array in (table, one, last)}) == 3
+    assert beginning.digest(table.copy()) == beginning.digest(table)
     odd = np.ones((1, 3), np.float32)
-    assert training._digest(odd) != training._digest(2 * odd)
+    assert beginning.digest(odd) != beginning.digest(2 * odd)
 
 
 def test_a_second_agent_of_a_notebook_is_told_where_it_saves(tmp_path, monkeypatch, caplog):

@@ -30,7 +30,7 @@ from dist_classicrl.errors import (
     TrainingInterrupted,
     TrainingStopped,
 )
-from dist_classicrl.runtime import resuming, training
+from dist_classicrl.runtime import resuming
 from dist_classicrl.schedules import Exponential, Linear, PerVisit
 
 LAKE = TabularMDP.from_gymnasium("FrozenLake-v1")
@@ -309,13 +309,11 @@ def test_a_request_in_a_call_that_was_made_before_is_answered_by_the_next(tmp_pa
                 os.kill(os.getpid(), signal.SIGTERM)
 
     handler = Stopping()
-    training.logger.addHandler(handler)
     resuming.logger.addHandler(handler)
     agent = DistAsyncQLearning(seed=11)
     try:
         assert agent.train(LAKE, total_steps=100, checkpoint_dir=tmp_path).steps == 100
     finally:
-        training.logger.removeHandler(handler)
         resuming.logger.removeHandler(handler)
     with pytest.raises(TrainingStopped, match="SIGTERM"):
         agent.train(LAKE, total_steps=10_000_000, checkpoint_dir=tmp_path)

@@ -228,7 +228,7 @@ class DistAsyncQLearning:
 
         parent = find_parent()
         if parent is not None:
-            from dist_classicrl.runtime.training import visit_of
+            from dist_classicrl.runtime.guests import visit_of
 
             return visit_of(parent).rank
         world = find_world(self._comm, self._settings.allow_singletons)
@@ -437,7 +437,8 @@ class DistAsyncQLearning:
         many ranks the table is what the server had by then on rank 0 and as before on the others, and `steps`
         is as before; rank 0's table counts at the next call.
         """
-        from dist_classicrl.runtime.training import Request, train
+        from dist_classicrl.runtime.request import Request
+        from dist_classicrl.runtime.training import train
 
         make_plan = partial(
             plan_of,
@@ -589,7 +590,7 @@ class DistAsyncQLearning:
         agent._n_actions = saved.actions
         agent._legal = saved.legal
         if env is not None:
-            from dist_classicrl.runtime.training import get_to_know
+            from dist_classicrl.runtime.agent_run import get_to_know
 
             get_to_know(agent, env).close()
         return agent
