@@ -7,12 +7,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dist_classicrl._files import whole_file
+from dist_classicrl.cli.errors import nearest
 from dist_classicrl.errors import SettingsError
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+ENVIRONMENT = "environment"
+"""The key that names the environment."""
+
+ENVIRONMENT_ARGUMENTS = "environment_arguments"
+"""The table with the keyword arguments for what makes the environment."""
+
+RANKS = "ranks"
+"""The key with the number of ranks."""
+
+_TYPES = {str: "a text", bool: "true or false", int: "a whole number", float: "a number", list: "a list"}
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -31,11 +44,49 @@ def read(path: Path) -> dict[str, Any]:
         raise SettingsError(f"The configuration {str(path)!r} is no TOML: {error}.") from error
 
 
+def read_settings(path: Path) -> dict[str, Any]:
+    """Return the settings in a TOML file by name, each as it is on the command line once it is read.
+
+    Raises
+    ------
+    SettingsError
+        If a key is none of a setting, or a value is not of its kind.
+    """
+    return {name: _checked(path, name, data) for name, data in read(path).items()}
+
+
+def _checked(path: Path, name: str, data: Any) -> Any:
+    from dist_classicrl.cli.kinds import Text, Whole
+    from dist_classicrl.cli.options import OPTIONS
+
+    if name == ENVIRONMENT_ARGUMENTS:
+        if not isinstance(data, dict):
+            raise SettingsError(f"{path}: {name} must be a table, got {_shown(data)}.")
+        return data
+    kinds = {option.name: option.kind for option in OPTIONS.values()}
+    kinds |= {ENVIRONMENT: Text(), RANKS: Whole(1)}
+    if name not in kinds:
+        known = [*kinds, ENVIRONMENT_ARGUMENTS]
+        raise SettingsError(
+            f"{path}: there is no setting {name!r}.{nearest(name, known)} The keys are the options of "
+            "`dist-classicrl train --help`, with _ in place of -."
+        )
+    try:
+        return kinds[name].of_data(data)
+    except ValueError as error:
+        raise SettingsError(
+            f"{path}: {name} must be {kinds[name].allowed}, got {_shown(data)}. {str(error).strip()}".strip()
+        ) from error
+
+
+def _shown(data: Any) -> str:
+    kind = _TYPES.get(type(data))
+    return f"{data!r}, which is {kind}" if kind else repr(data)
+
+
 def write(path: Path, settings: Mapping[str, Any], comment: str) -> None:
-    """Write settings to a TOML file, whole or not at all; those that are None are left out."""
+    """Write settings, as `read` returns them, to a TOML file, whole or not at all."""
     import tomli_w
 
-    text = tomli_w.dumps({name: value for name, value in settings.items() if value is not None})
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.write_text(f"# {comment}\n{text}", encoding="utf-8")
-    temporary.replace(path)
+    with whole_file(path) as file:
+        file.write(f"# {comment}\n{tomli_w.dumps(settings)}".encode())

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 import traceback
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 import click
 
+from dist_classicrl.distributed.hints import rank_of_environment
 from dist_classicrl.distributed.stopping import INTERRUPTED
 from dist_classicrl.errors import DistClassicRLError, LauncherError, NotTrainedError
 
@@ -67,3 +69,11 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """Return a question that names what was probably meant by `word`, with a blank in front; or nothing."""
     matches = get_close_matches(word, list(known), n=1)
     return f" Did you mean {matches[0]!r}?" if matches else ""
+
+
+def is_of_job() -> bool:
+    """Return whether this process is a rank of a job in which MPI has begun.
+
+    An error is then not for the command line to handle: the ranks of a job end together.
+    """
+    return "mpi4py.MPI" in sys.modules and rank_of_environment() is not None

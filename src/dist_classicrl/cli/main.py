@@ -106,6 +106,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ------
     SystemExit
         Where the command raised it, as `TrainingStopped` is one.
+    BaseException
+        Whatever a rank of an MPI job raised.
     """
     args = None if arguments is None else list(arguments)
     try:
@@ -113,6 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit:
         raise
     except BaseException as error:
+        if errors.is_of_job():
+            raise
         errors.show(error)
         return errors.exit_status(error)
     return status if isinstance(status, int) else errors.DONE

@@ -1,7 +1,7 @@
 """The table of everything that `train` can be told: an option of the command, and a key in a TOML file.
 
 An option `--learning-rate` is the key `learning_rate`. Names and defaults of the library's own settings are
-those of `Settings` and of `DistAsyncQLearning.train`.
+those of `Settings` and of `DistAsyncQLearning.train`, except that records are closer together.
 """
 
 from __future__ import annotations
@@ -139,14 +139,19 @@ OF_TRAIN = [
         ("checkpoint_mode", Mode(), 0o600, "Permissions of the checkpoints."),
         ("leave_signals", Names(), (), "Signals on which a worker leaves, and the others go on."),
     ),
-    Option("progress_interval", Real(0.0), 5.0, "Seconds between two records.", SHOWING),
+    Option("progress_interval", Real(0.0), 1.0, "Seconds between two records.", SHOWING),
 ]
 
 OF_COMMAND = [
     *_settings(
         SHOWING,
         False,
-        ("eval_every", StepsOrTime(), None, "Evaluate the greedy policy so often, and keep the best model."),
+        (
+            "eval_every",
+            Whole(1),
+            None,
+            "Steps between evaluations of the greedy policy; the best model is kept.",
+        ),
         ("eval_episodes", Whole(1), 100, "Episodes of each evaluation, and of the last one."),
         ("stop_at_return", Real(), None, "End the run when its recent mean return is this high."),
         ("tensorboard", Flag(), False, "Write TensorBoard's records; needs the extra tensorboard."),

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dist_classicrl.cli import config
+from dist_classicrl.cli.config import ENVIRONMENT, ENVIRONMENT_ARGUMENTS
 from dist_classicrl.errors import CheckpointError, SettingsError
 
 if TYPE_CHECKING:
@@ -17,12 +19,6 @@ if TYPE_CHECKING:
 
 ROOT = Path("runs")
 """Where folders of runs lie by default."""
-
-ENVIRONMENT = "environment"
-"""The key of a configuration that names the environment."""
-
-ENVIRONMENT_ARGUMENTS = "environment_arguments"
-"""The table of a configuration with the keyword arguments for what makes the environment."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +73,6 @@ class RunFolder:
 
     def read_config(self) -> dict[str, Any]:
         """Return the configuration of the run; nothing where there is none."""
-        from dist_classicrl.cli import config
-
         return config.read(self.config) if self.config.exists() else {}
 
     def read_result(self) -> dict[str, Any] | None:
@@ -181,13 +175,13 @@ def load(path: str | os.PathLike[str]) -> Loaded:
     folder = RunFolder(place.parent if inner else place)
     source = place if inner else _newest(folder)
     agent = DistAsyncQLearning.load_model(source)
-    config = folder.read_config()
+    saved = folder.read_config()
     return Loaded(
         agent,
-        config.get(ENVIRONMENT),
-        folder if config else None,
+        saved.get(ENVIRONMENT),
+        folder if saved else None,
         source,
-        config.get(ENVIRONMENT_ARGUMENTS, {}),
+        saved.get(ENVIRONMENT_ARGUMENTS, {}),
     )
 
 

@@ -1,0 +1,178 @@
+"""What `train` was asked to do: gathered from the command line and a file, and checked against the folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dist_classicrl.cli import config, environment
+from dist_classicrl.cli.config import ENVIRONMENT, ENVIRONMENT_ARGUMENTS, RANKS
+from dist_classicrl.cli.options import OF_SETTINGS, OF_TRAIN, OPTIONS
+from dist_classicrl.cli.runs import RunFolder, folder_of, other_folder
+from dist_classicrl.errors import SettingsError
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training with all its settings.
+
+    Attributes
+    ----------
+    environment : str
+    environment_arguments : dict
+    settings : dict
+        A value for every name in `OPTIONS`.
+    ranks : int or None
+        None: not said.
+    folder : RunFolder
+    """
+
+    environment: str
+    environment_arguments: dict[str, Any]
+    settings: dict[str, Any]
+    ranks: int | None
+    folder: RunFolder
+
+    def make_env(self) -> Any:
+        """Return the environment in a form that `train` takes."""
+        return environment.make(self.environment, self.environment_arguments)
+
+    def of_agent(self) -> dict[str, Any]:
+        """Return the keyword arguments of `DistAsyncQLearning`."""
+        return {option.name: self.settings[option.name] for option in OF_SETTINGS}
+
+    def of_train(self) -> dict[str, Any]:
+        """Return the keyword arguments of its `train`."""
+        arguments = {option.name: self.settings[option.name] for option in OF_TRAIN}
+        arguments["checkpoint_dir"] = arguments["checkpoint_dir"] or self.folder.checkpoints
+        return arguments
+
+    def data(self) -> dict[str, Any]:
+        """Return all that was decided as plain data for a TOML file, without what is left out."""
+        data: dict[str, Any] = {ENVIRONMENT: self.environment, RANKS: self.ranks}
+        data |= {name: _data(name, value) for name, value in self.settings.items()}
+        data = {name: value for name, value in data.items() if value is not None}
+        if self.environment_arguments:
+            data[ENVIRONMENT_ARGUMENTS] = self.environment_arguments
+        return data
+
+    def check(self) -> None:
+        """Find what is wrong with the settings and the environment without starting anything.
+
+        Raises
+        ------
+        SettingsError
+        EnvError
+        """
+        from dist_classicrl.checkpoint.plan import plan_of
+        from dist_classicrl.settings import Settings
+
+        Settings(**self.of_agent())
+        saving = self.of_train()
+        for name in ("total_steps", "progress_interval", "leave_signals"):
+            del saving[name]
+        plan_of(**saving)
+        self.make_env()
+
+    def save(self) -> None:
+        """Write the settings into the folder."""
+        self.folder.path.mkdir(parents=True, exist_ok=True)
+        config.write(
+            self.folder.config, self.data(), "Written by dist-classicrl train; it takes this with --config."
+        )
+
+
+def gather(
+    name: str | None,
+    arguments: Iterable[str],
+    given: Mapping[str, Any],
+    file: Path | None,
+    out: Path | None,
+) -> Job:
+    """Return the job that a command line and a file ask for; what the command line says wins.
+
+    Parameters
+    ----------
+    name : str or None
+        The environment.
+    arguments : iterable of str
+        Of the environment, as ``name=value``.
+    given : mapping
+        Settings of the command line by name; None where there is none.
+    file : Path or None
+    out : Path or None
+        The folder of the run. By default one is named after the environment.
+
+    Raises
+    ------
+    SettingsError
+        If something is wrong with the file, or no environment is named.
+    """
+    said = {} if file is None else config.read_settings(file)
+    chosen = name or said.get(ENVIRONMENT)
+    if chosen is None:
+        raise SettingsError(
+            "Which environment? Write for instance `dist-classicrl train FrozenLake-v1`, or environment = "
+            '"FrozenLake-v1" into the file that you give with --config.'
+        )
+    # Arguments in a file are for the environment that it names.
+    of_file = said.get(ENVIRONMENT_ARGUMENTS, {}) if chosen == said.get(ENVIRONMENT, chosen) else {}
+    own = {key: value for key, value in given.items() if value is not None}
+    settings = {each: own.get(each, said.get(each, option.default)) for each, option in OPTIONS.items()}
+    return Job(
+        chosen,
+        {**of_file, **environment.parse_arguments(arguments)},
+        settings,
+        own.get(RANKS, said.get(RANKS)),
+        RunFolder(out or folder_of(chosen)),
+    )
+
+
+def continued(job: Job) -> Job:
+    """Return the job as it goes on in its folder: with the seed that was drawn, if none is given.
+
+    Raises
+    ------
+    SettingsError
+        If the folder holds a run with other settings.
+    """
+    before = job.folder.read_config()
+    if not before:
+        return job
+    if job.settings["seed"] is None and "seed" in before:
+        job = Job(**{**vars(job), "settings": {**job.settings, "seed": before["seed"]}})
+    now = job.data()
+    kept = [ENVIRONMENT, *(option.name for option in OPTIONS.values() if option.is_kept)]
+    for name in kept:
+        if before.get(name) != now.get(name):
+            raise SettingsError(_other(job.folder.path, name, before.get(name), now.get(name)))
+    then, arguments = before.get(ENVIRONMENT_ARGUMENTS, {}), now.get(ENVIRONMENT_ARGUMENTS, {})
+    for name in sorted({*then, *arguments}):
+        if then.get(name) != arguments.get(name):
+            text = f"{name} of the environment"
+            raise SettingsError(_other(job.folder.path, text, then.get(name), arguments.get(name)))
+    return job
+
+
+def is_done(job: Job) -> bool:
+    """Return whether the run in the folder has ended, and no more steps are asked for than it was to make."""
+    before = job.folder.read_config()
+    has_ended = job.folder.read_result() is not None and job.folder.model.exists()
+    return has_ended and job.settings["total_steps"] <= before.get("total_steps", 0)
+
+
+def _other(folder: Path, name: str, then: Any, now: Any) -> str:
+    def shown(value: Any) -> str:
+        return "left out" if value is None else repr(value)
+
+    return (
+        f"The run in {folder} was begun with another {name}: it is {shown(then)} there, and {shown(now)} "
+        f"now. Give it as it was to go on with that run, --out {other_folder(folder)} for a run of its own, "
+        "or --resume never to begin anew and keep what is there under another name."
+    )
+
+
+def _data(name: str, value: Any) -> Any:
+    return None if value is None else OPTIONS[name].kind.to_data(value)

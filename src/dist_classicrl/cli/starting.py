@@ -1,0 +1,136 @@
+"""Where a training runs: in this process, as a rank of a job, or in a job that is started for it."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from dist_classicrl.cli import errors
+from dist_classicrl.cli.job import Job, continued, is_done
+from dist_classicrl.cli.runs import RunFolder, other_folder
+from dist_classicrl.cli.terminal import bar_of_a_job, has_terminal
+from dist_classicrl.cli.training import Display, short, summary, train_here
+from dist_classicrl.distributed.hints import promised_size, rank_of_environment
+from dist_classicrl.distributed.launch import LaunchOptions, plan_of
+from dist_classicrl.distributed.supervisor import Supervisor
+
+_STEP_TASKS = "SLURM_STEP_NUM_TASKS"
+
+
+def is_rank() -> bool:
+    """Return whether this process was started as a rank.
+
+    A batch script of SLURM has variables of its job, too, but is none.
+    """
+    tasks = os.environ.get(_STEP_TASKS, "")
+    return rank_of_environment() is not None or (tasks.isdecimal() and int(tasks) > 1)
+
+
+def run(job: Job, start: LaunchOptions, display: Display, was_started: bool = False) -> int:
+    """Train as asked, and return the exit status.
+
+    Parameters
+    ----------
+    job : Job
+    start : LaunchOptions
+        For a job that has to be started.
+    display : Display
+        What was asked for; where there is a bar is decided here.
+    was_started : bool
+        Whether this command started this process, and has seen to the folder.
+
+    Raises
+    ------
+    TrainingStopped
+        If the training in this process was stopped.
+    """
+    if not was_started:
+        is_head = (rank_of_environment() or 0) == 0
+        job, has_ended = _prepared(job, is_head)
+        if has_ended:
+            if is_head and not display.is_quiet:
+                _say_done(job)
+            return errors.DONE
+    if is_rank():
+        train_here(job, display)
+        return errors.DONE
+    ranks = job.ranks or start.ranks_of_place() or 1
+    has_bar = has_terminal() and not display.is_quiet
+    if ranks > 1:
+        return _start(job, replace(start, ranks=ranks), display, has_bar)
+    if promised_size() > 1:  # by the variables of a batch script
+        job = replace(job, settings={**job.settings, "allow_singletons": True})
+    train_here(job, replace(display, has_bar=has_bar))
+    return errors.DONE
+
+
+def _prepared(job: Job, is_head: bool) -> tuple[Job, bool]:
+    """Return the job as it goes on in its folder, and whether there is nothing left to do.
+
+    All ranks of a job that somebody else has started come to the same answer, while one prepares the folder.
+    """
+    begins_anew = job.settings["resume"] == "never" and job.settings["checkpoint_dir"] is None
+    if not begins_anew:
+        job = continued(job)
+        if is_done(job):
+            return job, True
+    elif is_head and job.folder.exists():
+        _set_aside(job.folder)
+    if begins_anew:  # a job that dies has to go on when it is started again
+        job = replace(job, settings={**job.settings, "resume": "auto"})
+    if not is_rank() and job.settings["seed"] is None:
+        from dist_classicrl._random import fresh_seed
+
+        job = replace(job, settings={**job.settings, "seed": fresh_seed()})
+    job.check()
+    if is_head:
+        # In this order: other ranks may look at any time whether the run is done.
+        job.folder.result.unlink(missing_ok=True)
+        job.folder.model.unlink(missing_ok=True)
+        job.save()
+    return job, False
+
+
+def _set_aside(folder: RunFolder) -> None:
+    place = other_folder(folder.path.with_name(f"{folder.path.name}-before"))
+    folder.path.rename(place)
+    click.echo(f"The run that was in {short(folder.path)} is now in {short(place)}.", err=True)
+
+
+def _say_done(job: Job) -> None:
+    from dist_classicrl.distributed.report import TrainingResult
+
+    result = TrainingResult.from_dict(job.folder.read_result() or {})
+    click.echo(
+        f"The run in {short(job.folder.path)} is done. With more --total-steps than {result.steps:,} it goes "
+        "on."
+    )
+    click.echo("\n".join(summary(job, result, None)))
+
+
+def _start(job: Job, start: LaunchOptions, display: Display, has_bar: bool) -> int:
+    """Start ranks that run this command, and see them through."""
+    from dist_classicrl.monitoring.display import StatusFile
+
+    place = RunFolder(job.folder.path.absolute())
+    words = ["-m", "dist_classicrl", "train", "--started"]
+    words += ["--config", str(place.config), "--out", str(place.path)]
+    words += ["--verbose"] if display.is_verbose else []
+    words += ["--quiet"] if display.is_quiet else []
+    words += ["--status", str(place.status)] if has_bar else []
+    supervisor = Supervisor(plan_of(start, words), display.is_verbose)
+    with ExitStack() as stack:
+        if has_bar:
+            status = StatusFile(place.status)
+            status.remove()
+            stack.callback(status.remove)
+            stack.enter_context(bar_of_a_job(status, f"starting {start.ranks} ranks", display.is_verbose))
+        code = supervisor.run()
+    if code == 1:  # what a rank ends with that raised an error
+        click.echo(f"The job failed: see above, and {short(Path(job.folder.logs))}.", err=True)
+        return errors.INTERNAL
+    return code
