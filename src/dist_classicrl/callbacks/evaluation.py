@@ -1,0 +1,241 @@
+"""Evaluates the greedy policy while the training goes on, and keeps the best one."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dist_classicrl._random import stream_key
+from dist_classicrl.callbacks.base import BaseCallback, EventCallback, next_multiple, one_callback
+from dist_classicrl.callbacks.evaluation_log import EvaluationLog
+from dist_classicrl.environments.model import TabularMDP
+from dist_classicrl.errors import ConvergenceError, SettingsError
+from dist_classicrl.monitoring.files import set_aside
+from dist_classicrl.settings import checked_whole
+
+logger = logging.getLogger(__name__)
+
+_MAX_STEPS = 10_000
+_EXACT_STATES = 10_000
+
+
+class EvalCallback(EventCallback):
+    """Plays episodes of the greedy policy every so many steps, and keeps the best model.
+
+    Where the environment's model is known, it also computes the exact value of that policy, discounted, from
+    the start states and without a time limit; then this decides which model is the best, else the mean
+    return does. Evaluation takes nothing from the random streams of the training. It runs on the server, so
+    it should be short.
+
+    Parameters
+    ----------
+    eval_env : str, gymnasium.Env, gymnasium.vector.VectorEnv, callable, TabularMDP or CompiledSimulator
+        As in `train`. An environment that is not compiled must not be the same object that the training
+        steps through.
+    callback_on_new_best, callback_after_eval : BaseCallback, function or sequence, optional
+        What is called after an evaluation, the first only if it found a better model. Each may end the
+        training.
+    n_eval_episodes : int
+    eval_freq : int
+        Environment steps, of all ranks, between two evaluations, which are made at the first report after
+        so many: `progress_interval` is the least distance in time.
+    log_path : str or path, optional
+        Folder of ``evaluations.npz``: arrays timesteps, results and ep_lengths (a row per evaluation), and
+        exact_values (NaN where not known). By default the folder of the best model.
+    best_model_save_path : str or path, optional
+        Folder of ``best_model.npz``, for `load_model`.
+    verbose : int
+        1: log each evaluation.
+    seed : int, optional
+        Of the evaluation's own random streams. By default the agent's.
+    max_steps : int
+        An episode that is longer is cut off there: a policy that does not end must not stop the server.
+    exact_states : int
+        Models with more states are not solved, which would take long.
+
+    Attributes
+    ----------
+    last_mean_reward, best_mean_reward : float
+        Mean returns of the last evaluation and of the best model's; minus infinity before the first one.
+    last_exact_value, best_exact_value : float
+        Likewise the exact values; NaN where they are not known.
+    has_improved : bool
+        Whether the last evaluation found a better model.
+    log : EvaluationLog
+        All evaluations.
+
+    Notes
+    -----
+    A run that goes on from a checkpoint goes on with its ``evaluations.npz``, without the evaluations of
+    later steps, and with its best model. One that begins at step 0 renames those of an earlier run.
+    """
+
+    def __init__(
+        self,
+        eval_env: Any,
+        callback_on_new_best: Any = None,
+        callback_after_eval: Any = None,
+        n_eval_episodes: int = 20,
+        eval_freq: int = 100_000,
+        log_path: str | os.PathLike[str] | None = None,
+        best_model_save_path: str | os.PathLike[str] | None = None,
+        verbose: int = 0,
+        *,
+        seed: int | None = None,
+        max_steps: int = _MAX_STEPS,
+        exact_states: int = _EXACT_STATES,
+    ) -> None:
+        super().__init__(callback_after_eval, verbose)
+        self.callback_on_new_best = one_callback(callback_on_new_best)
+        self.eval_env = eval_env
+        self.n_eval_episodes = checked_whole("n_eval_episodes", n_eval_episodes, 1)
+        self.eval_freq = checked_whole("eval_freq", eval_freq, 1)
+        self.max_steps = checked_whole("max_steps", max_steps, 1)
+        self.exact_states = checked_whole("exact_states", exact_states, 0)
+        self.seed = None if seed is None else checked_whole("seed", seed, 0, "None")
+        folder = best_model_save_path if log_path is None else log_path
+        self.log_file = None if folder is None else Path(folder) / "evaluations.npz"
+        self.best_model_file = (
+            None if best_model_save_path is None else Path(best_model_save_path) / "best_model.npz"
+        )
+        self.log = EvaluationLog()
+        self.has_improved = False
+        self._forget_best()
+        self._env: Any = None
+        self._model: TabularMDP | None = None
+        self._next = self.eval_freq
+
+    @property
+    def children(self) -> Sequence[BaseCallback]:
+        """What is called after evaluations."""
+        return self.callback_on_new_best, self.callback
+
+    def _forget_best(self) -> None:
+        self.last_mean_reward = self.best_mean_reward = -math.inf
+        self.last_exact_value = self.best_exact_value = math.nan
+        self._best_score = -math.inf
+
+    def _on_training_start(self) -> None:
+        self._resolve()
+        # What is wrong with the environment comes out now, and what must be compiled is.
+        self.model.evaluate(self._env, 1, self._stream(), max_steps=1)
+        if self.num_timesteps == 0:
+            self._begin_afresh()
+        else:
+            self._go_on()
+        self._next = next_multiple(self.num_timesteps, self.eval_freq)
+
+    def _resolve(self) -> None:
+        """Compile the environment, once, where that can be done, and find its model."""
+        from dist_classicrl.environments.resolve import resolve
+
+        source = resolve(self.eval_env, 1, self.model.settings.use_action_mask)
+        source.close()
+        self._env = self.eval_env if source.simulator is None else source.simulator
+        model = None if source.simulator is None else source.simulator.model
+        self._model = model if model is not None and model.n_states <= self.exact_states else None
+
+    def _begin_afresh(self) -> None:
+        self.log = EvaluationLog()
+        self._forget_best()
+        for file in (self.log_file, self.best_model_file):
+            if file is None:
+                continue
+            try:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                if file.exists():
+                    (moved,) = set_aside([file])
+                    logger.warning("An earlier run's %s is %s now.", file.name, moved)
+            except OSError as error:
+                raise SettingsError(
+                    f"EvalCallback cannot write to {file.parent}: {error.strerror or error}. Give a folder "
+                    "that this user may write to."
+                ) from error
+
+    def _go_on(self) -> None:
+        if not self.log.timesteps and self.log_file is not None:
+            try:
+                self.log = EvaluationLog.read(self.log_file)
+            except OSError as error:
+                logger.warning("Earlier evaluations cannot be read: %s.", error)
+            for mean, exact in zip(self.log.means, self.log.exact_values, strict=True):
+                self._compare(mean, exact)
+        self.log.cut_off(self.num_timesteps)
+
+    def _on_step(self) -> bool:
+        if self.num_timesteps < self._next:
+            return True
+        self._next = next_multiple(self.num_timesteps, self.eval_freq)
+        played = self.model.evaluate(self._env, self.n_eval_episodes, self._stream(), self.max_steps)
+        self.has_improved = self._compare(played.mean_return, self._exact_value())
+        self.log.add(self.num_timesteps, played.returns, played.lengths, self.last_exact_value)
+        self._tell(played.std_return, played.mean_length)
+        self._save()
+        goes_on = not self.has_improved or self._call(self.callback_on_new_best)
+        return self._on_event() and goes_on
+
+    def _compare(self, mean: float, exact: float) -> bool:
+        """Take in an evaluation, and return whether it is the best."""
+        self.last_mean_reward, self.last_exact_value = mean, exact
+        score = exact if self._model is not None else mean
+        # Not a number: the policy never comes to an end, which no other can be worse than.
+        is_best = not math.isnan(score) and score > self._best_score
+        if is_best:
+            self._best_score, self.best_mean_reward, self.best_exact_value = score, mean, exact
+        return is_best
+
+    def _exact_value(self) -> float:
+        """Return the value of the policy that is played: greedy, ties broken at random."""
+        model = self._model
+        if model is None:
+            return math.nan
+        values = np.where(
+            model.legal_pairs(), self.model.q_table[: model.n_states, : model.n_actions], -np.inf
+        )
+        is_best = values == values.max(axis=1, keepdims=True)
+        try:
+            of_states = model.policy_value(
+                is_best / is_best.sum(axis=1, keepdims=True), self.model.settings.discount_factor
+            )
+        except ConvergenceError:
+            return math.nan
+        return model.start_value(of_states)
+
+    def _stream(self) -> int:
+        """Return the seed of this evaluation: each has other episodes, the same ones if it is made again."""
+        seed = self.model.settings.seed or 0 if self.seed is None else self.seed
+        return int(stream_key(seed, "evaluation callback", self.num_timesteps) >> np.uint64(1))
+
+    def _tell(self, std_return: float, mean_length: float) -> None:
+        self.record("eval/mean_reward", self.last_mean_reward)
+        self.record("eval/mean_ep_length", mean_length)
+        if self._model is not None:
+            self.record("eval/exact_value", self.last_exact_value)
+        if self.verbose > 0:
+            exact = "" if self._model is None else f"; exact value {self.last_exact_value:.6g}"
+            logger.info(
+                "Evaluation after %s steps: mean return %.6g +/- %.6g, mean length %.6g%s%s.",
+                f"{self.num_timesteps:,}", self.last_mean_reward, std_return, mean_length, exact,
+                "; the best so far" if self.has_improved else "",
+            )  # fmt: skip
+
+    def _save(self) -> None:
+        try:
+            if self.has_improved and self.best_model_file is not None:
+                self.best_model_file.parent.mkdir(parents=True, exist_ok=True)
+                self.model.save_model(self.best_model_file)
+            if self.log_file is not None:
+                self.log_file.parent.mkdir(parents=True, exist_ok=True)
+                self.log.write(self.log_file)
+        except OSError as error:
+            logger.warning("What EvalCallback found cannot be saved: %s.", error)
+
+    def _call(self, callback: BaseCallback) -> bool:
+        assert self.progress is not None  # there was a report
+        return callback.on_step(self.progress)

@@ -1,0 +1,500 @@
+"""Callbacks: who is called when, what ends a training, evaluations and early stopping."""
+
+import logging
+import math
+import subprocess
+import sys
+
+import gymnasium
+import numpy as np
+import pytest
+from callback_reports import Reports, event
+
+from dist_classicrl import DistAsyncQLearning, callbacks
+from dist_classicrl.callbacks import (
+    BaseCallback,
+    CallbackList,
+    EvalCallback,
+    EveryNTimesteps,
+    StopTrainingOnNoModelImprovement,
+    StopTrainingOnNoReturnImprovement,
+    StopTrainingOnReturn,
+    StopTrainingOnRewardThreshold,
+    callback_list,
+)
+from dist_classicrl.environments import TabularMDP
+from dist_classicrl.errors import SettingsError
+
+
+class Diary(BaseCallback):
+    """Notes what it hears."""
+
+    def __init__(self, answer=True):
+        super().__init__()
+        self.answer = answer
+        self.heard = []
+
+    def _note(self, what):
+        self.heard.append((what, self.num_timesteps))
+
+    def _init_callback(self):
+        self._note("init")
+
+    def _on_training_start(self):
+        self._note("training_start")
+
+    def _on_rollout_start(self):
+        self._note("rollout_start")
+
+    def _on_rollout_end(self):
+        self._note("rollout_end")
+
+    def _on_step(self):
+        self._note("step")
+        return self.answer
+
+    def _on_training_end(self):
+        self._note(f"training_end {self.result}")
+
+    def _on_close(self):
+        self._note("close")
+
+    def _on_worker_lost(self, event):
+        self._note(f"lost {event['rank']}")
+
+    def _on_worker_joined(self, event):
+        self._note(f"joined {event['rank']}")
+
+    def _on_failover(self, event):
+        self._note(f"failover {event['rank']}")
+
+    def _on_checkpoint(self, steps, name):
+        self._note(f"checkpoint {name} {steps}")
+
+
+class PushDiary(Diary):
+    def _on_push(self, rank, steps, staleness, n_bytes):
+        self._note((rank, steps, staleness, n_bytes))
+
+
+def test_the_public_names():
+    for name in callbacks.__all__:
+        assert getattr(callbacks, name).__name__ == name
+        assert name in dir(callbacks)
+    with pytest.raises(AttributeError, match="CheckpointCallback"):
+        _ = callbacks.CheckpointCallback
+    assert "train(checkpoint_dir=" in callbacks.__doc__
+    code = "import sys, dist_classicrl.callbacks as c; sys.exit('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+# Lists, functions, and what each hears
+
+
+def test_everything_is_heard_in_order():
+    first, second = Diary(), Diary()
+    run = Reports([first, CallbackList([second])])
+    run.start(100, before=40)
+    assert run.report(160)
+    run.callbacks.on_worker_lost(event("left", 3))
+    run.callbacks.on_worker_joined(event("replaced", 3))
+    run.callbacks.on_failover(event("failover", 1))
+    run.callbacks.on_checkpoint(160, "c1")
+    run.end("done")
+    assert first.heard == [
+        ("init", 0),
+        ("training_start", 100),
+        ("rollout_start", 100),
+        ("rollout_end", 160),
+        ("step", 160),
+        ("rollout_start", 160),
+        ("lost 3", 160),
+        ("joined 3", 160),
+        ("failover 1", 160),
+        ("checkpoint c1 160", 160),
+        ("training_end done", 160),
+        ("close", 160),
+    ]
+    assert second.heard == first.heard
+    for one in (first, second):
+        assert one.model is run.agent and one.parent is None and one.n_calls == 1
+        assert one.progress.steps == 120 and one.result == "done"
+
+
+def test_pushes_are_heard_by_those_who_want_them():
+    plain, wanting = Diary(), PushDiary()
+    assert not callback_list([plain]).wants_pushes
+    every = EveryNTimesteps(10, wanting)
+    both = Reports([plain, every]).start()
+    assert both.callbacks.wants_pushes
+    before = list(plain.heard)
+    both.callbacks.on_push(2, 30, 1, 512)
+    assert wanting.heard[-1] == ((2, 30, 1, 512), 0)
+    assert plain.heard == before
+
+
+@pytest.mark.parametrize(
+    ("answer", "goes_on"), [(True, True), (None, True), (False, False), (np.False_, False)]
+)
+def test_whose_answer_is_false_ends_the_training_but_all_are_asked(answer, goes_on):
+    before, after = Diary(), Diary()
+    assert Reports([before, Diary(answer), after]).start().report(10) is goes_on
+    assert ("step", 10) in before.heard and ("step", 10) in after.heard
+
+
+@pytest.mark.parametrize(("answer", "goes_on"), [(True, True), (None, True), (False, False)])
+def test_a_function(answer, goes_on):
+    told = []
+
+    def function(locals_):
+        told.append(locals_)
+        return answer
+
+    run = Reports(function).start(5, before=5)
+    assert run.report(10) is goes_on
+    ((one,),) = [told]
+    assert one["self"] is run.agent and one["num_timesteps"] == 10 and one["progress"].steps == 5
+
+
+def test_an_exception_travels_unchanged():
+    def function(locals_):
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        Reports([Diary(), [function][0]]).start().report(10)
+
+
+def test_nothing_is_an_empty_list():
+    assert callback_list(None).callbacks == []
+    assert Reports(None).start().report(10) is True
+    given = CallbackList([Diary()])
+    assert callback_list(given) is given
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        (7, "must be a BaseCallback.*got 7"),
+        (["diary"], "must be a BaseCallback.*got 'diary'"),
+        (Diary, r"Write Diary\(...\), with \(\)"),
+        (lambda: True, "must take one argument"),
+        (lambda locals_, globals_: True, "must take one argument"),
+    ],
+)
+def test_what_is_no_callback(given, complaint):
+    with pytest.raises(SettingsError, match=complaint):
+        callback_list(given)
+
+
+def test_every_so_many_steps():
+    diary = Diary()
+    run = Reports(EveryNTimesteps(100, diary)).start(250)
+    for step in (260, 299, 300, 350, 399, 640, 650, 700):
+        run.report(step)
+    assert [step for what, step in diary.heard if what == "step"] == [300, 640, 700]
+    assert diary.parent is run.callbacks.callbacks[0]
+    diary.answer = False
+    assert run.report(750) and not run.report(800)
+    with pytest.raises(SettingsError, match="n_steps"):
+        EveryNTimesteps(0, diary)
+
+
+# Evaluation
+
+DISCOUNT = 0.5
+
+
+def corridor(**options):
+    """Four places: action 1 goes on and is paid 1 at the end, action 0 ends the episode at 0.25."""
+    transition, reward = np.zeros((4, 2, 4)), np.zeros((4, 2, 4))
+    for place in range(3):
+        transition[place, 0, 3] = transition[place, 1, place + 1] = 1.0
+        reward[place, 0, 3] = 0.25
+    reward[2, 1, 3] = 1.0
+    transition[3, :, 3] = 1.0
+    return TabularMDP.from_arrays(
+        transition, reward, [1.0, 0, 0, 0], terminated=[False, False, False, True], **options
+    )
+
+
+VALUES = {"end": 0.25, "go on": 0.25, "tie": 0.5 * 0.25 + 0.5 * DISCOUNT * (0.5 * 0.25 + 0.5 * DISCOUNT)}
+
+
+def test_the_model_of_these_tests():
+    model = corridor()
+    assert model.start_value(model.solve(DISCOUNT).v) == 0.25
+
+
+class Learner:
+    """An agent that plays as it is told, and the reports of its training."""
+
+    def __init__(self, callback, **settings):
+        self.run = Reports(callback, discount_factor=DISCOUNT, **settings)
+        self.q = self.run.agent.q_table
+
+    def plays(self, actions, steps):
+        """Report, with an agent that prefers these actions in the first three places; None: either."""
+        self.q[:] = 0.0
+        for place, action in enumerate(actions):
+            if action is not None:
+                self.q[place, action] = 1.0
+        return self.run.report(steps)
+
+
+END, ON, TWICE, TIE = (0, 0, 0), (1, 1, 1), (1, 1, 0), (None, None, 1)
+
+
+def test_mean_return_and_exact_value(tmp_path):
+    evaluation = EvalCallback(corridor(), n_eval_episodes=400, eval_freq=100, log_path=tmp_path)
+    learner = Learner(evaluation)
+    learner.run.start()
+    assert evaluation.last_mean_reward == evaluation.best_mean_reward == -math.inf
+    learner.plays(ON, 99)
+    assert evaluation.log.timesteps == []
+    for steps, actions, mean, exact in (
+        (100, TWICE, 0.25, DISCOUNT**2 * 0.25),
+        (250, END, 0.25, 0.25),
+        (300, TIE, None, VALUES["tie"]),
+        (400, ON, 1.0, DISCOUNT**2),
+    ):
+        assert learner.plays(actions, steps)
+        assert evaluation.last_exact_value == pytest.approx(exact)
+        if mean is None:
+            assert evaluation.last_mean_reward == pytest.approx(0.75 * 0.25 + 0.25 * 1.0, abs=0.08)
+        else:
+            assert evaluation.last_mean_reward == mean
+    with np.load(tmp_path / "evaluations.npz", allow_pickle=False) as saved:
+        assert saved["timesteps"].tolist() == [100, 250, 300, 400]
+        assert saved["results"].shape == saved["ep_lengths"].shape == (4, 400)
+        assert (saved["results"][3] == 1.0).all() and (saved["ep_lengths"][3] == 3).all()
+        np.testing.assert_allclose(saved["exact_values"], [0.0625, 0.25, VALUES["tie"], 0.25])
+    assert evaluation.recorded["eval/mean_reward"] == (400, 1.0)
+    assert evaluation.recorded["eval/mean_ep_length"] == (400, 3.0)
+    assert evaluation.recorded["eval/exact_value"] == (400, 0.25)
+
+
+def test_the_best_model_is_kept_by_its_exact_value(tmp_path):
+    evaluation = EvalCallback(corridor(), eval_freq=100, best_model_save_path=tmp_path / "best")
+    learner = Learner(evaluation)
+    learner.run.start()
+    best = []
+    for steps, actions in ((100, TWICE), (200, END), (300, TIE), (400, ON), (500, END)):
+        learner.plays(actions, steps)
+        best.append(DistAsyncQLearning.load_model(tmp_path / "best" / "best_model.npz").steps)
+    assert best == [100, 200, 200, 200, 200]
+    assert evaluation.best_exact_value == evaluation.best_mean_reward == 0.25
+    assert not evaluation.has_improved
+
+
+class Corridor(gymnasium.Env):
+    """The same, stepped."""
+
+    observation_space = gymnasium.spaces.Discrete(4)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place = 0
+        return 0, {}
+
+    def step(self, action):
+        self.place = self.place + 1 if action else 3
+        return self.place, (1.0 if action else 0.25) * (self.place == 3), self.place == 3, False, {}
+
+
+@pytest.mark.parametrize("env", [Corridor, corridor()], ids=["stepped", "too large"])
+def test_the_best_model_is_kept_by_its_mean_return_where_no_value_is_known(env, tmp_path):
+    evaluation = EvalCallback(env, eval_freq=100, best_model_save_path=tmp_path, exact_states=3)
+    learner = Learner(evaluation)
+    learner.run.start()
+    best = []
+    for steps, actions in ((100, TWICE), (200, END), (400, ON), (500, END)):
+        learner.plays(actions, steps)
+        best.append(DistAsyncQLearning.load_model(tmp_path / "best_model.npz").steps)
+    assert best == [100, 100, 400, 400]
+    assert evaluation.best_mean_reward == 1.0 and math.isnan(evaluation.last_exact_value)
+    assert "eval/exact_value" not in evaluation.recorded
+
+
+def test_an_evaluation_takes_nothing_from_the_training():
+    evaluation = EvalCallback(corridor(), eval_freq=1)
+    agents = []
+    for more in ((), (evaluation,)):
+        learner = Learner([*more])
+        learner.run.start()
+        learner.plays(TIE, 10)
+        agents.append(learner.run.agent)
+    one, other = ({name: value for name, value in vars(agent).items()} for agent in agents)
+    for name in one:
+        if isinstance(one[name], np.ndarray):
+            np.testing.assert_array_equal(one[name], other[name])
+        elif name not in ("_leaving", "_settings"):
+            assert one[name] == other[name], name
+
+
+def test_each_evaluation_has_episodes_of_its_own_and_the_same_ones_when_made_again():
+    def returns(seed=None):
+        evaluation = EvalCallback(corridor(), n_eval_episodes=30, eval_freq=100, seed=seed)
+        learner = Learner(evaluation)
+        learner.run.start()
+        learner.plays(TIE, 100)
+        learner.plays(TIE, 200)
+        return [each.tolist() for each in evaluation.log.results]
+
+    assert returns() == returns() == returns(3)  # the agent's seed
+    assert returns()[0] != returns()[1]
+    assert returns(4) != returns()
+
+
+def test_a_policy_that_never_ends(caplog):
+    """At discount factor 1 its value is minus infinity, which no policy is worse than."""
+    transition = np.zeros((2, 2, 2))
+    transition[0, 0, 0] = transition[0, 1, 1] = transition[1, :, 1] = 1.0
+    model = TabularMDP.from_arrays(transition, -np.ones((2, 2, 2)), [1.0, 0.0], terminated=[False, True])
+    evaluation = EvalCallback(model, n_eval_episodes=2, eval_freq=1, max_steps=50, verbose=1)
+    run = Reports(evaluation, discount_factor=1.0).start()
+    with caplog.at_level(logging.INFO):
+        for step, action, improved in ((1, 0, False), (2, 1, True), (3, 0, False)):
+            run.agent.q_table[:] = 0.0
+            run.agent.q_table[0, action] = 1.0
+            run.report(step)
+            assert evaluation.has_improved is improved
+    assert [each.tolist() for each in evaluation.log.ep_lengths] == [[50, 50], [1, 1], [50, 50]]
+    np.testing.assert_array_equal(evaluation.log.exact_values, [math.nan, -1.0, math.nan])
+    assert caplog.text.count("Evaluation after") == 3 and caplog.text.count("the best so far") == 1
+
+
+def test_an_environment_that_does_not_fit_is_refused_at_the_start():
+    with pytest.raises(SettingsError, match="16 states"):
+        Reports(EvalCallback("FrozenLake-v1")).start()
+
+
+def test_a_run_that_goes_on_goes_on_with_its_best_model(tmp_path):
+    def begin(steps):
+        evaluation = EvalCallback(corridor(), eval_freq=100, best_model_save_path=tmp_path)
+        learner = Learner(evaluation)
+        learner.run.start(steps)
+        return evaluation, learner
+
+    evaluation, learner = begin(0)
+    for steps, actions in ((100, TWICE), (200, TIE), (300, END)):
+        learner.plays(actions, steps)
+    evaluation, learner = begin(250)
+    assert evaluation.log.timesteps == [100, 200]
+    assert evaluation.best_exact_value == 0.25  # it is in the file, though its steps were lost
+    learner.plays(TIE, 300)
+    assert not evaluation.has_improved
+    with np.load(tmp_path / "evaluations.npz", allow_pickle=False) as saved:
+        assert saved["timesteps"].tolist() == [100, 200, 300]
+    assert DistAsyncQLearning.load_model(tmp_path / "best_model.npz").steps == 300
+
+    begin(0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best_model.1.npz", "evaluations.1.npz"]
+
+
+def test_a_damaged_log_is_renamed(tmp_path, caplog):
+    (tmp_path / "evaluations.npz").write_bytes(b"PK\x03\x04 and no more")
+    evaluation = EvalCallback(corridor(), eval_freq=100, log_path=tmp_path)
+    learner = Learner(evaluation)
+    learner.run.start(100)
+    learner.plays(ON, 200)
+    assert (tmp_path / "evaluations.1.npz").read_bytes() == b"PK\x03\x04 and no more"
+    assert "cannot be read" in caplog.text
+    with np.load(tmp_path / "evaluations.npz", allow_pickle=False) as saved:
+        assert saved["timesteps"].tolist() == [200]
+
+
+def test_a_log_of_evaluations_of_different_lengths(tmp_path):
+    for start, episodes in ((0, 3), (100, 5), (200, 2)):
+        evaluation = EvalCallback(corridor(), n_eval_episodes=episodes, eval_freq=100, log_path=tmp_path)
+        learner = Learner(evaluation)
+        learner.run.start(start)
+        learner.plays(ON, start + 100)
+    assert [each.size for each in evaluation.log.results] == [3, 5, 2]
+    with np.load(tmp_path / "evaluations.npz", allow_pickle=False) as saved:
+        assert np.isfinite(saved["results"]).sum(axis=1).tolist() == [3, 5, 2]
+
+
+def test_where_nothing_can_be_written(tmp_path, caplog):
+    (tmp_path / "file").touch()
+    evaluation = EvalCallback(corridor(), eval_freq=100, best_model_save_path=tmp_path / "file" / "best")
+    with pytest.raises(SettingsError, match="EvalCallback cannot write to"):
+        Learner(evaluation).run.start()
+    learner = Learner(evaluation)
+    learner.run.start(100)
+    assert learner.plays(ON, 200)
+    assert "cannot be saved" in caplog.text
+
+
+def test_callbacks_of_an_evaluation():
+    new_best, after = Diary(), Diary()
+    evaluation = EvalCallback(corridor(), new_best, [after], eval_freq=100)
+    learner = Learner(evaluation)
+    learner.run.start()
+    for steps, actions in ((50, ON), (100, TWICE), (200, TWICE), (300, END)):
+        assert learner.plays(actions, steps)
+    assert [step for what, step in new_best.heard if what == "step"] == [100, 300]
+    assert [step for what, step in after.heard if what == "step"] == [100, 200, 300]
+    assert new_best.parent is after.parent is evaluation
+    after.answer = False
+    assert not learner.plays(END, 400)
+    after.answer, new_best.answer = True, False
+    evaluation._best_score = -math.inf
+    assert not learner.plays(END, 500)
+
+
+# Early stopping
+
+
+def test_a_mean_return_that_is_high_enough(caplog):
+    stop = StopTrainingOnRewardThreshold(0.9, verbose=1)
+    learner = Learner(EvalCallback(Corridor, stop, eval_freq=100))
+    learner.run.start()
+    assert learner.plays(TWICE, 100)
+    with caplog.at_level(logging.INFO):
+        assert not learner.plays(ON, 200)
+    assert "Training ends after 200 steps: an evaluation's mean return is 1, and 0.9" in caplog.text
+
+
+def test_no_better_model():
+    stop = StopTrainingOnNoModelImprovement(1, min_evals=3)
+    learner = Learner(EvalCallback(corridor(), callback_after_eval=stop, eval_freq=100))
+    learner.run.start()
+    plays = [TWICE, TWICE, TWICE, TWICE, END, TIE, TWICE]
+    assert [learner.plays(actions, 100 * n) for n, actions in enumerate(plays, 1)] == [True] * 6 + [False]
+    assert stop.no_improvement_evals == 2
+
+
+@pytest.mark.parametrize("stop", [StopTrainingOnRewardThreshold(1.0), StopTrainingOnNoModelImprovement(1)])
+def test_what_looks_at_evaluations_needs_some(stop):
+    with pytest.raises(SettingsError, match=f"EvalCallback.env, callback_after_eval={type(stop).__name__}"):
+        Reports([stop]).start()
+
+
+def test_a_training_return_that_is_high_enough():
+    run = Reports(StopTrainingOnReturn(2.0, episodes=50)).start()
+    assert run.report(10, episodes=49, mean_return=9.0)  # too few
+    assert run.report(20, episodes=50, mean_return=1.5)
+    assert run.report(30, episodes=0, mean_return=math.nan)
+    assert run.report(40, episodes=25, mean_return=2.25)  # 25 at 2.25, 50 at 1.5
+    assert not run.report(50, episodes=25, mean_return=2.0)
+    assert not run.report(60, episodes=500, mean_return=2.0)
+    assert run.report(70, episodes=500, mean_return=1.9)
+
+
+def test_a_training_return_that_rises_no_more():
+    stop = StopTrainingOnNoReturnImprovement(100, min_improvement=0.5, min_steps=300, episodes=10)
+    run = Reports(stop).start()
+    assert run.report(0, episodes=5, mean_return=9.0)
+    for steps, mean, goes_on in (
+        (50, 1.0, True),
+        (100, 1.5, True),
+        (149, 1.4, True),
+        (160, 1.5, True),  # waited long enough, but 300 steps come first
+        (290, 1.6, True),  # that is above 1.0 + 0.5
+        (389, 2.0, True),
+        (390, 2.1, False),
+        (400, 2.2, True),
+    ):
+        assert run.report(steps, mean_return=mean) is goes_on, steps
+    assert stop.best == 2.2

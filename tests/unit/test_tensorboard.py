@@ -1,0 +1,88 @@
+"""What TensorBoard reads of a run, by TensorBoard's own reader."""
+
+import math
+import os
+
+import pytest
+from callback_reports import Reports
+
+from dist_classicrl.callbacks import TensorBoardCallback
+from dist_classicrl.errors import MissingExtraError
+
+accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+
+
+def scalars(folder):
+    """Return what TensorBoard shows: (step, value) by name."""
+    events = accumulator.EventAccumulator(str(folder)).Reload()
+    return {
+        name: [(one.step, pytest.approx(one.value, rel=1e-6)) for one in events.Scalars(name)]
+        for name in events.Tags()["scalars"]
+    }
+
+
+def test_scalars_under_the_names_of_stable_baselines(tmp_path):
+    run = Reports(TensorBoardCallback(tmp_path / "logs")).start()
+    run.report(100, mean_return=1.0, mean_length=3.0, episodes=50)
+    run.report(250, mean_return=4.0, mean_length=6.0, episodes=100)
+    run.report(300, mean_return=math.nan, mean_length=math.nan, episodes=0, td_error=math.nan)
+    shown = scalars(tmp_path / "logs")  # flushed: what is killed from here on has it
+    assert shown["rollout/ep_rew_mean"] == [(100, 1.0), (250, 4.0), (300, 4.0)]
+    assert shown["rollout/ep_len_mean"] == [(100, 3.0), (250, 6.0), (300, 6.0)]
+    assert shown["train/td_error"] == [(100, 0.25), (250, 0.25)]
+    assert shown["time/episodes"] == [(100, 50), (250, 150), (300, 150)]
+    for name, value in {
+        "rollout/exploration_rate": 0.1,
+        "time/fps": 5e5,
+        "train/learning_rate": 0.2,
+        "workers/number": 2,
+        "workers/communication_fraction": 0.125,
+        "workers/staleness": 1.5,
+        "workers/pushes": 4,
+        "workers/bytes_pushed": 400,
+        "workers/bytes_pulled": 800,
+    }.items():
+        assert shown[name] == [(step, value) for step in (100, 250, 300)], name
+    assert shown["time/time_elapsed"] == [(100, 0.1), (250, 0.25), (300, 0.3)]
+    run.end()
+    assert len(os.listdir(tmp_path / "logs")) == 1
+
+
+def test_a_run_that_goes_on_is_one_curve(tmp_path):
+    run = Reports(TensorBoardCallback(tmp_path)).start()
+    for step in (100, 200, 300):
+        run.report(step)
+    run = Reports(TensorBoardCallback(tmp_path)).start(200)
+    run.report(290)
+    run.end()
+    assert [step for step, _ in scalars(tmp_path)["time/fps"]] == [100, 200, 290]
+
+
+def test_what_callbacks_record_is_written_once_with_its_step(tmp_path):
+    def record(locals_):
+        if locals_["num_timesteps"] == 200:
+            run.callbacks.record("eval/mean_reward", 0.5)
+
+    run = Reports([TensorBoardCallback(tmp_path), record]).start()
+    for step in (100, 200, 300, 400):
+        run.report(step)
+    assert scalars(tmp_path)["eval/mean_reward"] == [(200, 0.5)]
+
+
+def test_files_that_cannot_be_written_do_not_end_a_training(tmp_path, caplog, monkeypatch):
+    callback = TensorBoardCallback(tmp_path)
+    run = Reports(callback).start()
+
+    def full():
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(callback._writer, "flush", full)
+    assert run.report(100) and run.report(200)
+    assert caplog.text.count("No space left") == 1
+    run.end()
+
+
+def test_without_the_package_it_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setattr("dist_classicrl.monitoring.tensorboard.find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'dist_classicrl\[tensorboard\]'"):
+        TensorBoardCallback(tmp_path)
