@@ -11,6 +11,8 @@ import click
 from dist_classicrl.cli.kinds import Whole
 from dist_classicrl.errors import SettingsError
 
+_STAND_IN = "987654321"  # for numbers that are known when the job runs
+
 _HELP = """\
 Print a batch script for sbatch.
 
@@ -116,20 +118,23 @@ def words_of(words: Sequence[str], is_array: bool) -> list[str]:
                 err=True,
             )
         return [kind, *rest]
-    if given := _value(rest, ("-n", "--ranks")):
-        raise SettingsError(f"The number of ranks is that of the tasks: leave --ranks {given[0]} out.")
+    asked = _parsed(rest)
+    if asked["ranks"] is not None:
+        raise SettingsError(f"The number of ranks is that of the tasks: leave --ranks {asked['ranks']} out.")
     words_of_train = [kind, "--ranks", "$SLURM_NTASKS", *rest]
     if not is_array:
         return words_of_train
-    out = _value(rest, ("--out",))
-    if out and "SLURM_ARRAY_TASK_ID" not in out[0]:
+    out = asked["out"]
+    if out is not None and _STAND_IN not in str(out):
         raise SettingsError(
-            f"All jobs of the array would write to {out[0]}. Write for instance --out '{out[0]}-{TASK}', in "
-            "single quotes."
+            f"All jobs of the array would write to {out}. Write for instance --out '{out}-{TASK}', in single "
+            "quotes."
         )
-    if not out:
-        words_of_train += ["--out", f"{_folder_of(rest)}-{TASK}"]
-    if not _value(rest, ("--seed",)):
+    if out is None:
+        from dist_classicrl.cli import runs
+
+        words_of_train += ["--out", f"{runs.folder_of(asked['env'] or 'run')}-{TASK}"]
+    if asked["seed"] is None:
         words_of_train += ["--seed", TASK]
     return words_of_train
 
@@ -144,17 +149,10 @@ def _kind_of(words: Sequence[str]) -> tuple[str, list[str]]:
     return ("launch" if first.endswith(".py") or first == "-m" else "train"), [first, *rest]
 
 
-def _value(words: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Return the values that an option has among the words."""
-    found = []
-    for word, following in zip(words, [*words[1:], ""], strict=True):
-        name, equals, value = word.partition("=")
-        if name in names:
-            found.append(value if equals else following)
-    return found
+def _parsed(words: Sequence[str]) -> dict[str, Any]:
+    """Return what `dist-classicrl train` takes the words for; it refuses what it does not know."""
+    from dist_classicrl.cli import train
+    from dist_classicrl.distributed.slurm_script import VARIABLE
 
-
-def _folder_of(words: Sequence[str]) -> str:
-    from dist_classicrl.cli import runs
-
-    return str(runs.folder_of(words[0])) if not words[0].startswith("-") else str(runs.ROOT / "run")
+    stood_in = [VARIABLE.sub(_STAND_IN, word) for word in words]
+    return train.command.make_context("dist-classicrl train", stood_in).params

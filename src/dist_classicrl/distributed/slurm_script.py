@@ -13,10 +13,11 @@ from dist_classicrl.errors import SettingsError
 _MEMORY = re.compile(r"\d+[KMGT]?")
 _ARRAY = re.compile(r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%[1-9]\d*)?")
 _NAME = re.compile(r"[\w.,+-]+")
-_VARIABLE = re.compile(r"\$(SLURM_\w+|\{SLURM_\w+\})")
+VARIABLE = re.compile(r"\$(SLURM_\w+|\{SLURM_\w+\})")
+"""What `word_of` leaves to the shell."""
 
 TASK = "$SLURM_ARRAY_TASK_ID"
-"""What stands for the number of a job of an array; `word_of` leaves it to the shell."""
+"""What stands for the number of a job of an array."""
 
 # Without waiting again after the warning the script, and with it the job, would end at once.
 _REQUEUE = """\
@@ -88,8 +89,8 @@ class BatchJob:
     def _check_size(self) -> None:
         if self.ntasks < 2:
             raise SettingsError(
-                f"A job needs at least 2 tasks, a server and a worker; --ntasks is {self.ntasks}. To train in "
-                "one process, let the batch script run `dist-classicrl train` itself."
+                f"A job needs at least 2 tasks, a server and a worker; --ntasks is {self.ntasks}. A process "
+                "that trains alone needs no script of this kind: let yours run `dist-classicrl train`."
             )
         if self.nodes is not None and not 1 <= self.nodes <= self.ntasks:
             raise SettingsError(
@@ -178,7 +179,7 @@ class BatchJob:
 
 def word_of(text: str) -> str:
     """Return a word as the shell has to read it: as it is, but for SLURM's variables, which it replaces."""
-    if not _VARIABLE.search(text):
+    if not VARIABLE.search(text):
         return shlex.quote(text)
     quoted = re.sub(r'([\\"`]|\$(?!SLURM_|\{SLURM_))', r"\\\1", text)
     return f'"{quoted}"'

@@ -11,7 +11,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -111,12 +111,13 @@ def _stepped_lake() -> Any:
     return Unchanged(gymnasium.make("FrozenLake-v1", map_name="8x8"))
 
 
-def learning_rates(names: tuple[str, ...], seconds: float, rounds: int) -> list[Rate]:
+def learning_rates(names: Sequence[str], seconds: float, rounds: int) -> list[Rate]:
     """Train in turns in the environments of these names; every rank of a job calls this.
 
     Parameters
     ----------
-    names : tuple of str
+    names : sequence of str
+        Some of `ONE_CORE`.
     seconds : float
         What each run lasts at least, compilation apart.
     rounds : int
@@ -162,8 +163,10 @@ class _Trainer:
             self._steps = int(self._steps * min(1.2 * missing, 100.0)) + 1
 
 
-def rates_of_ranks(n_ranks: int, seconds: float, rounds: int) -> list[Rate]:
+def rates_of_ranks(n_ranks: int, seconds: float, rounds: int, names: Sequence[str] = TOGETHER) -> list[Rate]:
     """Return the rates of a job of `n_ranks` ranks, one of them the server, on this machine.
+
+    Other arguments are those of `learning_rates`.
 
     Raises
     ------
@@ -173,10 +176,10 @@ def rates_of_ranks(n_ranks: int, seconds: float, rounds: int) -> list[Rate]:
     from dist_classicrl.distributed.launcher import launch_environment, mpirun_command
     from dist_classicrl.distributed.processes import run_job
 
-    words = [sys.executable, "-m", __name__, str(seconds), str(rounds)]
+    words = [sys.executable, "-m", __name__, str(seconds), str(rounds), *names]
     job = run_job(
         [*mpirun_command(n_ranks), *words],
-        timeout=_START_SECONDS + 4.0 * seconds * (rounds + 1) * len(TOGETHER),
+        timeout=_START_SECONDS + 4.0 * seconds * (rounds + 1) * len(names),
         env=launch_environment(),
     )
     found = [line for line in job.output.splitlines() if line.startswith('[{"name": ')]
@@ -253,14 +256,14 @@ def _processor() -> str:
     return lines[0].split(":", 1)[1].strip() if lines else platform.processor() or platform.machine()
 
 
-def main(seconds: float, rounds: int) -> None:
+def main(seconds: float, rounds: int, names: Sequence[str]) -> None:
     """Be a rank of the job of `rates_of_ranks`."""
     from mpi4py import MPI
 
-    found = learning_rates(TOGETHER, seconds, rounds)
+    found = learning_rates(names, seconds, rounds)
     if MPI.COMM_WORLD.Get_rank() == 0:
         sys.stdout.write(json.dumps([asdict(rate) for rate in found]) + "\n")
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]), int(sys.argv[2]))
+    main(float(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
