@@ -145,7 +145,7 @@ class Choice(Text):
     def __init__(self, *words: str) -> None:
         self.words = words
         self.name = "|".join(words)
-        self.allowed = f"one of {', '.join(words)}" if len(words) > 1 else words[0]
+        self.allowed = f"one of {', '.join(words)}"
 
     def of_text(self, text: str) -> str:
         """Take one of the words."""
@@ -288,11 +288,7 @@ class Schedule(Kind):
                 return _number(text)
             except ValueError:
                 raise ValueError(nearest(name, SCHEDULES)) from None
-        kind = _schedule(name)
-        try:
-            return kind(*[_number(word) for word in words])
-        except TypeError as error:
-            raise ValueError(_shown(error)) from error
+        return _made(_schedule(name), [_number(word) for word in words], {})
 
     def of_data(self, data: Any) -> Any:
         """Take a number, a text as on the command line, or a table."""
@@ -306,17 +302,18 @@ class Schedule(Kind):
         for name in arguments:
             if name not in known:
                 raise ValueError(f"It has no {name!r}.{nearest(name, known)} Known are {', '.join(known)}.")
-        try:
-            return kind(**arguments)
-        except TypeError as error:
-            raise ValueError(_shown(error)) from error
+        return _made(kind, [], arguments)
 
     def to_data(self, value: Any) -> Any:
-        """Return a number or a table."""
+        """Return a number, or the text that means the schedule."""
         from dist_classicrl import schedules
 
         schedule = schedules.as_schedule("schedule", value)
-        return schedule.value if isinstance(schedule, schedules.Constant) else schedules.to_dict(schedule)
+        if isinstance(schedule, schedules.Constant):
+            return schedule.value
+        kind, *arguments = schedules.to_dict(schedule).values()
+        names = {full: name for name, full in SCHEDULES.items()}
+        return ":".join([names[kind], *map(str, arguments)])
 
 
 def _schedule(name: str) -> Any:
@@ -329,6 +326,14 @@ def _schedule(name: str) -> Any:
     return getattr(schedules, known[name])
 
 
+def _made(kind: Any, values: list[float], named: dict[str, Any]) -> Any:
+    """Return the schedule with these arguments; ValueError if they are too few or too many."""
+    try:
+        return kind(*values, **named)
+    except TypeError as error:
+        raise ValueError(f"It takes {', '.join(kind.__dataclass_fields__)}.") from error
+
+
 def _number(text: str) -> float:
     try:
         return float(text)
@@ -337,9 +342,9 @@ def _number(text: str) -> float:
 
 
 def _quotes(data: Any) -> str:
-    """Return what is the matter with a text where none belongs."""
-    return "Leave out the quotes." if isinstance(data, str) else ""
-
-
-def _shown(error: TypeError) -> str:
-    return str(error).replace("__init__()", "It").replace("() ", " ") + "."
+    """Return what is the matter with a number that is written as a text."""
+    try:
+        float(data if isinstance(data, str) else "no text")
+    except ValueError:
+        return ""
+    return "Leave out the quotes."

@@ -65,7 +65,7 @@ class RunFolder:
     @property
     def status(self) -> Path:
         """How far the run is now; only while a command shows it."""
-        return self.path / "status.json"
+        return self.path / ".status.json"
 
     def exists(self) -> bool:
         """Return whether a run has begun here."""

@@ -96,7 +96,8 @@ def _prepared(job: Job, is_head: bool) -> tuple[Job, bool]:
 
 
 def _set_aside(folder: RunFolder) -> None:
-    place = other_folder(folder.path.with_name(f"{folder.path.name}-before"))
+    place = folder.path.with_name(f"{folder.path.name}-before")
+    place = other_folder(place) if place.exists() else place
     folder.path.rename(place)
     click.echo(f"The run that was in {short(folder.path)} is now in {short(place)}.", err=True)
 

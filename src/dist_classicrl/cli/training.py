@@ -16,7 +16,6 @@ from dist_classicrl._files import whole_file
 from dist_classicrl.cli.job import Job
 from dist_classicrl.cli.terminal import bar_of_this_process
 from dist_classicrl.distributed.hints import rank_of_environment
-from dist_classicrl.errors import TrainingStopped
 
 if TYPE_CHECKING:
     from dist_classicrl.callbacks.base import BaseCallback
@@ -70,12 +69,7 @@ def train_here(job: Job, display: Display) -> None:
     callbacks: list[BaseCallback] = [voice, *_recorders(job, env)]
     arguments = job.of_train()
     with _shown(job, display, callbacks):
-        try:
-            result = agent.train(env, callbacks=callbacks, **arguments)
-        except TrainingStopped as stopped:
-            if agent.rank == 0:
-                _say_stopped(stopped)
-            raise
+        result = agent.train(env, callbacks=callbacks, **arguments)
     if agent.rank == 0:
         _finish(job, agent, env, result, display)
 
@@ -127,16 +121,6 @@ def _shown(job: Job, display: Display, callbacks: list[BaseCallback]) -> Iterato
     yield
 
 
-def _say_stopped(stopped: TrainingStopped) -> None:
-    where = (
-        "nothing could be saved" if stopped.checkpoint is None else f"saved in {short(stopped.checkpoint)}"
-    )
-    click.echo(
-        f"Stopped by {stopped.reason} after {stopped.steps:,} steps, {where}. The same command goes on.",
-        err=True,
-    )
-
-
 def _finish(job: Job, agent: DistAsyncQLearning, env: Any, result: TrainingResult, display: Display) -> None:
     evaluation = agent.evaluate(env, episodes=job.settings["eval_episodes"])
     agent.save_model(job.folder.model)
@@ -163,7 +147,12 @@ def summary(job: Job, result: TrainingResult, evaluation: EvaluationResult | Non
             f"{result.steps:,} steps in {result.seconds:.3g} s, {result.steps_per_second:,.0f} steps/s "
             f"on {workers}",
         ),
-        ("mean return", f"{result.mean_return:.4g} while exploring, {result.episodes:,} episodes"),
+        (
+            "mean return",
+            f"{result.mean_return:.4g} while exploring, {result.episodes:,} episodes"
+            if result.episodes
+            else "no episode has ended",
+        ),
     ]
     if evaluation is not None:
         rows.append(

@@ -73,7 +73,7 @@ class LogCallback(BaseCallback):
             self._log()
         return True
 
-    def _on_training_end(self) -> None:
+    def _on_close(self) -> None:
         self._log()
 
     def _log(self) -> None:
@@ -101,11 +101,12 @@ class StatusCallback(BaseCallback):
         self._write(has_ended=False)
         return True
 
-    def _on_training_end(self) -> None:
+    def _on_close(self) -> None:
         self._write(has_ended=True)
 
     def _write(self, has_ended: bool) -> None:
-        assert self.progress is not None  # known since the training began
+        if self.progress is None:  # this rank has not served
+            return
         data = {"progress": {**self.progress.to_dict(), "events": []}, "has_ended": has_ended}
         # Replaced at once, so that a reader never sees half of it. It need not survive a crash.
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
