@@ -60,7 +60,7 @@ def learning_run(
         lines.append(
             report(
                 step, i * every, ranks, steps_per_second=sum(steps) / every, episodes=int(step // 50),
-                mean_return=float(0.7 * share + draw.normal(0, 0.03)), 
+                mean_return=float(0.7 * share + draw.normal(0, 0.03)),
                 td_error=float(0.2 * np.exp(-3 * share)),
                 communication_fraction=float(draw.uniform(0.015, 0.03)),
             )

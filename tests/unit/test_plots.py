@@ -1,0 +1,331 @@
+"""Pictures of runs: what is drawn, not how it looks."""
+
+import sys
+from xml.etree import ElementTree
+
+import hand_made_metrics as hand_made
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from dist_classicrl.cli.plot import command
+from dist_classicrl.environments.conversion import from_arrays
+from dist_classicrl.errors import MissingExtraError, PlotError
+from dist_classicrl.monitoring.reading import read_metrics
+from dist_classicrl.plotting import (
+    canvas,
+    map_of,
+    plot_curves,
+    plot_maps,
+    plot_overview,
+    plot_scaling,
+    plot_several_runs,
+    plot_timeline,
+    save,
+)
+from dist_classicrl.plotting.intervals import t_quantile
+
+
+@pytest.fixture
+def metrics(tmp_path):
+    return read_metrics(hand_made.learning_run(tmp_path / "run", reports=40, workers=3))
+
+
+def lines_of(axes):
+    return [np.column_stack(line.get_data()) for line in axes.get_lines()]
+
+
+def legend_of(figure):
+    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+
+
+# Curves
+
+
+def test_curves_have_a_point_for_each_report_over_steps_and_over_time(metrics):
+    figure, curves = plot_curves(metrics)
+    names = ("mean_return", "td_error", "steps_per_second", "communication_fraction")
+    assert set(curves) == {(name, x) for name in names for x in ("steps", "time")}
+    for (name, x), curve in curves.items():
+        np.testing.assert_array_equal(curve.x, metrics["step" if x == "steps" else "time"])
+        np.testing.assert_array_equal(curve.y, metrics[name])
+    panels = np.array(figure.axes).reshape(4, 2)
+    np.testing.assert_array_equal(
+        lines_of(panels[0, 0])[0], np.column_stack((metrics["step"], metrics["mean_return"]))
+    )
+    np.testing.assert_allclose(lines_of(panels[3, 1])[0][:, 1], 100 * metrics["communication_fraction"])
+    assert panels[3, 0].get_xlabel() and panels[3, 1].get_xlabel() == "training time (s)"
+    assert all(axes.get_ylabel() for axes in panels[:, 0])
+
+
+def test_smooth_return_is_the_mean_of_the_episodes_around(metrics):
+    curve = plot_curves(metrics, x="steps")[1]["mean_return", "steps"]
+    assert curve.window == 3
+    for i in (0, 1, 20, 39):
+        around = slice(max(i - 1, 0), i + 2)
+        expected = np.average(curve.y[around], weights=metrics["episodes"][around])
+        assert curve.smooth[i] == pytest.approx(expected)
+    assert np.abs(np.diff(curve.smooth)).mean() < 0.6 * np.abs(np.diff(curve.y)).mean()
+
+
+def test_reports_without_a_value_are_left_out(tmp_path):
+    lines = [hand_made.report(1000 * i, i, mean_return=None if i == 2 else 0.1 * i) for i in (1, 2, 3)]
+    curves = plot_curves(read_metrics(hand_made.write(tmp_path, lines)))[1]
+    np.testing.assert_array_equal(curves["mean_return", "steps"].x, [1000, 3000])
+    assert curves["td_error", "time"].x.size == 3
+
+
+def test_an_error_that_falls_by_far_is_on_a_logarithmic_axis(tmp_path):
+    lines = [hand_made.report(1000 * i, i, td_error=10.0**-i) for i in range(1, 6)]
+    figure, _ = plot_curves(read_metrics(hand_made.write(tmp_path, lines)), x="steps")
+    assert [axes.get_yscale() for axes in figure.axes] == ["linear", "log", "linear", "linear"]
+
+
+def test_what_cannot_be_drawn_is_said_with_the_name_of_the_run(tmp_path):
+    empty = read_metrics(hand_made.write(tmp_path / "empty", []))
+    with pytest.raises(PlotError, match="records of runs/x hold no report"):
+        plot_curves(empty, title="runs/x")
+    with pytest.raises(PlotError, match="say nothing about any worker"):
+        plot_timeline(empty)
+    lines = [hand_made.report(1000, 1.0, [hand_made.rank(1, 1000)], mean_return=None, episodes=0)]
+    endless = read_metrics(hand_made.write(tmp_path / "endless", lines))
+    with pytest.raises(PlotError, match="No episode ended in the 1 reports.*--kind timeline"):
+        plot_curves(endless)
+    assert plot_timeline(endless)[1].ranks == (1,)
+    with pytest.raises(PlotError, match="'steps' or 'time'"):
+        plot_curves(empty, x="episodes")
+
+
+# Several runs
+
+
+def straight_run(folder, slope, reports):
+    """A run whose return is a straight line, by a report each 100 steps."""
+    steps = 100 * np.arange(1, reports + 1)
+    lines = [
+        hand_made.report(int(s), s / 10, mean_return=slope * s, episodes=10, td_error=0.1 + slope)
+        for s in steps
+    ]
+    return read_metrics(hand_made.write(folder, lines))
+
+
+def test_several_runs_have_their_mean_and_t_interval_where_all_were_reported(tmp_path):
+    slopes = (1.0, 2.0, 6.0)
+    runs = [straight_run(tmp_path / str(i), s, 20 + i) for i, s in enumerate(slopes)]
+    figure, compared = plot_several_runs(runs, ["a", "b", "c"], x="steps")
+    shown = compared["td_error", "steps"]
+    assert (shown.x[0], shown.x[-1]) == (100, 2000)
+    assert len(shown.curves) == 3 and shown.curves[2].x.size == 22
+    values = np.array(slopes) + 0.1
+    half = 4.302653 * values.std(ddof=1) / np.sqrt(3)
+    np.testing.assert_allclose(shown.mean, values.mean())
+    np.testing.assert_allclose(shown.half, half, rtol=1e-6)
+    # Inside, the mean of a straight line around a place is the line.
+    inner = compared["mean_return", "steps"]
+    middle = (inner.x > 300) & (inner.x < 1800)
+    np.testing.assert_allclose(inner.mean[middle], 3.0 * inner.x[middle])
+    assert legend_of(figure) == ["each run", "95 % t-interval", "mean of 3 runs"]
+
+
+def test_two_runs_have_a_line_each(tmp_path):
+    runs = [straight_run(tmp_path / str(i), 1.0 + i, 10) for i in range(2)]
+    figure, compared = plot_several_runs(runs, ["first", "second"])
+    assert compared["mean_return", "steps"].x.size == 0
+    drawn = [line[:, 1] for line in lines_of(figure.axes[1])]
+    np.testing.assert_allclose(drawn, [[1.1] * 10, [2.1] * 10])
+    assert legend_of(figure) == ["first", "second"]
+
+
+def test_runs_without_a_common_range_and_single_ones_are_refused(tmp_path):
+    near = straight_run(tmp_path / "near", 1.0, 3)
+    far = read_metrics(
+        hand_made.write(tmp_path / "far", [hand_made.report(900 + i, 9.0 + i) for i in range(3)])
+    )
+    with pytest.raises(PlotError, match="no range of steps in common: one begins at 900.*ended at 300"):
+        plot_several_runs([near, near, far], "abc")
+    with pytest.raises(PlotError, match="Use plot_curves"):
+        plot_several_runs([near], ["a"])
+
+
+@pytest.mark.parametrize(
+    ("freedom", "expected"), [(1, 12.7062), (2, 4.3027), (3, 3.1824), (4, 2.7764), (9, 2.2622), (30, 2.0423)]
+)
+def test_t_quantiles_are_those_of_the_tables(freedom, expected):
+    assert t_quantile(freedom) == pytest.approx(expected, abs=5e-5)
+
+
+# Timelines
+
+
+@pytest.fixture
+def eventful(tmp_path):
+    """Rank 2 is lost in the second of four reports' time and back in the fourth; rank 9 never learned."""
+    lines = []
+    for i in range(1, 5):
+        ranks = [hand_made.rank(1, 1000 * i)]
+        if i in (1, 4):
+            ranks.append(hand_made.rank(2, 500))
+        if i == 2:
+            ranks.append(hand_made.rank(2, 0))
+        lines.append(hand_made.report(10_000 * i, 5.0 * i, ranks))
+    happened = [("suspected", 2, 6.0), ("excluded", 2, 8.0), ("checkpoint", 0, 10.0), ("readmitted", 2, 16.0)]
+    happened += [("failover", 1, 17.0), ("replaced", 9, 18.0), ("left", 9, 19.0)]
+    lines[2:2] = [hand_made.event(kind, rank, 20_000, time) for kind, rank, time in happened]
+    return read_metrics(hand_made.write(tmp_path, lines))
+
+
+def test_a_timeline_has_a_row_for_each_rank_with_when_it_learned_and_what_happened(eventful):
+    figure, timeline = plot_timeline(eventful)
+    assert timeline.ranks == (1, 2, 9)
+    np.testing.assert_array_equal(
+        timeline.learned[1], [[0, 5, 200], [5, 10, 400], [10, 15, 600], [15, 20, 800]]
+    )
+    np.testing.assert_array_equal(timeline.learned[2], [[0, 5, 100], [15, 20, 100]])
+    assert [event["kind"] for event in timeline.events] == [
+        "suspected", "excluded", "checkpoint", "readmitted", "failover", "replaced", "left",
+    ]  # fmt: skip
+    axes = figure.axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == [
+        "rank 1", "rank 2", "rank 9", "checkpoints",
+    ]  # fmt: skip
+    assert [len(bars.get_paths()) for bars in axes.collections] == [4, 2]
+    marks = {tuple(place) for line in lines_of(axes) for place in line.tolist()}
+    assert {(6.0, 1.0), (8.0, 1.0), (10.0, 3.0), (16.0, 1.0), (17.0, 0.0), (18.0, 2.0), (19.0, 2.0)} == marks
+    assert "replacement started" in legend_of(figure) and "heard again" not in legend_of(figure)
+
+
+def test_every_worker_of_a_large_run_has_its_row(tmp_path):
+    metrics = read_metrics(hand_made.learning_run(tmp_path, reports=3, workers=100))
+    figure, timeline = plot_timeline(metrics)
+    assert timeline.ranks == tuple(range(1, 101))
+    assert len(figure.axes[0].collections) == 100
+    assert len(figure.axes[0].get_yticks()) <= 40
+
+
+# Maps
+
+
+def make_lake(**arguments):
+    import gymnasium
+
+    return gymnasium.make("FrozenLake-v1", **arguments)
+
+
+def test_a_map_of_any_lake_has_its_cells_its_values_and_where_actions_lead():
+    q = np.zeros((6, 4))
+    q[0] = (0.1, 0.5, 0.2, 0.0)  # down
+    q[1] = (0.0, 0.0, 0.3, 0.3)  # right and up are equally good
+    q[3] = (0.0, 0.0, 0.9, 0.0)  # right
+    visits = np.ones((6, 4), np.int64)
+    visits[1, :3] = visits[4] = 0  # state 1 was visited all the same
+    figure, drawn = plot_maps(q, make_lake(desc=["SFH", "FFG"]), visits)
+    assert drawn.grid.letters.tolist() == [[" ", " ", "H"], [" ", " ", "G"]]
+    assert drawn.grid.starts.tolist() == [[True, False, False], [False, False, False]]
+    np.testing.assert_allclose(drawn.grid.directions, [(0, -1), (1, 0), (0, 1), (-1, 0)], atol=1e-12)
+    np.testing.assert_array_equal(drawn.values, [[0.5, 0.3, np.nan], [0.9, np.nan, np.nan]])
+    assert np.argwhere(drawn.greedy).tolist() == [[0, 0, 1], [0, 1, 2], [0, 1, 3], [1, 0, 2]]
+    axes = figure.axes[0]
+    assert {text.get_text() for text in axes.texts} == {"0.5", "0.3", "0.9", "H", "G"}
+    arrows = axes.collections[0]
+    np.testing.assert_allclose(np.sign(np.round(arrows.U, 9)), [0, 1, 0, 1])
+    np.testing.assert_allclose(np.sign(np.round(arrows.V, 9)), [1, 0, -1, 0])
+    assert "light grey: never visited" in axes.get_xlabel()
+
+
+def test_cliff_walking_and_models_with_a_grid_have_maps():
+    cliff = map_of(np.arange(48.0 * 4).reshape(48, 4), "CliffWalking-v1")
+    assert "".join(cliff.grid.letters[3]) == " CCCCCCCCCCG"
+    np.testing.assert_allclose(cliff.grid.directions, [(-1, 0), (0, 1), (1, 0), (0, -1)], atol=1e-12)
+    assert np.isnan(cliff.values[3, 1:]).all() and np.isfinite(cliff.values[:3]).all()
+    # Two cells beside each other: stay, or go to the other one, where the episode ends.
+    move = np.zeros((2, 2, 2))
+    move[0, 0, 0] = move[0, 1, 1] = move[1, :, 1] = 1.0
+    model = from_arrays(move, np.zeros((2, 2)), [1.0, 0.0], terminated=[False, True], grid_shape=(1, 2))
+    drawn = map_of(np.array([[2.0, 1.0], [0.0, 0.0]]), model)
+    assert drawn.grid.directions.tolist() == [[0, 0], [0, 1]]
+    assert drawn.values[0, 0] == 2.0 and np.isnan(drawn.values[0, 1])
+
+
+def test_what_is_no_grid_or_does_not_fit_has_no_map():
+    with pytest.raises(PlotError, match="Taxi-v4 is no grid.*--kind curves"):
+        map_of(np.zeros((500, 6)), "Taxi-v4")
+    with pytest.raises(PlotError, match="16 states and 4 actions, the table only 9 and 4"):
+        map_of(np.zeros((9, 4)), "FrozenLake-v1")
+
+
+# Files
+
+
+def test_an_overview_has_all_and_is_written_1200_pixels_wide(eventful, tmp_path):
+    import matplotlib
+    from matplotlib.image import imread
+
+    before = dict(matplotlib.rcParams)
+    grid_map = map_of(np.zeros((16, 4)), "FrozenLake-v1")
+    figure, drawn = plot_overview(eventful, grid_map, x="steps", title="runs/x")
+    assert drawn["timeline"].ranks == (1, 2, 9) and drawn["map"] is grid_map
+    assert drawn["curves"]["mean_return", "steps"].y.size == 4
+    picture = imread(save(figure, tmp_path / "deep" / "x.png"))
+    assert picture.shape[1] == 1200 and picture[:, :, :3].std() > 0.05
+    assert dict(matplotlib.rcParams) == before
+    with pytest.raises(PlotError, match=r"must end in \.png, \.svg, \.pdf.*x\.png"):
+        save(figure, tmp_path / "x.jpeg")
+
+
+def test_without_matplotlib_the_extra_is_named(metrics, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    for draw in (
+        plot_curves,
+        plot_timeline,
+        lambda _: plot_maps(np.zeros((16, 4)), "FrozenLake-v1"),
+        plot_scaling,
+    ):
+        with pytest.raises(MissingExtraError, match=r"pip install 'dist_classicrl\[plot\]'"):
+            draw(metrics)
+
+
+# The command
+
+
+@pytest.fixture
+def run(tmp_path):
+    """The folder of a run of four by four cells, with a model."""
+    from dist_classicrl import DistAsyncQLearning
+
+    folder = hand_made.learning_run(tmp_path / "run", reports=5)
+    folder.joinpath("config.toml").write_text('environment = "FrozenLake-v1"\n')
+    agent = DistAsyncQLearning(state_size=16, action_size=4)
+    agent.save_model(folder / "model.npz")
+    return folder
+
+
+def test_the_command_writes_a_picture(run, tmp_path):
+    target = tmp_path / "deep" / "x.svg"
+    done = CliRunner().invoke(
+        command, [str(run), "--kind", "maps", "--out", str(target)], catch_exceptions=False
+    )
+    assert done.output == f"{target}: the map of FrozenLake-v1\n"
+    assert ElementTree.parse(target).getroot().tag.endswith("svg")
+
+
+def test_the_command_draws_what_is_asked_for(run, tmp_path, monkeypatch):
+    def said(*words):
+        done = CliRunner().invoke(command, [str(word) for word in words], catch_exceptions=False)
+        return done.output if done.exit_code == 0 else (done.exit_code, done.output)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(canvas, "save", lambda figure, path: path)  # drawing takes a second each time
+    assert said(run) == f"{run / 'plot.png'}: 5 reports, 3 workers, map\n"
+    assert said(run / "metrics.jsonl", "--kind", "timeline").endswith("plot.png: 3 ranks, 0 events\n")
+    assert said(run, "--x", "time", "--kind", "curves", "--out", "x.pdf") == "x.pdf: 5 reports\n"
+    assert said(run, run, run) == "plot.png: 3 runs, 15 reports\n"
+    status, message = said(run, run, "--kind", "maps")
+    assert status == 2 and "maps are of one run" in message
+    run.joinpath("config.toml").write_text('environment = "Taxi-v4"\n')
+    assert said(run).endswith("3 workers\n")
+    with pytest.raises(PlotError, match="Taxi-v4 is no grid"):
+        said(run, "--kind", "maps")
+    alone = run.joinpath("model.npz").rename(tmp_path / "model.npz")
+    with pytest.raises(PlotError, match="does not tell which environment"):
+        said(alone, "--kind", "maps", "--out", "x.png")
+    assert "has neither a model nor a checkpoint yet" in said(run)
