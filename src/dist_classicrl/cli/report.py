@@ -83,18 +83,18 @@ def _measured(run: str) -> Measured:
 
 
 def _show_runs(report: ScalingReport) -> None:
-    headers = ["run", "workers", "steps/s", "speed-up", "efficiency", "communication", *_SPREAD]
+    several = len(report.runs) > 1
+    compared = ["speed-up", "efficiency"] if several else []
+    headers = ["run", "workers", "steps/s", *compared, "communication", "of workers: mean", *_SPREAD[1:]]
     rows = []
     for scaled in report.runs:
-        run = scaled.run
-        spread = run.communication
+        run, spread = scaled.run, scaled.run.communication
         rows.append(
             [
-                run.name + (" (baseline)" if run.name == report.baseline and len(report.runs) > 1 else ""),
+                run.name + (" (baseline)" if several and run.name == report.baseline else ""),
                 f"{run.workers:.4g}",
                 f"{run.steps_per_second:,.0f}",
-                f"{scaled.speed_up:.2f}",
-                f"{scaled.efficiency:.1%}",
+                *([f"{scaled.speed_up:.2f}", f"{scaled.efficiency:.1%}"] if several else []),
                 f"{run.communication_fraction:.2%}",
                 *("-" if spread is None else f"{getattr(spread, name):.2%}" for name in _SPREAD),
             ]

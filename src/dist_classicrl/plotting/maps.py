@@ -163,7 +163,7 @@ def _has_numbers(cell: float) -> bool:
 
 
 def _write_cells(axes: Axes, grid_map: GridMap, ink: np.ndarray, cell: float) -> None:
-    """Write the values where there is room, the letters where nobody acts, and frame the starts."""
+    """Write the values where there is room, the letters where nobody acts, and frame starts and goals."""
     from matplotlib.patches import Rectangle
 
     look: dict[str, Any] = {"ha": "center", "va": "center", "clip_on": True}
@@ -173,9 +173,11 @@ def _write_cells(axes: Axes, grid_map: GridMap, ink: np.ndarray, cell: float) ->
             axes.text(column, row, letter, fontsize=max(18 * cell, 5), fontweight="bold", **look)
         elif np.isfinite(value) and _has_numbers(cell):
             axes.text(column, row + 0.35, f"{value:.3g}", fontsize=12 * cell, **look)
-    for row, column in np.argwhere(grid_map.grid.starts):
-        place = (column - 0.46, row - 0.46)
-        axes.add_patch(Rectangle(place, 0.92, 0.92, fill=False, ec=canvas.ORANGE, lw=max(4 * cell, 1.5)))
+    goals = grid_map.grid.letters == "G"
+    for cells, colour, width in ((goals, _NOBODY_ACTS, 1.0), (grid_map.grid.starts, canvas.ORANGE, 4 * cell)):
+        for row, column in np.argwhere(cells):
+            place = (column - 0.46, row - 0.46)
+            axes.add_patch(Rectangle(place, 0.92, 0.92, fill=False, ec=colour, lw=max(width, 1.0)))
 
 
 def _finish(axes: Axes, shape: tuple[int, ...], cell: float) -> None:
@@ -192,7 +194,7 @@ def _finish(axes: Axes, shape: tuple[int, ...], cell: float) -> None:
 def _explained(grid_map: GridMap) -> str:
     """Return what frames, letters and grey cells mean."""
     letters, acting = grid_map.grid.letters, grid_map.grid.acting
-    parts = ["framed: start"]
+    parts = ["orange frame: start"]
     parts += [f"{letter}: {name}" for letter, name in _NAMES.items() if (letters == letter).any()]
     if (~acting & (letters == " ")).any():
         parts.append("dark: nobody acts there")

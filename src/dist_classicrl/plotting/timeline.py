@@ -30,7 +30,7 @@ class Mark:
 
 MARKS = {
     "suspected": Mark("suspected", "^", canvas.ORANGE, 12.0, hollow=True),
-    "cleared": Mark("heard again", "o", canvas.GREEN, 10.0, hollow=True),
+    "cleared": Mark("heard again", "o", canvas.GREEN, 7.0, hollow=True),
     "excluded": Mark("lost", "X", canvas.VERMILLION),
     "readmitted": Mark("back", "o", canvas.GREEN, 8.0),
     "replaced": Mark("replacement started", "P", canvas.GREEN, 10.0),
@@ -179,7 +179,7 @@ def _look(mark: Mark) -> dict[str, Any]:
         "ls": "",
         "marker": mark.shape,
         "ms": mark.size,
-        "mfc": "none" if mark.hollow else mark.colour,
+        "mfc": "white" if mark.hollow else mark.colour,
         "mec": mark.colour if mark.hollow or mark.shape == "|" else "white",
         "mew": 1.8 if mark.hollow or mark.shape == "|" else 0.8,
         "clip_on": False,
