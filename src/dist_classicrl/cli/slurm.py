@@ -17,7 +17,7 @@ _HELP = """\
 Print a batch script for sbatch.
 
 WORDS are those of `dist-classicrl train`, without --ranks, which is the number of tasks; or a script of
-your own that ends in .py (or -m and a module), and its arguments, which is then started by
+your own that ends in .py (or after -- a module after -m), and its arguments, which is then started by
 `dist-classicrl launch`. Options come before them.
 
 The job hears SLURM's warning before its time limit, or before it is pre-empted, saves its run and ends;

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-_NUMBER = re.compile(r"[-+]?[\d.,]+(e[-+]?\d+)?%?|-|")
+_NUMBER = re.compile(r"[-+]?[\d.,]+(e[-+]?\d+)?(%| [kM])?|-|")
 
 
 def show_table(headers: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:

@@ -58,7 +58,7 @@ def _read_npz(target: Path) -> tuple[np.ndarray, np.ndarray]:
 def _read_csv(target: Path) -> tuple[np.ndarray, np.ndarray]:
     try:
         with open(target, newline="", encoding="utf-8-sig") as file:  # spreadsheets write a mark in front
-            head, *rows = list(csv.reader(file))
+            head, *rows = list(csv.reader(file)) or [[]]
     except (UnicodeDecodeError, csv.Error, ValueError) as error:
         raise _refused(target, f"it cannot be read ({error})") from error
     columns = {

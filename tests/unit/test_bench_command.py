@@ -1,0 +1,69 @@
+"""`bench`: rates of whole trainings; here so short ones that the numbers mean nothing."""
+
+import json
+
+import pytest
+from learned_runs import run_command
+
+from dist_classicrl.runtime import rates
+
+
+@pytest.fixture
+def little(monkeypatch):
+    """Measure two environments instead of five."""
+    monkeypatch.setattr(rates, "ONE_CORE", (rates.FROZEN_LAKE, rates.STEPPED_LAKE))
+    monkeypatch.setattr(rates, "TOGETHER", (rates.FROZEN_LAKE,))
+    monkeypatch.setattr(rates, "_PUSH_ROUNDS", 3)
+
+
+def test_rates_as_json(little, capsys):
+    words = ("bench", "--seconds", "0.05", "--rounds", "2", "--json")
+    status, out, _ = run_command(capsys, *words)
+    data = json.loads(out)
+    assert status == 0 and data["machine"]["cores"] >= 1 and data["together"] == []
+    compiled, stepped = data["one_core"]
+    assert (compiled["name"], stepped["name"]) == ("FrozenLake 8x8", "FrozenLake 8x8, by Gymnasium")
+    for rate in (compiled, stepped):
+        assert len(rate["runs"]) == 2 and rate["workers"] == 1
+        assert rate["steps_per_second"] == pytest.approx(sum(rate["runs"]) / 2)
+    # One of them runs in compiled code, the other one step by step.
+    assert compiled["steps_per_second"] > 5 * stepped["steps_per_second"]
+    (push,) = data["pushes"]
+    assert 100 < push["entries"] <= 256 and push["n_bytes"] == push["entries"] * 28
+    assert all(push[stage] > 0 for stage in ("pack", "apply", "refresh", "rebase"))
+
+
+def test_runs_last_as_long_as_asked(little, monkeypatch):
+    asked = []
+    trainer = rates._Trainer(rates.problem(rates.FROZEN_LAKE), 0.03)
+    train = trainer._agent.train
+    monkeypatch.setattr(
+        trainer._agent,
+        "train",
+        lambda env, total_steps: asked.append(total_steps) or train(env, total_steps=total_steps),
+    )
+    assert trainer.run().seconds >= 0.03
+    assert len(asked) > 1 and asked == sorted(asked)
+    before = len(asked)
+    trainer.run()
+    assert asked[before] == asked[before - 1]  # what was long enough is tried first
+
+
+def test_rates_as_tables(little, capsys, monkeypatch):
+    rate = rates.Rate(rates.FROZEN_LAKE, 2e6, (1e6, 2e6, 3e6), 0.25, 3)
+    monkeypatch.setattr(rates, "learning_rates", lambda *_: [rate, rates.Rate("slow", 5e4, (5e4,), 0.0, 1)])
+    monkeypatch.setattr(
+        rates, "rates_of_ranks", lambda ranks, *_: [rates.Rate(rate.name, 3e6, (3e6,), 0.25, ranks - 1)]
+    )
+    _, out, _ = run_command(capsys, "bench", "--ranks", "4")
+    assert "FrozenLake 8x8   2.00 M  1.00 M to 3.00 M\nslow             50.0 k  50.0 k to 50.0 k\n" in out
+    assert "A push after 50,000 steps" in out
+    last = out.splitlines()[-1].split("  ")
+    assert "Learning under mpirun: a server and 3 workers" in out
+    assert [cell.strip() for cell in last if cell] == [
+        "FrozenLake 8x8",
+        "3.00 M",
+        "3.00 M to 3.00 M",
+        "1.50",
+        "25.0%",
+    ]

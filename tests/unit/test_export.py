@@ -1,0 +1,300 @@
+"""`export`: the policy as a program that plays as the agent does, and tables that come back as they went."""
+
+import json
+import subprocess
+import sys
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from learned_runs import agent_for, make_run, run_command, tied_values
+
+from dist_classicrl import DistAsyncQLearning
+from dist_classicrl.environments import TabularMDP, TicTacToeEnv
+from dist_classicrl.errors import ExportError, ModelFileError
+from dist_classicrl.runtime import policy_program
+from dist_classicrl.runtime.exporting import KINDS, export
+from dist_classicrl.runtime.policy import plain_value, policy_of
+from dist_classicrl.runtime.table_file import read_table
+
+
+class Spaces(gymnasium.Env):
+    """An environment that is nothing but its spaces."""
+
+    def __init__(self, observation_space, action_space):
+        self.observation_space, self.action_space = observation_space, action_space
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation_space.sample(), 0.0, True, False, {}
+
+
+def multi():
+    return Spaces(
+        spaces.MultiDiscrete([[3, 2], [2, 4]], start=[[0, 5], [-1, 0]]), spaces.MultiDiscrete([2, 3])
+    )
+
+
+def masked():
+    parts = {
+        "seen": spaces.Tuple([spaces.Box(-2, 1, (2,), np.int8), spaces.MultiBinary(2)]),
+        "action_mask": spaces.MultiBinary(4),
+    }
+    return Spaces(spaces.Dict(parts), spaces.Discrete(4, start=3))
+
+
+def nested_actions():
+    return Spaces(spaces.Discrete(5, start=7), spaces.Dict(a=spaces.Discrete(2), b=spaces.MultiBinary(2)))
+
+
+CASES = {
+    "lake": lambda: gymnasium.make("FrozenLake-v1"),
+    "blackjack": lambda: gymnasium.make("Blackjack-v1"),
+    "multi": multi,
+    "masked": masked,
+    "nested_actions": nested_actions,
+    "tictactoe": lambda: TicTacToeEnv(agent_plays="both"),
+    "large": TabularMDP.garnet(5_000, 3, 2, seed=1),
+    "wide": TabularMDP.garnet(40, 300, 1, seed=1),
+}
+
+PLAY = """
+import importlib.util, json, sys
+
+assert not any("site-packages" in path for path in sys.path)
+wrong = {}
+for name, (path, moves, refused) in json.load(sys.stdin).items():
+    spec = importlib.util.spec_from_file_location("policy", path)
+    policy = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(policy)
+    wrong[name] = [move for move in moves if policy.act(*move[0]) != move[1]]
+    for arguments in refused:
+        try:
+            policy.act(*arguments)
+        except (ValueError, IndexError, KeyError, TypeError):
+            continue
+        wrong[name].append(arguments)
+print(json.dumps([wrong, sorted(module for module in sys.modules if module.startswith("numpy"))]))
+"""
+
+
+def case(name):
+    """Return an agent and its environment; a policy whose states have many ties."""
+    env = CASES[name]
+    shape = agent_for(env).q_table.shape
+    return agent_for(env, tied_values(shape, 3)), env
+
+
+def masks_for(n_states, n_actions):
+    masks = np.random.default_rng(5).integers(0, 2, (n_states, n_actions))
+    masks[np.arange(n_states), np.arange(n_states) % n_actions] = 1
+    return masks.tolist()
+
+
+def moves_of(agent, policy):
+    """Return arguments of `act` and what `predict` says to them: every state, also with a mask."""
+    masks = masks_for(policy.n_states, policy.n_actions)
+    moves = []
+    for state, mask in enumerate(masks):
+        observation = policy.observation_of(state)
+        for arguments in ([observation], [observation, mask]):
+            moves.append([arguments, plain_value(agent.predict(*arguments))])
+        if isinstance(observation, dict):
+            held = {**observation, "action_mask": mask}
+            moves.append([[held], plain_value(agent.predict(held))])
+    return moves
+
+
+def test_the_program_plays_as_predict_does_without_any_library(tmp_path):
+    jobs = {}
+    for name in CASES:
+        agent, env = case(name)
+        policy = policy_of(agent, env)
+        path = export(agent, tmp_path / f"{name}.py", env)
+        refused = [[policy.observation_of(0), [0] * policy.n_actions], [policy.observation_of(0), [1]]]
+        refused += [[policy.n_states], [[99, 0, 0, 0, 0]], [None], ["x"], [-3]]
+        jobs[name] = [str(path), moves_of(agent, policy), refused]
+    played = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", PLAY],
+        input=json.dumps(jobs),
+        capture_output=True,
+        text=True,
+        timeout=60.0,
+        cwd=tmp_path,
+    )
+    assert played.returncode == 0, played.stderr
+    wrong, libraries = json.loads(played.stdout)
+    assert wrong == {name: [] for name in CASES} and libraries == []
+
+
+def module_at(path):
+    known = {}
+    exec(path.read_text(), known)
+    return known
+
+
+@pytest.mark.parametrize("name", ["lake", "blackjack", "multi", "masked", "nested_actions"])
+def test_observations_as_the_environment_gives_them(tmp_path, name):
+    agent, env = case(name)
+    policy = policy_of(agent, env)
+    act = module_at(export(agent, tmp_path / "policy.py", env))["act"]
+    space = env().observation_space
+    space.seed(1)
+    for _ in range(50):
+        observation = space.sample()
+        if isinstance(observation, dict) and "action_mask" in observation:
+            observation["action_mask"][:] = np.roll([1, 0, 1, 0], _)
+        if policy.observations is None:
+            observation = int(observation)
+        action = act(observation)
+        assert np.all(plain_value(agent.predict(observation)) == action)
+        assert type(action) is type(plain_value(agent.predict(observation)))
+        assert policy.state_of(observation) == module_at(tmp_path / "policy.py")["state_of"](observation)
+
+
+def test_an_action_that_was_given_out_can_be_changed(tmp_path):
+    agent, env = case("multi")
+    act = module_at(export(agent, tmp_path / "policy.py", env))["act"]
+    observation = [[0, 5], [-1, 0]]
+    first = act(observation)
+    kept = list(first)
+    first[0] = 99
+    assert act(observation) == kept
+
+
+def test_small_tables_can_be_read_and_large_ones_are_packed(tmp_path):
+    agent, env = case("lake")
+    text = export(agent, tmp_path / "lake.py", env, environment="FrozenLake-v1").read_text()
+    order = np.argsort(-agent.q_table[6], kind="stable")
+    assert f"    {', '.join(map(str, order))},  # 6\n" in text
+    assert "# They are called left, down, right, up." in text
+    assert text.startswith('"""What was learned in FrozenLake-v1: 16 states, 4 actions, 1234567 steps.\n')
+    assert "from lake import act" in text and max(map(len, text.splitlines())) <= 110
+    agent, env = case("large")
+    packed = export(agent, tmp_path / "large.py", env).read_text()
+    assert len(packed) < 2 * agent.q_table.size and max(map(len, packed.splitlines())) <= 110
+
+
+def test_illegal_moves_are_left_out_of_values_and_policy(tmp_path):
+    agent, env = case("tictactoe")
+    policy = policy_of(agent, env)
+    legal = CASES["tictactoe"]()._rules.legal
+    assert np.array_equal(policy.values, np.where(legal, agent.q_table, -np.inf).max(axis=1))
+    assert [agent.predict(state) for state in range(627)] == policy.greedy.tolist()
+    assert (agent.q_table.argmax(axis=1) != policy.greedy).sum() > 100
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("kind", ["npz", "csv", "json"])
+@pytest.mark.parametrize("name", ["blackjack", "multi", "tictactoe"])
+def test_a_table_comes_back_as_it_went(tmp_path, name, kind, dtype):
+    env = CASES[name]
+    shape = agent_for(env).q_table.shape
+    rng = np.random.default_rng(1)
+    agent = agent_for(env, rng.normal(size=shape) * 10.0 ** rng.integers(-9, 9, shape), dtype=dtype)
+    agent.visits[:] = rng.integers(0, 1 << 47, shape)
+    values, visits = read_table(export(agent, tmp_path / f"table.{kind}", env))
+    back = DistAsyncQLearning(dtype=dtype)
+    back.q_table, back.visits[:] = values, visits
+    assert back.q_table.tobytes() == agent.q_table.tobytes()
+    assert back.visits.tobytes() == agent.visits.tobytes()
+
+
+def test_the_arrays_of_an_npz_are_plain_and_it_is_a_model(tmp_path, capsys):
+    agent, env = case("tictactoe")
+    path = export(agent, tmp_path / "policy.npz", env)
+    with np.load(path, allow_pickle=False) as file:
+        held = dict(file)
+    policy = policy_of(agent, env)
+    assert held["q_table"].tobytes() == agent.q_table.tobytes()
+    assert held["policy"].tolist() == [agent.predict(state) for state in range(627)]
+    assert np.array_equal(held["values"], policy.values)
+    back = DistAsyncQLearning.load_model(path)
+    assert (back.steps, back.settings) == (agent.steps, agent.settings)
+    assert [back.predict(state) for state in range(627)] == held["policy"].tolist()
+    words = ("evaluate", str(path), "--env", "tictactoe", "--env-arg", "agent_plays=both", "--episodes", "3")
+    assert run_command(capsys, *words)[0] == 0
+
+
+def test_json_says_what_a_reader_needs(tmp_path):
+    agent, env = case("blackjack")
+    data = json.loads(export(agent, tmp_path / "policy.json", env, environment="Blackjack-v1").read_text())
+    assert data["observations"][461] == [20, 10, 1] and data["actions"] == ["stick", "hit"]
+    assert data["q_table"] == agent.q_table.tolist() and data["environment"] == "Blackjack-v1"
+    assert data["policy"] == agent.q_table.argmax(axis=1).tolist()
+
+
+def test_a_csv_can_be_sorted_otherwise_and_lack_visits(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("\ufeffgreedy,q:b,state,q:a\n0,1.5,1,2\n\n1,4,0,-3e1\n", encoding="utf-8")
+    values, visits = read_table(path)
+    assert values.tolist() == [[4.0, -30.0], [1.5, 2.0]] and visits.tolist() == [[0, 0], [0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a.csv", "q:a\n1\n", "needs columns state"),
+        ("a.csv", "state,q:a\n0,x\n", "no number"),
+        ("a.csv", "state,q:a\n0\n", "no number"),
+        ("a.csv", "state,q:a\n0,1\n2,1\n", "not those from 0 to 1"),
+        ("a.csv", "state,q:a\n0,nan\n", "finite"),
+        ("a.csv", "state,q:a,visits:a\n0,1,-1\n", "visits go from -1"),
+        ("a.csv", "state,q:a,visits:a,visits:b\n0,1,1,1\n", "1 columns of values, 2 of visits"),
+        ("a.csv", "", "needs columns state"),
+        ("a.csv", "state,q:a\n", "shapes"),
+        ("a.csv", b"\xff\xfe\x00", "cannot be read"),
+        ("a.json", "[1]", "no q_table"),
+        ("a.json", "{", "no JSON"),
+        ("a.json", '{"q_table": [[1, 2], [3]]}', "its table is none"),
+        ("a.json", '{"q_table": [[1]], "visits": [[1.5]]}', "whole numbers"),
+        ("a.npz", "PK", "cannot be read"),
+        ("a.txt", "", "suffix"),
+    ],
+)
+def test_what_is_no_table_is_refused(tmp_path, name, text, said):
+    path = tmp_path / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ModelFileError, match=said):
+        read_table(path)
+
+
+def test_the_command_writes_every_format_and_replaces_nothing_unasked(tmp_path, capsys):
+    values = tied_values((6, 4))
+    run = make_run(tmp_path / "run", "FrozenLake-v1", values, None, {"desc": ["SFF", "HFG"]})
+    for kind in KINDS:
+        path = tmp_path / f"policy.{kind}"
+        status, out, _ = run_command(capsys, "export", run, "--to", str(path))
+        assert (status, out) == (0, f"{path}: {path.stat().st_size:,} bytes\n")
+        before = path.read_bytes()
+        status, _, err = run_command(capsys, "export", run, "--to", str(path))
+        assert status == 2 and "--force" in err and path.read_bytes() == before
+    assert "state,q:left,q:down" in (tmp_path / "policy.csv").read_text()
+    status, _, _ = run_command(
+        capsys, "export", run, "--to", str(tmp_path / "policy.csv"), "--format", "json", "--force"
+    )
+    assert status == 0 and json.loads((tmp_path / "policy.csv").read_text())["q_table"] == values.tolist()
+    status, _, err = run_command(capsys, "export", run, "--to", str(tmp_path / "policy.cvs"))
+    assert status == 2 and "Did you mean 'csv'?" in err
+    assert run_command(capsys, "export", run, "--to", str(tmp_path / "no" / "policy.csv"))[0] == 2
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    agent, env = case("lake")
+    path = export(agent, tmp_path / "policy.py", env)
+    before = path.read_text()
+
+    def broken(*_):
+        yield before[:100]
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(policy_program, "program", broken)
+    with pytest.raises(OSError, match="disk is full"):
+        export(agent, path, env, force=True)
+    assert path.read_text() == before and list(tmp_path.iterdir()) == [path]
+    with pytest.raises(ExportError, match="is there already"):
+        export(agent, path, env)

@@ -1,0 +1,164 @@
+"""`show`: what it says of known tables, to the letter."""
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from learned_runs import make_run, run_command, tied_values
+
+from dist_classicrl import DistAsyncQLearning
+from dist_classicrl.cli.main import cli
+from dist_classicrl.environments.tictactoe_rules import rules
+
+LEFT, DOWN, RIGHT, UP = np.eye(4)
+LAKE = {"desc": ["SFF", "HFG"]}
+
+
+@pytest.fixture
+def lake(tmp_path):
+    """A lake of two rows whose greedy moves are right, down, left and nothing, right, nothing."""
+    values = np.array([RIGHT, DOWN * 0.5, LEFT * 0.25, 0 * UP, RIGHT, 0 * UP])
+    visits = np.array([3, 2, 1, 0, 5, 0])[:, None] * np.ones((1, 4), int)
+    return make_run(tmp_path / "lake", "FrozenLake-v1", values, visits, LAKE)
+
+
+LAKE_TEXT = """\
+FrozenLake-v1: 6 states, 4 actions, 1,234,567 steps learned
+
+greedy action
+→ ↓ ←
+H → G
+
+value
+1.000 0.500 0.250
+    H 1.000     G
+
+"""
+
+
+def test_a_lake_is_a_map_with_arrows_and_values(lake, capsys):
+    assert run_command(capsys, "show", lake) == (0, LAKE_TEXT, "")
+
+
+def test_where_arrows_cannot_be_written_other_signs_stand_for_them(lake):
+    result = CliRunner(charset="ascii").invoke(cli, ["show", lake])
+    assert result.exception is None
+    assert "> v <\nH > G\n" in result.stdout
+
+
+def test_a_state_that_was_never_visited_is_a_dot(tmp_path, capsys):
+    visits = np.zeros((48, 4), int)
+    visits[[36, 24], 0] = 7
+    path = make_run(tmp_path / "cliff", "CliffWalking-v1", -np.ones((48, 4)) * [1, 2, 3, 4], visits)
+    _, out, _ = run_command(capsys, "show", path)
+    dots = " ".join("·" * 12)
+    assert f"greedy action\n{dots}\n{dots}\n↑{dots[1:]}\n↑ {' '.join('C' * 10)} G\n" in out
+    assert out.count("-1.000") == 2
+
+
+def test_a_table_without_visits_is_shown_in_full(tmp_path, capsys):
+    path = make_run(tmp_path / "lake", "FrozenLake-v1", np.tile(UP, (6, 1)), None, LAKE)
+    assert "↑ ↑ ↑\nH ↑ G\n" in run_command(capsys, "show", path)[1]
+
+
+def test_a_table_of_the_first_visited_states(tmp_path, capsys):
+    values, visits = np.zeros((500, 6)), np.zeros((500, 6), int)
+    visits[[3, 17, 499]] = 1000, 0, 0, 0, 0, 234
+    values[17, 5], values[3, 2] = 9.87654, -12.5
+    path = make_run(tmp_path / "taxi", "Taxi-v4", values, visits)
+    _, out, _ = run_command(capsys, "show", path, "--states", "2")
+    lines = [line.split("  ") for line in out.splitlines()[2:5]]
+    cells = [[cell.strip() for cell in line if cell] for line in lines]
+    assert cells == [
+        ["state", "observation", "south", "north", "east", "west", "pick up", "drop off", "visits", "greedy"],
+        ["3", "at 0,0; red to blue", "0.000", "0.000", "-12.500", *["0.000"] * 3, "1,234", "south"],
+        ["17", "at 0,0; aboard, to green", *["0.000"] * 5, "9.877", "1,234", "drop off"],
+    ]
+    assert out.endswith("\n2 of 3 visited states\n")
+
+
+@pytest.mark.parametrize("text", ["(20, 10, 1)", "[20, 10, 1]", " [20,\n10, 1]"])
+def test_an_observation_as_python_and_as_json_has_it(tmp_path, capsys, text):
+    values = np.zeros((704, 2))
+    values[20 * 22 + 10 * 2 + 1] = 0.25, -0.5
+    path = make_run(tmp_path / "blackjack", "Blackjack-v1", values, np.ones((704, 2), int) * [4000, 5])
+    _, out, _ = run_command(capsys, "show", path, "--observation", text)
+    assert out.split("\n\n", 1)[1] == (
+        "state 461: (20, 10, 1)\n"
+        "action  name    value  visits\n"
+        "     0  stick   0.250   4,000  greedy\n"
+        "     1  hit    -0.500       5\n\n"
+    )
+    data = json.loads(run_command(capsys, "show", path, "--observation", text, "--json")[1])
+    assert data["environment"] == "Blackjack-v1" and data["steps"] == 1_234_567
+    assert data["states"] == [
+        {
+            "state": 461,
+            "observation": [20, 10, 1],
+            "values": [0.25, -0.5],
+            "visits": [4000, 5],
+            "greedy": 0,
+            "action": "stick",
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("(20, 99, 1)", "none of the observations, which are Tuple(Discrete(32)"),
+        ("(20, 10", "neither JSON nor a Python literal"),
+        ("7", "none of the observations"),
+    ],
+)
+def test_an_observation_that_is_none(tmp_path, capsys, text, said):
+    path = make_run(tmp_path / "blackjack", "Blackjack-v1", np.zeros((704, 2)))
+    status, out, err = run_command(capsys, "show", path, "--observation", text)
+    assert (status, out) == (2, "") and said in err
+
+
+def test_boards_have_marks_and_values_and_the_greedy_square_is_legal(tmp_path, capsys):
+    boards = rules("first").boards
+    values = tied_values((338, 9))
+    path = make_run(tmp_path / "game", "tictactoe", values)
+    _, out, _ = run_command(capsys, "show", path)
+    assert [f"state {state}:" in out for state in range(7)] == [True] * 6 + [False]
+    state = 200
+    _, out, _ = run_command(capsys, "show", path, "--observation", str(state))
+    cells = " ".join(out.split("visits\n")[1].splitlines()[:3]).replace("[", " [").split()
+    legal = np.where(boards[state] == 0, values[state], -np.inf)
+    for square, cell in enumerate(cells):
+        if boards[state, square]:
+            assert cell == " XO"[boards[state, square]]
+        else:
+            chosen = square == legal.argmax()
+            assert cell == (f"[{values[state, square]:.3f}]" if chosen else f"{values[state, square]:.3f}")
+    assert out.count("illegal") == np.count_nonzero(boards[state])
+
+
+def test_a_bare_model_file_is_a_table_of_numbers(tmp_path, capsys):
+    agent = DistAsyncQLearning(state_size=3, action_size=2)
+    agent.q_table = [[0.0, 1e-5], [2e7, 0.0], [0.5, 0.5]]
+    path = str(agent.save_model(tmp_path / "model"))
+    _, out, _ = run_command(capsys, "show", path)
+    assert out.split("\n\n")[1:] == [
+        "state      0      1  visits  greedy\n"
+        "    0  0.000  1e-05       0       1\n"
+        "    1  2e+07  0.000       0       0\n"
+        "    2  0.500  0.500       0       0",
+        "3 of 3 states\n",
+    ]
+    assert "a whole number" not in run_command(capsys, "show", path, "--observation", "2")[2]
+    assert "from 0 to 2" in run_command(capsys, "show", path, "--observation", "3")[2]
+
+
+def test_the_environment_can_be_named(lake, capsys):
+    model = f"{lake}/model.npz"
+    assert run_command(capsys, "show", model)[1] == LAKE_TEXT  # the folder around it tells
+    status, _, err = run_command(capsys, "show", lake, "--env", "Taxi-v4")
+    assert status == 2 and "500 states" in err
+    assert (
+        "H → G"
+        in run_command(capsys, "show", lake, "--env", "FrozenLake-v1", "--env-arg", "desc=['SFF','HFG']")[1]
+    )

@@ -1,0 +1,198 @@
+"""`slurm`: a batch script that bash takes, that asks SLURM for what was said, and that hears the warning."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from learned_runs import run_command
+
+from dist_classicrl.distributed.slurm_script import BatchJob, word_of
+from dist_classicrl.errors import SettingsError
+
+TRAIN = ["--", "FrozenLake-v1", "--total-steps", "1e9"]
+
+
+@pytest.fixture
+def script_of(capsys):
+    """Give a function that returns the directives and the other lines of the script for some words."""
+
+    def make(*words):
+        status, out, err = run_command(capsys, "slurm", *words)
+        assert (status, err) == (0, "")
+        checked = subprocess.run(["bash", "-n"], input=out, text=True, capture_output=True, timeout=30.0)
+        assert (checked.returncode, checked.stderr) == (0, "")
+        lines = out.splitlines()
+        directives = [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH ")]
+        assert lines[0] == "#!/bin/bash"
+        assert lines[1 : 1 + len(directives)] == [
+            f"#SBATCH {each}" for each in directives
+        ]  # none further down
+        return directives, lines[1 + len(directives) :]
+
+    return make
+
+
+def test_what_is_asked_for_is_in_the_directives(script_of):
+    asked = "--ntasks 16 --nodes 2 --time 1-12:00:00 --partition=long --account lab --mem 16G --job-name lake"
+    directives, lines = script_of(
+        *asked.split(), "--directive=--constraint=avx2", "--setup", "module load openmpi", *TRAIN
+    )
+    assert directives == [
+        "--job-name=lake",
+        "--ntasks=16",
+        "--nodes=2",
+        "--time=1-12:00:00",
+        "--partition=long",
+        "--account=lab",
+        "--mem=16G",
+        "--signal=B:USR1@120",
+        "--requeue",
+        "--open-mode=append",
+        "--constraint=avx2",
+    ]
+    assert lines[:2] == ["", "module load openmpi"]
+    assert shlex.split(lines[2]) == [
+        sys.executable, "-m", "dist_classicrl", "train", "--ranks", "$SLURM_NTASKS", *TRAIN[1:], "&",
+    ]  # fmt: skip
+
+
+def test_without_requeueing_the_command_takes_the_place_of_the_script(script_of):
+    directives, lines = script_of("--ntasks", "4", "--no-requeue", "--signal", "60", "--time", "30", *TRAIN)
+    assert directives == ["--ntasks=4", "--time=30", "--signal=B:USR1@60", "--no-requeue"]
+    assert len(lines) == 2 and lines[1].startswith(f"exec {sys.executable} -m dist_classicrl train ")
+    directives, _ = script_of("--ntasks", "4", "--signal", "0", "--time", "1", *TRAIN)
+    assert not any("signal" in line for line in directives)
+
+
+@pytest.mark.parametrize(
+    "words", [["train.py", "--n", "3"], ["-m", "own.train", "x"], ["launch", "train.py"]]
+)
+def test_a_script_of_ones_own_is_started_by_launch(script_of, words):
+    _, lines = script_of("--ntasks", "4", "--no-requeue", "--python", "/opt/py thon", "--", *words)
+    own = words[1:] if words[0] == "launch" else words
+    assert shlex.split(lines[1]) == ["exec", "/opt/py thon", "-m", "dist_classicrl", "launch", *own]
+
+
+def test_each_job_of_an_array_has_a_folder_and_a_seed(script_of):
+    directives, lines = script_of("--ntasks", "2", "--array", "0-9%4", *TRAIN)
+    assert "--array=0-9%4" in directives
+    assert lines[1].endswith(
+        '--out "runs/FrozenLake-v1-$SLURM_ARRAY_TASK_ID" --seed "$SLURM_ARRAY_TASK_ID" &'
+    )
+    assert '    scontrol requeue "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"' in lines
+    own = ["-o", "my runs/${SLURM_ARRAY_TASK_ID}", "--seed", "7"]
+    _, lines = script_of("--ntasks", "2", "--array", "1,3", *TRAIN, *own)
+    assert lines[1].endswith('-o "my runs/${SLURM_ARRAY_TASK_ID}" --seed 7 &')
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--ntasks", "1", *TRAIN], "at least 2 tasks"),
+        (["--ntasks", "4", "--nodes", "5", *TRAIN], "from 1 to the number of tasks, 4"),
+        (["--ntasks", "4", "--time", "4 hours", *TRAIN], "such as 4:00:00 for four hours"),
+        (["--ntasks", "4", "--time", "1:60:00", *TRAIN], "HH:MM:SS"),
+        (["--ntasks", "4", "--time", "0", *TRAIN], "HH:MM:SS"),
+        (["--ntasks", "4", "--time", "2:00", *TRAIN], "does not fit into a job of 2 min"),
+        (["--ntasks", "4", "--mem", "16 GB", *TRAIN], "such as 16G"),
+        (["--ntasks", "4", "--array", "0..9", *TRAIN], "0-99%10"),
+        (["--ntasks", "4", "--partition", "a b", *TRAIN], "--partition is 'a b'"),
+        (["--ntasks", "4", "--directive=constraint=x", *TRAIN], "begins with a dash"),
+        (["--ntasks", "4", *TRAIN, "--ranks", "3"], "leave --ranks 3 out"),
+        (["--ntasks", "4", *TRAIN, "--see", "3"], "--seed"),
+        (["--ntasks", "4", "--array", "0-9", *TRAIN, "--out", "here"], "--out 'here-$SLURM_ARRAY_TASK_ID'"),
+        (["--ntasks", "4", "train"], "What is there to train?"),
+        (["--ntasks", "4"], "WORDS"),
+        (TRAIN, "--ntasks"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_what_to_write(capsys, words, said):
+    status, out, err = run_command(capsys, "slurm", *words)
+    assert (status, out) == (2, "") and said in err
+
+
+def test_a_script_that_may_not_tell_its_jobs_apart_is_pointed_out(capsys):
+    words = ("slurm", "--ntasks", "2", "--array", "0-9", "train.py")
+    assert "'$SLURM_ARRAY_TASK_ID'" in run_command(capsys, *words)[2]
+    assert run_command(capsys, *words, "--seed", "$SLURM_ARRAY_TASK_ID")[2] == ""
+
+
+def test_words_come_through_the_shell_as_they_are_but_for_variables_of_slurm():
+    words = [
+        "a b",
+        "$HOME",
+        'q"',
+        "`x`",
+        "\\",
+        "",
+        "*",
+        '--x=$SLURM_JOB_ID $HOME `q` " \\',
+        "${SLURM_JOB_ID}",
+    ]
+    line = " ".join(map(word_of, words))
+    told = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -c 'import json,sys;print(json.dumps(sys.argv[1:]))' {line}"],
+        env={**os.environ, "SLURM_JOB_ID": "17"},
+        capture_output=True,
+        text=True,
+        timeout=30.0,
+    )
+    assert json.loads(told.stdout) == [*words[:-2], '--x=17 $HOME `q` " \\', "17"]
+
+
+def test_a_line_more_could_not_be_smuggled_in():
+    with pytest.raises(SettingsError):
+        BatchJob(2, further=("--x\n#SBATCH --y",))
+
+
+# What stands in for Python: it writes down that it runs, and ends in order when it is told to stop.
+PROGRAM = 'trap "exit 75" USR1\necho "$*" > started\nfor i in $(seq 600); do sleep 0.05; done\n'
+
+
+@pytest.mark.parametrize(
+    ("requeue", "array", "asked"),
+    [(True, None, "requeue 17\n"), (True, "0-3", "requeue 16_2\n"), (False, None, None)],
+)
+def test_the_warning_stops_the_training_and_the_job_goes_back_into_the_queue(tmp_path, requeue, array, asked):
+    for name, text in (("python", PROGRAM), ("scontrol", 'echo "$*" >> asked\n')):
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}")
+        (tmp_path / name).chmod(0o755)
+    script = BatchJob(2, requeue=requeue, array=array).script([str(tmp_path / "python"), "train.py"])
+    (tmp_path / "job.sh").write_text(script)
+    variables = {"SLURM_JOB_ID": "17", "SLURM_ARRAY_JOB_ID": "16", "SLURM_ARRAY_TASK_ID": "2"}
+    job = subprocess.Popen(
+        ["bash", "job.sh"],
+        cwd=tmp_path,
+        env={**os.environ, **variables, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + 30.0
+        while not (tmp_path / "started").exists() or not listens(job.pid):
+            assert time.monotonic() < deadline and job.poll() is None
+            time.sleep(0.01)
+        os.kill(job.pid, signal.SIGUSR1)
+        assert job.wait(timeout=30.0) == 75
+    finally:
+        if job.poll() is None:
+            os.killpg(job.pid, signal.SIGKILL)
+            job.wait()
+    told = (tmp_path / "asked").read_text() if (tmp_path / "asked").exists() else None
+    assert told == asked
+
+
+def listens(pid):
+    """Return whether the shell is where a signal does not end it; where that cannot be seen, it will be."""
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            caught = next(line for line in file if line.startswith("SigCgt"))
+    except FileNotFoundError:
+        time.sleep(0.5)
+        return True
+    return bool(int(caught.split()[1], 16) & 1 << (signal.SIGUSR1 - 1))
