@@ -218,8 +218,8 @@ def judge(seen, kept):
     for name, (memory, descriptors) in grown.items():
         print(f"{name}: memory {memory:+.2%}, descriptors {descriptors:+.2%}")
     print(
-        f"of the server's memory {share:+.2%} is MPI's own: {kept:.3f} MB for each of {late} replacements, as "
-        "in a program without this library"
+        f"of the server's memory {share:+.2%} is MPI's own: {kept:.3f} MB for each of {late} replacements, "
+        "as in a program without this library"
     )
     grown["server"][0] -= share
     good = abs(ratio - 1) <= ALLOWED_SLOWING
