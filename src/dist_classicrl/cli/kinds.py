@@ -306,12 +306,11 @@ class Schedule(Kind):
 
     def to_data(self, value: Any) -> Any:
         """Return a number, or the text that means the schedule."""
+        if isinstance(value, (int, float)):
+            return float(value)
         from dist_classicrl import schedules
 
-        schedule = schedules.as_schedule("schedule", value)
-        if isinstance(schedule, schedules.Constant):
-            return schedule.value
-        kind, *arguments = schedules.to_dict(schedule).values()
+        kind, *arguments = schedules.to_dict(value).values()
         names = {full: name for name, full in SCHEDULES.items()}
         return ":".join([names[kind], *map(str, arguments)])
 

@@ -41,8 +41,14 @@ last restart.
 """
 
 
-def launch_options() -> list[click.Parameter]:
-    """Return the options that say how a job is started, for every command that starts one."""
+def launch_options(ranks: str) -> list[click.Parameter]:
+    """Return the options that say how a job is started, for every command that starts one.
+
+    Parameters
+    ----------
+    ranks : str
+        How many there are by default, in words.
+    """
     default = LaunchOptions()
 
     def option(*words: str, help: str, shows: str = "", **kind: Any) -> click.Option:
@@ -55,7 +61,7 @@ def launch_options() -> list[click.Parameter]:
             type=Whole(1),
             metavar="N",
             help="Number of ranks, one of them the server.",
-            shows="all slots of the hostfile, or SLURM's tasks",
+            shows=ranks,
         ),
         option("--hostfile", metavar="FILE", help="Hosts, one in each line, such as `node1 slots=4`."),
         option(
@@ -173,4 +179,4 @@ def command(verbose: bool, dry_run: bool, script: tuple[str, ...], **options: An
     return Supervisor(plan, verbose).run()
 
 
-command.params = [*launch_options(), *command.params]
+command.params = [*launch_options("the hostfile's slots, or SLURM's tasks"), *command.params]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Sequence
 
 import click
@@ -11,7 +10,7 @@ import click
 from dist_classicrl import __version__
 from dist_classicrl.cli import errors
 
-# Name: module in this package, and the line in the list of commands.
+# Each is a module of this package by the same name; this is its line in the list of commands.
 COMMANDS = {
     "train": "Train on one core or on many ranks; typed again, it goes on.",
     "evaluate": "Play the greedy policy of a trained model.",
@@ -45,13 +44,13 @@ class LazyGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands."""
-        return [name for name in COMMANDS if importlib.util.find_spec(_module(name))]
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a command."""
-        if cmd_name not in self.list_commands(ctx):
+        if cmd_name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(_module(cmd_name)).command
+        command: click.Command = importlib.import_module(f"dist_classicrl.cli.{cmd_name}").command
         return command
 
     def resolve_command(
@@ -59,23 +58,16 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command that is named first in `args`; name the nearest where there is none."""
         if args and not args[0].startswith("-") and args[0] not in COMMANDS:
-            known = self.list_commands(ctx)
             ctx.fail(
-                f"There is no command {args[0]!r}.{errors.nearest(args[0], known)} "
-                f"The commands are {', '.join(known)}."
+                f"There is no command {args[0]!r}.{errors.nearest(args[0], COMMANDS)} "
+                f"The commands are {', '.join(COMMANDS)}."
             )
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands without importing them."""
-        rows = [(name, COMMANDS[name]) for name in self.list_commands(ctx)]
-        if rows:
-            with formatter.section("Commands"):
-                formatter.write_dl(rows)
-
-
-def _module(name: str) -> str:
-    return f"dist_classicrl.cli.{name}"
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
 
 
 @click.group(

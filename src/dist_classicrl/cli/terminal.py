@@ -43,17 +43,18 @@ def bar_of_a_job(status: StatusFile, waiting: str, is_verbose: bool) -> Iterator
 
     Once the run has ended, what they write comes below.
     """
+    from rich.text import Text
+
     with ExitStack() as stack:
         console = _console(stack.enter_context(_terminal()))
         bar = Bar(console, lambda: status.progress, waiting, is_verbose)
 
         def show(line: str) -> None:
+            text = Text.from_ansi(line)  # as it came: its own colours, no markup, no wrapping
             if status.has_ended:
                 bar.stop()
-            # As it came: no markup, no wrapping, and its own colours.
-            from rich.text import Text
-
-            console.print(Text.from_ansi(line), soft_wrap=True)
+            if text.plain or not line:  # some programs end by a colour code alone
+                console.print(text, soft_wrap=True)
 
         stack.enter_context(bar)
         stack.enter_context(_Passing(show))

@@ -45,7 +45,7 @@ class _Sections(click.Command):
         sections: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
-            if record is not None:
+            if record is not None and isinstance(param, click.Option):
                 sections.setdefault(_section(param), []).append(record)
         for title, records in sections.items():
             with formatter.section(title):
@@ -59,7 +59,7 @@ def _section(param: click.Parameter) -> str:
     return "Starting ranks" if param.name in _OF_LAUNCH else options.RUN
 
 
-_LAUNCH = launch_options()
+_LAUNCH = launch_options("the hostfile's slots, SLURM's tasks, or 1: this process alone")
 _OF_LAUNCH = {param.name for param in _LAUNCH}
 
 

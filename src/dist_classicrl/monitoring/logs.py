@@ -11,6 +11,8 @@ from dist_classicrl.callbacks.base import BaseCallback
 
 _PACKAGE = "dist_classicrl"
 _PROGRESS = "dist_classicrl.progress"
+# What happens to ranks: one rank says it, and a new server says it before it serves.
+_EVENTS = "dist_classicrl.distributed.record"
 _LINE = "%(asctime)s %(message)s"
 _FILE_LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -21,6 +23,7 @@ class _StreamHandler(logging.StreamHandler):
     def __init__(self, name: str) -> None:
         logging.Handler.__init__(self)
         self._stream_name = name
+        self.setFormatter(logging.Formatter(_LINE))
 
     @property
     def stream(self) -> TextIO:
@@ -33,28 +36,33 @@ class _StreamHandler(logging.StreamHandler):
         raise AttributeError("the stream is that of sys")
 
 
-class VoiceCallback(BaseCallback):
-    """Lets the rank that serves send its log lines to the console, which other ranks do not.
+class Voice(BaseCallback):
+    """Lets the rank that serves send log lines to the console; others send errors, and what ends ranks.
+
+    As a callback of `train` it hears when this rank begins to serve.
 
     Parameters
     ----------
-    console : logging.Handler
-    level : int
-        From which on it sends them.
+    serves : bool
+        Whether this rank does at first.
     """
 
-    def __init__(self, console: logging.Handler, level: int) -> None:
+    def __init__(self, serves: bool) -> None:
         super().__init__()
-        self._console = console
-        self._level = level
+        self._serves = serves
 
     def _on_training_start(self) -> None:
-        self._console.setLevel(self._level)
+        self._serves = True
+
+    def passes(self, record: logging.LogRecord) -> bool:
+        """Return whether a line goes to the console. Reports about the run have a stream of their own."""
+        if record.name == _PROGRESS:
+            return False
+        heard = record.name == _EVENTS and record.levelno >= logging.WARNING
+        return self._serves or heard or record.levelno >= logging.ERROR
 
 
-def set_up(
-    rank: int, folder: Path | None = None, is_quiet: bool = False, is_verbose: bool = False
-) -> VoiceCallback:
+def set_up(rank: int, folder: Path | None = None, is_quiet: bool = False, is_verbose: bool = False) -> Voice:
     """Send the package's log lines to the console and to this rank's file.
 
     Reports about the run go to standard output, and all else to standard error.
@@ -62,7 +70,7 @@ def set_up(
     Parameters
     ----------
     rank : int
-        Ranks besides 0 send only errors to the console. Reports come from whoever serves.
+        Rank 0 is the first to serve.
     folder : Path, optional
         For ``rank-0.log`` and so on, which appear with the first line. By default there are none.
     is_quiet : bool
@@ -72,7 +80,7 @@ def set_up(
 
     Returns
     -------
-    VoiceCallback
+    Voice
         For `train`, as another rank may have to serve in place of rank 0.
     """
     package, progress = logging.getLogger(_PACKAGE), logging.getLogger(_PROGRESS)
@@ -81,19 +89,16 @@ def set_up(
             each.removeHandler(handler)
             handler.close()
     package.setLevel(logging.INFO)
+    voice = Voice(rank == 0)
     console = _StreamHandler("stderr")
-    console.setFormatter(logging.Formatter(_LINE))
-    level = logging.INFO if is_verbose else logging.WARNING
-    console.setLevel(level if rank == 0 else logging.ERROR)
-    console.addFilter(lambda record: record.name != _PROGRESS)
+    console.setLevel(logging.INFO if is_verbose else logging.WARNING)
+    console.addFilter(voice.passes)
     package.addHandler(console)
     if not is_quiet:
-        reports = _StreamHandler("stdout")
-        reports.setFormatter(logging.Formatter(_LINE))
-        progress.addHandler(reports)
+        progress.addHandler(_StreamHandler("stdout"))
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         file = logging.FileHandler(folder / f"rank-{rank}.log", delay=True, encoding="utf-8")
         file.setFormatter(logging.Formatter(_FILE_LINE))
         package.addHandler(file)
-    return VoiceCallback(console, level)
+    return voice
