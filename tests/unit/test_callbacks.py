@@ -156,12 +156,16 @@ def test_a_function(answer, goes_on):
     assert one["self"] is run.agent and one["num_timesteps"] == 10 and one["progress"].steps == 5
 
 
+def test_a_function_that_does_not_tell_what_it_takes():
+    assert Reports(max).start().report(10) is True
+
+
 def test_an_exception_travels_unchanged():
     def function(locals_):
         raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
-        Reports([Diary(), [function][0]]).start().report(10)
+        Reports([Diary(), function]).start().report(10)
 
 
 def test_nothing_is_an_empty_list():
@@ -263,11 +267,13 @@ def test_mean_return_and_exact_value(tmp_path):
             assert evaluation.last_mean_reward == pytest.approx(0.75 * 0.25 + 0.25 * 1.0, abs=0.08)
         else:
             assert evaluation.last_mean_reward == mean
+        learner.plays(END, steps + 49)  # not yet
     with np.load(tmp_path / "evaluations.npz", allow_pickle=False) as saved:
         assert saved["timesteps"].tolist() == [100, 250, 300, 400]
         assert saved["results"].shape == saved["ep_lengths"].shape == (4, 400)
         assert (saved["results"][3] == 1.0).all() and (saved["ep_lengths"][3] == 3).all()
         np.testing.assert_allclose(saved["exact_values"], [0.0625, 0.25, VALUES["tie"], 0.25])
+    assert learner.run.callbacks.recorded is evaluation.recorded
     assert evaluation.recorded["eval/mean_reward"] == (400, 1.0)
     assert evaluation.recorded["eval/mean_ep_length"] == (400, 3.0)
     assert evaluation.recorded["eval/exact_value"] == (400, 0.25)
@@ -441,6 +447,7 @@ def test_callbacks_of_an_evaluation():
     after.answer, new_best.answer = True, False
     evaluation._best_score = -math.inf
     assert not learner.plays(END, 500)
+    assert after.heard[-2] == ("step", 500)
 
 
 # Early stopping

@@ -113,6 +113,13 @@ def test_the_recent_return_is_over_a_hundred_episodes_at_least():
     assert recent.mean_return == pytest.approx(7100 / 1001)
 
 
+def test_a_hundred_episodes_are_enough():
+    recent = RecentEpisodes()
+    for value, mean in ((1.0, 1.0), (2.0, 1.5), (3.0, 2.5)):
+        recent.add(50, value, 1.0)
+        assert recent.mean_return == mean and recent.is_full == (value > 1.0)
+
+
 # Going on
 
 
@@ -156,9 +163,11 @@ def test_time_and_steps_count_over_all_calls_of_train(folder):
     callback = MetricsCallback(folder)
     run = Reports(callback).start()
     run.report(1000)
+    file = os.stat(folder / "metrics.jsonl").st_ino
     run.end().start(1000, before=1000)
     run.report(1500)
     run.end()
+    assert os.stat(folder / "metrics.jsonl").st_ino == file  # what is known need not be read again
     Reports(MetricsCallback(folder)).start(1500, before=1000).report(1750)
     metrics = read_metrics(folder)
     assert metrics["step"].tolist() == [1000, 1500, 1750]
@@ -180,6 +189,13 @@ def test_another_run_renames_the_files_of_the_one_before(folder):
     assert (folder / "metrics.3.lost.jsonl").read_bytes() == b"lost\n"
     assert not (folder / "metrics.lost.jsonl").exists()
     assert read_metrics(folder)["step"].tolist() == [400]
+
+
+def test_one_callback_for_several_agents(folder):
+    run = recorded(folder, (100,)).end()
+    run.start().report(50)
+    assert read_metrics(folder)["step"].tolist() == [50]
+    assert read_metrics(folder / "metrics.1.jsonl")["step"].tolist() == [100]
 
 
 def test_a_run_that_has_recorded_nothing_leaves_no_file_behind(folder):
@@ -210,6 +226,14 @@ def test_who_was_replaced_writes_no_more(folder, caplog):
     assert caplog.text.count("records no more") == 1
     new.report(250)
     assert read_metrics(folder)["step"].tolist() == [100, 250]
+    check_csv(folder)
+
+
+def test_who_was_replaced_and_serves_again_goes_on_with_what_is_there(folder):
+    old = recorded(folder, (100, 200))
+    Reports(MetricsCallback(folder)).start(200).report(300)
+    old.start(300).report(400)
+    assert read_metrics(folder)["step"].tolist() == [100, 200, 300, 400]
     check_csv(folder)
 
 

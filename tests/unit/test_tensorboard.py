@@ -30,7 +30,7 @@ def test_scalars_under_the_names_of_stable_baselines(tmp_path):
     assert shown["rollout/ep_rew_mean"] == [(100, 1.0), (250, 4.0), (300, 4.0)]
     assert shown["rollout/ep_len_mean"] == [(100, 3.0), (250, 6.0), (300, 6.0)]
     assert shown["train/td_error"] == [(100, 0.25), (250, 0.25)]
-    assert shown["time/episodes"] == [(100, 50), (250, 150), (300, 150)]
+    assert shown["rollout/episodes"] == [(100, 50), (250, 100), (300, 0)]
     for name, value in {
         "rollout/exploration_rate": 0.1,
         "time/fps": 5e5,
@@ -55,7 +55,9 @@ def test_a_run_that_goes_on_is_one_curve(tmp_path):
     run = Reports(TensorBoardCallback(tmp_path)).start(200)
     run.report(290)
     run.end()
-    assert [step for step, _ in scalars(tmp_path)["time/fps"]] == [100, 200, 290]
+    run.start(290, before=290).report(350)
+    run.end()
+    assert [step for step, _ in scalars(tmp_path)["time/fps"]] == [100, 200, 290, 350]
 
 
 def test_what_callbacks_record_is_written_once_with_its_step(tmp_path):

@@ -192,20 +192,15 @@ class EvalCallback(EventCallback):
 
     def _exact_value(self) -> float:
         """Return the value of the policy that is played: greedy, ties broken at random."""
-        model = self._model
-        if model is None:
+        from dist_classicrl.runtime.exact import exact_value
+
+        if self._model is None:
             return math.nan
-        values = np.where(
-            model.legal_pairs(), self.model.q_table[: model.n_states, : model.n_actions], -np.inf
-        )
-        is_best = values == values.max(axis=1, keepdims=True)
         try:
-            of_states = model.policy_value(
-                is_best / is_best.sum(axis=1, keepdims=True), self.model.settings.discount_factor
-            )
+            settings = self.model.settings
+            return exact_value(self._model, self.model.q_table, settings.discount_factor).value
         except ConvergenceError:
             return math.nan
-        return model.start_value(of_states)
 
     def _stream(self) -> int:
         """Return the seed of this evaluation: each has other episodes, the same ones if it is made again."""

@@ -47,6 +47,9 @@ class MetricsCallback(BaseCallback):
     Who begins to record puts a new file in the old one's place. A server that was replaced and does not know
     it, or the same command started twice, finds that out before it writes its next line, says so in the log
     and records no more. A disk that is full costs a warning; the lines wait and are written later.
+
+    Where another rank takes the place of a lost server, it goes on with the table and the steps, and what was
+    counted since the lost one's last report is in no line.
     """
 
     def __init__(self, folder: str | os.PathLike[str], verbose: int = 0) -> None:

@@ -58,7 +58,7 @@ class MetricsWriter:
 
     def goes_on(self, step: int, progress: Progress) -> bool:
         """Whether a training goes on at `step` with these files as they are; then take note of it."""
-        if step == 0 or step < self._last["step"] or not all(file.is_current for file in self._files):
+        if step < self._last["step"] or not all(file.is_current for file in self._files):
             return False
         self._begin_call(step, progress)
         return True

@@ -21,9 +21,9 @@ class TensorBoardCallback(BaseCallback):
 
     Names are those of Stable-Baselines3 where it has them: ``rollout/ep_rew_mean`` and
     ``rollout/ep_len_mean`` over about the last 100 episodes, ``rollout/exploration_rate``, ``time/fps``,
-    ``time/episodes``, ``time/time_elapsed``, ``train/learning_rate``; besides ``train/td_error`` and, under
-    ``workers/``, number, communication_fraction, staleness, pushes, bytes_pushed and bytes_pulled of each
-    report.
+    ``time/time_elapsed``, ``train/learning_rate``; besides ``rollout/episodes``, ``train/td_error`` and,
+    under ``workers/``, number, communication_fraction, staleness, pushes, bytes_pushed and bytes_pulled of
+    each report.
 
     A run that goes on from a checkpoint writes another file to the same folder and tells TensorBoard to pass
     over what older ones say of later steps.
@@ -50,7 +50,6 @@ class TensorBoardCallback(BaseCallback):
         self.log_dir = os.fspath(log_dir)
         self._writer: Any = None
         self._recent = RecentEpisodes()
-        self._episodes = 0
         self._told: dict[str, int] = {}  # the step of what was recorded, and written, last
 
     def _on_training_start(self) -> None:
@@ -94,13 +93,12 @@ class TensorBoardCallback(BaseCallback):
         progress = self.progress
         assert progress is not None  # it came with the step
         self._recent.add(progress.episodes, progress.mean_return, progress.mean_length)
-        self._episodes += progress.episodes
         return {
             "rollout/ep_rew_mean": self._recent.mean_return,
             "rollout/ep_len_mean": self._recent.mean_length,
+            "rollout/episodes": progress.episodes,
             "rollout/exploration_rate": progress.epsilon,
             "time/fps": progress.steps_per_second,
-            "time/episodes": self._episodes,
             "time/time_elapsed": progress.seconds,
             "train/learning_rate": progress.learning_rate,
             "train/td_error": progress.td_error,

@@ -1,0 +1,90 @@
+"""Records of a job that is killed in the middle of a line, under mpirun, and of the job that goes on."""
+
+import csv
+import json
+import re
+
+from dist_classicrl.monitoring.metrics import read_metrics
+from dist_classicrl.monitoring.reading import COLUMNS
+
+STEPS = 30_000_000
+PROGRAM = """
+import json, os, signal, sys
+from dist_classicrl import DistAsyncQLearning
+from dist_classicrl.callbacks import BaseCallback, MetricsCallback
+from dist_classicrl.environments import TabularMDP
+
+
+class Killer(BaseCallback):
+    '''Kills this process in the middle of a line: the third after a checkpoint that is on disk.'''
+
+    lines = None
+
+    def _on_checkpoint(self, steps, name):
+        self.lines = 0 if self.lines is None else self.lines
+
+    def write(self, handle, data):
+        if self.lines is not None and b'"kind": "progress"' in data:
+            self.lines += 1
+            if self.lines == 3:
+                write(handle, data[: len(data) // 2])
+                os.kill(os.getpid(), signal.SIGKILL)
+        return write(handle, data)
+
+
+killer, write = Killer(), os.write
+if sys.argv[1] == "kill":
+    os.write = killer.write
+agent = DistAsyncQLearning(seed=1, discount_factor=0.9, epsilon=0.3)
+result = agent.train(
+    TabularMDP.garnet(60, 3, 4, seed=5, max_episode_steps=50),
+    total_steps=int(sys.argv[2]),
+    callbacks=[killer, MetricsCallback("run")],
+    progress_interval=0.02,
+    checkpoint_dir="run/checkpoints",
+    checkpoint_interval=3_000_000,
+)
+print(json.dumps(result.to_dict()))
+"""
+
+
+def lines_of(file):
+    return file.read_bytes().splitlines(keepends=True)
+
+
+def check_csv(folder, metrics):
+    with open(folder / "metrics.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["step"]) for row in rows] == metrics["step"].tolist()
+    assert list(rows[0]) == list(COLUMNS)
+
+
+def test_killed_in_the_middle_of_a_line_there_is_neither_a_gap_nor_a_double(
+    run_python, start_python, tmp_path
+):
+    folder = tmp_path / "run"
+    (tmp_path / "program.py").write_text(PROGRAM)
+    with start_python("program.py", "kill", STEPS, ranks=3) as job:
+        job.wait()
+        assert job.process.returncode != 0, job.output
+    *before, torn = lines_of(folder / "metrics.jsonl")
+    assert not torn.endswith(b"\n")
+    killed = read_metrics(folder)  # readable as it is
+    assert len(killed) == sum(b'"kind": "progress"' in line for line in before) >= 3
+
+    output = run_python("program.py", "go on", STEPS, ranks=3).output
+    result = json.loads(next(line for line in output.splitlines() if line.startswith("{")))
+    resumed_at = int(re.search(r"step0*(\d+)", result["resumed_from"])[1])
+    assert 0 < resumed_at < killed["step"][-1]
+    metrics = read_metrics(folder)
+    kept = [line for line in before if json.loads(line)["step"] <= resumed_at]
+    assert lines_of(folder / "metrics.jsonl")[: len(kept)] == kept
+    assert lines_of(folder / "metrics.lost.jsonl") == before[len(kept) :] != []
+    assert metrics["step"][len(kept) - 1] == resumed_at  # no gap before where it goes on
+    assert metrics["step"][-1] == STEPS and (metrics["step"][1:] > metrics["step"][:-1]).all()
+    assert (metrics["time"][1:] > metrics["time"][:-1]).all()
+    for counted in ("episodes", "pushes", "bytes_pushed"):
+        assert metrics[counted].sum() == result[counted], counted
+    assert sum(rank["steps"].sum() for rank in metrics.ranks.values()) == STEPS
+    assert sorted(metrics.ranks) == [1, 2]
+    check_csv(folder, metrics)
