@@ -18,6 +18,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from dist_classicrl.distributed.communication_profile import CommunicationProfile, measure
+from dist_classicrl.distributed.star import Star, own_communicator
+
 MARK = "dist_classicrl probe: "
 DEATH_RANKS = 3
 """How many ranks `death` takes: one dies, and two talk after it."""
@@ -56,41 +59,45 @@ def look(file: str) -> None:
     """Say what this rank is, whether it sees a file, and on rank 0 how fast messages are."""
     from mpi4py import MPI
 
-    from dist_classicrl.distributed.communication_profile import measure
-    from dist_classicrl.distributed.star import Star, own_communicator
-
     world = MPI.COMM_WORLD
     _say(
         {
             "rank": world.Get_rank(),
             "size": world.Get_size(),
             "host": socket.gethostname(),
-            "library": MPI.Get_library_version().rstrip("\0").strip(),
-            "cores": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [],
+            "cores": _cores(),
             "threads": {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ},
             "sees_file": os.path.exists(file),
             "memory": memory_left(),
         }
     )
-    if world.Get_size() > 1:
-        own = own_communicator(world, _TIMEOUT, "probe")
-        profile = measure(own, Star(own, _TIMEOUT), _SIZES, _ITERATIONS, _SECONDS_EACH)
-        if world.Get_rank() == 0:
-            _say({"profile": profile.to_dict()})
+    _say_profile(measured(world, _SIZES, _ITERATIONS, _SECONDS_EACH, _TIMEOUT))
 
 
 def profile(sizes: str, iterations: str, seconds: str, timeout: str) -> None:
     """Measure communication by size."""
     from mpi4py import MPI
 
-    from dist_classicrl.distributed.communication_profile import measure
-    from dist_classicrl.distributed.star import Star, own_communicator
-
-    own = own_communicator(MPI.COMM_WORLD, float(timeout), "profile")
     numbers = [int(size) for size in sizes.split(",")]
-    star = Star(own, float(timeout))
-    found = measure(own, star, numbers, int(iterations), float(seconds))
-    if own.Get_rank() == 0:
+    _say_profile(measured(MPI.COMM_WORLD, numbers, int(iterations), float(seconds), float(timeout)))
+
+
+def measured(
+    comm: Any, sizes: Sequence[int], iterations: int, seconds_each: float, timeout: float
+) -> CommunicationProfile | None:
+    """Measure communication over `comm`, on which every rank calls this; rank 0 gets the result.
+
+    See `communication_profile.measure`.
+    """
+    own = own_communicator(comm, timeout, "measuring of communication")
+    star = Star(own, timeout)
+    found = measure(own, star, sizes, iterations, seconds_each)
+    star.close()
+    return found if star.rank == 0 else None
+
+
+def _say_profile(found: CommunicationProfile | None) -> None:
+    if found is not None:
         _say({"profile": found.to_dict()})
 
 
@@ -142,6 +149,12 @@ _CONTROL_GROUPS = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
 )
+
+
+def _cores() -> list[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
 
 
 def _fails(test: Callable[[], object]) -> bool:

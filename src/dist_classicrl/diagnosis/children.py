@@ -1,0 +1,48 @@
+"""Trials in processes of their own, each to a deadline."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from dist_classicrl.diagnosis.trials import MARK
+from dist_classicrl.distributed.launcher import launch_environment
+from dist_classicrl.distributed.processes import run_job
+
+_SHOWN_LINES = 8
+
+
+@dataclass(frozen=True)
+class Child:
+    """How a trial ended.
+
+    Attributes
+    ----------
+    data : dict or None
+        What it said; None if it did not come to that.
+    trouble : str
+        Why not.
+    """
+
+    data: dict[str, Any] | None
+    trouble: str
+
+
+def make_trial(name: str, *words: str, seconds: float) -> Child:
+    """Make a trial of `dist_classicrl.diagnosis.trials`, for at most `seconds`."""
+    command = [sys.executable, "-m", "dist_classicrl.diagnosis.trials", name, *words]
+    job = run_job(command, timeout=seconds, env=launch_environment())
+    for line in job.output.splitlines():
+        if line.startswith(MARK):
+            return Child(json.loads(line.removeprefix(MARK)), "")
+    if job.timed_out:
+        return Child(None, f"it did not end within {seconds:g} s")
+    return Child(None, f"exit status {job.returncode}: {last_lines(job.output) or 'it said nothing'}")
+
+
+def last_lines(output: str) -> str:
+    """Return the end of a job's output, for people."""
+    lines = [line.strip() for line in output.splitlines() if line.strip(" -=*\t")]
+    return "\n".join(lines[-_SHOWN_LINES:])

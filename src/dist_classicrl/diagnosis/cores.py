@@ -1,0 +1,147 @@
+"""Whether there are cores for the ranks: slots, threads, and cores that ranks are bound to."""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dist_classicrl.diagnosis.findings import Finding, failure, ok, warning
+from dist_classicrl.diagnosis.plan import TrainingPlan
+from dist_classicrl.distributed.probe import THREAD_VARIABLES
+
+_QUOTA = "/sys/fs/cgroup/cpu.max"
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use: those it is bound to, or its control group's share."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        with open(_QUOTA) as file:
+            most, period = file.read().split()
+        return max(1, min(cores, math.floor(int(most) / int(period))))
+    except (OSError, ValueError):  # "max" where there is no quota
+        return cores
+
+
+def default_ranks() -> int:
+    """Return how many ranks this machine, or SLURM's allocation, is good for."""
+    tasks = _tasks()
+    return tasks if tasks is not None else max(2, usable_cores() + 1)
+
+
+def examine_slots(plan: TrainingPlan) -> Finding:
+    """Compare the ranks with the slots that hostfile, SLURM or the machine's cores give."""
+    check = "slots"
+    tasks = _tasks()
+    if plan.hosts:
+        slots = sum(host.slots or 1 for host in plan.hosts)
+        if plan.ranks > slots:
+            return failure(
+                check,
+                f"too few: {slots} in {plan.hostfile} for {plan.ranks} ranks",
+                f"Write more slots=N into the hostfile, add hosts, or take --ranks {slots}.",
+            )
+        return ok(check, f"{slots} in {plan.hostfile} for {plan.ranks} ranks")
+    if tasks is not None:
+        if plan.ranks > tasks:
+            return failure(
+                check,
+                f"too few: SLURM gives {tasks} for {plan.ranks} ranks",
+                f"Ask for --ntasks={plan.ranks} in the batch script, or take --ranks {tasks}.",
+            )
+        return ok(check, f"{tasks} by SLURM for {plan.ranks} ranks")
+    cores, workers = usable_cores(), plan.ranks - 1
+    if workers > cores:
+        return warning(
+            check,
+            f"too few: {plan.ranks} ranks are {workers} workers and a server, which sleeps, but there "
+            f"{_are_cores(cores)}; Open MPI's mpirun by itself refuses more ranks than cores",
+            f"Take --ranks {cores + 1}. More ranks are not faster; `dist-classicrl train` and `launch` start "
+            "them all the same (mpirun --map-by :OVERSUBSCRIBE --bind-to none).",
+        )
+    return ok(check, f"there {_are_cores(cores)} for {workers} workers and a server, which mostly sleeps")
+
+
+def examine_threads(plan: TrainingPlan, reports: list[dict[str, Any]]) -> Iterator[Finding]:
+    """Look for more threads than cores, and for ranks that are bound to the same cores."""
+    by_host = defaultdict(list)
+    for report in reports or _expected(plan):
+        by_host[str(report["host"])].append(report)
+    crowded = [text for host, each in by_host.items() if (text := _crowd(host, each))]
+    if crowded:
+        yield warning(
+            "threads",
+            f"more threads than cores: {'; '.join(crowded)}",
+            "export OMP_NUM_THREADS=1, and the same of OPENBLAS_, MKL_ and NUMBA_NUM_THREADS: a rank learns "
+            "in one thread.",
+        )
+    else:
+        yield ok("threads", "one per rank")
+    if reports:
+        yield _binding(by_host)
+
+
+def _expected(plan: TrainingPlan) -> list[dict[str, Any]]:
+    """Return what ranks on this host would report, where none could be started."""
+    own = {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ}
+    report = {"host": "this host", "cores": list(range(usable_cores())), "threads": own}
+    return [report] * plan.ranks
+
+
+def _crowd(host: str, reports: list[dict[str, Any]]) -> str:
+    """Return what is said of a host whose ranks start more threads than it has cores; nothing if they fit."""
+    cores = len({core for report in reports for core in report["cores"]})
+    threads = [_threads(report["threads"]) for report in reports]
+    most, name = max(threads)
+    total = sum(number for number, _ in threads)
+    if most <= 1 or total <= cores:
+        return ""
+    ranks = f"{len(reports)} ranks on {host} with {name}={most}"
+    return f"{ranks} start {total} threads, and there {_are_cores(cores)}"
+
+
+def _threads(variables: Mapping[str, str]) -> tuple[int, str]:
+    """Return the most threads that a variable asks for, and its name."""
+    asked = [(int(value.split(",")[0]), name) for name, value in variables.items() if value[:1].isdigit()]
+    return max(asked, default=(1, ""))
+
+
+def _binding(by_host: dict[str, list[dict[str, Any]]]) -> Finding:
+    check = "binding"
+    bound = 0
+    for host, reports in by_host.items():
+        per_core: dict[tuple[int, ...], int] = defaultdict(int)
+        for report in reports:
+            per_core[tuple(report["cores"])] += 1
+        everything = len({core for cores in per_core for core in cores})
+        if host == socket.gethostname():
+            everything = max(everything, usable_cores())
+        bound += sum(len(report["cores"]) == 1 for report in reports)
+        for cores, n_ranks in per_core.items():
+            # A server sleeps, so one rank more than cores is well.
+            if n_ranks > len(cores) + 1 and len(cores) < everything:
+                return warning(
+                    check,
+                    f"{n_ranks} ranks on {host} are bound to the same {_cores(len(cores))}; others are free",
+                    "Start mpirun with --bind-to none, or with --bind-to core and one slot per core.",
+                )
+    if bound:
+        return ok(check, f"{bound} ranks are bound to a core of their own")
+    return ok(check, "the ranks are not bound to single cores")
+
+
+def _tasks() -> int | None:
+    tasks = os.environ.get("SLURM_NTASKS", "")
+    return int(tasks) if tasks.isdecimal() and int(tasks) > 0 else None
+
+
+def _are_cores(n: int) -> str:
+    return f"{'is' if n == 1 else 'are'} {_cores(n)}"
+
+
+def _cores(n: int) -> str:
+    return "1 core" if n == 1 else f"{n} cores"

