@@ -104,11 +104,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = None if arguments is None else list(arguments)
     try:
         status = cli.main(args, prog_name="dist-classicrl", standalone_mode=False)
-    except SystemExit:
-        raise
-    except BaseException as error:
-        if errors.is_of_job():
-            raise
+    except BaseException as caught:
+        error = _meant(caught)
+        if isinstance(error, SystemExit) or errors.is_of_job():
+            raise error from error.__cause__
         errors.show(error)
         return errors.exit_status(error)
     return status if isinstance(status, int) else errors.DONE
+
+
+def _meant(error: BaseException) -> BaseException:
+    """Return what was raised before click made an error of its own of a KeyboardInterrupt."""
+    is_abort = isinstance(error, click.exceptions.Abort)
+    return error.__cause__ if is_abort and error.__cause__ is not None else error

@@ -1,0 +1,119 @@
+import subprocess
+import sys
+
+import click
+import pytest
+
+from dist_classicrl.cli import main as module
+from dist_classicrl.cli.main import COMMANDS, cli, main
+from dist_classicrl.errors import (
+    CheckpointError,
+    LauncherError,
+    RankLostError,
+    SettingsError,
+    TrainingInterrupted,
+    TrainingStopped,
+)
+
+
+@pytest.fixture
+def raising(monkeypatch):
+    """Give a function that runs a command which raises an error, and returns the exit status."""
+
+    def run(error):
+        @click.command()
+        def command():
+            raise error
+
+        monkeypatch.setattr(module.LazyGroup, "get_command", lambda *anything: command)
+        return main(["train"])
+
+    return run
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_a_help_with_an_example(name, capsys):
+    assert main([name, "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    starts = ("dist-classicrl", "python -m dist_classicrl")
+    assert any(line.strip().startswith(tuple(f"{start} {name}" for start in starts)) for line in lines)
+
+
+def test_the_help_names_commands_and_exit_statuses(capsys):
+    assert main(["--help"]) == 0
+    said = capsys.readouterr().out
+    assert all(f"\n  {name} " in said for name in COMMANDS)
+    assert all(f" {status} " in said for status in (0, 2, 75, 130, 70))
+
+
+def test_help_starts_no_mpi_and_loads_nothing_heavy():
+    program = (
+        "import sys\nfrom dist_classicrl.cli.main import main\nmain(['--help'])\nmain(['train', '--help'])\n"
+        "print(*(name for name in ('mpi4py', 'numpy', 'gymnasium', 'numba', 'rich') if name in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "")
+
+
+def test_the_version_is_that_of_the_package(capsys):
+    assert main(["--version"]) == 0
+    assert module.__version__ in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words, meant",
+    [(["trian"], "'train'"), (["lunch"], "'launch'"), (["train", "--enviroment", "X"], "'--environment'")],
+)
+def test_what_is_mistyped_is_answered_by_the_nearest(words, meant, capsys):
+    assert main(words) == 2
+    assert f"Did you mean {meant}?" in capsys.readouterr().err
+
+
+def test_an_unknown_command_without_a_likeness_is_answered_by_all(capsys):
+    assert main(["xyz"]) == 2
+    said = capsys.readouterr().err
+    assert "Did you mean" not in said and ", ".join(COMMANDS) in said
+
+
+@pytest.mark.parametrize(
+    "error",
+    [SettingsError("no such thing"), CheckpointError("no such thing"), LauncherError("no such thing")],
+)
+def test_what_the_user_has_to_change_is_status_2_without_a_traceback(raising, capsys, error):
+    assert raising(error) == 2
+    assert capsys.readouterr().err == "Error: no such thing\n"
+
+
+@pytest.mark.parametrize("error", [ValueError("a defect"), RankLostError("a defect")])
+def test_anything_else_is_status_70_with_a_traceback_and_how_to_report_it(raising, capsys, error):
+    assert raising(error) == 70
+    said = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in said and "a defect" in said
+    assert "dist-classicrl doctor" in said.splitlines()[-1]
+
+
+def test_an_interrupt_is_status_130(raising, capsys):
+    assert raising(KeyboardInterrupt()) == 130
+    assert capsys.readouterr().err.strip() == "Interrupted."
+
+
+@pytest.mark.parametrize("kind, status", [(TrainingStopped, 75), (TrainingInterrupted, 130)])
+def test_a_training_that_stopped_in_order_keeps_its_status(raising, kind, status):
+    with pytest.raises(kind) as caught:
+        raising(kind(status, "a signal", "here", 7))
+    assert caught.value.code == status
+
+
+def test_an_error_of_a_rank_is_left_to_the_job(raising, monkeypatch, capsys):
+    monkeypatch.setenv("PMIX_RANK", "1")
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", object())
+    with pytest.raises(SettingsError):
+        raising(SettingsError("no such thing"))
+    assert capsys.readouterr().err == ""
+
+
+def test_the_list_of_commands_imports_none_of_them(monkeypatch):
+    monkeypatch.setattr(module.importlib, "import_module", None)
+    with click.Context(cli) as context:
+        assert cli.list_commands(context) == list(COMMANDS)
+        assert cli.get_help(context)

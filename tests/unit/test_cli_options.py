@@ -1,0 +1,173 @@
+import dataclasses
+import inspect
+
+import pytest
+
+from dist_classicrl import DistAsyncQLearning, settings
+from dist_classicrl.cli import options
+from dist_classicrl.cli.kinds import (
+    Choice,
+    Flag,
+    Mode,
+    Names,
+    Real,
+    Schedule,
+    StepsOrTime,
+    Text,
+    Time,
+    Whole,
+    WholeOr,
+)
+from dist_classicrl.cli.main import main
+from dist_classicrl.cli.options import OF_SETTINGS, OF_TRAIN, OPTIONS
+from dist_classicrl.schedules import Constant, Exponential, Linear, PerVisit
+
+# Of train: what is no setting, but an object, or one of two ways to say the same.
+NO_OPTIONS = {"self", "env", "steps", "progress", "callbacks"}
+
+
+def test_every_setting_is_an_option_with_the_default_of_the_library():
+    fields = {field.name: field.default for field in dataclasses.fields(settings.Settings)}
+    assert {option.name: option.default for option in OF_SETTINGS} == fields
+    constructor = inspect.signature(DistAsyncQLearning).parameters
+    assert set(constructor) - {"comm"} == set(fields)
+
+
+def test_every_argument_of_train_is_an_option_with_the_default_of_the_library():
+    parameters = inspect.signature(DistAsyncQLearning.train).parameters
+    assert {option.name for option in OF_TRAIN} == set(parameters) - NO_OPTIONS
+    # These are not left to the library: a run needs a length, and a terminal wants to see more.
+    own = {"total_steps", "progress_interval"}
+    for option in OF_TRAIN:
+        assert option.name in own or option.default == parameters[option.name].default, option.name
+
+
+@pytest.mark.parametrize(
+    "name, allowed",
+    [
+        ("algorithm", settings._ALGORITHMS),
+        ("dtype", settings._DTYPES),
+        ("communication_backend", settings._BACKENDS),
+        ("on_failure", settings._ON_FAILURE),
+        ("on_error", settings._ON_ERROR),
+    ],
+)
+def test_the_words_to_choose_from_are_those_of_the_library(name, allowed):
+    assert sorted(OPTIONS[name].kind.words) == sorted(allowed)
+
+
+def test_no_option_is_there_twice():
+    every = [*OF_SETTINGS, *OF_TRAIN, *options.OF_COMMAND]
+    assert len(OPTIONS) == len(every)
+
+
+def test_the_help_of_train_has_every_option_and_its_default(capsys):
+    main(["train", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    for option in OPTIONS.values():
+        assert f"--{option.name.replace('_', '-')} " in said
+    for shown in ("[default: 0.1]", "[default: SIGUSR1,SIGUSR2,SIGTERM]", "[default: 600]", "[default: yes]"):
+        assert shown in said
+
+
+@pytest.mark.parametrize("option", OPTIONS.values(), ids=OPTIONS)
+def test_a_default_is_the_same_after_a_file(option):
+    if option.default is not None:
+        assert option.kind.of_data(option.kind.to_data(option.default)) == option.default
+
+
+@pytest.mark.parametrize(
+    "kind, text, value",
+    [
+        (Whole(), "1e8", 100_000_000),
+        (Whole(), "1_000", 1000),
+        (Whole(), "9007199254740993", 9007199254740993),
+        (Real(), "1e-3", 0.001),
+        (WholeOr("auto"), "auto", "auto"),
+        (WholeOr("auto"), "12", 12),
+        (StepsOrTime(), "1e6", 1_000_000),
+        (StepsOrTime(), "1.5min", "1.5min"),
+        (Time(), "90", 90.0),
+        (Time(), "1:30:00", "1:30:00"),
+        (Names(), "SIGUSR1, SIGTERM", ("SIGUSR1", "SIGTERM")),
+        (Names(), "", ()),
+        (Mode(), "640", 0o640),
+        (Mode(), "0o640", 0o640),
+        (Flag(), "TRUE", True),
+        (Choice("a", "b"), "b", "b"),
+        (Schedule(), "0.25", 0.25),
+        (Schedule(), "constant:0.25", Constant(0.25)),
+        (Schedule(), "linear:1.0:0.05:1e6", Linear(1.0, 0.05, 1_000_000)),
+        (Schedule(), "exponential:1:0.05:1e3", Exponential(1.0, 0.05, 1000)),
+        (Schedule(), "per_visit:0.7", PerVisit(0.7)),
+        (Schedule(), "PerVisit:0.7:0.5", PerVisit(0.7, 0.5)),
+    ],
+)
+def test_words_of_the_command_line_mean_values(kind, text, value):
+    found = kind.convert(text, None, None)
+    assert (found, type(found)) == (value, type(value))
+    if not isinstance(kind, Flag):
+        assert kind.of_data(kind.to_data(found)) in (value, getattr(value, "value", value))
+
+
+@pytest.mark.parametrize(
+    "kind, data, value",
+    [
+        (Whole(), 1e8, 100_000_000),
+        (Real(), 1, 1.0),
+        (Mode(), 0o640, 0o640),
+        (Names(), ["SIGTERM"], ("SIGTERM",)),
+        (Schedule(), {"kind": "linear", "initial": 1, "final": 0.1, "steps": 1e5}, Linear(1.0, 0.1, 100_000)),
+        (Schedule(), {"kind": "PerVisit", "exponent": 0.7}, PerVisit(0.7)),
+        (Time(), 90, 90.0),
+    ],
+)
+def test_values_of_a_file_mean_values(kind, data, value):
+    found = kind.of_data(data)
+    assert (found, type(found)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    "kind, text, match",
+    [
+        (Whole(1), "0", "whole number of at least 1"),
+        (Whole(), "1.5", "whole number"),
+        (Whole(), "inf", "whole number"),
+        (Real(0.0), "-1", "at least 0"),
+        (Real(), "nan", "a number"),
+        (StepsOrTime(), "30 parsecs", "30s or 5min"),
+        (Time(), "soon", "1:30:00"),
+        (Mode(), "999", "permission bits"),
+        (Choice("float64", "float32"), "flaot64", "one of float64, float32. Did you mean 'float64'?"),
+        (Schedule(), "linaer:1:0:5", "Did you mean 'linear'?"),
+        (Schedule(), "linear", "It takes initial, final, steps"),
+        (Schedule(), "linear:1:0:x", "linear:1.0:0.05:1e6"),
+        (Schedule(), "linear:1:0:0", "steps must be a whole number of at least 1"),
+        (Schedule(), "perhaps", "per_visit:0.7"),
+    ],
+)
+def test_words_that_mean_nothing_are_refused(kind, text, match):
+    with pytest.raises(ValueError) as caught:
+        kind.of_text(text)
+    assert match in kind.complaint(text, caught.value)
+
+
+@pytest.mark.parametrize(
+    "kind, data, hint",
+    [
+        (Whole(), "1e8", "Leave out the quotes."),
+        (Whole(), "many", ""),
+        (Real(), True, ""),
+        (Flag(), 1, ""),
+        (Text(), 1, ""),
+        (Names(), "SIGTERM", ""),
+        (Schedule(), {"kind": "linear", "initial": 1, "finl": 0, "steps": 5}, "Did you mean 'final'?"),
+        (Schedule(), {"kind": "liner"}, "Did you mean 'linear'?"),
+        (Schedule(), {"initial": 1}, "The kinds are constant, linear, exponential, per_visit."),
+        (Schedule(), [1, 2], ""),
+    ],
+)
+def test_values_of_another_type_are_refused(kind, data, hint):
+    with pytest.raises(ValueError) as caught:
+        kind.of_data(data)
+    assert hint in str(caught.value) and bool(hint) == bool(str(caught.value).strip())
