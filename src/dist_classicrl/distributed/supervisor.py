@@ -19,8 +19,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any
+from types import FrameType
 
 from dist_classicrl.distributed import program
 from dist_classicrl.distributed.completion import LAUNCH_VARIABLE, Ending, Record
@@ -40,6 +39,7 @@ from dist_classicrl.distributed.launcher import (
     survival_words,
 )
 from dist_classicrl.distributed.processes import command_of, end_job, processes_of, start_job
+from dist_classicrl.distributed.signals import handled
 from dist_classicrl.distributed.stopping import INTERRUPTED, REPEAT_SECONDS
 from dist_classicrl.errors import LauncherError
 
@@ -142,34 +142,6 @@ class Attempt:
     text: str
 
 
-class _Ears:
-    """Hears signals while it is entered, and keeps them for `take`."""
-
-    def __init__(self) -> None:
-        self.heard: list[tuple[int, float]] = []
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> _Ears:
-        for number in (*_PASSED_ON, *_TURNED_INTO_USR1):
-            before = signal.getsignal(number)
-            # Who ignores it, as nohup does, does not want the job to be stopped by it either.
-            if before is not None and before != signal.SIG_IGN:
-                self._before[number] = signal.signal(number, self._hear)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        for number, before in self._before.items():
-            signal.signal(number, before)
-
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        self.heard.append((number, time.monotonic()))
-
-
 class Supervisor:
     """Starts the job of a plan until its work is done.
 
@@ -183,7 +155,7 @@ class Supervisor:
     def __init__(self, plan: Plan, verbose: bool = False) -> None:
         self._plan = plan
         self._verbose = verbose
-        self._ears = _Ears()
+        self._heard: list[tuple[int, float]] = []
         self._passed_on = 0
         self._stop: tuple[int, float] | None = None  # the signal that asked for it, and when
         self._ends_at_once = False
@@ -205,7 +177,8 @@ class Supervisor:
                 f"The folder {str(folder)!r}, in which ranks say how they end, cannot be made ({error}). "
                 "Give --state-dir a folder that can be written to from all hosts."
             ) from error
-        with self._ears:
+        # Who ignores a signal, as nohup does, does not want the job to be stopped by it either.
+        with handled((*_PASSED_ON, *_TURNED_INTO_USR1), self._hear, even_ignored=False):
             try:
                 return self._run(folder)
             finally:
@@ -214,6 +187,9 @@ class Supervisor:
                     folder.parent.rmdir()
                 except OSError:  # of another launch, or not ours to remove
                     pass
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        self._heard.append((number, time.monotonic()))
 
     def _run(self, folder: Path) -> int:
         plan = self._plan
@@ -277,7 +253,7 @@ class Supervisor:
 
     def _take(self) -> list[tuple[int, float]]:
         """Return the signals heard since the last call."""
-        new = self._ears.heard[self._passed_on :]
+        new = self._heard[self._passed_on :]
         self._passed_on += len(new)
         return new
 
