@@ -90,21 +90,21 @@ def make(name: str, arguments: Mapping[str, Any] | None = None) -> Any:
 def _no_such(name: str) -> str:
     import gymnasium
 
-    known = [*BUILT_IN, *gymnasium.registry]
+    hint = nearest(name.rpartition(":")[2], [*BUILT_IN, *gymnasium.registry])
     return (
-        f"There is no environment {name!r}.{nearest(name, known)} It is a Gymnasium id such as "
-        f"FrozenLake-v1, module:function, or one of {', '.join(BUILT_IN)}."
+        f"There is no environment {name!r}.{hint} It is a Gymnasium id such as FrozenLake-v1, "
+        f"module:function, or one of {', '.join(BUILT_IN)}."
     )
 
 
 def _of_gymnasium(name: str, arguments: dict[str, Any]) -> Any:
     import gymnasium
 
-    _see_local_modules()
+    module, _, own_name = name.rpartition(":")
+    if module:
+        _imported(module)  # it registers the name
     try:
-        spec = gymnasium.spec(name)  # after a colon it imports what registers the id
-    except ImportError as error:
-        raise EnvError(f"The environment {name!r} cannot be found: {error}.") from error
+        spec = gymnasium.spec(own_name)
     except gymnasium.error.Error as error:
         raise EnvError(_no_such(name)) from error
     factory = partial(gymnasium.make, name, **arguments)
@@ -157,16 +157,7 @@ def _function(path: str) -> Callable[..., Any]:
         If there is no such module or function.
     """
     module_name, _, name = path.partition(":")
-    _see_local_modules()
-    try:
-        found: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise
-        raise EnvError(
-            f"There is no module {error.name!r} in {os.getcwd()} or where Python looks for modules. Write "
-            "module:function, without .py."
-        ) from error
+    found: Any = _imported(module_name)
     for part in name.split("."):
         if not hasattr(found, part):
             known = [each for each in vars(found) if not each.startswith("_")]
@@ -178,7 +169,16 @@ def _function(path: str) -> Callable[..., Any]:
     return function
 
 
-def _see_local_modules() -> None:
-    """Let modules of the current folder be found, as under `python -m`."""
+def _imported(name: str) -> Any:
+    """Return a module, which may also lie in the current folder, as under `python -m`."""
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        raise EnvError(
+            f"There is no module {error.name!r} in {os.getcwd()} or where Python looks for modules. Write "
+            "module:function, without .py."
+        ) from error

@@ -50,7 +50,7 @@ class Bar:
         )
 
     def __enter__(self) -> Bar:
-        self._live.start()
+        self._live.start(refresh=True)
         return self
 
     def __exit__(
@@ -126,10 +126,11 @@ def _workers(progress: Progress) -> RenderableType:
 
 def short(number: float) -> str:
     """Return a number in three digits and a unit, such as 45.2M."""
+    rounded = float(f"{number:.3g}")
     for size, unit in _UNITS:
-        if abs(number) >= size:
-            return f"{float(f'{number / size:.3g}'):g}{unit}"
-    return f"{number:.3g}"
+        if abs(rounded) >= size:
+            return f"{rounded / size:g}{unit}"
+    return f"{rounded:g}"
 
 
 def clock(seconds: float) -> str:

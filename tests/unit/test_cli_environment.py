@@ -1,0 +1,101 @@
+import sys
+
+import gymnasium
+import pytest
+
+from dist_classicrl.cli.environment import BUILT_IN, make, parse_arguments
+from dist_classicrl.environments.model import TabularMDP
+from dist_classicrl.environments.resolve import resolve
+from dist_classicrl.errors import EnvError, SettingsError
+
+MODULE = """
+import gymnasium
+from dist_classicrl.environments.garnet import garnet
+
+def model(n_states=7):
+    return garnet(n_states, 2, 2, seed=0)
+
+def lake(size=4, **others):
+    return gymnasium.make("FrozenLake-v1", map_name=f"{size}x{size}", **others)
+
+def fails():
+    raise RuntimeError("no licence")
+
+number = 3
+gymnasium.register("Mine-v0", entry_point="gymnasium.envs.toy_text:FrozenLakeEnv")
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """A module in the current folder, which Python does not look through by itself."""
+    (tmp_path / "worlds_to_test.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    yield "worlds_to_test"
+    sys.modules.pop("worlds_to_test", None)
+    gymnasium.registry.pop("Mine-v0", None)
+
+
+def test_words_are_arguments():
+    words = ["a=1", "b=8x8", "c=False", "d=true", 'e=["SF", "HG"]', "f='x=y'", "g=1e3", "h=", "i=x=y"]
+    assert parse_arguments(words) == {
+        **{"a": 1, "b": "8x8", "c": False, "d": True, "e": ["SF", "HG"], "f": "x=y", "g": 1000.0},
+        **{"h": "", "i": "x=y"},
+    }
+
+
+@pytest.mark.parametrize("word", ["8x8", "=8", "a b=1"])
+def test_a_word_that_is_no_argument_is_refused(word):
+    with pytest.raises(SettingsError, match="name=value"):
+        parse_arguments([word])
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_built_in_environments_need_no_arguments(name):
+    assert resolve(make(name), 1, None).simulator is not None
+
+
+def test_arguments_reach_what_makes_the_environment(module):
+    assert make("garnet", {"n_states": 9}).n_states == 9
+    assert make("FrozenLake-v1", {"map_name": "8x8"})().observation_space.n == 64
+    assert make("FrozenLake-v1", {"max_episode_steps": 3})().spec.max_episode_steps == 3
+    assert make(f"{module}:model", {"n_states": 5}).n_states == 5
+    assert make(f"{module}:lake", {"size": 8, "is_slippery": False})().observation_space.n == 64
+    assert make(f"{module}:Mine-v0", {"map_name": "8x8"})().observation_space.n == 64
+
+
+def test_what_makes_environments_is_given_so_that_copies_can_be_made(module):
+    factory = make(f"{module}:lake")
+    assert factory() is not factory()
+    assert isinstance(make(f"{module}:model"), TabularMDP)
+
+
+@pytest.mark.parametrize(
+    "name, arguments, match",
+    [
+        ("FrozenLake-v9", {}, "Did you mean 'FrozenLake-v1'?"),
+        ("FrozenLak", {}, "Did you mean 'FrozenLake-v1'?"),
+        ("granet", {}, "Did you mean 'garnet'?"),
+        ("FrozenLake-v1", {"slippery": True}, "no argument 'slippery'. Did you mean 'is_slippery'?"),
+        ("FrozenLake-v1", {"map_name": "9x9"}, "cannot be made with {'map_name': '9x9'}: KeyError"),
+        ("garnet", {"states": 5}, "Did you mean 'n_states'?"),
+        ("nowhere_at_all:f", {}, "no module 'nowhere_at_all'"),
+        ("nowhere_at_all:F-v0", {}, "no module 'nowhere_at_all'"),
+        ("worlds_to_test:Mnie-v0", {}, "'worlds_to_test:Mnie-v0'. Did you mean 'Mine-v0'?"),
+        ("worlds_to_test:modle", {}, "has no 'modle'. Did you mean 'model'?"),
+        ("worlds_to_test:number", {}, "is no function"),
+        ("worlds_to_test:fails", {}, "RuntimeError: no licence"),
+        ("two words", {}, "It is a Gymnasium id such as FrozenLake-v1, module:function, or one of"),
+    ],
+)
+def test_what_cannot_be_made_is_said_with_the_nearest(module, name, arguments, match):
+    with pytest.raises(EnvError) as caught:
+        make(name, arguments)
+    assert match in str(caught.value)
+
+
+def test_a_module_that_needs_another_one_is_not_said_to_be_missing(module, tmp_path):
+    (tmp_path / "worlds_to_test.py").write_text("import absent_from_everywhere")
+    with pytest.raises(ModuleNotFoundError, match="absent_from_everywhere"):
+        make("worlds_to_test:f")

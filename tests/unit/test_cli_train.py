@@ -1,0 +1,328 @@
+import json
+import logging
+
+import numpy as np
+import pytest
+
+from dist_classicrl.cli import runs, starting, training
+from dist_classicrl.cli.job import gather
+from dist_classicrl.cli.main import main
+from dist_classicrl.errors import CheckpointError, SettingsError, TrainingStopped
+from dist_classicrl.monitoring import read_metrics
+from dist_classicrl.runtime import resuming
+from dist_classicrl.schedules import Linear, PerVisit
+
+LAKE = ("FrozenLake-v1", "--total-steps", "2e4", "--eval-episodes", "5")
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    for name in ("dist_classicrl", "dist_classicrl.progress"):
+        logger = logging.getLogger(name)
+        for handler in list(logger.handlers):
+            logger.removeHandler(handler)
+            handler.close()
+        logger.setLevel(logging.NOTSET)
+
+
+def train(*words):
+    resuming._agents.clear()  # as in a process of its own, each time
+    return main(["train", *map(str, words)])
+
+
+@pytest.fixture
+def no_training(monkeypatch):
+    """The command is to end before it trains."""
+
+    def fail(*anything):
+        raise AssertionError("it trained")
+
+    monkeypatch.setattr(starting, "train_here", fail)
+    monkeypatch.setattr(starting, "_start", fail)
+
+
+def steps_of(folder):
+    return json.loads((folder / "result.json").read_text())["steps"]
+
+
+# A run from its beginning to its end
+
+
+def test_a_run_leaves_all_its_files_and_says_where(place, capsys):
+    assert train(*LAKE, "--seed", 3) == 0
+    folder = place / "runs" / "FrozenLake-v1"
+    names = {path.name for path in folder.iterdir()}
+    assert names == {
+        *("config.toml", "metrics.jsonl", "metrics.csv", "checkpoints", "model.npz", "result.json", "logs")
+    }
+    assert steps_of(folder) == 20_000
+    said = capsys.readouterr().out
+    assert "steps=20000 total_steps=20000 " in said
+    assert "20,000 steps in" in said and "greedy return" in said and "runs/FrozenLake-v1" in said
+    assert "steps=20000" in (folder / "logs" / "rank-0.log").read_text()
+    assert read_metrics(folder)["step"][-1] == 20_000
+
+
+def test_a_quiet_run_says_nothing(capsys):
+    assert train(*LAKE, "-q") == 0
+    assert capsys.readouterr() == ("", "")
+
+
+def test_typed_again_it_is_done_and_with_more_steps_it_goes_on(place, capsys, monkeypatch):
+    train(*LAKE, "--seed", 3)
+    folder = place / "runs" / "FrozenLake-v1"
+    before = (folder / "model.npz").read_bytes()
+    capsys.readouterr()
+    with monkeypatch.context() as patch:
+        patch.setattr(starting, "train_here", None)
+        assert train(*LAKE) == 0  # the seed is that of the run
+        assert train(*LAKE, "--total-steps", "1e4") == 0
+    assert "is done. With more --total-steps than 20,000 it goes on" in capsys.readouterr().out
+    assert (folder / "model.npz").read_bytes() == before
+    assert train(*LAKE, "--total-steps", 30_001) == 0
+    assert steps_of(folder) == 30_001
+    assert "resumed from" in capsys.readouterr().out
+    assert list(read_metrics(folder)["step"]) == [20_000, 30_001]
+
+
+def test_the_same_run_from_its_config_file_learns_the_same(place):
+    words = ("--learning-rate", "per_visit:0.7", "--epsilon", "linear:1:0.1:1e4", "--dtype", "float32")
+    assert train(*LAKE, *words, "--env-arg", "map_name=8x8") == 0
+    assert train("--config", "runs/FrozenLake-v1/config.toml", "--out", "runs/again") == 0
+    first, again = (runs.load(place / "runs" / name) for name in ("FrozenLake-v1", "again"))
+    assert first.agent.settings == again.agent.settings
+    assert first.agent.settings.learning_rate == PerVisit(0.7)
+    assert first.agent.settings.epsilon == Linear(1.0, 0.1, 10_000)
+    assert first.env_arguments == again.env_arguments == {"map_name": "8x8"}
+    np.testing.assert_array_equal(first.agent.q_table, again.agent.q_table)
+    assert first.agent.q_table.shape == (64, 4) and first.agent.q_table.any()
+
+
+def test_evaluations_and_early_stopping_are_asked_for_by_options(place):
+    words = ("--total-steps", "1e12", "--progress-interval", "0.02")
+    assert train(*LAKE, *words, "--eval-every", "1e3", "--stop-at-return", "0.3") == 0
+    folder = place / "runs" / "FrozenLake-v1"
+    assert 10**3 < steps_of(folder) < 10**11
+    assert (folder / "best_model.npz").exists() and (folder / "evaluations.npz").exists()
+
+
+def test_tensorboard_is_asked_for_by_an_option(place):
+    pytest.importorskip("tensorboard")
+    assert train(*LAKE, "--tensorboard") == 0
+    assert list((place / "runs" / "FrozenLake-v1" / "tensorboard").glob("events.*"))
+
+
+def test_a_time_limit_stops_it_with_status_75_and_the_same_command_goes_on(place, capsys):
+    words = ("FrozenLake-v1", "--total-steps", "1e12", "--time-limit", "300ms", "--out", "stopped")
+    with pytest.raises(SystemExit) as caught:
+        train(*words)
+    assert isinstance(caught.value, TrainingStopped) and caught.value.code == 75
+    loaded = runs.load("stopped")
+    assert loaded.agent.steps == caught.value.steps > 0
+    assert not (place / "stopped" / "result.json").exists()
+    with pytest.raises(TrainingStopped) as again:
+        train(*words)
+    assert again.value.steps > caught.value.steps
+
+
+# What is refused, before anything is trained
+
+
+@pytest.mark.parametrize(
+    "words, match",
+    [
+        (["--learning-rate", "0.5"], "another learning_rate: it is 0.1 there, and 0.5 now"),
+        (["--seed", "4"], "another seed: it is 3 there, and 4 now"),
+        (["--env-arg", "map_name=8x8"], "another map_name of the environment: it is left out there"),
+        (["--no-async-updates"], "another async_updates"),
+    ],
+)
+def test_another_experiment_is_not_mixed_into_a_run(words, match, capsys, no_training, place):
+    job = gather("FrozenLake-v1", (), {"seed": 3}, None, None)
+    job.save()
+    before = job.folder.config.read_text()
+    assert train("FrozenLake-v1", *words) == 2
+    said = capsys.readouterr().err
+    assert match in said
+    assert "--out runs/FrozenLake-v1-2 " in said and "--resume never" in said
+    assert job.folder.config.read_text() == before
+
+
+def test_another_environment_is_not_mixed_into_a_run(capsys, no_training):
+    gather("FrozenLake-v1", (), {}, None, None).save()
+    assert train("Taxi-v4", "--out", "runs/FrozenLake-v1") == 2
+    assert "another environment: it is 'FrozenLake-v1' there, and 'Taxi-v4' now" in capsys.readouterr().err
+
+
+def test_what_does_not_change_the_experiment_may_change(place):
+    train(*LAKE)
+    words = ("--total-steps", "3e4", "--timeout", "60", "--keep-last", "1", "--checkpoint-interval", "1e4")
+    assert train(*LAKE, *words, "--sync-frequency", "5") == 0
+    assert steps_of(place / "runs" / "FrozenLake-v1") == 30_000
+
+
+def test_a_run_begun_anew_keeps_the_one_before_under_another_name(place, capsys):
+    train(*LAKE)
+    kept = (place / "runs" / "FrozenLake-v1" / "model.npz").read_bytes()
+    for name in ("FrozenLake-v1-before", "FrozenLake-v1-before-2"):
+        assert train(*LAKE, "--resume", "never", "--learning-rate", "0.5") == 0
+        assert f"is now in runs/{name}." in capsys.readouterr().err
+    assert (place / "runs" / "FrozenLake-v1-before" / "model.npz").read_bytes() == kept
+    assert 'resume = "auto"' in (place / "runs" / "FrozenLake-v1" / "config.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    "words, match",
+    [
+        ([], "Which environment?"),
+        (["FrozenLake-v9"], "Did you mean 'FrozenLake-v1'?"),
+        (["FrozenLake-v1", "--environment", "Taxi-v4"], "give one of them"),
+        (["FrozenLake-v1", "--learning-rate", "2"], "learning_rate must be above 0 and at most 1"),
+        (["FrozenLake-v1", "--keep-last", "0"], "at least 1"),
+        (["FrozenLake-v1", "--stop-signals", "SIGKILL"], "no program can catch it"),
+        (["FrozenLake-v1", "--heartbeat-timeout", "1"], "4 times heartbeat_interval"),
+        (["FrozenLake-v1", "--config", "absent.toml"], "No such file"),
+        (["FrozenLake-v1", "--ranks", "0"], "at least 1"),
+    ],
+)
+def test_what_cannot_be_done_is_said_and_leaves_no_folder(words, match, capsys, place):
+    assert train(*words) == 2
+    assert match in capsys.readouterr().err
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "text, match",
+    [
+        ('enviroment = "Taxi-v4"', "no setting 'enviroment'. Did you mean 'environment'?"),
+        (
+            "total_steps = 'many'",
+            "total_steps must be a whole number of at least 1, got 'many', which is a text",
+        ),
+        ("total_steps = '1e6'", "Leave out the quotes."),
+        ("async_updates = 1", "async_updates must be true or false, got 1, which is a whole number"),
+        ("learning_rate = [1]", "learning_rate must be a number, or a schedule"),
+        ("environment_arguments = 3", "environment_arguments must be a table"),
+        ("total_steps = ", "is no TOML"),
+        ("[agent]\nseed = 1", "no setting 'agent'"),
+    ],
+)
+def test_a_file_that_is_wrong_is_said_to_be(text, match, place, capsys):
+    (place / "a.toml").write_text(text)
+    assert train("FrozenLake-v1", "-c", "a.toml") == 2
+    assert match in capsys.readouterr().err
+    assert "a.toml" in str(list(place.iterdir())) and not (place / "runs").exists()
+
+
+def test_options_win_over_the_file_and_the_file_over_defaults(place):
+    (place / "a.toml").write_text(
+        'environment = "FrozenLake-v1"\nseed = 5\ndtype = "float32"\nranks = 7\n'
+        'epsilon = { kind = "linear", initial = 1, final = 0.1, steps = 1e3 }\n'
+        "[environment_arguments]\nis_slippery = true\nmap_name = '4x4'\n"
+    )
+    job = gather(None, ["map_name=8x8"], {"seed": 6, "dtype": None, "ranks": None}, place / "a.toml", None)
+    assert (job.settings["seed"], job.settings["dtype"], job.ranks) == (6, "float32", 7)
+    assert job.settings["epsilon"] == Linear(1.0, 0.1, 1_000)
+    assert job.settings["batch_size"] == 32
+    assert job.environment_arguments == {"is_slippery": True, "map_name": "8x8"}
+    assert gather("Taxi-v4", (), {"ranks": 2}, place / "a.toml", None).environment_arguments == {}
+
+
+# Where it runs
+
+
+@pytest.mark.parametrize(
+    "variables, words, ranks",
+    [
+        ({}, [], 1),
+        ({}, ["-n", "4"], 4),
+        ({"SLURM_NTASKS": "5", "SLURM_PROCID": "0"}, [], 5),
+        ({"SLURM_NTASKS": "5", "SLURM_PROCID": "0"}, ["-n", "1"], 1),
+        ({"SLURM_NTASKS": "5", "SLURM_STEP_NUM_TASKS": "5", "SLURM_PROCID": "3"}, [], "rank"),
+        ({"PMIX_RANK": "0"}, [], "rank"),
+        ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3"}, ["-n", "4"], "rank"),
+    ],
+)
+def test_it_starts_ranks_unless_it_is_one(variables, words, ranks, monkeypatch):
+    for name in ("PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    called = []
+    monkeypatch.setattr(starting, "train_here", lambda job, display: called.append(job))
+    monkeypatch.setattr(starting, "_start", lambda job, start, *others: called.append(start.ranks) or 0)
+    assert train("FrozenLake-v1", *words) == 0
+    (found,) = called
+    if ranks in (1, "rank"):
+        assert found.settings["allow_singletons"] == (ranks == 1 and "SLURM_NTASKS" in variables)
+        # Who is a rank may have to have the same seed as others.
+        assert (found.settings["seed"] is None) == (ranks == "rank")
+    else:
+        assert found == ranks
+
+
+def test_ranks_are_started_with_what_was_resolved(monkeypatch, place):
+    plans = []
+
+    class Supervisor:
+        def __init__(self, plan, verbose):
+            plans.append(plan)
+
+        def run(self):
+            return 1
+
+    monkeypatch.setattr(starting, "Supervisor", Supervisor)
+    assert train("FrozenLake-v1", "-n", 3, "--out", "x", "--max-restarts", 1, "-q", "--no-ulfm") == 70
+    (plan,) = plans
+    folder = str(place / "x")
+    assert plan.words == (
+        *("-m", "dist_classicrl", "train", "--started", "--config", f"{folder}/config.toml", "--out", folder),
+        "--quiet",
+    )
+    assert (plan.ranks, plan.max_restarts, plan.survive) == (3, 1, False)
+    assert "seed = " in (place / "x" / "config.toml").read_text()
+
+
+def test_a_rank_that_was_started_leaves_the_folder_alone(monkeypatch, place):
+    job = gather("FrozenLake-v1", (), {"seed": 1}, None, place / "x")
+    job.save()
+    before = job.folder.config.read_bytes()
+    called = []
+    monkeypatch.setenv("PMIX_RANK", "1")
+    monkeypatch.setattr(starting, "train_here", lambda job, display: called.append(job))
+    assert train("--started", "--config", "x/config.toml", "--out", "x", "--total-steps", 5) == 0
+    assert (called[0].settings["total_steps"], job.folder.config.read_bytes()) == (5, before)
+
+
+# The folder of a run
+
+
+def test_what_cannot_be_loaded_is_said(place):
+    with pytest.raises(FileNotFoundError, match="Train first"):
+        runs.load("runs/x")
+    job = gather("FrozenLake-v1", (), {}, None, None)
+    job.save()
+    with pytest.raises(FileNotFoundError, match="Did you mean 'runs/FrozenLake-v1'?"):
+        runs.load("runs/FrozenLake-v2")
+    with pytest.raises(CheckpointError, match="neither a model nor a checkpoint"):
+        runs.load("runs/FrozenLake-v1")
+
+
+def test_a_bare_model_file_does_not_know_its_environment(place):
+    train(*LAKE)
+    folder = place / "runs" / "FrozenLake-v1"
+    assert runs.load(folder / "model.npz").env == "FrozenLake-v1"
+    bare = folder.rename(place / "runs" / "x") / "model.npz"
+    bare.rename(place / "model.npz")
+    loaded = runs.load("model.npz")
+    assert (loaded.env, loaded.folder, loaded.agent.steps) == (None, None, 20_000)
+    with pytest.raises(SettingsError, match="does not tell which environment"):
+        loaded.make_env()
+    assert loaded.agent.evaluate(loaded.make_env("FrozenLake-v1"), episodes=1).episodes == 1
+
+
+def test_paths_are_shown_from_here_where_that_is_shorter(place):
+    assert training.short(place / "runs" / "x") == "runs/x"
+    assert training.short("/elsewhere/x") == "/elsewhere/x"
