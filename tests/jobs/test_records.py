@@ -7,26 +7,27 @@ import re
 from dist_classicrl.monitoring.metrics import read_metrics
 from dist_classicrl.monitoring.reading import COLUMNS
 
-STEPS = 30_000_000
+STEPS = 20_000_000
 PROGRAM = """
-import json, os, signal, sys
+import glob, json, os, signal, sys
 from dist_classicrl import DistAsyncQLearning
 from dist_classicrl.callbacks import BaseCallback, MetricsCallback
 from dist_classicrl.environments import TabularMDP
 
 
 class Killer(BaseCallback):
-    '''Kills this process in the middle of a line: the third after a checkpoint that is on disk.'''
+    '''Kills this process in the middle of a line, the third or a later one after the newest checkpoint.'''
 
-    lines = None
+    newest, lines = None, 0
 
     def _on_checkpoint(self, steps, name):
-        self.lines = 0 if self.lines is None else self.lines
+        self.newest, self.lines = name, 0
 
     def write(self, handle, data):
-        if self.lines is not None and b'"kind": "progress"' in data:
-            self.lines += 1
-            if self.lines == 3:
+        self.lines += b'"kind": "progress"' in data
+        if self.newest is not None and self.lines >= 3 and b'"kind": "progress"' in data:
+            begun = max(glob.glob("f*-c*", root_dir="run/checkpoints/agent-0"))
+            if self.newest.endswith(begun):
                 write(handle, data[: len(data) // 2])
                 os.kill(os.getpid(), signal.SIGKILL)
         return write(handle, data)
@@ -42,7 +43,7 @@ result = agent.train(
     callbacks=[killer, MetricsCallback("run")],
     progress_interval=0.02,
     checkpoint_dir="run/checkpoints",
-    checkpoint_interval=3_000_000,
+    checkpoint_interval=4_000_000,
 )
 print(json.dumps(result.to_dict()))
 """
