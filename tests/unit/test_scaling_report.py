@@ -149,6 +149,6 @@ def test_the_command_shows_the_workers_of_a_single_run(folders):
     shown = said("n1").splitlines()
     assert shown[3] == "workers, from report to report"
     assert shown[5].split()[:2] == ["1", "node1"] and len(shown) == 6
-    assert "speed-up" not in shown[0]
+    assert "speed-up" not in shown[0] and "baseline" not in shown[1]
     with pytest.raises(MetricsError, match="n2"):
         said("n1", "n2")
