@@ -259,14 +259,19 @@ callback.on_training_start(Progress(0, 100))
 print("a line [bold] of output", flush=True)
 print("\\x1b[31man error\\x1b[0m", file=sys.stderr, flush=True)
 callback.on_step(Progress(70, 100, workers=5))
+while not Path(sys.argv[1] + ".seen").exists():
+    time.sleep(0.01)
 callback.on_close()
 print("a summary", flush=True)
 print("\\x1b[0m", end="", flush=True)
 """
 
 
-def run_on_terminal(command, timeout=60.0, **settings):
-    """Run a command with a terminal of 80 columns; return its exit status and what the terminal got."""
+def run_on_terminal(command, look, timeout=60.0, **settings):
+    """Run a command with a terminal of 80 columns; return its exit status and what the terminal got.
+
+    `look` is called with all that it got each time that it gets something.
+    """
     ours, theirs = pty.openpty()
     os.set_blocking(ours, False)
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
@@ -281,6 +286,7 @@ def run_on_terminal(command, timeout=60.0, **settings):
                 except OSError:  # nobody has it open any more
                     break
                 got += data
+                look(got)
         return process.wait(timeout=max(0.1, deadline - time.monotonic())), got.decode()
     finally:
         process.kill()
@@ -291,7 +297,10 @@ def run_on_terminal(command, timeout=60.0, **settings):
 def test_what_processes_of_a_job_write_appears_above_the_bar_and_the_end_below(tmp_path):
     environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": str(ROOT / "src"), "NO_COLOR": ""}
     command = [sys.executable, "-c", DRAWS, str(tmp_path / "status"), WORKS]
-    status, shown = run_on_terminal(command, env=environment)
+    seen = tmp_path / "status.seen"
+    status, shown = run_on_terminal(
+        command, lambda got: seen.touch() if b"an error" in got else None, env=environment
+    )
     assert status == 0, shown
     last_bar = shown.rindex("70/100 steps")
     assert "starting" in shown and "5 workers" in shown
