@@ -1,0 +1,59 @@
+"""`dist-classicrl train` with the real mpirun."""
+
+import json
+import signal
+
+import numpy as np
+from background_job import complete_checkpoints
+
+from dist_classicrl.monitoring import read_metrics
+
+TRAIN = ("-m", "dist_classicrl", "train", "FrozenLake-v1", "--out", "run", "--progress-interval", "0.2")
+
+
+def lines_of(path):
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def test_a_run_on_ranks_that_was_stopped_goes_on_when_it_is_typed_again(start_python, run_python, tmp_path):
+    folder = tmp_path / "run"
+    words = (*TRAIN, "--ranks", 3, "--log-interval", 0)
+    job = start_python(*words, "--total-steps", "1e12")
+    job.must_wait_for(lambda: len(lines_of(folder / "metrics.jsonl")) > 2, "records")
+    job.send(signal.SIGUSR1)
+    said = job.wait(75)
+    assert "Stopped by SIGUSR1" in said
+    newest = complete_checkpoints(folder / "checkpoints" / "agent-0")[0]
+    stopped_at = int(newest.rpartition("-step")[2].partition("-")[0])
+    records = read_metrics(folder)
+    assert records["step"][-1] == stopped_at and "Traceback" not in said
+    assert not (folder / "model.npz").exists() and not (folder / "result.json").exists()
+    assert any(" steps=" in line and " workers=2 " in line for line in said.splitlines())
+
+    total = stopped_at + 1_000_001
+    job = run_python(*words, "--total-steps", total)
+    result = json.loads((folder / "result.json").read_text())
+    assert (result["steps"], result["workers"]) == (total, 2)
+    assert newest in result["resumed_from"]
+    steps = read_metrics(folder)["step"]
+    assert (np.diff(steps) > 0).all() and stopped_at in steps and steps[-1] == total
+    with np.load(folder / "model.npz") as model:
+        assert model["visits"].sum() == total
+    assert f"{total:,} steps in" in job.output and job.output.count("greedy return") == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"run"}
+
+    job = run_python(*words, "--total-steps", total)
+    assert "is done" in job.output and "greedy return" not in job.output
+
+
+def test_ranks_that_mpirun_has_started_take_part(run_python, tmp_path):
+    job = run_python(*TRAIN, "--total-steps", "1e5", ranks=2)
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["steps"], result["workers"]) == (100_000, 1)
+    assert job.output.count(" steps=100000 ") == job.output.count("greedy return") == 1
+
+
+def test_what_is_mistyped_ends_all_ranks_and_is_said_once(run_python, tmp_path):
+    job = run_python(*TRAIN, "--enviroment", "x", ranks=2, status=2)
+    assert job.output.count("Did you mean '--environment'?") == 1
+    assert list(tmp_path.iterdir()) == []
