@@ -11,6 +11,7 @@ from dist_classicrl.cli.profile import Sizes
 from dist_classicrl.distributed import communication_profile
 from dist_classicrl.distributed.communication_profile import CommunicationProfile, Measurement
 from dist_classicrl.distributed.consistency import BLOCK_BYTES, Consistency, Difference, _Blocks, distances
+from dist_classicrl.distributed.launcher import Launcher
 from dist_classicrl.errors import SettingsError
 
 
@@ -126,6 +127,30 @@ def test_the_table_of_a_profile(monkeypatch, capsys):
     assert lines[2][-6:] == ["0-1", "2,000,000", "1,000.0", "500.0", "2,000.0", "17"]
     assert lines[3][-6:] == ["2", "0", "2.0", "1.0", "-", "1,000"]
     assert (seen[0].sizes, seen[0].ranks) == ((8, 2_000_000), 2)
+
+
+def test_ranks_that_cannot_measure_are_an_error_that_quotes_them(monkeypatch, tmp_path, capsys):
+    path = tmp_path / "mpirun"
+    path.write_text("#!/bin/sh\necho no such host; exit 1\n")
+    path.chmod(0o755)
+    monkeypatch.setattr("dist_classicrl.distributed.hints.rank_of_environment", lambda environ=None: None)
+    monkeypatch.setattr(
+        "dist_classicrl.diagnosis.communication.find_launcher", lambda: Launcher(str(path), "openmpi", (5,))
+    )
+    assert main(["profile", "--ranks", "2"]) == 2
+    said = capsys.readouterr().err
+    assert "ended with status 1" in said and "no such host" in said
+
+
+def test_a_job_of_one_rank_has_nothing_to_measure(monkeypatch, capsys):
+    monkeypatch.setattr("dist_classicrl.distributed.hints.rank_of_environment", lambda environ=None: 0)
+    monkeypatch.setattr(
+        "dist_classicrl.diagnosis.communication.find_world", lambda comm, allow_singletons: None
+    )
+    assert main(["profile"]) == 2
+    assert "One rank has nobody to talk to" in capsys.readouterr().err
+    assert main(["profile", "--ranks", "2"]) == 2
+    assert "have no place in a job that runs already" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

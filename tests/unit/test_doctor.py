@@ -155,8 +155,10 @@ def test_ranks_that_are_each_alone_are_found(tmp_path):
     assert "Load only one MPI" in finding.remedy and ranks.reports == []
 
 
-def test_a_job_that_fails_is_quoted(tmp_path):
-    launcher = fake_that_says(tmp_path, "", ["There are not enough slots"], status=1)
+@pytest.mark.parametrize("n_reports", [0, 3])
+def test_a_job_that_fails_is_quoted(tmp_path, n_reports):
+    reports = [{"rank": rank, "size": 3, "host": "a"} for rank in range(n_reports)]
+    launcher = fake_that_says(tmp_path, "", [*said_by(*reports), "There are not enough slots"], status=1)
     (finding,) = running.examine(running.Ranks(), PLAN, launcher, "")
     assert finding.status == "failure" and "not enough slots" in finding.found
 
@@ -183,7 +185,9 @@ def pair(n_bytes, seconds):
     }
 
 
-@pytest.mark.parametrize("latency, large, status", [(1e-6, 1e-4, "ok"), (2e-3, 1e-4, "warning")])
+@pytest.mark.parametrize(
+    "latency, large, status", [(1e-6, 1e-4, "ok"), (2e-3, 1e-4, "warning"), (1e-6, 1.0, "warning")]
+)
 def test_ranks_that_run_are_reported_with_their_speed(tmp_path, latency, large, status):
     reports = [{"rank": rank, "size": 3, "host": "a"} for rank in (2, 0, 1)]
     profile = {"hosts": ["a"] * 3, "measurements": [pair(8, latency), pair(1 << 20, large)]}
@@ -191,7 +195,7 @@ def test_ranks_that_run_are_reported_with_their_speed(tmp_path, latency, large, 
     ranks = running.Ranks()
     findings = list(running.examine(ranks, PLAN, launcher, ""))
     assert status_of(findings) == {"ranks": "ok", "communication": status}
-    assert "10,486 MB/s" in findings[1].found
+    assert f"on one host {latency * 1e6:,.1f} us and {1.048576 / large:,.0f} MB/s" in findings[1].found
     assert [report["rank"] for report in ranks.reports] == [0, 1, 2]
 
 

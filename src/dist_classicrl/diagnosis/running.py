@@ -87,19 +87,16 @@ def examine(ranks: Ranks, plan: TrainingPlan, launcher: Launcher, file: str) -> 
 
 def _speed(profile: CommunicationProfile) -> Finding:
     check = "communication"
-    shown, slow = [], False
-    for found in profile.measurements:
-        if found.operation != POINT_TO_POINT:
-            continue
-        if found.bytes == _LARGE_BYTES:
-            shown.append(f"{found.bandwidth / 1e6:,.0f} MB/s")
-            slow = slow or found.bandwidth < _SLOW_BANDWIDTH
-        else:
-            where = "on one host" if found.same_host else "between hosts"
-            shown.append(f"{where} {found.seconds * 1e6:,.1f} us,")
-            slow = slow or found.seconds > _SLOW_SECONDS
-    text = " ".join(shown).replace("/s on", "/s; on").replace("/s between", "/s; between")
-    if slow:
+    messages = [each for each in profile.measurements if each.operation == POINT_TO_POINT]
+    large = [each for each in messages if each.bytes == _LARGE_BYTES]
+    small = [each for each in messages if each.bytes != _LARGE_BYTES]
+    text = "; ".join(
+        f"{'on one host' if little.same_host else 'between hosts'} {little.seconds * 1e6:,.1f} us and "
+        f"{much.bandwidth / 1e6:,.0f} MB/s"
+        for little, much in zip(small, large, strict=True)
+    )
+    slow = any(each.seconds > _SLOW_SECONDS for each in small)
+    if slow or any(each.bandwidth < _SLOW_BANDWIDTH for each in large):
         return warning(
             check,
             f"slow: {text}",

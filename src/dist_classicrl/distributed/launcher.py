@@ -10,7 +10,6 @@ import argparse
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -256,18 +255,12 @@ def _answer(*command: str) -> str:
         It cannot be run, or does not answer.
     """
     try:
-        return subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=_VERSION_SECONDS,
-            env=launch_environment(),
-            text=True,
-            errors="replace",
-        ).stdout
-    except (OSError, subprocess.TimeoutExpired) as error:
+        job = run_job(command, timeout=_VERSION_SECONDS, env=launch_environment())
+    except OSError as error:
         raise LauncherError(f"{' '.join(command)} does not answer: {error}") from error
+    if job.timed_out:
+        raise LauncherError(f"{' '.join(command)} does not answer within {_VERSION_SECONDS:g} s")
+    return job.output
 
 
 def identify(path: str) -> Launcher:
