@@ -4,6 +4,7 @@ import sys
 import click
 import pytest
 
+from dist_classicrl.cli import errors
 from dist_classicrl.cli import main as module
 from dist_classicrl.cli.main import COMMANDS, cli, main
 from dist_classicrl.errors import (
@@ -110,6 +111,15 @@ def test_an_error_of_a_rank_is_left_to_the_job(raising, monkeypatch, capsys):
     with pytest.raises(SettingsError):
         raising(SettingsError("no such thing"))
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("rank, waits", [("0", 0), ("3", 1)])
+def test_rank_0_says_first_what_is_wrong_on_all(monkeypatch, capsys, rank, waits):
+    waited = []
+    monkeypatch.setattr(errors.time, "sleep", waited.append)
+    monkeypatch.setenv("PMIX_RANK", rank)
+    assert main(["trian"]) == 2
+    assert len(waited) == waits and "'train'" in capsys.readouterr().err
 
 
 def test_the_list_of_commands_imports_none_of_them(monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import traceback
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -25,6 +26,8 @@ EXIT_STATUS = (
     f"order, and the same command goes on with it; {INTERRUPTED} the same after Ctrl-C; {INTERNAL} anything "
     "else, with a traceback."
 )
+
+_FIRST_WORD_SECONDS = 3.0
 
 _REPORT = (
     "This is a defect of dist-classicrl or of what it ran. To report it, send the command, the lines above "
@@ -51,7 +54,13 @@ def exit_status(error: BaseException) -> int:
 
 
 def show(error: BaseException) -> None:
-    """Write `error` to standard error, as far as there is something to say."""
+    """Write `error` to standard error, as far as there is something to say.
+
+    What is wrong with a command is wrong on all ranks that it was started on. Rank 0 says it first, and the
+    launcher ends the others when rank 0 ends.
+    """
+    if (rank_of_environment() or 0) > 0:
+        time.sleep(_FIRST_WORD_SECONDS)
     if isinstance(error, click.exceptions.Exit):
         return
     if isinstance(error, click.ClickException):
