@@ -16,6 +16,7 @@ from dist_classicrl.diagnosis import cores, examination, files, memory, running,
 from dist_classicrl.diagnosis.children import Child
 from dist_classicrl.diagnosis.findings import failure, is_fit, ok, warning
 from dist_classicrl.diagnosis.plan import TrainingPlan
+from dist_classicrl.distributed import launcher as launcher_module
 from dist_classicrl.distributed.hosts import Host
 from dist_classicrl.distributed.launcher import Launcher
 from dist_classicrl.distributed.probe import MARK
@@ -134,6 +135,15 @@ def test_an_mpirun_on_path_that_is_not_the_environments_own_is_found(no_own_mpi,
     assert os.path.dirname(own.path) in finding.remedy
     fake_that_says(tmp_path / "other", "mpirun (Open MPI) 5.0.3")
     assert status_of(stack._match(OPEN_MPI_5, own)) == {"library and mpirun": "ok"}
+
+
+def test_an_mpirun_that_hangs_is_found_and_ended(no_own_mpi, tmp_path):
+    fake(tmp_path / "bin", f"/bin/sleep 600 & echo $! > {tmp_path}/pid; wait")
+    no_own_mpi.setenv("PATH", str(tmp_path / "bin"))
+    no_own_mpi.setattr(launcher_module, "_VERSION_SECONDS", 0.3)
+    finding = stack._launcher(stack.Stack())
+    assert finding.status == "failure" and "does not answer within 0.3 s" in finding.found
+    assert not is_running(int((tmp_path / "pid").read_text()))
 
 
 def test_mpich_and_its_kin_start_each_others_programs():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -146,8 +145,6 @@ def _typed_launcher(used: Launcher) -> Launcher | None:
     """Return what starts when a person types mpirun, if that is another program."""
     path = shutil.which("mpirun")
     if path is None or os.path.realpath(path) == os.path.realpath(used.path):
-        return None
-    if os.path.dirname(path) == os.path.join(sys.prefix, "bin"):
         return None
     try:
         return identify(path)
