@@ -5,6 +5,7 @@ import json
 import pytest
 from learned_runs import run_command
 
+from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.runtime import rates
 
 
@@ -26,11 +27,14 @@ def test_rates_as_json(little, capsys):
     for rate in (compiled, stepped):
         assert len(rate["runs"]) == 2 and rate["workers"] == 1
         assert rate["steps_per_second"] == pytest.approx(sum(rate["runs"]) / 2)
-    # One of them runs in compiled code, the other one step by step.
-    assert compiled["steps_per_second"] > 5 * stepped["steps_per_second"]
     (push,) = data["pushes"]
     assert 100 < push["entries"] <= 256 and push["n_bytes"] == push["entries"] * 28
     assert all(push[stage] > 0 for stage in ("pack", "apply", "refresh", "rebase"))
+
+
+def test_what_is_said_to_be_stepped_is():
+    stepped = [resolve(rates.problem(name), 1, None).stepped is not None for name in rates.ONE_CORE]
+    assert stepped == ["by Gymnasium" in name for name in rates.ONE_CORE]
 
 
 def test_runs_last_as_long_as_asked(little, monkeypatch):

@@ -78,7 +78,7 @@ def test_a_table_of_the_first_visited_states(tmp_path, capsys):
     assert out.endswith("\n2 of 3 visited states\n")
 
 
-@pytest.mark.parametrize("text", ["(20, 10, 1)", "[20, 10, 1]", " [20,\n10, 1]"])
+@pytest.mark.parametrize("text", ["(20, 10, 1)", "[20, 10, true]", " [20,\n10, 1]"])
 def test_an_observation_as_python_and_as_json_has_it(tmp_path, capsys, text):
     values = np.zeros((704, 2))
     values[20 * 22 + 10 * 2 + 1] = 0.25, -0.5
