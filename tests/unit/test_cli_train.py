@@ -263,7 +263,8 @@ def test_it_starts_ranks_unless_it_is_one(variables, words, ranks, monkeypatch):
         assert found == ranks
 
 
-def test_ranks_are_started_with_what_was_resolved(monkeypatch, place):
+@pytest.mark.parametrize("code, status", [(0, 0), (75, 75), (130, 130), (2, 2), (1, 70), (137, 70)])
+def test_ranks_are_started_with_what_was_resolved(monkeypatch, place, code, status):
     plans = []
 
     class Supervisor:
@@ -271,10 +272,10 @@ def test_ranks_are_started_with_what_was_resolved(monkeypatch, place):
             plans.append(plan)
 
         def run(self):
-            return 1
+            return code
 
     monkeypatch.setattr(starting, "Supervisor", Supervisor)
-    assert train("FrozenLake-v1", "-n", 3, "--out", "x", "--max-restarts", 1, "-q", "--no-ulfm") == 70
+    assert train("FrozenLake-v1", "-n", 3, "--out", "x", "--max-restarts", 1, "-q", "--no-ulfm") == status
     (plan,) = plans
     folder = str(place / "x")
     assert plan.words == (

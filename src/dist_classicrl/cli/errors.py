@@ -12,7 +12,7 @@ from difflib import get_close_matches
 import click
 
 from dist_classicrl.distributed.hints import rank_of_environment
-from dist_classicrl.distributed.stopping import INTERRUPTED
+from dist_classicrl.distributed.stopping import INTERRUPTED as INTERRUPTED
 from dist_classicrl.errors import DistClassicRLError, LauncherError, NotTrainedError
 
 DONE = 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 
 import click
 
@@ -131,7 +130,7 @@ def _start(job: Job, start: LaunchOptions, display: Display, has_bar: bool) -> i
             stack.callback(status.remove)
             stack.enter_context(bar_of_a_job(status, f"starting {start.ranks} ranks", display.is_verbose))
         code = supervisor.run()
-    if code == 1:  # what a rank ends with that raised an error
-        click.echo(f"The job failed: see above, and {short(Path(job.folder.logs))}.", err=True)
-        return errors.INTERNAL
-    return code
+    if code in (errors.DONE, errors.USAGE, errors.REQUEUE, errors.INTERRUPTED):
+        return code
+    click.echo(f"The job failed with exit status {code}: see above, and {short(job.folder.logs)}.", err=True)
+    return errors.INTERNAL
