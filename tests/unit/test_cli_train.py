@@ -89,6 +89,7 @@ def test_typed_again_it_is_done_and_with_more_steps_it_goes_on(place, capsys, mo
 
 def test_the_same_run_from_its_config_file_learns_the_same(place):
     words = ("--learning-rate", "per_visit:0.7", "--epsilon", "linear:1:0.1:1e4", "--dtype", "float32")
+    words += ("--no-async-updates", "--logical-workers", "2")  # the reproducible mode
     assert train(*LAKE, *words, "--env-arg", "map_name=8x8") == 0
     assert train("--config", "runs/FrozenLake-v1/config.toml", "--out", "runs/again") == 0
     first, again = (runs.load(place / "runs" / name) for name in ("FrozenLake-v1", "again"))
