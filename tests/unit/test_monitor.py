@@ -113,7 +113,7 @@ def test_without_matplotlib_the_extra_is_named(alone, monkeypatch):
             monitor.plot_training_curves()
 
 
-def test_a_picture_of_an_unknown_kind_is_refused_before_anything_is_drawn(alone, tmp_path):
+def test_a_picture_of_an_unknown_kind_is_refused(alone, tmp_path):
     with DistributedMonitor(alone) as monitor, pytest.raises(PlotError, match=".png"):
         monitor.plot_training_curves(tmp_path / "curves.txt")
 

@@ -204,8 +204,6 @@ class DistributedMonitor:
             from dist_classicrl.plotting import canvas
 
             canvas.require_matplotlib()
-            if path is not None:
-                canvas.check_target(path)
         if not self._is_closed:
             self._wait(self._is_settled)
         if self._wire.rank != 0:
