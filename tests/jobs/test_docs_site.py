@@ -62,6 +62,16 @@ def test_every_block_is_of_a_kind_that_is_tested(page):
     assert not re.search(r"\n\n    ", documents.prose(page)), "an indented block says nothing of its kind"
 
 
+def test_errors_callbacks_and_options_that_pages_name_are_there():
+    known = {*ERRORS, *callbacks.__all__, "CheckpointCallback"}  # the last one is that of Stable-Baselines3
+    for page in documents.PAGES:
+        assert set(re.findall(r"`([A-Z]\w+(?:Error|Callback))\b", documents.prose(page))) <= known, page.name
+    commands = [cli.get_command(click.Context(cli), name) for name in COMMANDS]
+    options = {word for command in commands for param in command.params for word in param.opts}
+    options |= {word for command in commands for param in command.params for word in param.secondary_opts}
+    assert set(re.findall(r"`(--[a-z-]+)", documents.prose(COMMAND_LINE))) <= options | {"--help"}
+
+
 def test_every_command_is_there_to_be_typed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     checked = [check_command(page, line) for page in documents.PAGES for line in commands_of(page)]
