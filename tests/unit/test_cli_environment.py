@@ -57,12 +57,12 @@ def test_built_in_environments_need_no_arguments(name):
 
 
 def test_arguments_reach_what_makes_the_environment(module):
+    assert make(f"{module}:Mine-v0", {"map_name": "8x8"})().observation_space.n == 64
     assert make("garnet", {"n_states": 9}).n_states == 9
     assert make("FrozenLake-v1", {"map_name": "8x8"})().observation_space.n == 64
     assert make("FrozenLake-v1", {"max_episode_steps": 3})().spec.max_episode_steps == 3
     assert make(f"{module}:model", {"n_states": 5}).n_states == 5
     assert make(f"{module}:lake", {"size": 8, "is_slippery": False})().observation_space.n == 64
-    assert make(f"{module}:Mine-v0", {"map_name": "8x8"})().observation_space.n == 64
 
 
 def test_what_makes_environments_is_given_so_that_copies_can_be_made(module):
