@@ -6,7 +6,7 @@ import click
 
 from dist_classicrl.cli import tables
 from dist_classicrl.cli.kinds import Whole
-from dist_classicrl.cli.learned import of_run
+from dist_classicrl.cli.learned import load, of_run
 
 _HELP = """\
 Play the greedy policy of a trained model.
@@ -39,15 +39,12 @@ def command(
     run: str, env: str | None, env_args: tuple[str, ...], episodes: int, seed: int | None, as_json: bool
 ) -> None:
     """Play the greedy policy of a trained model."""
-    from dist_classicrl.cli import runs
-    from dist_classicrl.cli.environment import parse_arguments
     from dist_classicrl.runtime.assessment import assess
 
-    loaded = runs.load(run)
-    found = assess(loaded.agent, loaded.make_env(env, parse_arguments(env_args)), episodes, seed)
-    name = env or loaded.env
+    learned = load(run, env, env_args, needs_env=True)
+    found = assess(learned.agent, learned.env, episodes, seed)
     if as_json:
-        tables.show_json({"run": run, "environment": name, "steps": loaded.agent.steps, **found.to_dict()})
+        tables.show_json({"run": run, **learned.described(), **found.to_dict()})
         return
-    title = f"{name}: the greedy policy after {loaded.agent.steps:,} steps"
+    title = f"{learned.title}: the greedy policy after {learned.agent.steps:,} steps"
     tables.show_table(["", ""], found.to_rows(), title)

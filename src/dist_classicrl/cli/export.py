@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from dist_classicrl.cli.learned import of_run
+from dist_classicrl.cli.learned import load, of_run
 
 _HELP = """\
 Write a trained model as NumPy arrays, a table, JSON, or a Python program.
@@ -51,12 +51,8 @@ def command(
     run: str, env: str | None, env_args: tuple[str, ...], target: Path, kind: str | None, force: bool
 ) -> None:
     """Write a trained model as NumPy arrays, a table, JSON, or a Python program."""
-    from dist_classicrl.cli import runs
-    from dist_classicrl.cli.environment import parse_arguments
     from dist_classicrl.runtime.exporting import export
 
-    loaded = runs.load(run)
-    name = env or loaded.env
-    made = None if name is None else loaded.make_env(env, parse_arguments(env_args))
-    written = export(loaded.agent, target, made, environment=name, kind=kind, force=force)
+    learned = load(run, env, env_args)
+    written = export(learned.agent, target, learned.env, environment=learned.title, kind=kind, force=force)
     click.echo(f"{written}: {written.stat().st_size:,} bytes")

@@ -8,7 +8,7 @@ import click
 
 from dist_classicrl.cli import tables
 from dist_classicrl.cli.kinds import Whole
-from dist_classicrl.cli.learned import of_run
+from dist_classicrl.cli.learned import load, of_run
 
 if TYPE_CHECKING:
     from dist_classicrl.runtime.policy import Policy
@@ -54,23 +54,19 @@ def command(
     as_json: bool,
 ) -> None:
     """Show policy and values of a trained model as text."""
-    from dist_classicrl.cli import runs
-    from dist_classicrl.cli.environment import parse_arguments
     from dist_classicrl.runtime.policy import policy_of
 
-    loaded = runs.load(run)
-    name = env or loaded.env
-    made = None if name is None else loaded.make_env(env, parse_arguments(env_args))
-    policy = policy_of(loaded.agent, made)
+    learned = load(run, env, env_args)
+    policy = policy_of(learned.agent, learned.env)
     asked = [_state_of(policy, text) for text in observations]
     listed = asked or policy.shown_states(20 if states is None else states)
     if as_json:
-        about = {"run": run, "environment": name, "steps": loaded.agent.steps}
-        tables.show_json({**about, "states": [_described(policy, state) for state in listed]})
+        states_shown = [_described(policy, state) for state in listed]
+        tables.show_json({"run": run, **learned.described(), "states": states_shown})
         return
     click.echo(
-        f"{name or run}: {policy.n_states:,} states, {policy.n_actions} actions, "
-        f"{loaded.agent.steps:,} steps learned\n"
+        f"{learned.title or run}: {policy.n_states:,} states, {policy.n_actions} actions, "
+        f"{learned.agent.steps:,} steps learned\n"
     )
     if asked:
         for state in asked:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dist_classicrl.environments.labels import Labels, labels_of
+from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.environments.spaces import SpaceIndex
-from dist_classicrl.errors import OutsideSpaceError
+from dist_classicrl.errors import EnvError, OutsideSpaceError
 
 if TYPE_CHECKING:
     from dist_classicrl.runtime.agent import DistAsyncQLearning
@@ -168,6 +169,28 @@ def policy_of(agent: DistAsyncQLearning, env: Any = None) -> Policy:
         agent._actions,
         labels_of(env),
     )
+
+
+def check_made_for(agent: DistAsyncQLearning, env: Any) -> None:
+    """See whether a table that took its size from an environment has the size that `env` asks for.
+
+    Raises
+    ------
+    EnvError
+        If it has another.
+    """
+    source = resolve(env, 1, agent.settings.use_action_mask)
+    source.close()
+    states, actions = agent.q_table.shape
+    settings = agent.settings
+    other_states = settings.state_size is None and states != source.n_states
+    other_actions = settings.action_size is None and actions != source.n_actions
+    if other_states or other_actions or states < source.n_states or actions < source.n_actions:
+        raise EnvError(
+            f"The table is of an environment with {states} states and {actions} actions, but {source.name} "
+            f"has {source.n_states} and {source.n_actions}. Name the environment that was trained in, with "
+            "its arguments."
+        )
 
 
 def plain_value(value: Any) -> Any:
