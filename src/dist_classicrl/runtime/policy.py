@@ -185,7 +185,7 @@ def check_made_for(agent: DistAsyncQLearning, env: Any) -> None:
     settings = agent.settings
     other_states = settings.state_size is None and states != source.n_states
     other_actions = settings.action_size is None and actions != source.n_actions
-    if other_states or other_actions or states < source.n_states or actions < source.n_actions:
+    if other_states or other_actions:
         raise EnvError(
             f"The table is of an environment with {states} states and {actions} actions, but {source.name} "
             f"has {source.n_states} and {source.n_actions}. Name the environment that was trained in, with "
