@@ -118,8 +118,8 @@ def test_what_differs_is_found_and_placed(world, debugger):
     culprit = world.size - 1
     array = table()
     if world.rank == culprit:
-        array[100, 2] += 0.5
-        array[-1, 3] -= 7.0  # in the last block, which is not a whole one
+        array[100, 2] += 7.0
+        array[-1, 3] -= 0.5  # in the last block, which is not a whole one
         array[5, 0] = array[5, 0] + 1e-9
     found = debugger.check_data_consistency(array)
     assert bool(found) is (world.size == 1)
@@ -127,8 +127,16 @@ def test_what_differs_is_found_and_placed(world, debugger):
         (difference,) = found.differences  # the same on all ranks
         assert (difference.rank, difference.index, difference.reason) == (culprit, (100, 2), "values")
         assert (difference.largest, difference.count) == (7.0, 2)
-        assert (difference.here, difference.there) == ("402.5", "402.0")
+        assert (difference.here, difference.there) == ("409.0", "402.0")
         assert f"rank {culprit} differs from rank 0 in 2 places, first at [100, 2]" in str(found)
+
+
+def test_a_place_in_a_later_block_is_named(world, debugger):
+    array = table()
+    last = (array.shape[0] - 1, 3)
+    array[last] += world.rank
+    found = debugger.check_data_consistency(array)
+    assert [each.index for each in found.differences] == [last] * (world.size - 1)
 
 
 def test_every_rank_that_differs_is_named(world, debugger):
