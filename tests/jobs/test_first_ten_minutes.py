@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 
@@ -41,16 +42,24 @@ class Terminal:
         settings = folder / ".settings"
         note = f"PROMPT_COMMAND='echo $? >> {self._statuses}'"
         settings.write_text(f"PATH={programs}:$PATH\nPS1='$ '\nHISTFILE=\n{note}\n")
-        self._tmux = ["tmux", "-f", "/dev/null", "-L", f"test-{self._job[:12]}"]
         bash = ["bash", "--noprofile", "--rcfile", str(settings), "-i"]
-        self._ask("new-session", "-d", "-x", "128", "-y", "50", "-c", str(folder), *bash)
-        self._wait(1, 20.0)
+        self._start = ["new-session", "-d", "-x", "128", "-y", "50", "-c", str(folder), *bash]
+        # The name of a socket has to be short.
+        self._place = tempfile.TemporaryDirectory()
+        self._tmux = ["tmux", "-u", "-f", "/dev/null", "-S", f"{self._place.name}/socket"]
 
     def __enter__(self):
+        try:
+            self._ask(*self._start)
+            self._wait(1, 20.0)
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *exception):
         subprocess.run([*self._tmux, "kill-server"], capture_output=True, timeout=20.0)
+        self._place.cleanup()
         for pid in processes.processes_of(self._job):
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -96,7 +105,8 @@ class Terminal:
         return seen
 
     def _ask(self, *words):
-        environment = {**os.environ, processes.JOB_VARIABLE: self._job, "TERM": "xterm-256color"}
+        own = {processes.JOB_VARIABLE: self._job, "TERM": "xterm-256color", "LC_ALL": "C.UTF-8"}
+        environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | own
         asked = subprocess.run(
             [*self._tmux, *words], env=environment, capture_output=True, text=True, timeout=20.0
         )
