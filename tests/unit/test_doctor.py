@@ -262,6 +262,15 @@ def test_too_few_slots_are_found(monkeypatch):
     assert finding.status == "failure" and "5 in hosts for 6 ranks" in finding.found
 
 
+def test_as_many_ranks_as_there_is_room_for(monkeypatch):
+    monkeypatch.setattr(cores, "usable_cores", lambda: 7)
+    monkeypatch.delenv("SLURM_NTASKS", raising=False)
+    assert cores.default_ranks() == 8
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    assert cores.default_ranks() == 4
+    assert cores.default_ranks((Host("a", 2), Host("b", None))) == 3
+
+
 def rank_report(rank, host="a", use=(0, 1), left=10**12, **threads):
     return {"rank": rank, "host": host, "cores": list(use), "threads": threads, "memory": left}
 

@@ -39,7 +39,11 @@ _COLOURS = {"ok": "green", "warning": "yellow", "failure": "red"}
 
 @click.command("doctor", help=_HELP, epilog=_EPILOG)
 @click.option(
-    "-n", "--ranks", type=Whole(1), metavar="N", help="Of the training.  [default: SLURM's, else cores + 1]"
+    "-n",
+    "--ranks",
+    type=Whole(1),
+    metavar="N",
+    help="Of the training.  [default: the hosts' slots, SLURM's tasks, or cores + 1]",
 )
 @click.option("--hostfile", metavar="FILE", help="Hosts, one in each line, such as `node1 slots=4`.")
 @click.option("--agent", metavar="COMMAND", help="What starts programs on other hosts.  [default: ssh]")
@@ -116,7 +120,7 @@ def command(
     )
     hosts = () if hostfile is None else read_hostfile(hostfile)
     if ranks is None:
-        ranks = sum(host.slots or 1 for host in hosts) or cores.default_ranks()
+        ranks = cores.default_ranks(hosts)
     plan = TrainingPlan(ranks, settings, states, actions, checkpoint_dir, hostfile, hosts, agent, timeout)
     findings = []
     for finding in examine(plan):

@@ -54,7 +54,7 @@ class Sizes(Kind):
     "--ranks",
     type=Whole(2),
     metavar="N",
-    help="How many are started.  [default: one per core, at least 2]",
+    help="How many are started.  [default: the hosts' slots, SLURM's tasks, or cores + 1]",
 )
 @click.option(
     "--sizes",
@@ -98,9 +98,11 @@ def command(
     """Measure the communication between ranks."""
     from dist_classicrl.diagnosis import communication, cores
     from dist_classicrl.distributed.hints import rank_of_environment
+    from dist_classicrl.distributed.hosts import read_hostfile
 
+    hosts = () if hostfile is None else read_hostfile(hostfile)
     plan = communication.ProfilePlan(
-        sizes, iterations, seconds, timeout, ranks or max(2, cores.default_ranks()), hostfile, agent
+        sizes, iterations, seconds, timeout, ranks or max(2, cores.default_ranks(hosts)), hostfile, agent
     )
     if rank_of_environment() is None:
         _show(communication.measure_in_job(plan), as_json)

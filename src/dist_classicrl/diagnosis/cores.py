@@ -6,11 +6,12 @@ import math
 import os
 import socket
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dist_classicrl.diagnosis.findings import Finding, failure, ok, warning
 from dist_classicrl.diagnosis.plan import TrainingPlan
+from dist_classicrl.distributed.hosts import Host
 from dist_classicrl.distributed.probe import THREAD_VARIABLES
 
 _QUOTA = "/sys/fs/cgroup/cpu.max"
@@ -27,10 +28,9 @@ def usable_cores() -> int:
         return cores
 
 
-def default_ranks() -> int:
-    """Return how many ranks this machine, or SLURM's allocation, is good for."""
-    tasks = _tasks()
-    return tasks if tasks is not None else max(2, usable_cores() + 1)
+def default_ranks(hosts: Sequence[Host] = ()) -> int:
+    """Return how many ranks these hosts, or SLURM's allocation, or this machine, are good for."""
+    return sum(host.slots or 1 for host in hosts) or _tasks() or usable_cores() + 1
 
 
 def examine_slots(plan: TrainingPlan) -> Finding:

@@ -117,7 +117,7 @@ def examine_sight(traces: Traces, reports: Iterable[dict[str, Any]]) -> Iterator
     blind = sorted({str(report["host"]) for report in reports if not report["sees_file"]})
     if traces.file and blind:
         yield warning(
-            "checkpoint folder",
+            "shared checkpoint folder",
             f"it is not the same one on {', '.join(blind)}",
             "Give a --checkpoint-dir that all hosts see: if the server is lost, a rank there goes on.",
         )
