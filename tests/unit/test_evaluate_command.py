@@ -35,6 +35,8 @@ def test_the_best_policy_has_no_gap_and_another_its_own_value(tmp_path, capsys):
     _, out, _ = run_command(capsys, "evaluate", always_left, "--episodes", "50")
     assert "exact value, discounted by 0.99  0\n" in out and "(100.00%)" in out
     assert "mean return                      0.0000 ± 0.0000" in out
+    _, out, _ = run_command(capsys, "evaluate", always_left, "--episodes", "50", "--no-exact")
+    assert "mean return  0.0000 ± 0.0000" in out and "exact" not in out
 
 
 def test_ties_are_broken_at_random_in_the_exact_value_as_in_episodes():

@@ -34,15 +34,26 @@ discounted, and for the process without its time limit.
     help="How many are played.  [default: 1000]",
 )
 @click.option("--seed", type=Whole(0), metavar="N", help="Of the episodes; by default the run's.")
+@click.option(
+    "--exact/--no-exact",
+    default=True,
+    help="Whether the model is solved; 100,000 states take some seconds.  [default: yes]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Write JSON in place of a table.")
 def command(
-    run: str, env: str | None, env_args: tuple[str, ...], episodes: int, seed: int | None, as_json: bool
+    run: str,
+    env: str | None,
+    env_args: tuple[str, ...],
+    episodes: int,
+    seed: int | None,
+    exact: bool,
+    as_json: bool,
 ) -> None:
     """Play the greedy policy of a trained model."""
     from dist_classicrl.runtime.assessment import assess
 
     learned = load(run, env, env_args, needs_env=True)
-    found = assess(learned.agent, learned.env, episodes, seed)
+    found = assess(learned.agent, learned.env, episodes, seed, exact)
     if as_json:
         tables.show_json({"run": run, **learned.described(), **found.to_dict()})
         return

@@ -22,7 +22,7 @@ class Assessment:
     ----------
     episodes : EvaluationResult
     exact : ExactValue or None
-        None where the model is not known, or a value is infinite.
+        None where the model is not known, a value is infinite, or nobody has asked for it.
     """
 
     episodes: EvaluationResult
@@ -77,13 +77,20 @@ class Assessment:
         ]
 
 
-def assess(agent: DistAsyncQLearning, env: Any, episodes: int, seed: int | None = None) -> Assessment:
+def assess(
+    agent: DistAsyncQLearning, env: Any, episodes: int, seed: int | None = None, exactly: bool = True
+) -> Assessment:
     """Play greedy episodes of `agent` in `env`, and compute the exact value where its model is known.
 
-    Arguments and errors are those of `DistAsyncQLearning.evaluate`.
+    Other arguments and errors are those of `DistAsyncQLearning.evaluate`.
+
+    Parameters
+    ----------
+    exactly : bool
+        False: only play. A model of 100,000 states takes some seconds to solve.
     """
     played = agent.evaluate(env, episodes, seed)
-    model = model_of(env, agent.settings.use_action_mask)
+    model = model_of(env, agent.settings.use_action_mask) if exactly else None
     try:
         exact = None if model is None else exact_value(model, agent.q_table, agent.settings.discount_factor)
     except ConvergenceError:
