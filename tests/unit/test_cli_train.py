@@ -195,6 +195,13 @@ def test_what_cannot_be_done_is_said_and_leaves_no_folder(words, match, capsys, 
     assert list(place.iterdir()) == []
 
 
+@pytest.mark.parametrize("out", ["file", "file/below"])
+def test_a_folder_that_cannot_be_written_to_is_said_to_be(out, place, capsys):
+    (place / "file").touch()
+    assert train(*LAKE, "--out", out) == 2
+    assert f"cannot be kept in {out} (" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "text, match",
     [

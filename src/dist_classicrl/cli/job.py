@@ -77,11 +77,25 @@ class Job:
         self.make_env()
 
     def save(self) -> None:
-        """Write the settings into the folder."""
-        self.folder.path.mkdir(parents=True, exist_ok=True)
-        config.write(
-            self.folder.config, self.data(), "Written by dist-classicrl train; it takes this with --config."
-        )
+        """Write the settings into the folder, where what an earlier end has left is no longer true.
+
+        Raises
+        ------
+        SettingsError
+            If the folder cannot be written to.
+        """
+        about = "Written by dist-classicrl train; it takes this with --config."
+        try:
+            self.folder.path.mkdir(parents=True, exist_ok=True)
+            # In this order: other ranks may look at any time whether the run is done.
+            self.folder.result.unlink(missing_ok=True)
+            self.folder.model.unlink(missing_ok=True)
+            config.write(self.folder.config, self.data(), about)
+        except OSError as error:
+            raise SettingsError(
+                f"The run cannot be kept in {self.folder.path} ({error.strerror}). Give --out a folder that "
+                "this user may write to."
+            ) from error
 
 
 def gather(

@@ -107,7 +107,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BaseException as caught:
         error = _meant(caught)
         if isinstance(error, SystemExit) or errors.is_of_job():
-            raise error
+            if error is caught:
+                raise
+            raise error from error.__cause__
         errors.show(error)
         return errors.exit_status(error)
     return status if isinstance(status, int) else errors.DONE

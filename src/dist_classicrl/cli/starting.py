@@ -87,9 +87,6 @@ def _prepared(job: Job, is_head: bool) -> tuple[Job, bool]:
         job = replace(job, settings={**job.settings, "seed": fresh_seed()})
     job.check()
     if is_head:
-        # In this order: other ranks may look at any time whether the run is done.
-        job.folder.result.unlink(missing_ok=True)
-        job.folder.model.unlink(missing_ok=True)
         job.save()
     return job, False
 
