@@ -9,7 +9,7 @@ from dist_classicrl import DistributedDebugger
 from dist_classicrl.cli.main import main
 from dist_classicrl.cli.profile import Sizes
 from dist_classicrl.distributed import communication_profile
-from dist_classicrl.distributed.communication_profile import CommunicationProfile, Measurement
+from dist_classicrl.distributed.communication_profile import COLLECTIVES, CommunicationProfile, Measurement
 from dist_classicrl.distributed.consistency import BLOCK_BYTES, Consistency, Difference, _Blocks, distances
 from dist_classicrl.distributed.launcher import Launcher
 from dist_classicrl.errors import SettingsError
@@ -91,12 +91,14 @@ def test_a_tolerance_that_is_none_is_refused(alone, tolerance):
 
 
 def test_what_is_measured_between_which_ranks():
-    plan = communication_profile._plan(("a", "a", "b", "b"), [8, 64])
+    plan = communication_profile._plan(("a", "a", "b", "b"), [8, 64], COLLECTIVES)
     pairs = [(step.ranks, step.size) for step in plan if step.operation == "point-to-point"]
     assert pairs == [((0, 1), 8), ((0, 1), 64), ((0, 2), 8), ((0, 2), 64)]
     assert [step.size for step in plan if step.operation == "barrier"] == [0]
     assert all(step.ranks == (0, 1, 2, 3) for step in plan[4:])
-    too_large = communication_profile._plan(("a", "a"), [communication_profile.MOST_GATHERED_BYTES])
+    too_large = communication_profile._plan(
+        ("a", "a"), [communication_profile.MOST_GATHERED_BYTES], COLLECTIVES
+    )
     assert {step.operation for step in too_large} == {"point-to-point", "barrier", "bcast", "allreduce"}
 
 

@@ -100,9 +100,14 @@ class CommunicationProfile:
 
 
 def measure(
-    comm: Any, star: Star, sizes: Sequence[int], iterations: int, seconds_each: float | None = None
+    comm: Any,
+    star: Star,
+    sizes: Sequence[int],
+    iterations: int,
+    seconds_each: float | None = None,
+    collectives: Sequence[str] = COLLECTIVES,
 ) -> CommunicationProfile:
-    """Measure all operations at all `sizes`. Every rank calls it, and gets the result.
+    """Measure messages and collective operations at all `sizes`. Every rank calls it, and gets the result.
 
     Parameters
     ----------
@@ -115,6 +120,8 @@ def measure(
         How often each is measured.
     seconds_each : float, optional
         How long each may take: then it is measured less often.
+    collectives : sequence of str
+        Which of `COLLECTIVES` to measure besides messages.
 
     Raises
     ------
@@ -127,7 +134,7 @@ def measure(
             return _follow(comm, star)
         names = tuple(messages.from_text(parts[0])["host"] for parts in hosts)
         found = []
-        for step in _plan(names, sizes):
+        for step in _plan(names, sizes, collectives):
             times = _lead(comm, star, step, iterations, seconds_each)
             same_host = len({names[rank] for rank in step.ranks}) == 1
             median = statistics.median(times)
@@ -148,18 +155,16 @@ class _Step:
     size: int
 
 
-def _plan(hosts: tuple[str, ...], sizes: Sequence[int]) -> list[_Step]:
+def _plan(hosts: tuple[str, ...], sizes: Sequence[int], collectives: Sequence[str]) -> list[_Step]:
     """Return what to measure: messages with a rank on the host of rank 0 and with one elsewhere, and all."""
     everybody = tuple(range(len(hosts)))
     near = [rank for rank in everybody[1:] if hosts[rank] == hosts[0]][:1]
     far = [rank for rank in everybody[1:] if hosts[rank] != hosts[0]][:1]
     plan = [_Step(POINT_TO_POINT, (0, rank), size) for rank in near + far for size in sizes]
-    if len(hosts) > 1:
-        plan.append(_Step(COLLECTIVES[0], everybody, 0))
-        for operation in COLLECTIVES[1:]:
-            for size in sizes:
-                if "gather" not in operation or size * len(hosts) <= MOST_GATHERED_BYTES:
-                    plan.append(_Step(operation, everybody, size))
+    for operation in collectives if len(hosts) > 1 else ():
+        for size in sizes if operation != "barrier" else (0,):
+            if "gather" not in operation or size * len(hosts) <= MOST_GATHERED_BYTES:
+                plan.append(_Step(operation, everybody, size))
     return plan
 
 
@@ -205,7 +210,7 @@ def _runner(comm: Any, star: Star, step: _Step) -> Callable[[int], np.ndarray]:
     if step.operation == POINT_TO_POINT:
         first = star.rank == step.ranks[0]
         return _ping_pong(comm, star, step.ranks[1] if first else step.ranks[0], first, step.size)
-    start, start_barrier = _starter(comm, step.operation, step.size), _starter(comm, COLLECTIVES[0], 0)
+    start, start_barrier = _starter(comm, step.operation, step.size), _starter(comm, "barrier", 0)
 
     def run(n: int) -> np.ndarray:
         seconds = np.empty(n)

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dist_classicrl.distributed.communication_profile import CommunicationProfile, measure
+from dist_classicrl.distributed.communication_profile import COLLECTIVES, CommunicationProfile, measure
 from dist_classicrl.distributed.star import Star, own_communicator
 
 MARK = "dist_classicrl probe: "
@@ -71,7 +71,7 @@ def look(file: str) -> None:
             "memory": memory_left(),
         }
     )
-    _say_profile(measured(world, _SIZES, _ITERATIONS, _SECONDS_EACH, _TIMEOUT))
+    _say_profile(measured(world, _SIZES, _ITERATIONS, _SECONDS_EACH, _TIMEOUT, collectives=()))
 
 
 def profile(sizes: str, iterations: str, seconds: str, timeout: str) -> None:
@@ -83,7 +83,12 @@ def profile(sizes: str, iterations: str, seconds: str, timeout: str) -> None:
 
 
 def measured(
-    comm: Any, sizes: Sequence[int], iterations: int, seconds_each: float, timeout: float
+    comm: Any,
+    sizes: Sequence[int],
+    iterations: int,
+    seconds_each: float,
+    timeout: float,
+    collectives: Sequence[str] = COLLECTIVES,
 ) -> CommunicationProfile | None:
     """Measure communication over `comm`, on which every rank calls this; rank 0 gets the result.
 
@@ -91,7 +96,7 @@ def measured(
     """
     own = own_communicator(comm, timeout, "measuring of communication")
     star = Star(own, timeout)
-    found = measure(own, star, sizes, iterations, seconds_each)
+    found = measure(own, star, sizes, iterations, seconds_each, collectives)
     star.close()
     return found if star.rank == 0 else None
 
