@@ -55,5 +55,5 @@ def test_ranks_that_mpirun_has_started_take_part(run_python, tmp_path):
 
 def test_what_is_mistyped_ends_all_ranks_and_is_said_once(run_python, tmp_path):
     job = run_python(*TRAIN, "--enviroment", "x", ranks=2, status=2)
-    assert job.output.count("Did you mean '--environment'?") == 1
+    assert job.output.count("Did you mean") == job.output.count("--environment") == 1
     assert list(tmp_path.iterdir()) == []

@@ -63,11 +63,12 @@ def test_the_version_is_that_of_the_package(capsys):
 
 @pytest.mark.parametrize(
     "words, meant",
-    [(["trian"], "'train'"), (["lunch"], "'launch'"), (["train", "--enviroment", "X"], "'--environment'")],
+    [(["trian"], "'train'"), (["lunch"], "'launch'"), (["train", "--enviroment", "X"], "--environment")],
 )
 def test_what_is_mistyped_is_answered_by_the_nearest(words, meant, capsys):
     assert main(words) == 2
-    assert f"Did you mean {meant}?" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "Did you mean" in said and meant in said
 
 
 def test_an_unknown_command_without_a_likeness_is_answered_by_all(capsys):
