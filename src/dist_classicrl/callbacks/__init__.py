@@ -17,8 +17,6 @@ if TYPE_CHECKING:
         BaseCallback,
         CallbackList,
         ConvertCallback,
-        EventCallback,
-        EveryNTimesteps,
         callback_list,
     )
     from dist_classicrl.callbacks.early_stopping import (
@@ -28,6 +26,7 @@ if TYPE_CHECKING:
         StopTrainingOnRewardThreshold,
     )
     from dist_classicrl.callbacks.evaluation import EvalCallback
+    from dist_classicrl.callbacks.events import EventCallback, EveryNTimesteps
     from dist_classicrl.monitoring.metrics import MetricsCallback
     from dist_classicrl.monitoring.tensorboard import TensorBoardCallback
 
@@ -54,8 +53,8 @@ _HOMES = {
     "CallbackList": _BASE,
     "ConvertCallback": _BASE,
     "EvalCallback": "dist_classicrl.callbacks.evaluation",
-    "EventCallback": _BASE,
-    "EveryNTimesteps": _BASE,
+    "EventCallback": "dist_classicrl.callbacks.events",
+    "EveryNTimesteps": "dist_classicrl.callbacks.events",
     "MetricsCallback": "dist_classicrl.monitoring.metrics",
     "StopTrainingOnNoModelImprovement": _EARLY_STOPPING,
     "StopTrainingOnNoReturnImprovement": _EARLY_STOPPING,

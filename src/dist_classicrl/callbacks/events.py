@@ -1,0 +1,63 @@
+"""Callbacks that call others, but only when something has happened."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dist_classicrl.callbacks.base import BaseCallback, one_callback
+from dist_classicrl.settings import checked_whole
+
+
+class EventCallback(BaseCallback):
+    """A callback that calls another one, but only when something has happened.
+
+    Parameters
+    ----------
+    callback : BaseCallback, sequence, function or None
+        What is called then.
+    """
+
+    def __init__(self, callback: Any = None, verbose: int = 0) -> None:
+        super().__init__(verbose)
+        self.callback = one_callback(callback)
+
+    @property
+    def children(self) -> Sequence[BaseCallback]:
+        """What is called when it happens."""
+        return (self.callback,)
+
+    def _on_event(self) -> bool:
+        """Call it, with the last report."""
+        assert self.progress is not None  # there was a report
+        return self.callback.on_step(self.progress)
+
+
+class EveryNTimesteps(EventCallback):
+    """Calls another callback at the first report after every so many steps.
+
+    Parameters
+    ----------
+    n_steps : int
+        Environment steps of all ranks.
+    callback : BaseCallback, sequence or function
+    """
+
+    def __init__(self, n_steps: int, callback: Any) -> None:
+        super().__init__(callback)
+        self.n_steps = checked_whole("n_steps", n_steps, 1)
+        self._next = self.n_steps
+
+    def _on_training_start(self) -> None:
+        self._next = next_multiple(self.num_timesteps, self.n_steps)
+
+    def _on_step(self) -> bool:
+        if self.num_timesteps < self._next:
+            return True
+        self._next = next_multiple(self.num_timesteps, self.n_steps)
+        return self._on_event()
+
+
+def next_multiple(steps: int, every: int) -> int:
+    """Return the first multiple of `every` above `steps`."""
+    return (steps // every + 1) * every
