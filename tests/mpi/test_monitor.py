@@ -1,5 +1,6 @@
 """Monitor and debugger over real messages, at any number of ranks."""
 
+import hashlib
 import time
 
 import numpy as np
@@ -137,6 +138,19 @@ def test_a_place_in_a_later_block_is_named(world, debugger):
     array[last] += world.rank
     found = debugger.check_data_consistency(array)
     assert [each.index for each in found.differences] == [last] * (world.size - 1)
+
+
+def test_ranks_that_are_at_work_for_long_are_waited_for(world, monkeypatch):
+    digest = hashlib.blake2b
+
+    def slow(*arguments, **settings):
+        time.sleep(0.2)
+        return digest(*arguments, **settings)
+
+    with DistributedDebugger(world, timeout=0.8) as debugger:
+        if world.rank == world.size - 1:
+            monkeypatch.setattr(hashlib, "blake2b", slow)
+        assert debugger.check_data_consistency(np.zeros(6 * PER_BLOCK))
 
 
 def test_every_rank_that_differs_is_named(world, debugger):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -86,7 +87,7 @@ def check(star: Star, array: Any, tolerance: Any) -> Consistency:
         refusal, array = _refusal(array, tolerance)
         blocks = _Blocks(array)
         about = {"refusal": refusal, "shape": list(array.shape), "dtype": array.dtype.str}
-        gathered = star.gather(about, blocks.digests(), what=_WHAT)
+        gathered = star.gather(about, blocks.digests(star.beat), what=_WHAT)
         if star.rank:
             return _follow(star, blocks, tolerance)
         return _lead(star, blocks, gathered, tolerance)
@@ -186,12 +187,13 @@ class _Blocks:
     def block(self, number: int) -> np.ndarray:
         return np.ascontiguousarray(self._flat[number * self.length : (number + 1) * self.length])
 
-    def digests(self) -> np.ndarray:
-        n_blocks = -(-self._size // self.length)
-        digests = [
-            hashlib.blake2b(self.block(number).view(np.uint8).data, digest_size=_DIGEST_BYTES).digest()
-            for number in range(n_blocks)
-        ]
+    def digests(self, beat: Callable[[], None]) -> np.ndarray:
+        """Return the blocks' digests; `beat` is called in between, since it may take long."""
+        digests = []
+        for number in range(-(-self._size // self.length)):
+            numbers = self.block(number).view(np.uint8).data
+            digests.append(hashlib.blake2b(numbers, digest_size=_DIGEST_BYTES).digest())
+            beat()
         return np.frombuffer(b"".join(digests), np.uint8)
 
 
