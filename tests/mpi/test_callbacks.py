@@ -81,7 +81,9 @@ def test_reports_add_up_to_the_result(world, make_agent, lake, async_updates, tm
     assert sum(rank.steps for report in reports for rank in report.ranks) == 400_000
     assert len({rank.rank for report in reports for rank in report.ranks if rank.steps}) == learning
     assert listener.pushed == 400_000
-    assert reports[-1].td_error == pytest.approx(np.mean([report.td_error for report in reports]), rel=2.0)
+    # Rewards are 0 or 1, so values stay below 1. Without a step since the last report there is no error.
+    errors = [report.td_error for report in reports if not np.isnan(report.td_error)]
+    assert errors and all(0.0 < error < 1.0 for error in errors)
 
 
 @pytest.mark.parametrize("async_updates", [True, False])
