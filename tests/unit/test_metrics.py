@@ -90,6 +90,18 @@ def test_an_event_is_written_at_once_and_once(folder):
     assert kinds == ["excluded", "replaced", "failover", "cleared"]
 
 
+def test_each_checkpoint_is_an_event(folder):
+    run = recorded(folder, (100,))
+    for name in ("saved/1", "saved/2"):  # both before the next report
+        run.callbacks.on_checkpoint(100, name)
+    found = read_metrics(folder).events
+    assert [(each["kind"], each["detail"], each["step"]) for each in found] == [
+        ("checkpoint", "saved/1", 100),
+        ("checkpoint", "saved/2", 100),
+    ]
+    assert [each["time"] for each in found] == [0.1, 0.1]
+
+
 def test_a_report_without_a_new_step_is_no_line(folder):
     run = recorded(folder)
     run.report(300, events=(event(),))

@@ -24,7 +24,8 @@ class MetricsCallback(BaseCallback):
 
     ``metrics.jsonl`` has a JSON object per line: ``{"kind": "progress", "step": ..., "time": ...,
     "recent_return": ...}`` with all of `Progress`, or ``{"kind": "event", "step": ..., "time": ...,
-    "event": {...}}``. null stands for NaN. "step" and "time" count over all calls of `train`, "recent_return"
+    "event": {...}}`` with one of `TrainingResult.events`, or of the kind "checkpoint", whose "detail" says
+    where it is. null stands for NaN. "step" and "time" count over all calls of `train`, "recent_return"
     is the mean over about the last 100 episodes. ``metrics.csv`` has the numbers of the progress lines.
     `read_metrics` reads the first back.
 
@@ -89,6 +90,11 @@ class MetricsCallback(BaseCallback):
         self._write(lambda writer: writer.add_event(self.num_timesteps, event))
 
     def _on_failover(self, event: dict[str, Any]) -> None:
+        self._write(lambda writer: writer.add_event(self.num_timesteps, event))
+
+    def _on_checkpoint(self, steps: int, name: str) -> None:
+        seconds = 0.0 if self.progress is None else self.progress.seconds
+        event = {"kind": "checkpoint", "rank": 0, "seconds": seconds, "steps_returned": 0, "detail": name}
         self._write(lambda writer: writer.add_event(self.num_timesteps, event))
 
     def _write(self, what: Callable[[MetricsWriter], None]) -> None:

@@ -148,7 +148,7 @@ class MetricsWriter:
 
 
 def _key(event: dict[str, Any]) -> tuple[Any, ...]:
-    return event["kind"], event["rank"], event["seconds"]
+    return event["kind"], event["rank"], event["seconds"], event["detail"]
 
 
 def _number(value: float | None) -> float:
