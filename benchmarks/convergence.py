@@ -92,7 +92,7 @@ def run_cells(todo: list[Cell], updates: int, path: Path) -> None:
 
 
 def _rank() -> int:
-    from dist_classicrl.distributed.hints import rank_of_environment
+    from dist_classicrl._hints import rank_of_environment
 
     return rank_of_environment() or 0
 

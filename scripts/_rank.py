@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
-from dist_classicrl.distributed.hints import rank_of_environment
+from dist_classicrl._hints import rank_of_environment
 
 folder, program = sys.argv[1], sys.argv[2:]
 if rank := rank_of_environment():

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from dist_classicrl._hints import rank_of_environment
+
+# A launcher gives its ranks a terminal. There numba's colours, where colorama is installed, end in an escape
+# sequence on standard output when the process ends.
+if rank_of_environment() is not None:
+    os.environ.setdefault("NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING", "1")
 
 import numba
 

@@ -29,7 +29,7 @@ import numpy as np
 from mpi4py import MPI
 
 from dist_classicrl import DistAsyncQLearning
-from dist_classicrl.distributed.hints import rank_of_environment
+from dist_classicrl._hints import rank_of_environment
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.errors import TrainingStopped
 from dist_classicrl.schedules import PerVisit

@@ -4,9 +4,17 @@ import socket
 
 import numpy as np
 import pytest
+from own_signals import own_signals
 
 from dist_classicrl.callbacks import BaseCallback
 from dist_classicrl.runtime import resuming
+
+
+@pytest.fixture(autouse=True)
+def only_the_signals_of_this_test(monkeypatch):
+    """Leave the handlers of signals as they were."""
+    with own_signals(monkeypatch):
+        yield
 
 
 class Listener(BaseCallback):

@@ -121,7 +121,7 @@ def test_a_profile_survives_json():
 
 def test_the_table_of_a_profile(monkeypatch, capsys):
     seen = []
-    monkeypatch.setattr("dist_classicrl.distributed.hints.rank_of_environment", lambda environ=None: None)
+    monkeypatch.setattr("dist_classicrl._hints.rank_of_environment", lambda environ=None: None)
     monkeypatch.setattr(
         "dist_classicrl.diagnosis.communication.measure_in_job", lambda plan: seen.append(plan) or MEASURED
     )
@@ -137,7 +137,7 @@ def test_ranks_that_cannot_measure_are_an_error_that_quotes_them(monkeypatch, tm
     path = tmp_path / "mpirun"
     path.write_text("#!/bin/sh\necho no such host; exit 1\n")
     path.chmod(0o755)
-    monkeypatch.setattr("dist_classicrl.distributed.hints.rank_of_environment", lambda environ=None: None)
+    monkeypatch.setattr("dist_classicrl._hints.rank_of_environment", lambda environ=None: None)
     monkeypatch.setattr(
         "dist_classicrl.diagnosis.communication.find_launcher", lambda: Launcher(str(path), "openmpi", (5,))
     )
@@ -147,7 +147,7 @@ def test_ranks_that_cannot_measure_are_an_error_that_quotes_them(monkeypatch, tm
 
 
 def test_a_job_of_one_rank_has_nothing_to_measure(monkeypatch, capsys):
-    monkeypatch.setattr("dist_classicrl.distributed.hints.rank_of_environment", lambda environ=None: 0)
+    monkeypatch.setattr("dist_classicrl._hints.rank_of_environment", lambda environ=None: 0)
     monkeypatch.setattr(
         "dist_classicrl.diagnosis.communication.find_world", lambda comm, allow_singletons: None
     )

@@ -448,7 +448,7 @@ def test_each_host_needs_room_for_its_own_ranks():
 @pytest.fixture
 def told(monkeypatch):
     """Give a function that lets the examination find just this."""
-    monkeypatch.setattr("dist_classicrl.distributed.hints.rank_of_environment", lambda environ=None: None)
+    monkeypatch.setattr("dist_classicrl._hints.rank_of_environment", lambda environ=None: None)
 
     def tell(*findings):
         monkeypatch.setattr(examination, "examine", lambda plan: iter(findings))

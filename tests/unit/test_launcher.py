@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from dist_classicrl.distributed.hints import rank_of_environment
+from dist_classicrl._hints import rank_of_environment
 from dist_classicrl.distributed.launcher import (
     Launcher,
     check_launcher,

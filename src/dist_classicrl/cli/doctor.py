@@ -99,11 +99,11 @@ def command(
     as_json: bool,
 ) -> int:
     """Check MPI, files, threads and memory, with a remedy for each trouble."""
+    from dist_classicrl._hints import rank_of_environment
     from dist_classicrl.diagnosis import cores
     from dist_classicrl.diagnosis.examination import examine
     from dist_classicrl.diagnosis.findings import is_fit
     from dist_classicrl.diagnosis.plan import TrainingPlan
-    from dist_classicrl.distributed.hints import rank_of_environment
     from dist_classicrl.distributed.hosts import read_hostfile
     from dist_classicrl.settings import Settings
 

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 
 import click
 
-from dist_classicrl.distributed.hints import rank_of_environment
+from dist_classicrl._hints import rank_of_environment
 from dist_classicrl.distributed.stopping import INTERRUPTED as INTERRUPTED
 from dist_classicrl.errors import DistClassicRLError, LauncherError, NotTrainedError
 

@@ -96,8 +96,8 @@ def command(
     as_json: bool,
 ) -> None:
     """Measure the communication between ranks."""
+    from dist_classicrl._hints import rank_of_environment
     from dist_classicrl.diagnosis import communication, cores
-    from dist_classicrl.distributed.hints import rank_of_environment
     from dist_classicrl.distributed.hosts import read_hostfile
 
     hosts = () if hostfile is None else read_hostfile(hostfile)

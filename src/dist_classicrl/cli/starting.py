@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import click
 
+from dist_classicrl._hints import promised_size, rank_of_environment
 from dist_classicrl.cli import errors
 from dist_classicrl.cli.job import Job, continued, is_done
 from dist_classicrl.cli.runs import RunFolder, other_folder
 from dist_classicrl.cli.terminal import bar_of_a_job, has_terminal
 from dist_classicrl.cli.training import Display, short, summary, train_here
-from dist_classicrl.distributed.hints import promised_size, rank_of_environment
 from dist_classicrl.distributed.launch import LaunchOptions, plan_of
 from dist_classicrl.distributed.supervisor import Supervisor
 

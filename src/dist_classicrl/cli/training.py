@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dist_classicrl._files import whole_file
+from dist_classicrl._hints import rank_of_environment
 from dist_classicrl.cli.job import Job
 from dist_classicrl.cli.terminal import bar_of_this_process
-from dist_classicrl.distributed.hints import rank_of_environment
 
 if TYPE_CHECKING:
     from dist_classicrl.callbacks.base import BaseCallback

@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
+from dist_classicrl._hints import local_rank_of_environment, promised_size, rank_of_environment
 from dist_classicrl.distributed.completion import LAUNCH_VARIABLE, Ending, Record
-from dist_classicrl.distributed.hints import local_rank_of_environment, promised_size, rank_of_environment
 from dist_classicrl.distributed.stopping import INTERRUPTED
 from dist_classicrl.errors import CutOffError, RankLostError, RankTimeoutError, RemoteRankError
 

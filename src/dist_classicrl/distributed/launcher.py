@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dist_classicrl.distributed.hints import rank_of_environment
+from dist_classicrl._hints import rank_of_environment
 from dist_classicrl.distributed.processes import run_job
 from dist_classicrl.errors import LauncherError
 

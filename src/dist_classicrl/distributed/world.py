@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from dist_classicrl._hints import launched, promised_size
 from dist_classicrl.distributed.failures import end_job_on_unhandled_errors
-from dist_classicrl.distributed.hints import launched, promised_size
 from dist_classicrl.errors import SingletonError
 
 
