@@ -18,7 +18,7 @@ TESTS = ROOT / "tests"
 MPI_RANKS = (1, 2, 4)
 NO_TESTS_CHOSEN = 5
 # By folder: in how many processes pytest runs its tests.
-PROCESSES = {"unit": 2, "jobs": 2}
+PROCESSES = {"unit": 2, "jobs": 3, "faults": 2}
 # Up to four times what each takes on two cores.
 LIMIT_SECONDS = {"lint": 60, "types": 240, "unit": 300, "mpi": 180, "jobs": 420, "faults": 240}
 
