@@ -147,7 +147,6 @@ def main() -> None:
     limit = 300.0 + 6.0 * arguments.seconds * (arguments.pairs + 1)
     found = json.loads(common.mpi_output(arguments.ranks, program, limit).splitlines()[-1])
     ratios = [run["with"] / run["without"] for run in found]
-    spread = 1.96 * statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else float("nan")
     common.show(
         ["pairs", "checkpoints", "with, M/s", "without, M/s", "with / without", "median"],
         [
@@ -156,7 +155,7 @@ def main() -> None:
                 sum(run["checkpoints"] for run in found),
                 f"{statistics.median(run['with'] for run in found) / 1e6:.1f}",
                 f"{statistics.median(run['without'] for run in found) / 1e6:.1f}",
-                f"{statistics.mean(ratios):.4f} +- {spread:.4f}",
+                common.mean_with_interval(ratios),
                 f"{statistics.median(ratios):.4f}",
             ]
         ],

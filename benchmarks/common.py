@@ -77,6 +77,12 @@ def median_ratio(numerator: Sequence[float], denominator: Sequence[float]) -> fl
     return statistics.median(a / b for a, b in zip(numerator, denominator, strict=True))
 
 
+def mean_with_interval(ratios: Sequence[float]) -> str:
+    """Return the mean of `ratios` and its 95 % confidence interval, as text."""
+    spread = 1.96 * statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else float("nan")
+    return f"{statistics.mean(ratios):.4f} +- {spread:.4f}"
+
+
 def timed(call: Callable[[], Any]) -> float:
     """Return the seconds that `call` takes."""
     begin = time.perf_counter()

@@ -89,7 +89,6 @@ def main() -> None:
         rates = {ready: measured(ready) for ready in (first, not first)}
         found.append({"ready": rates[True], "without": rates[False]})
     ratios = [pair["ready"] / pair["without"] for pair in found]
-    spread = 1.96 * statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else float("nan")
     common.show(
         ["pairs", "ready, M/s", "without, M/s", "ready / without", "median"],
         [
@@ -97,7 +96,7 @@ def main() -> None:
                 len(found),
                 f"{statistics.median(pair['ready'] for pair in found) / 1e6:.1f}",
                 f"{statistics.median(pair['without'] for pair in found) / 1e6:.1f}",
-                f"{statistics.mean(ratios):.4f} +- {spread:.4f}",
+                common.mean_with_interval(ratios),
                 f"{statistics.median(ratios):.4f}",
             ]
         ],

@@ -60,7 +60,6 @@ def main() -> None:
     limit = 120.0 + 4.0 * arguments.pairs * arguments.seconds
     found = json.loads(common.mpi_output(arguments.ranks, program, limit).splitlines()[-1])
     ratios = [pair["with"] / pair["without"] for pair in found]
-    spread = 1.96 * statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else float("nan")
     common.show(
         ["pairs", "with records, M/s", "without, M/s", "with / without", "median"],
         [
@@ -68,7 +67,7 @@ def main() -> None:
                 len(found),
                 f"{statistics.median(pair['with'] for pair in found) / 1e6:.1f}",
                 f"{statistics.median(pair['without'] for pair in found) / 1e6:.1f}",
-                f"{statistics.mean(ratios):.4f} +- {spread:.4f}",
+                common.mean_with_interval(ratios),
                 f"{statistics.median(ratios):.4f}",
             ]
         ],

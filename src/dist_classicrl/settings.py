@@ -187,9 +187,19 @@ def checked_whole(name: str, value: Any, least: int, otherwise: str = "") -> int
     return int(value)
 
 
+def checked_positive(name: str, value: Any) -> float:
+    """Return `value` as a finite float above 0; SettingsError for others."""
+    if not _is_real(value) or not 0.0 < value < math.inf:
+        raise SettingsError(f"{name} must be a finite number above 0, got {value!r}.")
+    return float(value)
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+
+
 def _real(name: str, value: Any, least: float, most: float) -> float:
-    real = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-    if not real or not least <= value <= most or math.isinf(value):
+    if not _is_real(value) or not least <= value <= most or math.isinf(value):
         limits = f"from {least:g} to {most:g}" if math.isfinite(most) else f"finite and at least {least:g}"
         raise SettingsError(f"{name} must be a number {limits}, got {value!r}.")
     return float(value)

@@ -123,7 +123,7 @@ def test_a_picture_of_an_unknown_kind_is_refused(alone, tmp_path):
     [
         ({"log_interval": 0}, "log_interval must be a whole number of at least 1, got 0"),
         ({"log_interval": 2.5}, "log_interval"),
-        ({"timeout": 0}, "timeout must be a finite number of seconds above 0"),
+        ({"timeout": 0}, "timeout must be a finite number above 0"),
         ({"timeout": math.inf}, "timeout"),
     ],
 )

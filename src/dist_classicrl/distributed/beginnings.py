@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from dist_classicrl.distributed.transport import wait_until
-from dist_classicrl.errors import RankLostError
+from dist_classicrl.errors import RankLostError, SettingsError
 
 
 def duplicate(comm: Any, seconds: float, what: str, remedy: str) -> Any:
@@ -22,6 +22,29 @@ def duplicate(comm: Any, seconds: float, what: str, remedy: str) -> Any:
     finish(comm, request, seconds, what, remedy, own)
     own.Set_errhandler(MPI.ERRORS_RETURN)
     return own
+
+
+def own_communicator(comm: Any, seconds: float, name: str, between_groups: bool = False) -> Any:
+    """Return a duplicate of `comm` for the object `name`, which every rank constructs, within `seconds`.
+
+    `between_groups`: whether it may be an intercommunicator.
+
+    Raises
+    ------
+    SettingsError
+        If `comm` is no such communicator.
+    RankTimeoutError, RankLostError
+        If not all ranks construct theirs.
+    """
+    from mpi4py import MPI
+
+    allowed, word = (
+        (MPI.Comm, "a communicator") if between_groups else (MPI.Intracomm, "an intracommunicator")
+    )
+    if not isinstance(comm, allowed) or comm == MPI.COMM_NULL:
+        raise SettingsError(f"comm must be {word} of mpi4py, such as mpi4py.MPI.COMM_WORLD, got {comm!r}.")
+    what = f"all ranks to construct their {name}; every rank of the communicator has to"
+    return duplicate(comm, seconds, what, "Construct it over the ranks that are left, such as comm.Shrink().")
 
 
 def finish(comm: Any, request: Any, seconds: float, what: str, remedy: str, *in_use: Any) -> None:

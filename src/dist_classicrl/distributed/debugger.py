@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from dist_classicrl.distributed import communication_profile, consistency
+from dist_classicrl.distributed.beginnings import own_communicator
 from dist_classicrl.distributed.communication_profile import POINT_TO_POINT, Measurement
 from dist_classicrl.distributed.consistency import Consistency
-from dist_classicrl.distributed.star import Star, checked_seconds, own_communicator
-from dist_classicrl.settings import checked_whole
+from dist_classicrl.distributed.star import Star
+from dist_classicrl.settings import checked_positive, checked_whole
 
 LEAST_BYTES = 8
 """The message whose time is the latency."""
@@ -48,7 +49,7 @@ class DistributedDebugger:
     """
 
     def __init__(self, comm: Any, *, timeout: float = 60.0) -> None:
-        seconds = checked_seconds(timeout)
+        seconds = checked_positive("timeout", timeout)
         self._comm = own_communicator(comm, seconds, "DistributedDebugger")
         self._star = Star(self._comm, seconds)
 

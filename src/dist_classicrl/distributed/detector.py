@@ -9,7 +9,6 @@ and who is silent for a fixed time has failed.
 from __future__ import annotations
 
 import logging
-import math
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -19,12 +18,12 @@ from typing import Any, Literal
 import numpy as np
 
 from dist_classicrl.distributed import messages
-from dist_classicrl.distributed.beginnings import duplicate
+from dist_classicrl.distributed.beginnings import own_communicator
 from dist_classicrl.distributed.messages import Kind
 from dist_classicrl.distributed.suspicion import THRESHOLD, Arrivals
 from dist_classicrl.distributed.transport import Channel, Wire
 from dist_classicrl.errors import SettingsError
-from dist_classicrl.settings import checked_whole
+from dist_classicrl.settings import checked_positive, checked_whole
 
 logger = logging.getLogger(__name__)
 
@@ -150,16 +149,16 @@ class FailureDetector:
         threshold: float = THRESHOLD,
         timeout: float = 60.0,
     ) -> None:
-        self._interval = _positive("heartbeat_interval", heartbeat_interval)
+        self._interval = checked_positive("heartbeat_interval", heartbeat_interval)
         self._limit = _INTERVALS * self._interval
         if heartbeat_timeout is not None:
-            self._limit = _positive("heartbeat_timeout", heartbeat_timeout)
+            self._limit = checked_positive("heartbeat_timeout", heartbeat_timeout)
         if self._limit <= self._interval:
             raise SettingsError(
                 f"heartbeat_timeout must be longer than heartbeat_interval ({self._interval:g} s), got "
                 f"{heartbeat_timeout!r}. Leave it out for three intervals."
             )
-        self._threshold = _positive("threshold", threshold)
+        self._threshold = checked_positive("threshold", threshold)
         self._callbacks = {"failed": on_failure, "suspected": on_suspect, "healthy": on_recovery}
         for name, callback in zip(
             ("on_failure", "on_suspect", "on_recovery"), self._callbacks.values(), strict=True
@@ -168,7 +167,9 @@ class FailureDetector:
                 raise SettingsError(
                     f"{name} must be a function that takes a rank, or None, got {callback!r}."
                 )
-        self._comm = _own_communicator(comm, _positive("timeout", timeout))
+        self._comm = own_communicator(
+            comm, checked_positive("timeout", timeout), "FailureDetector", between_groups=True
+        )
         self._wire = Wire(self._comm)
         is_inter = self._comm.Is_inter()
         self._own_rank = None if is_inter else self._wire.rank
@@ -358,24 +359,5 @@ class FailureDetector:
                 logger.warning("Rank %d %s: %s.", peer.rank, shown, reason)
 
 
-def _own_communicator(comm: Any, timeout: float) -> Any:
-    """Return a duplicate of `comm` that gives errors back, within `timeout` seconds."""
-    from mpi4py import MPI
-
-    if not isinstance(comm, MPI.Comm) or comm == MPI.COMM_NULL:
-        raise SettingsError(
-            f"comm must be a communicator of mpi4py, such as mpi4py.MPI.COMM_WORLD, got {comm!r}."
-        )
-    what = "all ranks to construct their FailureDetector; every rank of the communicator has to"
-    return duplicate(comm, timeout, what, "Construct it over the ranks that are left, such as comm.Shrink().")
-
-
 # MPI may still write to the receives of a detector that nobody closed, so these live as long as the process.
 _open: set[FailureDetector] = set()
-
-
-def _positive(name: str, value: Any) -> float:
-    real = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-    if not real or not 0.0 < value < math.inf:
-        raise SettingsError(f"{name} must be a finite number above 0, got {value!r}.")
-    return float(value)

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dist_classicrl.distributed import messages
+from dist_classicrl.distributed.beginnings import own_communicator
 from dist_classicrl.distributed.messages import Kind
-from dist_classicrl.distributed.star import checked_seconds, own_communicator
 from dist_classicrl.distributed.transport import Channel, Wire
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.monitoring.loop_records import COLUMNS, LoopRecords
-from dist_classicrl.settings import checked_whole
+from dist_classicrl.settings import checked_positive, checked_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -101,7 +101,7 @@ class DistributedMonitor:
 
     def __init__(self, comm: Any, log_interval: int = 1000, *, timeout: float = 60.0) -> None:
         self._interval = checked_whole("log_interval", log_interval, 1)
-        self._comm = own_communicator(comm, checked_seconds(timeout), "DistributedMonitor")
+        self._comm = own_communicator(comm, checked_positive("timeout", timeout), "DistributedMonitor")
         self._wire = Wire(self._comm)
         others = range(1, self._wire.size) if self._wire.rank == 0 else (0,)
         self._peers = {rank: _Peer(self._wire.channel(rank, _TAG, _MESSAGE_BYTES)) for rank in others}

@@ -18,8 +18,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from dist_classicrl.distributed.beginnings import own_communicator
 from dist_classicrl.distributed.communication_profile import COLLECTIVES, CommunicationProfile, measure
-from dist_classicrl.distributed.star import Star, own_communicator
+from dist_classicrl.distributed.star import Star
 
 MARK = "dist_classicrl probe: "
 DEATH_RANKS = 3

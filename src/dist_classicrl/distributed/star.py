@@ -5,7 +5,6 @@ Point-to-point messages between rank 0 and each other rank; nobody waits for a r
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -14,44 +13,15 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl.distributed import messages
-from dist_classicrl.distributed.beginnings import duplicate
 from dist_classicrl.distributed.failures import failure_text
 from dist_classicrl.distributed.messages import Kind
 from dist_classicrl.distributed.transport import Backoff, Wire
-from dist_classicrl.errors import RankLostError, RankTimeoutError, RemoteRankError, SettingsError
+from dist_classicrl.errors import RankLostError, RankTimeoutError, RemoteRankError
 
 _TAG = 1
 _PIECE_BYTES = 1 << 15
 _BEAT_SECONDS = 0.5
 _BEATS = 8.0  # of a rank that is at work, in the time in which it would be given up
-
-
-def checked_seconds(timeout: Any) -> float:
-    """Return `timeout` as a float; SettingsError where it is no time to wait."""
-    real = isinstance(timeout, (int, float, np.integer, np.floating)) and not isinstance(timeout, bool)
-    if not real or not 0.0 < timeout < math.inf:
-        raise SettingsError(f"timeout must be a finite number of seconds above 0, got {timeout!r}.")
-    return float(timeout)
-
-
-def own_communicator(comm: Any, seconds: float, name: str) -> Any:
-    """Return a duplicate of `comm` for the object `name`, which every rank constructs, within `seconds`.
-
-    Raises
-    ------
-    SettingsError
-        If `comm` is no communicator of one group of ranks.
-    RankTimeoutError, RankLostError
-        If not all ranks construct theirs.
-    """
-    from mpi4py import MPI
-
-    if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
-        raise SettingsError(
-            f"comm must be an intracommunicator of mpi4py, such as mpi4py.MPI.COMM_WORLD, got {comm!r}."
-        )
-    what = f"all ranks to construct their {name}; every rank of the communicator has to"
-    return duplicate(comm, seconds, what, "Construct it over the ranks that are left, such as comm.Shrink().")
 
 
 class Star:
