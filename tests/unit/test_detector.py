@@ -85,7 +85,7 @@ class Channel:
 
 @pytest.fixture
 def net(monkeypatch):
-    monkeypatch.setattr(module, "_own_communicator", lambda comm, timeout: comm)
+    monkeypatch.setattr(module, "own_communicator", lambda comm, *rest, **options: comm)
     monkeypatch.setattr(module, "Wire", Wire)
     yield Net()
     module._open.clear()
