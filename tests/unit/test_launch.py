@@ -1,5 +1,7 @@
+import json
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -10,8 +12,10 @@ import pytest
 
 from dist_classicrl.__main__ import main
 from dist_classicrl.distributed import supervisor
+from dist_classicrl.distributed.closed_output import is_output_closed
 from dist_classicrl.distributed.completion import Record
 from dist_classicrl.distributed.hosts import Host, hosts_that_answer, ranks_on, read_hostfile, write_hostfile
+from dist_classicrl.distributed.launch_folder import launch_folder
 from dist_classicrl.distributed.launcher import Launcher, export_words, host_words, survival_words
 from dist_classicrl.distributed.processes import is_running
 from dist_classicrl.distributed.supervisor import Plan, Supervisor
@@ -159,7 +163,7 @@ def test_a_job_that_dies_with_status_0_does_not_give_0(supervise):
 def test_the_delay_between_starts_grows_up_to_its_limit(supervise, monkeypatch):
     waited = []
     monkeypatch.setattr(Supervisor, "_is_stopped_within", lambda self, seconds: waited.append(seconds))
-    assert supervise("exit 1", delay=20.0, max_restarts=4) == 1
+    assert supervise("touch $place/alive; exit 1", delay=20.0, max_restarts=4) == 1
     assert waited == [20.0, 40.0, 60.0, 60.0]
 
 
@@ -204,6 +208,62 @@ def test_silence_is_short_where_all_ranks_of_this_host_are_gone(supervise, monke
 wait; sleep 600"""
     supervise(script, max_restarts=0)
     assert "all ranks of this host had ended" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "script, times", [("exit 213", 2), ("exit $((210 + attempt))", 4), ("kill -9 $$", 4)]
+)
+def test_what_mpirun_says_twice_before_any_rank_is_a_refusal(supervise, tmp_path, script, times):
+    try:
+        assert supervise(f"echo $attempt >> {tmp_path}/starts; {script}", options=("--bogus",)) and times == 4
+    except LauncherError as error:
+        assert times == 2 and "mpirun returned 213 twice" in str(error) and "--bogus" in str(error)
+    assert len(starts(tmp_path)) == times
+
+
+def test_a_job_whose_output_nobody_reads_is_not_started_again(supervise, tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(supervisor, "is_output_closed", lambda: True)
+    assert supervise(f"echo $attempt >> {tmp_path}/starts; kill -PIPE $$") == 128 + signal.SIGPIPE
+    assert starts(tmp_path) == ["1"]
+    assert "the program that its output goes to has ended" in capfd.readouterr().err
+    assert supervise("done_; kill -PIPE $$") == 0
+
+
+def test_a_pipe_is_closed_when_its_reader_is(tmp_path):
+    reader, writer = os.pipe()
+    with os.fdopen(writer), open(tmp_path / "file", "w") as file:
+        assert not is_output_closed([writer, file.fileno()])
+        os.close(reader)
+        assert is_output_closed([file.fileno(), writer]) and not is_output_closed([file.fileno()])
+    assert not is_output_closed([writer])
+
+
+def test_folders_of_dead_launchers_of_this_host_are_removed_after_a_day(tmp_path):
+    child = subprocess.Popen(["true"])
+    child.wait()
+    here, yesterday = socket.gethostname(), time.time() - 25 * 3600
+
+    def left(name, age, **owner):
+        attempt = tmp_path / f"launch-{name}" / "attempt-1"
+        attempt.mkdir(parents=True)
+        for path in (attempt / "alive", attempt.parent / "launcher.json"):
+            path.write_text(json.dumps(owner))
+        for path in (*attempt.iterdir(), attempt, *attempt.parent.iterdir(), attempt.parent):
+            os.utime(path, (age, age))
+        return attempt.parent
+
+    gone = left("gone", yesterday, host=here, pid=child.pid)
+    stay = [
+        left("fresh", time.time() - 3600, host=here, pid=child.pid),
+        left("lives", yesterday, host=here, pid=os.getpid()),
+        left("elsewhere", yesterday, host="another", pid=child.pid),
+        left("unknown", yesterday),
+        left("beats", yesterday, host=here, pid=child.pid),
+    ]
+    os.utime(stay[-1] / "attempt-1" / "alive")
+    with launch_folder(tmp_path) as folder:
+        assert folder.is_dir() and not gone.exists()
+    assert sorted(tmp_path.iterdir()) == sorted(stay)
 
 
 def test_an_mpirun_that_cannot_be_started_is_named(supervise):
@@ -283,8 +343,10 @@ def test_signals_reach_mpirun_in_a_form_that_lets_ranks_save(start_launch, tmp_p
     process = start_launch(STOPS_IN_ORDER)
     wait_for(tmp_path / "ready")
     process.send_signal(number)
-    process.communicate(timeout=30)
+    said = process.communicate(timeout=30)[1]
     assert (process.returncode, (tmp_path / "heard").read_text().split()) == (status, [heard])
+    name = "Ctrl-C" if number == signal.SIGINT else number.name
+    assert (f"{name}: the ranks are asked to stop" in said) == (not number.name.startswith("SIGUSR"))
 
 
 DEAF = "trap '' USR1; echo $$ > pid; mv pid ready; while :; do sleep 0.05; done"

@@ -10,18 +10,18 @@ from __future__ import annotations
 import ctypes
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 from dist_classicrl.distributed import program
+from dist_classicrl.distributed.closed_output import is_output_closed
 from dist_classicrl.distributed.completion import LAUNCH_VARIABLE, Ending, Record
 from dist_classicrl.distributed.hosts import (
     Host,
@@ -30,6 +30,7 @@ from dist_classicrl.distributed.hosts import (
     ranks_on,
     write_hostfile,
 )
+from dist_classicrl.distributed.launch_folder import STATE_FOLDER, launch_folder
 from dist_classicrl.distributed.launcher import (
     Launcher,
     export_words,
@@ -43,14 +44,15 @@ from dist_classicrl.distributed.signals import handled
 from dist_classicrl.distributed.stopping import INTERRUPTED, REPEAT_SECONDS
 from dist_classicrl.errors import LauncherError
 
-STATE_FOLDER = ".dist_classicrl"
-"""Where the ranks' words to their launcher lie by default."""
-
 LONGEST_DELAY = 60.0
 """Seconds between two starts at most."""
 
 _NAME = "dist_classicrl launch"
 _DONE = "the work is done"
+_NOBODY_READS = (
+    "the program that its output goes to has ended (the one behind |). It is not started again. The same "
+    "command starts it; let its output go to a file, with > FILE"
+)
 _STOP_CODES = (os.EX_TEMPFAIL, INTERRUPTED)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 _TURNED_INTO_USR1 = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -133,6 +135,8 @@ class Attempt:
         Whether the job died and may be started again.
     text : str
         How it ended, in a few words.
+    had_ranks : bool
+        Whether a rank said that it had started, or mpirun was ended before one could.
     """
 
     ranks: int
@@ -140,6 +144,7 @@ class Attempt:
     code: int
     goes_on: bool
     text: str
+    had_ranks: bool = True
 
 
 class Supervisor:
@@ -166,27 +171,14 @@ class Supervisor:
         Raises
         ------
         LauncherError
-            If mpirun cannot be started, or there is no place to watch the ranks from.
+            If mpirun cannot be started or starts no rank, or there is no place to watch the ranks from.
         """
-        plan = self._plan
-        folder = plan.state_dir.absolute() / f"launch-{uuid.uuid4().hex[:12]}"
-        try:
-            folder.mkdir(parents=True)
-        except OSError as error:
-            raise LauncherError(
-                f"The folder {str(folder)!r}, in which ranks say how they end, cannot be made ({error}). "
-                "Give --state-dir a folder that can be written to from all hosts."
-            ) from error
         # Who ignores a signal, as nohup does, does not want the job to be stopped by it either.
-        with handled((*_PASSED_ON, *_TURNED_INTO_USR1), self._hear, even_ignored=False):
-            try:
-                return self._run(folder)
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
-                try:
-                    folder.parent.rmdir()
-                except OSError:  # of another launch, or not ours to remove
-                    pass
+        with (
+            handled((*_PASSED_ON, *_TURNED_INTO_USR1), self._hear, even_ignored=False),
+            launch_folder(self._plan.state_dir) as folder,
+        ):
+            return self._run(folder)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         self._heard.append((number, time.monotonic()))
@@ -209,6 +201,8 @@ class Supervisor:
                 if attempt.text != _DONE or number > 1 or self._verbose:
                     say(f"After {attempt.seconds:.1f} s: {attempt.text}.")
                 return attempt.code
+            if number > 1 and not attempt.had_ranks and _is_like(attempt, attempts[-2]):
+                raise LauncherError(_no_start(attempt, plan))
             if number > plan.max_restarts:
                 return _give_up(attempts)
             delay = min(LONGEST_DELAY, plan.delay * 2.0 ** (number - 1))
@@ -248,7 +242,7 @@ class Supervisor:
     def _code_of_stop(self) -> int:
         """Return the exit status after a stop between two attempts: the script goes on when started again."""
         assert self._stop is not None
-        say(f"Stopped by {signal.Signals(self._stop[0]).name}. The same command starts the job again.")
+        say(f"Stopped by {_called(self._stop[0])}. The same command starts the job again.")
         return INTERRUPTED if self._stop[0] == signal.SIGINT else os.EX_TEMPFAIL
 
     def _take(self) -> list[tuple[int, float]]:
@@ -310,6 +304,8 @@ class Supervisor:
         for number, when in self._take():
             if self._stop is None:
                 self._stop = number, when
+                if number not in _PASSED_ON:
+                    say(f"{_called(number)}: the ranks are asked to stop, as by SIGUSR1.")
             elif when - self._stop[1] <= REPEAT_SECONDS:
                 continue
             elif number not in _PASSED_ON:
@@ -339,9 +335,14 @@ class Supervisor:
                 return Attempt(ranks, seconds, INTERRUPTED, False, f"interrupted: {text}")
             return Attempt(ranks, seconds, ended.code, False, text)
         if self._stop is not None:
-            name = signal.Signals(self._stop[0]).name
-            return Attempt(ranks, seconds, 128 + self._stop[0], False, f"{name} ended the job ({shown})")
-        return Attempt(ranks, seconds, code or 1, True, shown)
+            text = f"{_called(self._stop[0])} ended the job ({shown})"
+            return Attempt(ranks, seconds, 128 + self._stop[0], False, text)
+        if is_output_closed():
+            return Attempt(ranks, seconds, code or 1, False, f"{shown}, as {_NOBODY_READS}")
+        # A signal that ended mpirun may not come again; what mpirun itself says against its words will.
+        is_refusal = trouble is None and status is not None and status > 0
+        had_ranks = not is_refusal or record.last_beat() is not None or bool(record.endings())
+        return Attempt(ranks, seconds, code or 1, True, shown, had_ranks)
 
 
 class SilenceWatch:
@@ -437,6 +438,23 @@ def _end_with_this_process() -> Callable[[], None] | None:
     return ask
 
 
+def _is_like(one: Attempt, other: Attempt) -> bool:
+    return (one.ranks, one.code, one.had_ranks) == (other.ranks, other.code, other.had_ranks)
+
+
+def _no_start(attempt: Attempt, plan: Plan) -> str:
+    further = f" --mpirun-options={shlex.join(plan.options)!r} was given." if plan.options else ""
+    return (
+        f"No rank has started: {attempt.text} twice, and what it said stands above.{further} Look at the "
+        "options that are meant for mpirun, or let `dist-classicrl doctor` look for what is wrong."
+    )
+
+
+def _called(number: int) -> str:
+    """Return what a person calls a signal."""
+    return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+
+
 def _described(ending: Ending) -> str:
     reason = f" ({ending.reason})" if ending.reason else ""
     return f"rank {ending.rank} ended with exit status {ending.code}{reason}"
@@ -470,5 +488,6 @@ def _give_up(attempts: Sequence[Attempt]) -> int:
 
 def say(text: str) -> None:
     """Write a line of the launcher, apart from those of the ranks."""
-    sys.stderr.write(f"{_NAME}: {text}\n")
-    sys.stderr.flush()
+    with suppress(OSError):  # who is told may be gone; the job is not
+        sys.stderr.write(f"{_NAME}: {text}\n")
+        sys.stderr.flush()

@@ -1,0 +1,78 @@
+"""The folder in which the ranks of a launched job say how they end, and what dead launchers left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dist_classicrl.errors import LauncherError
+
+STATE_FOLDER = ".dist_classicrl"
+"""Where the ranks' words to their launcher lie by default."""
+
+_PREFIX = "launch-"
+_OWNER = "launcher.json"
+_STALE_SECONDS = 24 * 3600.0
+
+
+@contextmanager
+def launch_folder(state_dir: Path) -> Iterator[Path]:
+    """Give a new folder within `state_dir` that is there as long as this is entered.
+
+    Folders of launchers of this host that are gone are removed, if nothing in them has changed for a day.
+
+    Raises
+    ------
+    LauncherError
+        If there is no place for it.
+    """
+    place = state_dir.absolute()
+    folder = place / f"{_PREFIX}{uuid.uuid4().hex[:12]}"
+    try:
+        folder.mkdir(parents=True)
+        owner = {"host": socket.gethostname(), "pid": os.getpid()}
+        folder.joinpath(_OWNER).write_text(json.dumps(owner), encoding="utf-8")
+    except OSError as error:
+        raise LauncherError(
+            f"The folder {str(folder)!r}, in which ranks say how they end, cannot be made ({error}). "
+            "Give --state-dir a folder that can be written to from all hosts."
+        ) from error
+    for other in place.glob(f"{_PREFIX}*"):
+        if other != folder and _is_stale(other):
+            shutil.rmtree(other, ignore_errors=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            place.rmdir()
+        except OSError:  # of another launch, or not ours to remove
+            pass
+
+
+def _is_stale(folder: Path) -> bool:
+    """Tell whether the launcher of a folder was of this host and is gone, and its ranks long silent."""
+    try:
+        owner = json.loads(folder.joinpath(_OWNER).read_bytes())
+        is_gone = owner["host"] == socket.gethostname() and not _exists(int(owner["pid"]))
+        newest = max(path.stat().st_mtime for path in (folder, *folder.rglob("*")))
+    except (OSError, ValueError, TypeError, KeyError):
+        return False  # not ours to judge
+    return is_gone and time.time() - newest > _STALE_SECONDS
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
