@@ -106,6 +106,12 @@ def test_each_job_of_an_array_has_a_folder_and_a_seed(script_of):
         (["--ntasks", "4", *TRAIN, "--ranks", "3"], "leave --ranks 3 out"),
         (["--ntasks", "4", *TRAIN, "--see", "3"], "--seed"),
         (["--ntasks", "4", "--array", "0-9", *TRAIN, "--out", "here"], "--out 'here-$SLURM_ARRAY_TASK_ID'"),
+        (
+            ["--ntasks", "4", "--array", "0-9", *TRAIN, "--checkpoint-dir", "saved"],
+            "--checkpoint-dir 'saved-$SLURM_ARRAY_TASK_ID'",
+        ),
+        (["--ntasks", "4", "--array", "0-9", *TRAIN, "--log-dir", "x"], "--log-dir 'x-$SLURM_ARRAY_TASK_ID'"),
+        (["--ntasks", "4", *TRAIN, "--resume", "never"], "--no-requeue"),
         (["--ntasks", "4", "train"], "What is there to train?"),
         (["--ntasks", "4"], "WORDS"),
         (TRAIN, "--ntasks"),
@@ -114,6 +120,20 @@ def test_each_job_of_an_array_has_a_folder_and_a_seed(script_of):
 def test_what_cannot_be_is_refused_with_what_to_write(capsys, words, said):
     status, out, err = run_command(capsys, "slurm", *words)
     assert (status, out) == (2, "") and said in err
+
+
+def test_what_a_file_says_counts_as_if_it_were_typed(script_of, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "saved.toml").write_text('environment = "Taxi-v3"\ncheckpoint_dir = "saved"\n')
+    (tmp_path / "anew.toml").write_text('environment = "Taxi-v3"\nresume = "never"\n')
+    words = ("--ntasks", "2", "--array", "0-9", "--", "train", "--config")
+    status, _, err = run_command(capsys, "slurm", *words, "saved.toml")
+    assert status == 2 and "--checkpoint-dir 'saved-$SLURM_ARRAY_TASK_ID'" in err
+    _, lines = script_of(*words, "saved.toml", "--checkpoint-dir", "s3://a/$SLURM_ARRAY_TASK_ID")
+    assert '--out "runs/Taxi-v3-$SLURM_ARRAY_TASK_ID"' in lines[1]
+    assert run_command(capsys, "slurm", *words, "anew.toml")[0] == 2
+    assert "--config anew.toml" in script_of("--no-requeue", *words, "anew.toml")[1][1]
+    assert '--config "$SLURM_ARRAY_TASK_ID.toml"' in script_of(*words, "$SLURM_ARRAY_TASK_ID.toml")[1][1]
 
 
 def test_a_script_that_may_not_tell_its_jobs_apart_is_pointed_out(capsys):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -87,12 +88,11 @@ def command(
     from dist_classicrl.distributed.slurm_script import BatchJob
 
     job = BatchJob(**asked, warning=signal or None, further=directive)
-    click.echo(
-        job.script([python, "-m", "dist_classicrl", *words_of(words, job.array is not None)]), nl=False
-    )
+    own = words_of(words, job.array is not None, job.requeue)
+    click.echo(job.script([python, "-m", "dist_classicrl", *own]), nl=False)
 
 
-def words_of(words: Sequence[str], is_array: bool) -> list[str]:
+def words_of(words: Sequence[str], is_array: bool, is_requeued: bool) -> list[str]:
     """Return the words after `dist-classicrl` in the batch script.
 
     Parameters
@@ -101,11 +101,14 @@ def words_of(words: Sequence[str], is_array: bool) -> list[str]:
         The command's own.
     is_array : bool
         Whether each job of several has a training of its own.
+    is_requeued : bool
+        Whether a job that was stopped runs again.
 
     Raises
     ------
     SettingsError
-        If they ask for a number of ranks, or let the jobs of an array write to the same folder.
+        If they ask for a number of ranks, let the jobs of an array write to the same folder, or a job that
+        runs again begin anew.
     """
     from dist_classicrl.distributed.slurm_script import TASK
 
@@ -121,22 +124,46 @@ def words_of(words: Sequence[str], is_array: bool) -> list[str]:
     asked = _parsed(rest)
     if asked["ranks"] is not None:
         raise SettingsError(f"The number of ranks is that of the tasks: leave --ranks {asked['ranks']} out.")
+    settings = {
+        **_of_file(asked["file"]),
+        **{name: value for name, value in asked.items() if value is not None},
+    }
+    if is_requeued and settings.get("resume") == "never":
+        raise SettingsError(
+            "With --resume never the job would begin anew each time that it goes back into the queue. Leave "
+            "it out, with a folder of its own for --out, or give slurm --no-requeue."
+        )
     words_of_train = [kind, "--ranks", "$SLURM_NTASKS", *rest]
     if not is_array:
         return words_of_train
-    out = asked["out"]
-    if out is not None and _STAND_IN not in str(out):
-        raise SettingsError(
-            f"All jobs of the array would write to {out}. Write for instance --out '{out}-{TASK}', in single "
-            "quotes."
-        )
-    if out is None:
+    for name in ("out", "checkpoint_dir", "log_dir"):
+        _check_is_of_task(f"--{name.replace('_', '-')}", settings.get(name))
+    if asked["out"] is None:
         from dist_classicrl.cli import runs
 
-        words_of_train += ["--out", f"{runs.folder_of(asked['env'] or 'run')}-{TASK}"]
+        environment = asked["env"] or asked["other_env"] or settings.get("environment", "run")
+        words_of_train += ["--out", f"{runs.folder_of(environment)}-{TASK}"]
     if asked["seed"] is None:
         words_of_train += ["--seed", TASK]
     return words_of_train
+
+
+def _check_is_of_task(option: str, folder: Any) -> None:
+    """Refuse a folder that is the same for all jobs of an array."""
+    from dist_classicrl.distributed.slurm_script import TASK
+
+    if folder is not None and _STAND_IN not in str(folder):
+        raise SettingsError(
+            f"All jobs of the array would write to {folder}. Write for instance {option} '{folder}-{TASK}', "
+            "in single quotes."
+        )
+
+
+def _of_file(file: Path | None) -> dict[str, Any]:
+    """Return the settings in the file of --config, unless each job has one of its own."""
+    from dist_classicrl.cli import config
+
+    return {} if file is None or _STAND_IN in str(file) else config.read_settings(file)
 
 
 def _kind_of(words: Sequence[str]) -> tuple[str, list[str]]:
