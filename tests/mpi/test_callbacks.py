@@ -1,12 +1,18 @@
 """What callbacks hear on the rank that serves, and how one of them ends the run."""
 
+import os
+import signal
 import socket
+import time
 
 import numpy as np
 import pytest
 from own_signals import own_signals
+from rank_environments import Corridor
 
 from dist_classicrl.callbacks import BaseCallback
+from dist_classicrl.checkpoint.folder import CheckpointFolder
+from dist_classicrl.errors import RemoteRankError, SettingsError, TrainingStopped
 from dist_classicrl.runtime import resuming
 
 
@@ -137,3 +143,73 @@ def test_a_run_that_was_ended_early_is_not_taken_up_again(
     further = make_agent()
     result = further.train(lake, **{**settings, "total_steps": ended.steps + 1_000})
     assert result.steps == further.steps == further.visits.sum() == ended.steps + 1_000
+
+
+class Slow(BaseCallback):
+    """Takes longer than the time between two reports."""
+
+    def _on_step(self):
+        time.sleep(0.05)
+        return True
+
+
+@pytest.mark.parametrize("async_updates", [True, False])
+def test_a_callback_that_is_slower_than_its_interval_leaves_time_to_learn(
+    world, make_agent, lake, async_updates
+):
+    agent = make_agent(async_updates=async_updates, logical_workers=2)
+    listener = Listener()
+    result = agent.train(lake, total_steps=200_000, callbacks=[Slow(), listener], progress_interval=0.01)
+    assert result.steps == agent.visits.sum() == 200_000
+    # Were the next report due as soon as one is over, leases would shrink to a step.
+    if world.rank == 0:
+        assert len(listener.reports) < 100
+
+
+def test_an_early_end_does_not_wait_for_what_was_given_out(world, make_agent):
+    agent = make_agent(n_envs=1, batch_size=4, sync_frequency=1)
+    result = agent.train(
+        lambda: Corridor(seconds=5e-3), total_steps=10**9, callbacks=Listener(16), progress_interval=0.02
+    )
+    # A first lease has 1,000 steps.
+    assert 16 <= result.steps == agent.steps == agent.visits.sum() < 500 * max(1, world.size - 1)
+
+
+def test_a_callback_cannot_train_the_agent_that_trains(world, make_agent, lake):
+    agent = make_agent()
+
+    def train_again(told):
+        agent.train(lake, total_steps=1_000)
+
+    with pytest.raises((SettingsError, RemoteRankError), match="for an agent that is training"):
+        agent.train(lake, total_steps=100_000, callbacks=train_again, progress_interval=0.0)
+    assert agent.train(lake, total_steps=1_000).steps == 1_000
+
+
+class Breaking(BaseCallback):
+    """Stops the run by a signal, and fails at the report that comes of it."""
+
+    has_stopped = False
+
+    def _on_step(self):
+        if self.has_stopped:
+            raise ValueError("no room")
+        if self.progress.steps > 50_000:
+            self.has_stopped = True
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+
+@pytest.mark.parametrize("async_updates", [True, False])
+def test_what_was_learned_is_saved_though_a_callback_fails_at_the_stop(
+    world, make_agent, lake, async_updates, tmp_path_factory
+):
+    folder = world.bcast(str(tmp_path_factory.mktemp("saved")) if world.rank == 0 else None)
+    agent = make_agent(async_updates=async_updates, logical_workers=2)
+    # Where no step was made since the last report, none comes of the stop.
+    with pytest.raises((ValueError, RemoteRankError, TrainingStopped)):
+        agent.train(
+            lake, total_steps=10**10, callbacks=Breaking(), progress_interval=0.02, checkpoint_dir=folder
+        )
+    saved = CheckpointFolder(folder, "agent-0").read_newest()
+    assert saved is not None and saved.body["steps"] > 50_000
+    assert saved.arrays["visits"].sum() == saved.body["steps"]

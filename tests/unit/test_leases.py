@@ -168,3 +168,25 @@ def test_the_workers_copy_of_a_lease_is_its_own(clock):
     lease.steps += 50
     with pytest.raises(ProtocolError):
         book.report(1, [(lease.id, lease.steps)])
+
+
+def test_what_is_not_made_when_the_run_ends_early_is_nobodys():
+    book = LeaseBook(100, 1_000, [1, 2], 50, lambda: 0.0)
+    first, second = book.grant(1, 1), book.grant(2, 1)
+    book.end()
+    assert book.pool == 0 and not book.finished and book.grant(1, 1) is None
+    book.report(1, [(first.id, 20)])
+    book.give_up(1)
+    assert book.workers == (2, 1) and book.pool == 0 and not book.finished
+    assert book.remove(2) == second.steps
+    assert book.finished and book.done == 20 and book.grant(1, 1) is None
+
+
+def test_time_in_which_nobody_was_heard_makes_nobody_slow():
+    now = [0.0]
+    book = LeaseBook(0, 10**6, [1], 50, lambda: now[0])
+    lease = book.grant(1, 1)
+    now[0] = 11.0
+    book.excuse(10.0)
+    book.report(1, [(lease.id, 50)])
+    assert book.rate(1) == pytest.approx(50.0)

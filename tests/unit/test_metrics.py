@@ -331,3 +331,22 @@ def test_what_else_is_wrong_is_said_with_the_line(folder, change, complaint):
     (folder / "metrics.jsonl").write_bytes(b"\n".join(content) + b"\n")
     with pytest.raises(MetricsError, match=rf"metrics.jsonl, line 2: .*{complaint}"):
         read_metrics(folder)
+
+
+def test_reports_without_a_line_are_in_the_next_one(folder):
+    run = recorded(folder, (100,))
+    before = read_metrics(folder)
+    first = read_metrics(folder)["seconds"][0]
+    for _ in range(3):  # nobody has made a step
+        run.report(100)
+    run.report(200)
+    after = read_metrics(folder)
+    assert after["step"].tolist() == [100, 200]
+    assert (
+        after["pushes"][1] == 4 * before["pushes"][0]
+        and after["bytes_pulled"][1] == 4 * before["bytes_pulled"][0]
+    )
+    passed = after["seconds"][1] - first
+    assert after["steps_per_second"][1] == pytest.approx(100 / passed)
+    rank = after.ranks[1]
+    assert rank["steps_per_second"][1] == pytest.approx(rank["steps"][1] / passed)

@@ -314,9 +314,10 @@ def test_the_end_of_a_call_is_saved_with_its_result(clock):
 def test_only_so_many_results_are_kept():
     finished = []
     for call in range(saving._KEPT_RESULTS + 5):
-        saving.note_finished(finished, call, call + 1, TrainingResult())
-    assert len(finished) == saving._KEPT_RESULTS
-    assert [call["begin"] for call in (finished[0], finished[-1])] == [5, saving._KEPT_RESULTS + 4]
+        saving.note_finished(finished, call, call + 1, TrainingResult(steps=1 if call != 2 else 0))
+    # The third was ended early: where it ended has to be known for good.
+    assert len(finished) == saving._KEPT_RESULTS + 1
+    assert [call["begin"] for call in (*finished[:2], finished[-1])] == [2, 5, saving._KEPT_RESULTS + 4]
 
 
 def test_a_request_to_stop_is_found(clock):

@@ -83,6 +83,10 @@ class StopTrainingOnNoModelImprovement(_OfEvaluation):
         self.min_evals = checked_whole("min_evals", min_evals, 0)
         self.no_improvement_evals = 0
 
+    def _on_training_start(self) -> None:
+        if self.num_timesteps == 0:  # another agent
+            self.no_improvement_evals = self.n_calls = 0
+
     def _on_step(self) -> bool:
         if self._evaluation.has_improved or self.n_calls <= self.min_evals:
             self.no_improvement_evals = 0
@@ -109,7 +113,12 @@ class StopTrainingOnReturn(BaseCallback):
     def __init__(self, threshold: float, episodes: int = WINDOW, verbose: int = 0) -> None:
         super().__init__(verbose)
         self.threshold = threshold
-        self._recent = RecentEpisodes(checked_whole("episodes", episodes, 1))
+        self.episodes = checked_whole("episodes", episodes, 1)
+        self._recent = RecentEpisodes(self.episodes)
+
+    def _on_training_start(self) -> None:
+        if self.num_timesteps == 0:  # another agent
+            self._recent = RecentEpisodes(self.episodes)
 
     def _on_step(self) -> bool:
         mean = _recent_return(self, self._recent)
@@ -153,9 +162,17 @@ class StopTrainingOnNoReturnImprovement(BaseCallback):
         self.patience = checked_whole("patience", patience, 1)
         self.min_improvement = min_improvement
         self.min_steps = checked_whole("min_steps", min_steps, 0)
+        self.episodes = checked_whole("episodes", episodes, 1)
+        self._forget()
+
+    def _forget(self) -> None:
         self.best = -math.inf
-        self._recent = RecentEpisodes(checked_whole("episodes", episodes, 1))
+        self._recent = RecentEpisodes(self.episodes)
         self._improved_at: int | None = None
+
+    def _on_training_start(self) -> None:
+        if self.num_timesteps == 0:  # another agent
+            self._forget()
 
     def _on_step(self) -> bool:
         mean = _recent_return(self, self._recent)

@@ -193,6 +193,7 @@ class _Alone:
         if now and reporter.has_news or reporter.is_due(self.seconds):
             self.settle()
             reporter.report(self.seconds, [self.own])
+            reporter.rest(self.seconds)
         return not (reporter.wants_end or self._company.is_there())
 
     def look(self) -> None:
@@ -213,6 +214,7 @@ class _Alone:
             self.report(now=True)
             self.settle()
             where = saver.save_last(run.values, run.counts, self.position())
+            run.reporter.hear(self._company.record, saver)
             raise run.stopped(stop, where)
         steps = run.start + run.tally.steps - run.tally.earlier_steps
         if saver.is_due(steps):

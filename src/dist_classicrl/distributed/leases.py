@@ -71,6 +71,7 @@ class LeaseBook:
         self._pool = steps
         self._done = 0
         self._total = steps
+        self._is_over = False
         self._ids = 0
         self._leases: dict[int, tuple[int, Lease]] = {}
         self._outstanding: dict[int, int] = {}
@@ -137,6 +138,9 @@ class LeaseBook:
             del self._leases[lease.id]
         returned = self._outstanding.pop(worker)
         del self._rates[worker], self._heard[worker]
+        if self._is_over:
+            self._total -= returned
+            return returned
         self._free = _joined([*self._free, *((lease.start, lease.start + lease.steps) for lease in held)])
         self._pool += returned
         return returned
@@ -160,10 +164,21 @@ class LeaseBook:
             steps -= end - begin
 
     def end(self) -> None:
-        """Give out nothing more: the run is over once what is given out has been made."""
+        """Give out nothing more: the run is over once what is given out has been made, or given up."""
+        self._is_over = True
         self._total -= self._pool
         self._pool = 0
         self._free.clear()
+
+    def give_up(self, worker: int) -> None:
+        """Take back what `worker` holds, which makes no more of it and takes part all the same."""
+        self.remove(worker)
+        self.add(worker)
+
+    def excuse(self, seconds: float) -> None:
+        """Count so many seconds, in which nobody was heard, as nobody's work."""
+        for worker in self._heard:
+            self._heard[worker] += seconds
 
     def report(self, worker: int, made: list[tuple[int, int]]) -> None:
         """Enter steps `made` by `worker`, as (lease id, steps).

@@ -226,9 +226,11 @@ class Reporter:
         self._next = self.every
         self._then = 0.0
         self._last = self._counted()
+        self._has_begun = False
 
     def begin(self, seconds: float, learning: Iterable[Learning]) -> None:
         """Count from now on, `seconds` after this process began."""
+        self._has_begun = True
         self._last = self._counted()
         self._then, self._next = seconds, seconds + self.every
         self._shares.clear()
@@ -252,7 +254,7 @@ class Reporter:
         share.staleness += staleness
         share.learning_seconds += learning_seconds
         share.worker_seconds += worker_seconds
-        if self.observer.wants_pushes:
+        if self._has_begun and self.observer.wants_pushes:
             self.observer.pushed(rank, steps, staleness, n_bytes)
 
     def hear(self, record: Record | None, saver: Saver | None) -> None:
@@ -277,6 +279,13 @@ class Reporter:
         self._events.clear()
         if not self.observer.reported(progress):
             self.wants_end = True
+
+    def rest(self, seconds: float) -> None:
+        """Count the time to the next report from `seconds` on, when the observer has returned.
+
+        A callback that takes longer than the interval must not be called again at once.
+        """
+        self._next = seconds + self.every
 
     @property
     def has_news(self) -> bool:

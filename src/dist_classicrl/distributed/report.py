@@ -174,6 +174,11 @@ class Tally:
         """Return what `to_dict` does, as float64."""
         return np.array(list(self.to_dict(seconds).values()))
 
+    def end_as(self, result: Mapping[str, Any]) -> None:
+        """Be what it was at the end of a call with this `TrainingResult.to_dict`."""
+        self.steps = int(result["steps"])
+        self.earlier_seconds = float(result["seconds"])
+
     def take_over(self, numbers: np.ndarray) -> None:
         """Count on from what `to_numbers` said on another rank of the same call."""
         data = dict(zip(self.to_dict(0.0), numbers.tolist(), strict=True))

@@ -273,8 +273,9 @@ class RoundServer(Serving):
             self.tally.bytes_pulled += message.size
         self._new.clear()
         self._states = {}
-        if order != _GO_ON:
+        if order == _TELL_STATE:
             self.report_progress(now=True)
+        if order != _GO_ON:
             self._asked = self.position
             self._copied = order == _TELL_STATE
             if self._copied:

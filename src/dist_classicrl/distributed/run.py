@@ -34,10 +34,6 @@ from dist_classicrl.updates.snapshot import TableSnapshot
 
 logger = logging.getLogger(__name__)
 
-_LINGER_SECONDS = 1.0
-_FIRST_LEASE_COMPILED = 20_000
-_FIRST_LEASE_STEPPED = 1_000
-
 
 @dataclass(frozen=True)
 class Resumed:

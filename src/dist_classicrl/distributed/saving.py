@@ -67,7 +67,10 @@ def note_finished(finished: list[dict[str, Any]], begin: int, end: int, result: 
     `end` is what was asked for; a callback may have ended it before.
     """
     finished.append({"begin": begin, "end": end, "result": result.to_dict()})
-    del finished[:-_KEPT_RESULTS]
+    # That a call was ended early has to be known for good: the calls after it begin where it ended.
+    finished[:-_KEPT_RESULTS] = [
+        call for call in finished[:-_KEPT_RESULTS] if call["result"]["steps"] < call["end"] - call["begin"]
+    ]
 
 
 class Saver:

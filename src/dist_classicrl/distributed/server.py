@@ -85,6 +85,7 @@ class Server(Serving):
         self._clients = {rank: _Client(version, hands_in=self.takes_over) for rank in self.crew.view.workers}
         self._snapshot = TableSnapshot(self.table.values, self.table.counts)
         self._books: tuple[int, list[np.ndarray]] = (-1, [])
+        self._is_ending = False
         super().__post_init__()
 
     @property
@@ -116,8 +117,8 @@ class Server(Serving):
             If another server has taken over the checkpoints.
         """
         while True:
-            if self.reporter.wants_end and not self._awaits_maps:
-                self.leases.end()
+            if self.reporter.wants_end and not self._awaits_maps and not self._is_ending:
+                self._end_early()
             if self._is_done:
                 break
             woken = self.wake()
@@ -164,6 +165,17 @@ class Server(Serving):
             self.report_progress(now=True)
             saver.save(snapshot.values, snapshot.counts, self.position)
 
+    def _end_early(self) -> None:
+        """Ask the workers for what they have not pushed, and give out no more steps."""
+        self._is_ending = True
+        self.leases.end()
+        for channel in self.channels:
+            channel.send(messages.encode(Kind.STOP))
+
+    def has_paused(self, seconds: float) -> None:
+        """Take note that nobody was heard for so long."""
+        self.leases.excuse(seconds)
+
     def _take_in_last_pushes(self) -> None:
         """Ask the workers for what they have not pushed, and wait for it, but not for long."""
         wire = self.crew.wire
@@ -203,6 +215,8 @@ class Server(Serving):
         self.table.apply(rank, sequence, PackedMap.from_parts(parts[2:]))
         made = list(zip(numbers[7::2], numbers[8::2], strict=True))
         self.leases.report(rank, made)
+        if client.has_stopped and self._is_ending:
+            self.leases.give_up(rank)
         self._count(rank, sum(steps for _, steps in made), size, reals, staleness)
         self.tally.bytes_saved += saved
         client.owes_reply = True

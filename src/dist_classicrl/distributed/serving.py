@@ -128,6 +128,9 @@ class Serving:
         """Count steps that this rank made itself, in the table as it is now."""
         raise NotImplementedError
 
+    def has_paused(self, seconds: float) -> None:
+        """Take note that this rank answered nobody for so long, through no fault of theirs."""
+
     # Channels
 
     @property
@@ -204,6 +207,8 @@ class Serving:
         reporter.hear(self.crew.record, self.saver)
         if now and reporter.has_news or reporter.is_due(self.seconds):
             reporter.report(self.seconds, self._learning())
+            reporter.rest(self.seconds)
+            self.has_paused(clock() - begin)
         if (spent := clock() - begin) > self.crew.timing.interval:
             self.excuse(spent)
 

@@ -221,13 +221,14 @@ class _Part:
         """Make ready to serve, from the base and what it lacks."""
         run, crew, worker = self.run, self.crew, self.worker
         assert worker is not None
-        run.saver = None if run.take_over_saving is None else run.take_over_saving()
-        if worker.final is not None:
+        if worker.final is not None:  # the lost server has saved all before it said so
             refresh, self._result = worker.final
+            run.tally.end_as(self._result)
             run.values[:] = refresh.values
             run.counts[:] = refresh.counts
             self.server = self.make_server(SharedTable(run.values, run.counts, refresh.version))
         else:
+            run.saver = None if run.take_over_saving is None else run.take_over_saving()
             self.server = self.make_successor()
             # The time without a server counts as well.
             passed = self._earlier + crew.wire.now() - self._begun
@@ -259,8 +260,8 @@ class _Part:
             lost = [event for event in self.crew.record.events if event["kind"] == "excluded"]
             self.server.lost_before += [(event["rank"], event["detail"]) for event in lost]
         server = self.server
-        server.begin_reports()
         with _heard(self.crew, lambda: server.channels, server.beat):
+            server.begin_reports()
             if self._result is None:
                 return self._serve(server)
             server.finish(self._result)
@@ -275,6 +276,8 @@ class _Part:
                     stop = server.run()
                     break
                 except NobodyLeft:
+                    if run.reporter.wants_end:
+                        continue
                     logger.warning("No worker is left: rank %d goes on alone.", self.crew.rank)
                     self.learn_alone()
         except CheckpointFencedError:
@@ -290,8 +293,11 @@ class _Part:
             run.kept = server.position.steps - run.start
         seconds = server.seconds
         if stop is not None and saver is not None:
+            run.rescue = partial(saver.rescue, run.values, run.counts, server.position, server.keep_alive)
             server.report_progress(now=True)
+            run.rescue = None
             where = saver.save_last(run.values, run.counts, server.position, server.keep_alive)
+            run.reporter.hear(self.crew.record, saver)
             self._end_all(server, stop, where)
         crew = self.crew
         away = set(range(crew.wire.size)) - set(crew.view.members)

@@ -93,6 +93,7 @@ class StatusCallback(BaseCallback):
     def __init__(self, path: Path) -> None:
         super().__init__()
         self._path = path
+        self._is_failing = False
 
     def _on_training_start(self) -> None:
         self._write(has_ended=False)
@@ -110,8 +111,14 @@ class StatusCallback(BaseCallback):
         data = {"progress": {**self.progress.to_dict(), "events": []}, "has_ended": has_ended}
         # Replaced at once, so that a reader never sees half of it. It need not survive a crash.
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        temporary.write_text(json.dumps(data))
-        temporary.replace(self._path)
+        try:
+            temporary.write_text(json.dumps(data))
+            temporary.replace(self._path)
+            self._is_failing = False
+        except OSError as error:
+            if not self._is_failing:
+                logger.warning("What is shown of the run cannot be brought up to date: %s.", error)
+            self._is_failing = True
 
 
 class StatusFile:

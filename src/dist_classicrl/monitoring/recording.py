@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dist_classicrl.errors import MetricsError
+from dist_classicrl.monitoring.adding import added, with_rates
 from dist_classicrl.monitoring.files import AppendedFile, set_aside
 from dist_classicrl.monitoring.reading import COLUMNS, FILE, parse
 from dist_classicrl.monitoring.recent import RecentEpisodes
@@ -48,6 +49,11 @@ class MetricsWriter:
         self._last: dict[str, Any] = {"step": 0, "time": 0.0, "seconds": 0.0}
         self._recent = RecentEpisodes()
         self._seen: set[tuple[Any, ...]] = set()
+        self._offset = 0.0
+        #: What reports without a step of their own have said since the last line.
+        self._unwritten: Progress | None = None
+        #: Steps and seconds of the last line of this call, or of its beginning.
+        self._written = (0, 0.0)
         folder.mkdir(parents=True, exist_ok=True)
         kept = self._keep(step, progress)
         rows = [_row(line) for _, line in kept if line["kind"] == "progress"]
@@ -70,7 +76,12 @@ class MetricsWriter:
     def add_progress(self, step: int, progress: Progress) -> None:
         """Write down a report with all that happened until then; not one without a new step."""
         text, row = b"".join(self._event(step, event) for event in progress.events), b""
+        if self._unwritten is not None:
+            progress = added(self._unwritten, progress)
+        self._unwritten = progress
         if step > self._last["step"]:
+            progress = with_rates(progress, *self._written)
+            self._unwritten, self._written = None, (progress.steps, progress.seconds)
             self._recent.add(progress.episodes, progress.mean_return, progress.mean_length)
             told = {name: value for name, value in progress.to_dict().items() if name != "events"}
             self._last = _finite(
@@ -139,6 +150,7 @@ class MetricsWriter:
 
     def _begin_call(self, step: int, progress: Progress) -> None:
         """Take note of the time that passed before the call of `train` that begins, or goes on, at `step`."""
+        self._unwritten, self._written = None, (progress.steps, progress.seconds)
         is_of_call = self._last["step"] > step - progress.steps
         self._offset = self._last["time"] - (self._last["seconds"] if is_of_call else 0.0)
 

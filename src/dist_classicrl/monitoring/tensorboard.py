@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from dist_classicrl.callbacks.base import BaseCallback
-from dist_classicrl.errors import MissingExtraError
+from dist_classicrl.errors import MetricsError, MissingExtraError
 from dist_classicrl.monitoring.recent import RecentEpisodes
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,16 @@ class TensorBoardCallback(BaseCallback):
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._on_close()
-        self._writer = EventFileWriter(self.log_dir)
+        try:
+            self._writer = EventFileWriter(self.log_dir)
+        except OSError as error:
+            text = f"TensorBoard's files cannot be written to {self.log_dir}: {error.strerror or error}."
+            if self.num_timesteps == 0:
+                raise MetricsError(
+                    f"{text} Give TensorBoardCallback a folder that this user may write to."
+                ) from error
+            logger.warning("%s The training goes on without.", text)
+            return
         # Whatever is there of steps from this one on was lost with the process that wrote it.
         begins = Event(
             wall_time=time.time(),
@@ -67,10 +76,17 @@ class TensorBoardCallback(BaseCallback):
         self._write(begins)
 
     def _on_step(self) -> bool:
+        self._write_scalars({self.num_timesteps: self._scalars()})
+        return True
+
+    def _on_training_end(self) -> None:
+        self._write_scalars({})  # what callbacks after this one recorded at the last report
+
+    def _write_scalars(self, at: dict[int, dict[str, float]]) -> None:
+        """Write these numbers by step, and what was recorded since the last time."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        at: dict[int, dict[str, float]] = {self.num_timesteps: self._scalars()}
         for name, (step, value) in self.recorded.items():
             if self._told.get(name) != step:
                 at.setdefault(step, {})[name] = value
@@ -82,7 +98,6 @@ class TensorBoardCallback(BaseCallback):
                 if not math.isnan(value)
             ]
             self._write(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
-        return True
 
     def _on_close(self) -> None:
         if self._writer is not None:

@@ -183,6 +183,7 @@ class DistAsyncQLearning:
         )
         self._comm = comm
         self._leaving = LeaveWatch()
+        self._is_training = False
         self._seed = seed
         self._steps = 0
         self._requested = 0  # steps asked for in the calls of train that have ended

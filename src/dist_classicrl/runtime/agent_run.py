@@ -135,8 +135,14 @@ def made_before(agent: DistAsyncQLearning, run: Run, beginning: Beginning, worke
     return result_of(beginning.place, beginning.begin, beginning.asked, agent)
 
 
-def keep(agent: DistAsyncQLearning, run: Run, beginning: Beginning, result: TrainingResult) -> TrainingResult:
-    """Bring the agent to the end of a call, and return its result."""
+def keep(
+    agent: DistAsyncQLearning,
+    run: Run,
+    beginning: Beginning,
+    result: TrainingResult,
+    serves: bool = True,
+) -> TrainingResult:
+    """Bring the agent to the end of a call, and return its result; whoever `serves` tells the callbacks."""
     made = run.steps
     if run.steps > 0:
         made = beginning.begin + result.steps - run.start
@@ -147,7 +153,7 @@ def keep(agent: DistAsyncQLearning, run: Run, beginning: Beginning, result: Trai
         agent._pending = agent._taken = None
         if run.saver is None:
             note_finished(agent._finished, beginning.begin, beginning.asked, result)
-    if isinstance(run.observer, CallbackObserver):
+    if serves and isinstance(run.observer, CallbackObserver):
         run.observer.ended(result)
     return result
 

@@ -39,6 +39,7 @@ class CallbackObserver(Observer):
         self._progress = progress
         self._has_begun = False
         self._before = 0
+        self._steps = 0
         self._put_back: Callable[[], None] | None = None
         self.wants_pushes = callbacks.wants_pushes
 
@@ -54,7 +55,8 @@ class CallbackObserver(Observer):
 
     def started(self, progress: Progress) -> None:
         """See `Observer`."""
-        with self._agent_as_of(progress):
+        self._steps = progress.steps
+        with self._agent_as_it_is():
             if not self._has_begun:
                 self._callbacks.init_callback(self._agent)
                 self._has_begun = True
@@ -63,7 +65,8 @@ class CallbackObserver(Observer):
 
     def reported(self, progress: Progress) -> bool:
         """See `Observer`."""
-        with self._agent_as_of(progress):
+        self._steps = progress.steps
+        with self._agent_as_it_is():
             if self._progress is not None:
                 self._progress(progress)
             self._callbacks.on_rollout_end(progress)
@@ -72,13 +75,13 @@ class CallbackObserver(Observer):
         return goes_on
 
     @contextmanager
-    def _agent_as_of(self, progress: Progress) -> Iterator[None]:
-        """Let the agent be what it would be if the call ended now: callbacks evaluate and save it."""
+    def _agent_as_it_is(self) -> Iterator[None]:
+        """Let the agent be what it was at the last report: callbacks evaluate and save it."""
         agent = self._agent
         if self._put_back is not None:
             self._put_back()
         steps = agent._steps
-        agent._steps = self._before + progress.steps
+        agent._steps = self._before + self._steps
         try:
             yield
         finally:
@@ -86,20 +89,23 @@ class CallbackObserver(Observer):
 
     def happened(self, event: dict[str, Any]) -> None:
         """See `Observer`."""
-        if event["kind"] in _LOST:
-            self._callbacks.on_worker_lost(event)
-        elif event["kind"] in _JOINED:
-            self._callbacks.on_worker_joined(event)
-        elif event["kind"] == "failover":
-            self._callbacks.on_failover(event)
+        with self._agent_as_it_is():
+            if event["kind"] in _LOST:
+                self._callbacks.on_worker_lost(event)
+            elif event["kind"] in _JOINED:
+                self._callbacks.on_worker_joined(event)
+            elif event["kind"] == "failover":
+                self._callbacks.on_failover(event)
 
     def saved(self, steps: int, name: str) -> None:
         """See `Observer`."""
-        self._callbacks.on_checkpoint(steps, name)
+        with self._agent_as_it_is():
+            self._callbacks.on_checkpoint(steps, name)
 
     def pushed(self, rank: int, steps: int, staleness: int, n_bytes: int) -> None:
         """See `Observer`."""
-        self._callbacks.on_push(rank, steps, staleness, n_bytes)
+        with self._agent_as_it_is():
+            self._callbacks.on_push(rank, steps, staleness, n_bytes)
 
     def ended(self, result: TrainingResult) -> None:
         """Tell the callbacks the result, where this rank has told them anything."""

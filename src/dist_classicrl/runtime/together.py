@@ -240,7 +240,7 @@ class Call:
             agent._behind = digest(agent.q_table)
             agent._pending = agent._taken = None
             raise
-        return keep(agent, run, beginning, result)
+        return keep(agent, run, beginning, result, self._crew.is_server)
 
     def _take_over_saving(self, source: Source, beginning: Beginning) -> Saver | None:
         """Return what saves the run from this rank, which has to serve in place of one that was lost."""

@@ -8,6 +8,7 @@ from dist_classicrl.distributed.alone import run_alone
 from dist_classicrl.distributed.replacing import find_parent
 from dist_classicrl.distributed.report import TrainingResult
 from dist_classicrl.distributed.world import find_world
+from dist_classicrl.errors import SettingsError
 from dist_classicrl.runtime.agent_run import get_to_know, keep, made_before, run_of, store
 from dist_classicrl.runtime.beginning import begin_call
 from dist_classicrl.runtime.guests import train_as_guest
@@ -20,6 +21,19 @@ if TYPE_CHECKING:
 
 def train(agent: DistAsyncQLearning, asked: Request) -> TrainingResult:
     """Do what `DistAsyncQLearning.train` says."""
+    if agent._is_training:
+        raise SettingsError(
+            "train() was called for an agent that is training: a callback cannot do that. Let the callback "
+            "return False to end the training, and call train() again when it has returned."
+        )
+    agent._is_training = True
+    try:
+        return _train(agent, asked)
+    finally:
+        agent._is_training = False
+
+
+def _train(agent: DistAsyncQLearning, asked: Request) -> TrainingResult:
     parent = find_parent()
     if parent is not None:
         return train_as_guest(agent, asked, parent)
