@@ -43,6 +43,15 @@ def no_training(monkeypatch):
     monkeypatch.setattr(starting, "_start", fail)
 
 
+def begun(*asked):
+    """Return the job of a run that has begun, and has a record."""
+    job = gather(*asked)
+    job.prepare()
+    job.save()
+    job.folder.metrics.write_text("{}\n")
+    return job
+
+
 def steps_of(folder):
     return json.loads((folder / "result.json").read_text())["steps"]
 
@@ -142,8 +151,7 @@ def test_a_time_limit_stops_it_with_status_75_and_the_same_command_goes_on(place
     ],
 )
 def test_another_experiment_is_not_mixed_into_a_run(words, match, capsys, no_training, place):
-    job = gather("FrozenLake-v1", (), {"seed": 3}, None, None)
-    job.save()
+    job = begun("FrozenLake-v1", (), {"seed": 3}, None, None)
     before = job.folder.config.read_text()
     assert train("FrozenLake-v1", *words) == 2
     said = capsys.readouterr().err
@@ -153,7 +161,7 @@ def test_another_experiment_is_not_mixed_into_a_run(words, match, capsys, no_tra
 
 
 def test_another_environment_is_not_mixed_into_a_run(capsys, no_training):
-    gather("FrozenLake-v1", (), {}, None, None).save()
+    begun("FrozenLake-v1", (), {}, None, None)
     assert train("Taxi-v4", "--out", "runs/FrozenLake-v1") == 2
     assert "another environment: it is 'FrozenLake-v1' there, and 'Taxi-v4' now" in capsys.readouterr().err
 
@@ -239,6 +247,96 @@ def test_options_win_over_the_file_and_the_file_over_defaults(place):
     assert gather("Taxi-v4", (), {"ranks": 2}, place / "a.toml", None).environment_arguments == {}
 
 
+# What a run may be after it has been stopped, has failed or has ended
+
+
+def test_a_run_without_a_seed_of_its_own_goes_on_with_that_of_its_checkpoint(place, monkeypatch):
+    monkeypatch.setenv("PMIX_RANK", "0")  # ranks do not draw one for the settings
+    assert train(*LAKE) == 0
+    monkeypatch.delenv("PMIX_RANK")
+    folder = place / "runs" / "FrozenLake-v1"
+    assert "seed" not in (folder / "config.toml").read_text()
+    assert train(*LAKE, "--total-steps", "3e4") == 0
+    assert steps_of(folder) == 30_000
+
+
+def test_what_a_run_has_learned_stays_until_it_really_goes_on(place, capsys):
+    assert train(*LAKE) == 0
+    folder = place / "runs" / "FrozenLake-v1"
+    before = {path: path.read_bytes() for path in folder.glob("*.*") if path.is_file()}
+    (place / "afile").touch()
+    assert train(*LAKE, "--total-steps", "3e4", "--checkpoint-dir", "afile") == 2
+    assert "afile" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in folder.glob("*.*") if path.is_file()} == before
+
+
+def test_a_command_that_failed_at_once_binds_nobody(place, capsys):
+    (place / "afile").touch()
+    assert train(*LAKE, "--checkpoint-dir", "afile") == 2
+    assert train(*LAKE, "--learning-rate", "0.5") == 0
+    capsys.readouterr()
+    job = gather("Taxi-v4", (), {"seed": 3}, None, None)
+    job.prepare()
+    job.save()  # it began, and was killed before it had made a step
+    assert train("Taxi-v4", "--total-steps", 100, "--eval-episodes", 1, "--seed", 4) == 0
+
+
+def test_a_run_with_checkpoints_elsewhere_is_shown_and_begun_anew(place, capsys):
+    words = ("FrozenLake-v1", "--time-limit", "300ms", "--checkpoint-dir", "ck")
+    with pytest.raises(TrainingStopped) as stopped:
+        train(*words, "--total-steps", "1e12")
+    assert runs.load("runs/FrozenLake-v1").agent.steps == stopped.value.steps
+    capsys.readouterr()
+    words = (*LAKE, "--checkpoint-dir", "ck", "--learning-rate", "0.5")
+    assert train(*words, "--resume", "never") == 0
+    assert "is now in runs/FrozenLake-v1-before" in capsys.readouterr().err
+    assert steps_of(place / "runs" / "FrozenLake-v1") == 20_000
+    assert train(*words, "--total-steps", "3e4") == 0  # and that one goes on
+    assert steps_of(place / "runs" / "FrozenLake-v1") == 30_000
+
+
+def test_only_the_first_start_of_a_job_begins_anew(monkeypatch, place):
+    called = []
+    monkeypatch.setenv("PMIX_RANK", "0")
+    monkeypatch.setattr(starting, "train_here", lambda job, display: called.append(job.settings["resume"]))
+    job = gather("FrozenLake-v1", (), {"resume": "never"}, None, place / "x")
+    job.prepare()
+    job.ask()
+    words = ("--started", "--config", "x/.asked.toml", "--out", "x")
+    assert train(*words) == 0
+    job.save()
+    assert train(*words) == 0
+    assert called == ["never", "auto"]
+
+
+def test_fewer_steps_than_a_stopped_run_has_made_are_refused(place, capsys):
+    with pytest.raises(TrainingStopped) as stopped:
+        train("FrozenLake-v1", "--total-steps", "1e12", "--time-limit", "300ms")
+    assert train("FrozenLake-v1", "--total-steps", 5) == 2
+    assert f"has made {stopped.value.steps:,} steps, more than --total-steps 5" in capsys.readouterr().err
+    assert not (place / "runs" / "FrozenLake-v1" / "result.json").exists()
+
+
+def test_a_run_that_ended_early_goes_on_to_another_number_of_steps(place, capsys):
+    early = ("--total-steps", "1e12", "--progress-interval", "0.02", "--stop-at-return", "0.001")
+    assert train(*LAKE, *early) == 0
+    folder = place / "runs" / "FrozenLake-v1"
+    made = steps_of(folder)
+    capsys.readouterr()
+    assert train(*LAKE, "--total-steps", "1e12") == 0
+    assert f"more --total-steps than {made:,} it goes on, unless they are 1,000,000,000,000 again" in (
+        capsys.readouterr().out
+    )
+    assert train(*LAKE, "--total-steps", made + 1000) == 0
+    assert steps_of(folder) == made + 1000
+
+
+def test_a_checkpoint_that_has_to_be_there_is_looked_for_at_once(no_training, place, capsys):
+    assert train(*LAKE, "--resume", "must") == 2
+    assert "There is no checkpoint in runs/FrozenLake-v1/checkpoints" in capsys.readouterr().err
+    assert list(place.iterdir()) == []
+
+
 # Where it runs
 
 
@@ -274,13 +372,14 @@ def test_it_starts_ranks_unless_it_is_one(variables, words, ranks, monkeypatch):
 
 @pytest.mark.parametrize("code, status", [(0, 0), (75, 75), (130, 130), (2, 2), (1, 70), (137, 70)])
 def test_ranks_are_started_with_what_was_resolved(monkeypatch, place, code, status):
-    plans = []
+    plans, asked = [], []
 
     class Supervisor:
         def __init__(self, plan, verbose):
             plans.append(plan)
 
         def run(self):
+            asked.append((place / "x" / ".asked.toml").read_text())
             return code
 
     monkeypatch.setattr(starting, "Supervisor", Supervisor)
@@ -288,16 +387,16 @@ def test_ranks_are_started_with_what_was_resolved(monkeypatch, place, code, stat
     (plan,) = plans
     folder = str(place / "x")
     assert plan.words == (
-        *("-m", "dist_classicrl", "train", "--started", "--config", f"{folder}/config.toml", "--out", folder),
+        *("-m", "dist_classicrl", "train", "--started", "--config", f"{folder}/.asked.toml", "--out", folder),
         "--quiet",
     )
     assert (plan.ranks, plan.max_restarts, plan.survive) == (3, 1, False)
-    assert "seed = " in (place / "x" / "config.toml").read_text()
+    assert "seed = " in asked[0]
+    assert list((place / "x").iterdir()) == []  # no run has begun
 
 
 def test_a_rank_that_was_started_leaves_the_folder_alone(monkeypatch, place):
-    job = gather("FrozenLake-v1", (), {"seed": 1}, None, place / "x")
-    job.save()
+    job = begun("FrozenLake-v1", (), {"seed": 1}, None, place / "x")
     before = job.folder.config.read_bytes()
     called = []
     monkeypatch.setenv("PMIX_RANK", "0")
@@ -312,8 +411,7 @@ def test_a_rank_that_was_started_leaves_the_folder_alone(monkeypatch, place):
 def test_what_cannot_be_loaded_is_said(place):
     with pytest.raises(FileNotFoundError, match="Train first"):
         runs.load("runs/x")
-    job = gather("FrozenLake-v1", (), {}, None, None)
-    job.save()
+    begun("FrozenLake-v1", (), {}, None, None)
     with pytest.raises(FileNotFoundError, match="Did you mean 'runs/FrozenLake-v1'?"):
         runs.load("runs/FrozenLake-v2")
     with pytest.raises(CheckpointError, match="neither a model nor a checkpoint"):

@@ -25,6 +25,9 @@ ENVIRONMENT_ARGUMENTS = "environment_arguments"
 RANKS = "ranks"
 """The key with the number of ranks."""
 
+ABOUT = "Written by dist-classicrl train; it takes this with --config."
+"""The first line of the file in a run's folder."""
+
 _TYPES = {str: "a text", bool: "true or false", int: "a whole number", float: "a number", list: "a list"}
 
 

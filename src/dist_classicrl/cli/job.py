@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import errno
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,8 +13,8 @@ from typing import Any
 from dist_classicrl.cli import config, environment
 from dist_classicrl.cli.config import ENVIRONMENT, ENVIRONMENT_ARGUMENTS, RANKS
 from dist_classicrl.cli.options import OF_SETTINGS, OF_TRAIN, OPTIONS
-from dist_classicrl.cli.runs import RunFolder, folder_of, other_folder
-from dist_classicrl.errors import SettingsError
+from dist_classicrl.cli.runs import RunFolder, folder_of, other_folder, steps_saved
+from dist_classicrl.errors import CheckpointError, SettingsError
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,8 @@ class Job:
         ------
         SettingsError
         EnvError
+        CheckpointError
+            If there is no checkpoint, and one is asked for.
         """
         from dist_classicrl.checkpoint.plan import plan_of
         from dist_classicrl.settings import Settings
@@ -75,22 +80,56 @@ class Job:
             del saving[name]
         plan_of(**saving)
         self.make_env()
+        if self.settings["resume"] == "must" and not steps_saved(saving["checkpoint_dir"]):
+            raise CheckpointError(
+                f"There is no checkpoint in {saving['checkpoint_dir']}, but --resume must asks for one. "
+                "Correct --out or --checkpoint-dir, or leave out --resume to begin where there is none."
+            )
 
-    def save(self) -> None:
-        """Write the settings into the folder, where what an earlier end has left is no longer true.
+    def prepare(self) -> None:
+        """Make the folder of the run.
+
+        Raises
+        ------
+        SettingsError
+            If that cannot be, or the folder cannot be written to.
+        """
+        path = self.folder.path
+        with self._writing():
+            path.mkdir(parents=True, exist_ok=True)
+            if not os.access(path, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    def ask(self) -> None:
+        """Write the settings down for ranks that are being started.
 
         Raises
         ------
         SettingsError
             If the folder cannot be written to.
         """
-        about = "Written by dist-classicrl train; it takes this with --config."
-        try:
-            self.folder.path.mkdir(parents=True, exist_ok=True)
-            # In this order: other ranks may look at any time whether the run is done.
+        with self._writing():
+            config.write(self.folder.asked, self.data(), config.ABOUT)
+
+    def save(self) -> None:
+        """Write down that the run goes on with these settings: what an earlier end has left is past.
+
+        Raises
+        ------
+        SettingsError
+            If the folder cannot be written to.
+        """
+        # Begun anew is what has begun now: with this file it goes on.
+        again = {"resume": "auto"} if self.settings["resume"] == "never" else {}
+        with self._writing():
             self.folder.result.unlink(missing_ok=True)
             self.folder.model.unlink(missing_ok=True)
-            config.write(self.folder.config, self.data(), about)
+            config.write(self.folder.config, {**self.data(), **again}, config.ABOUT)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise SettingsError(
                 f"The run cannot be kept in {self.folder.path} ({error.strerror}). Give --out a folder that "
@@ -153,7 +192,7 @@ def continued(job: Job) -> Job:
         If the folder holds a run with other settings.
     """
     before = job.folder.read_config()
-    if not before:
+    if not before or not job.folder.has_steps():
         return job
     if job.settings["seed"] is None and "seed" in before:
         job = Job(**{**vars(job), "settings": {**job.settings, "seed": before["seed"]}})
@@ -171,10 +210,23 @@ def continued(job: Job) -> Job:
 
 
 def is_done(job: Job) -> bool:
-    """Return whether the run in the folder has ended, and no more steps are asked for than it was to make."""
-    before = job.folder.read_config()
-    has_ended = job.folder.read_result() is not None and job.folder.model.exists()
-    return has_ended and job.settings["total_steps"] <= before.get("total_steps", 0)
+    """Return whether the run in the folder has made all steps that are asked for, or has ended before.
+
+    Raises
+    ------
+    SettingsError
+        If it has not ended, and has made more steps than are asked for.
+    """
+    asked, result = job.settings["total_steps"], job.folder.read_result()
+    if result is not None:
+        return asked == job.folder.read_config().get("total_steps") or asked <= result["steps"]
+    made = steps_saved(job.of_train()["checkpoint_dir"])
+    if made > asked:
+        raise SettingsError(
+            f"The run in {job.folder.path} has made {made:,} steps, more than --total-steps {asked:,}. Give "
+            f"more, or --out {other_folder(job.folder.path)} for a run of its own."
+        )
+    return False
 
 
 def _other(folder: Path, name: str, then: Any, now: Any) -> str:

@@ -38,6 +38,11 @@ class RunFolder:
         return self.path / "config.toml"
 
     @property
+    def asked(self) -> Path:
+        """The settings for ranks that are being started; only until they have ended."""
+        return self.path / ".asked.toml"
+
+    @property
     def metrics(self) -> Path:
         """What was measured while it went on, a JSON object per line."""
         return self.path / "metrics.jsonl"
@@ -71,17 +76,27 @@ class RunFolder:
         """Return whether a run has begun here."""
         return self.config.exists()
 
+    def place_of_checkpoints(self) -> str | Path:
+        """Return the folder or URL of the checkpoints of the run that has begun here."""
+        chosen: str | None = self.read_config().get("checkpoint_dir")
+        return chosen or self.checkpoints
+
+    def has_steps(self) -> bool:
+        """Return whether anything is left of what a run here has learned."""
+        measured = self.metrics.exists() and self.metrics.stat().st_size > 0
+        return measured or self.read_result() is not None or steps_saved(self.place_of_checkpoints()) > 0
+
     def read_config(self) -> dict[str, Any]:
         """Return the configuration of the run; nothing where there is none."""
         return config.read(self.config) if self.config.exists() else {}
 
     def read_result(self) -> dict[str, Any] | None:
-        """Return the result of the run; None where it has not ended, or was asked to go on."""
+        """Return the result of the run; None where it has not ended, or goes on."""
         try:
             data = json.loads(self.result.read_text())
         except (OSError, ValueError):
             return None
-        return data if isinstance(data, dict) else None
+        return data if isinstance(data, dict) and self.model.exists() else None
 
 
 @dataclass(frozen=True)
@@ -134,6 +149,21 @@ class Loaded:
         return environment.make(chosen, {**own, **(arguments or {})})
 
 
+def steps_saved(place: str | Path) -> int:
+    """Return the steps in the newest checkpoint of a run in a folder or at a URL; 0 if there is none.
+
+    Raises
+    ------
+    CheckpointError
+        If the checkpoints cannot be listed.
+    """
+    from dist_classicrl.checkpoint.folder import CheckpointFolder
+
+    if "://" not in str(place) and not Path(place).is_dir():
+        return 0
+    return CheckpointFolder(place, "agent-0").newest_steps()
+
+
 def folder_of(name: str) -> Path:
     """Return the folder in which a run in the environment `name` lies if no other is asked for."""
     return ROOT / re.sub(r"[^\w.-]+", "-", name)
@@ -180,21 +210,22 @@ def load(path: str | os.PathLike[str]) -> Loaded:
         agent,
         saved.get(ENVIRONMENT),
         folder if saved else None,
-        source,
+        Path(source),
         saved.get(ENVIRONMENT_ARGUMENTS, {}),
     )
 
 
-def _newest(folder: RunFolder) -> Path:
+def _newest(folder: RunFolder) -> str | Path:
     """Return what holds the newest state of the agent: the model is removed when a run is made longer."""
     if folder.model.exists():
         return folder.model
-    if not folder.checkpoints.exists():
+    place = folder.place_of_checkpoints()
+    if "://" not in str(place) and not Path(place).exists():
         raise CheckpointError(
             f"The run in {folder.path} has neither a model nor a checkpoint yet. Wait for its first "
             "checkpoint, or type its command again."
         )
-    return folder.checkpoints
+    return place
 
 
 def _known_runs(place: Path) -> str:

@@ -11,7 +11,7 @@ import click
 from dist_classicrl._hints import promised_size, rank_of_environment
 from dist_classicrl.cli import errors
 from dist_classicrl.cli.job import Job, continued, is_done
-from dist_classicrl.cli.runs import RunFolder, other_folder
+from dist_classicrl.cli.runs import RunFolder, other_folder, steps_saved
 from dist_classicrl.cli.terminal import bar_of_a_job, has_terminal
 from dist_classicrl.cli.training import Display, short, summary, train_here
 from dist_classicrl.distributed.launch import LaunchOptions, plan_of
@@ -47,7 +47,10 @@ def run(job: Job, start: LaunchOptions, display: Display, was_started: bool = Fa
     TrainingStopped
         If the training in this process was stopped.
     """
-    if not was_started:
+    if was_started:
+        if job.settings["resume"] == "never" and job.folder.exists():  # the first start has begun the run
+            job = replace(job, settings={**job.settings, "resume": "auto"})
+    else:
         is_head = (rank_of_environment() or 0) == 0
         job, has_ended = _prepared(job, is_head)
         if has_ended:
@@ -72,22 +75,21 @@ def _prepared(job: Job, is_head: bool) -> tuple[Job, bool]:
 
     All ranks of a job that somebody else has started come to the same answer, while one prepares the folder.
     """
-    begins_anew = job.settings["resume"] == "never" and job.settings["checkpoint_dir"] is None
+    begins_anew = job.settings["resume"] == "never"
     if not begins_anew:
         job = continued(job)
         if is_done(job):
             return job, True
-    elif is_head and job.folder.exists():
-        _set_aside(job.folder)
-    if begins_anew:  # a job that dies has to go on when it is started again
-        job = replace(job, settings={**job.settings, "resume": "auto"})
-    if not is_rank() and job.settings["seed"] is None:
+    job.check()
+    begins = begins_anew or steps_saved(job.of_train()["checkpoint_dir"]) == 0
+    if begins and not is_rank() and job.settings["seed"] is None:
         from dist_classicrl._random import fresh_seed
 
         job = replace(job, settings={**job.settings, "seed": fresh_seed()})
-    job.check()
     if is_head:
-        job.save()
+        if begins_anew and job.folder.exists():
+            _set_aside(job.folder)
+        job.prepare()
     return job, False
 
 
@@ -102,10 +104,10 @@ def _say_done(job: Job) -> None:
     from dist_classicrl.distributed.report import TrainingResult
 
     result = TrainingResult.from_dict(job.folder.read_result() or {})
-    click.echo(
-        f"The run in {short(job.folder.path)} is done. With more --total-steps than {result.steps:,} it goes "
-        "on."
-    )
+    asked = job.folder.read_config()["total_steps"]
+    more = f"With more --total-steps than {result.steps:,} it goes on"
+    more += "." if result.steps >= asked else f", unless they are {asked:,} again: it ended before those."
+    click.echo(f"The run in {short(job.folder.path)} is done. {more}")
     click.echo("\n".join(summary(job, result, None)))
 
 
@@ -115,12 +117,14 @@ def _start(job: Job, start: LaunchOptions, display: Display, has_bar: bool) -> i
 
     place = RunFolder(job.folder.path.absolute())
     words = ["-m", "dist_classicrl", "train", "--started"]
-    words += ["--config", str(place.config), "--out", str(place.path)]
+    words += ["--config", str(place.asked), "--out", str(place.path)]
     words += ["--verbose"] if display.is_verbose else []
     words += ["--quiet"] if display.is_quiet else []
     words += ["--status", str(place.status)] if has_bar else []
     supervisor = Supervisor(plan_of(start, words), display.is_verbose)
     with ExitStack() as stack:
+        stack.callback(place.asked.unlink, missing_ok=True)
+        job.ask()
         if has_bar:
             status = StatusFile(place.status)
             status.remove()

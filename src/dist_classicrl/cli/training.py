@@ -66,12 +66,23 @@ def train_here(job: Job, display: Display) -> None:
     )
     agent = DistAsyncQLearning(**job.of_agent())
     env = job.make_env()
-    callbacks: list[BaseCallback] = [voice, *_recorders(job, env)]
+    callbacks: list[BaseCallback] = [voice, _keeper(job), *_recorders(job, env)]
     arguments = job.of_train()
     with _shown(job, display, callbacks):
         result = agent.train(env, callbacks=callbacks, **arguments)
     if agent.rank == 0:
         _finish(job, agent, env, result, display)
+
+
+def _keeper(job: Job) -> BaseCallback:
+    """Return what writes the settings into the folder once the training has begun."""
+    from dist_classicrl.callbacks.base import BaseCallback
+
+    class Keeper(BaseCallback):
+        def _on_training_start(self) -> None:
+            job.save()
+
+    return Keeper()
 
 
 def _recorders(job: Job, env: Any) -> list[BaseCallback]:
