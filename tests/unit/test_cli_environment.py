@@ -43,6 +43,19 @@ def test_words_are_arguments():
         **{"a": 1, "b": "8x8", "c": False, "d": True, "e": ["SF", "HG"], "f": "x=y", "g": 1000.0},
         **{"h": "", "i": "x=y"},
     }
+    assert parse_arguments(["pair=(3, (4, 5))", "map={'a': (1,)}", "text='None'"]) == {
+        "pair": [3, [4, 5]],
+        "map": {"a": [1]},
+        "text": "None",
+    }
+
+
+@pytest.mark.parametrize(
+    "word", ["desc=None", "desc=[1, None]", "desc={'a': None}", "desc={1: 2}", "desc=b'a'"]
+)
+def test_a_value_that_the_file_of_a_run_cannot_hold_is_refused(word):
+    with pytest.raises(SettingsError, match=r"desc=.* holds .*module:function"):
+        parse_arguments([word])
 
 
 @pytest.mark.parametrize("word", ["8x8", "=8", "a b=1"])
@@ -86,6 +99,10 @@ def test_what_makes_environments_is_given_so_that_copies_can_be_made(module):
         ("worlds_to_test:modle", {}, "has no 'modle'. Did you mean 'model'?"),
         ("worlds_to_test:number", {}, "is no function"),
         ("worlds_to_test:fails", {}, "RuntimeError: no licence"),
+        ("worlds_to_test.model", {}, "'worlds_to_test.model'. Did you mean 'worlds_to_test:model'?"),
+        ("worlds_to_test.py:model", {}, "Did you mean 'worlds_to_test:model'?"),
+        ("nowhere_at_all.py:model", {}, "no module 'nowhere_at_all"),
+        ("nowhere.at.all", {}, "There is no environment 'nowhere.at.all'"),
         ("two words", {}, "It is a Gymnasium id such as FrozenLake-v1, module:function, or one of"),
     ],
 )

@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 from dist_classicrl.cli.errors import nearest
@@ -33,11 +34,12 @@ def parse_arguments(words: Iterable[str]) -> dict[str, Any]:
     """Return the keyword arguments that words of the form ``name=value`` stand for.
 
     A value is a Python literal, or text: ``is_slippery=False``, ``map_name=8x8``, ``desc=["SF", "HG"]``.
+    A tuple becomes a list, as the file of a run (TOML) has it.
 
     Raises
     ------
     SettingsError
-        If a word has another form.
+        If a word has another form, or a value has no form in TOML, as None has not.
     """
     arguments = {}
     for word in words:
@@ -47,18 +49,33 @@ def parse_arguments(words: Iterable[str]) -> dict[str, Any]:
                 f"An argument of the environment has the form name=value, such as is_slippery=False; got "
                 f"{word!r}."
             )
-        arguments[name] = _value(text)
+        arguments[name] = _value(name, text)
     return arguments
 
 
-def _value(text: str) -> Any:
+def _value(name: str, text: str) -> Any:
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return text
-    return value if isinstance(value, (int, float, str, list, dict)) else text
+    return _plain(value, f"{name}={text}")
+
+
+def _plain(value: Any, word: str) -> Any:
+    """Return a value in the form that TOML has for it."""
+    if isinstance(value, (int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_plain(each, word) for each in value]
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {key: _plain(each, word) for key, each in value.items()}
+    raise SettingsError(
+        f"{word} holds {value!r}, for which the file of the run has no form: numbers, text, True, False, and "
+        "lists and dicts (with text as keys) of them are allowed. Leave the argument out for its default, "
+        "put text in quotes of its own, or make the environment in a function and write module:function."
+    )
 
 
 def make(name: str, arguments: Mapping[str, Any] | None = None) -> Any:
@@ -83,6 +100,8 @@ def make(name: str, arguments: Mapping[str, Any] | None = None) -> Any:
     if _GYMNASIUM_ID.fullmatch(name):
         return _of_gymnasium(name, given)
     if _FUNCTION.fullmatch(name):
+        if name.partition(":")[0].endswith(".py") and (hint := _meant_function(name)):
+            raise EnvError(f"{name!r} names a file, and a module is needed.{hint}")
         return _made_by(_function(name), name, given)
     raise EnvError(_no_such(name))
 
@@ -90,11 +109,25 @@ def make(name: str, arguments: Mapping[str, Any] | None = None) -> Any:
 def _no_such(name: str) -> str:
     import gymnasium
 
-    hint = nearest(name.rpartition(":")[2], [*BUILT_IN, *gymnasium.registry])
+    hint = _meant_function(name) or nearest(name.rpartition(":")[2], [*BUILT_IN, *gymnasium.registry])
     return (
         f"There is no environment {name!r}.{hint} It is a Gymnasium id such as FrozenLake-v1, "
         f"module:function, or one of {', '.join(BUILT_IN)}."
     )
+
+
+def _meant_function(name: str) -> str:
+    """Return a question for ``module.function`` and ``module.py:function``, if there is such a module."""
+    module, colon, function = name.replace(".py:", ":").replace("/", ".").rpartition(":")
+    if not colon:
+        module, _, function = name.rpartition(".")
+    _look_here()
+    try:
+        is_there = bool(module) and function != "py" and find_spec(module) is not None
+    except (ImportError, ValueError):
+        return ""
+    meant = f"{module}:{function}"
+    return f" Did you mean {meant!r}?" if is_there and meant != name else ""
 
 
 def _of_gymnasium(name: str, arguments: dict[str, Any]) -> Any:
@@ -171,8 +204,7 @@ def _function(path: str) -> Callable[..., Any]:
 
 def _imported(name: str) -> Any:
     """Return a module, which may also lie in the current folder, as under `python -m`."""
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    _look_here()
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -182,3 +214,8 @@ def _imported(name: str) -> Any:
             f"There is no module {error.name!r} in {os.getcwd()} or where Python looks for modules. Write "
             "module:function, without .py."
         ) from error
+
+
+def _look_here() -> None:
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())
