@@ -20,7 +20,9 @@ from signal_masks import listens
 from dist_classicrl import DistAsyncQLearning
 from dist_classicrl.algorithms.learners import STATE_ARRAYS
 from dist_classicrl.checkpoint.folder import CheckpointFolder
+from dist_classicrl.cli.config import tomllib
 from dist_classicrl.cli.launch import command as launch
+from dist_classicrl.cli.options import OPTIONS
 from dist_classicrl.distributed.record import KINDS
 
 CHECKPOINTS = ROOT / "docs" / "checkpoints.md"
@@ -146,6 +148,18 @@ def test_the_tables_of_settings_events_and_options_are_complete():
         if isinstance(option.default, (int, float, Path)) and not isinstance(option.default, bool):
             told = re.search(rf"`{option.opts[-1]} .*?\| (.*?) \|", table)
             assert str(option.default).removesuffix(".0") in told[1], option.name
+
+
+def test_the_table_of_keys_is_complete_with_its_defaults():
+    table = (ROOT / "docs" / "command-line.md").read_text().split("| key of a file |")[1]
+    told = dict(re.findall(r"^\| `(\w+)` \| (?:`(.+?)` )?\| ", table, re.MULTILINE))
+    lines = "\n".join(f"{name} = {text}" for name, text in told.items() if text)
+    assert set(told) == set(OPTIONS)
+    assert tomllib.loads(lines) == {
+        name: option.kind.to_data(option.default)
+        for name, option in OPTIONS.items()
+        if option.default not in (None, ())
+    }
 
 
 @pytest.fixture
