@@ -1,5 +1,9 @@
 import json
 import logging
+import os
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -335,6 +339,70 @@ def test_a_checkpoint_that_has_to_be_there_is_looked_for_at_once(no_training, pl
     assert train(*LAKE, "--resume", "must") == 2
     assert "There is no checkpoint in runs/FrozenLake-v1/checkpoints" in capsys.readouterr().err
     assert list(place.iterdir()) == []
+
+
+# Its end
+
+
+ENDLESS = """
+import os, signal, gymnasium as gym
+from gymnasium.spaces import Discrete
+class Endless(gym.Env):
+    observation_space, action_space, made = Discrete(2), Discrete(2), 0
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+    def step(self, action):
+        Endless.made += 1
+        if Endless.made == 20_000:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return 1, 0.0, False, False, {}
+"""
+
+
+@pytest.mark.parametrize(
+    "total_steps, seconds, why", [(10_000, 30, "ended by SIGTERM"), (100, 0.01, "it took")]
+)
+def test_an_evaluation_has_an_end_and_takes_nothing_away(
+    place, capsys, monkeypatch, total_steps, seconds, why
+):
+    (place / "endless.py").write_text(ENDLESS)
+    monkeypatch.syspath_prepend(place)
+    monkeypatch.delitem(sys.modules, "endless", raising=False)
+    monkeypatch.setattr(training, "_EVALUATION_SECONDS", seconds)
+    before = signal.getsignal(signal.SIGALRM)
+    words = ("endless:Endless", "--total-steps", total_steps, "--n-envs", 2, "--out", "x")
+    assert train(*words) == 0
+    said = capsys.readouterr().out
+    assert f"not known: {why}" in said and "dist-classicrl evaluate x" in said
+    assert steps_of(place / "x") == total_steps and runs.load("x").agent.steps == total_steps
+    assert signal.getsignal(signal.SIGALRM) == before
+
+
+def test_a_return_that_ended_the_run_is_said(place, capsys):
+    words = ("--total-steps", "1e12", "--progress-interval", "0.02", "--stop-at-return", "0.01")
+    assert train(*LAKE, *words) == 0
+    assert "the mean return has reached --stop-at-return 0.01" in capsys.readouterr().out
+
+
+def test_a_run_whose_lines_nobody_reads_goes_on_to_its_end(place):
+    command = [
+        sys.executable,
+        "-m",
+        "dist_classicrl",
+        "train",
+        *LAKE,
+        "--progress-interval",
+        "0",
+        "--log-interval",
+        "0",
+    ]
+    for _ in range(2):  # it trains, and says that it is done
+        reader, writer = os.pipe()
+        os.close(reader)
+        done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60)
+        os.close(writer)
+        assert (done.returncode, done.stderr) == (0, "")
+    assert steps_of(place / "runs" / "FrozenLake-v1") == 20_000
 
 
 # Where it runs

@@ -74,6 +74,15 @@ def show(error: BaseException) -> None:
         click.echo(_REPORT, err=True)
 
 
+def is_of_unread_output(error: BaseException) -> bool:
+    """Return whether a command has ended because nobody reads what it says any more, as after ``| head``."""
+    from dist_classicrl.monitoring.logs import silence_if_unread
+
+    # click has an exit status of its own for a broken pipe.
+    is_of_click = type(error) is SystemExit and error.code == 1
+    return (is_of_click or isinstance(error, BrokenPipeError)) and silence_if_unread(sys.stdout)
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return a question that names what was probably meant by `word`, with a blank in front; or nothing."""
     matches = get_close_matches(word, list(known), n=1)

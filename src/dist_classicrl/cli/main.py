@@ -106,6 +106,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = cli.main(args, prog_name="dist-classicrl", standalone_mode=False)
     except BaseException as caught:
         error = _meant(caught)
+        if errors.is_of_unread_output(error):
+            return errors.DONE
         if isinstance(error, SystemExit) or errors.is_of_job():
             if error is caught:
                 raise

@@ -15,6 +15,7 @@ import click
 from dist_classicrl._files import whole_file
 from dist_classicrl._hints import rank_of_environment
 from dist_classicrl.cli.job import Job
+from dist_classicrl.cli.patience import Ended, ended_after
 from dist_classicrl.cli.terminal import bar_of_this_process
 
 if TYPE_CHECKING:
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from dist_classicrl.distributed.report import TrainingResult
     from dist_classicrl.runtime.agent import DistAsyncQLearning
     from dist_classicrl.runtime.evaluation import EvaluationResult
+
+
+_EVALUATION_SECONDS = 30.0
+_LONGEST_EPISODE = 10_000  # a greedy policy need not come to an end
 
 
 @dataclass(frozen=True)
@@ -133,24 +138,34 @@ def _shown(job: Job, display: Display, callbacks: list[BaseCallback]) -> Iterato
 
 
 def _finish(job: Job, agent: DistAsyncQLearning, env: Any, result: TrainingResult, display: Display) -> None:
-    evaluation = agent.evaluate(env, episodes=job.settings["eval_episodes"])
     agent.save_model(job.folder.model)
     with whole_file(job.folder.result) as file:
         file.write((json.dumps(result.to_dict(), indent=1) + "\n").encode())
     if not display.is_quiet:
+        evaluation = _evaluated(job, agent, env)
         click.echo("\n".join(summary(job, result, evaluation)))
 
 
-def summary(job: Job, result: TrainingResult, evaluation: EvaluationResult | None) -> list[str]:
+def _evaluated(job: Job, agent: DistAsyncQLearning, env: Any) -> EvaluationResult | str:
+    """Return what the greedy policy is worth, or why that is not known."""
+    try:
+        with ended_after(_EVALUATION_SECONDS, job.settings["stop_signals"]):
+            return agent.evaluate(env, episodes=job.settings["eval_episodes"], max_steps=_LONGEST_EPISODE)
+    except Ended as end:
+        return f"not known: {end}; see `dist-classicrl evaluate {short(job.folder.path)}`"
+
+
+def summary(job: Job, result: TrainingResult, evaluation: EvaluationResult | str | None = None) -> list[str]:
     """Return lines that say what a training did, and where its files are.
 
     Parameters
     ----------
     job : Job
     result : TrainingResult
-    evaluation : EvaluationResult or None
-        None: it was not evaluated now.
+    evaluation : EvaluationResult, str or None
+        A text says why there is none. None: it was not evaluated now.
     """
+    asked = job.folder.read_config().get("total_steps", result.steps)
     workers = "1 worker" if result.workers == 1 else f"{result.workers} workers"
     rows = [
         (
@@ -165,7 +180,11 @@ def summary(job: Job, result: TrainingResult, evaluation: EvaluationResult | Non
             else "no episode has ended",
         ),
     ]
-    if evaluation is not None:
+    if result.steps < asked:
+        rows.insert(1, ("ended early", f"of {asked:,} steps{_why_early(job)}"))
+    if isinstance(evaluation, str):
+        rows.append(("greedy return", evaluation))
+    elif evaluation is not None:
         rows.append(
             (
                 "greedy return",
@@ -181,6 +200,11 @@ def summary(job: Job, result: TrainingResult, evaluation: EvaluationResult | Non
     rows.append(("files", f"{folder}: {', '.join(_files(job))}"))
     rows.append(("next", f"dist-classicrl show {folder}; dist-classicrl plot {folder}"))
     return [f"{name:<14} {text}" for name, text in rows]
+
+
+def _why_early(job: Job) -> str:
+    threshold = job.folder.read_config().get("stop_at_return")
+    return "" if threshold is None else f": the mean return has reached --stop-at-return {threshold:g}"
 
 
 def _files(job: Job) -> list[str]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
+import select
 import sys
 from pathlib import Path
 from typing import Any, TextIO
@@ -15,6 +18,22 @@ _PROGRESS = "dist_classicrl.progress"
 _EVENTS = "dist_classicrl.distributed.record"
 _LINE = "%(asctime)s %(message)s"
 _FILE_LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def silence_if_unread(stream: TextIO) -> bool:
+    """Return whether nobody reads `stream` any more, as after ``| head``; it then goes nowhere."""
+    try:
+        number = stream.fileno()
+    except (OSError, ValueError):  # it is none of the system's, or closed
+        return False
+    poll = select.poll()
+    poll.register(number, 0)
+    if not any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0)):
+        return False
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, number)
+    os.close(nowhere)
+    return True
 
 
 class _StreamHandler(logging.StreamHandler):
@@ -34,6 +53,11 @@ class _StreamHandler(logging.StreamHandler):
     @stream.setter
     def stream(self, value: Any) -> None:
         raise AttributeError("the stream is that of sys")
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Let what nobody reads any more go nowhere: the run goes on."""
+        if not silence_if_unread(self.stream):
+            super().handleError(record)
 
 
 class Voice(BaseCallback):
@@ -98,6 +122,8 @@ def set_up(rank: int, folder: Path | None = None, is_quiet: bool = False, is_ver
         progress.addHandler(_StreamHandler("stdout"))
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
         file = logging.FileHandler(folder / f"rank-{rank}.log", delay=True, encoding="utf-8")
         file.setFormatter(logging.Formatter(_FILE_LINE))
         package.addHandler(file)
