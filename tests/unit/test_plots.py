@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from dist_classicrl.cli.plot import command
 from dist_classicrl.environments.conversion import from_arrays
-from dist_classicrl.errors import MissingExtraError, PlotError
+from dist_classicrl.errors import MetricsError, MissingExtraError, PlotError
 from dist_classicrl.monitoring.reading import read_metrics
 from dist_classicrl.plotting import (
     canvas,
@@ -89,11 +89,25 @@ def test_what_cannot_be_drawn_is_said_with_the_name_of_the_run(tmp_path):
         plot_timeline(empty)
     lines = [hand_made.report(1000, 1.0, [hand_made.rank(1, 1000)], mean_return=None, episodes=0)]
     endless = read_metrics(hand_made.write(tmp_path / "endless", lines))
-    with pytest.raises(PlotError, match="No episode ended in the 1 reports.*--kind timeline"):
-        plot_curves(endless)
     assert plot_timeline(endless)[1].ranks == (1,)
     with pytest.raises(PlotError, match="'steps' or 'time'"):
         plot_curves(empty, x="episodes")
+
+
+def test_a_run_without_an_ended_episode_shows_all_but_its_return(tmp_path):
+    lines = [
+        hand_made.report(1000 * i, i, [hand_made.rank(1, 1000)], mean_return=None, episodes=0) for i in (1, 2)
+    ]
+    endless = read_metrics(hand_made.write(tmp_path / "endless", lines))
+    for draw in (plot_curves, plot_overview, lambda run, x: plot_several_runs([run] * 3, ["a", "b", "c"], x)):
+        figure, _ = draw(endless, x="steps")
+        said = [[text.get_text() for text in axes.texts] for axes in figure.axes[:4]]
+        assert said == [["no episode has ended"], [], [], []]
+        assert all(axes.lines and len(axes.lines[-1].get_xdata()) for axes in figure.axes[1:4])
+    blank = dict.fromkeys(("mean_return", "td_error", "steps_per_second", "communication_fraction"))
+    nothing = read_metrics(hand_made.write(tmp_path / "nothing", [hand_made.report(1000, 1.0, **blank)]))
+    with pytest.raises(PlotError, match="tell neither return nor error"):
+        plot_curves(nothing)
 
 
 # Several runs
@@ -326,6 +340,8 @@ def test_the_command_draws_what_is_asked_for(run, tmp_path, monkeypatch):
     with pytest.raises(PlotError, match="Taxi-v4 is no grid"):
         said(run, "--kind", "maps")
     alone = run.joinpath("model.npz").rename(tmp_path / "model.npz")
+    with pytest.raises(MetricsError, match="archive of arrays, such as a model file"):
+        said(alone, "--out", "x.png")
     with pytest.raises(PlotError, match="does not tell which environment"):
         said(alone, "--kind", "maps", "--out", "x.png")
     assert "has neither a model nor a checkpoint yet" in said(run)

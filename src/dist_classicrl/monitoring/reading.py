@@ -44,6 +44,7 @@ COLUMNS = (
 RANK_COLUMNS = ("steps", "steps_per_second", "communication_fraction", "staleness", "silence")
 """The numbers of each rank in it: `RankProgress`."""
 
+_ARCHIVE = b"PK\x03\x04"  # how files of np.savez and save_model begin
 _EVENT = {"kind": str, "rank": int, "seconds": float, "steps_returned": int, "detail": str}
 
 
@@ -103,6 +104,11 @@ def read_metrics(path: str | os.PathLike[str]) -> Metrics:
             f"{target} cannot be read: {error.strerror or error}. Give the folder of a run that was trained "
             "with MetricsCallback(folder), or its metrics.jsonl."
         ) from error
+    if content.startswith(_ARCHIVE):
+        raise MetricsError(
+            f"{target} is an archive of arrays, such as a model file, and has no records of a training. Give "
+            "the folder of the run or its metrics.jsonl; `dist-classicrl show` shows a model."
+        )
     lines = [line for _, line in parse(content, target)]
     progress = [line for line in lines if line["kind"] == "progress"]
     columns = {name: _column(name, [line[name] for line in progress]) for name in COLUMNS}

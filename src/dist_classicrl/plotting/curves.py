@@ -110,7 +110,7 @@ def plot_curves(
     Raises
     ------
     PlotError
-        If the records are empty, or no episode ended.
+        If the records are empty, or tell nothing that is drawn.
     MissingExtraError
         If matplotlib is not installed.
     """
@@ -146,17 +146,16 @@ def curves_of(metrics: Metrics, x: Sequence[str], name: str) -> dict[tuple[str, 
 
 
 def _check_records(metrics: Metrics, name: str) -> None:
-    """Raise `PlotError` where there is no report, or no return in any."""
+    """Raise `PlotError` where there is no report, or nothing to draw in any."""
     if not len(metrics):
         raise PlotError(
             f"The records of {name} hold no report of progress, so there is nothing to draw. Train longer "
             "than one progress interval, or give another run."
         )
-    if not np.isfinite(metrics["mean_return"]).any():
+    if not any(np.isfinite(metrics[panel.column]).any() for panel in PANELS):
         raise PlotError(
-            f"No episode ended in the {len(metrics)} reports of {name}, so there is no return to draw. Train "
-            "longer, give the environment a time limit (max_episode_steps), or draw the workers alone, with "
-            "--kind timeline or plot_timeline."
+            f"The {len(metrics)} reports of {name} tell neither return nor error, throughput or "
+            "communication, so there is nothing to draw. Train longer, or give another run."
         )
 
 
@@ -211,7 +210,7 @@ def scale_of(axis: str, places: list[np.ndarray]) -> tuple[float, str]:
 def _draw_curve(axes: Axes, panel: Panel, curve: Curve, scale: float) -> None:
     x, y = curve.x / scale, curve.y * panel.factor
     if not curve.x.size:
-        axes.text(0.5, 0.5, "not reported", transform=axes.transAxes, ha="center", color=canvas.GREY)
+        say_empty(axes, panel)
     elif curve.x.size <= _FEWEST:
         axes.plot(x, y, "-o", color=panel.colour, lw=2, ms=5)
     elif panel.column == "mean_return":
@@ -220,6 +219,12 @@ def _draw_curve(axes: Axes, panel: Panel, curve: Curve, scale: float) -> None:
         axes.legend(loc="best")
     else:
         axes.plot(x, y, color=panel.colour, lw=1.5)
+
+
+def say_empty(axes: Axes, panel: Panel) -> None:
+    """Write into a panel without lines why there are none."""
+    text = "no episode has ended" if panel.column == "mean_return" else "not reported"
+    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", color=canvas.GREY)
 
 
 def finish_panel(axes: Axes, panel: Panel, axis: str, label: str) -> None:

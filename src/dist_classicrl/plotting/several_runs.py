@@ -17,6 +17,7 @@ from dist_classicrl.plotting.curves import (
     finish_panel,
     height_of,
     panels_in,
+    say_empty,
     scale_of,
 )
 from dist_classicrl.plotting.intervals import common_grid, t_interval
@@ -83,8 +84,8 @@ def plot_several_runs(
     Raises
     ------
     PlotError
-        If there are fewer than two runs, the records of one are empty or without an episode, or there is no
-        range that all of them cover.
+        If there are fewer than two runs, the records of one are empty, or there is no range that all of them
+        cover.
     """
     if len(runs) < 2 or len(names) != len(runs):
         raise PlotError(
@@ -99,6 +100,8 @@ def plot_several_runs(
     for panel, axis, axes in panels_in(figure, wanted, title):
         comparison = compared[panel.column, axis]
         _draw(axes, comparison, scales[axis][0], panel.factor, names)
+        if not any(curve.x.size for curve in comparison.curves):
+            say_empty(axes, panel)
         finish_panel(axes, panel, axis, scales[axis][1])
     handles, _ = axes.get_legend_handles_labels()
     canvas.legend_below(figure, handles, columns=4)
