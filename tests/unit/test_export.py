@@ -159,6 +159,22 @@ def test_observations_as_the_environment_gives_them(tmp_path, name):
         assert policy.state_of(observation) == module_at(tmp_path / "policy.py")["state_of"](observation)
 
 
+@pytest.mark.parametrize(
+    "name, observation",
+    [
+        ("blackjack", (20, 10, 0, 7)),
+        ("blackjack", (20, 10)),
+        ("masked", {"seen": ([0, 0], [1, 1], 0), "action_mask": [1] * 4}),
+        ("multi", [[0, 5], [-1, 0], [0, 0]]),
+    ],
+)
+def test_an_observation_of_another_length_is_refused(tmp_path, name, observation):
+    agent, env = case(name)
+    act = module_at(export(agent, tmp_path / "policy.py", env))["act"]
+    with pytest.raises(ValueError, match="entries in place of"):
+        act(observation)
+
+
 def test_an_action_that_was_given_out_can_be_changed(tmp_path):
     agent, env = case("multi")
     act = module_at(export(agent, tmp_path / "policy.py", env))["act"]

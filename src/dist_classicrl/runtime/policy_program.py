@@ -61,7 +61,10 @@ def state_of(observation):
     state = 0
     for path, shape, first, sizes, weights in _PARTS:
         part = observation
-        for step in path:
+        for depth, step in enumerate(path):
+            entries = _ENTRIES.get(path[:depth], 0)
+            if entries and not isinstance(part, dict) and len(part) != entries:
+                raise ValueError("%r has %d entries in place of %d" % (part, len(part), entries))
             part = part[step]
         numbers = _numbers(part, shape)
         for number, start, size, weight in zip(numbers, first, sizes, weights):
@@ -109,7 +112,9 @@ def program(policy: Policy, title: str, module: str) -> Iterator[str]:
     if policy.labels.actions is not None:
         yield f"# They are called {', '.join(policy.action_names)}.\n"
     yield "\n# Parts of an observation: where they lie, shape, first values, numbers of values, weights.\n"
-    yield "_PARTS = [\n" + "".join(f"    {part},\n" for part in _parts(policy)) + "]\n\n"
+    parts = _parts(policy)
+    yield "_PARTS = [\n" + "".join(f"    {part},\n" for part in parts) + "]\n"
+    yield f"# How many entries the tuples on these ways have.\n_ENTRIES = {_entries(parts)}\n\n"
     yield "# The actions of each state, the best first.\n_BEST_FIRST = "
     yield from write(policy, _ranking)
     yield "\n# 1 for each legal action of each state; nothing where all are.\n_LEGAL = "
@@ -130,6 +135,16 @@ def _parts(policy: Policy) -> list[tuple[Any, ...]]:
     if policy.observations is None:
         return [((), (), [0], [policy.n_states], [1])]
     return policy.observations.parts()
+
+
+def _entries(parts: list[tuple[Any, ...]]) -> dict[tuple[Any, ...], int]:
+    """Return the lengths of the tuples that the parts lie in, by the path to each."""
+    entries: dict[tuple[Any, ...], int] = {}
+    for path, *_ in parts:
+        for depth, step in enumerate(path):
+            if isinstance(step, int):
+                entries[path[:depth]] = max(entries.get(path[:depth], 0), step + 1)
+    return entries
 
 
 def _ranking(policy: Policy, first: int, last: int) -> np.ndarray:
