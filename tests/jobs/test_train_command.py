@@ -53,6 +53,13 @@ def test_ranks_that_mpirun_has_started_take_part(run_python, tmp_path):
     assert job.output.count(" steps=100000 ") == job.output.count("greedy return") == 1
 
 
+def test_what_only_ranks_find_out_is_said_once_and_without_a_traceback(run_python, tmp_path):
+    (tmp_path / "file").touch()
+    job = run_python(*TRAIN, "--ranks", 2, "--checkpoint-dir", "file", status=2)
+    assert job.output.count("Error: Checkpoints cannot be written") == 1
+    assert "Traceback" not in job.output and "MPI_ABORT" not in job.output
+
+
 def test_what_is_mistyped_ends_all_ranks_and_is_said_once(run_python, tmp_path):
     job = run_python(*TRAIN, "--enviroment", "x", ranks=2, status=2)
     assert job.output.count("Did you mean") == job.output.count("--environment") == 1

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+import traceback
 
 import click
 import pytest
@@ -11,6 +12,7 @@ from dist_classicrl.errors import (
     CheckpointError,
     LauncherError,
     RankLostError,
+    RemoteRankError,
     SettingsError,
     TrainingInterrupted,
     TrainingStopped,
@@ -106,12 +108,45 @@ def test_a_training_that_stopped_in_order_keeps_its_status(raising, kind, status
     assert caught.value.code == status
 
 
-def test_an_error_of_a_rank_is_left_to_the_job(raising, monkeypatch, capsys):
+@pytest.fixture
+def rank_1(monkeypatch):
+    """Let this be a rank of a job in which MPI has begun."""
     monkeypatch.setenv("PMIX_RANK", "1")
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", object())
-    with pytest.raises(SettingsError):
-        raising(SettingsError("no such thing"))
+    monkeypatch.setattr(errors.time, "sleep", None)
+
+
+def remote(error):
+    summary = traceback.format_exception_only(error)[-1].strip()
+    return RemoteRankError(0, "node1", summary, "Traceback ...")
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("a defect"), remote(KeyError("a defect")), RankLostError("gone")]
+)
+def test_a_defect_on_a_rank_is_left_to_the_job(raising, rank_1, capsys, error):
+    with pytest.raises(type(error)):
+        raising(error)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "error, said",
+    [
+        (SettingsError("no such thing"), "Error: no such thing\n"),
+        (remote(CheckpointError("no such thing")), ""),  # rank 0 says it
+        (remote(PermissionError(13, "Permission denied", "place")), ""),
+    ],
+)
+def test_what_the_user_has_to_change_ends_all_ranks_in_order(raising, rank_1, capsys, error, said):
+    assert raising(error) == 2
+    assert capsys.readouterr().err == said
+
+
+def test_an_error_with_a_file_names_it_in_a_sentence(raising, capsys):
+    assert raising(PermissionError(13, "Permission denied", "place")) == 2
+    assert capsys.readouterr().err == "Error: place: Permission denied.\n"
+    assert raising(OSError(5, "Input/output error")) == 70
 
 
 @pytest.mark.parametrize("rank, waits", [("0", 0), ("3", 1)])

@@ -11,9 +11,10 @@ from difflib import get_close_matches
 
 import click
 
+from dist_classicrl import errors as named
 from dist_classicrl._hints import rank_of_environment
 from dist_classicrl.distributed.stopping import INTERRUPTED as INTERRUPTED
-from dist_classicrl.errors import DistClassicRLError, LauncherError, NotTrainedError
+from dist_classicrl.errors import DistClassicRLError, LauncherError, NotTrainedError, RemoteRankError
 
 DONE = 0
 USAGE = 2
@@ -27,6 +28,8 @@ EXIT_STATUS = (
     "else, with a traceback."
 )
 
+_OF_USER = (ValueError, LauncherError, NotTrainedError)
+_OF_FILES = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 _FIRST_WORD_SECONDS = 3.0
 
 _REPORT = (
@@ -37,9 +40,26 @@ _REPORT = (
 
 def is_users(error: BaseException) -> bool:
     """Return whether an error says what the user has to change."""
-    return isinstance(error, DistClassicRLError) and isinstance(
-        error, (ValueError, LauncherError, NotTrainedError)
-    )
+    return isinstance(error, DistClassicRLError) and isinstance(error, _OF_USER)
+
+
+def _is_users_elsewhere(error: RemoteRankError) -> bool:
+    """Return whether an error on another rank says what the user has to change."""
+    name = error.summary.partition(":")[0].rpartition(".")[2]
+    own = getattr(named, name, None)
+    is_own = isinstance(own, type) and issubclass(own, DistClassicRLError) and issubclass(own, _OF_USER)
+    return is_own or name in {each.__name__ for each in _OF_FILES}
+
+
+def _is_of_file(error: BaseException) -> bool:
+    """Return whether an error is one of the system about a file that it names, or says itself which."""
+    return isinstance(error, FileNotFoundError) or (isinstance(error, OSError) and error.filename is not None)
+
+
+def _sentence(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}."
+    return str(error)
 
 
 def exit_status(error: BaseException) -> int:
@@ -48,7 +68,9 @@ def exit_status(error: BaseException) -> int:
         return error.exit_code
     if isinstance(error, (click.exceptions.Abort, KeyboardInterrupt)):
         return INTERRUPTED
-    if isinstance(error, (click.ClickException, FileNotFoundError)) or is_users(error):
+    if isinstance(error, click.ClickException) or is_users(error) or _is_of_file(error):
+        return USAGE
+    if isinstance(error, RemoteRankError) and _is_users_elsewhere(error):
         return USAGE
     return INTERNAL
 
@@ -57,16 +79,18 @@ def show(error: BaseException) -> None:
     """Write `error` to standard error, as far as there is something to say.
 
     What is wrong with a command is wrong on all ranks that it was started on. Rank 0 says it first, and the
-    launcher ends the others when rank 0 ends.
+    launcher ends the others when rank 0 ends. Once MPI has begun, ranks tell each other what is wrong.
     """
-    if (rank_of_environment() or 0) > 0:
+    if isinstance(error, RemoteRankError) and exit_status(error) == USAGE:
+        return  # the rank that it happened on says it
+    if (rank_of_environment() or 0) > 0 and not is_of_job():
         time.sleep(_FIRST_WORD_SECONDS)
     if isinstance(error, click.exceptions.Exit):
         return
     if isinstance(error, click.ClickException):
         error.show()
     elif exit_status(error) == USAGE:
-        click.echo(f"Error: {error}", err=True)
+        click.echo(f"Error: {_sentence(error)}", err=True)
     elif exit_status(error) == INTERRUPTED:
         click.echo("Interrupted.", err=True)
     else:
@@ -92,6 +116,6 @@ def nearest(word: str, known: Iterable[str]) -> str:
 def is_of_job() -> bool:
     """Return whether this process is a rank of a job in which MPI has begun.
 
-    An error is then not for the command line to handle: the ranks of a job end together.
+    A defect is then not for the command line to handle: the ranks of a job end together.
     """
     return "mpi4py.MPI" in sys.modules and rank_of_environment() is not None

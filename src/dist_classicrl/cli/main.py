@@ -99,7 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     SystemExit
         Where the command raised it, as `TrainingStopped` is one.
     BaseException
-        Whatever a rank of an MPI job raised.
+        What a rank of an MPI job raised, unless the user has to change something: then all its ranks end in
+        order.
     """
     args = None if arguments is None else list(arguments)
     try:
@@ -108,7 +109,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         error = _meant(caught)
         if errors.is_of_unread_output(error):
             return errors.DONE
-        if isinstance(error, SystemExit) or errors.is_of_job():
+        is_left_to_job = errors.is_of_job() and errors.exit_status(error) != errors.USAGE
+        if isinstance(error, SystemExit) or is_left_to_job:
             if error is caught:
                 raise
             raise error from error.__cause__
