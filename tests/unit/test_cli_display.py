@@ -85,6 +85,17 @@ def test_a_line_is_logged_every_so_often_and_at_the_end(caplog):
     assert [message.split()[0] for message in caplog.messages] == ["steps=30", "steps=60", "steps=65"]
 
 
+def test_the_last_line_is_of_the_last_report_with_a_step(caplog):
+    callback = LogCallback(30.0, clock=lambda: 0.0)
+    callback.init_callback(Agent())
+    with caplog.at_level(logging.INFO, "dist_classicrl.progress"):
+        callback.on_training_start(Progress(0, 100))
+        callback.on_step(Progress(65, 100, steps_per_second=5.0))
+        callback.on_step(Progress(65, 100))
+        callback.on_close()
+    assert [message.split()[2] for message in caplog.messages] == ["rate=5"]
+
+
 def test_a_rank_that_never_served_says_nothing(caplog, tmp_path):
     for callback in (LogCallback(0.0), StatusCallback(tmp_path / "status")):
         callback.init_callback(Agent())

@@ -195,6 +195,8 @@ def test_a_run_begun_anew_keeps_the_one_before_under_another_name(place, capsys)
         (["FrozenLake-v1", "--environment", "Taxi-v4"], "give one of them"),
         (["FrozenLake-v1", "--learning-rate", "2"], "learning_rate must be above 0 and at most 1"),
         (["FrozenLake-v1", "--keep-last", "0"], "at least 1"),
+        (["FrozenLake-v1", "--total-steps", "1e19"], "It is too large: the most is 4611686018427387903."),
+        (["FrozenLake-v1", "--stop-at-return=-inf"], "is not a number"),
         (["FrozenLake-v1", "--stop-signals", "SIGKILL"], "no program can catch it"),
         (["FrozenLake-v1", "--heartbeat-timeout", "1"], "4 times heartbeat_interval"),
         (["FrozenLake-v1", "--config", "absent.toml"], "No such file"),
@@ -405,6 +407,38 @@ def test_a_run_whose_lines_nobody_reads_goes_on_to_its_end(place):
     assert steps_of(place / "runs" / "FrozenLake-v1") == 20_000
 
 
+def test_the_settings_of_a_run_are_taken_over_without_its_places(place, capsys):
+    given = {"checkpoint_dir": "ck", "log_dir": "lg", "discount_factor": 0.5}
+    job = begun("FrozenLake-v1", (), given, None, place / "a")
+    same = gather(None, (), {}, job.folder.config, place / "a").settings
+    other = gather(None, (), {}, job.folder.config, place / "b").settings
+    assert "checkpoint_dir and log_dir of " in capsys.readouterr().err
+    chosen = gather(None, (), {"log_dir": "lg"}, job.folder.config, place / "b").settings
+    assert [each["checkpoint_dir"] for each in (same, other)] == ["ck", None]
+    assert [each["log_dir"] for each in (same, other, chosen)] == ["lg", None, "lg"]
+    assert other["discount_factor"] == 0.5
+    (place / "own.toml").write_text('checkpoint_dir = "ck"')
+    assert gather("Taxi-v4", (), {}, place / "own.toml", None).settings["checkpoint_dir"] == "ck"
+
+
+@pytest.mark.parametrize("handler, is_heard", [(signal.SIG_DFL, True), (signal.SIG_IGN, False)])
+def test_a_terminal_that_goes_stops_a_run_in_order(place, monkeypatch, handler, is_heard):
+    asked = []
+
+    def stop(agent, env, callbacks, **arguments):
+        asked.extend(arguments["stop_signals"])
+        raise TrainingStopped(75, "a signal", None, 0)
+
+    monkeypatch.setattr("dist_classicrl.runtime.agent.DistAsyncQLearning.train", stop)
+    before = signal.signal(signal.SIGHUP, handler)
+    try:
+        with pytest.raises(TrainingStopped):
+            train(*LAKE)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert (signal.SIGHUP in asked) == is_heard and "SIGTERM" in asked
+
+
 # Where it runs
 
 
@@ -417,7 +451,7 @@ def test_a_run_whose_lines_nobody_reads_goes_on_to_its_end(place):
         ({"SLURM_NTASKS": "5", "SLURM_PROCID": "0"}, ["-n", "1"], 1),
         ({"SLURM_NTASKS": "5", "SLURM_STEP_NUM_TASKS": "5", "SLURM_PROCID": "3"}, [], "rank"),
         ({"PMIX_RANK": "0"}, [], "rank"),
-        ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3"}, ["-n", "4"], "rank"),
+        ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3"}, ["-n", "3"], "rank"),
     ],
 )
 def test_it_starts_ranks_unless_it_is_one(variables, words, ranks, monkeypatch):
@@ -436,6 +470,14 @@ def test_it_starts_ranks_unless_it_is_one(variables, words, ranks, monkeypatch):
         assert (found.settings["seed"] is None) == (ranks == "rank")
     else:
         assert found == ranks
+
+
+@pytest.mark.parametrize("words", [["--ranks", "4"], ["--max-restarts", "3"], ["--no-ulfm"]])
+def test_ranks_refuse_what_is_for_who_starts_them(words, monkeypatch, capsys, no_training):
+    monkeypatch.setenv("PMIX_RANK", "0")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "3")
+    assert train(*LAKE, *words) == 2
+    assert f"{words[0]} is for ranks that this command starts" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("code, status", [(0, 0), (75, 75), (130, 130), (2, 2), (1, 70), (137, 70)])

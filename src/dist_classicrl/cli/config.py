@@ -87,6 +87,12 @@ def _shown(data: Any) -> str:
     return f"{data!r}, which is {kind}" if kind else repr(data)
 
 
+def is_of_run(path: Path) -> bool:
+    """Return whether a file is one that `train` has written, and not a person."""
+    with path.open(encoding="utf-8") as file:
+        return file.readline().strip() == f"# {ABOUT}"
+
+
 def write(path: Path, settings: Mapping[str, Any], comment: str) -> None:
     """Write settings, as `read` returns them, to a TOML file, whole or not at all."""
     import tomli_w

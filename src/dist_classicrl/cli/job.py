@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
+
+from dist_classicrl._hints import rank_of_environment
 from dist_classicrl.cli import config, environment
 from dist_classicrl.cli.config import ENVIRONMENT, ENVIRONMENT_ARGUMENTS, RANKS
 from dist_classicrl.cli.options import OF_SETTINGS, OF_TRAIN, OPTIONS
@@ -137,6 +140,18 @@ class Job:
             ) from error
 
 
+_PLACES = ("checkpoint_dir", "log_dir")
+"""Settings that belong to one run: another that takes over its settings has places of its own."""
+
+
+def _without_places(said: dict[str, Any], file: Path) -> dict[str, Any]:
+    own = [name for name in _PLACES if name in said]
+    if own and not rank_of_environment():
+        text = f"{' and '.join(own)} of {file} are for the run there, and left out here."
+        click.echo(text if len(own) > 1 else text.replace(" are ", " is "), err=True)
+    return {name: value for name, value in said.items() if name not in own}
+
+
 def gather(
     name: str | None,
     arguments: Iterable[str],
@@ -156,7 +171,8 @@ def gather(
         Settings of the command line by name; None where there is none.
     file : Path or None
     out : Path or None
-        The folder of the run. By default one is named after the environment.
+        The folder of the run. By default one is named after the environment. The settings of a run in another
+        folder are taken over without the places where that one saves and logs.
 
     Raises
     ------
@@ -164,6 +180,9 @@ def gather(
         If something is wrong with the file, or no environment is named.
     """
     said = {} if file is None else config.read_settings(file)
+    folder = RunFolder(out or folder_of(name or said.get(ENVIRONMENT, "")))
+    if file is not None and config.is_of_run(file) and file.resolve().parent != folder.path.resolve():
+        said = _without_places(said, file)
     chosen = name or said.get(ENVIRONMENT)
     if chosen is None:
         raise SettingsError(
@@ -179,7 +198,7 @@ def gather(
         {**of_file, **environment.parse_arguments(arguments)},
         settings,
         own.get(RANKS, said.get(RANKS)),
-        RunFolder(out or folder_of(chosen)),
+        folder,
     )
 
 

@@ -12,6 +12,8 @@ import click
 from dist_classicrl import durations
 from dist_classicrl.cli.errors import nearest
 
+_MOST = 2**63 - 1
+
 
 class Kind(click.ParamType):
     """A kind of value.
@@ -59,8 +61,8 @@ class Whole(Kind):
     name = "integer"
     allowed = "a whole number, such as 1000 or 1e8"
 
-    def __init__(self, least: int | None = None) -> None:
-        self._least = least
+    def __init__(self, least: int | None = None, most: int = _MOST) -> None:
+        self._least, self._most = least, most
         if least is not None:
             self.allowed = f"a whole number of at least {least}"
 
@@ -78,6 +80,8 @@ class Whole(Kind):
             data = int(data)
         if isinstance(data, bool) or not isinstance(data, int) or (self._least or data) > data:
             raise ValueError(_quotes(data))
+        if abs(data) > self._most:
+            raise ValueError(f"It is too large: the most is {self._most}.")
         return data
 
 
@@ -98,8 +102,10 @@ class Real(Kind):
 
     def of_data(self, data: Any) -> float:
         """Take a number."""
-        if isinstance(data, bool) or not isinstance(data, (int, float)) or not self._least <= data < math.inf:
+        if isinstance(data, bool) or not isinstance(data, (int, float)) or not math.isfinite(data):
             raise ValueError(_quotes(data))
+        if data < self._least:
+            raise ValueError
         return float(data)
 
 

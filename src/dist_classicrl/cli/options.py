@@ -124,7 +124,7 @@ OF_SETTINGS = [
 ]
 
 OF_TRAIN = [
-    Option("total_steps", Whole(1), 10_000_000, "Steps of all ranks together.", RUN),
+    Option("total_steps", Whole(1, most=2**62 - 1), 10_000_000, "Steps of all ranks together.", RUN),
     *_settings(
         SAVING,
         False,

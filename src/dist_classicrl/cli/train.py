@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
+from dist_classicrl._hints import promised_size
 from dist_classicrl.cli import errors, options
 from dist_classicrl.cli.launch import launch_options, taken_from
 
@@ -97,14 +99,38 @@ def command(
 ) -> int:
     """Train on one core or on many ranks; typed again, it goes on."""
     from dist_classicrl.cli.job import gather
-    from dist_classicrl.cli.starting import run
+    from dist_classicrl.cli.starting import is_rank, run
     from dist_classicrl.cli.training import Display
 
     if env is not None and other_env is not None:
         raise click.UsageError("ENV and --environment are the same: give one of them.")
+    if is_rank() and not started:
+        _check_for_rank(others["ranks"])
     start = taken_from(others)
     asked = gather(env or other_env, env_args, {**others, "ranks": start.ranks}, file, out)
     return run(asked, start, Display(quiet, verbose, status=status), started)
+
+
+def _check_for_rank(ranks: int | None) -> None:
+    """Refuse what is for a command that starts ranks, where this process is one.
+
+    Raises
+    ------
+    click.UsageError
+    """
+    context = click.get_current_context()
+    given = [
+        param
+        for param in _LAUNCH
+        if context.get_parameter_source(param.name or "") == ParameterSource.COMMANDLINE
+        and (param.name != "ranks" or ranks != promised_size())
+    ]
+    if given:
+        raise click.UsageError(
+            f"{max(given[0].opts, key=len)} is for ranks that this command starts, but mpirun or srun has "
+            f"started it, as one of {promised_size()}. Leave it out, or type the command without mpirun or "
+            "srun."
+        )
 
 
 command.params = [*command.params, *_LAUNCH, *(option.to_click() for option in options.OPTIONS.values())]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -73,6 +74,9 @@ def train_here(job: Job, display: Display) -> None:
     env = job.make_env()
     callbacks: list[BaseCallback] = [voice, _keeper(job), *_recorders(job, env)]
     arguments = job.of_train()
+    if rank_of_environment() is None and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        # Its terminal goes; who started it with nohup wants it to stay.
+        arguments["stop_signals"] = (*arguments["stop_signals"], signal.SIGHUP)
     with _shown(job, display, callbacks):
         result = agent.train(env, callbacks=callbacks, **arguments)
     if agent.rank == 0:

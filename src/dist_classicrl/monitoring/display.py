@@ -63,11 +63,15 @@ class LogCallback(BaseCallback):
         self._clock = clock
         self._next = -math.inf
         self._shown = -1
+        self._last: Progress | None = None
 
     def _on_training_start(self) -> None:
         self._next = self._clock() + self._interval
 
     def _on_step(self) -> bool:
+        assert self.progress is not None  # it came with the step
+        if self._last is None or self.progress.steps != self._last.steps:
+            self._last = self.progress  # one without a step has no rate and no return
         if self._clock() >= self._next:
             self._next = self._clock() + self._interval
             self._log()
@@ -77,9 +81,9 @@ class LogCallback(BaseCallback):
         self._log()
 
     def _log(self) -> None:
-        if self.progress is not None and self.progress.steps != self._shown:
-            self._shown = self.progress.steps
-            logger.info("%s", as_line(self.progress))
+        if self._last is not None and self._last.steps != self._shown:
+            self._shown = self._last.steps
+            logger.info("%s", as_line(self._last))
 
 
 class StatusCallback(BaseCallback):
