@@ -229,6 +229,25 @@ def test_a_job_whose_output_nobody_reads_is_not_started_again(supervise, tmp_pat
     assert supervise("done_; kill -PIPE $$") == 0
 
 
+def test_a_launcher_whose_words_nobody_reads_ends_with_the_jobs_status(tmp_path):
+    fake(tmp_path, f"echo $attempt >> {tmp_path}/starts; sleep 0.5; echo a line; kill -PIPE $$")
+    code = (
+        "import sys, pathlib; from dist_classicrl.distributed.launcher import Launcher\n"
+        "from dist_classicrl.distributed.supervisor import Plan, Supervisor\n"
+        f"plan = Plan(Launcher({str(tmp_path / 'mpirun')!r}, 'hydra', ()), 2, ('x',), delay=0.0)\n"
+        "status = Supervisor(plan).run(); print('after it', file=sys.stderr); sys.exit(status)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    words = [sys.executable, "-c", code]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        words, cwd=tmp_path, env=environment, stdout=pipe, stderr=subprocess.STDOUT
+    ) as process:
+        process.stdout.close()
+        assert process.wait(timeout=60) == 128 + signal.SIGPIPE
+    assert starts(tmp_path) == ["1"]
+
+
 def test_a_pipe_is_closed_when_its_reader_is(tmp_path):
     reader, writer = os.pipe()
     with os.fdopen(writer), open(tmp_path / "file", "w") as file:

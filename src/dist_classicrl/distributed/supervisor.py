@@ -43,6 +43,7 @@ from dist_classicrl.distributed.processes import command_of, end_job, processes_
 from dist_classicrl.distributed.signals import handled
 from dist_classicrl.distributed.stopping import INTERRUPTED, REPEAT_SECONDS
 from dist_classicrl.errors import LauncherError
+from dist_classicrl.monitoring.logs import silence_if_unread
 
 LONGEST_DELAY = 60.0
 """Seconds between two starts at most."""
@@ -488,6 +489,7 @@ def _give_up(attempts: Sequence[Attempt]) -> int:
 
 def say(text: str) -> None:
     """Write a line of the launcher, apart from those of the ranks."""
-    with suppress(OSError):  # who is told may be gone; the job is not
+    silence_if_unread(sys.stderr)  # who is told may be gone, as after 2>&1 | head; the job is not
+    with suppress(OSError):
         sys.stderr.write(f"{_NAME}: {text}\n")
         sys.stderr.flush()
