@@ -261,9 +261,14 @@ def test_a_run_without_a_seed_of_its_own_goes_on_with_that_of_its_checkpoint(pla
     assert train(*LAKE) == 0
     monkeypatch.delenv("PMIX_RANK")
     folder = place / "runs" / "FrozenLake-v1"
-    assert "seed" not in (folder / "config.toml").read_text()
+    config = (folder / "config.toml").read_text()
+    assert "\nseed = " in config
     assert train(*LAKE, "--total-steps", "3e4") == 0
     assert steps_of(folder) == 30_000
+    kept = [line for line in config.splitlines() if not line.startswith("seed")]
+    (folder / "config.toml").write_text("\n".join(kept))
+    assert train(*LAKE, "--total-steps", "4e4") == 0
+    assert steps_of(folder) == 40_000
 
 
 def test_what_a_run_has_learned_stays_until_it_really_goes_on(place, capsys):
@@ -308,7 +313,7 @@ def test_only_the_first_start_of_a_job_begins_anew(monkeypatch, place):
     job = gather("FrozenLake-v1", (), {"resume": "never"}, None, place / "x")
     job.prepare()
     job.ask()
-    words = ("--started", "--config", "x/.asked.toml", "--out", "x")
+    words = ("--started", "--config", str(job.folder.asked), "--out", "x")
     assert train(*words) == 0
     job.save()
     assert train(*words) == 0
@@ -489,19 +494,21 @@ def test_ranks_are_started_with_what_was_resolved(monkeypatch, place, code, stat
             plans.append(plan)
 
         def run(self):
-            asked.append((place / "x" / ".asked.toml").read_text())
+            (file,) = (place / "x").iterdir()
+            asked.append((file.name, file.read_text()))
             return code
 
     monkeypatch.setattr(starting, "Supervisor", Supervisor)
     assert train("FrozenLake-v1", "-n", 3, "--out", "x", "--max-restarts", 1, "-q", "--no-ulfm") == status
     (plan,) = plans
     folder = str(place / "x")
+    ((name, settings),) = asked
     assert plan.words == (
-        *("-m", "dist_classicrl", "train", "--started", "--config", f"{folder}/.asked.toml", "--out", folder),
+        *("-m", "dist_classicrl", "train", "--started", "--config", f"{folder}/{name}", "--out", folder),
         "--quiet",
     )
     assert (plan.ranks, plan.max_restarts, plan.survive) == (3, 1, False)
-    assert "seed = " in asked[0]
+    assert "seed = " in settings
     assert list((place / "x").iterdir()) == []  # no run has begun
 
 

@@ -114,8 +114,13 @@ class Job:
         with self._writing():
             config.write(self.folder.asked, self.data(), config.ABOUT)
 
-    def save(self) -> None:
+    def save(self, seed: int | None = None) -> None:
         """Write down that the run goes on with these settings: what an earlier end has left is past.
+
+        Parameters
+        ----------
+        seed : int, optional
+            What was drawn, or is that of a checkpoint, where the settings have none.
 
         Raises
         ------
@@ -123,11 +128,13 @@ class Job:
             If the folder cannot be written to.
         """
         # Begun anew is what has begun now: with this file it goes on.
-        again = {"resume": "auto"} if self.settings["resume"] == "never" else {}
+        now: dict[str, Any] = {"resume": "auto"} if self.settings["resume"] == "never" else {}
+        if seed is not None:
+            now["seed"] = seed
         with self._writing():
             self.folder.result.unlink(missing_ok=True)
             self.folder.model.unlink(missing_ok=True)
-            config.write(self.folder.config, {**self.data(), **again}, config.ABOUT)
+            config.write(self.folder.config, {**self.data(), **now}, config.ABOUT)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

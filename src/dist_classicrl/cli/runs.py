@@ -39,8 +39,8 @@ class RunFolder:
 
     @property
     def asked(self) -> Path:
-        """The settings for ranks that are being started; only until they have ended."""
-        return self.path / ".asked.toml"
+        """The settings for ranks that this process starts; only until they have ended."""
+        return self.path / f".asked-{os.getpid()}.toml"
 
     @property
     def metrics(self) -> Path:

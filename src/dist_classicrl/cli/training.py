@@ -89,7 +89,7 @@ def _keeper(job: Job) -> BaseCallback:
 
     class Keeper(BaseCallback):
         def _on_training_start(self) -> None:
-            job.save()
+            job.save(self.model.seed)
 
     return Keeper()
 

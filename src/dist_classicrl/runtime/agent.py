@@ -212,6 +212,11 @@ class DistAsyncQLearning:
         return self._settings
 
     @property
+    def seed(self) -> int | None:
+        """The seed of all random numbers: that of the settings, or what was drawn; None before training."""
+        return self._seed
+
+    @property
     def rank(self) -> int:
         """Rank of this process among those that train together.
 
