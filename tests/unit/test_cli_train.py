@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 
+from dist_classicrl.checkpoint.folder import MANIFEST
 from dist_classicrl.cli import runs, starting, training
 from dist_classicrl.cli.job import gather
 from dist_classicrl.cli.main import main
@@ -197,6 +198,7 @@ def test_a_run_begun_anew_keeps_the_one_before_under_another_name(place, capsys)
         (["FrozenLake-v1", "--keep-last", "0"], "at least 1"),
         (["FrozenLake-v1", "--total-steps", "1e19"], "It is too large: the most is 4611686018427387903."),
         (["FrozenLake-v1", "--stop-at-return=-inf"], "is not a number"),
+        (["FrozenLake-v1", "--log-dir", os.devnull], "--log-dir /dev/null is no folder"),
         (["FrozenLake-v1", "--stop-signals", "SIGKILL"], "no program can catch it"),
         (["FrozenLake-v1", "--heartbeat-timeout", "1"], "4 times heartbeat_interval"),
         (["FrozenLake-v1", "--config", "absent.toml"], "No such file"),
@@ -290,6 +292,15 @@ def test_a_command_that_failed_at_once_binds_nobody(place, capsys):
     job.prepare()
     job.save()  # it began, and was killed before it had made a step
     assert train("Taxi-v4", "--total-steps", 100, "--eval-episodes", 1, "--seed", 4) == 0
+
+
+def test_a_checkpoint_of_step_0_is_one(place):
+    folder = runs.RunFolder(place / "x")
+    checkpoint = folder.checkpoints / "agent-0" / f"f000001-c00000001-step{0:015d}-0123abcd"
+    checkpoint.mkdir(parents=True)
+    assert runs.steps_saved(folder.checkpoints) is None and not folder.has_record()
+    (checkpoint / MANIFEST).touch()
+    assert runs.steps_saved(folder.checkpoints) == 0 and folder.has_record()
 
 
 def test_a_run_with_checkpoints_elsewhere_is_shown_and_begun_anew(place, capsys):

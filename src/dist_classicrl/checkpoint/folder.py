@@ -160,15 +160,15 @@ class CheckpointFolder:
         """
         return [str(name) for name in reversed(self._checkpoints()) if self._is_complete(name)]
 
-    def newest_steps(self) -> int:
-        """Return the global step of the newest complete checkpoint; 0 if there is none.
+    def newest_steps(self) -> int | None:
+        """Return the global step of the newest complete checkpoint; None if there is none.
 
         Raises
         ------
         CheckpointError
             If the folder cannot be listed.
         """
-        return next((name.steps for name in reversed(self._checkpoints()) if self._is_complete(name)), 0)
+        return next((name.steps for name in reversed(self._checkpoints()) if self._is_complete(name)), None)
 
     # Reading
 

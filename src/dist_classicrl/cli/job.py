@@ -83,7 +83,10 @@ class Job:
             del saving[name]
         plan_of(**saving)
         self.make_env()
-        if self.settings["resume"] == "must" and not steps_saved(saving["checkpoint_dir"]):
+        log_dir = self.settings["log_dir"]
+        if log_dir is not None and Path(log_dir).exists() and not Path(log_dir).is_dir():
+            raise SettingsError(f"--log-dir {log_dir} is no folder. Give one, or leave it out.")
+        if self.settings["resume"] == "must" and steps_saved(saving["checkpoint_dir"]) is None:
             raise CheckpointError(
                 f"There is no checkpoint in {saving['checkpoint_dir']}, but --resume must asks for one. "
                 "Correct --out or --checkpoint-dir, or leave out --resume to begin where there is none."
@@ -218,7 +221,7 @@ def continued(job: Job) -> Job:
         If the folder holds a run with other settings.
     """
     before = job.folder.read_config()
-    if not before or not job.folder.has_steps():
+    if not before or not job.folder.has_record():
         return job
     if job.settings["seed"] is None and "seed" in before:
         job = Job(**{**vars(job), "settings": {**job.settings, "seed": before["seed"]}})
@@ -247,7 +250,7 @@ def is_done(job: Job) -> bool:
     if result is not None:
         return asked == job.folder.read_config().get("total_steps") or asked <= result["steps"]
     made = steps_saved(job.of_train()["checkpoint_dir"])
-    if made > asked:
+    if made is not None and made > asked:
         raise SettingsError(
             f"The run in {job.folder.path} has made {made:,} steps, more than --total-steps {asked:,}. Give "
             f"more, or --out {other_folder(job.folder.path)} for a run of its own."

@@ -81,10 +81,12 @@ class RunFolder:
         chosen: str | None = self.read_config().get("checkpoint_dir")
         return chosen or self.checkpoints
 
-    def has_steps(self) -> bool:
-        """Return whether anything is left of what a run here has learned."""
+    def has_record(self) -> bool:
+        """Return whether a run here has left anything but its settings."""
         measured = self.metrics.exists() and self.metrics.stat().st_size > 0
-        return measured or self.read_result() is not None or steps_saved(self.place_of_checkpoints()) > 0
+        return (
+            measured or self.read_result() is not None or steps_saved(self.place_of_checkpoints()) is not None
+        )
 
     def read_config(self) -> dict[str, Any]:
         """Return the configuration of the run; nothing where there is none."""
@@ -149,8 +151,8 @@ class Loaded:
         return environment.make(chosen, {**own, **(arguments or {})})
 
 
-def steps_saved(place: str | Path) -> int:
-    """Return the steps in the newest checkpoint of a run in a folder or at a URL; 0 if there is none.
+def steps_saved(place: str | Path) -> int | None:
+    """Return the steps in the newest checkpoint of a run in a folder or at a URL; None if there is none.
 
     Raises
     ------
@@ -160,7 +162,7 @@ def steps_saved(place: str | Path) -> int:
     from dist_classicrl.checkpoint.folder import CheckpointFolder
 
     if "://" not in str(place) and not Path(place).is_dir():
-        return 0
+        return None
     return CheckpointFolder(place, "agent-0").newest_steps()
 
 

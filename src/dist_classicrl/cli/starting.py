@@ -81,7 +81,7 @@ def _prepared(job: Job, is_head: bool) -> tuple[Job, bool]:
         if is_done(job):
             return job, True
     job.check()
-    begins = begins_anew or steps_saved(job.of_train()["checkpoint_dir"]) == 0
+    begins = begins_anew or steps_saved(job.of_train()["checkpoint_dir"]) is None
     if begins and not is_rank() and job.settings["seed"] is None:
         from dist_classicrl._random import fresh_seed
 

@@ -33,9 +33,9 @@ job dies; started by mpirun or srun, it takes part. The folder of the run
 gets config.toml with all settings, metrics.jsonl and metrics.csv, the
 checkpoints, and in the end model.npz and result.json.
 
-Stopped by Ctrl-C, SIGTERM, SIGUSR1 or at a time limit, it saves its state,
-and the same command goes on from there. When it is done, it says so; with
-more --total-steps it goes on.
+Stopped by Ctrl-C, SIGTERM, SIGUSR1, at a time limit, or when its terminal
+goes, it saves its state, and the same command goes on from there. When it
+is done, it says so; with more --total-steps it goes on.
 """
 
 
