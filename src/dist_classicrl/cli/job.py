@@ -247,7 +247,7 @@ def is_done(job: Job) -> bool:
         If it has not ended, and has made more steps than are asked for.
     """
     asked, result = job.settings["total_steps"], job.folder.read_result()
-    if result is not None:
+    if result is not None and job.folder.model.exists():
         return asked == job.folder.read_config().get("total_steps") or asked <= result["steps"]
     made = steps_saved(job.of_train()["checkpoint_dir"])
     if made is not None and made > asked:

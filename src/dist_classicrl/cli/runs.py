@@ -98,7 +98,7 @@ class RunFolder:
             data = json.loads(self.result.read_text())
         except (OSError, ValueError):
             return None
-        return data if isinstance(data, dict) and self.model.exists() else None
+        return data if isinstance(data, dict) else None
 
 
 @dataclass(frozen=True)
