@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from dist_classicrl.__main__ import main
+from dist_classicrl._streams import is_output_closed
 from dist_classicrl.distributed import supervisor
-from dist_classicrl.distributed.closed_output import is_output_closed
 from dist_classicrl.distributed.completion import Record
 from dist_classicrl.distributed.hosts import Host, hosts_that_answer, ranks_on, read_hostfile, write_hostfile
 from dist_classicrl.distributed.launch_folder import launch_folder

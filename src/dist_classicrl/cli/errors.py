@@ -100,7 +100,7 @@ def show(error: BaseException) -> None:
 
 def is_of_unread_output(error: BaseException) -> bool:
     """Return whether a command has ended because nobody reads what it says any more, as after ``| head``."""
-    from dist_classicrl.monitoring.logs import silence_if_unread
+    from dist_classicrl._streams import silence_if_unread
 
     # click has an exit status of its own for a broken pipe.
     is_of_click = type(error) is SystemExit and error.code == 1

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from dist_classicrl._streams import is_output_closed, silence_if_unread
 from dist_classicrl.distributed import program
-from dist_classicrl.distributed.closed_output import is_output_closed
 from dist_classicrl.distributed.completion import LAUNCH_VARIABLE, Ending, Record
 from dist_classicrl.distributed.hosts import (
     Host,
@@ -43,7 +43,6 @@ from dist_classicrl.distributed.processes import command_of, end_job, processes_
 from dist_classicrl.distributed.signals import handled
 from dist_classicrl.distributed.stopping import INTERRUPTED, REPEAT_SECONDS
 from dist_classicrl.errors import LauncherError
-from dist_classicrl.monitoring.logs import silence_if_unread
 
 LONGEST_DELAY = 60.0
 """Seconds between two starts at most."""

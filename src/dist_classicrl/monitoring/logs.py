@@ -5,11 +5,11 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import select
 import sys
 from pathlib import Path
 from typing import Any, TextIO
 
+from dist_classicrl._streams import silence_if_unread
 from dist_classicrl.callbacks.base import BaseCallback
 
 _PACKAGE = "dist_classicrl"
@@ -18,22 +18,6 @@ _PROGRESS = "dist_classicrl.progress"
 _EVENTS = "dist_classicrl.distributed.record"
 _LINE = "%(asctime)s %(message)s"
 _FILE_LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-
-
-def silence_if_unread(stream: TextIO) -> bool:
-    """Return whether nobody reads `stream` any more, as after ``| head``; it then goes nowhere."""
-    try:
-        number = stream.fileno()
-    except (OSError, ValueError):  # it is none of the system's, or closed
-        return False
-    poll = select.poll()
-    poll.register(number, 0)
-    if not any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0)):
-        return False
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, number)
-    os.close(nowhere)
-    return True
 
 
 class _StreamHandler(logging.StreamHandler):
