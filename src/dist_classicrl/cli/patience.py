@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from dist_classicrl.distributed.signals import handled
+
 
 class Ended(Exception):
     """The time is over, or a signal has come; the message says which."""
@@ -33,19 +35,14 @@ def ended_after(seconds: float, signals: Iterable[str | int]) -> Iterator[None]:
         yield
         return
     numbers = {signal.Signals[each] if isinstance(each, str) else each for each in signals}
-    before = {number: signal.getsignal(number) for number in {*numbers, signal.SIGINT, signal.SIGALRM}}
-    before = {number: handler for number, handler in before.items() if handler is not None}
 
     def end(number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
         raise Ended(f"it took {seconds:g} s" if number == signal.SIGALRM else f"ended by {name}")
 
-    try:
-        for number in before:
-            signal.signal(number, end)
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with handled({*numbers, signal.SIGINT, signal.SIGALRM}, end):
+        try:
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)

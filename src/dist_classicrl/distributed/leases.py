@@ -100,6 +100,11 @@ class LeaseBook:
         """Steps that nobody holds and nobody has made."""
         return self._pool
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is given out."""
+        return self._is_over
+
     def outstanding(self, worker: int) -> int:
         """Return the steps that `worker` holds and has not reported."""
         self._check_known(worker)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -120,14 +120,13 @@ class Progress:
     def to_dict(self) -> dict[str, Any]:
         """Return the progress as plain data for JSON, which has no NaN: None stands for it."""
         data = asdict(self)
-        return {**data, **{name: None for name in _MAY_BE_NAN if math.isnan(data[name])}}
+        return without_nan(data, _MAY_BE_NAN)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Progress:
         """Return the progress that `to_dict` described."""
-        missing = {name: math.nan for name in _MAY_BE_NAN if data[name] is None}
         ranks = tuple(RankProgress(**rank) for rank in data["ranks"])
-        return cls(**{**data, **missing, "ranks": ranks, "events": tuple(data["events"])})
+        return cls(**{**with_nan(data, _MAY_BE_NAN), "ranks": ranks, "events": tuple(data["events"])})
 
 
 class Observer:
@@ -312,7 +311,7 @@ class Reporter:
             td_error=since["td_errors"] / steps if steps else math.nan,
             epsilon=epsilon,
             learning_rate=step_size,
-            communication_fraction=_rest(since["learning_seconds"], since["worker_seconds"]),
+            communication_fraction=communication_fraction(since["learning_seconds"], since["worker_seconds"]),
             pushes=int(pushes),
             bytes_pushed=int(since["bytes_pushed"]),
             bytes_pulled=int(since["bytes_pulled"]),
@@ -329,12 +328,22 @@ class Reporter:
             host=one.host,
             steps=share.steps,
             steps_per_second=share.steps / passed,
-            communication_fraction=_rest(share.learning_seconds, share.worker_seconds),
+            communication_fraction=communication_fraction(share.learning_seconds, share.worker_seconds),
             staleness=share.staleness / share.pushes if share.pushes else 0.0,
             silence=one.silence,
         )
 
 
-def _rest(part: float, whole: float) -> float:
-    """Return which share of `whole` is not `part`."""
-    return max(0.0, 1.0 - part / whole) if whole > 0.0 else 0.0
+def communication_fraction(learning_seconds: float, worker_seconds: float) -> float:
+    """Return the share of workers' time that did not go into learning; 0.0 if there was no time."""
+    return max(0.0, 1.0 - learning_seconds / worker_seconds) if worker_seconds > 0.0 else 0.0
+
+
+def without_nan(data: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return `data` for JSON, which has no NaN: None stands for it under these `names`."""
+    return {**data, **{name: None for name in names if math.isnan(data[name])}}
+
+
+def with_nan(data: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return what `without_nan` was made of."""
+    return {**data, **{name: math.nan for name in names if data[name] is None}}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
+from dist_classicrl.distributed.progress import communication_fraction, with_nan, without_nan
 from dist_classicrl.distributed.record import Record, is_event
 
 _MEANS = ("mean_return", "mean_length")
@@ -92,16 +92,13 @@ class TrainingResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain data for JSON, which has no NaN: None stands for it."""
-        data = asdict(self)
-        return {**data, **{name: None for name in _MEANS if math.isnan(data[name])}}
+        return without_nan(asdict(self), _MEANS)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> TrainingResult:
         """Return the result that `to_dict` described."""
-        means = {name: math.nan for name in _MEANS if data[name] is None}
-        return cls(
-            **{**data, **means, "lost_workers": tuple(data["lost_workers"]), "events": tuple(data["events"])}
-        )
+        lists = {name: tuple(data[name]) for name in ("lost_workers", "events")}
+        return cls(**{**with_nan(data, _MEANS), **lists})
 
     @classmethod
     def is_described_by(cls, data: Any) -> bool:
@@ -204,7 +201,6 @@ class Tally:
     ) -> TrainingResult:
         """Return the call's result, `seconds` after this process began, with those lost who are `away`."""
         seconds += self.earlier_seconds
-        busy = self.learning_seconds / self.worker_seconds if self.worker_seconds > 0.0 else 1.0
         return TrainingResult(
             steps=self.steps,
             episodes=int(self.episodes),
@@ -220,6 +216,6 @@ class Tally:
             bytes_pushed=self.bytes_pushed,
             bytes_pulled=self.bytes_pulled,
             bytes_saved=self.bytes_saved,
-            communication_fraction=max(0.0, 1.0 - busy),
+            communication_fraction=communication_fraction(self.learning_seconds, self.worker_seconds),
             resumed_from=self.resumed_from,
         )

@@ -85,7 +85,6 @@ class Server(Serving):
         self._clients = {rank: _Client(version, hands_in=self.takes_over) for rank in self.crew.view.workers}
         self._snapshot = TableSnapshot(self.table.values, self.table.counts)
         self._books: tuple[int, list[np.ndarray]] = (-1, [])
-        self._is_ending = False
         super().__post_init__()
 
     @property
@@ -117,7 +116,7 @@ class Server(Serving):
             If another server has taken over the checkpoints.
         """
         while True:
-            if self.reporter.wants_end and not self._awaits_maps and not self._is_ending:
+            if self.reporter.wants_end and not self._awaits_maps and not self.leases.is_over:
                 self._end_early()
             if self._is_done:
                 break
@@ -167,8 +166,10 @@ class Server(Serving):
 
     def _end_early(self) -> None:
         """Ask the workers for what they have not pushed, and give out no more steps."""
-        self._is_ending = True
         self.leases.end()
+        self._ask_for_last_pushes()
+
+    def _ask_for_last_pushes(self) -> None:
         for channel in self.channels:
             channel.send(messages.encode(Kind.STOP))
 
@@ -180,8 +181,7 @@ class Server(Serving):
         """Ask the workers for what they have not pushed, and wait for it, but not for long."""
         wire = self.crew.wire
         self.table.watch(None)
-        for channel in self.channels:
-            channel.send(messages.encode(Kind.STOP))
+        self._ask_for_last_pushes()
         deadline = wire.now() + LAST_PUSH_SECONDS
         backoff = Backoff(wire.sleep)
         while not all(client.has_stopped for client in self._clients.values()) and wire.now() < deadline:
@@ -215,7 +215,7 @@ class Server(Serving):
         self.table.apply(rank, sequence, PackedMap.from_parts(parts[2:]))
         made = list(zip(numbers[7::2], numbers[8::2], strict=True))
         self.leases.report(rank, made)
-        if client.has_stopped and self._is_ending:
+        if client.has_stopped and self.leases.is_over:
             self.leases.give_up(rank)
         self._count(rank, sum(steps for _, steps in made), size, reals, staleness)
         self.tally.bytes_saved += saved

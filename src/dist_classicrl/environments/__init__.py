@@ -6,8 +6,9 @@ itself.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from dist_classicrl._lazy import lazy_names
 
 if TYPE_CHECKING:
     from dist_classicrl.environments.model import TabularMDP
@@ -15,17 +16,10 @@ if TYPE_CHECKING:
 
 __all__ = ["TabularMDP", "TicTacToeEnv"]
 
-_HOME = {
+_HOMES = {
     "TabularMDP": "dist_classicrl.environments.model",
     "TicTacToeEnv": "dist_classicrl.environments.tictactoe",
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dist_classicrl.callbacks.base import BaseCallback
-from dist_classicrl.errors import MetricsError
-from dist_classicrl.monitoring.files import TakenOverError
+from dist_classicrl.monitoring.files import TakenOverError, refuse_or_warn
 from dist_classicrl.monitoring.reading import Metrics, read_metrics
 from dist_classicrl.monitoring.recording import MetricsWriter
 
@@ -67,12 +66,8 @@ class MetricsCallback(BaseCallback):
         try:
             self._writer = MetricsWriter(self.folder, self.num_timesteps, self.progress)
         except OSError as error:
-            text = f"Metrics cannot be written to {self.folder}: {error.strerror or error}."
-            if self.num_timesteps == 0:
-                raise MetricsError(
-                    f"{text} Give MetricsCallback a folder that this user may write to."
-                ) from error
-            logger.warning("%s The training goes on without.", text)  # whoever waited for it is far away
+            what = f"Metrics cannot be written to {self.folder}"
+            refuse_or_warn(error, what, "MetricsCallback", self.num_timesteps)
 
     def _on_step(self) -> bool:
         progress = self.progress

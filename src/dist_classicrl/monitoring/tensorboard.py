@@ -10,7 +10,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from dist_classicrl.callbacks.base import BaseCallback
-from dist_classicrl.errors import MetricsError, MissingExtraError
+from dist_classicrl.errors import MissingExtraError
+from dist_classicrl.monitoring.files import refuse_or_warn
 from dist_classicrl.monitoring.recent import RecentEpisodes
 
 logger = logging.getLogger(__name__)
@@ -60,12 +61,8 @@ class TensorBoardCallback(BaseCallback):
         try:
             self._writer = EventFileWriter(self.log_dir)
         except OSError as error:
-            text = f"TensorBoard's files cannot be written to {self.log_dir}: {error.strerror or error}."
-            if self.num_timesteps == 0:
-                raise MetricsError(
-                    f"{text} Give TensorBoardCallback a folder that this user may write to."
-                ) from error
-            logger.warning("%s The training goes on without.", text)
+            what = f"TensorBoard's files cannot be written to {self.log_dir}"
+            refuse_or_warn(error, what, "TensorBoardCallback", self.num_timesteps)
             return
         # Whatever is there of steps from this one on was lost with the process that wrote it.
         begins = Event(
