@@ -25,7 +25,8 @@ print(outer(1), sum(outer.stats.cache_hits.values()))
 
 def run(folder):
     environment = {key: value for key, value in os.environ.items() if key != "NUMBA_CACHE_DIR"}
-    environment["PYTHONPATH"] = str(folder)
+    # The copied module takes what it needs of this package from wherever that is.
+    environment["PYTHONPATH"] = os.pathsep.join([str(folder), str(Path(dist_classicrl.__file__).parents[1])])
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],
         env=environment,
