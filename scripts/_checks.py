@@ -1,4 +1,7 @@
-"""Every check of this repository, each under a time limit that ends all that it started; see scripts/test."""
+"""The checks of this repository, each under a time limit that ends all that it started.
+
+See scripts/test, and scripts/test-cluster for what `--cluster` as the first argument chooses.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,19 @@ TESTS = ROOT / "tests"
 MPI_RANKS = (1, 2, 4)
 NO_TESTS_CHOSEN = 5
 # By folder: in how many processes pytest runs its tests.
-PROCESSES = {"unit": 2, "jobs": 3, "faults": 2}
+PROCESSES = {"unit": 2, "jobs": 3, "faults": 2, "cluster": 3}
+# How pytest gives tests to processes: those of a file of tests/cluster share what its fixtures have started.
+SHARING = {"cluster": "loadfile"}
 # Up to four times what each takes on two cores.
-LIMIT_SECONDS = {"lint": 60, "types": 240, "unit": 300, "mpi": 180, "jobs": 420, "faults": 240}
+LIMIT_SECONDS = {
+    "lint": 60,
+    "types": 240,
+    "unit": 300,
+    "mpi": 180,
+    "jobs": 420,
+    "faults": 240,
+    "cluster": 900,
+}
 
 
 class Checks:
@@ -59,7 +72,7 @@ class Checks:
             report = Path(logs) / "report.xml"
             pytest = [sys.executable, "-m", "pytest", *self.options, *(paths or [str(folder)])]
             if name in PROCESSES and not self.choosing:
-                pytest += ["-n", str(PROCESSES[name]), "--dist", "worksteal"]
+                pytest += ["-n", str(PROCESSES[name]), "--dist", SHARING.get(name, "worksteal")]
             # mpirun gives its ranks a terminal of their own, so pytest cannot tell.
             pytest += ["--color", "yes" if sys.stdout.isatty() else "no"]
             if ranks:
@@ -117,6 +130,10 @@ def main(arguments: list[str]) -> int:
     # A SIGTERM must not leave a job behind: leave by an exception, as Ctrl-C does.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     started = time.monotonic()
+    if arguments[:1] == ["--cluster"]:
+        checks = Checks(arguments[1:])
+        checks.tests("cluster")
+        return checks.finish(time.monotonic() - started)
     checks = Checks(arguments)
     if not arguments:
         checks.tool("lint", LIMIT_SECONDS["lint"], "ruff", "check")

@@ -2,11 +2,11 @@
 
     python tests/faults/cut_network.py --runs 1
 
-The hosts are network namespaces of this machine (see hosts.py), so this needs root. The job runs under
-`python -m dist_classicrl launch` on h1, where rank 0 is as well. What is checked after each run: the launcher
-ended with 0; all steps were made, and no more; whoever came to the end has the same, good table, and so has
-the last checkpoint; no two servers ever reported progress in the same time; whether the job was started
-again; ranks behind a cut end by themselves; and no process is left when all links are up.
+The hosts are network namespaces of this machine (tests/cluster/hosts.py), so this needs root. The job runs
+under `python -m dist_classicrl launch` on h1, where rank 0 is as well. What is checked after each run: the
+launcher ended with 0; all steps were made, and no more; whoever came to the end has the same, good table, and
+so has the last checkpoint; no two servers ever reported progress in the same time; whether the job was
+started again; ranks behind a cut end by themselves; and no process is left when all links are up.
 """
 
 import argparse
@@ -20,14 +20,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-import hosts as emulated
 import numpy as np
 from fault_jobs import GAP, PROGRAM, RUN_SECONDS, FaultJob, why_not
-from hosts import Hosts
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cluster"))
 
+import hosts as emulated
 from background_job import BackgroundJob
+from hosts import Hosts
 
 from dist_classicrl import DistAsyncQLearning
 

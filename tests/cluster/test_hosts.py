@@ -9,16 +9,10 @@ import time
 import cut_network
 import hosts as emulated
 import pytest
-from hosts import SSH_PORT, UNREACHABLE, Hosts, why_not
+from hosts import SSH_PORT, UNREACHABLE, Hosts
 
 SECONDS = 30
 SHORT = cut_network.Case(cut="h3", returns=True, away=frozenset({4, 5}), silence=4.0, steps=8_000, grace=2.0)
-
-
-@pytest.fixture
-def possible():
-    if reason := why_not():
-        pytest.skip(f"No hosts can be emulated: {reason}.")
 
 
 @pytest.fixture
