@@ -303,11 +303,14 @@ def test_a_checkpoint_of_step_0_is_one(place):
     assert runs.steps_saved(folder.checkpoints) == 0 and folder.has_record()
 
 
-def test_a_run_with_checkpoints_elsewhere_is_shown_and_begun_anew(place, capsys):
+def test_a_run_with_checkpoints_elsewhere_is_shown_and_begun_anew(monkeypatch, place, capsys):
     words = ("FrozenLake-v1", "--time-limit", "300ms", "--checkpoint-dir", "ck")
     with pytest.raises(TrainingStopped) as stopped:
         train(*words, "--total-steps", "1e12")
     assert runs.load("runs/FrozenLake-v1").agent.steps == stopped.value.steps
+    with monkeypatch.context() as elsewhere:
+        elsewhere.chdir("runs")
+        assert runs.load("FrozenLake-v1").agent.steps == stopped.value.steps
     capsys.readouterr()
     words = (*LAKE, "--checkpoint-dir", "ck", "--learning-rate", "0.5")
     assert train(*words, "--resume", "never") == 0

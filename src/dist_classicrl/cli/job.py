@@ -270,4 +270,8 @@ def _other(folder: Path, name: str, then: Any, now: Any) -> str:
 
 
 def _data(name: str, value: Any) -> Any:
-    return None if value is None else OPTIONS[name].kind.to_data(value)
+    if value is None:
+        return None
+    if name in _PLACES and "://" not in value:
+        value = os.path.abspath(value)  # the run may be looked at from elsewhere
+    return OPTIONS[name].kind.to_data(value)
