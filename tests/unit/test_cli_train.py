@@ -433,7 +433,7 @@ def test_the_settings_of_a_run_are_taken_over_without_its_places(place, capsys):
     other = gather(None, (), {}, job.folder.config, place / "b").settings
     assert "checkpoint_dir and log_dir of " in capsys.readouterr().err
     chosen = gather(None, (), {"log_dir": "lg"}, job.folder.config, place / "b").settings
-    assert [each["checkpoint_dir"] for each in (same, other)] == ["ck", None]
+    assert [each["checkpoint_dir"] for each in (same, other)] == [str(place / "ck"), None]
     assert [each["log_dir"] for each in (same, other, chosen)] == ["lg", None, "lg"]
     assert other["discount_factor"] == 0.5
     (place / "own.toml").write_text('checkpoint_dir = "ck"')
