@@ -434,7 +434,7 @@ def test_the_settings_of_a_run_are_taken_over_without_its_places(place, capsys):
     assert "checkpoint_dir and log_dir of " in capsys.readouterr().err
     chosen = gather(None, (), {"log_dir": "lg"}, job.folder.config, place / "b").settings
     assert [each["checkpoint_dir"] for each in (same, other)] == [str(place / "ck"), None]
-    assert [each["log_dir"] for each in (same, other, chosen)] == ["lg", None, "lg"]
+    assert [each["log_dir"] for each in (same, other, chosen)] == [str(place / "lg"), None, "lg"]
     assert other["discount_factor"] == 0.5
     (place / "own.toml").write_text('checkpoint_dir = "ck"')
     assert gather("Taxi-v4", (), {}, place / "own.toml", None).settings["checkpoint_dir"] == "ck"
