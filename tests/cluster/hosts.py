@@ -32,6 +32,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 NETWORK = "10.77.0"
+SECOND_NETWORK = "10.78.0"
+# What a container engine gives itself, on every host the same.
+BRIDGE, BRIDGE_ADDRESS = "docker0", "172.17.0.1"
 SSH_PORT = 22
 # What a client of a host that does not answer ends with: ssh's own code.
 UNREACHABLE = 255
@@ -77,9 +80,14 @@ class Hosts:
         How many.
     variables : mapping, optional
         More environment variables that a shell has on every host.
+    more_cards : bool
+        Whether each host also has eth1, with 10.78.0.1, 10.78.0.2, ..., over which the hosts reach each other as
+        well, and docker0, with 172.17.0.1 on every host, which leads nowhere.
     """
 
-    def __init__(self, count: int, variables: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, count: int, variables: Mapping[str, str] | None = None, *, more_cards: bool = False
+    ) -> None:
         self.names = [f"h{number}" for number in range(1, count + 1)]
         self.folder = Path(tempfile.mkdtemp(prefix="hosts-"))
         login = {name: os.environ[name] for name in LOGIN_VARIABLES if name in os.environ}
@@ -87,7 +95,8 @@ class Hosts:
         self._first: dict[str, subprocess.Popen[bytes]] = {}
         self._process_spaces: dict[str, str] = {}
         self._lifelines: list[socket.socket] = []
-        self._switch: _Switch | None = None
+        self._networks = [NETWORK, SECOND_NETWORK] if more_cards else [NETWORK]
+        self._switches: list[_Switch] = []
         try:
             self._start()
         except BaseException:
@@ -101,26 +110,27 @@ class Hosts:
         agent = Path(self.agent)
         agent.write_text(f'#!/bin/sh\nexec {sys.executable} {Path(__file__).resolve()} ssh "$@"\n')
         agent.chmod(0o755)
-        cards = {}
-        for name, address in addresses.items():
+        cards: list[dict[str, int]] = [{} for _ in self._networks]
+        for number, name in enumerate(self.names, 1):
             ours, theirs = socket.socketpair()
             self._lifelines.append(ours)
-            words = [name, address, str(self.folder), str(theirs.fileno()), _name_space()]
+            words = [name, str(number), str(self.folder), str(theirs.fileno()), _name_space()]
             with theirs:
                 self._first[name] = subprocess.Popen(
-                    ["unshare", *_NAMESPACES, sys.executable, __file__, "host", *words],
+                    ["unshare", *_NAMESPACES, sys.executable, __file__, "host", *words, *self._networks],
                     stdin=subprocess.DEVNULL,
                     env=self._login,
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,
                 )
             ours.settimeout(STARTING_SECONDS)
-            _, received, _, _ = socket.recv_fds(ours, 1, 1)
+            _, received, _, _ = socket.recv_fds(ours, 1, len(cards))
             if not received:
                 raise RuntimeError(f"The emulated host {name} did not start; see above.")
-            cards[name] = received[0]
+            for of_network, card in zip(cards, received, strict=True):
+                of_network[name] = card
             self._process_spaces[name] = os.readlink(f"/proc/{self._first[name].pid}/ns/pid_for_children")
-        self._switch = _Switch(cards)
+        self._switches = [_Switch(of_network) for of_network in cards]
 
     def __enter__(self) -> Hosts:
         return self
@@ -149,15 +159,22 @@ class Hosts:
 
     def cut(self, *names: str) -> None:
         """Let nothing into these hosts or out of them."""
-        self._switch.cut |= set(names)
+        for switch in self._switches:
+            switch.cut |= set(names)
 
     def heal(self, *names: str) -> None:
         """Connect these hosts again."""
-        self._switch.cut -= set(names)
+        for switch in self._switches:
+            switch.cut -= set(names)
 
     def impair(self, *, delay_ms: float = 0.0, loss: float = 0.0) -> None:
         """Delay every packet by that long on its way, and lose this fraction of them."""
-        self._switch.delay, self._switch.loss = delay_ms / 1e3, loss
+        for switch in self._switches:
+            switch.delay, switch.loss = delay_ms / 1e3, loss
+
+    def carried(self, network: str = NETWORK) -> int:
+        """Return the bytes that a network has taken in so far."""
+        return self._switches[self._networks.index(network)].carried
 
     def kill_host(self, host: str, *, silently: bool = False) -> None:
         """Kill every process of a host at the same moment.
@@ -187,8 +204,8 @@ class Hosts:
     def close(self) -> None:
         """End all processes of all hosts, and remove the folder."""
         self._end(list(self._first))
-        if self._switch is not None:
-            self._switch.close()
+        for switch in self._switches:
+            switch.close()
         for lifeline in self._lifelines:
             lifeline.close()
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -213,6 +230,7 @@ class _Switch(threading.Thread):
         self.cut: frozenset[str] = frozenset()
         self.delay = 0.0
         self.loss = 0.0
+        self.carried = 0
         self._where: dict[bytes, str] = {}
         self._waiting: list[tuple[float, int, str, str, bytes]] = []
         self._number = itertools.count()
@@ -249,6 +267,7 @@ class _Switch(threading.Thread):
             except BlockingIOError:
                 return
             self._where[frame[6:12]] = source
+            self.carried += len(frame)
             if self.loss and random.random() < self.loss:
                 continue
             target = self._where.get(frame[:6])
@@ -278,35 +297,49 @@ def _name_space() -> str:
     return os.readlink("/proc/self/ns/uts")
 
 
-def _be_host(name: str, address: str, folder: Path, lifeline: socket.socket, outside: str) -> None:
-    """Be the first process of a host: make its card, and run what it is asked to, until its maker ends."""
+def _do(*words: str) -> None:
+    """Run a program, which must succeed."""
+    subprocess.run(words, check=True)
+
+
+def _card(device: str, address: str) -> int:
+    """Make a network card of this host, and return what a switch reads its frames from."""
+    card = os.open("/dev/net/tun", os.O_RDWR)
+    fcntl.ioctl(card, _TUNSETIFF, struct.pack("16sH22x", device.encode(), _IFF_TAP | _IFF_NO_PI))
+    _do("ip", "address", "add", address, "dev", device)
+    _do("ip", "link", "set", device, "txqueuelen", "10000", "up")
+    return card
+
+
+def _be_host(
+    name: str, number: int, folder: Path, lifeline: socket.socket, outside: str, networks: Sequence[str]
+) -> None:
+    """Be the first process of a host: make its cards, and run what it is asked to, until its maker ends."""
     if _name_space() == outside:
         raise RuntimeError(f"This machine itself would be called {name}: there is no new namespace.")
-
-    def do(*words: str) -> None:
-        subprocess.run(words, check=True)
 
     socket.sethostname(name)
     os.environ["TMPDIR"] = str(folder / f"{name}.tmp")
     os.mkdir(os.environ["TMPDIR"])
     # No two hosts of few processes have the same process ids: programs name files after them.
-    first_id = PROCESS_IDS * int(address.rpartition(".")[2])
-    Path("/proc/sys/kernel/ns_last_pid").write_text(str(first_id))
-    do("mount", "-t", "tmpfs", "shm", "/dev/shm")
-    do("mount", "--bind", str(folder / "hosts"), "/etc/hosts")
-    card = os.open("/dev/net/tun", os.O_RDWR)
-    fcntl.ioctl(card, _TUNSETIFF, struct.pack("16sH22x", b"eth0", _IFF_TAP | _IFF_NO_PI))
-    do("ip", "address", "add", f"{address}/24", "dev", "eth0")
-    do("ip", "link", "set", "eth0", "txqueuelen", "10000", "up")
-    do("ip", "link", "set", "lo", "up")
-    network = socket.create_server((address, SSH_PORT))
+    Path("/proc/sys/kernel/ns_last_pid").write_text(str(PROCESS_IDS * number))
+    _do("mount", "-t", "tmpfs", "shm", "/dev/shm")
+    _do("mount", "--bind", str(folder / "hosts"), "/etc/hosts")
+    cards = [_card(f"eth{index}", f"{network}.{number}/24") for index, network in enumerate(networks)]
+    if len(networks) > 1:
+        _do("ip", "link", "add", BRIDGE, "type", "bridge")
+        _do("ip", "address", "add", f"{BRIDGE_ADDRESS}/16", "dev", BRIDGE)
+        _do("ip", "link", "set", BRIDGE, "up")
+    _do("ip", "link", "set", "lo", "up")
+    network = socket.create_server((f"{NETWORK}.{number}", SSH_PORT))
     console = socket.socket(socket.AF_UNIX)
     console.bind(str(folder / f"{name}.socket"))
     console.listen()
     # Orphans come to the first process, and the kernel reaps them.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    socket.send_fds(lifeline, [b"+"], [card])
-    os.close(card)
+    socket.send_fds(lifeline, [b"+"], cards)
+    for card in cards:
+        os.close(card)
     while True:
         ready = select.select([lifeline, network, console], [], [])[0]
         if lifeline in ready:
@@ -407,8 +440,9 @@ def main(arguments: Sequence[str]) -> int:
     """Be a host, a program that is called like ssh, or somebody at a host's own keyboard."""
     role, *rest = arguments
     if role == "host":
-        name, address, folder, descriptor, outside = rest
-        _be_host(name, address, Path(folder), socket.socket(fileno=int(descriptor)), outside)
+        name, number, folder, descriptor, outside, *networks = rest
+        lifeline = socket.socket(fileno=int(descriptor))
+        _be_host(name, int(number), Path(folder), lifeline, outside, networks)
         return 0
     if role == "ssh":
         return _ssh(rest)
