@@ -36,8 +36,11 @@ def install_packages() -> None:
         return
     say(f"installing {', '.join(missing)}")
     # Without the lists of a fresh container nothing is found at first.
-    if not _apt_get("install", *missing) and not (_apt_get("update") and _apt_get("install", *missing)):
-        say("not all of them can be installed: tests that need them are skipped")
+    if _apt_get("install", *missing) or (_apt_get("update") and _apt_get("install", *missing)):
+        return
+    lacking = [name for name in missing if not _apt_get("install", name)]
+    if lacking:
+        say(f"cannot be installed, so that tests that need them are skipped: {', '.join(lacking)}")
 
 
 def _is_there(package: str, program: str) -> bool:
