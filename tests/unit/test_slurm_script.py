@@ -10,6 +10,7 @@ import time
 
 import pytest
 from learned_runs import run_command
+from signal_masks import listens
 
 from dist_classicrl.distributed.slurm_script import BatchJob, word_of
 from dist_classicrl.errors import SettingsError
@@ -55,8 +56,10 @@ def test_what_is_asked_for_is_in_the_directives(script_of):
         "--open-mode=append",
         "--constraint=avx2",
     ]
-    assert lines[:2] == ["", "module load openmpi"]
-    assert shlex.split(lines[2]) == [
+    # It listens before anything that may take a while.
+    assert lines[1] == "job=" and lines[2].startswith("trap ") and lines[2].endswith(" USR1")
+    assert lines[3] == "module load openmpi"
+    assert shlex.split(lines[4]) == [
         sys.executable, "-m", "dist_classicrl", "train", "--ranks", "$SLURM_NTASKS", *TRAIN[1:], "&",
     ]  # fmt: skip
 
@@ -78,16 +81,32 @@ def test_a_script_of_ones_own_is_started_by_launch(script_of, words):
     assert shlex.split(lines[1]) == ["exec", "/opt/py thon", "-m", "dist_classicrl", "launch", *own]
 
 
+@pytest.mark.parametrize(
+    ("words", "started"),
+    [
+        (["train.py", "--n", "3"], ["train.py", "--n", "3"]),
+        (["-m", "own.train"], ["-m", "own.train"]),
+        (["train", "FrozenLake-v1"], ["-m", "dist_classicrl", "train", "FrozenLake-v1"]),
+    ],
+)
+def test_srun_starts_the_ranks_without_a_launcher(script_of, words, started):
+    _, lines = script_of("--ntasks", "4", "--no-requeue", "--srun", "pmix", "--python", "py", "--", *words)
+    assert lines[1:-1] == ["export PMIX_MCA_psec=native PMIX_MCA_gds=hash"]
+    assert shlex.split(lines[-1]) == ["exec", "srun", "--mpi=pmix", "py", *started]
+    _, lines = script_of("--ntasks", "4", "--no-requeue", "--srun", "pmi2", "--python", "py", "--", *words)
+    assert [shlex.split(line) for line in lines[1:]] == [["exec", "srun", "--mpi=pmi2", "py", *started]]
+
+
 def test_each_job_of_an_array_has_a_folder_and_a_seed(script_of):
     directives, lines = script_of("--ntasks", "2", "--array", "0-9%4", *TRAIN)
     assert "--array=0-9%4" in directives
-    assert lines[1].endswith(
+    assert lines[3].endswith(
         '--out "runs/FrozenLake-v1-$SLURM_ARRAY_TASK_ID" --seed "$SLURM_ARRAY_TASK_ID" &'
     )
-    assert '    scontrol requeue "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"' in lines
+    assert '    75 | 138) scontrol requeue "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}" ;;' in lines
     own = ["-o", "my runs/${SLURM_ARRAY_TASK_ID}", "--seed", "7"]
     _, lines = script_of("--ntasks", "2", "--array", "1,3", *TRAIN, *own)
-    assert lines[1].endswith('-o "my runs/${SLURM_ARRAY_TASK_ID}" --seed 7 &')
+    assert lines[3].endswith('-o "my runs/${SLURM_ARRAY_TASK_ID}" --seed 7 &')
 
 
 @pytest.mark.parametrize(
@@ -105,6 +124,8 @@ def test_each_job_of_an_array_has_a_folder_and_a_seed(script_of):
         (["--ntasks", "4", "--directive=constraint=x", *TRAIN], "begins with a dash"),
         (["--ntasks", "4", *TRAIN, "--ranks", "3"], "leave --ranks 3 out"),
         (["--ntasks", "4", *TRAIN, "--see", "3"], "--seed"),
+        (["--ntasks", "4", "--srun", "pmix", "launch", "train.py"], "without launch"),
+        (["--ntasks", "4", "--srun", "", *TRAIN], "--srun is ''"),
         (["--ntasks", "4", "--array", "0-9", *TRAIN, "--out", "here"], "--out 'here-$SLURM_ARRAY_TASK_ID'"),
         (
             ["--ntasks", "4", "--array", "0-9", *TRAIN, "--checkpoint-dir", "saved"],
@@ -130,10 +151,10 @@ def test_what_a_file_says_counts_as_if_it_were_typed(script_of, tmp_path, capsys
     status, _, err = run_command(capsys, "slurm", *words, "saved.toml")
     assert status == 2 and "--checkpoint-dir 'saved-$SLURM_ARRAY_TASK_ID'" in err
     _, lines = script_of(*words, "saved.toml", "--checkpoint-dir", "s3://a/$SLURM_ARRAY_TASK_ID")
-    assert '--out "runs/Taxi-v3-$SLURM_ARRAY_TASK_ID"' in lines[1]
+    assert '--out "runs/Taxi-v3-$SLURM_ARRAY_TASK_ID"' in lines[3]
     assert run_command(capsys, "slurm", *words, "anew.toml")[0] == 2
     assert "--config anew.toml" in script_of("--no-requeue", *words, "anew.toml")[1][1]
-    assert '--config "$SLURM_ARRAY_TASK_ID.toml"' in script_of(*words, "$SLURM_ARRAY_TASK_ID.toml")[1][1]
+    assert '--config "$SLURM_ARRAY_TASK_ID.toml"' in script_of(*words, "$SLURM_ARRAY_TASK_ID.toml")[1][3]
 
 
 def test_a_script_that_may_not_tell_its_jobs_apart_is_pointed_out(capsys):
@@ -174,45 +195,70 @@ def test_a_line_more_could_not_be_smuggled_in():
 PROGRAM = 'trap "exit 75" USR1\necho "$*" > started\nfor i in $(seq 600); do sleep 0.05; done\n'
 
 
+@pytest.fixture
+def started(tmp_path):
+    """Give a function that starts the script of a job, with stand-ins for what it runs."""
+    jobs = []
+
+    def start(batch_job, program=PROGRAM):
+        for name, text in (("python", program), ("scontrol", 'echo "$*" >> asked\n')):
+            (tmp_path / name).write_text(f"#!/bin/bash\n{text}")
+            (tmp_path / name).chmod(0o755)
+        (tmp_path / "job.sh").write_text(batch_job.script([str(tmp_path / "python"), "train.py"]))
+        variables = {"SLURM_JOB_ID": "17", "SLURM_ARRAY_JOB_ID": "16", "SLURM_ARRAY_TASK_ID": "2"}
+        job = subprocess.Popen(
+            ["bash", "job.sh"],
+            cwd=tmp_path,
+            env={**os.environ, **variables, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+            start_new_session=True,
+            stdout=subprocess.DEVNULL,
+        )
+        jobs.append(job)
+        return job
+
+    yield start
+    for job in jobs:
+        if job.poll() is None:
+            os.killpg(job.pid, signal.SIGKILL)
+            job.wait()
+
+
+def warn(job, folder):
+    """Send the script alone what SLURM sends it, once what it runs has started."""
+    deadline = time.monotonic() + 30.0
+    while not (folder / "started").exists() or not listens(job.pid, signal.SIGUSR1):
+        assert time.monotonic() < deadline and job.poll() is None
+        time.sleep(0.01)
+    os.kill(job.pid, signal.SIGUSR1)
+
+
+def asked_of_slurm(folder):
+    return (folder / "asked").read_text() if (folder / "asked").exists() else None
+
+
 @pytest.mark.parametrize(
     ("requeue", "array", "asked"),
     [(True, None, "requeue 17\n"), (True, "0-3", "requeue 16_2\n"), (False, None, None)],
 )
-def test_the_warning_stops_the_training_and_the_job_goes_back_into_the_queue(tmp_path, requeue, array, asked):
-    for name, text in (("python", PROGRAM), ("scontrol", 'echo "$*" >> asked\n')):
-        (tmp_path / name).write_text(f"#!/bin/bash\n{text}")
-        (tmp_path / name).chmod(0o755)
-    script = BatchJob(2, requeue=requeue, array=array).script([str(tmp_path / "python"), "train.py"])
-    (tmp_path / "job.sh").write_text(script)
-    variables = {"SLURM_JOB_ID": "17", "SLURM_ARRAY_JOB_ID": "16", "SLURM_ARRAY_TASK_ID": "2"}
-    job = subprocess.Popen(
-        ["bash", "job.sh"],
-        cwd=tmp_path,
-        env={**os.environ, **variables, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
-        start_new_session=True,
-        stdout=subprocess.DEVNULL,
-    )
-    try:
-        deadline = time.monotonic() + 30.0
-        while not (tmp_path / "started").exists() or not listens(job.pid):
-            assert time.monotonic() < deadline and job.poll() is None
-            time.sleep(0.01)
-        os.kill(job.pid, signal.SIGUSR1)
-        assert job.wait(timeout=30.0) == 75
-    finally:
-        if job.poll() is None:
-            os.killpg(job.pid, signal.SIGKILL)
-            job.wait()
-    told = (tmp_path / "asked").read_text() if (tmp_path / "asked").exists() else None
-    assert told == asked
+def test_the_warning_stops_the_training_and_the_job_goes_back_into_the_queue(
+    started, tmp_path, requeue, array, asked
+):
+    job = started(BatchJob(2, requeue=requeue, array=array))
+    warn(job, tmp_path)
+    assert job.wait(timeout=30.0) == 75
+    assert asked_of_slurm(tmp_path) == asked
 
 
-def listens(pid):
-    """Return whether the shell is where a signal does not end it; where that cannot be seen, it will be."""
-    try:
-        with open(f"/proc/{pid}/status") as file:
-            caught = next(line for line in file if line.startswith("SigCgt"))
-    except FileNotFoundError:
-        time.sleep(0.5)
-        return True
-    return bool(int(caught.split()[1], 16) & 1 << (signal.SIGUSR1 - 1))
+def test_a_warning_before_the_training_can_hear_it_ends_nothing_for_good(started, tmp_path):
+    program = "kill -USR1 $$; sleep 30\n"
+    assert started(BatchJob(2), program).wait(timeout=30.0) == 128 + signal.SIGUSR1
+    assert asked_of_slurm(tmp_path) == "requeue 17\n"
+
+
+def test_a_warning_before_the_training_is_begun_does_not_end_the_job(started, tmp_path):
+    setup = ("touch started", "while [ ! -e go ]; do sleep 0.01; done")
+    job = started(BatchJob(2, setup=setup), "exit 3\n")
+    warn(job, tmp_path)
+    (tmp_path / "go").touch()
+    assert job.wait(timeout=30.0) == 3
+    assert asked_of_slurm(tmp_path) is None

@@ -14,7 +14,13 @@ import click
 from dist_classicrl import errors as named
 from dist_classicrl._hints import rank_of_environment
 from dist_classicrl.distributed.stopping import INTERRUPTED as INTERRUPTED
-from dist_classicrl.errors import DistClassicRLError, LauncherError, NotTrainedError, RemoteRankError
+from dist_classicrl.errors import (
+    DistClassicRLError,
+    LauncherError,
+    NotTrainedError,
+    RemoteRankError,
+    SingletonError,
+)
 
 DONE = 0
 USAGE = 2
@@ -28,7 +34,7 @@ EXIT_STATUS = (
     "else, with a traceback."
 )
 
-_OF_USER = (ValueError, LauncherError, NotTrainedError)
+_OF_USER = (ValueError, LauncherError, NotTrainedError, SingletonError)
 _OF_FILES = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 _FIRST_WORD_SECONDS = 3.0
 

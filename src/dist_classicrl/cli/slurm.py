@@ -5,13 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dist_classicrl.cli.kinds import Whole
 from dist_classicrl.errors import SettingsError
 
+if TYPE_CHECKING:
+    from dist_classicrl.distributed.slurm_script import BatchJob
+
+_PACKAGE = ("-m", "dist_classicrl")
 _STAND_IN = "987654321"  # for numbers that are known when the job runs
 
 _HELP = """\
@@ -19,7 +23,8 @@ Print a batch script for sbatch.
 
 WORDS are those of `dist-classicrl train`, without --ranks, which is the number of tasks; or a script of
 your own that ends in .py (or after -- a module after -m), and its arguments, which is then started by
-`dist-classicrl launch`. Options come before them.
+`dist-classicrl launch`. Options come before them. With --srun it is SLURM that starts the ranks, and a death
+ends the job.
 
 The job hears SLURM's warning before its time limit, or before it is pre-empted, saves its run and ends;
 with --requeue it goes back into the queue and on from there. Without --array all of it is one training; with
@@ -74,6 +79,11 @@ def _option(word: str, text: str, **kind: Any) -> Any:
     metavar="LINE",
 )
 @_option(
+    "--srun",
+    "Let srun start the ranks, with this --mpi: pmix for Open MPI, pmi2 for MPICH.  [default: mpirun does]",
+    metavar="PMI",
+)
+@_option(
     "--python",
     "Which Python runs it.  [default: this one]",
     default=sys.executable,
@@ -88,39 +98,41 @@ def command(
     from dist_classicrl.distributed.slurm_script import BatchJob
 
     job = BatchJob(**asked, warning=signal or None, further=directive)
-    own = words_of(words, job.array is not None, job.requeue)
-    click.echo(job.script([python, "-m", "dist_classicrl", *own]), nl=False)
+    click.echo(job.script([python, *words_of(words, job)]), nl=False)
 
 
-def words_of(words: Sequence[str], is_array: bool, is_requeued: bool) -> list[str]:
-    """Return the words after `dist-classicrl` in the batch script.
+def words_of(words: Sequence[str], job: BatchJob) -> list[str]:
+    """Return the words after Python in the batch script.
 
     Parameters
     ----------
     words : sequence of str
         The command's own.
-    is_array : bool
-        Whether each job of several has a training of its own.
-    is_requeued : bool
-        Whether a job that was stopped runs again.
+    job : BatchJob
 
     Raises
     ------
     SettingsError
-        If they ask for a number of ranks, let the jobs of an array write to the same folder, or a job that
-        runs again begin anew.
+        If they ask for a number of ranks, or for a launcher beside srun, let the jobs of an array write to
+        the same folder, or a job that runs again begin anew.
     """
     from dist_classicrl.distributed.slurm_script import TASK
 
     kind, rest = _kind_of(words)
     if kind == "launch":
-        if is_array and not any("SLURM_ARRAY_TASK_ID" in word for word in rest):
+        if job.array is not None and not any("SLURM_ARRAY_TASK_ID" in word for word in rest):
             click.echo(
                 f"Each job of the array runs the same words. If the script does not look at {TASK[1:]} "
                 f"itself, write '{TASK}' where the jobs differ, such as in --seed and --checkpoint-dir.",
                 err=True,
             )
-        return [kind, *rest]
+        if job.srun is None:
+            return [*_PACKAGE, kind, *rest]
+        if words[0] == kind:
+            raise SettingsError(
+                "With --srun there is no launcher: write the script and its arguments, without launch."
+            )
+        return rest
     asked = _parsed(rest)
     if asked["ranks"] is not None:
         raise SettingsError(f"The number of ranks is that of the tasks: leave --ranks {asked['ranks']} out.")
@@ -128,13 +140,14 @@ def words_of(words: Sequence[str], is_array: bool, is_requeued: bool) -> list[st
         **_of_file(asked["file"]),
         **{name: value for name, value in asked.items() if value is not None},
     }
-    if is_requeued and settings.get("resume") == "never":
+    if job.requeue and settings.get("resume") == "never":
         raise SettingsError(
             "With --resume never the job would begin anew each time that it goes back into the queue. Leave "
             "it out, with a folder of its own for --out, or give slurm --no-requeue."
         )
-    words_of_train = [kind, "--ranks", "$SLURM_NTASKS", *rest]
-    if not is_array:
+    ranks = ["--ranks", "$SLURM_NTASKS"] if job.srun is None else []
+    words_of_train = [*_PACKAGE, kind, *ranks, *rest]
+    if job.array is None:
         return words_of_train
     for name in ("out", "checkpoint_dir", "log_dir"):
         _check_is_of_task(f"--{name.replace('_', '-')}", settings.get(name))

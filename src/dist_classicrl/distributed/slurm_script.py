@@ -19,22 +19,30 @@ VARIABLE = re.compile(r"\$(SLURM_\w+|\{SLURM_\w+\})")
 TASK = "$SLURM_ARRAY_TASK_ID"
 """What stands for the number of a job of an array."""
 
+# The first lines: a warning that comes before the command runs must not end the job.
+_LISTEN = """\
+job=
+trap '[ -z "$job" ] || kill -USR1 "$job"' USR1
+"""
+
 # Without waiting again after the warning the script, and with it the job, would end at once.
 _REQUEUE = """\
 {command} &
 job=$!
-trap 'kill -USR1 "$job"' USR1
 wait "$job"
 status=$?
 while kill -0 "$job" 2>/dev/null; do # the warning ended the waiting, not the job
     wait "$job"
     status=$?
 done
-if [ "$status" = 75 ]; then # stopped in order: the same command goes on
-    scontrol requeue "{job}"
-fi
+case "$status" in # stopped in order, or warned before it could listen: the same command goes on
+    75 | 138) scontrol requeue "{job}" ;;
+esac
 exit "$status"
 """
+
+# What SLURM's PMIx asks of each rank may be a part of it that the PMIx of the ranks does not have.
+_FOR_PMIX = "export PMIX_MCA_psec=native PMIX_MCA_gds=hash"
 
 
 @dataclass(frozen=True)
@@ -61,6 +69,9 @@ class BatchJob:
         Other directives, such as "--constraint=avx2".
     setup : sequence of str
         Lines of shell before the command, such as "module load openmpi".
+    srun : str or None
+        With which `--mpi` srun starts the command once for each task, such as "pmix"; None: the command
+        starts the ranks.
 
     Raises
     ------
@@ -80,6 +91,7 @@ class BatchJob:
     warning: int | None = 120
     further: Sequence[str] = ()
     setup: Sequence[str] = ()
+    srun: str | None = None
 
     def __post_init__(self) -> None:
         self._check_size()
@@ -115,7 +127,7 @@ class BatchJob:
             )
 
     def _check_words(self) -> None:
-        for name in ("partition", "account", "job_name"):
+        for name in ("partition", "account", "job_name", "srun"):
             value = getattr(self, name)
             if value is not None and not _NAME.fullmatch(value):
                 raise SettingsError(f"--{name.replace('_', '-')} is {value!r}; such names have no blanks.")
@@ -166,7 +178,13 @@ class BatchJob:
 
     def script(self, words: Sequence[str]) -> str:
         """Return the batch script that runs a command; see `word_of` for how its words are written."""
-        head = ["#!/bin/bash", *(f"#SBATCH {line}" for line in self.directives()), "", *self.setup]
+        lines = ["#!/bin/bash", *(f"#SBATCH {line}" for line in self.directives()), ""]
+        if self.requeue:
+            lines += _LISTEN.splitlines()
+        lines += self.setup
+        if self.srun is not None:
+            words = ["srun", f"--mpi={self.srun}", *words]
+            lines += [_FOR_PMIX] if self.srun.startswith("pmix") else []
         command = " ".join(map(word_of, words))
         if self.requeue:
             # The last job of an array has the number of the whole array.
@@ -174,7 +192,7 @@ class BatchJob:
             body = _REQUEUE.format(command=command, job=job)
         else:
             body = f"exec {command}\n"  # so that the warning arrives where it is understood
-        return "\n".join(head) + "\n" + body
+        return "\n".join(lines) + "\n" + body
 
 
 def word_of(text: str) -> str:
