@@ -363,14 +363,6 @@ def test_too_little_space_for_checkpoints_is_found(monkeypatch):
     assert finding.status == "failure" and "4 checkpoints need 2.38 GiB" in finding.found
 
 
-def test_hosts_that_do_not_see_the_folder_are_named():
-    reports = [{"host": "a", "sees_file": True}, {"host": "b", "sees_file": False}]
-    (finding,) = files.examine_sight(files.Traces("/run/state"), reports)
-    assert finding.status == "warning" and "not the same one on b" in finding.found
-    assert list(files.examine_sight(files.Traces("/run/state"), reports[:1])) == []
-    assert list(files.examine_sight(files.Traces(), reports)) == []
-
-
 def test_a_cache_that_cannot_be_written_to_is_found(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "file" / "cache"))

@@ -10,6 +10,7 @@ import click
 
 from dist_classicrl.cli import tables
 from dist_classicrl.cli.kinds import Real, Text, Whole
+from dist_classicrl.distributed.launch_folder import STATE_FOLDER
 
 if TYPE_CHECKING:
     from dist_classicrl.diagnosis.findings import Finding
@@ -21,6 +22,10 @@ Check MPI, files, threads and memory, with a remedy for each trouble.
 
 Starts ranks as a training would, and lets one of three be killed to see whether the others survive. Writes
 a few small files into the checkpoint folder and removes them.
+
+With a hostfile, or on several nodes of SLURM, it asks all hosts first: whether they answer and reach each
+other, have the same versions, and see the same folders. Then it compares their clocks, and measures the
+network between each two of them.
 
 \b
     dist-classicrl doctor
@@ -53,6 +58,13 @@ _COLOURS = {"ok": "green", "warning": "yellow", "failure": "red"}
     default=".",
     metavar="FOLDER",
     help="Where checkpoints are to be: a path or a URL.  [default: this folder]",
+)
+@click.option(
+    "--state-dir",
+    type=Text(),
+    default=STATE_FOLDER,
+    metavar="FOLDER",
+    help=f"Where ranks tell how they end, as of launch.  [default: ./{STATE_FOLDER}]",
 )
 @click.option("--states", type=Whole(1), metavar="N", help="Rows of the table.")
 @click.option("--actions", type=Whole(1), metavar="N", help="Columns of the table.")
@@ -88,6 +100,7 @@ def command(
     hostfile: str | None,
     agent: str | None,
     checkpoint_dir: str,
+    state_dir: str,
     states: int | None,
     actions: int | None,
     algorithm: str,
@@ -104,7 +117,7 @@ def command(
     from dist_classicrl.diagnosis.examination import examine
     from dist_classicrl.diagnosis.findings import is_fit
     from dist_classicrl.diagnosis.plan import TrainingPlan
-    from dist_classicrl.distributed.hosts import read_hostfile
+    from dist_classicrl.distributed.hosts import read_hostfile, slurm_hosts
     from dist_classicrl.settings import Settings
 
     if rank_of_environment() is not None:
@@ -121,7 +134,10 @@ def command(
     hosts = () if hostfile is None else read_hostfile(hostfile)
     if ranks is None:
         ranks = cores.default_ranks(hosts)
-    plan = TrainingPlan(ranks, settings, states, actions, checkpoint_dir, hostfile, hosts, agent, timeout)
+    nodes = slurm_hosts() if hostfile is None else ()
+    plan = TrainingPlan(
+        ranks, settings, states, actions, checkpoint_dir, hostfile, hosts, nodes, agent, state_dir, timeout
+    )
     findings = []
     for finding in examine(plan):
         findings.append(finding)

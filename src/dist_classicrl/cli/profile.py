@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,9 +17,10 @@ if TYPE_CHECKING:
 _HELP = """\
 Measure the communication between ranks.
 
-Latency and bandwidth by message size: of messages between rank 0 and a rank on its host, and one on another
-host where there is one; and of collective operations of all ranks, until the last one has finished. The
-ranks are started under the right mpirun, unless this is a rank of a job already.
+Latency and bandwidth by message size: of messages between rank 0 and a rank on its host, and between each two
+hosts, by one rank of each (of more than eight hosts, each with that of rank 0 and with the next one); and of
+collective operations of all ranks, until the last one has finished. The ranks are started under the right
+mpirun, unless this is a rank of a job already.
 
 \b
     dist-classicrl profile --ranks 4
@@ -118,15 +120,15 @@ def _show(found: CommunicationProfile, as_json: bool) -> None:
     if as_json:
         tables.show_json(found.to_dict())
         return
-    rows = [_row(each) for each in found.measurements]
+    rows = [_row(each, found.hosts) for each in found.measurements]
     n_hosts = len(set(found.hosts))
     title = f"Communication of {len(found.hosts)} ranks on {n_hosts} host{'' if n_hosts == 1 else 's'}"
     tables.show_table(["operation", "ranks", "bytes", "median us", "least us", "MB/s", "times"], rows, title)
 
 
-def _row(each: Any) -> list[str]:
+def _row(each: Any, hosts: Sequence[str]) -> list[str]:
     pair = len(each.ranks) == 2 and each.operation == "point-to-point"
-    where = "one host" if each.same_host else "between hosts"
+    where = "one host" if each.same_host else " - ".join(hosts[rank] for rank in each.ranks)
     return [
         f"{each.operation}, {where}" if pair else each.operation,
         "-".join(map(str, each.ranks)) if pair else f"all {len(each.ranks)}",

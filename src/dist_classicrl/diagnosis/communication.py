@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dist_classicrl.diagnosis.children import last_lines
 from dist_classicrl.distributed import probe
-from dist_classicrl.distributed.communication_profile import CommunicationProfile
+from dist_classicrl.distributed.communication_profile import CommunicationProfile, pairs_of_hosts
 from dist_classicrl.distributed.launcher import (
     export_words,
     find_launcher,
@@ -82,7 +82,8 @@ def measure_in_job(plan: ProfilePlan) -> CommunicationProfile:
         *export_words(launcher, [name for name in ("PYTHONPATH",) if name in os.environ]),
         *probe.command("profile", *words),
     ]
-    longest = 2.0 * plan.timeout + 20.0 * len(plan.sizes) * plan.seconds_each
+    most_pairs = len(pairs_of_hosts([str(rank) for rank in range(plan.ranks)]))
+    longest = 2.0 * plan.timeout + (20.0 + 2.0 * most_pairs) * len(plan.sizes) * plan.seconds_each
     job = run_job(command, timeout=longest, env=launch_environment())
     for said in probe.reports(job.output):
         if "profile" in said:

@@ -2,30 +2,89 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from dist_classicrl.diagnosis import cores, files, memory, running, stack
+from dist_classicrl.diagnosis import cores, files, hosts, memory, pairs, running, sameness, stack
 from dist_classicrl.diagnosis.findings import Finding
 from dist_classicrl.diagnosis.plan import TrainingPlan
+from dist_classicrl.distributed.hosts import is_here, ranks_on, write_hostfile
+from dist_classicrl.distributed.launcher import Launcher
+
+_CHECKPOINTS = "shared checkpoint folder"
+_STATE = "shared state folder"
+_OF_SHARED = {
+    _CHECKPOINTS: ("--checkpoint-dir", "if the server is lost, a rank on another host goes on"),
+    _STATE: ("--state-dir", "ranks tell their launcher there whether the work is done"),
+}
 
 
 def examine(plan: TrainingPlan) -> Iterator[Finding]:
     """Examine the machine, and give each finding when it is there.
 
-    What is missing ends nothing: the rest is examined as far as it can be without it.
+    What is missing ends nothing: the rest is examined as far as it can be without it, and on the hosts that
+    answer.
     """
     mpi, ranks, traces = stack.Stack(), running.Ranks(), files.Traces()
+    cluster = hosts.Cluster()
+    others = [host for host in plan.hosts or plan.nodes if not is_here(host.name)]
     try:
         yield from stack.examine(mpi, plan.seconds)
         yield from files.examine_folder(traces, plan)
         yield files.examine_cache(plan.seconds)
         yield cores.examine_slots(plan)
-        if mpi.library is not None and mpi.launcher is not None:
-            yield from running.examine(ranks, plan, mpi.launcher, traces.file)
-            if ranks.reports:
-                yield running.examine_death(plan, mpi.launcher)
-                yield from files.examine_sight(traces, ranks.reports)
+        with tempfile.TemporaryDirectory(prefix="doctor-") as folder:
+            if others:
+                yield from _examine_hosts(cluster, plan, traces)
+                plan = _on_hosts_left(plan, cluster, mpi.launcher, Path(folder))
+            if mpi.library is not None and mpi.launcher is not None and (cluster.hosts or not others):
+                if len(cluster.hosts) > 1:
+                    yield from pairs.examine(plan, mpi.launcher, cluster.hosts, Path(folder))
+                yield from running.examine(ranks, plan, mpi.launcher, traces.file)
+                if ranks.reports:
+                    yield running.examine_death(plan, mpi.launcher)
+                    if traces.file and not others:
+                        reports = [(str(each["host"]), {"sees": each["sees_file"]}) for each in ranks.reports]
+                        yield from sameness.examine_shared(_CHECKPOINTS, *_OF_SHARED[_CHECKPOINTS], reports)
         yield from cores.examine_threads(plan, ranks.reports)
         yield from memory.examine(plan, ranks.reports)
     finally:
         traces.remove(plan.seconds)
+
+
+def _examine_hosts(cluster: hosts.Cluster, plan: TrainingPlan, traces: files.Traces) -> Iterator[Finding]:
+    """Ask all hosts, and compare what they say."""
+    of_state = files.make_state_traces(plan.state_dir, plan.seconds)
+    try:
+        wanted = {_CHECKPOINTS: traces.file, _STATE: of_state.file}
+        wanted = {label: file for label, file in wanted.items() if file}
+        yield from hosts.examine(cluster, plan, wanted)
+        if len(cluster.said) > 1:
+            yield from sameness.examine(cluster.said)
+            for label in wanted:
+                reports = [(name, _sight(said, label)) for name, said in cluster.said.items()]
+                yield from sameness.examine_shared(label, *_OF_SHARED[label], reports)
+    finally:
+        of_state.remove(plan.seconds)
+
+
+def _sight(said: dict[str, Any], label: str) -> dict[str, Any]:
+    """Return whether a host sees a file; one that has not said so, as with a dead file system, does not."""
+    sight: dict[str, Any] = said.get("files", {}).get(label, {"sees": False})
+    return sight
+
+
+def _on_hosts_left(
+    plan: TrainingPlan, cluster: hosts.Cluster, launcher: Launcher | None, folder: Path
+) -> TrainingPlan:
+    """Return the plan as far as it can be on the hosts that are left."""
+    everybody = plan.hosts or plan.nodes
+    if launcher is None or not cluster.hosts or len(cluster.hosts) == len(set(everybody)):
+        return plan
+    path = folder / "hosts-left"
+    write_hostfile(path, cluster.hosts, launcher.family)
+    n_ranks = ranks_on(cluster.hosts, everybody, plan.ranks)
+    return replace(plan, ranks=n_ranks, hosts=cluster.hosts, hostfile=str(path))

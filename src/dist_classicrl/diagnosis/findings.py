@@ -22,31 +22,34 @@ class Finding:
     found : str
     remedy : str
         What to do; empty where nothing is to be done.
+    data : dict or None
+        What was measured, for programs, where there is more than the text has.
     """
 
     check: str
     status: Status
     found: str
     remedy: str = ""
+    data: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain data for JSON."""
-        return asdict(self)
+        """Return it as plain data for JSON; without `data` where there is none."""
+        return {key: value for key, value in asdict(self).items() if key != "data" or value is not None}
 
 
-def ok(check: str, found: str) -> Finding:
+def ok(check: str, found: str, data: dict[str, Any] | None = None) -> Finding:
     """Return a finding that all is well."""
-    return Finding(check, "ok", found)
+    return Finding(check, "ok", found, "", data)
 
 
-def warning(check: str, found: str, remedy: str) -> Finding:
+def warning(check: str, found: str, remedy: str, data: dict[str, Any] | None = None) -> Finding:
     """Return a finding of something that works, but not as well as it might."""
-    return Finding(check, "warning", found, remedy)
+    return Finding(check, "warning", found, remedy, data)
 
 
-def failure(check: str, found: str, remedy: str) -> Finding:
+def failure(check: str, found: str, remedy: str, data: dict[str, Any] | None = None) -> Finding:
     """Return a finding of something that does not work."""
-    return Finding(check, "failure", found, remedy)
+    return Finding(check, "failure", found, remedy, data)
 
 
 def is_fit(findings: Iterable[Finding]) -> bool:

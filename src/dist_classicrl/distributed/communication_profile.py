@@ -6,20 +6,19 @@ have. Collective operations are measured in their non-blocking forms, which alon
 
 from __future__ import annotations
 
-import os
 import socket
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 
 from dist_classicrl.distributed import messages
-from dist_classicrl.distributed.beginnings import finish
+from dist_classicrl.distributed.spinning import spin
 from dist_classicrl.distributed.star import Star
-from dist_classicrl.errors import RankLostError
 
 COLLECTIVES = ("barrier", "bcast", "allreduce", "gather", "allgather")
 POINT_TO_POINT = "point-to-point"
@@ -28,9 +27,10 @@ MOST_GATHERED_BYTES = 1 << 28
 
 _TAG = 2
 _CHUNK_SECONDS = 0.25
-_TESTS_AT_ONCE = 100
 _WHAT = "its part in the measuring of communication"
-_REMEDY = "Measure over the ranks that are left, such as comm.Shrink()."
+
+MOST_HOSTS_IN_PAIRS = 8
+"""Up to how many hosts every one is measured with every other one."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,8 @@ def measure(
     iterations: int,
     seconds_each: float | None = None,
     collectives: Sequence[str] = COLLECTIVES,
+    all_hosts: bool = False,
+    seconds: float | None = None,
 ) -> CommunicationProfile:
     """Measure messages and collective operations at all `sizes`. Every rank calls it, and gets the result.
 
@@ -122,6 +124,10 @@ def measure(
         How long each may take: then it is measured less often.
     collectives : sequence of str
         Which of `COLLECTIVES` to measure besides messages.
+    all_hosts : bool
+        Whether to measure messages between all `pairs_of_hosts`, and not only to one other host.
+    seconds : float, optional
+        After which nothing more is begun.
 
     Raises
     ------
@@ -134,7 +140,10 @@ def measure(
             return _follow(comm, star)
         names = tuple(messages.from_text(parts[0])["host"] for parts in hosts)
         found = []
-        for step in _plan(names, sizes, collectives):
+        begun = time.monotonic()
+        for step in _plan(names, sizes, collectives, all_hosts):
+            if seconds is not None and time.monotonic() - begun > seconds:
+                break
             times = _lead(comm, star, step, iterations, seconds_each)
             same_host = len({names[rank] for rank in step.ranks}) == 1
             median = statistics.median(times)
@@ -155,12 +164,28 @@ class _Step:
     size: int
 
 
-def _plan(hosts: tuple[str, ...], sizes: Sequence[int], collectives: Sequence[str]) -> list[_Step]:
-    """Return what to measure: messages with a rank on the host of rank 0 and with one elsewhere, and all."""
+def pairs_of_hosts(hosts: Sequence[str]) -> list[tuple[int, int]]:
+    """Return the pairs of ranks, one for each two hosts, which are given by rank: the first ranks of these.
+
+    All pairs up to `MOST_HOSTS_IN_PAIRS` hosts. Of more, each with that of rank 0, and with the next one in
+    a ring.
+    """
+    first = [hosts.index(host) for host in dict.fromkeys(hosts)]
+    pairs = list(combinations(first, 2))
+    if len(first) <= MOST_HOSTS_IN_PAIRS:
+        return pairs
+    ring = set(zip(first, first[1:], strict=False))
+    return [pair for pair in pairs if pair[0] == first[0] or pair in ring]
+
+
+def _plan(
+    hosts: tuple[str, ...], sizes: Sequence[int], collectives: Sequence[str], all_hosts: bool = False
+) -> list[_Step]:
+    """Return what to measure: messages of rank 0 with a rank on its host, messages between hosts, and all."""
     everybody = tuple(range(len(hosts)))
-    near = [rank for rank in everybody[1:] if hosts[rank] == hosts[0]][:1]
-    far = [rank for rank in everybody[1:] if hosts[rank] != hosts[0]][:1]
-    plan = [_Step(POINT_TO_POINT, (0, rank), size) for rank in near + far for size in sizes]
+    near = [(0, rank) for rank in everybody[1:] if hosts[rank] == hosts[0]][:1]
+    far = pairs_of_hosts(hosts)[: None if all_hosts else 1]
+    plan = [_Step(POINT_TO_POINT, pair, size) for pair in near + far for size in sizes]
     for operation in collectives if len(hosts) > 1 else ():
         for size in sizes if operation != "barrier" else (0,):
             if "gather" not in operation or size * len(hosts) <= MOST_GATHERED_BYTES:
@@ -175,10 +200,10 @@ def _lead(comm: Any, star: Star, step: _Step, iterations: int, seconds_each: flo
 
     def measured(n: int) -> list[float]:
         star.send(partners, messages.text({**asdict(step), "n": n}))
-        own = run(n)
+        own = [run(n)] if 0 in step.ranks else []
         reports = star.receive(partners, _WHAT)
         star.beat()
-        slowest: list[float] = np.max([own, *(parts[0] for parts in reports.values())], axis=0).tolist()
+        slowest: list[float] = np.max([*own, *(parts[0] for parts in reports.values())], axis=0).tolist()
         return slowest
 
     measured(1)  # does not count: connections and buffers are new
@@ -215,9 +240,11 @@ def _runner(comm: Any, star: Star, step: _Step) -> Callable[[int], np.ndarray]:
     def run(n: int) -> np.ndarray:
         seconds = np.empty(n)
         for i in range(n):
-            _wait(comm, star, *start_barrier())
+            request, *buffers = start_barrier()
+            spin(comm, star, request, _WHAT, *buffers)
             begun = time.perf_counter()
-            _wait(comm, star, *start())
+            request, *buffers = start()
+            spin(comm, star, request, _WHAT, *buffers)
             seconds[i] = time.perf_counter() - begun
         return seconds
 
@@ -230,10 +257,10 @@ def _ping_pong(comm: Any, star: Star, peer: int, first: bool, size: int) -> Call
     outgoing, incoming = np.zeros(size, np.uint8), np.empty(size, np.uint8)
 
     def send() -> None:
-        _wait(comm, star, comm.Isend([outgoing, MPI.BYTE], peer, _TAG), outgoing)
+        spin(comm, star, comm.Isend([outgoing, MPI.BYTE], peer, _TAG), _WHAT, outgoing)
 
     def receive() -> None:
-        _wait(comm, star, comm.Irecv([incoming, MPI.BYTE], peer, _TAG), incoming)
+        spin(comm, star, comm.Irecv([incoming, MPI.BYTE], peer, _TAG), _WHAT, incoming)
 
     def run(n: int) -> np.ndarray:
         seconds = np.zeros(n + 1)
@@ -267,23 +294,3 @@ def _starter(comm: Any, operation: str, size: int) -> Callable[[], tuple[Any, ..
         target = gathered if comm.Get_rank() == 0 else None
         return lambda: (comm.Igather(own, target, 0), own, target)
     return lambda: (comm.Iallgather(own, gathered), own, gathered)
-
-
-def _wait(comm: Any, star: Star, request: Any, *in_use: Any) -> None:
-    """Wait for an operation without sleeping, but not for ever."""
-    from mpi4py import MPI
-
-    deadline = time.perf_counter() + star.seconds
-    tests = 0
-    try:
-        while not request.Test():
-            tests += 1
-            if tests > _TESTS_AT_ONCE:
-                os.sched_yield()  # whoever is waited for may need this core
-                if time.perf_counter() > deadline:
-                    break
-        else:
-            return
-    except MPI.Exception as error:
-        raise RankLostError(f"A rank died while communication was measured ({error}). {_REMEDY}") from error
-    finish(comm, request, 0.0, f"all ranks to do {_WHAT}", _REMEDY, *in_use)

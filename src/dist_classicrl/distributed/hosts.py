@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shlex
-import signal
+import shutil
 import socket
-import subprocess
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dist_classicrl.distributed.asking import Asked
+from dist_classicrl.distributed.processes import run_job
 from dist_classicrl.errors import LauncherError
 
-_POLL_SECONDS = 0.05
+_SLURM_SECONDS = 10.0
+_SRUN = ("srun", "--overlap", "--nodes=1", "--ntasks=1", "--quiet", "--nodelist")
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
@@ -110,19 +110,11 @@ def hosts_that_answer(
     is_over : callable
         Asked again and again whether to give up, in which case the answers so far count.
     """
-    asked = {host.name: _ask(agent, host.name) for host in hosts if not _is_here(host.name)}
-    deadline = time.monotonic() + seconds
-    while any(process is not None and process.poll() is None for process in asked.values()):
-        if time.monotonic() > deadline or is_over():
-            break
-        time.sleep(_POLL_SECONDS)
-    answered = {name for name, process in asked.items() if process is not None and process.poll() == 0}
-    for process in asked.values():
-        if process is not None and process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            with contextlib.suppress(subprocess.TimeoutExpired):  # one that hangs in the kernel stays behind
-                process.wait(timeout=1.0)
-    return [host for host in hosts if host.name not in asked or host.name in answered]
+    others = [host.name for host in hosts if not is_here(host.name)]
+    with Asked({name: [*agent, name, "true"] for name in others}) as asked:
+        asked.wait(seconds, is_over=is_over)
+        answered = {name for name in others if asked.status(name) == 0}
+    return [host for host in hosts if host.name not in others or host.name in answered]
 
 
 def agent_words(agent: str | None) -> list[str]:
@@ -130,20 +122,43 @@ def agent_words(agent: str | None) -> list[str]:
     return shlex.split(agent) if agent else ["ssh", "-o", "BatchMode=yes"]
 
 
-def _ask(agent: Sequence[str], name: str) -> subprocess.Popen[bytes] | None:
-    try:
-        return subprocess.Popen(
-            [*agent, name, "true"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-    except OSError:
-        return None
+def slurm_hosts(environment: Mapping[str, str] | None = None) -> tuple[Host, ...]:
+    """Return the nodes of the SLURM job that this process is in; none where there is no such job.
+
+    Parameters
+    ----------
+    environment : mapping of str to str, optional
+        Environment variables; this process's if left out.
+    """
+    nodes = (os.environ if environment is None else environment).get("SLURM_JOB_NODELIST")
+    if not nodes or shutil.which("scontrol") is None:
+        return ()
+    job = run_job(["scontrol", "show", "hostnames", nodes], timeout=_SLURM_SECONDS)
+    return () if job.returncode else tuple(Host(name, None) for name in job.output.split())
 
 
-def _is_here(name: str) -> bool:
+def command_on(name: str, text: str, agent: str | None, within_slurm: bool) -> list[str]:
+    """Return the command that has a host run `text`, which is for its shell.
+
+    Parameters
+    ----------
+    name : str
+        Of the host; nothing in between is needed for this one.
+    text : str
+    agent : str or None
+        See `agent_words`.
+    within_slurm : bool
+        Whether srun takes the place of ssh, where no agent is given.
+    """
+    if is_here(name):
+        return ["/bin/sh", "-c", text]
+    if within_slurm and agent is None:
+        return [*_SRUN, name, "/bin/sh", "-c", text]
+    return [*agent_words(agent), name, text]
+
+
+def is_here(name: str) -> bool:
+    """Return whether a name or an address is this machine's."""
     own = socket.gethostname()
     if name in (*_LOCAL, own, own.partition(".")[0]):
         return True

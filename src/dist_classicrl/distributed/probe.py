@@ -2,6 +2,7 @@
 
     mpirun -n 4 python -m dist_classicrl.distributed.probe look FILE
     mpirun -n 4 python -m dist_classicrl.distributed.probe profile SIZES ITERATIONS SECONDS TIMEOUT
+    mpirun -n 3 --hostfile FILE python -m dist_classicrl.distributed.probe hosts SECONDS
     mpirun --with-ft ulfm -n 3 python -m dist_classicrl.distributed.probe death
 
 Each writes a line of JSON after a mark, so that what else is written does not matter.
@@ -15,10 +16,12 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from dist_classicrl.distributed.beginnings import own_communicator
+from dist_classicrl.distributed.clocks import compare_clocks
 from dist_classicrl.distributed.communication_profile import COLLECTIVES, CommunicationProfile, measure
 from dist_classicrl.distributed.star import Star
 
@@ -83,6 +86,17 @@ def profile(sizes: str, iterations: str, seconds: str, timeout: str) -> None:
     _say_profile(measured(MPI.COMM_WORLD, numbers, int(iterations), float(seconds), float(timeout)))
 
 
+def hosts(seconds: str) -> None:
+    """Compare the clocks of all ranks, and measure messages between all hosts for so many seconds at most."""
+    from mpi4py import MPI
+
+    with _together(MPI.COMM_WORLD, _TIMEOUT) as (comm, star):
+        clocks = compare_clocks(comm, star)
+        found = measure(comm, star, _SIZES, _ITERATIONS, _SECONDS_EACH, (), True, float(seconds))
+    if star.rank == 0:
+        _say({"profile": found.to_dict(), "clocks": [each.to_dict() for each in clocks]})
+
+
 def measured(
     comm: Any,
     sizes: Sequence[int],
@@ -93,13 +107,20 @@ def measured(
 ) -> CommunicationProfile | None:
     """Measure communication over `comm`, on which every rank calls this; rank 0 gets the result.
 
-    See `communication_profile.measure`.
+    Messages between all hosts are measured where collective operations are. See
+    `communication_profile.measure`.
     """
+    with _together(comm, timeout) as (own, star):
+        found = measure(own, star, sizes, iterations, seconds_each, collectives, bool(collectives))
+    return found if star.rank == 0 else None
+
+
+@contextmanager
+def _together(comm: Any, timeout: float) -> Iterator[tuple[Any, Star]]:
     own = own_communicator(comm, timeout, "measuring of communication")
     star = Star(own, timeout)
-    found = measure(own, star, sizes, iterations, seconds_each, collectives)
+    yield own, star
     star.close()
-    return found if star.rank == 0 else None
 
 
 def _say_profile(found: CommunicationProfile | None) -> None:
@@ -190,7 +211,12 @@ def _say(data: dict[str, Any]) -> None:
 
 def main(words: Sequence[str]) -> None:
     """Do what the words of the command line say."""
-    programs: dict[str, Callable[..., None]] = {"look": look, "profile": profile, "death": death}
+    programs: dict[str, Callable[..., None]] = {
+        "look": look,
+        "profile": profile,
+        "hosts": hosts,
+        "death": death,
+    }
     programs[words[0]](*words[1:])
 
 

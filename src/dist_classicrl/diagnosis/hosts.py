@@ -1,0 +1,220 @@
+"""Hosts that are asked before any rank is started there: whether they answer, and reach each other."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import socket
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dist_classicrl.diagnosis import on_host
+from dist_classicrl.diagnosis.children import last_lines
+from dist_classicrl.diagnosis.findings import Finding, failure, ok
+from dist_classicrl.diagnosis.plan import TrainingPlan
+from dist_classicrl.diagnosis.trials import MARK
+from dist_classicrl.distributed.asking import Asked
+from dist_classicrl.distributed.hosts import Host, command_on, is_here
+
+_REACH_SECONDS = 5.0
+_MOST_NAMES = 8
+
+
+@dataclass
+class Cluster:
+    """What is known of the hosts of a plan.
+
+    Attributes
+    ----------
+    hosts : tuple of Host
+        With which the examination goes on: those that answer and all reach each other.
+    said : dict
+        By name, what those that answer said in `on_host.report`. This machine is one of them, if it is in
+        the hostfile or not.
+    """
+
+    hosts: tuple[Host, ...] = ()
+    said: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Trouble:
+    """Why a host does not answer; `HOST` stands for its name in the remedy."""
+
+    what: str
+    remedy: str
+
+
+_PYTHON = sys.executable
+_NO_PYTHON = _Trouble(
+    f"there is no {_PYTHON}",
+    "Install the environment at the same path on every host, or in a folder that all hosts see.",
+)
+_NO_PACKAGE = _Trouble(
+    f"{_PYTHON} cannot run dist_classicrl there",
+    f"Make `ssh HOST {_PYTHON} -c 'import dist_classicrl.diagnosis.on_host'` work: install the same release "
+    "on every host, or in a folder that all hosts see.",
+)
+_SILENT = _Trouble(
+    "it does not answer in time",
+    "Look whether HOST is up, and whether `ssh HOST true` comes to an end; or give --timeout more seconds.",
+)
+_OF_SSH = {
+    r"could not resolve|not known|name resolution|no address": _Trouble(
+        "its name is not known here",
+        "Correct it in the hostfile, or enter HOST in DNS or in /etc/hosts of every host.",
+    ),
+    r"host key|identification has changed": _Trouble(
+        "ssh does not know its key",
+        "Look at `ssh HOST`; then ssh-keyscan HOST >> ~/.ssh/known_hosts.",
+    ),
+    r"permission denied|password|passphrase|authenticat": _Trouble(
+        "it does not let this user in without a password",
+        "Let `ssh -o BatchMode=yes HOST true` work: ssh-keygen, then ssh-copy-id HOST; ssh-add for a key "
+        "with a passphrase.",
+    ),
+    r"refused": _Trouble(
+        "it refuses the connection",
+        "Start sshd on HOST, or name its port in ~/.ssh/config.",
+    ),
+    r"timed out|no route|unreachable|connection closed|reset by": _Trouble(
+        "it cannot be reached",
+        "Look whether HOST is up, and at the network and firewall in between.",
+    ),
+}
+_UNKNOWN = _Trouble(
+    "it cannot be asked", "Let `ssh HOST true`, or the same with --agent, work without a question."
+)
+
+
+def examine(cluster: Cluster, plan: TrainingPlan, files: dict[str, str]) -> Iterator[Finding]:
+    """Ask all hosts at once, each to look for `files`, by what they are for; `cluster` has the answers."""
+    here = socket.gethostname()
+    hosts = {host.name: host for host in plan.hosts or plan.nodes}
+    names = list(hosts) if any(map(is_here, hosts)) else [here, *hosts]
+    request = {"files": files, "seconds": 2.0 * plan.seconds}
+    commands = {name: _command(plan, name, "report", request) for name in names}
+    begun = time.monotonic()
+    with Asked(commands) as asked:
+        asked.wait(0.5 * plan.seconds, lambda output: MARK in output)
+        asked.wait(
+            begun + plan.seconds - time.monotonic(),
+            lambda output: MARK not in output or "done" in said_in(output),
+        )
+        outputs = {name: asked.output(name) for name in names}
+        cluster.said = {name: said_in(output) for name, output in outputs.items() if MARK in output}
+        troubles = {
+            name: _trouble(outputs[name], asked.status(name)) for name in names if name not in cluster.said
+        }
+        cluster.hosts = tuple(host for name, host in hosts.items() if name in cluster.said)
+        yield _answers(outputs, troubles, cluster)
+        if len(cluster.said) > 1:
+            yield _connections(cluster, plan)
+        for name, said in cluster.said.items():
+            on_host.find_trouble(name, said, _REACH_SECONDS, on_host.END)
+
+
+def said_in(output: str) -> dict[str, Any]:
+    """Return what a host said, all lines of it together."""
+    said: dict[str, Any] = {}
+    for line in output.splitlines():
+        _, mark, text = line.partition(MARK)
+        if mark:
+            try:
+                said |= json.loads(text)
+            except ValueError:  # not written to its end yet
+                continue
+    return said
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names for people: all of a few, or how many there are more."""
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _command(plan: TrainingPlan, name: str, word: str, request: dict[str, Any]) -> list[str]:
+    """Return the command that asks a host, as ranks are started: in this folder and with this PYTHONPATH."""
+    words = [_PYTHON, "-m", on_host.__name__, word, json.dumps(request)]
+    if "PYTHONPATH" in os.environ:
+        words = ["env", f"PYTHONPATH={os.environ['PYTHONPATH']}", *words]
+    text = f"cd {shlex.quote(os.getcwd())}; {shlex.join(words)}"
+    return command_on(name, text, plan.agent, bool(plan.nodes))
+
+
+def _trouble(output: str, status: int | None) -> _Trouble:
+    if status in (126, 127):
+        return _NO_PYTHON
+    if "Traceback" in output or _PYTHON in output:
+        return _NO_PACKAGE
+    for pattern, trouble in _OF_SSH.items():
+        if re.search(pattern, output, re.IGNORECASE):
+            return trouble
+    return _SILENT if status is None and not output.strip() else _UNKNOWN
+
+
+def _answers(outputs: dict[str, str], troubles: dict[str, _Trouble], cluster: Cluster) -> Finding:
+    check = "hosts"
+    names = [host.name for host in cluster.hosts]
+    if not troubles:
+        return ok(check, f"{listed(names)} answer, and have Python and the package")
+    by_trouble: dict[_Trouble, list[str]] = defaultdict(list)
+    for name, trouble in troubles.items():
+        by_trouble[trouble].append(name)
+    lines, remedies = [], []
+    for trouble, those in by_trouble.items():
+        quoted = last_lines(outputs[those[0]])
+        lines.append(f"{listed(those)}: {trouble.what}" + (f" ({quoted})" if quoted else ""))
+        remedies.append(trouble.remedy.replace("HOST", those[0]))
+    lines.append(_what_follows(names))
+    data = {"answer": names, "do_not_answer": {name: trouble.what for name, trouble in troubles.items()}}
+    return failure(check, "\n".join(lines), "\n".join(remedies), data)
+
+
+def _what_follows(names: Sequence[str]) -> str:
+    return f"Ranks are started on {listed(names)} alone." if names else "No host is left to start ranks on."
+
+
+def _connections(cluster: Cluster, plan: TrainingPlan) -> Finding:
+    """Let every host connect to every other one, and keep those that all can."""
+    check = "connections"
+    said, missing = cluster.said, {}
+    commands = {}
+    for name in said:
+        peers = {other: said[other] for other in said if other != name}
+        wanted = {other: {key: each[key] for key in _OF_PEER} for other, each in peers.items()}
+        request = {"peers": wanted, "seconds": _REACH_SECONDS}
+        commands[name] = _command(plan, name, "reach", request)
+    with Asked(commands) as asked:
+        asked.wait(plan.seconds)
+        answers = {name: said_in(asked.output(name)).get("troubles") for name in said}
+    for name, troubles in answers.items():
+        silent = {other: "it did not say within the time" for other in said if other != name}
+        found = silent if troubles is None else troubles
+        missing.update({(name, other): text for other, text in found.items() if text})
+    n_pairs = len(said) * (len(said) - 1) // 2
+    if not missing:
+        return ok(check, f"all {n_pairs} pairs of hosts reach each other by TCP, on ports of their choice")
+    kept: list[str] = []
+    for name in sorted(said, key=lambda name: not is_here(name)):  # mpirun runs here
+        if all((name, other) not in missing and (other, name) not in missing for other in kept):
+            kept.append(name)
+    cluster.hosts = tuple(host for host in cluster.hosts if host.name in kept)
+    lines = [f"{name} does not reach {other} by TCP ({text})" for (name, other), text in missing.items()]
+    return failure(
+        check,
+        "\n".join([*lines[:_MOST_NAMES], _what_follows([host.name for host in cluster.hosts])]),
+        "Ranks talk to each other directly, on ports of the system's choice, which a firewall may close "
+        "where ssh is open. Open them between all hosts, or name a network that all share: for Open MPI "
+        "--mca btl_tcp_if_include 10.0.0.0/24 and the like.",
+        {"missing": [{"from": name, "to": other, "why": text} for (name, other), text in missing.items()]},
+    )
+
+
+_OF_PEER = ("port", "token", "addresses")

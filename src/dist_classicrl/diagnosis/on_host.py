@@ -1,0 +1,188 @@
+"""What a host says of itself when it is asked, before any rank is started there.
+
+python -m dist_classicrl.diagnosis.on_host (report | reach) JSON
+
+What is said is written as lines of JSON after a mark, each as soon as it is known, since what comes after it
+may hang or crash.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib
+import json
+import os
+import platform
+import secrets
+import socket
+import struct
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import dist_classicrl
+from dist_classicrl.diagnosis import trials
+from dist_classicrl.distributed.launcher import find_launcher
+from dist_classicrl.errors import LauncherError
+
+END = b"end"
+"""What a host is sent when nobody will look for it any more."""
+
+_TOKEN_BYTES = 8
+_WORD_SECONDS = 1.0
+_SIOCGIFADDR = 0x8915
+_CONNECTIONS_AT_ONCE = 32
+_PACKAGES = ("numpy", "numba", "mpi4py")
+
+
+def report(request: dict[str, Any]) -> None:
+    """Say what is here, and be there for other hosts to connect to, for some seconds or until `END`.
+
+    Parameters
+    ----------
+    request : dict
+        ``"seconds"``, and ``"files"``: paths of files that should be seen here, by what they are for.
+    """
+    ended = threading.Event()
+    server = socket.create_server(("", 0))
+    token = secrets.token_hex(_TOKEN_BYTES // 2).encode()
+    threading.Thread(target=_be_reached, args=(server, token, ended), daemon=True).start()
+    _say(
+        host=socket.gethostname(),
+        port=server.getsockname()[1],
+        token=token.decode(),
+        addresses=own_addresses(),
+        working_folder=os.getcwd(),
+    )
+    _say(files={label: _sight(path) for label, path in request["files"].items()})
+    _say(versions=versions())
+    library = trials.library()
+    _say(library=library.get("library") or library.get("error") or library.get("missing"))
+    _say(cache=trials.cache(), done=True)
+    ended.wait(request["seconds"])
+
+
+def reach(request: dict[str, Any]) -> None:
+    """Say which hosts can be connected to from here, and why not.
+
+    Parameters
+    ----------
+    request : dict
+        ``"peers"``: by name, what they said in `report`. ``"seconds"``: for each connection.
+    """
+    peers: dict[str, dict[str, Any]] = request["peers"]
+    with ThreadPoolExecutor(_CONNECTIONS_AT_ONCE) as pool:
+        troubles = {
+            name: pool.submit(find_trouble, name, peer, request["seconds"]) for name, peer in peers.items()
+        }
+    _say(troubles={name: each.result() for name, each in troubles.items()})
+
+
+def find_trouble(name: str, peer: dict[str, Any], seconds: float, word: bytes = b"") -> str:
+    """Return why nothing can be sent to a host; nothing if it can, and then `word` is sent.
+
+    Parameters
+    ----------
+    name : str
+    peer : dict
+        What the host said in `report`.
+    seconds : float
+        For each of its addresses.
+    word : bytes
+    """
+    troubles = []
+    for address in peer["addresses"] or [name]:
+        try:
+            with socket.create_connection((address, peer["port"]), timeout=seconds) as connection:
+                if connection.recv(_TOKEN_BYTES, socket.MSG_WAITALL) == peer["token"].encode():
+                    connection.sendall(word)
+                    return ""
+            troubles.append(f"{address} is another host")
+        except OSError as error:
+            troubles.append(f"{address}: {error.strerror or error}")
+    return ", ".join(troubles)
+
+
+def own_addresses() -> list[str]:
+    """Return the IPv4 addresses of this host's network cards."""
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for _, card in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, struct.pack("256s", card.encode()[:15]))
+            except OSError:  # one without an address
+                continue
+            found.append(socket.inet_ntoa(answer[20:24]))
+    return [address for address in found if not address.startswith("127.")]
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what has to be the same on all hosts."""
+    found = {"Python": platform.python_version()}
+    place = Path(dist_classicrl.__file__).parent
+    found["dist_classicrl"] = f"{dist_classicrl.__version__}, code {fingerprint(place)}"
+    for name in _PACKAGES:
+        try:
+            found[name] = str(importlib.import_module(name).__version__)
+        except Exception as error:  # whatever a broken installation raises
+            found[name] = f"{type(error).__name__}: {error}"
+    try:
+        found["mpirun"] = str(find_launcher()).rpartition(" (")[0]
+    except LauncherError:
+        found["mpirun"] = "none"
+    return found
+
+
+def fingerprint(place: Path) -> str:
+    """Return a short text that is the same for the same source files."""
+    digest = hashlib.sha256()
+    for path in sorted(place.rglob("*.py")):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(place)} {len(content)} ".encode())
+        digest.update(content)
+    return digest.hexdigest()[:8]
+
+
+def _be_reached(server: socket.socket, token: bytes, ended: threading.Event) -> None:
+    while True:
+        try:
+            connection, _ = server.accept()
+            with connection:
+                connection.settimeout(_WORD_SECONDS)
+                connection.sendall(token)
+                if connection.recv(len(END), socket.MSG_WAITALL) == END:
+                    ended.set()
+        except OSError:  # of one that connects and goes
+            continue
+
+
+def _sight(path: str) -> dict[str, Any]:
+    """Say whether a file is seen here, and whether one can be written beside it."""
+    said: dict[str, Any] = {"sees": os.path.exists(path)}
+    if said["sees"]:
+        try:
+            tempfile.TemporaryFile(dir=os.path.dirname(path)).close()
+        except OSError as error:
+            said["unwritable"] = str(error)
+    return said
+
+
+def _say(**data: Any) -> None:
+    print(f"{trials.MARK}{json.dumps(data)}", flush=True)
+
+
+def main(words: Sequence[str]) -> None:
+    """Do what the words of the command line say."""
+    programs: dict[str, Callable[[dict[str, Any]], None]] = {"report": report, "reach": reach}
+    programs[words[0]](json.loads(words[1]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(0)  # not waiting for what a library has started

@@ -1,0 +1,125 @@
+"""What has to be the same on all hosts: versions, folders, and a place for compiled code."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from dist_classicrl.diagnosis.findings import Finding, failure, ok, warning
+from dist_classicrl.diagnosis.hosts import listed
+from dist_classicrl.diagnosis.stack import Library
+
+_MUST_BE_SAME = ("dist_classicrl", "MPI library")
+
+
+def examine(said: Mapping[str, dict[str, Any]]) -> Iterator[Finding]:
+    """Compare what hosts said in `on_host.report`, by name."""
+    yield _versions({name: _versions_of(each) for name, each in said.items()})
+    yield _working_folder(said)
+    yield from _caches(said)
+
+
+def _versions_of(said: Mapping[str, Any]) -> dict[str, str]:
+    if "library" not in said:
+        return {**said.get("versions", {}), "MPI library": "does not answer"}
+    return {**said.get("versions", {}), "MPI library": str(Library.of_text(said["library"] or ""))}
+
+
+def _versions(versions: Mapping[str, dict[str, str]]) -> Finding:
+    check = "same versions"
+    differences = {}
+    for part in dict.fromkeys(part for each in versions.values() for part in each):
+        hosts_by_version = grouped({name: each.get(part, "not told") for name, each in versions.items()})
+        if len(hosts_by_version) > 1:
+            differences[part] = hosts_by_version
+    if not differences:
+        same = next(iter(versions.values()))
+        return ok(check, ", ".join(f"{part} {version}" for part, version in same.items()), dict(versions))
+    found = "\n".join(
+        f"{part} differs: " + "; ".join(f"{version} on {listed(those)}" for version, those in each.items())
+        for part, each in differences.items()
+    )
+    remedy = "Install the same versions on every host, or one environment in a folder that all hosts see."
+    if any(part in differences for part in _MUST_BE_SAME):
+        return failure(check, found, remedy, dict(versions))
+    return warning(check, found, remedy, dict(versions))
+
+
+def grouped(values: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the keys of each value."""
+    found = defaultdict(list)
+    for key, value in values.items():
+        found[value].append(key)
+    return dict(found)
+
+
+def _working_folder(said: Mapping[str, dict[str, Any]]) -> Finding:
+    check = "working folder"
+    own = os.getcwd()
+    elsewhere = [name for name, each in said.items() if each["working_folder"] != own]
+    if elsewhere:
+        return warning(
+            check,
+            f"{own} is not there on {listed(elsewhere)}",
+            "Work in a folder that all hosts see: scripts and files that are named without a full path are "
+            "looked for in it.",
+        )
+    return ok(check, f"{own} is there on all hosts")
+
+
+def examine_shared(
+    check: str, option: str, use: str, reports: Iterable[tuple[str, dict[str, Any]]]
+) -> Iterator[Finding]:
+    """Tell whether a folder is the same one on all hosts, by whether they see a file in it.
+
+    Parameters
+    ----------
+    check : str
+    option : str
+        What names the folder.
+    use : str
+        What it is needed for.
+    reports : iterable of (str, dict)
+        A host, and whether it ``"sees"`` the file; ``"unwritable"`` says why it can write none there.
+    """
+    reports = list(reports)
+    blind = sorted({name for name, each in reports if not each["sees"]})
+    unwritable = sorted({(name, each["unwritable"]) for name, each in reports if "unwritable" in each})
+    if blind:
+        yield warning(
+            check,
+            f"it is not the same one on {listed(blind)}",
+            f"Give a {option} that all hosts see: {use}.",
+        )
+    if unwritable:
+        name, trouble = unwritable[0]
+        yield warning(
+            check,
+            f"it cannot be written to on {listed([name for name, _ in unwritable])} ({trouble})",
+            f"Give a {option} that this user may write to on all hosts: {use}.",
+        )
+    if not blind and not unwritable and len({name for name, _ in reports}) > 1:
+        yield ok(check, "all hosts see it")
+
+
+def _caches(said: Mapping[str, dict[str, Any]]) -> Iterator[Finding]:
+    """Tell of hosts that cannot keep compiled code; it need not be the same place everywhere."""
+    troubles = {name: _trouble_of(each.get("cache")) for name, each in said.items()}
+    for trouble, those in grouped(troubles).items():
+        if trouble:
+            yield warning(
+                "numba's cache on hosts",
+                f"{listed(those)}: {trouble}",
+                "Let NUMBA_CACHE_DIR name a folder that can be written to there, such as one below /tmp: "
+                "else every start compiles anew.",
+            )
+
+
+def _trouble_of(cache: Mapping[str, Any] | None) -> str:
+    if cache is None:
+        return "compiled code is not loaded within the time"
+    if "error" in cache:
+        return f"compiled code cannot be loaded: {cache['error']}"
+    return f"{cache['path']} cannot be written to: {cache['unwritable']}" if "unwritable" in cache else ""
