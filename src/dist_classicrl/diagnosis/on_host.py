@@ -149,9 +149,10 @@ def fingerprint(place: Path) -> str:
 
 
 def _be_reached(server: socket.socket, token: bytes, ended: threading.Event) -> None:
-    while True:
+    """Tell whoever connects the token, until one says `END`."""
+    while not ended.is_set():
+        connection, _ = server.accept()
         try:
-            connection, _ = server.accept()
             with connection:
                 connection.settimeout(_WORD_SECONDS)
                 connection.sendall(token)

@@ -1,0 +1,152 @@
+"""`doctor --hostfile` on emulated hosts, with their agent for ssh: each trouble is made, and found by name."""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from hosts import Hosts
+
+import dist_classicrl
+from dist_classicrl.distributed.processes import run_job
+
+SECONDS = 100
+AHEAD_SECONDS = 90.0
+PACKAGE = Path(dist_classicrl.__file__).parent
+CLOCK = f"""
+import time
+true_time = time.time
+time.time = lambda: true_time() + {AHEAD_SECONDS}
+"""
+
+
+@pytest.fixture
+def work(tmp_path, monkeypatch):
+    """A folder to work in, which all hosts see."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def do(hosts, host, *words):
+    job = run_job(hosts.command(host, words), timeout=SECONDS)
+    assert job.returncode == 0, job.output
+
+
+def hide(hosts, host, folder):
+    """Let a host have an empty folder there."""
+    do(hosts, host, "mount", "-t", "tmpfs", "hidden", str(folder))
+
+
+def put(hosts, host, ours, place):
+    """Let a host, and no other, have `ours` at a place."""
+    do(hosts, host, "mount", "--bind", str(ours), str(place))
+
+
+def examined(hosts, *words, names=None, status=0):
+    """What the doctor finds when it is started at h1, by check."""
+    doctor = [sys.executable, "-m", "dist_classicrl", "doctor", "--json"]
+    on = ["--hostfile", hosts.hostfile(2, names), "--agent", hosts.agent]
+    job = run_job(hosts.command("h1", [*doctor, *on, *words]), timeout=SECONDS)
+    assert job.returncode == status, job.output
+    assert all(hosts.processes(host) == {} for host in hosts.names)  # nothing is left listening
+    return {each["check"]: each for each in json.loads(job.output)["findings"]}
+
+
+def statuses(found):
+    return {check: finding["status"] for check, finding in found.items()}
+
+
+def test_three_hosts_that_are_well(three_hosts, work):
+    found = examined(three_hosts, "--checkpoint-dir", "saved")
+    well = ["hosts", "connections", "same versions", "working folder", "clocks", "pairs of hosts", "ranks"]
+    assert {statuses(found)[check] for check in well} == {"ok"}
+    shared = [statuses(found)[check] for check in ("shared checkpoint folder", "shared state folder")]
+    assert shared == ["ok", "ok"]
+    assert "6 on 3 hosts" in found["ranks"]["found"]
+    assert found["same versions"]["data"].keys() == {"h1", "h2", "h3"}
+    clocks = found["clocks"]["data"]
+    assert clocks.keys() == {"h2", "h3"}
+    for clock in clocks.values():  # they have the same clock, which the uncertainty has to allow for
+        assert abs(clock["offset"]) <= clock["uncertainty"] < 1.0
+    pairs = found["pairs of hosts"]["data"]["pairs"]
+    assert sorted(pair["hosts"] for pair in pairs) == [["h1", "h2"], ["h1", "h3"], ["h2", "h3"]]
+    assert all(pair["latency"] > 0.0 and pair["bandwidth"] > 0.0 for pair in pairs)
+    assert list(work.iterdir()) == []  # neither checkpoints nor the state folder stay
+
+
+@pytest.mark.skipif(shutil.which("tc") is None, reason="there is no program tc to slow a card down")
+def test_a_host_that_is_not_like_the_others_is_named(three_hosts, work, monkeypatch):
+    stale, clock, shifted = work / "stale", work / "clock", work / "shifted"
+    shutil.copytree(PACKAGE, stale)
+    with open(stale / "errors.py", "a") as file:
+        file.write("# stale\n")
+    clock.mkdir()
+    shifted.mkdir()
+    (shifted / "sitecustomize.py").write_text(CLOCK)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(clock), os.environ.get("PYTHONPATH", "")]))
+    (work / "saved").mkdir()
+    (work / "state").mkdir()
+    put(three_hosts, "h3", stale, PACKAGE)
+    put(three_hosts, "h3", shifted, clock)
+    hide(three_hosts, "h3", work / "saved")
+    put(three_hosts, "h2", work / "state", work / "state")
+    do(three_hosts, "h2", "mount", "-o", "remount,bind,ro", str(work / "state"))
+    shape = ["tbf", "rate", "20mbit", "burst", "64kb", "latency", "400ms"]
+    do(three_hosts, "h3", "tc", "qdisc", "add", "dev", "eth0", "root", *shape)
+
+    found = examined(three_hosts, "--checkpoint-dir", "saved", "--state-dir", "state", status=1)
+    assert (statuses(found)["hosts"], statuses(found)["connections"]) == ("ok", "ok")
+    assert statuses(found)["same versions"] == "failure"
+    (line,) = found["same versions"]["found"].splitlines()
+    assert line.startswith("dist_classicrl differs: ") and line.endswith("on h3") and "on h1, h2" in line
+    assert found["shared checkpoint folder"]["found"] == "it is not the same one on h3"
+    assert "cannot be written to on h2" in found["shared state folder"]["found"]
+    assert statuses(found)["clocks"] == "warning"
+    assert found["clocks"]["found"].startswith("far apart on h3")
+    clock = found["clocks"]["data"]["h3"]
+    assert abs(clock["offset"] - AHEAD_SECONDS) <= clock["uncertainty"] + 0.001
+    assert statuses(found)["pairs of hosts"] == "warning"
+    assert found["pairs of hosts"]["found"].startswith("h3 is far slower than the others")
+    assert statuses(found)["ranks"] == "ok"
+
+
+def test_hosts_that_do_not_answer_are_named_and_the_others_are_examined(possible, work):
+    with Hosts(5) as hosts:
+        hosts.cut("h2")
+        hide(hosts, "h3", sys.prefix)
+        hide(hosts, "h4", PACKAGE)
+        found = examined(hosts, names=["h1", "h2", "h3", "h4", "h5", "h9"], status=1)
+        told = dict(line.split(": ", 1) for line in found["hosts"]["found"].splitlines() if ": " in line)
+        assert told["h2"].startswith("it cannot be reached")
+        assert told["h3"].startswith(f"there is no {sys.executable}")
+        assert told["h4"].startswith(f"{sys.executable} cannot run dist_classicrl there")
+        assert told["h9"].startswith("its name is not known here")
+        assert "Ranks are started on h1, h5 alone." in found["hosts"]["found"]
+        assert found["hosts"]["data"]["answer"] == ["h1", "h5"]
+        assert len(found["hosts"]["remedy"].splitlines()) == 4
+        assert statuses(found)["connections"] == statuses(found)["ranks"] == "ok"
+        assert "4 on 2 hosts" in found["ranks"]["found"]
+        assert [pair["hosts"] for pair in found["pairs of hosts"]["data"]["pairs"]] == [["h1", "h5"]]
+
+
+def test_hosts_that_do_not_reach_each_other_are_named_and_nothing_hangs(three_hosts, work):
+    # What h2 and h3 send each other goes nowhere, as through a firewall that drops it.
+    for host, other in (("h2", "10.77.0.3"), ("h3", "10.77.0.2")):
+        nowhere = ["lladdr", "02:00:00:00:00:99", "dev", "eth0", "nud", "permanent"]
+        do(three_hosts, host, "ip", "neighbour", "replace", other, *nowhere)
+    found = examined(three_hosts, status=1)
+    assert statuses(found)["hosts"] == "ok" and statuses(found)["connections"] == "failure"
+    missing = [(each["from"], each["to"]) for each in found["connections"]["data"]["missing"]]
+    assert missing == [("h2", "h3"), ("h3", "h2")]
+    assert "h2 does not reach h3 by TCP" in found["connections"]["found"]
+    assert "Ranks are started on h1, h2 alone." in found["connections"]["found"]
+    assert statuses(found)["ranks"] == "ok" and "4 on 2 hosts" in found["ranks"]["found"]
+
+
+def test_it_can_be_started_where_no_rank_is_to_run(three_hosts, work):
+    found = examined(three_hosts, names=["h2", "h3"])
+    assert statuses(found)["connections"] == "ok" and "all 3 pairs" in found["connections"]["found"]
+    assert [pair["hosts"] for pair in found["pairs of hosts"]["data"]["pairs"]] == [["h2", "h3"]]
+    assert "4 on 2 hosts" in found["ranks"]["found"]

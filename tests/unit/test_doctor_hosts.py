@@ -1,0 +1,429 @@
+"""What the doctor says of hosts: what stands in for ssh is a script, and all hosts are this machine."""
+
+import json
+import os
+import socket
+import stat
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dist_classicrl.diagnosis import examination, hosts, on_host, pairs, sameness
+from dist_classicrl.diagnosis.plan import TrainingPlan
+from dist_classicrl.diagnosis.trials import MARK
+from dist_classicrl.distributed import hosts as hosts_module
+from dist_classicrl.distributed.communication_profile import (
+    POINT_TO_POINT,
+    CommunicationProfile,
+    Measurement,
+    pairs_of_hosts,
+)
+from dist_classicrl.distributed.hosts import Host, command_on, slurm_hosts
+from dist_classicrl.settings import Settings
+
+SECONDS = 60.0
+HERE = socket.gethostname()
+
+
+def program(folder, name, script):
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+def plan_of(agent, *names, seconds=SECONDS):
+    return TrainingPlan(
+        ranks=len(names),
+        settings=Settings(),
+        hostfile="hosts",
+        hosts=tuple(Host(name, 1) for name in names),
+        agent=agent,
+        seconds=seconds,
+    )
+
+
+def examined(plan, files=None):
+    cluster = hosts.Cluster()
+    return cluster, {finding.check: finding for finding in hosts.examine(cluster, plan, files or {})}
+
+
+# Whether they answer
+
+
+TROUBLES = {  # what ssh or a shell writes, its exit status, what the doctor says, and a part of the remedy
+    "nameless": (
+        "ssh: Could not resolve hostname x: Name or service not known",
+        255,
+        "its name is not known here",
+        "enter nameless in DNS",
+    ),
+    "off": ("ssh: connect to host x port 22: Connection timed out", 255, "it cannot be reached", "off is up"),
+    "refusing": (
+        "ssh: connect to host x port 22: Connection refused",
+        255,
+        "it refuses the connection",
+        "Start sshd on refusing",
+    ),
+    "locked": (
+        "me@x: Permission denied (publickey,password).",
+        255,
+        "it does not let this user in without a password",
+        "ssh-copy-id locked",
+    ),
+    "strange": ("Host key verification failed.", 255, "ssh does not know its key", "ssh-keyscan strange"),
+    "bare": (
+        "env: /venv/bin/python: No such file or directory",
+        127,
+        f"there is no {sys.executable}",
+        "at the same path on every host",
+    ),
+    "old": (
+        "Traceback: ModuleNotFoundError: No module named dist_classicrl",
+        1,
+        f"{sys.executable} cannot run dist_classicrl there",
+        "`ssh old",
+    ),
+    "odd": ("nobody knows what", 3, "it cannot be asked", "`ssh odd true`"),
+}
+
+
+def test_why_a_host_does_not_answer_is_told_with_its_name(tmp_path):
+    for name, (said, _, _, _) in TROUBLES.items():
+        (tmp_path / name).write_text(said)
+    statuses = "".join(f"{name}) exit {status};; " for name, (_, status, _, _) in TROUBLES.items())
+    agent = program(tmp_path, "agent", f"cat {tmp_path}/$1; case $1 in {statuses} esac")
+    cluster, found = examined(plan_of(agent, HERE, *TROUBLES))
+    finding = found["hosts"]
+    assert finding.status == "failure" and cluster.hosts == (Host(HERE, 1),)
+    assert finding.data["answer"] == [HERE]
+    lines, remedies = finding.found.splitlines(), finding.remedy.splitlines()
+    for name, (said, _, what, remedy) in TROUBLES.items():
+        assert finding.data["do_not_answer"][name] == what
+        place = next(place for place, line in enumerate(lines) if line.startswith(f"{name}: "))
+        assert lines[place] == f"{name}: {what} ({said})"
+        assert remedy in remedies[place]
+    assert hosts._trouble("sh: python: Permission denied", 126) is hosts._NO_PYTHON
+
+
+def test_hosts_with_the_same_trouble_are_told_together(tmp_path):
+    agent = program(tmp_path, "agent", "echo Connection refused; exit 255")
+    _, found = examined(plan_of(agent, HERE, *(f"far{n}" for n in range(10))))
+    shown = ", ".join(f"far{n}" for n in range(8))
+    assert f"{shown} and 2 more: it refuses the connection (Connection refused)" in found["hosts"].found
+    assert len(found["hosts"].remedy.splitlines()) == 1
+
+
+def test_an_agent_that_is_not_there_is_told(tmp_path):
+    _, found = examined(plan_of(str(tmp_path / "missing"), HERE, "far"))
+    assert found["hosts"].status == "failure" and str(tmp_path / "missing") in found["hosts"].found
+
+
+def test_a_host_that_says_nothing_holds_up_nobody(tmp_path):
+    agent = program(tmp_path, "agent", 'case $1 in deaf*) sleep 600;; *) exec sh -c "$2";; esac')
+    begun = time.monotonic()
+    cluster, found = examined(plan_of(agent, HERE, "deaf1", "deaf2", "near", seconds=12.0))
+    assert time.monotonic() - begun < 60.0  # and not 600
+    assert found["hosts"].status == "failure"
+    assert "deaf1, deaf2: it does not answer in time" in found["hosts"].found
+    assert f"Ranks are started on {HERE}, near alone" in found["hosts"].found
+    assert [host.name for host in cluster.hosts] == [HERE, "near"]
+    assert found["connections"].status == "ok"
+
+
+def test_hosts_that_are_well_say_what_is_there_and_reach_each_other(tmp_path):
+    agent = program(tmp_path, "agent", 'exec sh -c "$2"')
+    (tmp_path / "file").touch()
+    files = {"seen": str(tmp_path / "file"), "unseen": str(tmp_path / "nothing")}
+    cluster, found = examined(plan_of(agent, "a", "b"), files)
+    assert (found["hosts"].status, found["connections"].status) == ("ok", "ok")
+    assert [host.name for host in cluster.hosts] == ["a", "b"]
+    assert set(cluster.said) == {HERE, "a", "b"}  # this one takes part, where mpirun runs
+    assert "all 3 pairs" in found["connections"].found
+    for said in cluster.said.values():
+        assert said["files"] == {"seen": {"sees": True}, "unseen": {"sees": False}}
+        assert said["versions"]["dist_classicrl"] == cluster.said["a"]["versions"]["dist_classicrl"]
+        assert said["working_folder"] == os.getcwd() and "path" in said["cache"] and said["library"]
+    assert sameness._versions({n: sameness._versions_of(s) for n, s in cluster.said.items()}).status == "ok"
+
+
+# Whether they reach each other
+
+
+PEER = {"addresses": ["127.0.0.1"], "token": "01234567"}
+
+
+@pytest.fixture
+def listening():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ended = threading.Event()
+        threading.Thread(target=on_host._be_reached, args=(server, b"01234567", ended), daemon=True).start()
+        yield {**PEER, "port": server.getsockname()[1]}, ended
+
+
+def test_a_host_is_reached_until_it_is_told_to_end(listening):
+    peer, ended = listening
+    assert on_host.find_trouble("name", peer, SECONDS) == ""
+    assert not ended.is_set()
+    assert "is another host" in on_host.find_trouble("name", {**peer, "token": "76543210"}, SECONDS)
+    assert not ended.is_set()
+    assert on_host.find_trouble("name", peer, SECONDS, on_host.END) == ""
+    assert ended.wait(SECONDS)
+
+
+def test_every_address_of_a_host_is_tried(listening):
+    peer, _ = listening
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        closed = {**PEER, "port": unused.getsockname()[1]}
+        assert on_host.find_trouble("name", closed, SECONDS) == "127.0.0.1: Connection refused"
+    # Other networks of the other host may not be reached from here.
+    assert on_host.find_trouble("name", {**peer, "addresses": ["127.0.0.2", "127.0.0.1"]}, SECONDS) == ""
+    assert on_host.find_trouble("127.0.0.1", {**peer, "addresses": []}, SECONDS) == ""
+
+
+def connections(monkeypatch, tmp_path, answers, *names):
+    """The finding, where hosts answer so when they are asked whom they reach."""
+    agent = program(
+        tmp_path, "agent", "\n".join(f"[ $1 = {name} ] && cat {tmp_path}/{name}" for name in answers)
+    )
+    for name, troubles in answers.items():
+        (tmp_path / name).write_text("" if troubles is None else MARK + json.dumps({"troubles": troubles}))
+    peer = {**PEER, "port": 1}
+    cluster = hosts.Cluster(tuple(map(lambda name: Host(name, 1), names)), dict.fromkeys(names, peer))
+    return cluster, hosts._connections(cluster, plan_of(agent, *names))
+
+
+def test_hosts_that_do_not_reach_each_other_are_named_and_left_out(monkeypatch, tmp_path):
+    answers = {"a": {"b": "", "c": ""}, "b": {"a": "", "c": "no route"}, "c": {"a": "", "b": "timed out"}}
+    cluster, finding = connections(monkeypatch, tmp_path, answers, "a", "b", "c")
+    assert finding.status == "failure" and "btl_tcp_if_include" in finding.remedy
+    assert "b does not reach c by TCP (no route)" in finding.found
+    assert "c does not reach b by TCP (timed out)" in finding.found
+    assert [host.name for host in cluster.hosts] == ["a", "b"]
+    assert {"from": "b", "to": "c", "why": "no route"} in finding.data["missing"]
+
+
+def test_one_way_is_not_enough_and_silence_is_no_connection(monkeypatch, tmp_path):
+    answers = {"a": {"b": "", "c": ""}, "b": None, "c": {"a": "", "b": ""}}
+    cluster, finding = connections(monkeypatch, tmp_path, answers, "a", "b", "c")
+    assert finding.status == "failure" and "b does not reach a" in finding.found
+    assert [host.name for host in cluster.hosts] == ["a", "c"]
+    answers = {"a": {"b": ""}, "b": {"a": ""}}
+    cluster, finding = connections(monkeypatch, tmp_path, answers, "a", "b")
+    assert finding.status == "ok" and len(cluster.hosts) == 2
+
+
+# What is the same
+
+
+GOOD = {
+    "versions": {"Python": "3.11.7", "dist_classicrl": "0.1.0, code aaaa", "numpy": "2.0.0"},
+    "library": "Open MPI v5.0.11, package",
+    "cache": {"path": "/cache"},
+    "working_folder": os.getcwd(),
+    "files": {},
+}
+
+
+def compared(**others):
+    return {each.check: each for each in sameness.examine({"h1": GOOD, "h2": GOOD, **others})}
+
+
+def with_version(**changed):
+    return {**GOOD, "versions": {**GOOD["versions"], **changed}}
+
+
+@pytest.mark.parametrize(
+    "said, status, text",
+    [
+        (with_version(numpy="1.9"), "warning", "numpy differs: 2.0.0 on h1, h2; 1.9 on h3"),
+        (with_version(Python="3.9"), "warning", "Python differs"),
+        (
+            with_version(dist_classicrl="0.1.0, code bbbb"),
+            "failure",
+            "code aaaa on h1, h2; 0.1.0, code bbbb on h3",
+        ),
+        (
+            {**GOOD, "library": "MPICH Version: 4.2"},
+            "failure",
+            "MPI library differs: Open MPI 5.0.11 on h1, h2; MPICH 4.2",
+        ),
+        ({key: value for key, value in GOOD.items() if key != "library"}, "failure", "does not answer on h3"),
+    ],
+)
+def test_versions_that_differ_are_named_with_their_hosts(said, status, text):
+    finding = compared(h3=said)["same versions"]
+    assert finding.status == status and text in finding.found
+    assert "same versions on every host" in finding.remedy
+    assert finding.data["h1"]["numpy"] == "2.0.0"
+
+
+def test_what_is_the_same_is_shown_once():
+    found = compared(h3=GOOD)
+    assert {each.status for each in found.values()} == {"ok"}
+    assert found["same versions"].found.count("Open MPI 5.0.11") == 1
+
+
+def test_a_working_folder_that_is_not_on_every_host_is_found():
+    finding = compared(h3={**GOOD, "working_folder": "/root"})["working folder"]
+    assert finding.status == "warning" and finding.found.endswith("is not there on h3")
+
+
+@pytest.mark.parametrize(
+    "cache, text",
+    [
+        ({"path": "/c", "unwritable": "read-only"}, "/c cannot be written to: read-only"),
+        ({"error": "no locator"}, "cannot be loaded: no locator"),
+        (None, "not loaded within the time"),
+    ],
+)
+def test_hosts_that_cannot_keep_compiled_code_are_named(cache, text):
+    finding = compared(h3={**GOOD, "cache": cache})["numba's cache on hosts"]
+    assert finding.status == "warning" and finding.found.startswith("h3: ") and text in finding.found
+    assert "NUMBA_CACHE_DIR" in finding.remedy
+
+
+def shared(*reports):
+    return list(sameness.examine_shared("shared folder", "--checkpoint-dir", "it is needed", reports))
+
+
+def test_hosts_that_do_not_see_a_folder_or_cannot_write_there_are_named():
+    seen = {"sees": True}
+    assert [each.status for each in shared(("a", seen), ("b", seen))] == ["ok"]
+    assert shared(("a", seen), ("a", seen)) == []  # one host has nobody to share with
+    (finding,) = shared(("a", seen), ("b", {"sees": False}))
+    assert finding.status == "warning" and "not the same one on b" in finding.found
+    assert "--checkpoint-dir" in finding.remedy
+    (finding,) = shared(("a", seen), ("b", {"sees": True, "unwritable": "Permission denied"}))
+    assert "cannot be written to on b (Permission denied)" in finding.found
+
+
+@pytest.mark.skipif(
+    not os.path.isdir("/proc/self/fd"), reason="takes a file system that is read-only even to root"
+)
+def test_whether_a_file_can_be_written_is_tried(tmp_path):
+    (tmp_path / "file").touch()
+    assert on_host._sight(str(tmp_path / "file")) == {"sees": True}
+    assert on_host._sight(str(tmp_path / "none")) == {"sees": False}
+    assert "unwritable" in on_host._sight("/proc/self/status")
+
+
+def test_another_copy_of_the_code_has_another_fingerprint(tmp_path):
+    def copy(name, **content):
+        for file, text in content.items():
+            path = tmp_path / name / f"{file}.py"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+        return on_host.fingerprint(tmp_path / name)
+
+    one = copy("one", a="1", b="2")
+    assert one == copy("same", a="1", b="2")
+    assert len({one, copy("changed", a="1", b="3"), copy("moved", a="12", b=""), copy("less", a="1")}) == 4
+
+
+# Clocks and pairs
+
+
+def test_clocks_that_are_far_apart_are_named():
+    def clock(offset):
+        return [
+            {"rank": 1, "offset": 1e-4, "uncertainty": 1e-5},
+            {"rank": 2, "offset": offset, "uncertainty": 1e-5},
+        ]
+
+    assert pairs._clocks(["a", "b", "c"], clock(-0.9)).status == "ok"
+    for offset in (1.5, -1.5):
+        finding = pairs._clocks(["a", "b", "c"], clock(offset))
+        assert finding.status == "warning" and finding.found.startswith("far apart on c; from a's: b +0.1 ms")
+        assert finding.data["c"] == {"offset": offset, "uncertainty": 1e-5}
+
+
+def profile_of(hosts, bandwidth, measured=None):
+    """What was measured, where `bandwidth` tells that of two hosts."""
+    found = []
+    for pair in pairs_of_hosts(hosts)[:measured]:
+        for size, seconds in ((8, 1e-5), (1 << 20, (1 << 20) / bandwidth(*(hosts[rank] for rank in pair)))):
+            found.append(Measurement(POINT_TO_POINT, pair, False, size, 5, seconds, seconds))
+    return CommunicationProfile(tuple(hosts), tuple(found))
+
+
+@pytest.mark.parametrize("hosts", ["abc", "abcdefgh", "aabbcc"])
+def test_a_host_that_is_slow_to_all_others_is_named(hosts):
+    finding = pairs._pairs(profile_of(hosts, lambda a, b: 1e7 if "b" in (a, b) else 1e9))
+    assert finding.status == "warning" and finding.found.startswith("b is far slower than the others")
+    assert finding.data["pairs"][0] == {
+        "hosts": ["a", "b"],
+        "latency": 1e-5,
+        "bandwidth": pytest.approx(1e7),
+    }
+    healthy = pairs._pairs(profile_of(hosts, lambda a, b: 5e8 if "b" in (a, b) else 1e9))
+    assert healthy.status == "ok" and len(healthy.data["pairs"]) == len(pairs_of_hosts(hosts))
+
+
+def test_a_single_pair_that_is_slow_is_named():
+    finding = pairs._pairs(profile_of("abcd", lambda a, b: 1e7 if a + b == "cd" else 1e9))
+    assert finding.found.startswith("c - d is far slower than the others; all 6 pairs")
+    finding = pairs._pairs(profile_of("abcd", lambda a, b: {"ab": 2e7, "cd": 1e7}.get(a + b, 1e9)))
+    assert finding.found.startswith("c - d, a - b are far slower")
+
+
+def test_two_hosts_alone_have_no_others_to_compare_with():
+    finding = pairs._pairs(profile_of("ab", lambda a, b: 1e6))
+    assert finding.status == "ok" and "one pair" in finding.found
+
+
+def test_what_was_not_measured_in_time_is_told():
+    finding = pairs._pairs(profile_of("abcdef", lambda a, b: 1e9, measured=4))
+    assert "enough for 4 of 15" in finding.found
+    finding = pairs._pairs(profile_of("abcdef", lambda a, b: 1e9))
+    assert "all 15 pairs; the 10 slowest" in finding.found and len(finding.data["pairs"]) == 15
+
+
+def test_many_hosts_are_measured_in_a_ring_and_with_the_first():
+    assert len(pairs_of_hosts("abcdefgh")) == 28
+    many = pairs_of_hosts("abcdefghi")
+    assert many == sorted([(0, n) for n in range(1, 9)] + [(n, n + 1) for n in range(1, 8)])
+    assert pairs_of_hosts("aab") == [(0, 2)]
+    finding = pairs._pairs(profile_of("abcdefghi", lambda a, b: 1e9))
+    assert "15 pairs: each host with a, and with the next one" in finding.found
+
+
+# How they are asked
+
+
+def test_nodes_of_slurm_are_asked_by_srun(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    program(tmp_path, "scontrol", 'echo "$1 $2 $3" > $0.asked; echo n1; echo n2')
+    assert slurm_hosts({"SLURM_JOB_NODELIST": "n[1-2]"}) == (Host("n1", None), Host("n2", None))
+    assert (tmp_path / "scontrol.asked").read_text() == "show hostnames n[1-2]\n"
+    assert slurm_hosts({}) == ()
+    program(tmp_path, "scontrol", "echo n1; exit 1")
+    assert slurm_hosts({"SLURM_JOB_NODELIST": "n[1-2]"}) == ()
+    srun = command_on("n2", "echo 'a b'", None, True)
+    assert srun[0] == "srun" and srun[-5:] == ["--nodelist", "n2", "/bin/sh", "-c", "echo 'a b'"]
+    assert command_on("n2", "true", "my agent", True) == ["my", "agent", "n2", "true"]
+    assert command_on("n2", "true", None, False) == ["ssh", "-o", "BatchMode=yes", "n2", "true"]
+    assert command_on(HERE, "true", None, True) == ["/bin/sh", "-c", "true"]
+
+
+def test_ranks_are_started_on_the_hosts_that_are_left(tmp_path):
+    from dist_classicrl.distributed.launcher import Launcher
+
+    plan = replace(plan_of("agent", "a", "b", "c"), ranks=3)
+    everybody = hosts.Cluster(hosts=plan.hosts)
+    launcher = Launcher("/m", "openmpi", (5, 0, 11))
+    assert examination._on_hosts_left(plan, everybody, launcher, tmp_path) is plan
+    left = hosts.Cluster(hosts=(Host("a", 1), Host("c", 1)))
+    reduced = examination._on_hosts_left(plan, left, launcher, tmp_path)
+    assert (reduced.ranks, reduced.hosts) == (2, left.hosts)
+    assert Path(reduced.hostfile).read_text() == "a slots=1\nc slots=1\n"
+
+
+def test_the_name_of_this_machine_is_known(monkeypatch):
+    assert hosts_module.is_here(HERE) and hosts_module.is_here("localhost")
+    assert hosts_module.is_here("127.0.0.2") and not hosts_module.is_here("10.255.255.254")
