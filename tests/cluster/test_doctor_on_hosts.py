@@ -1,4 +1,4 @@
-"""`doctor --hostfile` on emulated hosts, with their agent for ssh: each trouble is made, and found by name."""
+"""`doctor --hostfile` on emulated hosts, with their agent as ssh: each trouble is made, and found by name."""
 
 import json
 import os
