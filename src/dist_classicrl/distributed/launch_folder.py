@@ -1,4 +1,4 @@
-"""The folder in which the ranks of a launched job say how they end, and what dead launchers left behind."""
+"""The folders of a launched job: where its ranks say how they end, and where mpirun keeps its own files."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import socket
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ _STALE_SECONDS = 24 * 3600.0
 def launch_folder(state_dir: Path) -> Iterator[Path]:
     """Give a new folder within `state_dir` that is there as long as this is entered.
 
+    Only this user may enter it, whatever the umask: who could write there could say that the work is done.
     Folders of launchers of this host that are gone are removed, if nothing in them has changed for a day.
 
     Raises
@@ -36,7 +38,8 @@ def launch_folder(state_dir: Path) -> Iterator[Path]:
     place = state_dir.absolute()
     folder = place / f"{_PREFIX}{uuid.uuid4().hex[:12]}"
     try:
-        folder.mkdir(parents=True)
+        place.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700)
         owner = {"host": socket.gethostname(), "pid": os.getpid()}
         folder.joinpath(_OWNER).write_text(json.dumps(owner), encoding="utf-8")
     except OSError as error:
@@ -55,6 +58,30 @@ def launch_folder(state_dir: Path) -> Iterator[Path]:
             place.rmdir()
         except OSError:  # of another launch, or not ours to remove
             pass
+
+
+@contextmanager
+def session_folder() -> Iterator[str]:
+    """Give a new folder of this host that only this user may enter, while this is entered.
+
+    Open MPI names the folder of its files after its process id, and takes one that somebody else has made.
+
+    Raises
+    ------
+    LauncherError
+        If there is no place for it.
+    """
+    try:
+        folder = tempfile.mkdtemp(prefix="dist-classicrl-")
+    except OSError as error:
+        raise LauncherError(
+            f"No folder can be made for mpirun's own files ({error}). Let TMPDIR name a folder of this host "
+            "that you may write to."
+        ) from error
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_stale(folder: Path) -> bool:

@@ -36,6 +36,9 @@ _IDENTITY_PREFIXES = (
     "MPI_LOCAL",
 )
 
+SESSION_VARIABLE = "PRTE_MCA_prte_local_tmpdir_base"
+"""The environment variable that tells Open MPI 5 where, on the host of mpirun, to keep its own files."""
+
 _VERSION_SECONDS = 30.0
 _CHECK_SECONDS = 60.0
 _CHECK_RANKS = 2

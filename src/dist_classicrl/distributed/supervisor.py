@@ -30,8 +30,9 @@ from dist_classicrl.distributed.hosts import (
     ranks_on,
     write_hostfile,
 )
-from dist_classicrl.distributed.launch_folder import STATE_FOLDER, launch_folder
+from dist_classicrl.distributed.launch_folder import STATE_FOLDER, launch_folder, session_folder
 from dist_classicrl.distributed.launcher import (
+    SESSION_VARIABLE,
     Launcher,
     export_words,
     host_words,
@@ -177,13 +178,14 @@ class Supervisor:
         with (
             handled((*_PASSED_ON, *_TURNED_INTO_USR1), self._hear, even_ignored=False),
             launch_folder(self._plan.state_dir) as folder,
+            session_folder() as session,
         ):
-            return self._run(folder)
+            return self._run(folder, session)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         self._heard.append((number, time.monotonic()))
 
-    def _run(self, folder: Path) -> int:
+    def _run(self, folder: Path, session: str) -> int:
         plan = self._plan
         attempts: list[Attempt] = []
         hosts = plan.hosts
@@ -195,7 +197,7 @@ class Supervisor:
             hostfile = None if hosts is None else place / "hostfile"
             if hostfile is not None:
                 write_hostfile(hostfile, hosts or (), plan.launcher.family)
-            attempt = self._attempt(plan.command(ranks, hostfile), ranks, Record(place))
+            attempt = self._attempt(plan.command(ranks, hostfile), ranks, Record(place), session)
             attempts.append(attempt)
             if not attempt.goes_on:
                 if attempt.text != _DONE or number > 1 or self._verbose:
@@ -251,12 +253,13 @@ class Supervisor:
         self._passed_on += len(new)
         return new
 
-    def _attempt(self, command: list[str], ranks: int, record: Record) -> Attempt:
+    def _attempt(self, command: list[str], ranks: int, record: Record, session: str) -> Attempt:
         if self._verbose:
             say(shlex.join(command))
         self._stop, self._ends_at_once = None, False
         started = time.monotonic()
-        environment = launch_environment({**os.environ, LAUNCH_VARIABLE: str(record.folder)})
+        own = {SESSION_VARIABLE: session, **os.environ, LAUNCH_VARIABLE: str(record.folder)}
+        environment = launch_environment(own)
         try:
             process, job = start_job(command, env=environment, before=_end_with_this_process())
         except OSError as error:
