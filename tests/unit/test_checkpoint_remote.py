@@ -415,9 +415,10 @@ def test_slashes_at_the_end_mean_nothing(memory, location):
     assert CheckpointFolder(location.rstrip("/") + "/" * 3, "agent-0").names() == folder.names() != []
 
 
-def test_passwords_are_not_shown(monkeypatch):
+@pytest.mark.parametrize("password", ["secret", "sec:ret", "sec@ret"])
+def test_passwords_are_not_shown(monkeypatch, password):
     monkeypatch.setattr(remote, "_filesystem", lambda location, url: (fsspec.filesystem("memory"), "/runs"))
-    storage = open_storage("sftp://somebody:secret@host/runs", "agent-0", 0o600)
+    storage = open_storage(f"sftp://somebody:{password}@host/runs", "agent-0", 0o600)
     assert storage.url == "sftp://somebody@host/runs/agent-0"
 
 

@@ -30,12 +30,12 @@ class RemoteStorage(Storage):
 
     def __init__(self, location: str, subfolder: str) -> None:
         location = re.sub("(?<![:/])/+$", "", location)
-        public = re.sub("//([^/@:]*):[^/@]*@", r"//\1@", location)
+        public = re.sub("//([^/@:]*):[^/]*@", r"//\1@", location)
         self.url = f"{public}/{subfolder}"
         self._fs, root = _filesystem(location, self.url)
         if not root and not self._fs.root_marker:
             raise CheckpointError(
-                f"{location} names no bucket. Write for instance {location.partition(':')[0]}://bucket/run-1."
+                f"{public} names no bucket. Write for instance {location.partition(':')[0]}://bucket/run-1."
             )
         self._root = f"{root.rstrip('/')}/{subfolder}"
 

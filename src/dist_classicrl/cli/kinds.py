@@ -262,10 +262,33 @@ class Mode(Kind):
         return f"{value:o}"
 
 
+_PASSWORD = re.compile("://[^/@:]*:[^/]*@")
+
+
 class Folder(Text):
-    """A path; on the command line or in a file relative to the current folder."""
+    """A path; on the command line or in a file relative to the current folder. Or a URL without a password."""
 
     name = "path"
+
+    def of_text(self, text: str) -> str:
+        """Take a path or a URL."""
+        if _PASSWORD.search(text):
+            raise ValueError
+        return text
+
+    def of_data(self, data: Any) -> str:
+        """Take a path or a URL."""
+        return self.of_text(super().of_data(data))
+
+    def complaint(self, value: Any, error: ValueError) -> str:
+        """Return what is wrong with `value`, without the password that may be in it."""
+        if not isinstance(value, str):
+            return super().complaint(value, error)
+        return (
+            "it holds a password, which ps would show to everybody on this host, and which the run's "
+            "config.toml would keep. Leave it out of the URL: set FSSPEC_SFTP_PASSWORD (for sftp://) or the "
+            "variables of the store, or use a key."
+        )
 
 
 SCHEDULES = {
