@@ -2,17 +2,20 @@
 
 import json
 import os
+import shlex
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
 from hosts import Hosts
+from slurm_cluster import SlurmCluster
 
 import dist_classicrl
 from dist_classicrl.distributed.processes import run_job
 
 SECONDS = 100
+DOCTOR = [sys.executable, "-m", "dist_classicrl", "doctor", "--json"]
 AHEAD_SECONDS = 90.0
 PACKAGE = Path(dist_classicrl.__file__).parent
 CLOCK = f"""
@@ -46,9 +49,8 @@ def put(hosts, host, ours, place):
 
 def examined(hosts, *words, names=None, status=0):
     """What the doctor finds when it is started at h1, by check."""
-    doctor = [sys.executable, "-m", "dist_classicrl", "doctor", "--json"]
     on = ["--hostfile", hosts.hostfile(2, names), "--agent", hosts.agent]
-    job = run_job(hosts.command("h1", [*doctor, *on, *words]), timeout=SECONDS)
+    job = run_job(hosts.command("h1", [*DOCTOR, *on, *words]), timeout=SECONDS)
     assert job.returncode == status, job.output
     assert all(hosts.processes(host) == {} for host in hosts.names)  # nothing is left listening
     return {each["check"]: each for each in json.loads(job.output)["findings"]}
@@ -113,22 +115,24 @@ def test_a_host_that_is_not_like_the_others_is_named(three_hosts, work, monkeypa
 
 
 def test_hosts_that_do_not_answer_are_named_and_the_others_are_examined(possible, work):
-    with Hosts(5) as hosts:
+    with Hosts(6) as hosts:
         hosts.cut("h2")
         hide(hosts, "h3", sys.prefix)
         hide(hosts, "h4", PACKAGE)
-        found = examined(hosts, names=["h1", "h2", "h3", "h4", "h5", "h9"], status=1)
-        told = dict(line.split(": ", 1) for line in found["hosts"]["found"].splitlines() if ": " in line)
-        assert told["h2"].startswith("it cannot be reached")
-        assert told["h3"].startswith(f"there is no {sys.executable}")
-        assert told["h4"].startswith(f"{sys.executable} cannot run dist_classicrl there")
-        assert told["h9"].startswith("its name is not known here")
-        assert "Ranks are started on h1, h5 alone." in found["hosts"]["found"]
-        assert found["hosts"]["data"]["answer"] == ["h1", "h5"]
-        assert len(found["hosts"]["remedy"].splitlines()) == 4
-        assert statuses(found)["connections"] == statuses(found)["ranks"] == "ok"
-        assert "4 on 2 hosts" in found["ranks"]["found"]
-        assert [pair["hosts"] for pair in found["pairs of hosts"]["data"]["pairs"]] == [["h1", "h5"]]
+        # And no rank is to run where the doctor is started.
+        found = examined(hosts, names=["h2", "h3", "h4", "h5", "h6", "h9"], status=1)
+    told = dict(line.split(": ", 1) for line in found["hosts"]["found"].splitlines() if ": " in line)
+    assert told["h2"].startswith("it cannot be reached")
+    assert told["h3"].startswith(f"there is no {sys.executable}")
+    assert told["h4"].startswith(f"{sys.executable} cannot run dist_classicrl there")
+    assert told["h9"].startswith("its name is not known here")
+    assert "Ranks are started on h5, h6 alone." in found["hosts"]["found"]
+    assert found["hosts"]["data"]["answer"] == ["h5", "h6"]
+    assert len(found["hosts"]["remedy"].splitlines()) == 4
+    assert statuses(found)["connections"] == statuses(found)["ranks"] == "ok"
+    assert "all 3 pairs" in found["connections"]["found"]  # h1, where mpirun runs, has to be reached
+    assert "4 on 2 hosts" in found["ranks"]["found"]
+    assert [pair["hosts"] for pair in found["pairs of hosts"]["data"]["pairs"]] == [["h5", "h6"]]
 
 
 def test_hosts_that_do_not_reach_each_other_are_named_and_nothing_hangs(three_hosts, work):
@@ -145,8 +149,23 @@ def test_hosts_that_do_not_reach_each_other_are_named_and_nothing_hangs(three_ho
     assert statuses(found)["ranks"] == "ok" and "4 on 2 hosts" in found["ranks"]["found"]
 
 
-def test_it_can_be_started_where_no_rank_is_to_run(three_hosts, work):
-    found = examined(three_hosts, names=["h2", "h3"])
-    assert statuses(found)["connections"] == "ok" and "all 3 pairs" in found["connections"]["found"]
-    assert [pair["hosts"] for pair in found["pairs of hosts"]["data"]["pairs"]] == [["h2", "h3"]]
+@pytest.mark.usefixtures("slurm_possible")
+def test_the_nodes_of_a_slurm_job_are_hosts_without_a_hostfile(work):
+    script = work / "job"
+    script.write_text(
+        "#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=2\n"
+        f"export PYTHONPATH={os.environ.get('PYTHONPATH', '')}\n"
+        f"{shlex.join(DOCTOR)} > found.json 2> said\n"
+    )
+    with SlurmCluster() as cluster:
+        job = cluster.submit(script, folder=work)
+        cluster.wait(job, {"COMPLETED", "FAILED"}, timeout=SECONDS)
+        said = (work / "said").read_text()
+    found = {
+        each["check"]: each for each in json.loads((work / "found.json").read_text() or said)["findings"]
+    }
+    nodes = found["hosts"]["data"]["answer"]
+    assert len(nodes) == 2 and statuses(found)["connections"] == "ok"
+    assert found["same versions"]["data"].keys() == set(nodes)
+    assert [pair["hosts"] for pair in found["pairs of hosts"]["data"]["pairs"]] == [nodes]
     assert "4 on 2 hosts" in found["ranks"]["found"]

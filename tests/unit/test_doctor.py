@@ -460,6 +460,10 @@ def test_exit_status_and_text_of_the_command(told, capsys):
     told(ok("a", "fine"), failure("c", "broken", "mend it"))
     assert main(["doctor"]) == 1
     assert "failure c: broken\n        -> mend it" in capsys.readouterr().out
+    told(failure("c", "a: broken\nb: lost", "mend a\nfind b"))
+    assert main(["doctor"]) == 1
+    lines = ["failure c: a: broken", "        b: lost", "        -> mend a", "        -> find b"]
+    assert capsys.readouterr().out.splitlines()[:4] == lines
 
 
 def test_json_of_the_command(told, capsys):
@@ -470,6 +474,9 @@ def test_json_of_the_command(told, capsys):
         "findings": [{"check": "b", "status": "warning", "found": "slow", "remedy": "hurry"}],
     }
     assert not is_fit([failure("c", "broken", "mend it")])
+    told(ok("d", "measured", {"pairs": [1]}))
+    assert main(["doctor", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["findings"][0]["data"] == {"pairs": [1]}
 
 
 @pytest.mark.parametrize(

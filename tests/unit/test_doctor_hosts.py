@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_classicrl.diagnosis import examination, hosts, on_host, pairs, sameness
+from dist_classicrl.diagnosis import examination, files, hosts, on_host, pairs, sameness
 from dist_classicrl.diagnosis.plan import TrainingPlan
 from dist_classicrl.diagnosis.trials import MARK
 from dist_classicrl.distributed import hosts as hosts_module
@@ -47,9 +47,9 @@ def plan_of(agent, *names, seconds=SECONDS):
     )
 
 
-def examined(plan, files=None):
+def examined(plan, wanted=None):
     cluster = hosts.Cluster()
-    return cluster, {finding.check: finding for finding in hosts.examine(cluster, plan, files or {})}
+    return cluster, {finding.check: finding for finding in hosts.examine(cluster, plan, wanted or {})}
 
 
 # Whether they answer
@@ -138,8 +138,8 @@ def test_a_host_that_says_nothing_holds_up_nobody(tmp_path):
 def test_hosts_that_are_well_say_what_is_there_and_reach_each_other(tmp_path):
     agent = program(tmp_path, "agent", 'exec sh -c "$2"')
     (tmp_path / "file").touch()
-    files = {"seen": str(tmp_path / "file"), "unseen": str(tmp_path / "nothing")}
-    cluster, found = examined(plan_of(agent, "a", "b"), files)
+    wanted = {"seen": str(tmp_path / "file"), "unseen": str(tmp_path / "nothing")}
+    cluster, found = examined(plan_of(agent, "a", "b"), wanted)
     assert (found["hosts"].status, found["connections"].status) == ("ok", "ok")
     assert [host.name for host in cluster.hosts] == ["a", "b"]
     assert set(cluster.said) == {HERE, "a", "b"}  # this one takes part, where mpirun runs
@@ -148,7 +148,7 @@ def test_hosts_that_are_well_say_what_is_there_and_reach_each_other(tmp_path):
         assert said["files"] == {"seen": {"sees": True}, "unseen": {"sees": False}}
         assert said["versions"]["dist_classicrl"] == cluster.said["a"]["versions"]["dist_classicrl"]
         assert said["working_folder"] == os.getcwd() and "path" in said["cache"] and said["library"]
-    assert sameness._versions({n: sameness._versions_of(s) for n, s in cluster.said.items()}).status == "ok"
+    assert next(sameness.examine(cluster.said)).status == "ok"
 
 
 # Whether they reach each other
@@ -226,6 +226,7 @@ GOOD = {
     "library": "Open MPI v5.0.11, package",
     "cache": {"path": "/cache"},
     "working_folder": os.getcwd(),
+    "package": "/shared/dist_classicrl",
     "files": {},
 }
 
@@ -244,9 +245,9 @@ def with_version(**changed):
         (with_version(numpy="1.9"), "warning", "numpy differs: 2.0.0 on h1, h2; 1.9 on h3"),
         (with_version(Python="3.9"), "warning", "Python differs"),
         (
-            with_version(dist_classicrl="0.1.0, code bbbb"),
+            {**with_version(dist_classicrl="0.1.0, code bbbb"), "package": "/home/dist_classicrl"},
             "failure",
-            "code aaaa on h1, h2; 0.1.0, code bbbb on h3",
+            "code aaaa in /shared/dist_classicrl on h1, h2; 0.1.0, code bbbb in /home/dist_classicrl on h3",
         ),
         (
             {**GOOD, "library": "MPICH Version: 4.2"},
@@ -409,6 +410,19 @@ def test_nodes_of_slurm_are_asked_by_srun(tmp_path, monkeypatch):
     assert command_on("n2", "true", "my agent", True) == ["my", "agent", "n2", "true"]
     assert command_on("n2", "true", None, False) == ["ssh", "-o", "BatchMode=yes", "n2", "true"]
     assert command_on(HERE, "true", None, True) == ["/bin/sh", "-c", "true"]
+
+
+def test_a_state_folder_that_cannot_be_used_is_found(tmp_path):
+    (tmp_path / "file").touch()
+    traces = files.Traces()
+    plan = replace(plan_of(None, "a"), state_dir=str(tmp_path / "file" / "state"))
+    (finding,) = files.examine_state_folder(traces, plan)
+    assert finding.status == "failure" and "--state-dir" in finding.remedy and traces.file == ""
+    plan = replace(plan, state_dir=str(tmp_path / "new" / "state"))
+    assert list(files.examine_state_folder(traces, plan)) == []
+    assert Path(traces.file).exists()
+    traces.remove(SECONDS)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_ranks_are_started_on_the_hosts_that_are_left(tmp_path):

@@ -158,7 +158,8 @@ def _show(finding: Finding) -> None:
         status = click.style(status, fg=_COLOURS[finding.status], bold=finding.status != "ok")
     first, *rest = _lines(f"{finding.check}: {finding.found}")
     click.echo(f"{status}{first}")
-    for line in [*rest, *(_lines(f"-> {finding.remedy}") if finding.remedy else [])]:
+    remedies = "\n".join(f"-> {remedy}" for remedy in finding.remedy.splitlines())
+    for line in [*rest, *_lines(remedies)]:
         click.echo(f"{'':8}{line}")
 
 

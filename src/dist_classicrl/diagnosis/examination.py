@@ -41,8 +41,8 @@ def examine(plan: TrainingPlan) -> Iterator[Finding]:
                 yield from _examine_hosts(cluster, plan, traces)
                 plan = _on_hosts_left(plan, cluster, mpi.launcher, Path(folder))
             if mpi.library is not None and mpi.launcher is not None and (cluster.hosts or not others):
-                if len(cluster.hosts) > 1:
-                    yield from pairs.examine(plan, mpi.launcher, cluster.hosts, Path(folder))
+                if len(cluster.names) > 1:
+                    yield from pairs.examine(plan, mpi.launcher, cluster.names, Path(folder))
                 yield from running.examine(ranks, plan, mpi.launcher, traces.file)
                 if ranks.reports:
                     yield running.examine_death(plan, mpi.launcher)
@@ -57,8 +57,9 @@ def examine(plan: TrainingPlan) -> Iterator[Finding]:
 
 def _examine_hosts(cluster: hosts.Cluster, plan: TrainingPlan, traces: files.Traces) -> Iterator[Finding]:
     """Ask all hosts, and compare what they say."""
-    of_state = files.make_state_traces(plan.state_dir, plan.seconds)
+    of_state = files.Traces()
     try:
+        yield from files.examine_state_folder(of_state, plan)
         wanted = {_CHECKPOINTS: traces.file, _STATE: of_state.file}
         wanted = {label: file for label, file in wanted.items() if file}
         yield from hosts.examine(cluster, plan, wanted)
@@ -82,7 +83,7 @@ def _on_hosts_left(
 ) -> TrainingPlan:
     """Return the plan as far as it can be on the hosts that are left."""
     everybody = plan.hosts or plan.nodes
-    if launcher is None or not cluster.hosts or len(cluster.hosts) == len(set(everybody)):
+    if launcher is None or not cluster.hosts or len(cluster.hosts) == len(everybody):
         return plan
     path = folder / "hosts-left"
     write_hostfile(path, cluster.hosts, launcher.family)

@@ -112,13 +112,20 @@ def _space(plan: TrainingPlan, free: int) -> Finding:
     return ok(check, text)
 
 
-def make_state_traces(state_dir: str, seconds: float) -> Traces:
-    """Leave a file in the folder in which ranks tell their launcher how they end, as far as that goes."""
-    child = make_trial("folder", state_dir, seconds=seconds)
-    if child.data is None or "path" not in child.data:
-        return Traces()
-    said = child.data
-    return Traces(os.path.join(said["path"], "state"), (state_dir, said["name"], *said["missing"]))
+def examine_state_folder(traces: Traces, plan: TrainingPlan) -> Iterator[Finding]:
+    """Leave a file in the folder in which ranks tell their launcher how they end, or say why not."""
+    child = make_trial("folder", plan.state_dir, seconds=plan.seconds)
+    said = child.data or {"error": child.trouble}
+    if "missing" in said:
+        traces.made = (plan.state_dir, said["name"], *said["missing"])
+    if "path" in said:
+        traces.file = os.path.join(said["path"], "state")
+    if "error" in said:
+        yield failure(
+            "state folder",
+            f"{plan.state_dir} cannot be used: {said['error']}",
+            "Give another --state-dir, here and to train and launch: ranks tell there how they end.",
+        )
 
 
 def examine_cache(seconds: float) -> Finding:

@@ -42,6 +42,11 @@ class Cluster:
     hosts: tuple[Host, ...] = ()
     said: dict[str, dict[str, Any]] = field(default_factory=dict)
 
+    @property
+    def names(self) -> list[str]:
+        """The names of `hosts`, each once."""
+        return list(dict.fromkeys(host.name for host in self.hosts))
+
 
 @dataclass(frozen=True)
 class _Trouble:
@@ -96,8 +101,10 @@ _UNKNOWN = _Trouble(
 def examine(cluster: Cluster, plan: TrainingPlan, files: dict[str, str]) -> Iterator[Finding]:
     """Ask all hosts at once, each to look for `files`, by what they are for; `cluster` has the answers."""
     here = socket.gethostname()
-    hosts = {host.name: host for host in plan.hosts or plan.nodes}
-    names = list(hosts) if any(map(is_here, hosts)) else [here, *hosts]
+    everybody = plan.hosts or plan.nodes
+    names = list(dict.fromkeys(host.name for host in everybody))
+    if not any(map(is_here, names)):
+        names = [here, *names]
     request = {"files": files, "seconds": 2.0 * plan.seconds}
     commands = {name: _command(plan, name, "report", request) for name in names}
     begun = time.monotonic()
@@ -112,7 +119,7 @@ def examine(cluster: Cluster, plan: TrainingPlan, files: dict[str, str]) -> Iter
         troubles = {
             name: _trouble(outputs[name], asked.status(name)) for name in names if name not in cluster.said
         }
-        cluster.hosts = tuple(host for name, host in hosts.items() if name in cluster.said)
+        cluster.hosts = tuple(host for host in everybody if host.name in cluster.said)
         yield _answers(outputs, troubles, cluster)
         if len(cluster.said) > 1:
             yield _connections(cluster, plan)
@@ -161,9 +168,9 @@ def _trouble(output: str, status: int | None) -> _Trouble:
 
 def _answers(outputs: dict[str, str], troubles: dict[str, _Trouble], cluster: Cluster) -> Finding:
     check = "hosts"
-    names = [host.name for host in cluster.hosts]
+    names = cluster.names
     if not troubles:
-        return ok(check, f"{listed(names)} answer, and have Python and the package")
+        return ok(check, f"{listed(names)} answer, and have Python and the package", {"answer": names})
     by_trouble: dict[_Trouble, list[str]] = defaultdict(list)
     for name, trouble in troubles.items():
         by_trouble[trouble].append(name)
@@ -200,7 +207,8 @@ def _connections(cluster: Cluster, plan: TrainingPlan) -> Finding:
         missing.update({(name, other): text for other, text in found.items() if text})
     n_pairs = len(said) * (len(said) - 1) // 2
     if not missing:
-        return ok(check, f"all {n_pairs} pairs of hosts reach each other by TCP, on ports of their choice")
+        who = "both hosts" if n_pairs == 1 else f"all {n_pairs} pairs of hosts"
+        return ok(check, f"{who} reach each other by TCP, on ports of their choice")
     kept: list[str] = []
     for name in sorted(said, key=lambda name: not is_here(name)):  # mpirun runs here
         if all((name, other) not in missing and (other, name) not in missing for other in kept):
@@ -209,7 +217,7 @@ def _connections(cluster: Cluster, plan: TrainingPlan) -> Finding:
     lines = [f"{name} does not reach {other} by TCP ({text})" for (name, other), text in missing.items()]
     return failure(
         check,
-        "\n".join([*lines[:_MOST_NAMES], _what_follows([host.name for host in cluster.hosts])]),
+        "\n".join([*lines[:_MOST_NAMES], _what_follows(cluster.names)]),
         "Ranks talk to each other directly, on ports of the system's choice, which a firewall may close "
         "where ssh is open. Open them between all hosts, or name a network that all share: for Open MPI "
         "--mca btl_tcp_if_include 10.0.0.0/24 and the like.",

@@ -37,6 +37,7 @@ _TOKEN_BYTES = 8
 _WORD_SECONDS = 1.0
 _SIOCGIFADDR = 0x8915
 _CONNECTIONS_AT_ONCE = 32
+_PLACE = Path(dist_classicrl.__file__).parent
 _PACKAGES = ("numpy", "numba", "mpi4py")
 
 
@@ -58,6 +59,7 @@ def report(request: dict[str, Any]) -> None:
         token=token.decode(),
         addresses=own_addresses(),
         working_folder=os.getcwd(),
+        package=str(_PLACE),
     )
     _say(files={label: _sight(path) for label, path in request["files"].items()})
     _say(versions=versions())
@@ -124,8 +126,7 @@ def own_addresses() -> list[str]:
 def versions() -> dict[str, str]:
     """Return the versions of what has to be the same on all hosts."""
     found = {"Python": platform.python_version()}
-    place = Path(dist_classicrl.__file__).parent
-    found["dist_classicrl"] = f"{dist_classicrl.__version__}, code {fingerprint(place)}"
+    found["dist_classicrl"] = f"{dist_classicrl.__version__}, code {fingerprint(_PLACE)}"
     for name in _PACKAGES:
         try:
             found[name] = str(importlib.import_module(name).__version__)

@@ -43,12 +43,12 @@ class _Pair:
         return f"{names:<24}{self.latency * 1e6:>10,.1f} us{self.bandwidth / 1e6:>10,.1f} MB/s"
 
 
-def examine(plan: TrainingPlan, launcher: Launcher, hosts: Sequence[Host], folder: Path) -> Iterator[Finding]:
-    """Start a rank on each of `hosts`, and have them measured; `folder` is for a hostfile."""
+def examine(plan: TrainingPlan, launcher: Launcher, names: Sequence[str], folder: Path) -> Iterator[Finding]:
+    """Start a rank on each of these hosts, and have them measured; `folder` is for a hostfile."""
     check = "pairs of hosts"
     path = folder / "one-rank-each"
-    write_hostfile(path, [Host(host.name, 1) for host in hosts], launcher.family)
-    job = run_probe(plan, launcher, len(hosts), [], str(path), "hosts", _SHARE_OF_TIME * plan.seconds)
+    write_hostfile(path, [Host(name, 1) for name in names], launcher.family)
+    job = run_probe(plan, launcher, len(names), [], str(path), "hosts", _SHARE_OF_TIME * plan.seconds)
     if isinstance(job, Finding):
         yield job
         return
@@ -61,7 +61,7 @@ def examine(plan: TrainingPlan, launcher: Launcher, hosts: Sequence[Host], folde
     how = f"did not end within {plan.seconds:g} s" if job.timed_out else f"ended with status {job.returncode}"
     yield failure(
         check,
-        f"{len(hosts)} ranks, one on each host, {how}\n{last_lines(job.output)}",
+        f"{len(names)} ranks, one on each host, {how}\n{last_lines(job.output)}",
         "What mpirun says above names the cause, such as hosts that choose different networks: for Open MPI "
         "try --mca btl_tcp_if_include with the one that all share. Or give --timeout more seconds.",
     )

@@ -11,12 +11,14 @@ from dist_classicrl.diagnosis.findings import Finding, failure, ok, warning
 from dist_classicrl.diagnosis.hosts import listed
 from dist_classicrl.diagnosis.stack import Library
 
-_MUST_BE_SAME = ("dist_classicrl", "MPI library")
+_OWN = "dist_classicrl"
+_MUST_BE_SAME = (_OWN, "MPI library")
 
 
 def examine(said: Mapping[str, dict[str, Any]]) -> Iterator[Finding]:
     """Compare what hosts said in `on_host.report`, by name."""
-    yield _versions({name: _versions_of(each) for name, each in said.items()})
+    versions = {name: _versions_of(each) for name, each in said.items()}
+    yield _versions(versions, {name: str(each["package"]) for name, each in said.items()})
     yield _working_folder(said)
     yield from _caches(said)
 
@@ -27,7 +29,8 @@ def _versions_of(said: Mapping[str, Any]) -> dict[str, str]:
     return {**said.get("versions", {}), "MPI library": str(Library.of_text(said["library"] or ""))}
 
 
-def _versions(versions: Mapping[str, dict[str, str]]) -> Finding:
+def _versions(versions: Mapping[str, dict[str, str]], places: Mapping[str, str]) -> Finding:
+    """Compare versions by host; where the package itself differs, its place is told, too."""
     check = "same versions"
     differences = {}
     for part in dict.fromkeys(part for each in versions.values() for part in each):
@@ -37,14 +40,17 @@ def _versions(versions: Mapping[str, dict[str, str]]) -> Finding:
     if not differences:
         same = next(iter(versions.values()))
         return ok(check, ", ".join(f"{part} {version}" for part, version in same.items()), dict(versions))
-    found = "\n".join(
-        f"{part} differs: " + "; ".join(f"{version} on {listed(those)}" for version, those in each.items())
-        for part, each in differences.items()
-    )
+    lines = []
+    for part, each in differences.items():
+        texts = [
+            f"{version}{f' in {places[those[0]]}' if part == _OWN else ''} on {listed(those)}"
+            for version, those in each.items()
+        ]
+        lines.append(f"{part} differs: {'; '.join(texts)}")
     remedy = "Install the same versions on every host, or one environment in a folder that all hosts see."
     if any(part in differences for part in _MUST_BE_SAME):
-        return failure(check, found, remedy, dict(versions))
-    return warning(check, found, remedy, dict(versions))
+        return failure(check, "\n".join(lines), remedy, dict(versions))
+    return warning(check, "\n".join(lines), remedy, dict(versions))
 
 
 def grouped(values: Mapping[str, str]) -> dict[str, list[str]]:
