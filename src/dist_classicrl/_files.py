@@ -1,8 +1,9 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and who may write in a folder."""
 
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +30,15 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+def others_may_write(folder: str | os.PathLike[str]) -> bool:
+    """Tell whether a user who is neither this one nor root may put files into `folder`.
+
+    Its group may: groups are made by people who know whom they trust.
+    """
+    status = os.stat(folder)
+    return status.st_uid not in (0, os.geteuid()) or bool(status.st_mode & stat.S_IWOTH)
 
 
 def _umask() -> int:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
+import stat
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from dist_classicrl._files import others_may_write
 from dist_classicrl._hints import rank_of_environment
 
 # A launcher gives its ranks a terminal. There numba's colours, where colorama is installed, end in an escape
@@ -17,6 +20,10 @@ if rank_of_environment() is not None:
     os.environ.setdefault("NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING", "1")
 
 import numba
+
+logger = logging.getLogger(__name__)
+
+_PACKAGE = Path(__file__).parent
 
 
 def jit(function: Callable[..., Any]) -> Any:
@@ -37,7 +44,11 @@ def jit_inline(function: Callable[..., Any]) -> Any:
 
 
 def _compiled(function: Callable[..., Any], **options: Any) -> Any:
-    compiled = numba.njit(cache=True, nogil=True, error_model="numpy", boundscheck=False, **options)(function)
+    options |= {"nogil": True, "error_model": "numpy", "boundscheck": False}
+    compiled = numba.njit(cache=True, **options)(function)
+    place = getattr(getattr(compiled, "_cache", None), "cache_path", None)
+    if place is not None and not _is_ours(Path(place)):
+        return numba.njit(**options)(function)
     # Numba takes machine code from disk as long as the function's own file is unchanged. Kernels contain
     # kernels of other files, so the stamp on the machine code has to tell of those too.
     index: Any = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
@@ -48,10 +59,41 @@ def _compiled(function: Callable[..., Any], **options: Any) -> Any:
 
 
 @cache
+def _is_ours(place: Path) -> bool:
+    """Tell whether nobody else may write where numba keeps machine code, which it reads with pickle.
+
+    Who may write beside the package may change the package, too.
+    """
+    if place.is_relative_to(_PACKAGE):
+        return True
+    try:
+        above = place.parent
+        is_movable = others_may_write(above) and not above.stat().st_mode & stat.S_ISVTX
+        is_open = is_movable or others_may_write(place)
+    except OSError:
+        return True  # numba finds no file there either
+    if is_open:
+        _warn(above)
+    return not is_open
+
+
+@cache
+def _warn(folder: Path) -> None:
+    """Say it once, and on one rank."""
+    if rank_of_environment() in (None, 0):
+        logger.warning(
+            "Other users may write to %s, where numba keeps compiled code: whoever does runs code as you. It "
+            "is not used, and every process compiles anew. Let NUMBA_CACHE_DIR name a folder that only you "
+            "may write to (chmod 700).",
+            folder,
+        )
+
+
+@cache
 def _kernel_sources() -> str:
     """Return a SHA-256 over all files of this package that hold kernels."""
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.rglob("*.py")):
+    for path in sorted(_PACKAGE.rglob("*.py")):
         source = path.read_bytes()
         if b"_jit import" in source or path.name == "_jit.py":
             digest.update(source)

@@ -43,7 +43,7 @@ def read(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SettingsError(f"The configuration {str(path)!r} cannot be read: {error.strerror}.") from error
-    except ValueError as error:  # no TOML, or no UTF-8
+    except (ValueError, RecursionError) as error:  # no TOML, or no UTF-8
         raise SettingsError(f"The configuration {str(path)!r} is no TOML: {error}.") from error
 
 
@@ -83,6 +83,9 @@ def _checked(path: Path, name: str, data: Any) -> Any:
 
 
 def _shown(data: Any) -> str:
+    from dist_classicrl.cli.kinds import without_password
+
+    data = without_password(data) if isinstance(data, str) else data
     kind = _TYPES.get(type(data))
     return f"{data!r}, which is {kind}" if kind else repr(data)
 

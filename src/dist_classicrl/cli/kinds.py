@@ -262,18 +262,27 @@ class Mode(Kind):
         return f"{value:o}"
 
 
-_PASSWORD = re.compile("://[^/@:]*:[^/]*@")
+_PASSWORD = re.compile("(://[^/@:]*:)[^/]*@")
+
+
+def without_password(text: str) -> str:
+    """Return a text with three dots in place of the password of a URL."""
+    return _PASSWORD.sub(r"\1...@", text)
 
 
 class Folder(Text):
-    """A path; on the command line or in a file relative to the current folder. Or a URL without a password."""
+    """A path, in a file or on the command line relative to the current folder; or a URL without password."""
 
     name = "path"
+    allowed = "a path, or a URL without a password"
 
     def of_text(self, text: str) -> str:
         """Take a path or a URL."""
         if _PASSWORD.search(text):
-            raise ValueError
+            raise ValueError(
+                "ps would show the password to everybody on this host, and the run's config.toml would keep "
+                "it. Set FSSPEC_SFTP_PASSWORD for sftp://, or the variables of the store, or use a key."
+            )
         return text
 
     def of_data(self, data: Any) -> str:
@@ -281,14 +290,8 @@ class Folder(Text):
         return self.of_text(super().of_data(data))
 
     def complaint(self, value: Any, error: ValueError) -> str:
-        """Return what is wrong with `value`, without the password that may be in it."""
-        if not isinstance(value, str):
-            return super().complaint(value, error)
-        return (
-            "it holds a password, which ps would show to everybody on this host, and which the run's "
-            "config.toml would keep. Leave it out of the URL: set FSSPEC_SFTP_PASSWORD (for sftp://) or the "
-            "variables of the store, or use a key."
-        )
+        """Return what is wrong with `value`, without its password."""
+        return super().complaint(without_password(str(value)), error)
 
 
 SCHEDULES = {

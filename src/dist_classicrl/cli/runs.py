@@ -96,7 +96,7 @@ class RunFolder:
         """Return the result of the run; None where it has not ended, or goes on."""
         try:
             data = json.loads(self.result.read_text())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return None
         return data if isinstance(data, dict) else None
 

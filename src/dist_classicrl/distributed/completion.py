@@ -102,7 +102,7 @@ class Record:
         for path in self._files(_ENDED):
             try:
                 found.append(Ending(**json.loads(path.read_bytes())))
-            except (OSError, ValueError, TypeError):
+            except (OSError, ValueError, TypeError, RecursionError):
                 continue
         return sorted(found, key=lambda ending: ending.rank)
 

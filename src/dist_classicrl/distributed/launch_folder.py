@@ -90,7 +90,7 @@ def _is_stale(folder: Path) -> bool:
         owner = json.loads(folder.joinpath(_OWNER).read_bytes())
         is_gone = owner["host"] == socket.gethostname() and not _exists(int(owner["pid"]))
         newest = max(path.stat().st_mtime for path in (folder, *folder.rglob("*")))
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return False  # not ours to judge
     return is_gone and time.time() - newest > _STALE_SECONDS
 

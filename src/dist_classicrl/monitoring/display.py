@@ -167,5 +167,5 @@ class StatusFile:
             self._progress = Progress.from_dict(data["progress"])
             self._has_ended = bool(data["has_ended"])
             self._stamp = stamp
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return  # not there yet, or of another version

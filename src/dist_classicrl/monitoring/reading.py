@@ -133,7 +133,7 @@ def parse(content: bytes, path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
     for number, text in enumerate(lines, start=1):
         try:
             data = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise _fault(path, number, "it is no JSON") from None
         fault = _fault_of(data)
         if fault is None and (data["step"] < last or (data["kind"] == "progress" and data["step"] == last)):

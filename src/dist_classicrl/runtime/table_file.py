@@ -87,7 +87,7 @@ def _read_csv(target: Path) -> tuple[np.ndarray, np.ndarray]:
 def _read_json(target: Path) -> tuple[np.ndarray, np.ndarray]:
     try:
         data = json.loads(target.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _refused(target, f"it is no JSON ({error})") from error
     if not isinstance(data, dict) or "q_table" not in data:
         raise _refused(target, "it has no q_table")
