@@ -22,8 +22,9 @@ from dist_classicrl import DistAsyncQLearning
 from dist_classicrl.cli import config
 from dist_classicrl.cli.main import main
 from dist_classicrl.cli.runs import RunFolder
+from dist_classicrl.distributed.hosts import read_hostfile
 from dist_classicrl.distributed.launch_folder import launch_folder, session_folder
-from dist_classicrl.errors import CheckpointError, MetricsError, ModelFileError, SettingsError
+from dist_classicrl.errors import CheckpointError, LauncherError, MetricsError, ModelFileError, SettingsError
 from dist_classicrl.monitoring.reading import parse
 from dist_classicrl.runtime.table_file import read_table
 
@@ -331,3 +332,33 @@ def test_compiled_code_is_not_taken_from_where_others_may_write(tmp_path, opened
         folder.chmod(0o700)
     compile_kernel(cache)
     assert mark.exists()  # numba does run what it finds
+
+
+@pytest.mark.parametrize("line", ["-oProxyCommand=touch slots=2", "-F slots=2", "-v:2"])
+def test_a_hosts_name_is_no_option_of_ssh(tmp_path, line):
+    (tmp_path / "hosts").write_text(f"{line}\n")
+    with pytest.raises(LauncherError, match="Write `node1 slots=4`"):
+        read_hostfile(tmp_path / "hosts")
+
+
+def test_a_batch_script_runs_no_word_of_its_arguments(tmp_path, capsys):
+    script = "a b$(touch $0.1).py"
+    (tmp_path / script).touch()
+    words = [script, "--x;touch y", "`touch z`", "it's", "line\ntouch u", '"$(touch v)"']
+    assert main(["slurm", "--ntasks", "2", "--", *words[:1], *words[1:]]) == 0
+    text = capsys.readouterr().out
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nshift 2\nprintf "%s\\\\0" "$@" > "{tmp_path}/seen"\n')
+    python.chmod(0o755)
+    text = text.replace(sys.executable, str(python))
+    done = subprocess.run(
+        ["bash", "-c", text],
+        cwd=tmp_path,
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "1"},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert (tmp_path / "seen").exists(), done.stderr
+    assert (tmp_path / "seen").read_text().split("\0")[-len(words) - 1 : -1] == words
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([script, "python", "seen"])

@@ -63,7 +63,7 @@ def read_hostfile(path: str | Path) -> tuple[Host, ...]:
 
 
 def _host(text: str, where: str) -> Host:
-    found = re.fullmatch(r"([\w.-]+)(?::(\d+))?((?:\s+\w+\s*=\s*\S+)*)", text)
+    found = re.fullmatch(r"(\w[\w.-]*)(?::(\d+))?((?:\s+\w+\s*=\s*\S+)*)", text)
     settings = {} if found is None else dict(re.findall(r"(\w+)\s*=\s*(\S+)", found[3]))
     slots = None if found is None else found[2] or settings.get("slots")
     if found is None or not settings.keys() <= {"slots", "max_slots"} or not (slots or "1").isdecimal():
