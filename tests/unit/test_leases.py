@@ -84,7 +84,7 @@ def test_leases_shrink_towards_the_end(clock):
         # Half of an equal share of what is left, but 2 ms of work at least.
         assert min(pool, int(0.002 * rate)) <= lease.steps <= max(pool / 4, 0.002 * rate, 1) + 1
         sizes.append(lease.steps)
-        clock.now += 0.01 if len(sizes) < 20 else 0.25
+        clock.now += lease.steps / 4e6
         book.report(1, [(lease.id, lease.steps)])
     assert book.finished and sum(sizes) == 10_000_000
     assert sizes[0] == 4096 and max(sizes) > 100_000
@@ -125,6 +125,102 @@ def test_a_fast_worker_gets_more(clock):
     rng = np.random.default_rng(1)
     _, made = play(rng, clock, 0, 1_000_000, [1, 2], 1, {1: 20_000, 2: 2000})
     assert made[1] > 4 * made[2] > 0
+
+
+def seconds_of_run(clock, steps, rates, quantum, first_steps, interval=0.0):
+    """Let workers of these steps per second make all steps; return the time, and the steps of each."""
+    book = LeaseBook(0, steps, list(rates), first_steps, clock)
+    made = dict.fromkeys(rates, 0)
+    due = [(clock.now, worker, None) for worker in rates]
+    while not book.finished:
+        clock.now, worker, lease = due.pop(due.index(min(due, key=lambda one: one[0])))
+        if lease is not None:
+            book.report(worker, [(lease.id, lease.steps)])
+            made[worker] += lease.steps
+        lease = book.grant(worker, quantum, interval)
+        seconds = 0.5 if lease is None else -(-lease.steps // quantum) * quantum / rates[worker]
+        due.append((clock.now + seconds, worker, lease))
+    return clock.now - 100.0, made
+
+
+@pytest.mark.parametrize("interval", [0.0, 5.0])
+@pytest.mark.parametrize("quantum", [1, 16])
+@pytest.mark.parametrize("factor", [3, 10])
+def test_workers_of_different_speeds_end_together(clock, quantum, factor, interval):
+    rates = {1: 100.0, 2: 100.0, 3: 100.0, 4: 100.0, 5: 100.0 / factor, 6: 100.0 / factor}
+    steps = int(8 * sum(rates.values()))
+    seconds, made = seconds_of_run(clock, steps, rates, quantum, quantum, interval)
+    assert seconds < 1.05 * 8
+    for worker, rate in rates.items():
+        # One more or one less of what the environment makes in one go.
+        assert made[worker] == pytest.approx(8 * rate, abs=0.03 * 8 * rate + quantum)
+
+
+def test_equal_workers_make_equal_shares(clock):
+    seconds, made = seconds_of_run(clock, 4_000_000, dict.fromkeys(range(8), 250_000.0), 1, 1000)
+    assert seconds < 1.01 * 2
+    assert max(made.values()) < 1.02 * min(made.values())
+
+
+def book_with_rates(clock, steps, rates):
+    """Return a book with so many steps left, in which each worker has reported at its own rate."""
+    book = LeaseBook(0, steps + 10 * len(rates), list(rates), 10, clock)
+    leases, begun = {worker: book.grant(worker, 10) for worker in rates}, clock.now
+    for worker, rate in sorted(rates.items(), key=lambda one: -one[1]):
+        clock.now = begun + 10 / rate
+        book.report(worker, [(leases[worker].id, 10)])
+    return book
+
+
+def test_a_slow_worker_gets_nothing_that_others_make_sooner(clock):
+    book = book_with_rates(clock, 200, {1: 100.0, 2: 1.0})
+    assert book.grant(1, 10).steps == 30
+    # 170 steps are left: two seconds of the fast worker's. The slow one needs ten for as few as it can make.
+    assert book.grant(2, 10) is None
+    assert book.grant(2, 1).steps == 1
+
+
+def test_the_only_worker_at_work_is_never_too_slow(clock):
+    book = book_with_rates(clock, 20, {1: 100.0, 2: 1.0})
+    # Nobody else holds anything, so nobody else would ever ask.
+    assert book.grant(2, 10).steps == 10
+    alone = book_with_rates(clock, 18, {1: 128.0})
+    alone.report(1, [(alone.grant(1, 10).id, 9)])
+    assert alone.pool == 8 and alone.grant(1, 10).steps == 8
+
+
+def test_the_first_report_says_little_of_a_workers_rate(clock):
+    book = LeaseBook(0, 10**9, [1], 10, clock)
+    for _ in range(2):
+        lease = book.grant(1, 1)
+        clock.now += 5.0  # it began late
+        book.report(1, [(lease.id, 10)])
+        assert book.rate(1) == pytest.approx(2.0)
+        lease = book.grant(1, 10)
+        clock.now += 0.02
+        book.report(1, [(lease.id, 10)])
+        assert book.rate(1) == pytest.approx(500.0)
+        book.give_up(1)
+
+
+def test_the_rates_of_those_that_are_gone_count_for_nothing(clock):
+    book = LeaseBook(0, 10_000, [1, 2, 3], 10, clock)
+    leases = {worker: book.grant(worker, 10) for worker in (1, 2, 3)}
+    clock.now += 1.0
+    for worker, lease in leases.items():
+        book.report(worker, [(lease.id, 10)])
+    book.remove(3)
+    assert book.seconds_left == pytest.approx((10_000 - 30) / 20)
+
+
+def test_reports_that_arrive_together_say_little_of_a_workers_rate(clock):
+    book = LeaseBook(0, 10**9, [1], 20, clock)
+    lease = book.grant(1, 1)
+    clock.now += 0.1
+    book.report(1, [(lease.id, 10)])
+    clock.now += 0.0002
+    book.report(1, [(lease.id, 10)])
+    assert book.rate(1) < 0.03 * 10 / 0.0002
 
 
 def test_a_worker_without_work_always_gets_some(clock):

@@ -14,6 +14,7 @@ from dist_classicrl.errors import ProtocolError
 _AHEAD_SECONDS = 0.25
 _AHEAD_INTERVALS = 4.0
 _LEAST_SECONDS = 0.002
+_SETTLING_SECONDS = 0.01
 _SHARES = 2
 
 
@@ -38,8 +39,9 @@ class LeaseBook:
     """Who makes which of `steps` steps, from global step `start` on.
 
     A worker gets about a quarter of a second's work at a time by its own measured rate (more where it pushes
-    rarely), less towards the end: no more than half of an equal share of what is left, so that all finish
-    together, but no less than what it does in 2 ms.
+    rarely), less towards the end: no more than what it does in half of the time that all together need for
+    what is left, so that all finish together, but no less than what it does in 2 ms. A slow worker gets
+    nothing at the end where the others will have made all that is left before it is through.
 
     What a worker that is lost had not reported becomes free again, and is given out before what nobody ever
     had, so the run makes exactly `steps` steps whoever dies.
@@ -77,6 +79,8 @@ class LeaseBook:
         self._outstanding: dict[int, int] = {}
         self._rates: dict[int, float] = {}
         self._heard: dict[int, float] = {}
+        self._first_heard: dict[int, float] = {}
+        self._total_rate = 0.0
         for worker in workers:
             self.add(worker)
 
@@ -118,8 +122,7 @@ class LeaseBook:
     @property
     def seconds_left(self) -> float:
         """How long what nobody holds will last; 0.0 before the workers' rates are known."""
-        rate = sum(self._rates.values())
-        return self.pool / rate if rate > 0.0 else 0.0
+        return self.pool / self._total_rate if self._total_rate > 0.0 else 0.0
 
     def add(self, worker: int) -> None:
         """Let `worker`, which is new or was removed, take part."""
@@ -143,6 +146,8 @@ class LeaseBook:
             del self._leases[lease.id]
         returned = self._outstanding.pop(worker)
         del self._rates[worker], self._heard[worker]
+        self._first_heard.pop(worker, None)
+        self._total_rate = sum(self._rates.values())
         if self._is_over:
             self._total -= returned
             return returned
@@ -218,9 +223,12 @@ class LeaseBook:
         if passed > 1e-4:
             rate = total / passed
             old = self._rates[worker]
-            # Smoothed over about a quarter of a second, whatever the reports' distance.
-            share = min(1.0, passed / _AHEAD_SECONDS)
+            first = self._first_heard.setdefault(worker, now)
+            # Smoothed over about a quarter of a second, whatever the reports' distance; in the beginning over
+            # the time since the first report, which has waited for who knows what.
+            share = min(1.0, passed / max(_SETTLING_SECONDS, min(_AHEAD_SECONDS, now - first)))
             self._rates[worker] = rate if old == 0.0 else old + share * (rate - old)
+            self._total_rate += self._rates[worker] - old
             self._heard[worker] = now
 
     def grant(self, worker: int, quantum: int, interval_seconds: float = 0.0) -> Lease | None:
@@ -233,16 +241,43 @@ class LeaseBook:
         rate = self._rates[worker]
         seconds = max(_AHEAD_SECONDS, _AHEAD_INTERVALS * interval_seconds)
         ahead = rate * seconds if rate > 0.0 else float(self._first_steps)
-        fair = self.pool / (_SHARES * len(self._outstanding))
+        fair = self.pool * self._share(worker) / _SHARES
         wanted = int(min(ahead, max(fair, rate * _LEAST_SECONDS, 1.0)))
         if self.pool == 0 or self._outstanding[worker] > wanted // 2:
             return None
-        begin, end = self._take(-(-max(wanted, 1) // quantum) * quantum)
+        steps = -(-max(wanted, 1) // quantum) * quantum
+        if self._is_too_slow(worker, steps, quantum):
+            return None
+        begin, end = self._take(steps)
         self._ids += 1
         lease = Lease(self._ids, begin, end - begin)
         self._outstanding[worker] += lease.steps
         self._leases[lease.id] = (worker, Lease(lease.id, lease.start, lease.steps))
         return lease
+
+    def _share(self, worker: int) -> float:
+        """Return the part of what is left that a worker makes if all finish together."""
+        rate = self._rates[worker]
+        # Those of whom nothing is known count as average.
+        average = self._total_rate / max(1, len(self._first_heard))
+        return (rate / average if rate > 0.0 else 1.0) / len(self._outstanding)
+
+    def _is_too_slow(self, worker: int, steps: int, quantum: int) -> bool:
+        """Tell whether others who are at work will have made all that is left before `worker` makes `steps`.
+
+        The last one at work, who has nobody to leave it to, never is.
+        """
+        rate = self._rates[worker]
+        if rate == 0.0:
+            return False
+        seconds = (self._outstanding[worker] + steps) / rate
+        if self._pool > seconds * self._total_rate:
+            return False
+        made = 0
+        for other, held in self._outstanding.items():
+            if other != worker and held > 0:
+                made += max(0, int(seconds * self._rates[other] - held) // quantum * quantum)
+        return made >= self._pool
 
     def _take(self, most: int) -> tuple[int, int]:
         """Take up to `most` steps off the first free range."""

@@ -48,7 +48,6 @@ logger = logging.getLogger(__name__)
 
 _LINGER_SECONDS = 1.0
 _FIRST_LEASE_COMPILED = 20_000
-_FIRST_LEASE_STEPPED = 1_000
 
 
 def run_together(run: Run, crew: Crew, begin_from: Setup | Entry) -> TrainingResult:
@@ -396,7 +395,9 @@ class AsyncPart(_Part):
     def make_server(self, table: SharedTable, takes_over: bool = False) -> Server:
         """See `_Part`."""
         run, crew = self.run, self.crew
-        first = _FIRST_LEASE_COMPILED if run.source.simulator is not None else _FIRST_LEASE_STEPPED
+        # A step of an environment that is not compiled may take seconds.
+        stepped = run.source.stepped
+        first = _FIRST_LEASE_COMPILED if stepped is None else stepped.n_envs
         leases = LeaseBook(run.start, run.steps, crew.view.workers, first, crew.wire.now)
         return Server(
             crew,
