@@ -5,6 +5,8 @@ from __future__ import annotations
 import fault_jobs
 import hosts as emulated
 import pytest
+import slurm_cluster
+import slurm_jobs
 from hosts import Hosts
 
 
@@ -27,3 +29,10 @@ def three_hosts(possible):
     """Three hosts, h1 to h3, which live as long as the test."""
     with Hosts(3) as hosts:
         yield hosts
+
+
+@pytest.fixture(scope="session")
+def slurm_possible():
+    """Skip a test where there can be no SLURM, or it cannot run the jobs of these tests."""
+    if reason := slurm_cluster.why_not() or slurm_jobs.why_not():
+        pytest.skip(f"There can be no SLURM: {reason}.")

@@ -1,4 +1,4 @@
-"""The batch scripts in scripts/slurm are those that `dist-classicrl slurm` prints, and shellcheck likes them."""
+"""The batch scripts in scripts/slurm are what `dist-classicrl slurm` prints, and shellcheck likes them."""
 
 import re
 import shlex

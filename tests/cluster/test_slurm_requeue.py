@@ -1,0 +1,77 @@
+"""Under a real SLURM of two nodes: a job is told before its time limit, or is cancelled."""
+
+import re
+
+import pytest
+from slurm_cluster import NODES, SlurmCluster
+from slurm_jobs import (
+    EXAMPLE,
+    FOUR_TASKS,
+    TRAIN,
+    check_learned,
+    result,
+    run_folder,
+    script,
+    slow_words,
+    wait_until_it_trains,
+)
+
+# Seven workers cannot make them before the warning, which comes a minute after the start at the latest.
+LONG_STEPS = 200_000
+STEPS = 20_000
+ENDLESS = 10**14
+LONG_SECONDS = 300.0
+# The script, which hands it on, is all that hears it.
+WARNING = ("scancel", "--batch", "--signal=USR1")
+
+
+@pytest.fixture(scope="module")
+def cluster(slurm_possible):
+    with SlurmCluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module", autouse=True)
+def long_job(cluster):
+    """A job that is longer than its time limit, and runs while other tests do."""
+    words = slow_words(LONG_STEPS, "1h")
+    options = ("--time=2", "--signal=B:USR1@60", "--nodes=2", "--ntasks-per-node=4")
+    return cluster.submit(script("requeue.sbatch", *words), *options)
+
+
+def test_a_cancelled_job_leaves_no_process_on_any_node(cluster):
+    launched = cluster.submit(script("plain.sbatch", *slow_words(ENDLESS, "1h")), *FOUR_TASKS)
+    words = (*EXAMPLE, "--steps", str(ENDLESS), "--env", "FrozenLake-v1")
+    started = cluster.submit(script("srun.sbatch", *words), *FOUR_TASKS)
+    wait_until_it_trains(cluster, launched)
+    cluster.wait_for(started, lambda _: "steps/s" in cluster.output(started), "it to train")
+    for job in (launched, started):
+        for node in NODES:
+            assert len([line for line in cluster.processes(node, job) if "python" in line]) >= 2
+    for job in (launched, started):
+        cluster.run("scancel", job)
+        cluster.wait(job, "CANCELLED")
+        cluster.wait_until_idle(job=job)
+        assert cluster.about(job)["Restarts"] == "0"
+
+
+def test_ranks_that_srun_started_hear_the_warning_and_go_on_when_requeued(cluster):
+    job = cluster.submit(script("srun.sbatch", *TRAIN, *slow_words(STEPS, "1h")), *FOUR_TASKS)
+    folder = wait_until_it_trains(cluster, job, STEPS // 3)
+    cluster.run(*WARNING, job)
+    cluster.wait_for(job, lambda about: about["Restarts"] == "1", "it to be queued again")
+    cluster.wait(job, "COMPLETED")
+    assert len(re.findall(r"Stopped by SIGUSR1 on rank \d", cluster.output(job))) == 1
+    assert result(folder)["resumed_from"] is not None
+    check_learned(folder / "model.npz", STEPS, slow=True)
+
+
+def test_the_warning_before_the_time_limit_saves_the_run_and_it_goes_on(cluster, long_job):
+    cluster.wait(long_job, "COMPLETED", LONG_SECONDS)
+    folder = run_folder(cluster.place(long_job))
+    assert int(cluster.about(long_job)["Restarts"]) >= 1
+    # Nothing saves it but the warning, and the end.
+    assert re.search(r"Stopped by SIGUSR1 on rank \d", cluster.output(long_job)), cluster.output(long_job)
+    assert result(folder)["resumed_from"] is not None
+    check_learned(folder / "model.npz", LONG_STEPS, slow=True)
+    cluster.wait_until_idle(job=long_job)

@@ -1,0 +1,128 @@
+"""Under a real SLURM of two nodes: each way to start ranks, what is refused, and what SLURM tells a job."""
+
+import json
+import re
+import shlex
+
+import pytest
+from slurm_cluster import ENDED, SlurmCluster
+from slurm_jobs import DISCOUNT, EXAMPLE, SETUP, TRAIN, check_learned, learning, result, run_folder, script
+
+STEPS = 20_000_000
+SPREAD = ("--nodes=2", "--ntasks-per-node=4")
+LAKE = ("--env", "FrozenLake-v1", "--epsilon", "0.5", "--discount", str(DISCOUNT), "--output", "model.npz")
+# Tells how much time is left, asked of each of SLURM's commands.
+ASK = """\
+import json, os, sys
+from dist_classicrl.distributed.slurm import seconds_left
+alone = {}
+for name in ("squeue", "scontrol"):
+    os.makedirs(f"without-{name}", exist_ok=True)
+    with open(f"without-{name}/{name}", "w") as file:
+        file.write("#!/bin/sh\\nexit 1\\n")
+    os.chmod(file.name, 0o755)
+    path = os.path.abspath(f"without-{name}") + ":" + os.environ["PATH"]
+    alone[name] = seconds_left({**os.environ, "PATH": path})
+told = {name: os.environ.get(name) for name in ("SLURM_NTASKS", "SLURM_NNODES", "SLURM_JOB_END_TIME")}
+print(json.dumps([seconds_left(), *alone.values(), told]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(slurm_possible):
+    with SlurmCluster() as cluster:
+        yield cluster
+
+
+def test_the_plain_script_trains_on_all_tasks_of_two_nodes(cluster):
+    words = ("FrozenLake-v1", "--total-steps", str(STEPS), *learning(1))
+    job = cluster.submit(script("plain.sbatch", *words), *SPREAD)
+    assert cluster.wait(job, ENDED)["JobState"] == "COMPLETED", cluster.output(job)
+    folder = run_folder(cluster.place(job))
+    assert (result(folder)["steps"], result(folder)["workers"]) == (STEPS, 7)
+    check_learned(folder / "model.npz", STEPS)
+
+
+def test_mpirun_in_a_batch_script_takes_the_nodes_from_slurm(cluster):
+    look = "mpirun --bind-to none sh -c 'echo runs on $(hostname)'"
+    example = shlex.join([*EXAMPLE, "--steps", str(STEPS), *LAKE])
+    job = cluster.submit(
+        f"#!/bin/bash\n{SETUP}\n{look}\nexec mpirun --bind-to none python {example}\n", *SPREAD
+    )
+    assert cluster.wait(job, ENDED)["JobState"] == "COMPLETED", cluster.output(job)
+    hosts = re.findall(r"runs on (\w+)", cluster.output(job))
+    assert sorted(hosts) == ["h1"] * 4 + ["h2"] * 4
+    assert "on 7 worker(s)" in cluster.output(job)
+    check_learned(cluster.place(job) / "model.npz", STEPS)
+
+
+def test_srun_starts_the_ranks_of_the_example(cluster):
+    words = (*EXAMPLE, "--steps", str(STEPS), *LAKE)
+    job = cluster.submit(script("srun.sbatch", *words), *SPREAD)
+    assert cluster.wait(job, ENDED)["JobState"] == "COMPLETED", cluster.output(job)
+    assert "on 7 worker(s)" in cluster.output(job)
+    # Open MPI says so where it misses a part of SLURM's PMIx.
+    assert "Sorry" not in cluster.output(job)
+    check_learned(cluster.place(job) / "model.npz", STEPS)
+
+
+@pytest.mark.parametrize(("pmi", "program"), [("none", "script"), ("pmi2", "train")])
+def test_tasks_that_do_not_find_each_other_are_refused(cluster, pmi, program):
+    forever = str(10**14)
+    words = {
+        "script": [*EXAMPLE, "--steps", forever],
+        "train": [*TRAIN, "FrozenLake-v1", "--total-steps", forever],
+    }[program]
+    job = cluster.submit(f"#!/bin/bash\n{SETUP}\nsrun --mpi={pmi} python {shlex.join(words)}\n", "--ntasks=2")
+    assert cluster.wait(job, ENDED)["JobState"] == "FAILED"
+    said = cluster.output(job)
+    assert said.count("The environment promises 2 ranks") == 2, said
+    assert "srun --mpi=pmix" in said
+    if program == "train":
+        assert "Traceback" not in said and "exit code 2" in said
+    else:
+        assert said.count("dist_classicrl.errors.SingletonError:") == 2
+
+
+def test_an_array_is_a_run_for_each_seed(cluster):
+    words = ("FrozenLake-v1", "--total-steps", str(STEPS), *learning())
+    job = cluster.submit(script("sweep.sbatch", *words), "--array=0-1", "--ntasks=2", "--nodes=1")
+    tables = []
+    for task in (0, 1):
+        about = cluster.wait(f"{job}_{task}", ENDED)
+        assert about["JobState"] == "COMPLETED", cluster.output(f"{job}_{task}")
+        folder = cluster.place(f"{job}_{task}") / "runs" / f"FrozenLake8x8-v1-{task}"
+        check_learned(folder / "model.npz", STEPS)
+        assert f"seed = {task}\n" in (folder / "config.toml").read_text()
+        tables.append((folder / "model.npz").read_bytes())
+    assert tables[0] != tables[1]
+
+
+def test_what_slurm_says_of_the_time_that_is_left(cluster):
+    ask = f"#!/bin/bash\n{SETUP}\nsleep 4\npython -c {shlex.quote(ASK)}\n"
+    again = ask + '[ -n "$SLURM_RESTART_COUNT" ] || { scontrol requeue $SLURM_JOB_ID; sleep 30; }\n'
+    size = ("--nodes=2", "--ntasks=4")
+    asked = {
+        "plain": cluster.submit(ask, "--time=10", *size),
+        "unlimited": cluster.submit(ask, "--time=UNLIMITED", *size),
+        "array": cluster.submit(ask, "--time=20", "--array=3-4", *size),
+        "queued again": cluster.submit(again, "--time=10", "--requeue", "--open-mode=append", *size),
+    }
+    said = {}
+    for name, job in asked.items():
+        for part in (f"{job}_3", f"{job}_4") if name == "array" else (job,):
+            assert cluster.wait(part, ENDED)["JobState"] == "COMPLETED", cluster.output(part)
+            said[part] = [json.loads(line) for line in cluster.output(part).splitlines() if line[0] == "["]
+    runs = {"plain": 1, "unlimited": 1, "queued again": 2}
+    limits = {"plain": 600.0, "unlimited": None, "array": 1200.0, "queued again": 600.0}
+    for name, job in asked.items():
+        for part in (f"{job}_3", f"{job}_4") if name == "array" else (job,):
+            assert len(said[part]) == runs.get(name, 1)
+            for *seconds, told in said[part]:
+                assert (told["SLURM_NTASKS"], told["SLURM_NNODES"]) == ("4", "2")
+                for left in seconds:
+                    if limits[name] is None:
+                        assert left is None
+                    else:
+                        # Each run has the whole of it, less what has passed. SLURM counts in its own rhythm.
+                        assert limits[name] - 60.0 < left < limits[name] - 2.0
