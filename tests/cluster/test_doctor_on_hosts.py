@@ -5,6 +5,7 @@ import os
 import shlex
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ import dist_classicrl
 from dist_classicrl.distributed.processes import run_job
 
 SECONDS = 100
+# In less than this a daemon of mpirun ends; what the doctor starts on hosts waits longer if nobody ends it.
+LEFT_SECONDS = 10.0
 DOCTOR = [sys.executable, "-m", "dist_classicrl", "doctor", "--json"]
 AHEAD_SECONDS = 90.0
 PACKAGE = Path(dist_classicrl.__file__).parent
@@ -52,7 +55,10 @@ def examined(hosts, *words, names=None, status=0):
     on = ["--hostfile", hosts.hostfile(2, names), "--agent", hosts.agent]
     job = run_job(hosts.command("h1", [*DOCTOR, *on, *words]), timeout=SECONDS)
     assert job.returncode == status, job.output
-    assert all(hosts.processes(host) == {} for host in hosts.names)  # nothing is left listening
+    deadline = time.monotonic() + LEFT_SECONDS
+    while left := {host: processes for host in hosts.names if (processes := hosts.processes(host))}:
+        assert time.monotonic() < deadline, left  # such as what listens for other hosts
+        time.sleep(0.05)
     return {each["check"]: each for each in json.loads(job.output)["findings"]}
 
 
@@ -62,7 +68,7 @@ def statuses(found):
 
 def test_three_hosts_that_are_well(three_hosts, work):
     found = examined(three_hosts, "--checkpoint-dir", "saved")
-    well = ["hosts", "connections", "same versions", "working folder", "clocks", "pairs of hosts", "ranks"]
+    well = ["hosts", "connections", "same versions", "working folder", "clocks", "ranks"]
     assert {statuses(found)[check] for check in well} == {"ok"}
     shared = [statuses(found)[check] for check in ("shared checkpoint folder", "shared state folder")]
     assert shared == ["ok", "ok"]
@@ -71,7 +77,7 @@ def test_three_hosts_that_are_well(three_hosts, work):
     clocks = found["clocks"]["data"]
     assert clocks.keys() == {"h2", "h3"}
     for clock in clocks.values():  # they have the same clock, which the uncertainty has to allow for
-        assert abs(clock["offset"]) <= clock["uncertainty"] < 1.0
+        assert abs(clock["offset"]) <= clock["uncertainty"] + 1e-6 < 1.0
     pairs = found["pairs of hosts"]["data"]["pairs"]
     assert sorted(pair["hosts"] for pair in pairs) == [["h1", "h2"], ["h1", "h3"], ["h2", "h3"]]
     assert all(pair["latency"] > 0.0 and pair["bandwidth"] > 0.0 for pair in pairs)

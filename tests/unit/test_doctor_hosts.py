@@ -136,7 +136,7 @@ def test_a_host_that_says_nothing_holds_up_nobody(tmp_path):
 
 
 def test_hosts_that_are_well_say_what_is_there_and_reach_each_other(tmp_path):
-    agent = program(tmp_path, "agent", 'exec sh -c "$2"')
+    agent = program(tmp_path, "agent", 'cd /; exec env -u PYTHONPATH sh -c "$2"')
     (tmp_path / "file").touch()
     wanted = {"seen": str(tmp_path / "file"), "unseen": str(tmp_path / "nothing")}
     cluster, found = examined(plan_of(agent, "a", "b"), wanted)
@@ -160,9 +160,13 @@ PEER = {"addresses": ["127.0.0.1"], "token": "01234567"}
 @pytest.fixture
 def listening():
     with socket.create_server(("127.0.0.1", 0)) as server:
-        ended = threading.Event()
-        threading.Thread(target=on_host._be_reached, args=(server, b"01234567", ended), daemon=True).start()
-        yield {**PEER, "port": server.getsockname()[1]}, ended
+        peer, ended = {**PEER, "port": server.getsockname()[1]}, threading.Event()
+        thread = threading.Thread(target=on_host._be_reached, args=(server, b"01234567", ended), daemon=True)
+        thread.start()
+        yield peer, ended
+        if not ended.is_set():
+            on_host.find_trouble("name", peer, SECONDS, on_host.END)
+        thread.join(SECONDS)
 
 
 def test_a_host_is_reached_until_it_is_told_to_end(listening):
@@ -186,7 +190,7 @@ def test_every_address_of_a_host_is_tried(listening):
     assert on_host.find_trouble("127.0.0.1", {**peer, "addresses": []}, SECONDS) == ""
 
 
-def connections(monkeypatch, tmp_path, answers, *names):
+def connections(tmp_path, answers, *names):
     """The finding, where hosts answer so when they are asked whom they reach."""
     agent = program(
         tmp_path, "agent", "\n".join(f"[ $1 = {name} ] && cat {tmp_path}/{name}" for name in answers)
@@ -198,9 +202,9 @@ def connections(monkeypatch, tmp_path, answers, *names):
     return cluster, hosts._connections(cluster, plan_of(agent, *names))
 
 
-def test_hosts_that_do_not_reach_each_other_are_named_and_left_out(monkeypatch, tmp_path):
+def test_hosts_that_do_not_reach_each_other_are_named_and_left_out(tmp_path):
     answers = {"a": {"b": "", "c": ""}, "b": {"a": "", "c": "no route"}, "c": {"a": "", "b": "timed out"}}
-    cluster, finding = connections(monkeypatch, tmp_path, answers, "a", "b", "c")
+    cluster, finding = connections(tmp_path, answers, "a", "b", "c")
     assert finding.status == "failure" and "btl_tcp_if_include" in finding.remedy
     assert "b does not reach c by TCP (no route)" in finding.found
     assert "c does not reach b by TCP (timed out)" in finding.found
@@ -208,13 +212,16 @@ def test_hosts_that_do_not_reach_each_other_are_named_and_left_out(monkeypatch, 
     assert {"from": "b", "to": "c", "why": "no route"} in finding.data["missing"]
 
 
-def test_one_way_is_not_enough_and_silence_is_no_connection(monkeypatch, tmp_path):
+def test_one_way_is_not_enough_and_silence_is_no_connection(tmp_path):
     answers = {"a": {"b": "", "c": ""}, "b": None, "c": {"a": "", "b": ""}}
-    cluster, finding = connections(monkeypatch, tmp_path, answers, "a", "b", "c")
+    cluster, finding = connections(tmp_path, answers, "a", "b", "c")
     assert finding.status == "failure" and "b does not reach a" in finding.found
     assert [host.name for host in cluster.hosts] == ["a", "c"]
+    answers = {"a": {"b": "refused"}, "b": {"a": ""}}
+    cluster, finding = connections(tmp_path, answers, "a", "b")
+    assert finding.status == "failure" and [host.name for host in cluster.hosts] == ["a"]
     answers = {"a": {"b": ""}, "b": {"a": ""}}
-    cluster, finding = connections(monkeypatch, tmp_path, answers, "a", "b")
+    cluster, finding = connections(tmp_path, answers, "a", "b")
     assert finding.status == "ok" and len(cluster.hosts) == 2
 
 
