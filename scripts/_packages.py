@@ -14,6 +14,7 @@ PACKAGES = {
     "iproute2": "ip",
     "libpmix-dev": "",
     "munge": "munged",
+    "nftables": "nft",
     "openssh-client": "ssh",
     "openssh-server": "sshd",
     "slurm-client": "sbatch",
