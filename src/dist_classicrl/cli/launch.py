@@ -115,6 +115,12 @@ def launch_options(ranks: str) -> list[click.Parameter]:
             "--agent", metavar="COMMAND", help="What starts programs on other hosts.", shows="ssh"
         ),
         option(
+            "--network",
+            metavar="NETWORK",
+            help="Over which network the hosts talk: 10.1.0.0/16, or a card, such as eth1, of all hosts.",
+            shows="what the MPI chooses",
+        ),
+        option(
             "--mca",
             nargs=2,
             multiple=True,

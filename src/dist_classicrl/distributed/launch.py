@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dist_classicrl.distributed.hosts import Host, read_hostfile
 from dist_classicrl.distributed.launcher import find_launcher
+from dist_classicrl.distributed.network import network_words
 from dist_classicrl.distributed.supervisor import Plan
 from dist_classicrl.errors import LauncherError
 
@@ -30,6 +31,8 @@ class LaunchOptions:
     survive : bool
     agent : str, optional
         These four are those of `Plan`.
+    network : str, optional
+        What `network_words` takes.
     mca : tuple of (str, str)
         Parameters of Open MPI.
     mpirun_options : str
@@ -45,6 +48,7 @@ class LaunchOptions:
     silence: float = Plan.silence
     survive: bool = True
     agent: str | None = None
+    network: str | None = None
     mca: tuple[tuple[str, str], ...] = ()
     mpirun_options: str = ""
 
@@ -100,14 +104,16 @@ def plan_of(options: LaunchOptions, words: Sequence[str]) -> Plan:
     ranks = options.ranks_of_place()
     if ranks is None:
         raise LauncherError("How many ranks? Write for instance -n 4: a server and three workers.")
+    launcher = find_launcher()
+    network = network_words(launcher, options.network)
     parameters = [word for pair in options.mca for word in ("--mca", *pair)]
     return Plan(
-        launcher=find_launcher(),
+        launcher=launcher,
         ranks=ranks,
         words=tuple(words),
         hosts=hosts,
         agent=options.agent,
-        options=(*parameters, *further),
+        options=(*network, *parameters, *further),
         survive=options.survive,
         state_dir=options.state_dir,
         max_restarts=options.max_restarts,
