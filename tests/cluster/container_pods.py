@@ -71,8 +71,8 @@ class Pods:
         """Return what the job says of the pods of a role."""
         return self.job["spec"]["mpiReplicaSpecs"][role]["template"]["spec"]
 
-    def command(self, pod: str, words: Sequence[str] = ()) -> list[str]:
-        """Give the command that runs a pod's container on its host; `words` take the place of its own."""
+    def command(self, pod: str, words: Sequence[str] = (), keys: Path | None = None) -> list[str]:
+        """Give the command that runs a pod's container on its host, with other words or keys than its own."""
         role = "Worker" if pod in self.workers else "Launcher"
         template = self.template(role)
         (one,) = template["containers"]
@@ -80,7 +80,7 @@ class Pods:
         mounts = {mount["mountPath"]: self._source(template, mount["name"]) for mount in one["volumeMounts"]}
         assert mounts[self.image.env["NUMBA_CACHE_DIR"]] == "tmpfs"
         mounts[self.image.env["NUMBA_CACHE_DIR"]] = str(self.machine_code)
-        mounts[self.job["spec"]["sshAuthMountPath"]] = f"ro:{self.keys}"
+        mounts[self.job["spec"]["sshAuthMountPath"]] = f"ro:{keys or self.keys}"
         # A pod's own name is in its own file of names.
         own = self.folder / f"{pod}.hosts"
         own.write_text((self.folder / "names").read_text().replace(f"\t{self.full_name(pod)}", f"\t{pod}"))
@@ -104,9 +104,9 @@ class Pods:
         (volume,) = (volume for volume in template["volumes"] if volume["name"] == name)
         return "tmpfs" if "emptyDir" in volume else str(self.data)
 
-    def start(self, pod: str) -> Running:
-        """Start a pod's container."""
-        return Running(self.command(pod), self.folder / f"{pod}-{time.monotonic_ns()}.log")
+    def start(self, pod: str, words: Sequence[str] = (), keys: Path | None = None) -> Running:
+        """Start a pod's container, with other words or keys than its own if they are given."""
+        return Running(self.command(pod, words, keys), self.folder / f"{pod}-{time.monotonic_ns()}.log")
 
     def wait_until_ready(self, pod: str, port: int) -> None:
         """Wait until a port of a pod can be reached from the first host."""

@@ -269,7 +269,7 @@ def _mount_one(source: str, target: Path) -> None:
     read_only, path = source.startswith("ro:"), source.removeprefix("ro:")
     if path == "tmpfs":
         target.mkdir(parents=True, exist_ok=True)
-        _mount("-t", "tmpfs", "-o", "mode=1777", "tmpfs", str(target))
+        _mount("-t", "tmpfs", "-o", "mode=1777,noexec,nosuid,nodev", "tmpfs", str(target))
         return
     if os.path.isdir(path):
         target.mkdir(parents=True, exist_ok=True)

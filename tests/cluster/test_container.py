@@ -171,7 +171,7 @@ def test_the_doctor_finds_no_failure(container):
     assert " 0 failures" in said and "survives a death: a rank was killed" in said
 
 
-def test_a_user_that_it_does_not_know_can_train_too(image, container, data):
+def test_a_user_that_it_does_not_know_can_train_too(image, machine_code, container, data):
     shutil.chown(data, 4711, 4711)
     fresh = {image.env["NUMBA_CACHE_DIR"]: "tmpfs"}
     run(
@@ -246,6 +246,13 @@ def test_sshd_lets_in_whoever_has_the_key_and_nobody_else(pods):
     attempt = f"ssh-keygen -q -N '' -f /tmp/other; ssh -i /tmp/other -p {SSH_PORT} {no_list} rl@{worker} true"
     for words in (["ssh", *no_key, worker], ["sh", "-c", attempt], ["ssh", "-l", "root", worker, "true"]):
         assert "Permission denied (publickey)." in from_launcher(pods, *words, status=UNREACHABLE)
+
+    # Without a host key from outside each server has one of its own.
+    (pods.folder / "bare").mkdir()
+    shutil.copy(pods.keys / "authorized_keys", pods.folder / "bare")
+    with pods.start("train-launcher", ["start-sshd"], keys=pods.folder / "bare") as server:
+        server.wait_for(lambda: f"port {SSH_PORT}" in server.output, "server", SECONDS)
+    assert "SHA256:" in server.output and "(ED25519)" in server.output
 
     # Somebody else answers in the worker's place: the launcher does not talk to him.
     shutil.copy(make_keys(pods.folder / "other") / "id_rsa.pub", pods.keys)

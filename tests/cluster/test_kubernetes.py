@@ -139,7 +139,7 @@ CONTAINER = (*LAUNCHER, "template", "spec", "containers", 0)
         ((*CONTAINER, "volumeMount"), []),
         ((*CONTAINER, "name"), None),
         ((*CONTAINER, "securityContext", "runAsUsr"), 1000),
-        ((*CONTAINER, "env", 0, "value"), 1),
+        ((*CONTAINER, "args", 0), 1),
         (("apiVersion",), "kubeflow.org/v1"),
         (("status",), {}),
     ],
