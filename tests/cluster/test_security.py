@@ -41,7 +41,7 @@ ALONE = ("unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "-")
 
 # What is between the fences in docs/security.md.
 FIREWALL = re.search(
-    r"```nft\n(.*?)```", (ROOT / "docs" / "security.md").read_text(encoding="utf-8"), re.DOTALL
+    r"```text\n(table.*?)```", (ROOT / "docs" / "security.md").read_text(encoding="utf-8"), re.DOTALL
 )[1]
 # Shows all of the network's packets that have text of this library in them.
 LISTEN = """
@@ -246,7 +246,7 @@ def test_without_tcp_ranks_do_not_listen(one_host):
 
 @pytest.fixture(scope="class")
 def spread():
-    """A job on two hosts that uses known ports, and is stopped at the end, and all that h1 has heard of it."""
+    """A job on two hosts that uses known ports, and what h1 has heard of it; it is stopped at the end."""
     with Hosts(2) as hosts:
         words = ["--agent", hosts.agent, "--hostfile", hosts.hostfile(2), *KNOWN_PORTS]
         heard = BackgroundJob(hosts.command("h1", [sys.executable, "-c", LISTEN])[1:])

@@ -130,7 +130,9 @@ def check_command(page, line):
             extras = re.fullmatch(r"\.(?:\[([\w,]+)\])?", package)[1] or ""
             known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
             assert set(filter(None, extras.split(","))) <= set(known), line
-        case ["git", "clone", _] | ["cd", _] | ["sbatch", _]:
+        case ["unshare", *_]:  # and after the end of a small script, what runs there
+            check_arguments(words[words.index("dist-classicrl") + 1 :])
+        case ["git", "clone", _] | ["cd", _] | ["sbatch", _] | ["export", *_]:
             pass
         case [("scripts/train" | "scripts/test") as script]:
             assert os.access(ROOT / script, os.X_OK), line
