@@ -485,6 +485,7 @@ def test_json_of_the_command(told, capsys):
         (["--states", "10"], "--states and --actions belong together"),
         (["--algorithm", "q_lerning"], "algorithm must be one of"),
         (["--ranks", "0"], "--ranks"),
+        (["--network", "card9"], "--network card9: this host has no network card of that name"),
         (["--hostfile", "/nonexistent"], "The hostfile '/nonexistent' cannot be read"),
     ],
 )

@@ -154,7 +154,7 @@ def test_hosts_that_are_well_say_what_is_there_and_reach_each_other(tmp_path):
 # Whether they reach each other
 
 
-PEER = {"addresses": ["127.0.0.1"], "token": "01234567"}
+PEER = {"to": ["127.0.0.1"], "token": "01234567"}
 
 
 @pytest.fixture
@@ -186,8 +186,24 @@ def test_every_address_of_a_host_is_tried(listening):
         closed = {**PEER, "port": unused.getsockname()[1]}
         assert on_host.find_trouble("name", closed, SECONDS) == "127.0.0.1: Connection refused"
     # Other networks of the other host may not be reached from here.
-    assert on_host.find_trouble("name", {**peer, "addresses": ["127.0.0.2", "127.0.0.1"]}, SECONDS) == ""
-    assert on_host.find_trouble("127.0.0.1", {**peer, "addresses": []}, SECONDS) == ""
+    assert on_host.find_trouble("name", {**peer, "to": ["127.0.0.2", "127.0.0.1"]}, SECONDS) == ""
+    assert "no address in that network" in on_host.find_trouble("name", {**peer, "to": []}, SECONDS)
+
+
+@pytest.mark.parametrize(
+    "network, to",
+    [
+        (None, ["10.1.0.5", "192.168.0.5"]),
+        ("192.168.0.0/24", ["192.168.0.5"]),
+        ("10.0.0.0/8", ["10.1.0.5"]),
+        ("eth0", ["10.1.0.5"]),
+        ("eth9", []),
+    ],
+)
+def test_hosts_are_reached_in_the_network_that_was_named(network, to):
+    said = {"port": 1, "token": "t", "addresses": {"eth0": "10.1.0.5", "eth1": "192.168.0.5"}}
+    assert hosts._peer("name", said, network) == {"port": 1, "token": "t", "to": to}
+    assert hosts._peer("name", {**said, "addresses": {}}, None)["to"] == ["name"]
 
 
 def connections(tmp_path, answers, *names):
@@ -197,15 +213,15 @@ def connections(tmp_path, answers, *names):
     )
     for name, troubles in answers.items():
         (tmp_path / name).write_text("" if troubles is None else MARK + json.dumps({"troubles": troubles}))
-    peer = {**PEER, "port": 1}
-    cluster = hosts.Cluster(tuple(map(lambda name: Host(name, 1), names)), dict.fromkeys(names, peer))
+    peer = {"port": 1, "token": "t", "addresses": {}}
+    cluster = hosts.Cluster(tuple(Host(name, 1) for name in names), dict.fromkeys(names, peer))
     return cluster, hosts._connections(cluster, plan_of(agent, *names))
 
 
 def test_hosts_that_do_not_reach_each_other_are_named_and_left_out(tmp_path):
     answers = {"a": {"b": "", "c": ""}, "b": {"a": "", "c": "no route"}, "c": {"a": "", "b": "timed out"}}
     cluster, finding = connections(tmp_path, answers, "a", "b", "c")
-    assert finding.status == "failure" and "btl_tcp_if_include" in finding.remedy
+    assert finding.status == "failure" and "--network" in finding.remedy
     assert "b does not reach c by TCP (no route)" in finding.found
     assert "c does not reach b by TCP (timed out)" in finding.found
     assert [host.name for host in cluster.hosts] == ["a", "b"]

@@ -53,6 +53,12 @@ _COLOURS = {"ok": "green", "warning": "yellow", "failure": "red"}
 @click.option("--hostfile", metavar="FILE", help="Hosts, one in each line, such as `node1 slots=4`.")
 @click.option("--agent", metavar="COMMAND", help="What starts programs on other hosts.  [default: ssh]")
 @click.option(
+    "--network",
+    metavar="NETWORK",
+    help="Over which network the hosts talk: 10.1.0.0/16, or a card, such as eth1, of all hosts.  "
+    "[default: what the MPI chooses]",
+)
+@click.option(
     "--checkpoint-dir",
     type=Text(),
     default=".",
@@ -99,6 +105,7 @@ def command(
     ranks: int | None,
     hostfile: str | None,
     agent: str | None,
+    network: str | None,
     checkpoint_dir: str,
     state_dir: str,
     states: int | None,
@@ -118,6 +125,8 @@ def command(
     from dist_classicrl.diagnosis.findings import is_fit
     from dist_classicrl.diagnosis.plan import TrainingPlan
     from dist_classicrl.distributed.hosts import read_hostfile, slurm_hosts
+    from dist_classicrl.distributed.launcher import find_launcher
+    from dist_classicrl.distributed.network import network_words
     from dist_classicrl.settings import Settings
 
     if rank_of_environment() is not None:
@@ -135,8 +144,21 @@ def command(
     if ranks is None:
         ranks = cores.default_ranks(hosts)
     nodes = slurm_hosts() if hostfile is None else ()
+    if network is not None:
+        network_words(find_launcher(), network)  # raises where there is none such
     plan = TrainingPlan(
-        ranks, settings, states, actions, checkpoint_dir, hostfile, hosts, nodes, agent, state_dir, timeout
+        ranks=ranks,
+        settings=settings,
+        states=states,
+        actions=actions,
+        checkpoint_dir=checkpoint_dir,
+        hostfile=hostfile,
+        hosts=hosts,
+        nodes=nodes,
+        agent=agent,
+        network=network,
+        state_dir=state_dir,
+        seconds=timeout,
     )
     findings = []
     for finding in examine(plan):

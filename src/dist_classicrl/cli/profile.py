@@ -79,6 +79,12 @@ class Sizes(Kind):
 @click.option("--hostfile", metavar="FILE", help="Hosts, one in each line, such as `node1 slots=4`.")
 @click.option("--agent", metavar="COMMAND", help="What starts programs on other hosts.  [default: ssh]")
 @click.option(
+    "--network",
+    metavar="NETWORK",
+    help="Over which network the hosts talk: 10.1.0.0/16, or a card, such as eth1, of all hosts.  "
+    "[default: what the MPI chooses]",
+)
+@click.option(
     "--timeout",
     type=Real(1.0),
     default=60.0,
@@ -94,6 +100,7 @@ def command(
     seconds: float,
     hostfile: str | None,
     agent: str | None,
+    network: str | None,
     timeout: float,
     as_json: bool,
 ) -> None:
@@ -104,13 +111,22 @@ def command(
 
     hosts = () if hostfile is None else read_hostfile(hostfile)
     plan = communication.ProfilePlan(
-        sizes, iterations, seconds, timeout, ranks or max(2, cores.default_ranks(hosts)), hostfile, agent
+        sizes,
+        iterations,
+        seconds,
+        timeout,
+        ranks or max(2, cores.default_ranks(hosts)),
+        hostfile,
+        agent,
+        network,
     )
     if rank_of_environment() is None:
         _show(communication.measure_in_job(plan), as_json)
         return
-    if ranks is not None or hostfile is not None or agent is not None:
-        raise click.UsageError("--ranks, --hostfile and --agent have no place in a job that runs already.")
+    if any(given is not None for given in (ranks, hostfile, agent, network)):
+        raise click.UsageError(
+            "--ranks, --hostfile, --agent and --network have no place in a job that runs already."
+        )
     found = communication.measure_here(plan)
     if found is not None:
         _show(found, as_json)

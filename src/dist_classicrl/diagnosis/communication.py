@@ -16,6 +16,7 @@ from dist_classicrl.distributed.launcher import (
     launch_environment,
     mpirun_command,
 )
+from dist_classicrl.distributed.network import network_words
 from dist_classicrl.distributed.processes import run_job
 from dist_classicrl.distributed.world import find_world
 from dist_classicrl.errors import LauncherError, SettingsError
@@ -39,6 +40,8 @@ class ProfilePlan:
         How many to start.
     hostfile, agent : str or None
         See `host_words`.
+    network : str or None
+        See `network_words`.
     """
 
     sizes: Sequence[int]
@@ -48,6 +51,7 @@ class ProfilePlan:
     ranks: int
     hostfile: str | None = None
     agent: str | None = None
+    network: str | None = None
 
 
 def measure_here(plan: ProfilePlan) -> CommunicationProfile | None:
@@ -79,6 +83,7 @@ def measure_in_job(plan: ProfilePlan) -> CommunicationProfile:
     command = [
         *mpirun_command(plan.ranks, launcher),
         *host_words(launcher, plan.hostfile, plan.agent),
+        *network_words(launcher, plan.network),
         *export_words(launcher, [name for name in ("PYTHONPATH",) if name in os.environ]),
         *probe.command("profile", *words),
     ]

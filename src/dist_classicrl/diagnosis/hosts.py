@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import re
@@ -124,7 +125,7 @@ def examine(cluster: Cluster, plan: TrainingPlan, files: dict[str, str]) -> Iter
         if len(cluster.said) > 1:
             yield _connections(cluster, plan)
         for name, said in cluster.said.items():
-            on_host.find_trouble(name, said, _REACH_SECONDS, on_host.END)
+            on_host.find_trouble(name, _peer(name, said, None), _REACH_SECONDS, on_host.END)
 
 
 def said_in(output: str) -> dict[str, Any]:
@@ -194,9 +195,8 @@ def _connections(cluster: Cluster, plan: TrainingPlan) -> Finding:
     said, missing = cluster.said, {}
     commands = {}
     for name in said:
-        peers = {other: said[other] for other in said if other != name}
-        wanted = {other: {key: each[key] for key in _OF_PEER} for other, each in peers.items()}
-        request = {"peers": wanted, "seconds": _REACH_SECONDS}
+        peers = {other: _peer(other, each, plan.network) for other, each in said.items() if other != name}
+        request = {"peers": peers, "seconds": _REACH_SECONDS}
         commands[name] = _command(plan, name, "reach", request)
     with Asked(commands) as asked:
         asked.wait(plan.seconds)
@@ -219,10 +219,20 @@ def _connections(cluster: Cluster, plan: TrainingPlan) -> Finding:
         check,
         "\n".join([*lines[:_MOST_NAMES], _what_follows(cluster.names)]),
         "Ranks talk to each other directly, on ports of the system's choice, which a firewall may close "
-        "where ssh is open. Open them between all hosts, or name a network that all share: for Open MPI "
-        "--mca btl_tcp_if_include 10.0.0.0/24 and the like.",
+        "where ssh is open. Open them between all hosts, or name the network that all share, here and to "
+        "train and launch: --network 10.1.0.0/16 and the like.",
         {"missing": [{"from": name, "to": other, "why": text} for (name, other), text in missing.items()]},
     )
 
 
-_OF_PEER = ("port", "token", "addresses")
+def _peer(name: str, said: dict[str, Any], network: str | None) -> dict[str, Any]:
+    """Return what others need to connect to a host: at any of its addresses, or those in a network."""
+    addresses: dict[str, str] = said["addresses"]
+    if network is None:
+        to = list(addresses.values()) or [name]
+    elif "/" in network:
+        inside = ipaddress.IPv4Network(network)
+        to = [address for address in addresses.values() if ipaddress.IPv4Address(address) in inside]
+    else:
+        to = [address for card, address in addresses.items() if card == network]
+    return {"port": said["port"], "token": said["token"], "to": to}

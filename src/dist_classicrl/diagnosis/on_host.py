@@ -75,7 +75,7 @@ def reach(request: dict[str, Any]) -> None:
     Parameters
     ----------
     request : dict
-        ``"peers"``: by name, what they said in `report`. ``"seconds"``: for each connection.
+        ``"peers"``: by name, what `find_trouble` takes. ``"seconds"``: for each connection.
     """
     peers: dict[str, dict[str, Any]] = request["peers"]
     with ThreadPoolExecutor(_CONNECTIONS_AT_ONCE) as pool:
@@ -92,13 +92,14 @@ def find_trouble(name: str, peer: dict[str, Any], seconds: float, word: bytes = 
     ----------
     name : str
     peer : dict
-        What the host said in `report`.
+        What the host said in `report`: its ``"token"`` and its ``"port"``; and ``"to"``, the addresses to
+        try.
     seconds : float
         For each of its addresses.
     word : bytes
     """
-    troubles = []
-    for address in peer["addresses"] or [name]:
+    troubles = [] if peer["to"] else ["it has no address in that network"]
+    for address in peer["to"]:
         try:
             with socket.create_connection((address, peer["port"]), timeout=seconds) as connection:
                 if connection.recv(_TOKEN_BYTES, socket.MSG_WAITALL) == peer["token"].encode():
@@ -110,17 +111,17 @@ def find_trouble(name: str, peer: dict[str, Any], seconds: float, word: bytes = 
     return ", ".join(troubles)
 
 
-def own_addresses() -> list[str]:
-    """Return the IPv4 addresses of this host's network cards."""
-    found = []
+def own_addresses() -> dict[str, str]:
+    """Return the IPv4 addresses of this host's network cards, by the card's name."""
+    found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for _, card in socket.if_nameindex():
             try:
                 answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, struct.pack("256s", card.encode()[:15]))
             except OSError:  # one without an address
                 continue
-            found.append(socket.inet_ntoa(answer[20:24]))
-    return [address for address in found if not address.startswith("127.")]
+            found[card] = socket.inet_ntoa(answer[20:24])
+    return {card: address for card, address in found.items() if not address.startswith("127.")}
 
 
 def versions() -> dict[str, str]:

@@ -62,8 +62,8 @@ def examine(plan: TrainingPlan, launcher: Launcher, names: Sequence[str], folder
     yield failure(
         check,
         f"{len(names)} ranks, one on each host, {how}\n{last_lines(job.output)}",
-        "What mpirun says above names the cause, such as hosts that choose different networks: for Open MPI "
-        "try --mca btl_tcp_if_include with the one that all share. Or give --timeout more seconds.",
+        "What mpirun says above names the cause. Where hosts may choose different networks, name the one "
+        "that all share by --network. Or give --timeout more seconds.",
     )
 
 

@@ -29,6 +29,8 @@ class TrainingPlan:
         Those that SLURM has given; none where there is a hostfile.
     agent : str or None
         What starts a program on another host in place of ssh.
+    network : str or None
+        What the ranks are to keep to; see `network_words`.
     state_dir : str
         Where ranks tell their launcher how they end.
     seconds : float
@@ -44,5 +46,6 @@ class TrainingPlan:
     hosts: tuple[Host, ...] = ()
     nodes: tuple[Host, ...] = ()
     agent: str | None = None
+    network: str | None = None
     state_dir: str = STATE_FOLDER
     seconds: float = 60.0

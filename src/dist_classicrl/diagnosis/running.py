@@ -21,6 +21,7 @@ from dist_classicrl.distributed.launcher import (
     mpirun_command,
     survival_words,
 )
+from dist_classicrl.distributed.network import network_words
 from dist_classicrl.distributed.processes import FinishedJob, run_job
 from dist_classicrl.errors import LauncherError
 
@@ -64,8 +65,8 @@ def examine(ranks: Ranks, plan: TrainingPlan, launcher: Launcher, file: str) -> 
         yield failure(
             check,
             f"{plan.ranks} ranks did not start and talk within {plan.seconds:g} s\n{last_lines(job.output)}",
-            "Look for hosts that cannot reach each other (a firewall, the wrong network: for Open MPI try "
-            "--mca btl_tcp_if_include eth0 and the like), or give --timeout more seconds.",
+            "Look for hosts that cannot reach each other (a firewall, the wrong network: try --network eth0 "
+            "and the like), or give --timeout more seconds.",
         )
     elif job.returncode != 0 or sizes != [plan.ranks] * plan.ranks:
         yield failure(
@@ -150,6 +151,7 @@ def run_probe(
             *mpirun_command(n_ranks, launcher),
             *words,
             *host_words(launcher, hostfile, plan.agent),
+            *network_words(launcher, plan.network),
             *export_words(launcher, [name for name in ("PYTHONPATH",) if name in os.environ]),
             *probe.command(*program),
         ]
