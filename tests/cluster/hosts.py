@@ -81,8 +81,8 @@ class Hosts:
     variables : mapping, optional
         More environment variables that a shell has on every host.
     more_cards : bool
-        Whether each host also has eth1, with 10.78.0.1, 10.78.0.2, ..., over which the hosts reach each other as
-        well, and docker0, with 172.17.0.1 on every host, which leads nowhere.
+        Whether each host also has eth1, with 10.78.0.1, 10.78.0.2, ..., over which the hosts reach each other
+        as well, and docker0, with 172.17.0.1 on every host, which leads nowhere.
     """
 
     def __init__(
