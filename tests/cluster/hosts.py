@@ -83,10 +83,17 @@ class Hosts:
     more_cards : bool
         Whether each host also has eth1, with 10.78.0.1, 10.78.0.2, ..., over which the hosts reach each other
         as well, and docker0, with 172.17.0.1 on every host, which leads nowhere.
+    agent_port : int
+        Where hosts answer the agent. With another than ssh's, there is room for a real server of ssh.
     """
 
     def __init__(
-        self, count: int, variables: Mapping[str, str] | None = None, *, more_cards: bool = False
+        self,
+        count: int,
+        variables: Mapping[str, str] | None = None,
+        *,
+        more_cards: bool = False,
+        agent_port: int = SSH_PORT,
     ) -> None:
         self.names = [f"h{number}" for number in range(1, count + 1)]
         self.folder = Path(tempfile.mkdtemp(prefix="hosts-"))
@@ -95,6 +102,7 @@ class Hosts:
         self._first: dict[str, subprocess.Popen[bytes]] = {}
         self._process_spaces: dict[str, str] = {}
         self._lifelines: list[socket.socket] = []
+        self._port = agent_port
         self._networks = [NETWORK, SECOND_NETWORK] if more_cards else [NETWORK]
         self._switches: list[_Switch] = []
         try:
@@ -108,13 +116,22 @@ class Hosts:
         names = "".join(f"{address} {name}\n" for name, address in addresses.items())
         (self.folder / "hosts").write_text(f"127.0.0.1 localhost\n{names}")
         agent = Path(self.agent)
-        agent.write_text(f'#!/bin/sh\nexec {sys.executable} {Path(__file__).resolve()} ssh "$@"\n')
+        agent.write_text(
+            f'#!/bin/sh\nexec {sys.executable} {Path(__file__).resolve()} ssh {self._port} "$@"\n'
+        )
         agent.chmod(0o755)
         cards: list[dict[str, int]] = [{} for _ in self._networks]
         for number, name in enumerate(self.names, 1):
             ours, theirs = socket.socketpair()
             self._lifelines.append(ours)
-            words = [name, str(number), str(self.folder), str(theirs.fileno()), _name_space()]
+            words = [
+                name,
+                str(number),
+                str(self.folder),
+                str(theirs.fileno()),
+                _name_space(),
+                str(self._port),
+            ]
             with theirs:
                 self._first[name] = subprocess.Popen(
                     ["unshare", *_NAMESPACES, sys.executable, __file__, "host", *words, *self._networks],
@@ -312,7 +329,13 @@ def _card(device: str, address: str) -> int:
 
 
 def _be_host(
-    name: str, number: int, folder: Path, lifeline: socket.socket, outside: str, networks: Sequence[str]
+    name: str,
+    number: int,
+    folder: Path,
+    lifeline: socket.socket,
+    outside: str,
+    port: int,
+    networks: Sequence[str],
 ) -> None:
     """Be the first process of a host: make its cards, and run what it is asked to, until its maker ends."""
     if _name_space() == outside:
@@ -331,7 +354,7 @@ def _be_host(
         _do("ip", "address", "add", f"{BRIDGE_ADDRESS}/16", "dev", BRIDGE)
         _do("ip", "link", "set", BRIDGE, "up")
     _do("ip", "link", "set", "lo", "up")
-    network = socket.create_server((f"{NETWORK}.{number}", SSH_PORT))
+    network = socket.create_server((f"{NETWORK}.{number}", port))
     console = socket.socket(socket.AF_UNIX)
     console.bind(str(folder / f"{name}.socket"))
     console.listen()
@@ -419,7 +442,7 @@ def _ask(connection: socket.socket, request: Mapping[str, object]) -> int:
     return UNREACHABLE
 
 
-def _ssh(arguments: Sequence[str]) -> int:
+def _ssh(port: int, arguments: Sequence[str]) -> int:
     """Do as ssh does, as far as it can be seen from outside."""
     words = list(arguments)
     while words and words[0].startswith("-"):
@@ -428,9 +451,9 @@ def _ssh(arguments: Sequence[str]) -> int:
             words.pop(0)
     host, command = words[0], " ".join(words[1:])
     try:
-        connection = socket.create_connection((host, SSH_PORT), timeout=CONNECT_SECONDS)
+        connection = socket.create_connection((host, port), timeout=CONNECT_SECONDS)
     except OSError as error:
-        sys.stderr.write(f"connect to host {host} port {SSH_PORT}: {error}\n")
+        sys.stderr.write(f"connect to host {host} port {port}: {error}\n")
         return UNREACHABLE
     connection.settimeout(None)
     return _ask(connection, {"words": ["/bin/sh", "-c", command], "env": {}, "cwd": "/"})
@@ -440,12 +463,12 @@ def main(arguments: Sequence[str]) -> int:
     """Be a host, a program that is called like ssh, or somebody at a host's own keyboard."""
     role, *rest = arguments
     if role == "host":
-        name, number, folder, descriptor, outside, *networks = rest
+        name, number, folder, descriptor, outside, port, *networks = rest
         lifeline = socket.socket(fileno=int(descriptor))
-        _be_host(name, int(number), Path(folder), lifeline, outside, networks)
+        _be_host(name, int(number), Path(folder), lifeline, outside, int(port), networks)
         return 0
     if role == "ssh":
-        return _ssh(rest)
+        return _ssh(int(rest[0]), rest[1:])
     console = socket.socket(socket.AF_UNIX)
     console.connect(rest[0])
     return _ask(console, {"words": rest[1:], "env": dict(os.environ), "cwd": os.getcwd()})

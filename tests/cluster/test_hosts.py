@@ -65,7 +65,7 @@ def test_this_machine_keeps_its_own_name(possible):
 
 def test_nothing_becomes_a_host_outside_of_a_namespace_of_its_own(possible, tmp_path):
     host = f"{sys.executable} {emulated.__file__} host h9 9 {tmp_path} 0"
-    look = f"hostname one; {host} $(readlink /proc/self/ns/uts); hostname"
+    look = f"hostname one; {host} $(readlink /proc/self/ns/uts) 22; hostname"
     # All namespaces are new, so that nothing happens to this machine if it goes wrong.
     words = ["unshare", *emulated._NAMESPACES, "sh", "-c", look]
     with socket.socket() as lifeline:

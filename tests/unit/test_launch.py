@@ -582,6 +582,8 @@ def test_a_module_can_be_run_in_place_of_a_script(launch, capsys):
 def test_words_for_mpirun_are_passed_on(launch, capsys):
     launch("--dry-run", "-n", 3, "--mca", "a", "b", "--mpirun-options=--x 'y z'", "train.py")
     assert " -n 3 --mca a b --x 'y z' " in capsys.readouterr().out
+    launch("--dry-run", "-n", 3, "--mpirun-options=--map-by node", "train.py")
+    assert capsys.readouterr().out.count("--map-by") == 1
 
 
 def test_the_number_of_ranks_is_that_of_the_hostfile_or_of_slurm(launch, tmp_path, monkeypatch, capsys):

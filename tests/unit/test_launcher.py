@@ -85,6 +85,17 @@ def test_the_words_are_those_of_each_family():
     assert mpirun_command(17, Launcher("/m", "hydra", (4, 2, 1))) == ["/m", "-n", "17"]
 
 
+def test_what_a_user_says_of_mapping_and_binding_is_not_said_twice():
+    five = Launcher("/m", "openmpi", (5, 0, 11))
+    assert mpirun_command(3, five, ["--map-by", "node"]) == ["/m", "-n", "3", "--bind-to", "none"]
+    assert mpirun_command(3, five, ["--bind-to=core"]) == ["/m", "-n", "3", "--map-by", ":OVERSUBSCRIBE"]
+    assert mpirun_command(3, five, ["-x", "bind-to"]) == mpirun_command(3, five)
+    four = Launcher("/m", "openmpi", (4, 1, 4))
+    assert mpirun_command(3, four, ["--map-by", "node", "--bind-to", "core"]) == [
+        *("/m", "-n", "3", "--oversubscribe")
+    ]
+
+
 @pytest.mark.parametrize("n_ranks", [0, -3])
 def test_a_job_without_ranks_is_refused(n_ranks):
     with pytest.raises(LauncherError, match=str(n_ranks)):

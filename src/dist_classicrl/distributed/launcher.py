@@ -93,7 +93,7 @@ def find_launcher() -> Launcher:
     )
 
 
-def mpirun_command(n_ranks: int, launcher: Launcher | None = None) -> list[str]:
+def mpirun_command(n_ranks: int, launcher: Launcher | None = None, further: Sequence[str] = ()) -> list[str]:
     """Give the words that start `n_ranks` ranks on this machine; the program and its arguments follow them.
 
     Parameters
@@ -102,6 +102,9 @@ def mpirun_command(n_ranks: int, launcher: Launcher | None = None) -> list[str]:
         Number of ranks, at least 1. It may be more than there are cores.
     launcher : Launcher, optional
         Found by `find_launcher` if left out.
+    further : sequence of str
+        Words that come later. What these say of mapping or binding is not said here, since it may be said
+        only once.
 
     Returns
     -------
@@ -119,8 +122,13 @@ def mpirun_command(n_ranks: int, launcher: Launcher | None = None) -> list[str]:
     if launcher.family == "openmpi":
         # Ranks beyond the cores are refused by default. Binding would put the extra ones on the same few
         # cores, and fails where a container may use only some of the machine's cores.
-        many = ["--map-by", ":OVERSUBSCRIBE"] if launcher.version >= (5,) else ["--oversubscribe"]
-        words += [*many, "--bind-to", "none"]
+        said = {word.lstrip("-").partition("=")[0] for word in further if word.startswith("-")}
+        if launcher.version < (5,):
+            words.append("--oversubscribe")
+        elif "map-by" not in said:
+            words += ["--map-by", ":OVERSUBSCRIBE"]
+        if "bind-to" not in said:
+            words += ["--bind-to", "none"]
     return words
 
 

@@ -113,7 +113,7 @@ class Plan:
         launcher = self.launcher
         exported = [LAUNCH_VARIABLE, *(name for name in ("PYTHONPATH",) if name in os.environ)]
         return [
-            *mpirun_command(ranks, launcher),
+            *mpirun_command(ranks, launcher, self.options),
             *(survival_words(launcher) if self.survive else []),
             *host_words(launcher, None if hostfile is None else str(hostfile), self.agent),
             *export_words(launcher, exported),
