@@ -157,20 +157,18 @@ def test_hosts_that_do_not_reach_each_other_are_named_and_nothing_hangs(three_ho
 
 
 @pytest.mark.usefixtures("slurm_possible")
-def test_the_nodes_of_a_slurm_job_are_hosts_without_a_hostfile(work):
-    script = work / "job"
-    script.write_text(
+def test_the_nodes_of_a_slurm_job_are_hosts_without_a_hostfile(tmp_path):
+    path = tmp_path / "found.json"
+    script = (
         "#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=2\n"
         f"export PYTHONPATH={os.environ.get('PYTHONPATH', '')}\n"
-        f"{shlex.join(DOCTOR)} > found.json 2> said\n"
+        f"{shlex.join(DOCTOR)} > {path}\n"
     )
     with SlurmCluster() as cluster:
-        job = cluster.submit(script, folder=work)
+        job = cluster.submit(script)
         cluster.wait(job, {"COMPLETED", "FAILED"}, timeout=SECONDS)
-        said = (work / "said").read_text()
-    found = {
-        each["check"]: each for each in json.loads((work / "found.json").read_text() or said)["findings"]
-    }
+        assert path.read_text(), cluster.output(job)
+    found = {each["check"]: each for each in json.loads(path.read_text())["findings"]}
     nodes = found["hosts"]["data"]["answer"]
     assert len(nodes) == 2 and statuses(found)["connections"] == "ok"
     assert found["same versions"]["data"].keys() == set(nodes)
