@@ -18,7 +18,7 @@ from background_job import ROOT, BackgroundJob, check_with_numpy_alone
 from hosts import Hosts
 from security_stranger import MADE
 
-from dist_classicrl.distributed.launcher import mpirun_command
+from dist_classicrl.distributed.launcher import launch_environment, mpirun_command
 from dist_classicrl.distributed.processes import run_job
 
 STRANGER = Path(__file__).with_name("security_stranger.py")
@@ -37,8 +37,28 @@ KNOWN_PORTS = [
     "--prtemca oob_tcp_static_ipv6_ports 47000-47009",
 ]
 # Nobody outside hears of a job in a network of its own.
-ALONE = ("unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "-")
+ALONE = ("unshare", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "-")
 
+# mpi4py's own pickle raises, which a message of any object would meet.
+NO_PICKLE = """
+from mpi4py import MPI
+
+def refuse(*_, **__):
+    raise SystemExit("a pickle was made or read")
+
+MPI.pickle.__init__(refuse, refuse)
+from dist_classicrl import DistAsyncQLearning
+
+try:
+    MPI.COMM_SELF.bcast("any object")
+except SystemExit:
+    print("pickle is refused", flush=True)
+for options in ({}, {"async_updates": False}):
+    agent = DistAsyncQLearning(seed=1, **options)
+    result = agent.train("FrozenLake-v1", total_steps=20_000, checkpoint_dir="saved")
+    agent.evaluate("FrozenLake-v1", episodes=10)
+    print(f"made {result.steps} steps", flush=True)
+"""
 # What is between the fences in docs/security.md.
 FIREWALL = re.search(
     r"```text\n(table.*?)```", (ROOT / "docs" / "security.md").read_text(encoding="utf-8"), re.DOTALL
@@ -293,6 +313,16 @@ class TestOneJobOnTwoHosts:
 def known(job):
     """Give the ports on h1 that are open to more than the host itself."""
     return sorted({port for _, address, port in listening(job.hosts) if address != LOOPBACK})
+
+
+def test_ranks_that_may_not_use_pickle_train_all_the_same(tmp_path):
+    (tmp_path / "train.py").write_text(NO_PICKLE)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
+    command = [*mpirun_command(RANKS), sys.executable, "train.py"]
+    done = run_job(command, timeout=SECONDS, env=launch_environment(env), cwd=tmp_path)
+    assert done.returncode == 0, done.output
+    assert done.output.count("pickle is refused") == RANKS
+    assert done.output.count("made 20000 steps") == 2 * RANKS
 
 
 def test_mpirun_by_hand_takes_a_folder_that_a_stranger_made(one_host, tmp_path):
