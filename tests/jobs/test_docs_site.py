@@ -132,9 +132,22 @@ def check_command(page, line):
             assert set(filter(None, extras.split(","))) <= set(known), line
         case ["unshare", *_]:  # and after the end of a small script, what runs there
             check_arguments(words[words.index("dist-classicrl") + 1 :])
+        case [("docker" | "apptainer"), "build", *options]:
+            stage = options[options.index("--target") + 1] if "--target" in options else "runtime"
+            assert f" AS {stage}\n" in (ROOT / "Dockerfile").read_text(), line
+        case [("docker" | "apptainer" | "srun"), *arguments]:  # in a container, what follows its image
+            assert "dist-classicrl" in line
+            if "dist-classicrl" in arguments:
+                last = len(arguments) - arguments[::-1].index("dist-classicrl")
+                check_arguments(arguments[last:])
+        case ["kubectl", *arguments]:
+            named = [word for word in arguments if "/" in word and not word.startswith("job/")]
+            assert all((ROOT / path).exists() for path in named), line
+        case [("cp" | "mkdir" | "ssh-keygen" | "sudo"), *_]:
+            pass
         case ["git", "clone", _] | ["cd", _] | ["sbatch", _] | ["export", *_]:
             pass
-        case [("scripts/train" | "scripts/test") as script]:
+        case [("scripts/train" | "scripts/test" | "scripts/test-cluster") as script]:
             assert os.access(ROOT / script, os.X_OK), line
         case _:
             raise AssertionError(f"{page.name}: no rule says how to check {line!r}")
