@@ -32,7 +32,7 @@ MIRROR = "http://deb.debian.org/debian"
 SUITE = "bookworm"
 PREFIX = "container-roots-"
 # What Debian's own images add to what debootstrap makes.
-SLIM = "path-exclude /usr/share/doc/*\npath-include /usr/share/doc/*/copyright\n" + "".join(
+SLIM = "force-unsafe-io\npath-exclude /usr/share/doc/*\npath-include /usr/share/doc/*/copyright\n" + "".join(
     f"path-exclude /usr/share/{name}/*\n" for name in ("man", "info", "locale", "lintian", "linda", "groff")
 )
 NO_CACHES = """
