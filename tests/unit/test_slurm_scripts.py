@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from documents import ROOT
+from documents import ROOT, blocks
 from learned_runs import run_command
 
 FOLDER = ROOT / "scripts" / "slurm"
@@ -28,6 +28,11 @@ def test_a_script_is_what_its_command_prints(script, capsys, monkeypatch):
     status, printed, _ = run_command(capsys, *shlex.split(PRINTED_BY[script.name]))
     assert status == 0
     assert script.read_text() == printed
+
+
+def test_the_page_shows_one_of_them():
+    (shown,) = blocks(ROOT / "docs" / "slurm.md", "bash")
+    assert shown.text == (FOLDER / "requeue.sbatch").read_text()
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
