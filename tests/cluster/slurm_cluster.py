@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -22,13 +23,10 @@ from pathlib import Path
 import hosts as emulated
 from hosts import Hosts
 
+from dist_classicrl.distributed.launcher import launch_environment
+
 NODES = ("h1", "h2")
 LOGIN = "h3"
-CPUS = 8
-# The least that SLURM takes; a job that is queued again waits about twice as long.
-CREDENTIAL_SECONDS = 5
-# A node that does not answer for that long is down.
-NODE_SECONDS = 5
 POLL_SECONDS = 0.2
 STARTING_SECONDS = 30.0
 COMMAND_SECONDS = 30.0
@@ -36,18 +34,19 @@ ENDING_SECONDS = 20.0
 JOB_SECONDS = 120.0
 ENDED = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY"})
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "mungekey")
-# Of these a node always has some.
+# These are there without a job, too.
 DAEMONS = ("slurmd", "munged", "slurmctld")
 
 Condition = Callable[[dict[str, str]], object]
 
+# cred_expire: the least that SLURM takes; a job that is queued again waits about twice as long.
 _CONFIGURATION = """\
 ClusterName=emulated
-SlurmctldHost={login}
+SlurmctldHost=h3
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=cred_expire={credential}
+AuthInfo=cred_expire=5
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd.%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
@@ -55,7 +54,6 @@ SlurmdLogFile={folder}/slurmd.%n.log
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool.%n
 TmpFS={folder}/tmp.%n
-SlurmctldParameters={parameters}
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
@@ -64,8 +62,8 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerParameters=sched_min_interval=0,batch_sched_delay=0,sched_interval=2,bf_interval=1
 SlurmdParameters=config_overrides
-SlurmdTimeout={node}
-MessageTimeout={node}
+SlurmdTimeout=5
+MessageTimeout=5
 TCPTimeout=2
 ReturnToService=2
 KillWait=3
@@ -73,7 +71,7 @@ SwitchType=switch/none
 MailProg=/bin/true
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-NodeName={nodes} CPUs={cpus} RealMemory=4000 State=UNKNOWN
+NodeName={nodes} CPUs=8 RealMemory=4000 State=UNKNOWN
 PartitionName=all Nodes={nodes} Default=YES DefMemPerCPU=100 PriorityTier=1 GraceTime={grace}
 PartitionName=high Nodes={nodes} DefMemPerCPU=100 PriorityTier=10
 """
@@ -84,6 +82,10 @@ def why_not() -> str | None:
     missing = [program for program in PROGRAMS if _program(program) is None]
     if missing:
         return f"there is no program {', '.join(missing)}"
+    # By this name SLURM's plugin for --mpi=pmix loads it.
+    load = [sys.executable, "-c", "import ctypes; ctypes.CDLL('libpmix.so')"]
+    if subprocess.run(load, capture_output=True, timeout=COMMAND_SECONDS).returncode != 0:
+        return "there is no libpmix.so (Debian: libpmix-dev), without which srun --mpi=pmix starts nothing"
     return emulated.why_not()
 
 
@@ -100,46 +102,41 @@ class SlurmCluster:
 
     def __init__(self, *, sends_warning: bool = True, grace: int = 15) -> None:
         self.hosts = Hosts(len(NODES) + 1)
-        # Outside of the folder of a host, whose path is too long for some sockets.
         self.folder = self.hosts.folder / "slurm"
         self.jobs = self.folder / "jobs"
+        environment = launch_environment()
         self._environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH"))},
+            **{
+                name: value for name, value in environment.items() if not name.startswith(("SLURM", "SBATCH"))
+            },
             "SLURM_CONF": str(self.folder / "slurm.conf"),
-            # What the tests' own mpirun and Python are found by on the nodes, too.
+            # Daemons lie there, also for users who have no such folder on their PATH.
             "PATH": os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin"]),
         }
         try:
-            self._start(
-                parameters="preempt_send_user_signal" if sends_warning else "",
-                grace=grace,
-                folder=self.folder,
-                login=LOGIN,
-                nodes=",".join(NODES),
-                cpus=CPUS,
-                credential=CREDENTIAL_SECONDS,
-                node=NODE_SECONDS,
-            )
+            self._configure(sends_warning, grace)
+            self._start()
         except BaseException:
             self.close()
             raise
 
-    def _start(self, **settings: object) -> None:
-        own = [self.folder / f"{kind}.{node}" for node in NODES for kind in ("spool", "tmp")]
-        for folder in (self.folder, self.jobs, *own):
+    def _configure(self, sends_warning: bool, grace: int) -> None:
+        of_nodes = [self.folder / f"{kind}.{node}" for node in NODES for kind in ("spool", "tmp")]
+        for folder in (self.folder, self.jobs, *of_nodes):
             folder.mkdir()
-        text = _CONFIGURATION.format(**settings)
-        if not settings["parameters"]:
-            text = text.replace("SlurmctldParameters=\n", "")
+        text = _CONFIGURATION.format(folder=self.folder, nodes=",".join(NODES), grace=grace)
+        if sends_warning:
+            text += "SlurmctldParameters=preempt_send_user_signal\n"
         (self.folder / "slurm.conf").write_text(text)
         (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
-        self.run("mungekey", "--create", f"--keyfile={self.folder}/munge.key")
+
+    def _start(self) -> None:
+        key = f"{self.folder}/munge.key"
+        self.run("mungekey", "--create", f"--keyfile={key}")
         for host in self.hosts.names:
-            own = {kind: f"{self.folder}/munge.{host}.{kind}" for kind in ("pid", "log", "seed")}
-            files = [f"--{kind}-file={path}" for kind, path in own.items()]
-            key = f"--key-file={self.folder}/munge.key"
+            files = [f"--{kind}-file={self.folder}/munge.{host}.{kind}" for kind in ("pid", "log", "seed")]
             self.run("sh", "-c", "mount -t tmpfs run /run && install -d -m 755 /run/munge", host=host)
-            self.run("munged", "--force", key, *files, host=host)
+            self.run("munged", "--force", f"--key-file={key}", *files, host=host)
         self.run("slurmctld")
         for node in NODES:
             self.run("slurmd", "-N", node, host=node)
@@ -172,33 +169,21 @@ class SlurmCluster:
             raise RuntimeError(f"{' '.join(words)}: {done.returncode}\n{done.stdout}{done.stderr}")
         return done.stdout
 
-    def submit(self, script: str | Path, *options: str, folder: Path | None = None) -> str:
-        """Submit a script, its text or its path, with further options of sbatch, and return the job's number.
+    def submit(self, script: str, *options: str) -> str:
+        """Submit a script with further options of sbatch, and return the job's number.
 
-        It runs in `folder`, by default a new one, and so does each job of an array.
+        It runs in a new folder, and so does each job of an array.
         """
-        if folder is None:
-            folder = self.jobs / str(time.monotonic_ns())
-            folder.mkdir()
+        folder = self.jobs / str(time.monotonic_ns())
+        folder.mkdir()
         path = folder / "job.sh"
-        path.write_text(script.read_text() if isinstance(script, Path) else script)
-        words = [
-            "sbatch",
-            "--parsable",
-            f"--chdir={folder}",
-            f"--output={folder}/%j.out",
-            *options,
-            str(path),
-        ]
-        return self.run(*words).strip()
+        path.write_text(script)
+        place = (f"--chdir={folder}", f"--output={folder}/%j.out")
+        return self.run("sbatch", "--parsable", *place, *options, str(path)).strip()
 
     def about(self, job: str) -> dict[str, str]:
         """Return what SLURM knows of a job, by its names, such as JobState."""
         return dict(re.findall(r"(\S+?)=(\S*)", self.run("scontrol", "--oneliner", "show", "job", job)))
-
-    def state(self, job: str) -> str:
-        """Return the state of a job, such as RUNNING."""
-        return self.about(job)["JobState"]
 
     def wait(self, job: str, states: str | Collection[str], timeout: float = JOB_SECONDS) -> dict[str, str]:
         """Wait until a job has one of these states, and return what SLURM knows of it then."""
