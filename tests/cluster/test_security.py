@@ -39,6 +39,13 @@ KNOWN_PORTS = [
 # Nobody outside hears of a job in a network of its own.
 ALONE = ("unshare", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "-")
 
+ALONE_AND_SHOWN = """
+import subprocess
+from dist_classicrl import DistAsyncQLearning
+DistAsyncQLearning(seed=1).train("FrozenLake-v1", total_steps=1000)
+print("what listens:", flush=True)
+subprocess.run(["sh", "-c", "ss -Hltunp | grep -v :22"])
+"""
 # mpi4py's own pickle raises, which a message of any object would meet.
 NO_PICKLE = """
 from mpi4py import MPI
@@ -256,6 +263,15 @@ def test_a_job_in_a_network_of_its_own_is_out_of_reach(one_host):
         assert alone.stop() > 0
 
 
+def test_a_training_alone_listens_nowhere_and_leaves_nothing(one_host):
+    temporary = one_host.folder / "alone"
+    temporary.mkdir()
+    words = ["env", f"TMPDIR={temporary}", sys.executable, "-c", ALONE_AND_SHOWN]
+    done = run_job(one_host.command("h1", words), timeout=SECONDS, cwd=temporary)
+    assert done.returncode == 0 and done.output.splitlines() == ["what listens:"], done.output
+    assert list(temporary.iterdir()) == []
+
+
 def test_without_tcp_ranks_do_not_listen(one_host):
     for words, listen in (([], True), (["--mca", "btl", "sm,self"], False)):
         command = [*mpirun_command(2), *words, sys.executable, "-c", SHOW]
@@ -289,6 +305,16 @@ class TestOneJobOnTwoHosts:
             assert {program for program, _ in open_to_all} == {"python", daemon}, found
             assert len(ranks) == 2 and ranks <= set(RANK_PORTS), found
             assert daemons and daemons <= set(PRTE_PORTS), found
+
+    def test_what_daemons_of_other_hosts_keep(self, spread):
+        job, _ = spread
+        (session,) = (job.hosts.folder / "h2.tmp").iterdir()
+        assert session.name.startswith("prted.")
+        kept = {path: mode for path, mode in permissions(session).items() if path.is_file()}
+        open_to_all = {path for path, mode in kept.items() if mode & 0o077}
+        # They say at which port of the loopback interface the daemon listens, as everybody can see.
+        assert open_to_all < set(kept) and {path.name[:12] for path in open_to_all} <= {"pmix.h2.tool"}
+        assert all(mode & 0o022 == 0 for mode in kept.values())
 
     def test_who_hears_the_network_can_read_along(self, spread):
         _, heard = spread
