@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import secrets
 import stat
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,13 +19,13 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """
     target = Path(path)
     # A long name would leave no room for what makes the temporary one unique.
-    handle, temporary = tempfile.mkstemp(prefix=f".{target.name[:40]}.", dir=target.parent)
+    temporary = target.parent / f".{target.name[:40]}.{secrets.token_hex(8)}"
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         with os.fdopen(handle, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, target)
     except BaseException:
         os.unlink(temporary)
@@ -39,9 +39,3 @@ def others_may_write(folder: str | os.PathLike[str]) -> bool:
     """
     status = os.stat(folder)
     return status.st_uid not in (0, os.geteuid()) or bool(status.st_mode & stat.S_IWOTH)
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current
