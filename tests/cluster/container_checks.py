@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import stat
+from pathlib import Path
 
 import numpy as np
 import pytest
+from container_roots import network_settings
 
 from dist_classicrl.distributed.processes import run_job
 
 SECONDS = 120.0
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(container, *words, status=0):
@@ -39,3 +42,34 @@ def gives_rights(path):
     """Whether who runs a program gets the rights of its owner or group."""
     found = path.lstat()
     return stat.S_ISREG(found.st_mode) and bool(found.st_mode & (stat.S_ISUID | stat.S_ISGID))
+
+
+def run_unit_tests(build, container, tools, files):
+    """Run some files of tests/unit with an image's Python, and give what pytest says.
+
+    pytest comes into the new folder `tools`, by the pip of the stage that builds, and not into the image.
+    """
+    tools.mkdir()
+    env, mounts = network_settings()
+    fetching = build.container(env=env, mounts={**mounts, "/dev/tools": str(tools)})
+    install = (
+        "/opt/tools/bin/pip",
+        "install",
+        "-q",
+        "--target",
+        "/dev/tools",
+        "pytest>=9",
+        "pytest-mpi>=0.6",
+    )
+    run(fetching, "env", "-u", "PIP_CONSTRAINT", *install)
+    inside = container(
+        cwd="/dev/checkout",
+        env={"PYTHONPATH": "/dev/tools", "PYTHONDONTWRITEBYTECODE": "1"},
+        mounts={
+            "/dev/tools": f"ro:{tools}",
+            "/dev/checkout/tests": f"ro:{ROOT / 'tests'}",
+            "/dev/checkout/pyproject.toml": f"ro:{ROOT / 'pyproject.toml'}",
+        },
+    )
+    chosen = [f"tests/unit/{name}" for name in files]
+    return run(inside, "tini", "--", "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen)
