@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 from slurm_cluster import NODES, SlurmCluster
 from slurm_jobs import (
@@ -66,12 +67,22 @@ def test_ranks_that_srun_started_hear_the_warning_and_go_on_when_requeued(cluste
     check_learned(folder / "model.npz", STEPS, slow=True)
 
 
-def test_the_warning_before_the_time_limit_saves_the_run_and_it_goes_on(cluster, long_job):
+def test_the_warning_before_the_time_limit_saves_the_run(cluster, long_job):
+    def has_stopped(about):
+        return about["Restarts"] != "0" and "Stopped by SIGUSR1" in cluster.output(long_job)
+
+    cluster.wait_for(long_job, has_stopped, "it to be queued again")
+    said = cluster.output(long_job)
+    steps = int(re.search(r"SIGUSR1 on rank \d \(h\d\) after ([\d,]+) of", said)[1].replace(",", ""))
+    assert "ended with exit status 75" in said
+    # Nothing saves it but the warning, and the end.
+    saved = sorted(run_folder(cluster.place(long_job)).glob("checkpoints/agent-0/*/visits.npy"))
+    assert steps in [int(np.load(path).sum()) for path in saved]
+
+
+def test_the_job_that_was_warned_goes_on_where_it_stopped(cluster, long_job):
     cluster.wait(long_job, "COMPLETED", LONG_SECONDS)
     folder = run_folder(cluster.place(long_job))
-    assert int(cluster.about(long_job)["Restarts"]) >= 1
-    # Nothing saves it but the warning, and the end.
-    assert re.search(r"Stopped by SIGUSR1 on rank \d", cluster.output(long_job)), cluster.output(long_job)
     assert result(folder)["resumed_from"] is not None
     check_learned(folder / "model.npz", LONG_STEPS, slow=True)
     # That was the last job.
