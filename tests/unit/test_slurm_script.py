@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+from background_job import BackgroundJob
 from learned_runs import run_command
 from signal_masks import listens
 
@@ -184,6 +185,16 @@ def test_words_come_through_the_shell_as_they_are_but_for_variables_of_slurm():
         timeout=30.0,
     )
     assert json.loads(told.stdout) == [*words[:-2], '--x=17 $HOME `q` " \\', "17"]
+
+
+def test_tasks_that_do_not_find_each_other_are_told_what_to_write_instead(tmp_path):
+    # As srun starts a task, of which MPI knows nothing.
+    variables = {"SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3"}
+    words = ["-m", "dist_classicrl", "train", "FrozenLake-v1"]
+    with BackgroundJob(words, cwd=tmp_path, env=variables) as job:
+        said = job.wait(status=2)
+    assert said.startswith("Error: The environment promises 4 ranks") and "srun --mpi=pmix" in said
+    assert "Traceback" not in said
 
 
 def test_a_line_more_could_not_be_smuggled_in():
