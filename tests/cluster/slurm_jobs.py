@@ -29,7 +29,9 @@ TRAINED = {
     "sweep.sbatch": "FrozenLake8x8-v1 --total-steps 1e9",
     "srun.sbatch": "examples/train.py --steps 100000000000 --checkpoint-dir saved",
 }
-SETUP = f"export PATH={Path(sys.executable).parent}:$PATH PYTHONPATH={Path(__file__).parent}:$PYTHONPATH"
+# The package is found where this one was found, installed or not.
+_PYTHONPATH = f"{ROOT / 'src'}:{Path(__file__).parent}:$PYTHONPATH"
+SETUP = f"export PATH={Path(sys.executable).parent}:$PATH PYTHONPATH={_PYTHONPATH}"
 
 
 def why_not() -> str | None:
