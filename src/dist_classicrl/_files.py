@@ -35,7 +35,10 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 def others_may_write(folder: str | os.PathLike[str]) -> bool:
     """Tell whether a user who is neither this one nor root may put files into `folder`.
 
-    Its group may: groups are made by people who know whom they trust.
+    Its group may, and whoever shares a folder with a group of this user: groups are made by people who know
+    whom they trust.
     """
     status = os.stat(folder)
-    return status.st_uid not in (0, os.geteuid()) or bool(status.st_mode & stat.S_IWOTH)
+    is_shared = bool(status.st_mode & stat.S_IWGRP) and status.st_gid in (os.getegid(), *os.getgroups())
+    is_foreign = status.st_uid not in (0, os.geteuid()) and not is_shared
+    return is_foreign or bool(status.st_mode & stat.S_IWOTH)

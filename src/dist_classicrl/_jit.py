@@ -7,6 +7,7 @@ import logging
 import os
 import stat
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,10 @@ import numba
 logger = logging.getLogger(__name__)
 
 _PACKAGE = Path(__file__).parent
+_ANEW = (
+    "Every process compiles anew. Let NUMBA_CACHE_DIR name a folder of your own (mkdir -m 700) with room for "
+    "some MB."
+)
 
 
 def jit(function: Callable[..., Any]) -> Any:
@@ -45,17 +50,47 @@ def jit_inline(function: Callable[..., Any]) -> Any:
 
 def _compiled(function: Callable[..., Any], **options: Any) -> Any:
     options |= {"nogil": True, "error_model": "numpy", "boundscheck": False}
-    compiled = numba.njit(cache=True, **options)(function)
-    place = getattr(getattr(compiled, "_cache", None), "cache_path", None)
-    if place is not None and not _is_ours(Path(place)):
+    try:
+        compiled = numba.njit(cache=True, **options)(function)
+    except RuntimeError:
+        _warn(f"There is no folder in which compiled code can be kept. {_ANEW}")
+        return numba.njit(**options)(function)
+    store: Any = getattr(compiled, "_cache", None)
+    place = getattr(store, "cache_path", None)
+    if place is None:  # numba is told not to compile
+        return compiled
+    if not _is_ours(Path(place)):
         return numba.njit(**options)(function)
     # Numba takes machine code from disk as long as the function's own file is unchanged. Kernels contain
     # kernels of other files, so the stamp on the machine code has to tell of those too.
-    index: Any = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
+    index: Any = getattr(store, "_cache_file", None)
     stamp = getattr(index, "_source_stamp", None)
     if stamp is not None:
         index._source_stamp = (stamp, _kernel_sources())
+    _go_on_without(store)
     return compiled
+
+
+def _go_on_without(store: Any) -> None:
+    """Let a full disk, or files that are damaged, cost the time to compile and not the run."""
+    load, save = store.load_overload, store.save_overload
+
+    def load_or_compile(*arguments: Any) -> Any:
+        try:
+            return load(*arguments)
+        except Exception:  # a damaged pickle may raise anything
+            logger.debug("Compiled code in %s cannot be read", store.cache_path, exc_info=True)
+            with suppress(OSError):
+                store.flush()  # else what is saved now would not be found either
+            return None
+
+    def save_if_possible(*arguments: Any) -> None:
+        try:
+            save(*arguments)
+        except OSError as error:
+            _warn(f"Compiled code cannot be kept in {store.cache_path} ({error.strerror}). {_ANEW}")
+
+    store.load_overload, store.save_overload = load_or_compile, save_if_possible
 
 
 @cache
@@ -70,23 +105,23 @@ def _is_ours(place: Path) -> bool:
         above = place.parent
         is_movable = others_may_write(above) and not above.stat().st_mode & stat.S_ISVTX
         is_open = is_movable or others_may_write(place)
+        owner = above.stat().st_uid
     except OSError:
         return True  # numba finds no file there either
     if is_open:
-        _warn(above)
+        whose = "" if owner == os.geteuid() else f" of user {owner}"
+        _warn(
+            f"Other users may write to the folder {above}{whose}, where numba keeps compiled code: whoever "
+            f"does runs code as you. It is not used. {_ANEW}"
+        )
     return not is_open
 
 
 @cache
-def _warn(folder: Path) -> None:
+def _warn(text: str) -> None:
     """Say it once, and on one rank."""
     if rank_of_environment() in (None, 0):
-        logger.warning(
-            "Other users may write to %s, where numba keeps compiled code: whoever does runs code as you. It "
-            "is not used, and every process compiles anew. Let NUMBA_CACHE_DIR name a folder that only you "
-            "may write to (chmod 700).",
-            folder,
-        )
+        logger.warning("%s", text)
 
 
 @cache

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import dist_classicrl
 
 INNER = "from package._jit import jit, jit_inline\n\n@{how}\ndef inner(x):\n    return x + {number}\n"
@@ -23,12 +25,12 @@ print(outer(1), sum(outer.stats.cache_hits.values()))
 """
 
 
-def run(folder):
+def run(folder, script=SCRIPT, errors=""):
     environment = {key: value for key, value in os.environ.items() if key != "NUMBA_CACHE_DIR"}
     # The copied module takes what it needs of this package from wherever that is.
     environment["PYTHONPATH"] = os.pathsep.join([str(folder), str(Path(dist_classicrl.__file__).parents[1])])
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
+        [sys.executable, "-c", script],
         env=environment,
         cwd=folder,
         capture_output=True,
@@ -36,17 +38,52 @@ def run(folder):
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
+    assert done.stderr.count(errors) == 1 if errors else done.stderr == ""
     return [int(word) for word in done.stdout.split()]
 
 
-def test_a_change_in_another_file_is_noticed(tmp_path):
+@pytest.fixture
+def package(tmp_path):
     package = tmp_path / "package"
     package.mkdir()
     (package / "__init__.py").touch()
     shutil.copy(Path(dist_classicrl.__file__).parent / "_jit.py", package)
     (package / "outer.py").write_text(OUTER)
     (package / "inner.py").write_text(INNER.format(how="jit", number=1))
+    return package
+
+
+def test_a_change_in_another_file_is_noticed(tmp_path, package):
     assert run(tmp_path) == [20, 0]
     assert run(tmp_path) == [20, 1]
     (package / "inner.py").write_text(INNER.format(how="jit_inline", number=5))
     assert run(tmp_path) == [60, 0]
+
+
+def test_damaged_machine_code_is_made_anew(tmp_path, package):
+    run(tmp_path)
+    indexes = list(package.rglob("*.nbi"))
+    assert len(indexes) == 2
+    for path in indexes:
+        path.write_bytes(path.read_bytes()[:20])
+    assert run(tmp_path) == [20, 0]
+    assert run(tmp_path) == [20, 1]
+
+
+@pytest.mark.parametrize(
+    "missing, words",
+    [
+        ("_CacheLocator.ensure_cache_path", "There is no folder in which compiled code can be kept"),
+        ("IndexDataCacheFile.save", "(No space left on device)"),
+    ],
+)
+def test_where_machine_code_cannot_be_kept_it_is_made_each_time(tmp_path, package, missing, words):
+    full = f"""
+import errno, os
+from numba.core import caching
+def fail(*arguments):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+caching.{missing} = fail
+"""
+    for _ in range(2):
+        assert run(tmp_path, full + SCRIPT, words) == [20, 0]
