@@ -415,11 +415,12 @@ def test_slashes_at_the_end_mean_nothing(memory, location):
     assert CheckpointFolder(location.rstrip("/") + "/" * 3, "agent-0").names() == folder.names() != []
 
 
+@pytest.mark.parametrize("user", ["somebody", "me@corp"])
 @pytest.mark.parametrize("password", ["secret", "sec:ret", "sec@ret"])
-def test_passwords_are_not_shown(monkeypatch, password):
+def test_passwords_are_not_shown(monkeypatch, user, password):
     monkeypatch.setattr(remote, "_filesystem", lambda location, url: (fsspec.filesystem("memory"), "/runs"))
-    storage = open_storage(f"sftp://somebody:{password}@host/runs", "agent-0", 0o600)
-    assert storage.url == "sftp://somebody@host/runs/agent-0"
+    storage = open_storage(f"sftp://{user}:{password}@host/runs", "agent-0", 0o600)
+    assert storage.url == f"sftp://{user}:...@host/runs/agent-0"
 
 
 @pytest.mark.parametrize("missing, url", [("fsspec", "memory://x"), ("s3fs", "s3://bucket/x")])

@@ -5,8 +5,11 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import time
+from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -15,7 +18,7 @@ from dist_classicrl._streams import is_output_closed
 from dist_classicrl.distributed import supervisor
 from dist_classicrl.distributed.completion import Record
 from dist_classicrl.distributed.hosts import Host, hosts_that_answer, ranks_on, read_hostfile, write_hostfile
-from dist_classicrl.distributed.launch_folder import launch_folder
+from dist_classicrl.distributed.launch_folder import launch_folder, session_folder
 from dist_classicrl.distributed.launcher import Launcher, export_words, host_words, survival_words
 from dist_classicrl.distributed.processes import is_running
 from dist_classicrl.distributed.supervisor import Plan, Supervisor
@@ -257,13 +260,20 @@ def test_a_pipe_is_closed_when_its_reader_is(tmp_path):
     assert not is_output_closed([writer])
 
 
-def test_folders_of_dead_launchers_of_this_host_are_removed_after_a_day(tmp_path):
+@contextmanager
+def session_in(folder):
+    with mock.patch.object(tempfile, "tempdir", str(folder)), session_folder() as made:
+        yield Path(made)
+
+
+@pytest.mark.parametrize("make, kind", [(launch_folder, "launch"), (session_in, "dist-classicrl")])
+def test_folders_of_dead_launchers_of_this_host_are_removed_after_a_day(tmp_path, make, kind):
     child = subprocess.Popen(["true"])
     child.wait()
     here, yesterday = socket.gethostname(), time.time() - 25 * 3600
 
     def left(name, age, **owner):
-        attempt = tmp_path / f"launch-{name}" / "attempt-1"
+        attempt = tmp_path / f"{kind}-{name}" / "attempt-1"
         attempt.mkdir(parents=True)
         for path in (attempt / "alive", attempt.parent / "launcher.json"):
             path.write_text(json.dumps(owner))
@@ -280,7 +290,7 @@ def test_folders_of_dead_launchers_of_this_host_are_removed_after_a_day(tmp_path
         left("beats", yesterday, host=here, pid=child.pid),
     ]
     os.utime(stay[-1] / "attempt-1" / "alive")
-    with launch_folder(tmp_path) as folder:
+    with make(tmp_path) as folder:
         assert folder.is_dir() and not gone.exists()
     assert sorted(tmp_path.iterdir()) == sorted(stay)
 
@@ -604,6 +614,7 @@ def test_the_number_of_ranks_is_that_of_the_hostfile_or_of_slurm(launch, tmp_pat
         (["train.py"], "How many ranks"),
         (["-n", "2", "--hostfile", "absent", "train.py"], "hostfile 'absent'"),
         (["-n", "2", "--mpirun-options='", "train.py"], "cannot be split"),
+        (["-n", "2", "--agent", "ssh '", "train.py"], '--agent "ssh \'" cannot be split'),
         (["-n", "2", "--hostfiles", "hosts", "train.py"], "--hostfile"),
     ],
 )

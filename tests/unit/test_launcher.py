@@ -12,6 +12,7 @@ from dist_classicrl.distributed.launcher import (
     find_launcher,
     launch_environment,
     mpirun_command,
+    session_variables,
 )
 from dist_classicrl.distributed.launcher import main as launcher_main
 from dist_classicrl.errors import LauncherError
@@ -94,6 +95,14 @@ def test_what_a_user_says_of_mapping_and_binding_is_not_said_twice():
     assert mpirun_command(3, four, ["--map-by", "node", "--bind-to", "core"]) == [
         *("/m", "-n", "3", "--oversubscribe")
     ]
+
+
+def test_where_mpirun_keeps_its_files_is_said_unless_the_user_has():
+    ours = session_variables("/own", ["--bind-to", "none"], {"TMPDIR": "/x"})
+    assert ours == {"PRTE_MCA_prte_local_tmpdir_base": "/own", "PRTE_MCA_prte_tmpdir_base": ""}
+    for name in ("PRTE_MCA_prte_tmpdir_base", "PRTE_MCA_prte_local_tmpdir_base", "OMPI_MCA_orte_tmpdir_base"):
+        assert session_variables("/own", [], {name: "/theirs"}) == {}
+    assert session_variables("/own", ["--prtemca", "prte_tmpdir_base", "/theirs"], {}) == {}
 
 
 @pytest.mark.parametrize("n_ranks", [0, -3])

@@ -287,7 +287,9 @@ def test_checkpoints_are_the_users_own_whatever_the_umask(open_umask, checkpoint
         assert mode(path) == (0o700 if path.is_dir() else 0o600), path
 
 
-@pytest.mark.parametrize("url", ["sftp://me:secret@host/runs", "ftp://me:sec@ret@host/runs"])
+@pytest.mark.parametrize(
+    "url", ["sftp://me:secret@host/runs", "ftp://me:sec@ret@host/runs", "memory://me@corp:secret@h/x"]
+)
 def test_a_password_on_the_command_line_or_in_a_file_is_refused_and_not_repeated(tmp_path, url, capsys):
     (tmp_path / "own.toml").write_text(f'environment = "FrozenLake-v1"\ncheckpoint_dir = "{url}"\n')
     for words in (["FrozenLake-v1", "--checkpoint-dir", url], ["--config", str(tmp_path / "own.toml")]):

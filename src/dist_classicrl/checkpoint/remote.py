@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, BinaryIO, cast
 
+from dist_classicrl._urls import without_password
 from dist_classicrl.checkpoint.storage import Storage
 from dist_classicrl.errors import CheckpointError
 
@@ -30,7 +31,7 @@ class RemoteStorage(Storage):
 
     def __init__(self, location: str, subfolder: str) -> None:
         location = re.sub("(?<![:/])/+$", "", location)
-        public = re.sub("//([^/@:]*):[^/]*@", r"//\1@", location)
+        public = without_password(location)
         self.url = f"{public}/{subfolder}"
         self._fs, root = _filesystem(location, self.url)
         if not root and not self._fs.root_marker:

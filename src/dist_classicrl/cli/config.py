@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dist_classicrl._files import whole_file
+from dist_classicrl._urls import without_password
 from dist_classicrl.cli.errors import nearest
 from dist_classicrl.errors import SettingsError
 
@@ -83,8 +84,6 @@ def _checked(path: Path, name: str, data: Any) -> Any:
 
 
 def _shown(data: Any) -> str:
-    from dist_classicrl.cli.kinds import without_password
-
     data = without_password(data) if isinstance(data, str) else data
     kind = _TYPES.get(type(data))
     return f"{data!r}, which is {kind}" if kind else repr(data)

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from dist_classicrl import durations
+from dist_classicrl._urls import has_password, without_password
 from dist_classicrl.cli.errors import nearest
 
 _MOST = 2**63 - 1
@@ -262,14 +263,6 @@ class Mode(Kind):
         return f"{value:o}"
 
 
-_PASSWORD = re.compile("(://[^/@:]*:)[^/]*@")
-
-
-def without_password(text: str) -> str:
-    """Return a text with three dots in place of the password of a URL."""
-    return _PASSWORD.sub(r"\1...@", text)
-
-
 class Folder(Text):
     """A path, in a file or on the command line relative to the current folder; or a URL without password."""
 
@@ -278,7 +271,7 @@ class Folder(Text):
 
     def of_text(self, text: str) -> str:
         """Take a path or a URL."""
-        if _PASSWORD.search(text):
+        if has_password(text):
             raise ValueError(
                 "ps would show the password to everybody on this host, and the run's config.toml would keep "
                 "it. Set FSSPEC_SFTP_PASSWORD for sftp://, or the variables of the store, or use a key."

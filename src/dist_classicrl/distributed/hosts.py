@@ -118,8 +118,20 @@ def hosts_that_answer(
 
 
 def agent_words(agent: str | None) -> list[str]:
-    """Return the command that starts something on another host: `agent`, or ssh that asks no questions."""
-    return shlex.split(agent) if agent else ["ssh", "-o", "BatchMode=yes"]
+    """Return the command that starts something on another host: `agent`, or ssh that asks no questions.
+
+    Raises
+    ------
+    LauncherError
+        If `agent` cannot be split into words.
+    """
+    try:
+        return shlex.split(agent) if agent else ["ssh", "-o", "BatchMode=yes"]
+    except ValueError as error:
+        raise LauncherError(
+            f"--agent {agent!r} cannot be split into words ({error}). Write for instance "
+            "--agent 'ssh -p 2222'."
+        ) from error
 
 
 def slurm_hosts(environment: Mapping[str, str] | None = None) -> tuple[Host, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dist_classicrl.distributed.hosts import Host, read_hostfile
+from dist_classicrl.distributed.hosts import Host, agent_words, read_hostfile
 from dist_classicrl.distributed.launcher import find_launcher
 from dist_classicrl.distributed.network import network_words
 from dist_classicrl.distributed.supervisor import Plan
@@ -101,6 +101,7 @@ def plan_of(options: LaunchOptions, words: Sequence[str]) -> Plan:
         raise LauncherError(
             f"--mpirun-options={options.mpirun_options!r} cannot be split ({error})."
         ) from error
+    agent_words(options.agent)
     ranks = options.ranks_of_place()
     if ranks is None:
         raise LauncherError("How many ranks? Write for instance -n 4: a server and three workers.")

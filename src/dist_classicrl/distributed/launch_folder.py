@@ -19,6 +19,7 @@ STATE_FOLDER = ".dist_classicrl"
 """Where the ranks' words to their launcher lie by default."""
 
 _PREFIX = "launch-"
+_SESSION_PREFIX = "dist-classicrl-"
 _OWNER = "launcher.json"
 _STALE_SECONDS = 24 * 3600.0
 
@@ -40,16 +41,13 @@ def launch_folder(state_dir: Path) -> Iterator[Path]:
     try:
         place.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o700)
-        owner = {"host": socket.gethostname(), "pid": os.getpid()}
-        folder.joinpath(_OWNER).write_text(json.dumps(owner), encoding="utf-8")
+        _sign(folder)
     except OSError as error:
         raise LauncherError(
             f"The folder {str(folder)!r}, in which ranks say how they end, cannot be made ({error}). "
             "Give --state-dir a folder that can be written to from all hosts."
         ) from error
-    for other in place.glob(f"{_PREFIX}*"):
-        if other != folder and _is_stale(other):
-            shutil.rmtree(other, ignore_errors=True)
+    _remove_stale(folder, _PREFIX)
     try:
         yield folder
     finally:
@@ -65,6 +63,7 @@ def session_folder() -> Iterator[str]:
     """Give a new folder of this host that only this user may enter, while this is entered.
 
     Open MPI names the folder of its files after its process id, and takes one that somebody else has made.
+    Those of launchers that are gone are removed as `launch_folder` does.
 
     Raises
     ------
@@ -72,23 +71,39 @@ def session_folder() -> Iterator[str]:
         If there is no place for it.
     """
     try:
-        folder = tempfile.mkdtemp(prefix="dist-classicrl-")
+        folder = tempfile.mkdtemp(prefix=_SESSION_PREFIX)
+        _sign(Path(folder))
     except OSError as error:
         raise LauncherError(
             f"No folder can be made for mpirun's own files ({error}). Let TMPDIR name a folder of this host "
             "that you may write to."
         ) from error
+    _remove_stale(Path(folder), _SESSION_PREFIX)
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def _sign(folder: Path) -> None:
+    """Write into a folder which launcher it is of."""
+    owner = {"host": socket.gethostname(), "pid": os.getpid()}
+    folder.joinpath(_OWNER).write_text(json.dumps(owner), encoding="utf-8")
+
+
+def _remove_stale(folder: Path, prefix: str) -> None:
+    """Remove folders beside `folder` whose names begin alike, and whose launchers are gone."""
+    for other in folder.parent.glob(f"{prefix}*"):
+        if other != folder and _is_stale(other):
+            shutil.rmtree(other, ignore_errors=True)
+
+
 def _is_stale(folder: Path) -> bool:
     """Tell whether the launcher of a folder was of this host and is gone, and its ranks long silent."""
     try:
         owner = json.loads(folder.joinpath(_OWNER).read_bytes())
-        is_gone = owner["host"] == socket.gethostname() and not _exists(int(owner["pid"]))
+        is_gone = folder.stat().st_uid == os.geteuid()
+        is_gone &= owner["host"] == socket.gethostname() and not _exists(int(owner["pid"]))
         newest = max(path.stat().st_mtime for path in (folder, *folder.rglob("*")))
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return False  # not ours to judge

@@ -36,9 +36,6 @@ _IDENTITY_PREFIXES = (
     "MPI_LOCAL",
 )
 
-SESSION_VARIABLE = "PRTE_MCA_prte_local_tmpdir_base"
-"""The environment variable that tells Open MPI 5 where, on the host of mpirun, to keep its own files."""
-
 _VERSION_SECONDS = 30.0
 _CHECK_SECONDS = 60.0
 _CHECK_RANKS = 2
@@ -216,6 +213,19 @@ def launch_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
     for name, value in defaults.items():
         environment.setdefault(name, value)
     return environment
+
+
+def session_variables(folder: str, options: Sequence[str], base: Mapping[str, str]) -> dict[str, str]:
+    """Give the environment variables that let Open MPI 5 keep its own files, on mpirun's host, in a folder.
+
+    None where the user has said in `options` of mpirun, or the variables in `base`, where they are to be.
+    """
+    said = [word for word in options if "tmpdir_base" in word]
+    said += [name for name in base if name.startswith(("PRTE_MCA_", "OMPI_MCA_")) and "tmpdir_base" in name]
+    if said:
+        return {}
+    # The two exclude each other, and a file of the site may set the other one.
+    return {"PRTE_MCA_prte_local_tmpdir_base": folder, "PRTE_MCA_prte_tmpdir_base": ""}
 
 
 def check_launcher(launcher: Launcher) -> None:

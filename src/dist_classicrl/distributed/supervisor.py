@@ -32,12 +32,12 @@ from dist_classicrl.distributed.hosts import (
 )
 from dist_classicrl.distributed.launch_folder import STATE_FOLDER, launch_folder, session_folder
 from dist_classicrl.distributed.launcher import (
-    SESSION_VARIABLE,
     Launcher,
     export_words,
     host_words,
     launch_environment,
     mpirun_command,
+    session_variables,
     survival_words,
 )
 from dist_classicrl.distributed.processes import command_of, end_job, processes_of, start_job
@@ -258,8 +258,11 @@ class Supervisor:
             say(shlex.join(command))
         self._stop, self._ends_at_once = None, False
         started = time.monotonic()
-        own = {SESSION_VARIABLE: session, **os.environ, LAUNCH_VARIABLE: str(record.folder)}
-        environment = launch_environment(own)
+        own = {
+            **session_variables(session, self._plan.options, os.environ),
+            LAUNCH_VARIABLE: str(record.folder),
+        }
+        environment = launch_environment({**os.environ, **own})
         try:
             process, job = start_job(command, env=environment, before=_end_with_this_process())
         except OSError as error:
