@@ -372,7 +372,15 @@ def test_a_cache_that_cannot_be_written_to_is_found(tmp_path, monkeypatch):
     # And where numba has no other place to go to.
     monkeypatch.setenv("NUMBA_CACHE_LOCATOR_CLASSES", "UserProvidedCacheLocator")
     finding = files.examine_cache(SECONDS)
-    assert finding.status == "failure" and "cannot cache" in finding.found
+    assert finding.status == "warning" and finding.found == files.CACHE_UNUSED
+
+
+def test_a_cache_that_others_may_write_to_is_found(tmp_path, monkeypatch):
+    tmp_path.chmod(0o777)
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    finding = files.examine_cache(SECONDS)
+    assert finding.status == "warning" and "other users may write" in finding.found
+    assert "NUMBA_CACHE_DIR" in finding.remedy and "chmod 700" in finding.remedy
 
 
 def test_a_cache_that_can_be_written_to_is_shown(monkeypatch, tmp_path):

@@ -304,6 +304,7 @@ def test_a_working_folder_that_is_not_on_every_host_is_found():
         ({"path": "/c", "unwritable": "read-only"}, "/c cannot be written to: read-only"),
         ({"error": "no locator"}, "cannot be loaded: no locator"),
         (None, "not loaded within the time"),
+        ({"unused": True, "path": None}, "other users may write to its place"),
     ],
 )
 def test_hosts_that_cannot_keep_compiled_code_are_named(cache, text):

@@ -16,6 +16,12 @@ from dist_classicrl.diagnosis.plan import TrainingPlan
 _SLOW_SECONDS = 1.0
 _IN_MEMORY = ("tmpfs", "ramfs")
 
+CACHE_UNUSED = (
+    "compiled code is not kept: other users may write to its place, or it cannot be written; every process "
+    "compiles anew"
+)
+OWN_CACHE = "Let NUMBA_CACHE_DIR name a folder that only you may write to (chmod 700)."
+
 
 @dataclass
 class Traces:
@@ -140,6 +146,8 @@ def examine_cache(seconds: float) -> Finding:
         return failure(check, f"compiled code cannot be loaded: {said['error']}", elsewhere)
     if said["disabled"]:
         return warning(check, "NUMBA_DISABLE_JIT is set: nothing is compiled", "unset NUMBA_DISABLE_JIT.")
+    if "unused" in said:
+        return warning(check, CACHE_UNUSED, OWN_CACHE)
     path, wanted = said["path"], said["wanted"]
     if "unwritable" in said:
         return failure(check, f"{path} cannot be written to: {said['unwritable']}", elsewhere)

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from dist_classicrl.diagnosis.files import CACHE_UNUSED, OWN_CACHE
 from dist_classicrl.diagnosis.findings import Finding, failure, ok, warning
 from dist_classicrl.diagnosis.hosts import listed
 from dist_classicrl.diagnosis.stack import Library
@@ -118,8 +119,10 @@ def _caches(said: Mapping[str, dict[str, Any]]) -> Iterator[Finding]:
             yield warning(
                 "numba's cache on hosts",
                 f"{listed(those)}: {trouble}",
-                "Let NUMBA_CACHE_DIR name a folder that can be written to there, such as one below /tmp: "
-                "else every start compiles anew.",
+                OWN_CACHE
+                if trouble == CACHE_UNUSED
+                else "Let NUMBA_CACHE_DIR name a folder that can be written to there, such as one below "
+                "/tmp: else every start compiles anew.",
             )
 
 
@@ -128,4 +131,6 @@ def _trouble_of(cache: Mapping[str, Any] | None) -> str:
         return "compiled code is not loaded within the time"
     if "error" in cache:
         return f"compiled code cannot be loaded: {cache['error']}"
+    if "unused" in cache:
+        return CACHE_UNUSED
     return f"{cache['path']} cannot be written to: {cache['unwritable']}" if "unwritable" in cache else ""

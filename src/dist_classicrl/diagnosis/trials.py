@@ -93,7 +93,9 @@ def cache() -> dict[str, Any]:
     config: Any = numba.config
     said: dict[str, Any] = {"wanted": config.CACHE_DIR, "disabled": bool(config.DISABLE_JIT)}
     if not said["disabled"]:
-        said["path"] = path = play_greedily._cache.cache_path
+        said["path"] = path = getattr(play_greedily._cache, "cache_path", None)
+        if path is None:
+            return {**said, "unused": True}
         try:
             os.makedirs(path, exist_ok=True)
             tempfile.TemporaryFile(dir=path).close()
