@@ -2,8 +2,11 @@
 
 import json
 import os
+import resource
+import signal
 import socket
 import stat
+import subprocess
 import sys
 import threading
 import time
@@ -16,13 +19,15 @@ from dist_classicrl.diagnosis import examination, files, hosts, on_host, pairs, 
 from dist_classicrl.diagnosis.plan import TrainingPlan
 from dist_classicrl.diagnosis.trials import MARK
 from dist_classicrl.distributed import hosts as hosts_module
+from dist_classicrl.distributed.asking import Asked
 from dist_classicrl.distributed.communication_profile import (
     POINT_TO_POINT,
     CommunicationProfile,
     Measurement,
     pairs_of_hosts,
 )
-from dist_classicrl.distributed.hosts import Host, command_on, slurm_hosts
+from dist_classicrl.distributed.hosts import Host, command_on, read_hostfile, slurm_hosts
+from dist_classicrl.errors import LauncherError
 from dist_classicrl.settings import Settings
 
 SECONDS = 60.0
@@ -460,6 +465,55 @@ def test_ranks_are_started_on_the_hosts_that_are_left(tmp_path):
     reduced = examination._on_hosts_left(plan, left, launcher, tmp_path)
     assert (reduced.ranks, reduced.hosts) == (2, left.hosts)
     assert Path(reduced.hostfile).read_text() == "a slots=1\nc slots=1\n"
+
+
+def test_more_hosts_can_be_asked_than_files_can_be_open(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    n_open = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 64
+    names = [f"h{n}" for n in range(40)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (n_open + 20, limits[1]))
+    try:
+        with Asked({name: ["echo", name] for name in names}) as asked:
+            asked.wait(SECONDS)
+            assert [asked.output(name) for name in names] == [f"{name}\n" for name in names]
+            assert asked.not_begun == {}
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_begun_ends_where_the_rest_cannot_be(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    with pytest.raises(LauncherError, match="TMPDIR"):
+        Asked({"a": ["true"]})
+    (tmp_path / "tmp").mkdir()
+    begun = []
+
+    def start(command, **kwargs):
+        if command == ["interrupted"]:
+            raise KeyboardInterrupt
+        begun.append(Popen(command, **kwargs))
+        return begun[-1]
+
+    Popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", start)
+    with pytest.raises(KeyboardInterrupt):
+        Asked({"a": ["sleep", "600"], "b": ["interrupted"]})
+    assert [process.returncode for process in begun] == [-signal.SIGKILL]
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["h1:1\nh2:1\nh2:3\n", "h2\nh1 slots=2\nh2 slots=3\n"])
+def test_a_host_that_is_named_again_with_slots_is_refused(tmp_path, text):
+    (tmp_path / "hosts").write_text(text)
+    with pytest.raises(LauncherError, match="names 'h2' 2 times. .*`h2 slots=4`"):
+        read_hostfile(tmp_path / "hosts")
+
+
+def test_lines_of_the_same_host_are_counted(tmp_path):
+    (tmp_path / "hosts").write_text("h1\nh2\nh2\nh3 slots=4\nh2\n")
+    assert read_hostfile(tmp_path / "hosts") == (Host("h1", 1), Host("h2", 3), Host("h3", 4))
 
 
 def test_the_name_of_this_machine_is_known(monkeypatch):

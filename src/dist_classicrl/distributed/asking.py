@@ -9,37 +9,59 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from typing import IO
+from pathlib import Path
+
+from dist_classicrl.errors import LauncherError
 
 _POLL_SECONDS = 0.05
 _ENDING_SECONDS = 1.0
 
 
 class Asked:
-    """Commands under way.
+    """Commands under way. What they write goes into files that are not kept open, so there may be many.
 
     Parameters
     ----------
     commands : mapping of str to sequence of str
         By host: the whole command on this machine, such as ``["ssh", "node1", "true"]``.
+
+    Raises
+    ------
+    LauncherError
+        If there is no place for what they write.
     """
 
     def __init__(self, commands: Mapping[str, list[str]]) -> None:
-        self._files: dict[str, IO[bytes]] = {}
+        try:
+            self._folder = tempfile.TemporaryDirectory(prefix="asked-", ignore_cleanup_errors=True)
+        except OSError as error:
+            raise LauncherError(
+                f"No folder can be made for what hosts answer ({error}). Let TMPDIR name a folder that you "
+                "may write to."
+            ) from error
+        self._paths = {name: Path(self._folder.name, str(number)) for number, name in enumerate(commands)}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._troubles: dict[str, str] = {}
-        for name, command in commands.items():
-            self._files[name] = tempfile.TemporaryFile()
-            try:
+        self.not_begun: dict[str, str] = {}
+        """By host, why a command could not be started."""
+        try:
+            for name, command in commands.items():
+                self._begin(name, command)
+        except BaseException:
+            self.end()
+            raise
+
+    def _begin(self, name: str, command: list[str]) -> None:
+        try:
+            with self._paths[name].open("wb") as file:
                 self._processes[name] = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,
-                    stdout=self._files[name],
+                    stdout=file,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )
-            except OSError as error:
-                self._troubles[name] = str(error)
+        except OSError as error:
+            self.not_begun[name] = str(error)
 
     def __enter__(self) -> Asked:
         return self
@@ -69,10 +91,12 @@ class Asked:
 
     def output(self, name: str) -> str:
         """Return what the command for a host has written so far, or why there is none."""
-        if name in self._troubles:
-            return self._troubles[name]
-        file = self._files[name].fileno()
-        return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
+        if name in self.not_begun:
+            return self.not_begun[name]
+        try:
+            return self._paths[name].read_bytes().decode(errors="replace")
+        except OSError as error:
+            return str(error)
 
     def status(self, name: str) -> int | None:
         """Return the exit status of the command for a host; None if it has not ended, or not begun."""
@@ -87,5 +111,4 @@ class Asked:
         for process in self._processes.values():
             with contextlib.suppress(subprocess.TimeoutExpired):  # one that hangs in the kernel stays behind
                 process.wait(timeout=_ENDING_SECONDS)
-        for file in self._files.values():
-            file.close()
+        self._folder.cleanup()

@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import socket
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,10 +39,12 @@ class Host:
 def read_hostfile(path: str | Path) -> tuple[Host, ...]:
     """Read a hostfile: a host in each line, as `node1 slots=4` (Open MPI) or `node1:4` (MPICH).
 
+    Where a host without slots is there several times, as in the files of PBS, each line without slots is one.
+
     Raises
     ------
     LauncherError
-        If it cannot be read, has no host, or has a line that means nothing.
+        If it cannot be read, has no host, has a line that means nothing, or names a host again with slots.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
@@ -59,7 +62,22 @@ def read_hostfile(path: str | Path) -> tuple[Host, ...]:
         raise LauncherError(
             f"The hostfile {str(path)!r} names no host. Write a line such as `node1 slots=4` for each."
         )
-    return tuple(hosts)
+    return _each_once(hosts, str(path))
+
+
+def _each_once(hosts: Sequence[Host], path: str) -> tuple[Host, ...]:
+    lines = Counter(host.name for host in hosts)
+    if max(lines.values()) == 1:
+        return tuple(hosts)
+    for host in hosts:
+        if host.slots is not None and lines[host.name] > 1:
+            total = sum(each.slots or 1 for each in hosts if each.name == host.name)
+            raise LauncherError(
+                f"The hostfile {path!r} names {host.name!r} {lines[host.name]} times. Write one line for it, "
+                f"such as `{host.name} slots={total}`."
+            )
+    slots = {host.name: host.slots or lines[host.name] for host in hosts}
+    return tuple(Host(name, number) for name, number in slots.items())
 
 
 def _host(text: str, where: str) -> Host:
