@@ -2,10 +2,15 @@
 
 import json
 import os
+import signal
+import socket
+import time
 
 import pytest
+from background_job import BackgroundJob
 
 from dist_classicrl.distributed.launcher import find_launcher, survival_words
+from dist_classicrl.distributed.processes import is_running, processes_of
 
 DOCTOR = ("-m", "dist_classicrl", "doctor", "--json")
 PROFILE = ("-m", "dist_classicrl", "profile", "--sizes", "8,64KiB", "--seconds", "0.02", "--json")
@@ -56,3 +61,42 @@ def test_profile_in_a_job_measures_that_one(run_python):
     job = run_python(*PROFILE, ranks=2)
     assert data_of(job)["hosts"] == [data_of(job)["hosts"][0]] * 2
     assert job.output.count('"measurements"') == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_doctor_that_is_ended_leaves_nothing(tmp_path, number):
+    work, temporary = tmp_path / "work", tmp_path / "tmp"
+    work.mkdir()
+    temporary.mkdir()
+    agent = tmp_path / "agent"
+    agent.write_text(
+        f"#!/bin/sh\necho $$ > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; exec sleep 600\n"
+    )
+    agent.chmod(0o755)
+    (tmp_path / "hosts").write_text(f"{socket.gethostname()} slots=1\nfar slots=1\n")
+    words = [*DOCTOR, "--hostfile", tmp_path / "hosts", "--agent", agent, "--checkpoint-dir", "saved/run"]
+    with BackgroundJob(words, cwd=work, env={"TMPDIR": str(temporary)}) as job:
+        job.must_wait_for((tmp_path / "pid").exists, "the question to the other host")
+        job.must_wait_for(lambda: len(list(work.rglob("state"))) == 2, "both folders")
+        job.send(number)
+        job.wait(128 + number)
+        assert not is_running(int((tmp_path / "pid").read_text()))
+        assert list(work.iterdir()) == list(temporary.iterdir()) == []
+        # What listens here for other hosts ends as well.
+        deadline = time.monotonic() + 30.0
+        while left := processes_of(job.job):
+            assert time.monotonic() < deadline, left
+            time.sleep(0.05)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_profile_that_is_ended_leaves_nothing(tmp_path, number):
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    words = [*PROFILE, "--ranks", 2, "--seconds", 600, "--iterations", 10**9]
+    with BackgroundJob(words, cwd=tmp_path, env={"TMPDIR": str(temporary)}) as job:
+        job.must_wait_for(lambda: len(processes_of(job.job)) > 3, "ranks")
+        job.send(number)
+        job.wait(128 + number)
+        assert processes_of(job.job) == []
+        assert [path.name for path in temporary.iterdir()] == []

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import stat
 import sys
@@ -451,7 +452,7 @@ def told(monkeypatch):
     monkeypatch.setattr("dist_classicrl._hints.rank_of_environment", lambda environ=None: None)
 
     def tell(*findings):
-        monkeypatch.setattr(examination, "examine", lambda plan: iter(findings))
+        monkeypatch.setattr(examination, "examine", lambda plan: (each for each in findings))
 
     return tell
 
@@ -472,6 +473,32 @@ def test_exit_status_and_text_of_the_command(told, capsys):
     assert main(["doctor"]) == 1
     lines = ["failure c: a: broken", "        b: lost", "        -> mend a", "        -> find b"]
     assert capsys.readouterr().out.splitlines()[:4] == lines
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_lets_the_doctor_clean_up(told, monkeypatch, number, capsys):
+    cleaned = []
+
+    def examine(plan):
+        try:
+            yield ok("a", "fine")
+            os.kill(os.getpid(), number)
+            yield ok("b", "never")
+        finally:
+            os.kill(os.getpid(), number)  # a second one does not disturb it
+            cleaned.append(True)
+
+    told()
+    monkeypatch.setattr(examination, "examine", examine)
+    before = signal.getsignal(number)
+    signal.signal(number, lambda *_: None)  # lest the test itself ends
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main(["doctor"])
+    finally:
+        signal.signal(number, before)
+    assert (ended.value.code, cleaned) == (128 + number, [True])
+    assert capsys.readouterr().out == "ok      a: fine\n"
 
 
 def test_json_of_the_command(told, capsys):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_classicrl.diagnosis import examination, files, hosts, on_host, pairs, sameness
+from dist_classicrl.diagnosis import communication, examination, files, hosts, on_host, pairs, sameness
 from dist_classicrl.diagnosis.plan import TrainingPlan
 from dist_classicrl.diagnosis.trials import MARK
 from dist_classicrl.distributed import hosts as hosts_module
@@ -27,6 +27,7 @@ from dist_classicrl.distributed.communication_profile import (
     pairs_of_hosts,
 )
 from dist_classicrl.distributed.hosts import Host, command_on, read_hostfile, slurm_hosts
+from dist_classicrl.distributed.launcher import Launcher
 from dist_classicrl.errors import LauncherError
 from dist_classicrl.settings import Settings
 
@@ -455,16 +456,31 @@ def test_a_state_folder_that_cannot_be_used_is_found(tmp_path):
 
 
 def test_ranks_are_started_on_the_hosts_that_are_left(tmp_path):
-    from dist_classicrl.distributed.launcher import Launcher
-
     plan = replace(plan_of("agent", "a", "b", "c"), ranks=3)
-    everybody = hosts.Cluster(hosts=plan.hosts)
     launcher = Launcher("/m", "openmpi", (5, 0, 11))
-    assert examination._on_hosts_left(plan, everybody, launcher, tmp_path) is plan
     left = hosts.Cluster(hosts=(Host("a", 1), Host("c", 1)))
     reduced = examination._on_hosts_left(plan, left, launcher, tmp_path)
     assert (reduced.ranks, reduced.hosts) == (2, left.hosts)
     assert Path(reduced.hostfile).read_text() == "a slots=1\nc slots=1\n"
+    nodes = replace(plan, hostfile=None, hosts=(), nodes=plan.hosts)
+    assert examination._on_hosts_left(nodes, hosts.Cluster(hosts=plan.hosts), launcher, tmp_path) is nodes
+
+
+@pytest.mark.parametrize("family, line", [("openmpi", "h1 slots=4"), ("hydra", "h1:4")])
+@pytest.mark.parametrize("text", ["h1:4\nh2\n", "h1 slots=4\nh2\n"])
+def test_the_launcher_gets_a_hostfile_of_its_own_kind(tmp_path, monkeypatch, family, line, text):
+    (tmp_path / "given").write_text(text)
+    named = read_hostfile(tmp_path / "given")
+    launcher = Launcher(program(tmp_path, "mpirun", f"cat {tmp_path}/*/hosts; exit 1"), family, (5, 0, 11))
+    plan = replace(plan_of("agent"), ranks=5, hosts=named, hostfile=str(tmp_path / "given"))
+    for cluster in (hosts.Cluster(hosts=named), hosts.Cluster()):  # without others nobody is asked
+        written = examination._on_hosts_left(plan, cluster, launcher, tmp_path)
+        assert (written.ranks, Path(written.hostfile).read_text()) == (5, f"{line}\nh2\n")
+    monkeypatch.setattr(communication, "find_launcher", lambda: launcher)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    profiled = communication.ProfilePlan((8,), 1, 0.1, SECONDS, 5, named, "agent")
+    with pytest.raises(LauncherError, match=f"They wrote:\n{line}\nh2"):
+        communication.measure_in_job(profiled)
 
 
 def test_more_hosts_can_be_asked_than_files_can_be_open(tmp_path, monkeypatch):

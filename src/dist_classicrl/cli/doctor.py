@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import textwrap
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import click
 
 from dist_classicrl.cli import tables
 from dist_classicrl.cli.kinds import Real, Text, Whole
+from dist_classicrl.cli.patience import cleaned_up
 from dist_classicrl.distributed.launch_folder import STATE_FOLDER
 
 if TYPE_CHECKING:
@@ -161,10 +163,11 @@ def command(
         seconds=timeout,
     )
     findings = []
-    for finding in examine(plan):
-        findings.append(finding)
-        if not as_json:
-            _show(finding)
+    with cleaned_up(), closing(examine(plan)) as examination:
+        for finding in examination:
+            findings.append(finding)
+            if not as_json:
+                _show(finding)
     fit = is_fit(findings)
     if as_json:
         tables.show_json({"ok": fit, "findings": [finding.to_dict() for finding in findings]})

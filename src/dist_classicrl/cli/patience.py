@@ -11,6 +11,28 @@ from types import FrameType
 from dist_classicrl.distributed.signals import handled
 
 
+@contextmanager
+def cleaned_up() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the work in this block as Ctrl-C does, so that it leaves nothing behind.
+
+    Further ones do not disturb it at that. One that the process ignores, as under nohup, stays ignored.
+
+    Raises
+    ------
+    SystemExit
+        With the status that a shell gives to that signal.
+    """
+    heard: list[int] = []
+
+    def end(number: int, frame: FrameType | None) -> None:
+        heard.append(number)
+        if len(heard) == 1:
+            raise SystemExit(128 + number)
+
+    with handled({signal.SIGTERM, signal.SIGHUP}, end, even_ignored=False):
+        yield
+
+
 class Ended(Exception):
     """The time is over, or a signal has come; the message says which."""
 

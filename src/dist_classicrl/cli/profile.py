@@ -10,6 +10,7 @@ import click
 
 from dist_classicrl.cli import tables
 from dist_classicrl.cli.kinds import Kind, Real, Whole
+from dist_classicrl.cli.patience import cleaned_up
 
 if TYPE_CHECKING:
     from dist_classicrl.distributed.communication_profile import CommunicationProfile
@@ -116,12 +117,14 @@ def command(
         seconds,
         timeout,
         ranks or max(2, cores.default_ranks(hosts)),
-        hostfile,
+        hosts,
         agent,
         network,
     )
     if rank_of_environment() is None:
-        _show(communication.measure_in_job(plan), as_json)
+        with cleaned_up():
+            measured = communication.measure_in_job(plan)
+        _show(measured, as_json)
         return
     if any(given is not None for given in (ranks, hostfile, agent, network)):
         raise click.UsageError(

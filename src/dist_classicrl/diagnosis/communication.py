@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from dist_classicrl.diagnosis.children import last_lines
 from dist_classicrl.distributed import probe
 from dist_classicrl.distributed.communication_profile import CommunicationProfile, pairs_of_hosts
+from dist_classicrl.distributed.hosts import Host, write_hostfile
 from dist_classicrl.distributed.launcher import (
+    Launcher,
     export_words,
     find_launcher,
     host_words,
@@ -38,7 +42,9 @@ class ProfilePlan:
         How long to wait for ranks, and twice that for the whole besides the measuring.
     ranks : int
         How many to start.
-    hostfile, agent : str or None
+    hosts : sequence of Host
+        Where; this machine alone, or what a batch system has given, if there are none.
+    agent : str or None
         See `host_words`.
     network : str or None
         See `network_words`.
@@ -49,7 +55,7 @@ class ProfilePlan:
     seconds_each: float
     timeout: float
     ranks: int
-    hostfile: str | None = None
+    hosts: Sequence[Host] = ()
     agent: str | None = None
     network: str | None = None
 
@@ -79,17 +85,11 @@ def measure_in_job(plan: ProfilePlan) -> CommunicationProfile:
         If they cannot be started, or do not come to an end.
     """
     launcher = find_launcher()
-    words = [",".join(map(str, plan.sizes)), plan.iterations, plan.seconds_each, plan.timeout]
-    command = [
-        *mpirun_command(plan.ranks, launcher),
-        *host_words(launcher, plan.hostfile, plan.agent),
-        *network_words(launcher, plan.network),
-        *export_words(launcher, [name for name in ("PYTHONPATH",) if name in os.environ]),
-        *probe.command("profile", *words),
-    ]
     most_pairs = len(pairs_of_hosts([str(rank) for rank in range(plan.ranks)]))
     longest = 2.0 * plan.timeout + (20.0 + 2.0 * most_pairs) * len(plan.sizes) * plan.seconds_each
-    job = run_job(command, timeout=longest, env=launch_environment())
+    with tempfile.TemporaryDirectory(prefix="profile-") as folder:
+        command = _command(plan, launcher, Path(folder, "hosts"))
+        job = run_job(command, timeout=longest, env=launch_environment())
     for said in probe.reports(job.output):
         if "profile" in said:
             return CommunicationProfile.from_dict(said["profile"])
@@ -98,3 +98,17 @@ def measure_in_job(plan: ProfilePlan) -> CommunicationProfile:
         f"The {plan.ranks} ranks that were to measure {how}. `dist-classicrl doctor` looks for the cause. "
         f"They wrote:\n{last_lines(job.output)}"
     )
+
+
+def _command(plan: ProfilePlan, launcher: Launcher, path: Path) -> list[str]:
+    """Return what starts the ranks; their hosts are written to `path`, as the launcher takes them."""
+    words = [",".join(map(str, plan.sizes)), plan.iterations, plan.seconds_each, plan.timeout]
+    if plan.hosts:
+        write_hostfile(path, plan.hosts, launcher.family)
+    return [
+        *mpirun_command(plan.ranks, launcher),
+        *host_words(launcher, str(path) if plan.hosts else None, plan.agent),
+        *network_words(launcher, plan.network),
+        *export_words(launcher, [name for name in ("PYTHONPATH",) if name in os.environ]),
+        *probe.command("profile", *words),
+    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,8 @@ _OF_SHARED = {
 }
 
 
-def examine(plan: TrainingPlan) -> Iterator[Finding]:
-    """Examine the machine, and give each finding when it is there.
+def examine(plan: TrainingPlan) -> Generator[Finding, None, None]:
+    """Examine the machine, and give each finding when it is there. Closed before its end, it cleans up.
 
     What is missing ends nothing: the rest is examined as far as it can be without it, and on the hosts that
     answer.
@@ -39,7 +39,7 @@ def examine(plan: TrainingPlan) -> Iterator[Finding]:
         with tempfile.TemporaryDirectory(prefix="doctor-") as folder:
             if others:
                 yield from _examine_hosts(cluster, plan, traces)
-                plan = _on_hosts_left(plan, cluster, mpi.launcher, Path(folder))
+            plan = _on_hosts_left(plan, cluster, mpi.launcher, Path(folder))
             if mpi.library is not None and mpi.launcher is not None and (cluster.hosts or not others):
                 if len(cluster.names) > 1:
                     yield from pairs.examine(plan, mpi.launcher, cluster.names, Path(folder))
@@ -81,11 +81,14 @@ def _sight(said: dict[str, Any], label: str) -> dict[str, Any]:
 def _on_hosts_left(
     plan: TrainingPlan, cluster: hosts.Cluster, launcher: Launcher | None, folder: Path
 ) -> TrainingPlan:
-    """Return the plan as far as it can be on the hosts that are left."""
+    """Return the plan as far as it can be on the hosts that are left.
+
+    The launcher gets a hostfile of its own kind. It knows SLURM's nodes without, as long as all are left.
+    """
     everybody = plan.hosts or plan.nodes
-    if launcher is None or not cluster.hosts or len(cluster.hosts) == len(everybody):
+    left = cluster.hosts or plan.hosts
+    if launcher is None or not left or left == plan.nodes:
         return plan
-    path = folder / "hosts-left"
-    write_hostfile(path, cluster.hosts, launcher.family)
-    n_ranks = ranks_on(cluster.hosts, everybody, plan.ranks)
-    return replace(plan, ranks=n_ranks, hosts=cluster.hosts, hostfile=str(path))
+    path = folder / "hosts"
+    write_hostfile(path, left, launcher.family)
+    return replace(plan, ranks=ranks_on(left, everybody, plan.ranks), hosts=left, hostfile=str(path))

@@ -11,6 +11,7 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -38,7 +39,7 @@ def library() -> dict[str, Any]:
 def folder(location: str) -> dict[str, Any]:
     """Do what checkpoints need: files that are whole or not there, replaced by renaming, taken by one alone.
 
-    What is made stays there, for other ranks to look for, until `remove`.
+    What is made stays there, for other ranks to look for, until `remove`; unless the trial is ended.
     """
     from dist_classicrl.checkpoint.storage import LocalStorage, open_storage
     from dist_classicrl.errors import CheckpointError
@@ -66,6 +67,9 @@ def folder(location: str) -> dict[str, Any]:
             said["kind"] = _file_system(storage.url)
     except (CheckpointError, OSError) as error:
         said["error"] = str(error)
+    except SystemExit:
+        remove(location, name, *said["missing"])
+        raise
     return said
 
 
@@ -149,6 +153,7 @@ def main(words: Sequence[str]) -> None:
         "remove": remove,
         "cache": cache,
     }
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     said = trials[words[0]](*words[1:])
     print(f"{MARK}{json.dumps(said)}", flush=True)
 
