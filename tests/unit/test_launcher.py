@@ -97,12 +97,23 @@ def test_what_a_user_says_of_mapping_and_binding_is_not_said_twice():
     ]
 
 
-def test_where_mpirun_keeps_its_files_is_said_unless_the_user_has():
-    ours = session_variables("/own", ["--bind-to", "none"], {"TMPDIR": "/x"})
-    assert ours == {"PRTE_MCA_prte_local_tmpdir_base": "/own", "PRTE_MCA_prte_tmpdir_base": ""}
+def test_where_mpirun_keeps_its_files_is_said_unless_the_user_has(tmp_path):
+    launcher = Launcher(str(tmp_path / "bin" / "mpirun"), "openmpi", (5, 0, 11))
+    home = {"HOME": str(tmp_path / "home")}
+    ours = session_variables(launcher, "/own", ["--bind-to", "none"], {"TMPDIR": "/x", **home})
+    # Nothing else: with an empty prte_tmpdir_base, mpirun crashes where it has other hosts.
+    assert ours == {"PRTE_MCA_prte_local_tmpdir_base": "/own"}
+    for file in ("home/.prte/mca-params.conf", "etc/prte-mca-params.conf"):
+        place = tmp_path / file
+        place.parent.mkdir(parents=True)
+        place.write_text("# prte_tmpdir_base = /theirs\n")
+        assert session_variables(launcher, "/own", [], home) == ours
+        place.write_text("prte_tmpdir_base = /theirs\n")
+        assert session_variables(launcher, "/own", [], home) == {}
+        place.unlink()
     for name in ("PRTE_MCA_prte_tmpdir_base", "PRTE_MCA_prte_local_tmpdir_base", "OMPI_MCA_orte_tmpdir_base"):
-        assert session_variables("/own", [], {name: "/theirs"}) == {}
-    assert session_variables("/own", ["--prtemca", "prte_tmpdir_base", "/theirs"], {}) == {}
+        assert session_variables(launcher, "/own", [], {name: "/theirs", **home}) == {}
+    assert session_variables(launcher, "/own", ["--prtemca", "prte_tmpdir_base", "/theirs"], home) == {}
 
 
 @pytest.mark.parametrize("n_ranks", [0, -3])

@@ -12,7 +12,9 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from dist_classicrl._hints import rank_of_environment
 from dist_classicrl.distributed.processes import run_job
@@ -215,17 +217,24 @@ def launch_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
     return environment
 
 
-def session_variables(folder: str, options: Sequence[str], base: Mapping[str, str]) -> dict[str, str]:
+def session_variables(
+    launcher: Launcher, folder: str, options: Sequence[str], base: Mapping[str, str]
+) -> dict[str, str]:
     """Give the environment variables that let Open MPI 5 keep its own files, on mpirun's host, in a folder.
 
-    None where the user has said in `options` of mpirun, or the variables in `base`, where they are to be.
+    None where `options` of mpirun, the variables in `base`, or a file of settings, the user's or the site's,
+    say where they are to be.
     """
     said = [word for word in options if "tmpdir_base" in word]
     said += [name for name in base if name.startswith(("PRTE_MCA_", "OMPI_MCA_")) and "tmpdir_base" in name]
-    if said:
-        return {}
-    # The two exclude each other, and a file of the site may set the other one.
-    return {"PRTE_MCA_prte_local_tmpdir_base": folder, "PRTE_MCA_prte_tmpdir_base": ""}
+    site = Path(launcher.path).parent.parent / "etc" / "prte-mca-params.conf"
+    home = Path(base.get("HOME", "/"))
+    for file in (home / ".prte" / "mca-params.conf", site):
+        with suppress(OSError, UnicodeDecodeError):
+            # An empty prte_tmpdir_base does not overrule them: it crashes an mpirun with other hosts.
+            lines = file.read_text(encoding="utf-8").splitlines()
+            said += [line for line in lines if "tmpdir_base" in line.partition("#")[0]]
+    return {} if said else {"PRTE_MCA_prte_local_tmpdir_base": folder}
 
 
 def check_launcher(launcher: Launcher) -> None:

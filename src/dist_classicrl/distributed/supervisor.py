@@ -259,7 +259,7 @@ class Supervisor:
         self._stop, self._ends_at_once = None, False
         started = time.monotonic()
         own = {
-            **session_variables(session, self._plan.options, os.environ),
+            **session_variables(self._plan.launcher, session, self._plan.options, os.environ),
             LAUNCH_VARIABLE: str(record.folder),
         }
         environment = launch_environment({**os.environ, **own})
