@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import shlex
 import signal
 import socket
 import stat
@@ -15,7 +16,16 @@ from pathlib import Path
 
 import pytest
 
-from dist_classicrl.diagnosis import communication, examination, files, hosts, on_host, pairs, sameness
+from dist_classicrl.diagnosis import (
+    communication,
+    examination,
+    files,
+    hosts,
+    on_host,
+    pairs,
+    sameness,
+    troubles,
+)
 from dist_classicrl.diagnosis.plan import TrainingPlan
 from dist_classicrl.diagnosis.trials import MARK
 from dist_classicrl.distributed import hosts as hosts_module
@@ -28,6 +38,7 @@ from dist_classicrl.distributed.communication_profile import (
 )
 from dist_classicrl.distributed.hosts import Host, command_on, read_hostfile, slurm_hosts
 from dist_classicrl.distributed.launcher import Launcher
+from dist_classicrl.distributed.processes import is_running
 from dist_classicrl.errors import LauncherError
 from dist_classicrl.settings import Settings
 
@@ -113,7 +124,28 @@ def test_why_a_host_does_not_answer_is_told_with_its_name(tmp_path):
         place = next(place for place, line in enumerate(lines) if line.startswith(f"{name}: "))
         assert lines[place] == f"{name}: {what} ({said})"
         assert remedy in remedies[place]
-    assert hosts._trouble("sh: python: Permission denied", 126) is hosts._NO_PYTHON
+    assert troubles.before_the_first_word("sh: python: Permission denied", 126) is troubles._NO_PYTHON
+
+
+GREETING = "Unauthenticated access is refused.\nA password is asked for.\nPermission denied to others.\n\n"
+
+
+@pytest.mark.parametrize(
+    "said, status, what",
+    [
+        (GREETING, None, "it does not answer in time"),
+        (f"{GREETING}Welcome.\nHost key verification failed.", 255, "ssh does not know its key"),
+        (
+            f"{GREETING}ssh: connect to host x port 22: No route to host",
+            255,
+            "it cannot be reached",
+        ),
+        (f"{GREETING}a\nb\nc: not known", 1, "it cannot be asked"),
+        ("Connection refused for a\nme@x: Permission denied (password).", 255, "it does not let"),
+    ],
+)
+def test_what_ssh_says_last_counts_and_not_a_greeting(said, status, what):
+    assert troubles.before_the_first_word(said, status).what.startswith(what)
 
 
 def test_hosts_with_the_same_trouble_are_told_together(tmp_path):
@@ -127,13 +159,33 @@ def test_hosts_with_the_same_trouble_are_told_together(tmp_path):
 def test_an_agent_that_is_not_there_is_told(tmp_path):
     _, found = examined(plan_of(str(tmp_path / "missing"), HERE, "far"))
     assert found["hosts"].status == "failure" and str(tmp_path / "missing") in found["hosts"].found
+    assert (
+        "what should ask it cannot be started" in found["hosts"].found and "--agent" in found["hosts"].remedy
+    )
 
 
-def test_a_host_that_says_nothing_holds_up_nobody(tmp_path):
-    agent = program(tmp_path, "agent", 'case $1 in deaf*) sleep 600;; *) exec sh -c "$2";; esac')
-    begun = time.monotonic()
-    cluster, found = examined(plan_of(agent, HERE, "deaf1", "deaf2", "near", seconds=12.0))
-    assert time.monotonic() - begun < 60.0  # and not 600
+FIRST_WORD = {
+    **{"host": "h", "port": 1, "token": "01234567", "addresses": {"eth0": "127.0.0.1"}},
+    **{"working_folder": "/", "package": "/p"},
+}
+
+
+@pytest.fixture
+def canned(tmp_path, monkeypatch):
+    """Hosts answer by rote: what they are, and that they reach each other, or whom not."""
+
+    def can(**unreached):
+        reached = MARK + json.dumps({"troubles": unreached})
+        report = f"echo '{MARK}{json.dumps({**FIRST_WORD, 'done': True})}'; exec sleep 600"
+        script = f"case $3 in report) {report};; *) echo '{reached}';; esac"
+        monkeypatch.setattr(hosts, "PYTHON", program(tmp_path, "python", script))
+        return program(tmp_path, "agent", 'case $1 in deaf*) exec sleep 600;; *) exec sh -c "$2";; esac')
+
+    return can
+
+
+def test_a_host_that_says_nothing_holds_up_nobody(canned):
+    cluster, found = examined(plan_of(canned(), HERE, "deaf1", "deaf2", "near", seconds=3.0))
     assert found["hosts"].status == "failure"
     assert "deaf1, deaf2: it does not answer in time" in found["hosts"].found
     assert f"Ranks are started on {HERE}, near alone" in found["hosts"].found
@@ -155,6 +207,101 @@ def test_hosts_that_are_well_say_what_is_there_and_reach_each_other(tmp_path):
         assert said["versions"]["dist_classicrl"] == cluster.said["a"]["versions"]["dist_classicrl"]
         assert said["working_folder"] == os.getcwd() and "path" in said["cache"] and said["library"]
     assert next(sameness.examine(cluster.said)).status == "ok"
+
+
+@pytest.mark.parametrize(
+    "said, part",
+    [
+        ({}, "at folders"),
+        ({"files": {}, "versions": {}}, "at its MPI library"),
+        ({"files": {}, "versions": {}, "library": "x"}, "at compiled code"),
+    ],
+)
+def test_a_host_whose_answer_breaks_off_is_a_trouble_of_its_own(tmp_path, canned, said, part):
+    canned()
+    words = MARK + json.dumps({**FIRST_WORD, **said})
+    script = f"[ $1 = broken ] && {{ echo '{words}'; echo 'Aborted (core dumped)'; exit 134; }}"
+    agent = program(tmp_path, "agent", f'{script}; exec sh -c "$2"')
+    cluster, found = examined(plan_of(agent, HERE, "broken", "near"))
+    assert found["hosts"].status == "failure"
+    line = found["hosts"].found.splitlines()[0]
+    assert line.startswith("broken: its answer broke off") and part in line
+    assert line.endswith("with exit status 134 (Aborted (core dumped))")
+    assert "doctor` on broken" in found["hosts"].remedy
+    assert set(cluster.said) == {HERE, "near"} == {host.name for host in cluster.hosts}
+    assert found["connections"].status == "ok"
+
+
+def test_a_part_that_cannot_be_told_ends_no_report(monkeypatch, capfd):
+    def broken(*_):
+        raise TypeError("odd")
+
+    for place, name in [(on_host, "versions"), (on_host, "own_addresses")]:
+        monkeypatch.setattr(place, name, broken)
+    for name in ("library", "cache"):
+        monkeypatch.setattr(on_host.trials, name, broken)
+    monkeypatch.setattr(on_host, "_LOOK_SECONDS", 0.01)
+    on_host.report({"seconds": 0.0, "files": {}})
+    said = hosts.said_in(capfd.readouterr().out)
+    assert said["done"] and said["addresses"] == {}
+    assert said["versions"]["dist_classicrl"] == said["library"] == said["cache"]["error"] == "TypeError: odd"
+    peer = {**said, "to": ["127.0.0.1"]}
+    assert on_host.find_trouble("name", peer, SECONDS, on_host.END) == ""
+
+
+@pytest.mark.parametrize("gone", ["reader", "parent"])
+def test_a_report_that_nobody_waits_for_ends(gone):
+    request = json.dumps({"files": {}, "seconds": 600.0})
+    words = shlex.join([sys.executable, "-m", on_host.__name__, "report", request])
+    command = ["sh", "-c", f"{words} & echo $!; wait"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as shell:
+        pid = int(shell.stdout.readline())
+        while "done" not in hosts.said_in(shell.stdout.readline()):
+            assert is_running(pid)
+        assert is_running(pid)
+        if gone == "reader":
+            shell.stdout.close()
+        else:
+            shell.kill()
+        deadline = time.monotonic() + SECONDS
+        while is_running(pid):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+
+@pytest.fixture
+def told_to_end(monkeypatch):
+    """Who is told to end, by name; three at once, or nobody."""
+    together, told = threading.Barrier(3), {}
+
+    def find_trouble(name, peer, seconds, word=b""):
+        together.wait(SECONDS)
+        told[name] = (word, seconds <= 1.0)
+        return ""
+
+    monkeypatch.setattr(on_host, "find_trouble", find_trouble)
+    return told
+
+
+def test_hosts_are_told_to_end_all_at_once_unless_they_cannot_be_reached(canned, told_to_end):
+    examined(plan_of(canned(lost="no route"), HERE, "a", "b", "lost"))
+    assert told_to_end == dict.fromkeys([HERE, "a", "b"], (on_host.END, True))
+
+
+@pytest.mark.parametrize("at", ["the first finding", "connections"])
+def test_hosts_are_told_to_end_where_the_examination_is_broken_off(canned, told_to_end, monkeypatch, at):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(hosts, "_connections", interrupted)
+    findings = hosts.examine(hosts.Cluster(), plan_of(canned(), HERE, "a", "b"), {})
+    assert next(findings).check == "hosts"
+    if at == "connections":
+        with pytest.raises(KeyboardInterrupt):
+            next(findings)
+    else:
+        findings.close()
+    assert told_to_end == dict.fromkeys([HERE, "a", "b"], (on_host.END, True))
 
 
 # Whether they reach each other
@@ -217,8 +364,8 @@ def connections(tmp_path, answers, *names):
     agent = program(
         tmp_path, "agent", "\n".join(f"[ $1 = {name} ] && cat {tmp_path}/{name}" for name in answers)
     )
-    for name, troubles in answers.items():
-        (tmp_path / name).write_text("" if troubles is None else MARK + json.dumps({"troubles": troubles}))
+    for name, answer in answers.items():
+        (tmp_path / name).write_text("" if answer is None else MARK + json.dumps({"troubles": answer}))
     peer = {"port": 1, "token": "t", "addresses": {}}
     cluster = hosts.Cluster(tuple(Host(name, 1) for name in names), dict.fromkeys(names, peer))
     return cluster, hosts._connections(cluster, plan_of(agent, *names))
@@ -297,6 +444,22 @@ def test_what_is_the_same_is_shown_once():
     found = compared(h3=GOOD)
     assert {each.status for each in found.values()} == {"ok"}
     assert found["same versions"].found.count("Open MPI 5.0.11") == 1
+
+
+def named(**own):
+    return sameness.examine_names({name: {"host": host} for name, host in own.items()})
+
+
+def test_hosts_that_are_named_otherwise_than_they_name_themselves_are_found():
+    assert named(h1="h1", h2="h2").status == "ok"
+    assert sameness.examine_names({"h1.cluster": {"host": "h1"}, "h2": {"host": "h2.cluster"}}).status == "ok"
+    finding = named(h1="h1", localhost="h1", h2="h2")
+    assert finding.status == "warning" and "h1, localhost are one host, h1" in finding.found
+    assert "all of its slots" in finding.remedy
+    finding = sameness.examine_names({"h1": {"host": "h1"}, "10.0.0.2": {"host": "h2"}, "x": {"host": "h3"}})
+    assert finding.status == "warning"
+    assert finding.found == "other names than their own: 10.0.0.2 is h2, x is h3"
+    assert "`hostname`" in finding.remedy
 
 
 def test_a_working_folder_that_is_not_on_every_host_is_found():

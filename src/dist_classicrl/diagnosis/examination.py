@@ -64,6 +64,8 @@ def _examine_hosts(cluster: hosts.Cluster, plan: TrainingPlan, traces: files.Tra
         wanted = {label: file for label, file in wanted.items() if file}
         yield from hosts.examine(cluster, plan, wanted)
         if len(cluster.said) > 1:
+            if plan.hosts:  # SLURM knows its nodes by names of its own
+                yield sameness.examine_names(cluster.said)
             yield from sameness.examine(cluster.said)
             for label in wanted:
                 reports = [(name, _sight(said, label)) for name, said in cluster.said.items()]

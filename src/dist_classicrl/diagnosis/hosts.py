@@ -5,25 +5,27 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
-import re
 import shlex
 import socket
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from dist_classicrl.diagnosis import on_host
+from dist_classicrl.diagnosis import on_host, troubles
 from dist_classicrl.diagnosis.children import last_lines
 from dist_classicrl.diagnosis.findings import Finding, failure, ok
 from dist_classicrl.diagnosis.plan import TrainingPlan
 from dist_classicrl.diagnosis.trials import MARK
+from dist_classicrl.diagnosis.troubles import PYTHON, Trouble
 from dist_classicrl.distributed.asking import Asked
 from dist_classicrl.distributed.hosts import Host, command_on, is_here
 
 _REACH_SECONDS = 5.0
+_END_SECONDS = 1.0  # for each address, of those that did answer
+_ENDED_AT_ONCE = 64
 _MOST_NAMES = 8
 
 
@@ -38,65 +40,18 @@ class Cluster:
     said : dict
         By name, what those that answer said in `on_host.report`. This machine is one of them, if it is in
         the hostfile or not.
+    unreached : set of str
+        Hosts that this machine cannot connect to.
     """
 
     hosts: tuple[Host, ...] = ()
     said: dict[str, dict[str, Any]] = field(default_factory=dict)
+    unreached: set[str] = field(default_factory=set)
 
     @property
     def names(self) -> list[str]:
         """The names of `hosts`, each once."""
         return list(dict.fromkeys(host.name for host in self.hosts))
-
-
-@dataclass(frozen=True)
-class _Trouble:
-    """Why a host does not answer; `HOST` stands for its name in the remedy."""
-
-    what: str
-    remedy: str
-
-
-_PYTHON = sys.executable
-_NO_PYTHON = _Trouble(
-    f"there is no {_PYTHON}",
-    "Install the environment at the same path on every host, or in a folder that all hosts see.",
-)
-_NO_PACKAGE = _Trouble(
-    f"{_PYTHON} cannot run dist_classicrl there",
-    f"Make `ssh HOST {_PYTHON} -c 'import dist_classicrl.diagnosis.on_host'` work: install the same release "
-    "on every host, or in a folder that all hosts see.",
-)
-_SILENT = _Trouble(
-    "it does not answer in time",
-    "Look whether HOST is up, and whether `ssh HOST true` comes to an end; or give --timeout more seconds.",
-)
-_OF_SSH = {
-    r"could not resolve|not known|name resolution|no address": _Trouble(
-        "its name is not known here",
-        "Correct it in the hostfile, or enter HOST in DNS or in /etc/hosts of every host.",
-    ),
-    r"host key|identification has changed": _Trouble(
-        "ssh does not know its key",
-        "Look at `ssh HOST`; then ssh-keyscan HOST >> ~/.ssh/known_hosts.",
-    ),
-    r"permission denied|password|passphrase|authenticat": _Trouble(
-        "it does not let this user in without a password",
-        "Let `ssh -o BatchMode=yes HOST true` work: ssh-keygen, then ssh-copy-id HOST; ssh-add for a key "
-        "with a passphrase.",
-    ),
-    r"refused": _Trouble(
-        "it refuses the connection",
-        "Start sshd on HOST, or name its port in ~/.ssh/config.",
-    ),
-    r"timed out|no route|unreachable|connection closed|reset by": _Trouble(
-        "it cannot be reached",
-        "Look whether HOST is up, and at the network and firewall in between.",
-    ),
-}
-_UNKNOWN = _Trouble(
-    "it cannot be asked", "Let `ssh HOST true`, or the same with --agent, work without a question."
-)
 
 
 def examine(cluster: Cluster, plan: TrainingPlan, files: dict[str, str]) -> Iterator[Finding]:
@@ -110,22 +65,41 @@ def examine(cluster: Cluster, plan: TrainingPlan, files: dict[str, str]) -> Iter
     commands = {name: _command(plan, name, "report", request) for name in names}
     begun = time.monotonic()
     with Asked(commands) as asked:
-        asked.wait(0.5 * plan.seconds, lambda output: MARK in output)
-        asked.wait(
-            begun + plan.seconds - time.monotonic(),
-            lambda output: MARK not in output or "done" in said_in(output),
-        )
-        outputs = {name: asked.output(name) for name in names}
-        cluster.said = {name: said_in(output) for name, output in outputs.items() if MARK in output}
-        troubles = {
-            name: _trouble(outputs[name], asked.status(name)) for name in names if name not in cluster.said
-        }
-        cluster.hosts = tuple(host for host in everybody if host.name in cluster.said)
-        yield _answers(outputs, troubles, cluster)
-        if len(cluster.said) > 1:
-            yield _connections(cluster, plan)
-        for name, said in cluster.said.items():
-            on_host.find_trouble(name, _peer(name, said, None), _REACH_SECONDS, on_host.END)
+        try:
+            asked.wait(0.5 * plan.seconds, lambda output: MARK in output)
+            asked.wait(
+                begun + plan.seconds - time.monotonic(),
+                lambda output: MARK not in output or "done" in said_in(output),
+            )
+            troubled = {name: trouble for name in names if (trouble := _trouble(asked, name))}
+            outputs = {name: asked.output(name) for name in names}
+            cluster.said = {name: said_in(outputs[name]) for name in names if name not in troubled}
+            cluster.hosts = tuple(host for host in everybody if host.name in cluster.said)
+            yield _answers(outputs, troubled, cluster)
+            if len(cluster.said) > 1:
+                yield _connections(cluster, plan)
+        finally:
+            said = {name: said_in(asked.output(name)) for name in names}
+            _end({name: each for name, each in said.items() if each and name not in cluster.unreached})
+
+
+def _trouble(asked: Asked, name: str) -> Trouble | None:
+    """Return why a host has not answered, or not to the end; None if it has, or may still do so."""
+    if name in asked.not_begun:
+        return troubles.NOT_BEGUN
+    status = asked.status(name)
+    output = asked.output(name)  # now, when all of one that has ended is there
+    if MARK not in output:
+        return troubles.before_the_first_word(output, status)
+    said = said_in(output)
+    return None if status is None or "done" in said else troubles.broken_off(said, status)
+
+
+def _end(said: dict[str, dict[str, Any]]) -> None:
+    """Tell hosts that nobody will look for them any more, all at once."""
+    with ThreadPoolExecutor(_ENDED_AT_ONCE) as pool:
+        for name, each in said.items():
+            pool.submit(on_host.find_trouble, name, _peer(name, each, None), _END_SECONDS, on_host.END)
 
 
 def said_in(output: str) -> dict[str, Any]:
@@ -149,40 +123,34 @@ def listed(names: Sequence[str]) -> str:
 
 def _command(plan: TrainingPlan, name: str, word: str, request: dict[str, Any]) -> list[str]:
     """Return the command that asks a host, as ranks are started: in this folder and with this PYTHONPATH."""
-    words = [_PYTHON, "-m", on_host.__name__, word, json.dumps(request)]
+    words = [PYTHON, "-m", on_host.__name__, word, json.dumps(request)]
     if "PYTHONPATH" in os.environ:
         words = ["env", f"PYTHONPATH={os.environ['PYTHONPATH']}", *words]
-    text = f"cd {shlex.quote(os.getcwd())}; {shlex.join(words)}"
+    # What asks is then its parent, whose end it sees.
+    text = f"cd {shlex.quote(os.getcwd())}; exec {shlex.join(words)}"
     return command_on(name, text, plan.agent, bool(plan.nodes))
 
 
-def _trouble(output: str, status: int | None) -> _Trouble:
-    if status in (126, 127):
-        return _NO_PYTHON
-    if "Traceback" in output or _PYTHON in output:
-        return _NO_PACKAGE
-    for pattern, trouble in _OF_SSH.items():
-        if re.search(pattern, output, re.IGNORECASE):
-            return trouble
-    return _SILENT if status is None and not output.strip() else _UNKNOWN
-
-
-def _answers(outputs: dict[str, str], troubles: dict[str, _Trouble], cluster: Cluster) -> Finding:
+def _answers(outputs: dict[str, str], troubled: dict[str, Trouble], cluster: Cluster) -> Finding:
     check = "hosts"
     names = cluster.names
-    if not troubles:
+    if not troubled:
         return ok(check, f"{listed(names)} answer, and have Python and the package", {"answer": names})
-    by_trouble: dict[_Trouble, list[str]] = defaultdict(list)
-    for name, trouble in troubles.items():
+    by_trouble: dict[Trouble, list[str]] = defaultdict(list)
+    for name, trouble in troubled.items():
         by_trouble[trouble].append(name)
     lines, remedies = [], []
     for trouble, those in by_trouble.items():
-        quoted = last_lines(outputs[those[0]])
+        quoted = last_lines(_unmarked(outputs[those[0]]))
         lines.append(f"{listed(those)}: {trouble.what}" + (f" ({quoted})" if quoted else ""))
         remedies.append(trouble.remedy.replace("HOST", those[0]))
     lines.append(_what_follows(names))
-    data = {"answer": names, "do_not_answer": {name: trouble.what for name, trouble in troubles.items()}}
+    data = {"answer": names, "do_not_answer": {name: trouble.what for name, trouble in troubled.items()}}
     return failure(check, "\n".join(lines), "\n".join(remedies), data)
+
+
+def _unmarked(output: str) -> str:
+    return "\n".join(line for line in output.splitlines() if MARK not in line)
 
 
 def _what_follows(names: Sequence[str]) -> str:
@@ -201,10 +169,11 @@ def _connections(cluster: Cluster, plan: TrainingPlan) -> Finding:
     with Asked(commands) as asked:
         asked.wait(plan.seconds)
         answers = {name: said_in(asked.output(name)).get("troubles") for name in said}
-    for name, troubles in answers.items():
+    for name, answer in answers.items():
         silent = {other: "it did not say within the time" for other in said if other != name}
-        found = silent if troubles is None else troubles
+        found = silent if answer is None else answer
         missing.update({(name, other): text for other, text in found.items() if text})
+    cluster.unreached = {other for name, other in missing if is_here(name)}
     n_pairs = len(said) * (len(said) - 1) // 2
     if not missing:
         who = "both hosts" if n_pairs == 1 else f"all {n_pairs} pairs of hosts"

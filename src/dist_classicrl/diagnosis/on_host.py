@@ -15,11 +15,13 @@ import json
 import os
 import platform
 import secrets
+import select
 import socket
 import struct
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -35,20 +37,25 @@ END = b"end"
 
 _TOKEN_BYTES = 8
 _WORD_SECONDS = 1.0
+_LOOK_SECONDS = 0.5
 _SIOCGIFADDR = 0x8915
 _CONNECTIONS_AT_ONCE = 32
 _PLACE = Path(dist_classicrl.__file__).parent
+_OWN = "dist_classicrl"
 _PACKAGES = ("numpy", "numba", "mpi4py")
 
 
 def report(request: dict[str, Any]) -> None:
-    """Say what is here, and be there for other hosts to connect to, for some seconds or until `END`.
+    """Say what is here, and be there for other hosts to connect to.
+
+    For some seconds, or until `END`, or until what has asked is gone.
 
     Parameters
     ----------
     request : dict
         ``"seconds"``, and ``"files"``: paths of files that should be seen here, by what they are for.
     """
+    parent, deadline = os.getppid(), time.monotonic() + request["seconds"]
     ended = threading.Event()
     server = socket.create_server(("", 0))
     token = secrets.token_hex(_TOKEN_BYTES // 2).encode()
@@ -57,16 +64,17 @@ def report(request: dict[str, Any]) -> None:
         host=socket.gethostname(),
         port=server.getsockname()[1],
         token=token.decode(),
-        addresses=own_addresses(),
+        addresses=_tried(own_addresses, lambda text: {}),
         working_folder=os.getcwd(),
         package=str(_PLACE),
     )
     _say(files={label: _sight(path) for label, path in request["files"].items()})
-    _say(versions=versions())
-    library = trials.library()
+    _say(versions=_tried(versions, lambda text: {_OWN: text}))
+    library = _tried(trials.library, lambda text: {"error": text})
     _say(library=library.get("library") or library.get("error") or library.get("missing"))
-    _say(cache=trials.cache(), done=True)
-    ended.wait(request["seconds"])
+    _say(cache=_tried(trials.cache, lambda text: {"error": text}), done=True)
+    while not ended.wait(_LOOK_SECONDS) and time.monotonic() < deadline and not _is_forgotten(parent):
+        continue
 
 
 def reach(request: dict[str, Any]) -> None:
@@ -127,7 +135,7 @@ def own_addresses() -> dict[str, str]:
 def versions() -> dict[str, str]:
     """Return the versions of what has to be the same on all hosts."""
     found = {"Python": platform.python_version()}
-    found["dist_classicrl"] = f"{dist_classicrl.__version__}, code {fingerprint(_PLACE)}"
+    found[_OWN] = f"{dist_classicrl.__version__}, code {fingerprint(_PLACE)}"
     for name in _PACKAGES:
         try:
             found[name] = str(importlib.import_module(name).__version__)
@@ -162,6 +170,21 @@ def _be_reached(server: socket.socket, token: bytes, ended: threading.Event) -> 
                     ended.set()
         except OSError:  # of one that connects and goes
             continue
+
+
+def _is_forgotten(parent: int) -> bool:
+    """Tell whether what has asked is gone: the process that started this one, or who reads its output."""
+    output = select.poll()
+    output.register(1, 0)
+    return os.getppid() != parent or bool(output.poll(0))
+
+
+def _tried(find: Callable[[], dict[str, Any]], otherwise: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+    """Return what is found, or `otherwise` with the error, so that one part does not end the others."""
+    try:
+        return find()
+    except Exception as error:  # whatever a broken installation raises
+        return otherwise(f"{type(error).__name__}: {error}")
 
 
 def _sight(path: str) -> dict[str, Any]:

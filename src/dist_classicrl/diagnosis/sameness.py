@@ -24,6 +24,37 @@ def examine(said: Mapping[str, dict[str, Any]]) -> Iterator[Finding]:
     yield from _caches(said)
 
 
+def examine_names(said: Mapping[str, dict[str, Any]]) -> Finding:
+    """Compare the names in a hostfile with those that the hosts have themselves."""
+    check = "host names"
+    own = {name: str(each["host"]) for name, each in said.items()}
+    lines = [
+        f"{listed(those)} are one host, {host}" for host, those in grouped(own).items() if len(those) > 1
+    ]
+    others = {name: host for name, host in own.items() if not _is_same_name(name, host)}
+    if others:
+        lines.append(
+            f"other names than their own: {listed([f'{n} is {host}' for n, host in others.items()])}"
+        )
+    if not lines:
+        return ok(check, "each host is named as it names itself")
+    return warning(
+        check,
+        "\n".join(lines),
+        "Write each host once, by the name that `hostname` says there, and with all of its slots: otherwise "
+        "mpirun may start a daemon too many, and not end. Two machines need a name of their own each.",
+    )
+
+
+def _is_same_name(name: str, other: str) -> bool:
+    """Tell whether names are the same but for a domain, which launchers leave out."""
+    return name == other or (not _is_address(name) and name.partition(".")[0] == other.partition(".")[0])
+
+
+def _is_address(name: str) -> bool:
+    return name.replace(".", "").isdecimal()
+
+
 def _versions_of(said: Mapping[str, Any]) -> dict[str, str]:
     if "library" not in said:
         return {**said.get("versions", {}), "MPI library": "does not answer"}
