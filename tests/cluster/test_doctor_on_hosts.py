@@ -4,6 +4,8 @@ import json
 import os
 import shlex
 import shutil
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -50,15 +52,20 @@ def put(hosts, host, ours, place):
     do(hosts, host, "mount", "--bind", str(ours), str(place))
 
 
-def examined(hosts, *words, names=None, status=0):
-    """What the doctor finds when it is started at h1, by check."""
-    on = ["--hostfile", hosts.hostfile(2, names), "--agent", hosts.agent]
-    job = run_job(hosts.command("h1", [*DOCTOR, *on, *words]), timeout=SECONDS)
-    assert job.returncode == status, job.output
+def check_nothing_runs(hosts):
+    """Such as what listens for other hosts."""
     deadline = time.monotonic() + LEFT_SECONDS
     while left := {host: processes for host in hosts.names if (processes := hosts.processes(host))}:
-        assert time.monotonic() < deadline, left  # such as what listens for other hosts
+        assert time.monotonic() < deadline, left
         time.sleep(0.05)
+
+
+def examined(hosts, *words, names=None, status=0, hostfile=None):
+    """What the doctor finds when it is started at h1, by check."""
+    on = ["--hostfile", hostfile or hosts.hostfile(2, names), "--agent", hosts.agent]
+    job = run_job(hosts.command("h1", [*DOCTOR, *on, *words]), timeout=SECONDS)
+    assert job.returncode == status, job.output
+    check_nothing_runs(hosts)
     return {each["check"]: each for each in json.loads(job.output)["findings"]}
 
 
@@ -67,8 +74,10 @@ def statuses(found):
 
 
 def test_three_hosts_that_are_well(three_hosts, work):
-    found = examined(three_hosts, "--checkpoint-dir", "saved")
-    well = ["hosts", "connections", "same versions", "working folder", "clocks", "ranks"]
+    (work / "hosts").write_text("h1:2\nh2:2\nh3:2\n")  # in the form of another launcher than Open MPI
+    found = examined(three_hosts, "--checkpoint-dir", "saved", hostfile=work / "hosts")
+    (work / "hosts").unlink()
+    well = ["hosts", "connections", "host names", "same versions", "working folder", "clocks", "ranks"]
     assert {statuses(found)[check] for check in well} == {"ok"}
     shared = [statuses(found)[check] for check in ("shared checkpoint folder", "shared state folder")]
     assert shared == ["ok", "ok"]
@@ -118,6 +127,33 @@ def test_a_host_that_is_not_like_the_others_is_named(three_hosts, work, monkeypa
     assert statuses(found)["pairs of hosts"] == "warning"
     assert found["pairs of hosts"]["found"].startswith("h3 is far slower than the others")
     assert statuses(found)["ranks"] == "ok"
+
+
+@pytest.mark.parametrize(
+    "part, number",
+    [
+        ("on_host report", signal.SIGINT),
+        ("on_host report", signal.SIGTERM),
+        ("probe hosts", signal.SIGTERM),
+        ("probe look", signal.SIGTERM),
+    ],
+)
+def test_a_doctor_that_is_ended_leaves_nothing_on_hosts(three_hosts, work, part, number):
+    words = [*DOCTOR, "--hostfile", three_hosts.hostfile(1), "--agent", three_hosts.agent]
+    with subprocess.Popen(
+        three_hosts.command("h1", [*words, "--checkpoint-dir", "saved"]), stdout=subprocess.DEVNULL
+    ) as doctor:
+        try:
+            deadline = time.monotonic() + SECONDS
+            while not any(part in line for line in three_hosts.processes("h3").values()):
+                assert doctor.poll() is None and time.monotonic() < deadline
+                time.sleep(0.005)
+            doctor.send_signal(number)
+            assert doctor.wait(SECONDS) == 128 + number
+        finally:
+            doctor.kill()
+    check_nothing_runs(three_hosts)
+    assert list(work.iterdir()) == []
 
 
 def test_hosts_that_do_not_answer_are_named_and_the_others_are_examined(possible, work):
