@@ -192,6 +192,19 @@ def test_hosts_that_do_not_reach_each_other_are_named_and_nothing_hangs(three_ho
     assert statuses(found)["ranks"] == "ok" and "4 on 2 hosts" in found["ranks"]["found"]
 
 
+@pytest.mark.skipif(shutil.which("nft") is None, reason="there is no program nft for a firewall")
+def test_what_listens_behind_a_firewall_ends_without_being_told(three_hosts, work):
+    firewall = (
+        "add table inet wall; add chain inet wall in { type filter hook input priority 0; }; "
+        "add rule inet wall in iifname eth0 tcp dport 1024-65535 tcp flags syn / syn,ack drop"
+    )
+    for host in ("h2", "h3"):
+        do(three_hosts, host, "nft", firewall)
+    found = examined(three_hosts, "--timeout", "30", status=1)
+    assert "h1 does not reach h2 by TCP" in found["connections"]["found"]
+    assert "Ranks are started on h1 alone." in found["connections"]["found"]
+
+
 @pytest.mark.usefixtures("slurm_possible")
 def test_the_nodes_of_a_slurm_job_are_hosts_without_a_hostfile(tmp_path):
     path = tmp_path / "found.json"
