@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -265,6 +266,7 @@ class _Source:
     n_actions = 1
     n_states = ENTRIES
     name = "made-up"
+    stepped = SimpleNamespace(n_envs=16)
 
     def __init__(self, story: Calls, wire: SimWire) -> None:
         self.simulator: Any = None
