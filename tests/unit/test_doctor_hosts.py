@@ -254,19 +254,21 @@ def test_a_report_that_nobody_waits_for_ends(gone):
     request = json.dumps({"files": {}, "seconds": 600.0})
     words = shlex.join([sys.executable, "-m", on_host.__name__, "report", request])
     command = ["sh", "-c", f"{words} & echo $!; wait"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as shell:
-        pid = int(shell.stdout.readline())
-        while "done" not in hosts.said_in(shell.stdout.readline()):
-            assert is_running(pid)
-        assert is_running(pid)
-        if gone == "reader":
-            shell.stdout.close()
-        else:
-            shell.kill()
-        deadline = time.monotonic() + SECONDS
-        while is_running(pid):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as shell:
+        try:
+            pid = int(shell.stdout.readline())
+            while "done" not in hosts.said_in(shell.stdout.readline()):
+                assert is_running(pid)
+            if gone == "reader":
+                shell.stdout.close()
+            else:
+                shell.kill()
+            deadline = time.monotonic() + SECONDS
+            while is_running(pid):
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+        finally:
+            os.killpg(shell.pid, signal.SIGKILL)
 
 
 @pytest.fixture
