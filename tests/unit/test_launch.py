@@ -354,7 +354,7 @@ STOPS_IN_ORDER = """
 trap 'echo USR1 >> heard; ended 0 75 code true; exit 75' USR1
 trap 'echo USR2 >> heard; ended 0 75 code true; exit 75' USR2
 trap 'echo rough >> heard; exit 1' TERM INT HUP
-touch ready; while :; do sleep 0.05; done
+touch $place/alive ready; while :; do sleep 0.05; done
 """
 
 
@@ -378,7 +378,7 @@ def test_signals_reach_mpirun_in_a_form_that_lets_ranks_save(start_launch, tmp_p
     assert (f"{name}: the ranks are asked to stop" in said) == (not number.name.startswith("SIGUSR"))
 
 
-DEAF = "trap '' USR1; echo $$ > pid; mv pid ready; while :; do sleep 0.05; done"
+DEAF = "trap '' USR1; touch $place/alive; echo $$ > pid; mv pid ready; while :; do sleep 0.05; done"
 
 
 @needs_proc
@@ -398,8 +398,21 @@ def test_a_second_signal_ends_everything_at_once(start_launch, tmp_path, first, 
 
 
 def test_a_signal_that_comes_with_the_end_stops_the_restarting(supervise, tmp_path):
-    assert supervise(f"echo $attempt >> {tmp_path}/starts; kill -USR1 $PPID; exit 1") == 128 + signal.SIGUSR1
+    script = f"echo $attempt >> {tmp_path}/starts; touch $place/alive; kill -USR1 $PPID; exit 1"
+    assert supervise(script) == 128 + signal.SIGUSR1
     assert starts(tmp_path) == ["1"]
+
+
+@pytest.mark.parametrize("number, status", [(signal.SIGUSR1, 75), (signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_a_signal_before_any_rank_runs_ends_the_job_and_mpirun_hears_nothing(
+    start_launch, tmp_path, number, status
+):
+    process = start_launch("trap 'touch heard' USR1 USR2; touch ready; while :; do sleep 0.05; done")
+    wait_for(tmp_path / "ready")
+    process.send_signal(number)
+    said = process.communicate(timeout=30)[1]
+    assert (process.returncode, (tmp_path / "heard").exists()) == (status, False)
+    assert "no rank had begun" in said and "The same command starts the job again" in said
 
 
 def test_a_job_that_does_not_stop_is_ended(start_launch, tmp_path):
@@ -412,7 +425,7 @@ def test_a_job_that_does_not_stop_is_ended(start_launch, tmp_path):
 
 def test_a_signal_that_stops_nothing_is_forgotten(start_launch, tmp_path):
     script = (
-        "[ $attempt = 2 ] && { done_; exit; }; trap : USR2; touch ready\n"
+        "[ $attempt = 2 ] && { done_; exit; }; trap : USR2; touch $place/alive ready\n"
         "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do touch $place/alive; sleep 0.2; done; exit 1"
     )
     process = start_launch(script, "--silence", "1", "--restart-delay", "0")

@@ -133,5 +133,8 @@ def _start(job: Job, start: LaunchOptions, display: Display, has_bar: bool) -> i
         code = supervisor.run()
     if code in (errors.DONE, errors.USAGE, errors.REQUEUE, errors.INTERRUPTED):
         return code
+    if supervisor.stop_signal is not None and code == 128 + supervisor.stop_signal:
+        click.echo("The job was ended before it could save. The same command goes on, or begins.", err=True)
+        return errors.REQUEUE
     click.echo(f"The job failed with exit status {code}: see above, and {short(job.folder.logs)}.", err=True)
     return errors.INTERNAL

@@ -86,6 +86,11 @@ class Record:
         except OSError:
             return None
 
+    @property
+    def has_ranks(self) -> bool:
+        """Whether any rank has ever said anything."""
+        return self.last_beat() is not None or bool(self.endings())
+
     def add(self, ending: Ending) -> None:
         """Write down how the script ended on one rank.
 

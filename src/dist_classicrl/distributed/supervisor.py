@@ -164,7 +164,7 @@ class Supervisor:
         self._heard: list[tuple[int, float]] = []
         self._passed_on = 0
         self._stop: tuple[int, float] | None = None  # the signal that asked for it, and when
-        self._ends_at_once = False
+        self._ends_at_once = ""
 
     def run(self) -> int:
         """Start the job, again if it dies, and return the exit status.
@@ -181,6 +181,11 @@ class Supervisor:
             session_folder() as session,
         ):
             return self._run(folder, session)
+
+    @property
+    def stop_signal(self) -> int | None:
+        """The signal that was to stop the job, if there was one."""
+        return None if self._stop is None else self._stop[0]
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         self._heard.append((number, time.monotonic()))
@@ -242,7 +247,7 @@ class Supervisor:
         return self._stop is not None
 
     def _code_of_stop(self) -> int:
-        """Return the exit status after a stop between two attempts: the script goes on when started again."""
+        """Return the exit status after a stop while no rank runs: the script goes on when started again."""
         assert self._stop is not None
         say(f"Stopped by {_called(self._stop[0])}. The same command starts the job again.")
         return INTERRUPTED if self._stop[0] == signal.SIGINT else os.EX_TEMPFAIL
@@ -256,7 +261,7 @@ class Supervisor:
     def _attempt(self, command: list[str], ranks: int, record: Record, session: str) -> Attempt:
         if self._verbose:
             say(shlex.join(command))
-        self._stop, self._ends_at_once = None, False
+        self._stop, self._ends_at_once = None, ""
         started = time.monotonic()
         own = {
             **session_variables(self._plan.launcher, session, self._plan.options, os.environ),
@@ -288,10 +293,10 @@ class Supervisor:
                 return None
             except subprocess.TimeoutExpired:
                 pass
-            self._pass_signals_on(process)
+            self._pass_signals_on(process, record)
             now = time.monotonic()
             if self._ends_at_once:
-                return "it was ended by a second signal"
+                return self._ends_at_once
             if self._stop is not None and now - self._stop[1] > plan.silence:
                 if self._stop[0] not in _PASSED_ON:
                     return f"it did not stop within {plan.silence:g} s"
@@ -305,17 +310,21 @@ class Supervisor:
             if limit is not None and now > limit[0]:
                 return limit[1]
 
-    def _pass_signals_on(self, process: subprocess.Popen[bytes]) -> None:
+    def _pass_signals_on(self, process: subprocess.Popen[bytes], record: Record) -> None:
         """Hand signals to mpirun, which hands them on, in a form that lets the ranks end in order."""
         for number, when in self._take():
             if self._stop is None:
                 self._stop = number, when
+                if not record.has_ranks:
+                    # There is nothing to save, and while mpirun starts its daemons a signal may make it hang.
+                    self._ends_at_once = "no rank had begun"
+                    return
                 if number not in _PASSED_ON:
                     say(f"{_called(number)}: the ranks are asked to stop, as by SIGUSR1.")
             elif when - self._stop[1] <= REPEAT_SECONDS:
                 continue
             elif number not in _PASSED_ON:
-                self._ends_at_once = True
+                self._ends_at_once = "it was ended by a second signal"
                 return
             process.send_signal(number if number in _PASSED_ON else signal.SIGUSR1)
 
@@ -342,12 +351,13 @@ class Supervisor:
             return Attempt(ranks, seconds, ended.code, False, text)
         if self._stop is not None:
             text = f"{_called(self._stop[0])} ended the job ({shown})"
-            return Attempt(ranks, seconds, 128 + self._stop[0], False, text)
+            code = 128 + self._stop[0] if record.has_ranks else self._code_of_stop()
+            return Attempt(ranks, seconds, code, False, text)
         if is_output_closed():
             return Attempt(ranks, seconds, code or 1, False, f"{shown}, as {_NOBODY_READS}")
         # A signal that ended mpirun may not come again; what mpirun itself says against its words will.
         is_refusal = trouble is None and status is not None and status > 0
-        had_ranks = not is_refusal or record.last_beat() is not None or bool(record.endings())
+        had_ranks = not is_refusal or record.has_ranks
         return Attempt(ranks, seconds, code or 1, True, shown, had_ranks)
 
 
