@@ -464,6 +464,25 @@ def test_hosts_that_are_named_otherwise_than_they_name_themselves_are_found():
     assert "`hostname`" in finding.remedy
 
 
+def test_only_names_in_the_hostfile_are_looked_at(tmp_path, monkeypatch):
+    said = {"h1": {**GOOD, "host": "h1"}, "h1.cluster": {**GOOD, "host": "h1"}, "h2": {**GOOD, "host": "h2"}}
+
+    def examine(cluster, plan, wanted):
+        cluster.said = said  # h1 is this machine, which is asked, too
+        yield from ()
+
+    monkeypatch.setattr(hosts, "examine", examine)
+    plan = replace(plan_of(None, "h1.cluster", "h2"), state_dir=str(tmp_path))
+
+    def found(plan):
+        findings = examination._examine_hosts(hosts.Cluster(), plan, files.Traces())
+        return {finding.check: finding.status for finding in findings}
+
+    assert found(plan)["host names"] == "ok"
+    assert found(replace(plan, hosts=(*plan.hosts, Host("h1", 1))))["host names"] == "warning"
+    assert "host names" not in found(replace(plan, hosts=(), nodes=plan.hosts))
+
+
 def test_a_working_folder_that_is_not_on_every_host_is_found():
     finding = compared(h3={**GOOD, "working_folder": "/root"})["working folder"]
     assert finding.status == "warning" and finding.found.endswith("is not there on h3")

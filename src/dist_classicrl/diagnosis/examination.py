@@ -65,7 +65,10 @@ def _examine_hosts(cluster: hosts.Cluster, plan: TrainingPlan, traces: files.Tra
         yield from hosts.examine(cluster, plan, wanted)
         if len(cluster.said) > 1:
             if plan.hosts:  # SLURM knows its nodes by names of its own
-                yield sameness.examine_names(cluster.said)
+                in_file = {host.name for host in plan.hosts}
+                yield sameness.examine_names(
+                    {name: cluster.said[name] for name in cluster.said if name in in_file}
+                )
             yield from sameness.examine(cluster.said)
             for label in wanted:
                 reports = [(name, _sight(said, label)) for name, said in cluster.said.items()]
