@@ -273,3 +273,12 @@ def test_a_warning_before_the_training_is_begun_does_not_end_the_job(started, tm
     (tmp_path / "go").touch()
     assert job.wait(timeout=30.0) == 3
     assert asked_of_slurm(tmp_path) is None
+
+
+def test_a_failure_right_after_the_warning_is_no_stop(started, tmp_path):
+    # The script takes its time to hand the warning on, so that it finds nothing to wait for then.
+    slow = 'kill() { builtin kill "$@" || return; sleep 0.5; }'
+    job = started(BatchJob(2, setup=(slow,)), PROGRAM.replace("exit 75", "exit 2"))
+    warn(job, tmp_path)
+    assert job.wait(timeout=30.0) == 2
+    assert asked_of_slurm(tmp_path) is None

@@ -25,16 +25,17 @@ job=
 trap '[ -z "$job" ] || kill -USR1 "$job"' USR1
 """
 
-# Without waiting again after the warning the script, and with it the job, would end at once.
+# The shell hears the warning between two commands, so none of them may last. A wait that it interrupts may
+# lose the status of the command for good.
 _REQUEUE = """\
 {command} &
 job=$!
+while kill -0 "$job" 2>/dev/null; do
+    sleep 1 # and not wait: a warning just as the job ends would take the place of its status
+done
+trap '' USR1
 wait "$job"
 status=$?
-while kill -0 "$job" 2>/dev/null; do # the warning ended the waiting, not the job
-    wait "$job"
-    status=$?
-done
 case "$status" in # stopped in order, or warned before it could listen: the same command goes on
     75 | 138) scontrol requeue "{job}" ;;
 esac
