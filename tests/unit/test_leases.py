@@ -113,7 +113,7 @@ def test_what_is_left_lasts_as_long_as_the_workers_rates_say(clock):
     assert book.seconds_left == 0.0  # nothing known
     for rank, rate in ((1, 30_000), (2, 10_000)):
         lease = book.grant(rank, 1)
-        clock.now = 100.0 + lease.steps / rate
+        clock.now += lease.steps / rate
         book.report(rank, [(lease.id, lease.steps)])
     assert book.rate(1) + book.rate(2) == pytest.approx(40_000)
     assert book.seconds_left == pytest.approx((1_000_000 - 2000) / 40_000)
@@ -173,11 +173,47 @@ def book_with_rates(clock, steps, rates):
 
 
 def test_a_slow_worker_gets_nothing_that_others_make_sooner(clock):
-    book = book_with_rates(clock, 200, {1: 100.0, 2: 1.0})
+    book = book_with_rates(clock, 210, {1: 100.0, 2: 1.0})
+    report_once_more(clock, book, 2, 10.0)
     assert book.grant(1, 10).steps == 30
     # 170 steps are left: two seconds of the fast worker's. The slow one needs ten for as few as it can make.
     assert book.grant(2, 10) is None
     assert book.grant(2, 1).steps == 1
+
+
+def report_once_more(clock, book, worker, seconds):
+    """Let a worker take ten steps and report them after so many seconds."""
+    lease = book.grant(worker, 10)
+    assert lease.steps == 10
+    clock.now += seconds
+    book.report(worker, [(lease.id, 10)])
+
+
+def test_nobody_is_too_slow_because_its_first_steps_took_long(clock):
+    book = book_with_rates(clock, 200, {1: 100.0, 2: 1.0})
+    assert book.grant(1, 10).steps == 30
+    report_once_more(clock, book, 2, 0.1)
+    assert book.rate(2) == pytest.approx(100.0)
+    assert book.grant(2, 10) is not None
+
+
+def test_who_was_too_slow_is_not_when_the_others_have_slowed_down(clock):
+    book = book_with_rates(clock, 210, {1: 100.0, 2: 1.0})
+    report_once_more(clock, book, 2, 10.0)
+    assert book.grant(1, 10).steps == 30
+    clock.now += 0.25  # the fast one is at work
+    assert book.grant(2, 10) is None
+    clock.now += 2.0  # by now it should have made seven times as much as it holds
+    assert book.grant(2, 10).steps == 10
+
+
+def test_time_without_work_makes_nobody_slow(clock):
+    book = book_with_rates(clock, 100, {1: 100.0})
+    clock.now += 50.0
+    lease = book.grant(1, 10)
+    clock.now += 0.1
+    book.report(1, [(lease.id, 10)])
+    assert book.rate(1) == pytest.approx(100.0)
 
 
 def test_the_only_worker_at_work_is_never_too_slow(clock):

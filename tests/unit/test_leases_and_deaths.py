@@ -43,7 +43,7 @@ class Budget(RuleBasedStateMachine):
             return
         lease = self.book.grant(worker, quantum)
         if lease is None:
-            assert not self.free or self.held[worker]
+            assert not self.free or any(self.held.values())
             return
         given = list(range(lease.start, lease.start + lease.steps))
         assert given and self.free.issuperset(given) and given[0] == min(self.free)

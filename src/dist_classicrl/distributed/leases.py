@@ -41,7 +41,8 @@ class LeaseBook:
     A worker gets about a quarter of a second's work at a time by its own measured rate (more where it pushes
     rarely), less towards the end: no more than what it does in half of the time that all together need for
     what is left, so that all finish together, but no less than what it does in 2 ms. A slow worker gets
-    nothing at the end where the others will have made all that is left before it is through.
+    nothing at the end where the others will have made all that is left before it is through. It should ask
+    again now and then, as they may slow down.
 
     What a worker that is lost had not reported becomes free again, and is given out before what nobody ever
     had, so the run makes exactly `steps` steps whoever dies.
@@ -80,6 +81,7 @@ class LeaseBook:
         self._rates: dict[int, float] = {}
         self._heard: dict[int, float] = {}
         self._first_heard: dict[int, float] = {}
+        self._heard_again: set[int] = set()
         self._total_rate = 0.0
         for worker in workers:
             self.add(worker)
@@ -147,6 +149,7 @@ class LeaseBook:
         returned = self._outstanding.pop(worker)
         del self._rates[worker], self._heard[worker]
         self._first_heard.pop(worker, None)
+        self._heard_again.discard(worker)
         self._total_rate = sum(self._rates.values())
         if self._is_over:
             self._total -= returned
@@ -223,6 +226,8 @@ class LeaseBook:
         if passed > 1e-4:
             rate = total / passed
             old = self._rates[worker]
+            if worker in self._first_heard:
+                self._heard_again.add(worker)
             first = self._first_heard.setdefault(worker, now)
             # Smoothed over about a quarter of a second, whatever the reports' distance; in the beginning over
             # the time since the first report, which has waited for who knows what.
@@ -248,6 +253,8 @@ class LeaseBook:
         steps = -(-max(wanted, 1) // quantum) * quantum
         if self._is_too_slow(worker, steps, quantum):
             return None
+        if self._outstanding[worker] == 0:
+            self._heard[worker] = self._clock()  # it had to wait for this
         begin, end = self._take(steps)
         self._ids += 1
         lease = Lease(self._ids, begin, end - begin)
@@ -265,19 +272,26 @@ class LeaseBook:
     def _is_too_slow(self, worker: int, steps: int, quantum: int) -> bool:
         """Tell whether others who are at work will have made all that is left before `worker` makes `steps`.
 
-        The last one at work, who has nobody to leave it to, never is.
+        The last one at work, who has nobody to leave it to, never is. Neither is who has reported only once:
+        a first report tells how long starting took.
         """
-        rate = self._rates[worker]
-        if rate == 0.0:
+        if worker not in self._heard_again:
             return False
-        seconds = (self._outstanding[worker] + steps) / rate
-        if self._pool > seconds * self._total_rate:
-            return False
+        seconds = (self._outstanding[worker] + steps) / self._rates[worker]
         made = 0
         for other, held in self._outstanding.items():
             if other != worker and held > 0:
-                made += max(0, int(seconds * self._rates[other] - held) // quantum * quantum)
+                made += max(0, self._expected(other, seconds) - held) // quantum * quantum
         return made >= self._pool
+
+    def _expected(self, worker: int, seconds: float) -> int:
+        """Return how many steps `worker` will have made in so many seconds, with those not reported yet."""
+        silent = max(0.0, self._clock() - self._heard[worker])
+        rate = self._rates[worker]
+        if silent > 0.0:
+            # It has not reported all that it holds, so it makes no more than that in such a time.
+            rate = min(rate, self._outstanding[worker] / silent)
+        return int(rate * (silent + seconds))
 
     def _take(self, most: int) -> tuple[int, int]:
         """Take up to `most` steps off the first free range."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from dist_classicrl.distributed import messages
 from dist_classicrl.distributed.books import Books
-from dist_classicrl.distributed.leases import LeaseBook
+from dist_classicrl.distributed.leases import Lease, LeaseBook
 from dist_classicrl.distributed.messages import Kind
 from dist_classicrl.distributed.partings import take_in_stop
 from dist_classicrl.distributed.saving import Position, Saver
@@ -29,6 +29,7 @@ _LONGEST_CALM_SLEEP = 2e-2
 _END_SECONDS = 0.5
 _CALM_DUTY = 0.02
 _BUSY_DUTY = 0.5
+_OFFER_SECONDS = 0.1
 LAST_PUSH = 8
 """The flag of a push after which its worker sends no other."""
 
@@ -85,6 +86,7 @@ class Server(Serving):
         self._clients = {rank: _Client(version, hands_in=self.takes_over) for rank in self.crew.view.workers}
         self._snapshot = TableSnapshot(self.table.values, self.table.counts)
         self._books: tuple[int, list[np.ndarray]] = (-1, [])
+        self._offered = 0.0
         super().__post_init__()
 
     @property
@@ -130,7 +132,8 @@ class Server(Serving):
                 self.check_earlier_losses()
                 for rank, client in self._clients.items():
                     if client.owes_reply:
-                        self._reply(rank, client)
+                        self._reply(rank, client, self._grant(rank, client))
+                self._offer(woken)
             self.report_progress()
             if self.saver is not None:
                 if (stop := self.saver.look()) is not None:
@@ -257,8 +260,19 @@ class Server(Serving):
         tally.worker_seconds += passed
         self.reporter.count(rank, steps, learning, passed, staleness, size)
 
-    def _reply(self, rank: int, client: _Client) -> None:
-        lease = self.leases.grant(rank, client.quantum, client.interval_seconds)
+    def _offer(self, now: float) -> None:
+        """Give leases, now and then, to those who got none: others may be lost by now, or slower."""
+        if self.leases.pool == 0 or now - self._offered < _OFFER_SECONDS:
+            return
+        self._offered = now
+        for rank, client in self._clients.items():
+            if client.starved and (lease := self._grant(rank, client)) is not None:
+                self._reply(rank, client, lease)
+
+    def _grant(self, rank: int, client: _Client) -> Lease | None:
+        return self.leases.grant(rank, client.quantum, client.interval_seconds)
+
+    def _reply(self, rank: int, client: _Client, lease: Lease | None) -> None:
         granted = (0, 0, 0) if lease is None else (lease.id, lease.start, lease.steps)
         refresh, books = None, []
         if client.wants_refresh and client.version < self.table.version:
@@ -279,19 +293,12 @@ class Server(Serving):
     def has_lost(self, rank: int) -> int:
         """Take back the worker's leases."""
         del self._clients[rank]
-        returned = self.leases.remove(rank)
-        self._feed()
-        return returned
+        return self.leases.remove(rank)
 
     def has_admitted(self, rank: int) -> None:
         """Give the worker leases."""
         self._clients[rank] = _Client(-1)
         self.leases.add(rank)
-
-    def _feed(self) -> None:
-        """Give leases to those who have nothing to do, now that there may be more to give."""
-        for client in self._clients.values():
-            client.owes_reply = client.owes_reply or client.starved
 
     def _sleep(self, worked: float) -> None:
         """Sleep for the shortest interval between pushes, half of it in a hurry."""
