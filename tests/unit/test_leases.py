@@ -197,6 +197,17 @@ def test_nobody_is_too_slow_because_its_first_steps_took_long(clock):
     assert book.grant(2, 10) is not None
 
 
+@pytest.mark.parametrize("times", [1, 2, 5])
+def test_who_has_reported_no_step_gets_a_lease(clock, times):
+    book = book_with_rates(clock, 200, {1: 100.0, 2: 1.0})
+    book.add(3)
+    for _ in range(times):
+        clock.now += 10.0
+        book.report(3, [])
+    assert book.rate(3) == 0.0
+    assert book.grant(3, 10).steps == 10
+
+
 def test_who_was_too_slow_is_not_when_the_others_have_slowed_down(clock):
     book = book_with_rates(clock, 210, {1: 100.0, 2: 1.0})
     report_once_more(clock, book, 2, 10.0)

@@ -16,6 +16,7 @@ _AHEAD_INTERVALS = 4.0
 _LEAST_SECONDS = 0.002
 _SETTLING_SECONDS = 0.01
 _SHARES = 2
+_LONGEST_SECONDS = 1e9
 
 
 @dataclass
@@ -226,9 +227,11 @@ class LeaseBook:
         if passed > 1e-4:
             rate = total / passed
             old = self._rates[worker]
-            if worker in self._first_heard:
-                self._heard_again.add(worker)
-            first = self._first_heard.setdefault(worker, now)
+            first = self._first_heard.get(worker, now)
+            if total > 0:
+                if worker in self._first_heard:
+                    self._heard_again.add(worker)
+                self._first_heard[worker] = first
             # Smoothed over about a quarter of a second, whatever the reports' distance; in the beginning over
             # the time since the first report, which has waited for who knows what.
             share = min(1.0, passed / max(_SETTLING_SECONDS, min(_AHEAD_SECONDS, now - first)))
@@ -275,9 +278,9 @@ class LeaseBook:
         The last one at work, who has nobody to leave it to, never is. Neither is who has reported only once:
         a first report tells how long starting took.
         """
-        if worker not in self._heard_again:
+        if worker not in self._heard_again or self._rates[worker] == 0.0:
             return False
-        seconds = (self._outstanding[worker] + steps) / self._rates[worker]
+        seconds = min((self._outstanding[worker] + steps) / self._rates[worker], _LONGEST_SECONDS)
         made = 0
         for other, held in self._outstanding.items():
             if other != worker and held > 0:
