@@ -1,11 +1,15 @@
 """`dist-classicrl train` with the real mpirun."""
 
 import json
+import os
 import signal
+import time
 
 import numpy as np
+import pytest
 from background_job import complete_checkpoints
 
+from dist_classicrl.distributed.processes import command_of, processes_of
 from dist_classicrl.monitoring import read_metrics
 
 TRAIN = ("-m", "dist_classicrl", "train", "FrozenLake-v1", "--out", "run", "--progress-interval", "0.2")
@@ -44,6 +48,29 @@ def test_a_run_on_ranks_that_was_stopped_goes_on_when_it_is_typed_again(start_py
 
     job = run_python(*words, "--total-steps", total)
     assert "is done" in job.output and "greedy return" not in job.output
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="processes are found through /proc")
+def test_a_run_that_is_warned_while_it_starts_can_be_queued_again(start_python, run_python, tmp_path):
+    saved = tmp_path / "run" / "checkpoints" / "agent-0"
+    for seconds in (0.0, 0.3, 0.8, 1.5):
+        job = start_python(*TRAIN, "--ranks", 3, "--total-steps", "1e12")
+        # These are mpirun and the ranks, of which mpirun is the first.
+        job.must_wait_for(
+            lambda job=job: any("--started" in command_of(pid) for pid in processes_of(job.job)), "mpirun"
+        )
+        time.sleep(seconds)
+        job.send(signal.SIGUSR1)
+        said = job.wait()
+        # A death by it is 138 to a batch script, which queues the job again after either.
+        assert job.process.returncode in (75, -signal.SIGUSR1), said
+        assert "Traceback" not in said
+    made = max(
+        (int(name.rpartition("-step")[2].partition("-")[0]) for name in complete_checkpoints(saved)),
+        default=0,
+    )
+    run_python(*TRAIN, "--ranks", 2, "--total-steps", made + 100_000)
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["steps"] == made + 100_000
 
 
 def test_ranks_that_mpirun_has_started_take_part(run_python, tmp_path):
