@@ -1,0 +1,72 @@
+"""Workers that got no lease are asked again: now and then, and only where there is something to give."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from dist_classicrl.distributed import messages
+from dist_classicrl.distributed.leases import LeaseBook
+from dist_classicrl.distributed.server import Server, _Client
+
+SLOW = 2
+
+
+@pytest.fixture
+def server():
+    """Give the parts of a server that hand out leases, in the hands of a test: no table, no MPI."""
+    server = Server.__new__(Server)
+    server.now = 0.0
+    server.leases = LeaseBook(0, 230, [1, SLOW], 10, lambda: server.now)
+    server._clients = {rank: _Client(0, wants_refresh=False, quantum=10) for rank in (1, SLOW)}
+    server._offered = 0.0
+    server.sent = []
+    channel = SimpleNamespace(send=server.sent.append)
+    server.peers = {rank: SimpleNamespace(channel=channel) for rank in (1, SLOW)}
+    server.table = SimpleNamespace(applied={})
+    server.tally = SimpleNamespace(bytes_pulled=0)
+    return server
+
+
+def make(server, rank, seconds):
+    """Let a worker take ten steps, and report them after so many seconds."""
+    lease = server._grant(rank, server._clients[rank])
+    server.now += seconds
+    server.leases.report(rank, [(lease.id, lease.steps)])
+
+
+def test_a_worker_that_was_too_slow_gets_a_lease_when_the_others_stand_still(server):
+    for seconds in (10.0, 10.0):
+        make(server, SLOW, seconds)
+    make(server, 1, 0.1)
+    fast, slow = server._clients.values()
+    fast.starved = server._grant(1, fast) is None
+    server._reply(SLOW, slow, server._grant(SLOW, slow))
+    assert messages.decode(server.sent.pop())[1][0][3] == 0  # no steps
+    assert slow.starved and not fast.starved and server.leases.pool > 0
+    server.now += 0.2
+    server._offer(server.now)
+    assert server.sent == [] and slow.starved
+    # Rank 1, at 100 steps per second, is not heard of again.
+    asked = 0
+    while slow.starved and asked < 100:
+        server.now += 0.06
+        server._offer(server.now)
+        asked += 1
+    ((_, (numbers,)),) = map(messages.decode, server.sent)
+    assert numbers[3] == 10 and server.leases.outstanding(SLOW) == 10
+    # It has something to do, and is not asked again.
+    server.now += 1.0
+    server._offer(server.now)
+    assert len(server.sent) == 1
+
+
+def test_what_a_lost_worker_held_is_offered_to_the_others(server):
+    make(server, 1, 0.1)
+    held = server._grant(1, server._clients[1])
+    server.leases.credit(server.leases.pool)
+    server._clients[SLOW].owes_reply = False
+    server._offer(1.0)
+    assert server.sent == []
+    assert server.has_lost(1) == held.steps
+    server._offer(2.0)
+    assert len(server.sent) == 1 and server.leases.outstanding(SLOW) == 10
