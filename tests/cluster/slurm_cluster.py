@@ -27,11 +27,13 @@ from dist_classicrl.distributed.launcher import launch_environment
 
 NODES = ("h1", "h2")
 LOGIN = "h3"
-POLL_SECONDS = 0.2
-STARTING_SECONDS = 30.0
-COMMAND_SECONDS = 30.0
-ENDING_SECONDS = 20.0
-JOB_SECONDS = 120.0
+POLL_SECONDS = 0.3
+STARTING_SECONDS = 60.0
+COMMAND_SECONDS = 60.0
+# On a busy machine the controller may not answer at once.
+ANSWERING_SECONDS = 60.0
+ENDING_SECONDS = 30.0
+JOB_SECONDS = 180.0
 ENDED = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY"})
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "mungekey")
 # These are there without a job, too.
@@ -62,16 +64,17 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerParameters=sched_min_interval=0,batch_sched_delay=0,sched_interval=2,bf_interval=1
 SlurmdParameters=config_overrides
-SlurmdTimeout=5
-MessageTimeout=5
-TCPTimeout=2
+SlurmdTimeout={node_timeout}
+MessageTimeout=20
+MinJobAge=1200
+TCPTimeout=10
 ReturnToService=2
 KillWait=3
 SwitchType=switch/none
 MailProg=/bin/true
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-NodeName={nodes} CPUs=8 RealMemory=4000 State=UNKNOWN
+NodeName={nodes} CPUs=16 RealMemory=4000 State=UNKNOWN
 PartitionName=all Nodes={nodes} Default=YES DefMemPerCPU=100 PriorityTier=1 GraceTime={grace}
 PartitionName=high Nodes={nodes} DefMemPerCPU=100 PriorityTier=10
 """
@@ -90,7 +93,7 @@ def why_not() -> str | None:
 
 
 class SlurmCluster:
-    """Two nodes of SLURM with 8 CPUs each, partitions `all`, and `high` whose jobs pre-empt those of `all`.
+    """Two nodes of SLURM with 16 CPUs each, partitions `all`, and `high` whose jobs pre-empt those of `all`.
 
     Parameters
     ----------
@@ -98,9 +101,11 @@ class SlurmCluster:
         Whether pre-emption sends jobs the signal of `--signal` (`preempt_send_user_signal`).
     grace : int
         Seconds that a pre-empted job has until it is killed.
+    node_timeout : int
+        Seconds of silence after which a node counts as dead.
     """
 
-    def __init__(self, *, sends_warning: bool = True, grace: int = 15) -> None:
+    def __init__(self, *, sends_warning: bool = True, grace: int = 15, node_timeout: int = 60) -> None:
         self.hosts = Hosts(len(NODES) + 1)
         self.folder = self.hosts.folder / "slurm"
         self.jobs = self.folder / "jobs"
@@ -114,17 +119,19 @@ class SlurmCluster:
             "PATH": os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin"]),
         }
         try:
-            self._configure(sends_warning, grace)
+            self._configure(sends_warning, grace, node_timeout)
             self._start()
         except BaseException:
             self.close()
             raise
 
-    def _configure(self, sends_warning: bool, grace: int) -> None:
+    def _configure(self, sends_warning: bool, grace: int, node_timeout: int) -> None:
         of_nodes = [self.folder / f"{kind}.{node}" for node in NODES for kind in ("spool", "tmp")]
         for folder in (self.folder, self.jobs, *of_nodes):
             folder.mkdir()
-        text = _CONFIGURATION.format(folder=self.folder, nodes=",".join(NODES), grace=grace)
+        text = _CONFIGURATION.format(
+            folder=self.folder, nodes=",".join(NODES), grace=grace, node_timeout=node_timeout
+        )
         if sends_warning:
             text += "SlurmctldParameters=preempt_send_user_signal\n"
         (self.folder / "slurm.conf").write_text(text)
@@ -141,7 +148,7 @@ class SlurmCluster:
         for node in NODES:
             self.run("slurmd", "-N", node, host=node)
         deadline = time.monotonic() + STARTING_SECONDS
-        while self.run("sinfo", "-h", "-N", "-p", "all", "-t", "idle", "-o", "%N").split() != [*NODES]:
+        while self.ask("sinfo", "-h", "-N", "-p", "all", "-t", "idle", "-o", "%N").split() != [*NODES]:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"SLURM did not start:\n{self._logs()}")
             time.sleep(POLL_SECONDS)
@@ -169,6 +176,17 @@ class SlurmCluster:
             raise RuntimeError(f"{' '.join(words)}: {done.returncode}\n{done.stdout}{done.stderr}")
         return done.stdout
 
+    def ask(self, *words: str) -> str:
+        """Run a command that changes nothing, again while it fails for want of time; return its output."""
+        deadline = time.monotonic() + ANSWERING_SECONDS
+        while True:
+            try:
+                return self.run(*words)
+            except (RuntimeError, subprocess.TimeoutExpired):
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(POLL_SECONDS)
+
     def submit(self, script: str, *options: str) -> str:
         """Submit a script with further options of sbatch, and return the job's number.
 
@@ -183,7 +201,7 @@ class SlurmCluster:
 
     def about(self, job: str) -> dict[str, str]:
         """Return what SLURM knows of a job, by its names, such as JobState."""
-        return dict(re.findall(r"(\S+?)=(\S*)", self.run("scontrol", "--oneliner", "show", "job", job)))
+        return dict(re.findall(r"(\S+?)=(\S*)", self.ask("scontrol", "--oneliner", "show", "job", job)))
 
     def wait(self, job: str, states: str | Collection[str], timeout: float = JOB_SECONDS) -> dict[str, str]:
         """Wait until a job has one of these states, and return what SLURM knows of it then."""

@@ -10,7 +10,7 @@ STEPS = 45_000
 
 @pytest.fixture(scope="module")
 def cluster(slurm_possible):
-    with SlurmCluster() as cluster:
+    with SlurmCluster(node_timeout=10) as cluster:
         yield cluster
 
 

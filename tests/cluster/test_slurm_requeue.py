@@ -18,10 +18,9 @@ from slurm_jobs import (
 )
 
 # Seven workers cannot make them before the warning, which comes a minute after the start at the latest.
-LONG_STEPS = 200_000
+LONG_STEPS = 300_000
 STEPS = 20_000
 ENDLESS = 10**14
-LONG_SECONDS = 300.0
 # The script, which hands it on, is all that hears it.
 WARNING = ("scancel", "--batch", "--signal=USR1")
 
@@ -38,6 +37,19 @@ def long_job(cluster):
     words = slow_words(LONG_STEPS, "1h")
     options = ("--time=2", "--signal=B:USR1@60", "--nodes=2", "--ntasks-per-node=4")
     return cluster.submit(script("requeue.sbatch", *words), *options)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def early_job(cluster):
+    """A job that is warned as soon as its training has been started, and is queued again."""
+    job = cluster.submit(script("requeue.sbatch", *slow_words(STEPS, "1h")), *FOUR_TASKS)
+
+    def is_starting(about):
+        return any("dist_classicrl train" in line for node in NODES for line in cluster.processes(node, job))
+
+    cluster.wait_for(job, is_starting, "its training to be started")
+    cluster.run(*WARNING, job)
+    return job
 
 
 def test_a_cancelled_job_leaves_no_process_on_any_node(cluster):
@@ -67,6 +79,12 @@ def test_ranks_that_srun_started_hear_the_warning_and_go_on_when_requeued(cluste
     check_learned(folder / "model.npz", STEPS, slow=True)
 
 
+def test_a_job_that_is_warned_while_it_starts_is_queued_again(cluster, early_job):
+    cluster.wait(early_job, "COMPLETED")
+    assert cluster.about(early_job)["Restarts"] == "1"
+    check_learned(run_folder(cluster.place(early_job)) / "model.npz", STEPS, slow=True)
+
+
 def test_the_warning_before_the_time_limit_saves_the_run(cluster, long_job):
     def has_stopped(about):
         return about["Restarts"] != "0" and "Stopped by SIGUSR1" in cluster.output(long_job)
@@ -81,7 +99,7 @@ def test_the_warning_before_the_time_limit_saves_the_run(cluster, long_job):
 
 
 def test_the_job_that_was_warned_goes_on_where_it_stopped(cluster, long_job):
-    cluster.wait(long_job, "COMPLETED", LONG_SECONDS)
+    cluster.wait(long_job, "COMPLETED")
     folder = run_folder(cluster.place(long_job))
     assert result(folder)["resumed_from"] is not None
     check_learned(folder / "model.npz", LONG_STEPS, slow=True)
