@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
+import fcntl
 import ipaddress
 import socket
+import struct
+import sys
 
 from dist_classicrl.distributed.launcher import Launcher
 from dist_classicrl.errors import LauncherError
 
-_ANY_PORT = 9  # nothing is sent there
+_SIOCGIFCONF = 0x8912
+_ENTRY = struct.Struct("16s 4x 4s 16x")  # what it gives for each address
+_MOST_ADDRESSES = 1024
+_LOOPBACK = "lo"
 
 
 def network_words(launcher: Launcher, network: str | None) -> list[str]:
@@ -24,18 +31,17 @@ def network_words(launcher: Launcher, network: str | None) -> list[str]:
     Raises
     ------
     LauncherError
-        There is no such network here, or it is not known how this launcher wants it said.
+        There is no such network here, several cards are in it, or this launcher has no words for it.
     """
     if network is None:
         return []
     if launcher.family == "hydra":
-        if "/" in network:
-            raise LauncherError(
-                f"--network {network}: {launcher} takes the name of a network card, which has to be the same "
-                f"on all hosts. Write one of this host's: {_cards()}."
-            )
-        _check_card(network)
-        return ["-iface", network]
+        raise LauncherError(
+            f"--network {network}: {launcher} has no words for it that all its devices keep to, and -iface "
+            "is for the old one, ch3, alone. Where `mpichversion` says ch3, write "
+            "--mpirun-options='-iface eth1'; else see to it that hosts reach each other over any card, or "
+            "take Open MPI."
+        )
     if launcher.family != "openmpi":
         raise LauncherError(
             f"{launcher} is not known, and neither is how it takes a network. Write its own words as `launch "
@@ -52,11 +58,28 @@ def network_words(launcher: Launcher, network: str | None) -> list[str]:
     return ["--mca", "btl_tcp_if_include", network, *of_daemons, network]
 
 
+def own_addresses() -> list[tuple[str, str]]:
+    """Return the IPv4 addresses of this host, each with the name of its card, without the loopback's."""
+    room = bytearray(_MOST_ADDRESSES * _ENTRY.size)
+    place = (ctypes.c_char * len(room)).from_buffer(room)
+    request = bytearray(struct.pack("iP", len(room), ctypes.addressof(place)))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, _SIOCGIFCONF, request)
+    (filled,) = struct.unpack_from("i", request)
+    found = []
+    for label, packed in _ENTRY.iter_unpack(bytes(room[:filled])):
+        card = label.partition(b"\0")[0].decode().partition(":")[0]  # eth0:1 is another address of eth0
+        found.append((card, socket.inet_ntoa(packed)))
+    return [(card, address) for card, address in found if not address.startswith("127.")]
+
+
 def _check_card(name: str) -> None:
-    if name not in (card for _, card in socket.if_nameindex()):
+    if name == _LOOPBACK:
+        raise LauncherError(_loopback(name))
+    if name not in _cards():
         raise LauncherError(
-            f"--network {name}: this host has no network card of that name. Write one of its cards "
-            f"({_cards()}) if it has the same name on all hosts, or a network such as 10.1.0.0/16."
+            f"--network {name}: this host has no network card of that name. Write one of its cards ("
+            f"{', '.join(_cards())}) if it has the same name on all hosts, or a network such as 10.1.0.0/16."
         )
 
 
@@ -70,23 +93,35 @@ def _check_addresses(text: str) -> None:
         ) from error
     if str(network) != text:
         raise LauncherError(f"--network {text} is the address of a host. Write --network {network}.")
-    if not _is_in(network):
+    if network.is_loopback:
+        raise LauncherError(_loopback(text))
+    if not sys.platform.startswith("linux"):
+        return  # own addresses are not told there
+    own = own_addresses()
+    inside = [(card, address) for card, address in own if ipaddress.IPv4Address(address) in network]
+    if not inside:
         raise LauncherError(
-            f"--network {text}: this host, where mpirun is started, has no address in it. Write one "
-            "that all hosts are in (`ip -4 address` shows this host's), or --mca btl_tcp_if_include for the "
-            "ranks alone."
+            f"--network {text}: this host, where mpirun is started, has no address in it ({_named(own)}). "
+            "Write one that all hosts are in, or --mca btl_tcp_if_include for the ranks alone."
+        )
+    if len({card for card, _ in inside}) > 1:
+        raise LauncherError(
+            f"--network {text}: several cards of this host are in it ({_named(inside)}). Write one "
+            "that only one of them is in, or the name of that card where it is the same on all hosts."
         )
 
 
-def _is_in(network: ipaddress.IPv4Network) -> bool:
-    """Tell whether this host would send from an address of this network to another one of it."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((str(network[min(1, network.num_addresses - 1)]), _ANY_PORT))
-        except OSError:
-            return False
-        return ipaddress.IPv4Address(probe.getsockname()[0]) in network
+def _cards() -> list[str]:
+    return [name for _, name in socket.if_nameindex() if name != _LOOPBACK]
 
 
-def _cards() -> str:
-    return ", ".join(name for _, name in socket.if_nameindex())
+def _named(addresses: list[tuple[str, str]]) -> str:
+    return ", ".join(f"{card} {address}" for card, address in addresses) or "it has none"
+
+
+def _loopback(text: str) -> str:
+    return (
+        f"--network {text} is the loopback, on which each host reaches only itself. Leave --network out if "
+        f"there is one host; else write one of its cards ({', '.join(_cards())}), or a network such as "
+        "10.1.0.0/16."
+    )
