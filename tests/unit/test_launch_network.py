@@ -100,3 +100,21 @@ def test_own_addresses_are_those_of_cards_and_not_the_loopbacks():
         assert card in cards and not ipaddress.IPv4Address(address).is_loopback
         with socket.socket() as server:
             server.bind((address, 0))  # so it is one of this host's
+
+
+@pytest.mark.parametrize(
+    "named, what", [("eth1", "a card of that name"), ("10.78.0.0/24", "an address in that network")]
+)
+def test_a_job_that_does_not_start_asks_for_the_network_on_all_hosts(
+    tmp_path, monkeypatch, capfd, named, what
+):
+    (tmp_path / "mpirun").write_text("#!/bin/sh\nexit 213\n")
+    (tmp_path / "mpirun").chmod(0o700)
+    launcher = Launcher(str(tmp_path / "mpirun"), "openmpi", (5, 0, 11))
+    monkeypatch.setattr("dist_classicrl.distributed.launch.find_launcher", lambda: launcher)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    assert main(["launch", "-n", "2", "--restart-delay", "0", "--network", named, "train.py"]) == 2
+    said = capfd.readouterr().err
+    assert f"--network {named} was given: each host needs {what}" in said and "No rank has started" in said
+    assert "--mpirun-options" not in said

@@ -106,7 +106,6 @@ def plan_of(options: LaunchOptions, words: Sequence[str]) -> Plan:
     if ranks is None:
         raise LauncherError("How many ranks? Write for instance -n 4: a server and three workers.")
     launcher = find_launcher()
-    network = network_words(launcher, options.network)
     parameters = [word for pair in options.mca for word in ("--mca", *pair)]
     return Plan(
         launcher=launcher,
@@ -114,7 +113,8 @@ def plan_of(options: LaunchOptions, words: Sequence[str]) -> Plan:
         words=tuple(words),
         hosts=hosts,
         agent=options.agent,
-        options=(*network, *parameters, *further),
+        network=tuple(network_words(launcher, options.network)),
+        options=(*parameters, *further),
         survive=options.survive,
         state_dir=options.state_dir,
         max_restarts=options.max_restarts,

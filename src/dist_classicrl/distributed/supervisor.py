@@ -79,6 +79,8 @@ class Plan:
         What the hostfile says.
     agent : str, optional
         What starts a program on another host in place of ssh.
+    network : tuple of str
+        Words for mpirun that keep the job to one network, which the last one names.
     options : tuple of str
         Further words for mpirun.
     survive : bool
@@ -100,6 +102,7 @@ class Plan:
     words: tuple[str, ...]
     hosts: tuple[Host, ...] | None = None
     agent: str | None = None
+    network: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     survive: bool = True
     state_dir: Path = Path(STATE_FOLDER)
@@ -117,6 +120,7 @@ class Plan:
             *(survival_words(launcher) if self.survive else []),
             *host_words(launcher, None if hostfile is None else str(hostfile), self.agent),
             *export_words(launcher, exported),
+            *self.network,
             *self.options,
             *program.command(self.words),
         ]
@@ -460,6 +464,10 @@ def _is_like(one: Attempt, other: Attempt) -> bool:
 
 def _no_start(attempt: Attempt, plan: Plan) -> str:
     further = f" --mpirun-options={shlex.join(plan.options)!r} was given." if plan.options else ""
+    if plan.network:
+        named = plan.network[-1]
+        what = "an address in that network" if "/" in named else "a card of that name, with an address"
+        further += f" --network {named} was given: each host needs {what} (`ip -4 address` there)."
     return (
         f"No rank has started: {attempt.text} twice, and what it said stands above.{further} Look at the "
         "options that are meant for mpirun, or let `dist-classicrl doctor` look for what is wrong."
