@@ -32,6 +32,7 @@ STARTING_SECONDS = 60.0
 COMMAND_SECONDS = 60.0
 # On a busy machine the controller may not answer at once.
 ANSWERING_SECONDS = 60.0
+LONGEST_MESSAGE_SECONDS = 20
 ENDING_SECONDS = 30.0
 JOB_SECONDS = 180.0
 ENDED = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY"})
@@ -65,9 +66,9 @@ SelectTypeParameters=CR_Core
 SchedulerParameters=sched_min_interval=0,batch_sched_delay=0,sched_interval=2,bf_interval=1
 SlurmdParameters=config_overrides
 SlurmdTimeout={node_timeout}
-MessageTimeout=20
+MessageTimeout={message_timeout}
 MinJobAge=1200
-TCPTimeout=10
+TCPTimeout=2
 ReturnToService=2
 KillWait=3
 SwitchType=switch/none
@@ -130,7 +131,11 @@ class SlurmCluster:
         for folder in (self.folder, self.jobs, *of_nodes):
             folder.mkdir()
         text = _CONFIGURATION.format(
-            folder=self.folder, nodes=",".join(NODES), grace=grace, node_timeout=node_timeout
+            folder=self.folder,
+            nodes=",".join(NODES),
+            grace=grace,
+            node_timeout=node_timeout,
+            message_timeout=min(node_timeout, LONGEST_MESSAGE_SECONDS),
         )
         if sends_warning:
             text += "SlurmctldParameters=preempt_send_user_signal\n"

@@ -5,7 +5,7 @@ from slurm_cluster import SlurmCluster
 from slurm_jobs import check_learned, result, script, slow_words, wait_until_it_trains
 
 # The ranks that are left go on until SLURM has noticed, and must not come to the end meanwhile.
-STEPS = 45_000
+STEPS = 90_000
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +18,7 @@ def test_a_job_that_loses_a_node_goes_on_from_its_checkpoint_on_the_other(cluste
     job = cluster.submit(
         script("requeue.sbatch", *slow_words(STEPS, "2s")), "--ntasks=4", "--nodes=1-2", "--time=10"
     )
-    folder = wait_until_it_trains(cluster, job, STEPS // 8)
+    folder = wait_until_it_trains(cluster, job, STEPS // 20)
     assert cluster.about(job)["NumNodes"] == "2"
     cluster.hosts.kill_host("h2", silently=True)
     cluster.wait_for(job, lambda about: about["Restarts"] == "1", "it to be queued again")
