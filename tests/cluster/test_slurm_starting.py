@@ -9,7 +9,6 @@ from slurm_cluster import ENDED, SlurmCluster
 from slurm_jobs import (
     DISCOUNT,
     EXAMPLE,
-    FOUR_TASKS,
     SETUP,
     TRAIN,
     check_learned,
@@ -74,20 +73,20 @@ def test_mpirun_in_a_batch_script_takes_the_nodes_from_slurm(cluster):
     look = "mpirun --bind-to none sh -c 'echo runs on $(hostname)'"
     example = shlex.join([*EXAMPLE, "--steps", str(STEPS), *LAKE])
     job = cluster.submit(
-        f"#!/bin/bash\n{SETUP}\n{look}\nexec mpirun --bind-to none python {example}\n", *FOUR_TASKS
+        f"#!/bin/bash\n{SETUP}\n{look}\nexec mpirun --bind-to none python {example}\n", *EIGHT_TASKS
     )
     assert cluster.wait(job, ENDED)["JobState"] == "COMPLETED", cluster.output(job)
     hosts = re.findall(r"runs on (\w+)", cluster.output(job))
-    assert sorted(hosts) == ["h1"] * 2 + ["h2"] * 2
-    assert "on 3 worker(s)" in cluster.output(job)
+    assert sorted(hosts) == ["h1"] * 4 + ["h2"] * 4
+    assert "on 7 worker(s)" in cluster.output(job)
     check_learned(cluster.place(job) / "model.npz", STEPS)
 
 
 def test_srun_starts_the_ranks_of_the_example(cluster):
     words = (*EXAMPLE, "--steps", str(STEPS), *LAKE)
-    job = cluster.submit(script("srun.sbatch", *words), *FOUR_TASKS)
+    job = cluster.submit(script("srun.sbatch", *words), *EIGHT_TASKS)
     assert cluster.wait(job, ENDED)["JobState"] == "COMPLETED", cluster.output(job)
-    assert "on 3 worker(s)" in cluster.output(job)
+    assert "on 7 worker(s)" in cluster.output(job)
     # Open MPI says so where it misses a part of SLURM's PMIx.
     assert "Sorry" not in cluster.output(job)
     check_learned(cluster.place(job) / "model.npz", STEPS)
