@@ -165,7 +165,7 @@ def test_an_agent_that_is_not_there_is_told(tmp_path):
 
 
 FIRST_WORD = {
-    **{"host": "h", "port": 1, "token": "01234567", "addresses": {"eth0": "127.0.0.1"}},
+    **{"host": "h", "port": 1, "token": "01234567", "addresses": [["eth0", "127.0.0.1"]]},
     **{"working_folder": "/", "package": "/p"},
 }
 
@@ -243,7 +243,7 @@ def test_a_part_that_cannot_be_told_ends_no_report(monkeypatch, capfd):
     monkeypatch.setattr(on_host, "_LOOK_SECONDS", 0.01)
     on_host.report({"seconds": 0.0, "files": {}})
     said = hosts.said_in(capfd.readouterr().out)
-    assert said["done"] and said["addresses"] == {}
+    assert said["done"] and said["addresses"] == []
     assert said["versions"]["dist_classicrl"] == said["library"] == said["cache"]["error"] == "TypeError: odd"
     peer = {**said, "to": ["127.0.0.1"]}
     assert on_host.find_trouble("name", peer, SECONDS, on_host.END) == ""
@@ -356,9 +356,9 @@ def test_every_address_of_a_host_is_tried(listening):
     ],
 )
 def test_hosts_are_reached_in_the_network_that_was_named(network, to):
-    said = {"port": 1, "token": "t", "addresses": {"eth0": "10.1.0.5", "eth1": "192.168.0.5"}}
+    said = {"port": 1, "token": "t", "addresses": [["eth0", "10.1.0.5"], ["eth1", "192.168.0.5"]]}
     assert hosts._peer("name", said, network) == {"port": 1, "token": "t", "to": to}
-    assert hosts._peer("name", {**said, "addresses": {}}, None)["to"] == ["name"]
+    assert hosts._peer("name", {**said, "addresses": []}, None)["to"] == ["name"]
 
 
 def connections(tmp_path, answers, *names):
@@ -368,7 +368,7 @@ def connections(tmp_path, answers, *names):
     )
     for name, answer in answers.items():
         (tmp_path / name).write_text("" if answer is None else MARK + json.dumps({"troubles": answer}))
-    peer = {"port": 1, "token": "t", "addresses": {}}
+    peer = {"port": 1, "token": "t", "addresses": []}
     cluster = hosts.Cluster(tuple(Host(name, 1) for name in names), dict.fromkeys(names, peer))
     return cluster, hosts._connections(cluster, plan_of(agent, *names))
 

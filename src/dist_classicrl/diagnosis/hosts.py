@@ -196,12 +196,12 @@ def _connections(cluster: Cluster, plan: TrainingPlan) -> Finding:
 
 def _peer(name: str, said: dict[str, Any], network: str | None) -> dict[str, Any]:
     """Return what others need to connect to a host: at any of its addresses, or those in a network."""
-    addresses: dict[str, str] = said["addresses"]
+    addresses: list[tuple[str, str]] = said["addresses"]
     if network is None:
-        to = list(addresses.values()) or [name]
+        to = [address for _, address in addresses] or [name]
     elif "/" in network:
         inside = ipaddress.IPv4Network(network)
-        to = [address for address in addresses.values() if ipaddress.IPv4Address(address) in inside]
+        to = [address for _, address in addresses if ipaddress.IPv4Address(address) in inside]
     else:
-        to = [address for card, address in addresses.items() if card == network]
+        to = [address for card, address in addresses if card == network]
     return {"port": said["port"], "token": said["token"], "to": to}

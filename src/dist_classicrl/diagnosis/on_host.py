@@ -9,7 +9,6 @@ may hang or crash.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import importlib
 import json
@@ -17,7 +16,6 @@ import os
 import platform
 import secrets
 import socket
-import struct
 import sys
 import tempfile
 import threading
@@ -25,11 +23,12 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import dist_classicrl
 from dist_classicrl.diagnosis import trials
 from dist_classicrl.distributed.launcher import find_launcher
+from dist_classicrl.distributed.network import own_addresses
 from dist_classicrl.errors import LauncherError
 
 END = b"end"
@@ -38,11 +37,11 @@ END = b"end"
 _TOKEN_BYTES = 8
 _WORD_SECONDS = 1.0
 _LOOK_SECONDS = 0.5
-_SIOCGIFADDR = 0x8915
 _CONNECTIONS_AT_ONCE = 32
 _PLACE = Path(dist_classicrl.__file__).parent
 _OWN = "dist_classicrl"
 _PACKAGES = ("numpy", "numba", "mpi4py")
+_Found = TypeVar("_Found")
 
 
 def report(request: dict[str, Any]) -> None:
@@ -64,7 +63,7 @@ def report(request: dict[str, Any]) -> None:
         host=socket.gethostname(),
         port=server.getsockname()[1],
         token=token.decode(),
-        addresses=_tried(own_addresses, lambda text: {}),
+        addresses=_tried(own_addresses, lambda text: []),
         working_folder=os.getcwd(),
         package=str(_PLACE),
     )
@@ -120,19 +119,6 @@ def find_trouble(name: str, peer: dict[str, Any], seconds: float, word: bytes = 
     return ", ".join(troubles)
 
 
-def own_addresses() -> dict[str, str]:
-    """Return the IPv4 addresses of this host's network cards, by the card's name."""
-    found = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        for _, card in socket.if_nameindex():
-            try:
-                answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, struct.pack("256s", card.encode()[:15]))
-            except OSError:  # one without an address
-                continue
-            found[card] = socket.inet_ntoa(answer[20:24])
-    return {card: address for card, address in found.items() if not address.startswith("127.")}
-
-
 def versions() -> dict[str, str]:
     """Return the versions of what has to be the same on all hosts."""
     found = {"Python": platform.python_version()}
@@ -173,7 +159,7 @@ def _be_reached(server: socket.socket, token: bytes, ended: threading.Event) -> 
             continue
 
 
-def _tried(find: Callable[[], dict[str, Any]], otherwise: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+def _tried(find: Callable[[], _Found], otherwise: Callable[[str], _Found]) -> _Found:
     """Return what is found, or `otherwise` with the error, so that one part does not end the others."""
     try:
         return find()
