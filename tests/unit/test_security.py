@@ -297,6 +297,9 @@ def test_a_password_on_the_command_line_or_in_a_file_is_refused_and_not_repeated
         said = "".join(capsys.readouterr())
         assert "ps would show the password" in said and "sec" not in said
     assert not (tmp_path / "run").exists()
+    assert main(["doctor", "--checkpoint-dir", url]) == 2
+    said = "".join(capsys.readouterr())
+    assert "ps would show the password" in said and "sec" not in said
 
 
 # The first process compiles a kernel into a cache of its own; what is found there later is somebody else's.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dist_classicrl.cli import tables
-from dist_classicrl.cli.kinds import Real, Text, Whole
+from dist_classicrl.cli.kinds import Folder, Real, Text, Whole
 from dist_classicrl.cli.patience import cleaned_up
 from dist_classicrl.distributed.launch_folder import STATE_FOLDER
 
@@ -62,7 +62,7 @@ _COLOURS = {"ok": "green", "warning": "yellow", "failure": "red"}
 )
 @click.option(
     "--checkpoint-dir",
-    type=Text(),
+    type=Folder(),
     default=".",
     metavar="FOLDER",
     help="Where checkpoints are to be: a path or a URL.  [default: this folder]",
