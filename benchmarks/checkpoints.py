@@ -23,7 +23,7 @@ import numpy as np
 
 from dist_classicrl import CompiledSimulator, DistAsyncQLearning
 from dist_classicrl.checkpoint.writer import Writer
-from dist_classicrl.updates.snapshot import TableSnapshot
+from dist_classicrl.tables.snapshot import TableSnapshot
 
 _EPISODE = 1000
 

@@ -40,7 +40,7 @@ def run_rank(steps: int, settings: dict[str, Any]) -> None:
 def rate(ranks: int, steps: int, ready: bool, baseline: Path | None) -> tuple[float, float]:
     """Return the steps per second of one job, by the clock and by the processor time of all ranks."""
     # A rank may be of a version of the package that knows nothing of survival.
-    from dist_classicrl.distributed.launcher import (
+    from dist_classicrl.launch.mpirun import (
         find_launcher,
         launch_environment,
         mpirun_command,

@@ -22,11 +22,11 @@ import common
 import numpy as np
 
 from dist_classicrl._random import stream_key
-from dist_classicrl.algorithms.learners import CompiledLearner, Rates, Stream, training_kernel
 from dist_classicrl.environments.simulate import CompiledSimulator
+from dist_classicrl.learning.learners import CompiledLearner, Rates, Stream, training_kernel
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
-from dist_classicrl.updates.local import LocalTable
+from dist_classicrl.tables.local import LocalTable
 
 C_SOURCE = r"""
 #include <math.h>

@@ -20,7 +20,7 @@ def run_rank(pairs: int, seconds: float) -> None:
     """Be one rank of the job; rank 0 prints the rates as JSON."""
     from dist_classicrl import DistAsyncQLearning
     from dist_classicrl.callbacks import BaseCallback, MetricsCallback
-    from dist_classicrl.monitoring.display import LogCallback, StatusCallback
+    from dist_classicrl.callbacks.display import LogCallback, StatusCallback
 
     agent = DistAsyncQLearning(learning_rate=0.1, seed=0)
     env = common.problem(common.FROZEN_LAKE)

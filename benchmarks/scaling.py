@@ -17,11 +17,11 @@ import numpy as np
 
 from dist_classicrl import DistAsyncQLearning
 from dist_classicrl._random import stream_key
-from dist_classicrl.algorithms.learners import CompiledLearner, Rates, Stream, training_kernel
 from dist_classicrl.environments.simulate import CompiledSimulator
+from dist_classicrl.learning.learners import CompiledLearner, Rates, Stream, training_kernel
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
-from dist_classicrl.updates.local import LocalTable
+from dist_classicrl.tables.local import LocalTable
 
 STEP_SIZES: dict[str, Any] = {"0.1": 0.1, "n^-0.7": PerVisit(0.7)}
 _SLICE = 1_000_000
@@ -29,7 +29,7 @@ _SLICE = 1_000_000
 
 def alone_together(comm: Any, simulator: CompiledSimulator, step_size: Any, seconds: float) -> float:
     """Return the steps per second of all ranks but 0, each learning for `seconds` by itself."""
-    from dist_classicrl.distributed.transport import wait_until
+    from dist_classicrl.comm.transport import wait_until
 
     settings = Settings(learning_rate=step_size)
     table = LocalTable(simulator.n_states, simulator.n_actions, np.dtype(np.float64))

@@ -21,13 +21,13 @@ import common
 import numpy as np
 
 from dist_classicrl._random import stream_key
-from dist_classicrl.algorithms.learners import CompiledLearner, Rates, Stream, training_kernel
 from dist_classicrl.environments.simulate import CompiledSimulator
+from dist_classicrl.learning.learners import CompiledLearner, Rates, Stream, training_kernel
 from dist_classicrl.settings import Settings
-from dist_classicrl.updates import kernels
-from dist_classicrl.updates.local import LocalTable
-from dist_classicrl.updates.shared import SharedTable
-from dist_classicrl.updates.window import PushWindow
+from dist_classicrl.tables import kernels
+from dist_classicrl.tables.local import LocalTable
+from dist_classicrl.tables.shared import SharedTable
+from dist_classicrl.tables.window import PushWindow
 
 DISCOUNT = 0.99
 STEP_SIZE = 0.05

@@ -30,7 +30,7 @@ def run_rank() -> None:
     """Be one rank of the training job; rank 0 prints when ranks were where, in seconds since the epoch."""
     began = time.time()
     from dist_classicrl import DistAsyncQLearning
-    from dist_classicrl.algorithms import learners
+    from dist_classicrl.learning import learners
 
     imported = time.time()
     first_step: list[float] = []

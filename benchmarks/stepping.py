@@ -17,11 +17,11 @@ import gymnasium
 import numpy as np
 
 from dist_classicrl._random import stream_key
-from dist_classicrl.algorithms.learners import Rates, SteppedLearner, Stream
 from dist_classicrl.environments.resolve import resolve
+from dist_classicrl.learning.learners import Rates, SteppedLearner, Stream
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
-from dist_classicrl.updates.local import LocalTable
+from dist_classicrl.tables.local import LocalTable
 
 N_ENVS = 16
 

@@ -13,8 +13,8 @@ import xml.etree.ElementTree
 from collections import Counter
 from pathlib import Path
 
-from dist_classicrl.distributed.launcher import launch_environment, mpirun_command
-from dist_classicrl.distributed.processes import run_job
+from dist_classicrl.launch.mpirun import launch_environment, mpirun_command
+from dist_classicrl.process.jobs import run_job
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"

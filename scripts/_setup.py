@@ -94,7 +94,7 @@ def _choose_mpi(system_mpirun: str | None) -> str:
 
 def _check_mpi() -> tuple[bool, str]:
     done = subprocess.run(
-        [PYTHON, "-m", "dist_classicrl.distributed.launcher", "--check"],
+        [PYTHON, "-m", "dist_classicrl.launch.mpirun", "--check"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -12,26 +12,26 @@ from typing import TYPE_CHECKING
 from dist_classicrl._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from dist_classicrl.distributed.debugger import DistributedDebugger
-    from dist_classicrl.distributed.detector import FailureDetector
-    from dist_classicrl.distributed.monitor import DistributedMonitor
-    from dist_classicrl.distributed.progress import Progress
-    from dist_classicrl.distributed.report import TrainingResult
+    from dist_classicrl.agent.agent import DistAsyncQLearning
+    from dist_classicrl.engines.outcome import TrainingResult
+    from dist_classicrl.engines.progress import Progress
     from dist_classicrl.environments.model import TabularMDP
     from dist_classicrl.environments.simulate import CompiledSimulator
-    from dist_classicrl.runtime.agent import DistAsyncQLearning
+    from dist_classicrl.mpi_tools.debugger import DistributedDebugger
+    from dist_classicrl.mpi_tools.detector import FailureDetector
+    from dist_classicrl.mpi_tools.monitor import DistributedMonitor
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "CompiledSimulator": "dist_classicrl.environments.simulate",
-    "DistAsyncQLearning": "dist_classicrl.runtime.agent",
-    "DistributedDebugger": "dist_classicrl.distributed.debugger",
-    "DistributedMonitor": "dist_classicrl.distributed.monitor",
-    "FailureDetector": "dist_classicrl.distributed.detector",
-    "Progress": "dist_classicrl.distributed.progress",
+    "DistAsyncQLearning": "dist_classicrl.agent.agent",
+    "DistributedDebugger": "dist_classicrl.mpi_tools.debugger",
+    "DistributedMonitor": "dist_classicrl.mpi_tools.monitor",
+    "FailureDetector": "dist_classicrl.mpi_tools.detector",
+    "Progress": "dist_classicrl.engines.progress",
     "TabularMDP": "dist_classicrl.environments.model",
-    "TrainingResult": "dist_classicrl.distributed.report",
+    "TrainingResult": "dist_classicrl.engines.outcome",
 }
 
 __all__ = [

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from container_roots import Container, copy_root, network_settings
 from dockerfile import DockerfileError, Instruction, Stage, read_stages, substituted
 
-from dist_classicrl.distributed.processes import run_job
+from dist_classicrl.process.jobs import run_job
 
 STEP_SECONDS = 300.0
 START_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from container_roots import network_settings
 
-from dist_classicrl.distributed.processes import run_job
+from dist_classicrl.process.jobs import run_job
 
 SECONDS = 120.0
 ROOT = Path(__file__).resolve().parents[2]

@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from dist_classicrl.distributed.processes import run_job
+from dist_classicrl.process.jobs import run_job
 
 MIRROR = "http://deb.debian.org/debian"
 SUITE = "bookworm"

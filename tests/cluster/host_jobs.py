@@ -6,8 +6,8 @@ import json
 import sys
 from pathlib import Path
 
-from dist_classicrl.distributed.launcher import launch_environment
-from dist_classicrl.distributed.processes import run_job
+from dist_classicrl.launch.mpirun import launch_environment
+from dist_classicrl.process.jobs import run_job
 
 PROGRAM = Path(__file__).with_name("host_program.py")
 SECONDS = 100.0

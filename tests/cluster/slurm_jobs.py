@@ -10,9 +10,9 @@ from pathlib import Path
 from slurm_cluster import SlurmCluster
 
 from dist_classicrl import DistAsyncQLearning
-from dist_classicrl.distributed.launcher import find_launcher
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.errors import LauncherError
+from dist_classicrl.launch.mpirun import find_launcher
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "scripts" / "slurm"

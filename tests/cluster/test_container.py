@@ -23,7 +23,7 @@ from container_pods import Pods, make_keys
 from container_roots import Running, folder_of_roots, make_base, size_of
 from hosts import UNREACHABLE, Hosts
 
-from dist_classicrl.distributed.processes import run_job
+from dist_classicrl.process.jobs import run_job
 
 ROOT = Path(__file__).resolve().parents[2]
 SSH_PORT = 2222

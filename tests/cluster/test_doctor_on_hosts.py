@@ -15,7 +15,7 @@ from hosts import Hosts
 from slurm_cluster import SlurmCluster
 
 import dist_classicrl
-from dist_classicrl.distributed.processes import run_job
+from dist_classicrl.process.jobs import run_job
 
 SECONDS = 100
 # In less than this a daemon of mpirun ends; what the doctor starts on hosts waits longer if nobody ends it.

@@ -8,9 +8,9 @@ import host_ssh
 import pytest
 from host_ssh import SshHosts
 
-from dist_classicrl.distributed.hosts import Host, read_hostfile
-from dist_classicrl.distributed.launcher import launch_environment
-from dist_classicrl.distributed.processes import run_job
+from dist_classicrl.launch.hosts import Host, read_hostfile
+from dist_classicrl.launch.mpirun import launch_environment
+from dist_classicrl.process.jobs import run_job
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "<!-- run on the hosts -->\n```sh\n"

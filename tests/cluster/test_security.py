@@ -18,8 +18,8 @@ from background_job import ROOT, BackgroundJob, check_with_numpy_alone
 from hosts import Hosts
 from security_stranger import MADE
 
-from dist_classicrl.distributed.launcher import launch_environment, mpirun_command
-from dist_classicrl.distributed.processes import run_job
+from dist_classicrl.launch.mpirun import launch_environment, mpirun_command
+from dist_classicrl.process.jobs import run_job
 
 STRANGER = Path(__file__).with_name("security_stranger.py")
 RANKS = 3
@@ -237,7 +237,7 @@ class TestOneJobOnOneHost:
 
     def test_a_stranger_sees_command_lines_and_no_more(self, job):
         seen = job.stranger("processes")
-        assert sum("dist_classicrl.distributed.program" in line for line in seen["commands"]) >= RANKS
+        assert sum("dist_classicrl.launch.program" in line for line in seen["commands"]) >= RANKS
         assert seen["environments"] == seen["memories"] == []
 
     def test_nonsense_on_every_port_costs_time_and_nothing_else(self, job):

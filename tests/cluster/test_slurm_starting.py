@@ -26,7 +26,7 @@ LAKE = ("--env", "FrozenLake-v1", "--epsilon", "0.5", "--discount", str(DISCOUNT
 # Tells how much time is left, asked of each of SLURM's commands.
 ASK = """\
 import json, os, sys
-from dist_classicrl.distributed.slurm import seconds_left
+from dist_classicrl.launch.slurm import seconds_left
 alone = {}
 for name in ("squeue", "scontrol"):
     os.makedirs(f"without-{name}", exist_ok=True)

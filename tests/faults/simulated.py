@@ -28,25 +28,25 @@ from unittest import mock
 import numpy as np
 from simulated_network import Conditions, Plan, SimNetwork, SimWire, simulated_time
 
-from dist_classicrl.algorithms import q_learning
-from dist_classicrl.algorithms.learners import Rates, Stream, Totals
-from dist_classicrl.algorithms.rounds import play, rounds
-from dist_classicrl.distributed import together
-from dist_classicrl.distributed.crew import Crew, Timing
-from dist_classicrl.distributed.election import Base, Deposed, Election
-from dist_classicrl.distributed.membership import View
-from dist_classicrl.distributed.messages import Kind, decode
-from dist_classicrl.distributed.progress import Observer, Reporter
-from dist_classicrl.distributed.report import Tally, TrainingResult
-from dist_classicrl.distributed.roles import join
-from dist_classicrl.distributed.run import Run
-from dist_classicrl.distributed.serving import FIRST_ADMISSION, NobodyLeft, Policy, Serving
-from dist_classicrl.distributed.startup import Setup
-from dist_classicrl.distributed.working import ServerLost, Working
+from dist_classicrl.comm.messages import Kind, decode
+from dist_classicrl.engines.outcome import Tally, TrainingResult
+from dist_classicrl.engines.progress import Observer, Reporter
+from dist_classicrl.engines.roles import participants as together
+from dist_classicrl.engines.roles.changes import join
+from dist_classicrl.engines.roles.server_base import FIRST_ADMISSION, NobodyLeft, Policy, Serving
+from dist_classicrl.engines.roles.worker_base import ServerLost, Working
+from dist_classicrl.engines.rounds.schedule import play, rounds
+from dist_classicrl.engines.run import Run
 from dist_classicrl.errors import CutOffError, RankLostError, RankTimeoutError, RemoteRankError
+from dist_classicrl.learning import q_learning
+from dist_classicrl.learning.learners import Rates, Stream, Totals
+from dist_classicrl.membership.election import Base, Deposed, Election
+from dist_classicrl.membership.group import Crew, Timing
+from dist_classicrl.membership.handshake import Setup
+from dist_classicrl.membership.view import View
 from dist_classicrl.settings import Settings
-from dist_classicrl.updates.local import LocalTable
-from dist_classicrl.updates.shared import RoundMerge, SharedTable
+from dist_classicrl.tables.local import LocalTable
+from dist_classicrl.tables.shared import RoundMerge, SharedTable
 
 INTERVAL, SILENCE, STUCK = 0.2, 1.0, 12.0
 ENTRIES, SHARED = 4096, 8

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from dist_classicrl.distributed.messages import Kind
+from dist_classicrl.comm.messages import Kind
 
 _BY_PRESENCE = 0.5
 _EAGER_BYTES = 512
@@ -545,7 +545,7 @@ def kind_of(message: np.ndarray) -> Kind:
 
 def describe(message: np.ndarray) -> str:
     """Return a message for the log."""
-    from dist_classicrl.distributed import messages
+    from dist_classicrl.comm import messages
 
     kind, parts = messages.decode(message)
     numbers = [

@@ -22,8 +22,8 @@ from random import Random
 import numpy as np
 from fault_jobs import FaultJob, why_not
 
-from dist_classicrl.distributed.launcher import find_launcher, launch_environment, survival_words
-from dist_classicrl.distributed.processes import is_running, run_job
+from dist_classicrl.launch.mpirun import find_launcher, launch_environment, survival_words
+from dist_classicrl.process.jobs import is_running, run_job
 
 WORKERS, WITNESS = 4, 1
 SETTINGS = {

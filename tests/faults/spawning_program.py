@@ -13,7 +13,7 @@ import time
 
 import numpy as np
 
-from dist_classicrl.distributed import replacing
+from dist_classicrl.membership import spawn as replacing
 
 DYING, SERVER, WITNESS = 2, 1, 0
 TAG = 5

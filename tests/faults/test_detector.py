@@ -5,8 +5,8 @@ import os
 import sys
 from pathlib import Path
 
-from dist_classicrl.distributed.launcher import launch_environment, mpirun_command
-from dist_classicrl.distributed.processes import run_job
+from dist_classicrl.launch.mpirun import launch_environment, mpirun_command
+from dist_classicrl.process.jobs import run_job
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(__file__).with_name("detector_program.py")

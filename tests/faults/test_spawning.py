@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dist_classicrl.distributed.launcher import find_launcher, launch_environment, survival_words
-from dist_classicrl.distributed.processes import run_job
+from dist_classicrl.launch.mpirun import find_launcher, launch_environment, survival_words
+from dist_classicrl.process.jobs import run_job
 
 PROGRAM = Path(__file__).with_name("spawning_program.py")
 SOURCE = Path(__file__).resolve().parents[2] / "src"

@@ -9,8 +9,8 @@ import time
 import pytest
 from background_job import BackgroundJob
 
-from dist_classicrl.distributed.launcher import find_launcher, survival_words
-from dist_classicrl.distributed.processes import is_running, processes_of
+from dist_classicrl.launch.mpirun import find_launcher, survival_words
+from dist_classicrl.process.jobs import is_running, processes_of
 
 DOCTOR = ("-m", "dist_classicrl", "doctor", "--json")
 PROFILE = ("-m", "dist_classicrl", "profile", "--sizes", "8,64KiB", "--seconds", "0.02", "--json")

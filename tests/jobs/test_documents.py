@@ -18,12 +18,12 @@ from documents import ROOT
 from signal_masks import listens
 
 from dist_classicrl import DistAsyncQLearning
-from dist_classicrl.algorithms.learners import STATE_ARRAYS
 from dist_classicrl.checkpoint.folder import CheckpointFolder
+from dist_classicrl.cli.commands.launch import command as launch
 from dist_classicrl.cli.config import tomllib
-from dist_classicrl.cli.launch import command as launch
 from dist_classicrl.cli.options import OPTIONS
-from dist_classicrl.distributed.record import KINDS
+from dist_classicrl.learning.learners import STATE_ARRAYS
+from dist_classicrl.membership.events import KINDS
 
 CHECKPOINTS = ROOT / "docs" / "checkpoints.md"
 DESIGN = ROOT / "docs" / "design.md"

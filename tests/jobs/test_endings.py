@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from dist_classicrl.distributed.ending import DONE_BUT_HANGING
-from dist_classicrl.distributed.launcher import mpirun_command
-from dist_classicrl.distributed.processes import run_job
+from dist_classicrl.launch.mpirun import mpirun_command
+from dist_classicrl.process.exit import DONE_BUT_HANGING
+from dist_classicrl.process.jobs import run_job
 
 # A job that fails ends long before this, whatever the machine.
 SOON = 30.0
@@ -205,7 +205,7 @@ STOPPED = """
 import os, signal
 from mpi4py import MPI
 from dist_classicrl import DistAsyncQLearning
-from dist_classicrl.algorithms.learners import CompiledLearner
+from dist_classicrl.learning.learners import CompiledLearner
 rank, learn = MPI.COMM_WORLD.rank, CompiledLearner.learn
 agent = DistAsyncQLearning(
     seed=1, heartbeat_interval={silence} / 6, heartbeat_timeout={silence}, async_updates={async_updates},

@@ -10,7 +10,7 @@ from signal_masks import listens
 
 from dist_classicrl import DistAsyncQLearning
 from dist_classicrl.environments import TabularMDP
-from dist_classicrl.environments.tictactoe_model import model as tictactoe_model
+from dist_classicrl.environments.tictactoe.model import model as tictactoe_model
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 ALONE_AND_TOGETHER = pytest.mark.parametrize("ranks", [None, 3])

@@ -20,9 +20,9 @@ import documents
 import pytest
 from documents import ROOT
 
-from dist_classicrl.distributed import processes
-from dist_classicrl.monitoring.metrics import read_metrics
+from dist_classicrl.callbacks.metrics import read_metrics
 from dist_classicrl.plotting import plot_curves, plot_timeline
+from dist_classicrl.process import jobs as processes
 
 QUICK_START = ROOT / "docs" / "quickstart.md"
 RUN = "runs/FrozenLake8x8-v1"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from background_job import appearance, check_finished, complete_checkpoints, program
 
-from dist_classicrl.distributed.launcher import find_launcher, survival_words
-from dist_classicrl.distributed.processes import is_running
+from dist_classicrl.launch.mpirun import find_launcher, survival_words
+from dist_classicrl.process.jobs import is_running
 
 LAUNCH = ("-m", "dist_classicrl", "launch", "--restart-delay", "0")
 
@@ -29,7 +29,7 @@ print("rank", world.rank, sys.argv, flush=True)
 SURVIVORS = """
 import os, signal, sys, time
 from mpi4py import MPI
-from dist_classicrl.distributed import ending
+from dist_classicrl.process import exit as ending
 world, dead = MPI.COMM_WORLD, int(sys.argv[1])
 world.Set_errhandler(MPI.ERRORS_RETURN)
 if world.rank == dead:

@@ -3,10 +3,10 @@ import sys
 
 import pytest
 
-from dist_classicrl.distributed.launcher import launch_environment, mpirun_command
-from dist_classicrl.distributed.processes import is_running, run_job
+from dist_classicrl.launch.mpirun import launch_environment, mpirun_command
+from dist_classicrl.process.jobs import is_running, run_job
 
-LAUNCHER = ("-m", "dist_classicrl.distributed.launcher")
+LAUNCHER = ("-m", "dist_classicrl.launch.mpirun")
 
 # Ranks that tell their process id and will not end by themselves, nor when they are asked to.
 STUBBORN = """
@@ -53,7 +53,7 @@ def test_a_deadline_ends_every_rank_and_every_daemon(tmp_path):
     assert [rank for rank in ranks if is_running(rank)] == []
 
 
-@pytest.mark.parametrize("name", ["dist_classicrl", "dist_classicrl.distributed.launcher"])
+@pytest.mark.parametrize("name", ["dist_classicrl", "dist_classicrl.launch.mpirun"])
 def test_importing_the_package_starts_no_mpi_and_loads_no_gymnasium(run_python, name):
     program = f"import sys, {name}; print(*(m in sys.modules for m in ('mpi4py', 'mpi4py.MPI', 'gymnasium')))"
     assert run_python("-c", program).output.split() == ["False"] * 3

@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from dist_classicrl.distributed.launcher import (
+from dist_classicrl.launch.mpirun import (
     find_launcher,
     launch_environment,
     mpirun_command,
     survival_words,
 )
-from dist_classicrl.distributed.processes import run_job
-from dist_classicrl.distributed.program import command
+from dist_classicrl.launch.program import command
+from dist_classicrl.process.jobs import run_job
 
 PROGRAM = """
 import json, os, signal, time

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
+from dist_classicrl.diagnosis import rates
 from dist_classicrl.errors import LauncherError
-from dist_classicrl.runtime import rates
 
 
 def test_a_job_of_two_ranks_is_measured():

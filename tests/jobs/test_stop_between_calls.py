@@ -29,7 +29,7 @@ import json, pathlib, runpy, sys, time
 import gymnasium
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
 from dist_classicrl import DistAsyncQLearning
-from dist_classicrl.runtime import together
+from dist_classicrl.agent import session as together
 
 del sys.argv[0]
 extra = json.loads(sys.argv.pop(1))

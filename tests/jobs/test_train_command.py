@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from background_job import complete_checkpoints
 
-from dist_classicrl.distributed.processes import command_of, processes_of
 from dist_classicrl.monitoring import read_metrics
+from dist_classicrl.process.jobs import command_of, processes_of
 
 TRAIN = ("-m", "dist_classicrl", "train", "FrozenLake-v1", "--out", "run", "--progress-interval", "0.2")
 

@@ -10,10 +10,10 @@ import pytest
 from own_signals import own_signals
 from rank_environments import Corridor
 
+from dist_classicrl.agent import resuming
 from dist_classicrl.callbacks import BaseCallback
 from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.errors import RemoteRankError, SettingsError, TrainingStopped
-from dist_classicrl.runtime import resuming
 
 
 @pytest.fixture(autouse=True)

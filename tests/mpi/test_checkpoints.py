@@ -14,10 +14,11 @@ from own_signals import own_signals
 from rank_environments import SteppedLake
 
 from dist_classicrl import TabularMDP
-from dist_classicrl.algorithms.learners import CompiledLearner
+from dist_classicrl.agent import resuming
 from dist_classicrl.checkpoint.folder import CheckpointFolder
-from dist_classicrl.distributed import server, stopping, together
-from dist_classicrl.environments.tictactoe import TicTacToeEnv
+from dist_classicrl.engines.roles import participants as together
+from dist_classicrl.engines.server import server
+from dist_classicrl.environments.tictactoe.env import TicTacToeEnv
 from dist_classicrl.errors import (
     CheckpointError,
     CheckpointFencedError,
@@ -28,9 +29,10 @@ from dist_classicrl.errors import (
     TrainingInterrupted,
     TrainingStopped,
 )
-from dist_classicrl.runtime import resuming
+from dist_classicrl.learning.learners import CompiledLearner
+from dist_classicrl.process import stop as stopping
 from dist_classicrl.schedules import Linear, PerVisit
-from dist_classicrl.updates import snapshot
+from dist_classicrl.tables import snapshot
 
 MODES = pytest.mark.parametrize("async_updates", [True, False], ids=["async", "reproducible"])
 LONG = 10**12

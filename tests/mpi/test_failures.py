@@ -17,7 +17,6 @@ from rank_environments import (
 )
 
 from dist_classicrl import CompiledSimulator, DistAsyncQLearning
-from dist_classicrl.algorithms.learners import CompiledLearner
 from dist_classicrl.environments import TabularMDP
 from dist_classicrl.errors import (
     ActionMaskError,
@@ -32,6 +31,7 @@ from dist_classicrl.errors import (
     SettingsError,
     SpaceError,
 )
+from dist_classicrl.learning.learners import CompiledLearner
 
 MODES = pytest.mark.parametrize("async_updates", [True, False])
 # An exception crosses ranks in far less; a rank that merely waits takes TIMEOUT_SECONDS.

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from rank_environments import BrokenLake, Corridor, SteppedLake
 
-from dist_classicrl.distributed import ending, serving
+from dist_classicrl.engines.roles import server_base as serving
 from dist_classicrl.errors import CutOffError, RankLostError, RemoteRankError, SettingsError, WorkerLeft
+from dist_classicrl.process import exit as ending
 
 NEVER = 1 << 60
 SHORT_TIMEOUT = 1.5

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from dist_classicrl import DistributedDebugger, DistributedMonitor
-from dist_classicrl.distributed.consistency import BLOCK_BYTES
 from dist_classicrl.errors import RankTimeoutError, RemoteRankError, SettingsError
+from dist_classicrl.mpi_tools.consistency import BLOCK_BYTES
 
 WITHIN_SECONDS = 30.0
 PER_BLOCK = BLOCK_BYTES // 8

@@ -7,8 +7,8 @@ import time
 import pytest
 from rank_environments import UnevenLake
 
-from dist_classicrl.algorithms.learners import CompiledLearner
 from dist_classicrl.environments import TabularMDP
+from dist_classicrl.learning.learners import CompiledLearner
 from dist_classicrl.schedules import Exponential, Linear, PerVisit
 
 

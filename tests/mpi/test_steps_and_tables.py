@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from rank_environments import SteppedLake
 
-from dist_classicrl.distributed import transport
+from dist_classicrl.comm import transport
 from dist_classicrl.environments import TabularMDP
 from dist_classicrl.schedules import PerVisit
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dist_classicrl.distributed import processes
-from dist_classicrl.distributed.launcher import launch_environment, mpirun_command
+from dist_classicrl.launch.mpirun import launch_environment, mpirun_command
+from dist_classicrl.process import jobs as processes
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "tests" / "jobs" / "checkpoint_program.py"

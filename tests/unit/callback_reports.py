@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dist_classicrl import DistAsyncQLearning
 from dist_classicrl.callbacks import callback_list
-from dist_classicrl.distributed.progress import Progress, RankProgress
+from dist_classicrl.engines.progress import Progress, RankProgress
 
 
 def progress(steps, *, before=0, **others):

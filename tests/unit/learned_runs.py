@@ -3,9 +3,9 @@
 import numpy as np
 
 from dist_classicrl import DistAsyncQLearning
+from dist_classicrl.agent.agent_run import get_to_know
 from dist_classicrl.cli import config, environment
 from dist_classicrl.cli.main import main
-from dist_classicrl.runtime.agent_run import get_to_know
 
 
 def agent_for(env, values=None, visits=None, **settings):

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from slow_server import limited
 
-from dist_classicrl.algorithms import q_learning
-from dist_classicrl.updates import kernels
-from dist_classicrl.updates.local import LocalTable, PackedMap, Refresh, index_dtype
-from dist_classicrl.updates.shared import RoundMerge, SharedTable
+from dist_classicrl.learning import q_learning
+from dist_classicrl.tables import kernels
+from dist_classicrl.tables.local import LocalTable, PackedMap, Refresh, index_dtype
+from dist_classicrl.tables.shared import RoundMerge, SharedTable
 
 SIZE = 24
 

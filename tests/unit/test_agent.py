@@ -15,7 +15,8 @@ from gymnasium import spaces
 from rank_environments import SteppedLake
 
 from dist_classicrl import DistAsyncQLearning
-from dist_classicrl.distributed import alone, failures
+from dist_classicrl.comm import remote_errors as failures
+from dist_classicrl.engines.local import training as alone
 from dist_classicrl.environments import TicTacToeEnv
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.errors import (

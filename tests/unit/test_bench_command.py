@@ -5,8 +5,8 @@ import json
 import pytest
 from learned_runs import run_command
 
+from dist_classicrl.diagnosis import rates
 from dist_classicrl.environments.resolve import resolve
-from dist_classicrl.runtime import rates
 
 
 @pytest.fixture

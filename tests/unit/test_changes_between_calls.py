@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dist_classicrl import DistAsyncQLearning
-from dist_classicrl.runtime import beginning, resuming
+from dist_classicrl.agent import beginning, resuming
 
 ENV = "FrozenLake-v1"
 STEPS = 5_000

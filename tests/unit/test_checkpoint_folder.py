@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP
+from dist_classicrl.agent import resuming
 from dist_classicrl.checkpoint import arrays as arrays_module
 from dist_classicrl.checkpoint import folder as folder_module
 from dist_classicrl.checkpoint import storage as storage_module
 from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.checkpoint.storage import LocalStorage
 from dist_classicrl.errors import CheckpointError, CheckpointFencedError, SettingsError
-from dist_classicrl.runtime import resuming
 
 RUN, OTHER_RUN = "0123abcd", "99999999"
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from dist_classicrl.distributed.progress import Progress, RankProgress
-from dist_classicrl.monitoring import logs
-from dist_classicrl.monitoring.bar import Bar, clock, drawn, short
-from dist_classicrl.monitoring.display import LogCallback, StatusCallback, StatusFile, as_line, time_left
+from dist_classicrl.callbacks import logs
+from dist_classicrl.callbacks.bar import Bar, clock, drawn, short
+from dist_classicrl.callbacks.display import LogCallback, StatusCallback, StatusFile, as_line, time_left
+from dist_classicrl.engines.progress import Progress, RankProgress
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -138,7 +138,7 @@ def speak():
     logging.getLogger("dist_classicrl.any").info("detail")
     logging.getLogger("dist_classicrl.any").warning("trouble")
     logging.getLogger("dist_classicrl.any").error("failure")
-    logging.getLogger("dist_classicrl.distributed.record").warning("rank lost")
+    logging.getLogger("dist_classicrl.membership.events").warning("rank lost")
     logging.getLogger("dist_classicrl.progress").info("steps=5")
 
 
@@ -251,7 +251,7 @@ DRAWS = """
 import subprocess, sys, time
 from pathlib import Path
 from dist_classicrl.cli.terminal import bar_of_a_job, has_terminal
-from dist_classicrl.monitoring.display import StatusFile
+from dist_classicrl.callbacks.display import StatusFile
 assert has_terminal()
 with bar_of_a_job(StatusFile(Path(sys.argv[1])), "starting", False):
     subprocess.run([sys.executable, "-c", sys.argv[2], sys.argv[1]], check=True)
@@ -261,8 +261,8 @@ print("afterwards")
 WORKS = """
 import sys, time
 from pathlib import Path
-from dist_classicrl.distributed.progress import Progress
-from dist_classicrl.monitoring.display import StatusCallback
+from dist_classicrl.engines.progress import Progress
+from dist_classicrl.callbacks.display import StatusCallback
 assert not sys.stdout.isatty() and not sys.stderr.isatty()
 callback = StatusCallback(Path(sys.argv[1]))
 callback.init_callback(type("Agent", (), {"steps": 0}))

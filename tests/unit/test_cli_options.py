@@ -5,7 +5,8 @@ import pytest
 
 from dist_classicrl import DistAsyncQLearning, settings
 from dist_classicrl.cli import options
-from dist_classicrl.cli.kinds import (
+from dist_classicrl.cli.main import main
+from dist_classicrl.cli.option_types import (
     Choice,
     Flag,
     Mode,
@@ -18,7 +19,6 @@ from dist_classicrl.cli.kinds import (
     Whole,
     WholeOr,
 )
-from dist_classicrl.cli.main import main
 from dist_classicrl.cli.options import OF_SETTINGS, OF_TRAIN, OPTIONS
 from dist_classicrl.schedules import Constant, Exponential, Linear, PerVisit
 

@@ -8,13 +8,13 @@ import sys
 import numpy as np
 import pytest
 
+from dist_classicrl.agent import resuming
 from dist_classicrl.checkpoint.folder import MANIFEST
 from dist_classicrl.cli import runs, starting, training
 from dist_classicrl.cli.job import gather
 from dist_classicrl.cli.main import main
 from dist_classicrl.errors import CheckpointError, SettingsError, TrainingStopped
 from dist_classicrl.monitoring import read_metrics
-from dist_classicrl.runtime import resuming
 from dist_classicrl.schedules import Linear, PerVisit
 
 LAKE = ("FrozenLake-v1", "--total-steps", "2e4", "--eval-episodes", "5")
@@ -448,7 +448,7 @@ def test_a_terminal_that_goes_stops_a_run_in_order(place, monkeypatch, handler, 
         asked.extend(arguments["stop_signals"])
         raise TrainingStopped(75, "a signal", None, 0)
 
-    monkeypatch.setattr("dist_classicrl.runtime.agent.DistAsyncQLearning.train", stop)
+    monkeypatch.setattr("dist_classicrl.agent.agent.DistAsyncQLearning.train", stop)
     before = signal.signal(signal.SIGHUP, handler)
     try:
         with pytest.raises(TrainingStopped):

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from dist_classicrl.distributed.completion import Ending, Record, record_of_environment
+from dist_classicrl.process.exit_record import Ending, Record, record_of_environment
 
 ENDING = Ending(rank=3, code=1, kind="error", reason="ValueError: naïve", is_head=False, before_mpi=True)
 
@@ -23,7 +23,7 @@ def test_what_ranks_write_is_what_the_launcher_reads(tmp_path):
 def test_processes_of_the_same_rank_do_not_overwrite_each_other(tmp_path):
     # A rank that a job starts for one that it lost has a world, and a rank, of its own.
     program = (
-        "from dist_classicrl.distributed.completion import *\n"
+        "from dist_classicrl.process.exit_record import *\n"
         f"Record({str(tmp_path)!r}).add(Ending(3, 0, 'left', '', False, False))"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

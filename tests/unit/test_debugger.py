@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from dist_classicrl import DistributedDebugger
+from dist_classicrl.cli.commands.profile import Sizes
 from dist_classicrl.cli.main import main
-from dist_classicrl.cli.profile import Sizes
-from dist_classicrl.distributed import communication_profile
-from dist_classicrl.distributed.communication_profile import COLLECTIVES, CommunicationProfile, Measurement
-from dist_classicrl.distributed.consistency import BLOCK_BYTES, Consistency, Difference, _Blocks, distances
-from dist_classicrl.distributed.launcher import Launcher
 from dist_classicrl.errors import SettingsError
+from dist_classicrl.launch.mpirun import Launcher
+from dist_classicrl.mpi_tools import communication_profile
+from dist_classicrl.mpi_tools.communication_profile import COLLECTIVES, CommunicationProfile, Measurement
+from dist_classicrl.mpi_tools.consistency import BLOCK_BYTES, Consistency, Difference, _Blocks, distances
 
 
 def far(here, there, dtype):

@@ -8,8 +8,8 @@ from collections import deque
 import pytest
 
 import dist_classicrl
-from dist_classicrl.distributed import detector as module
 from dist_classicrl.errors import SettingsError
+from dist_classicrl.mpi_tools import detector as module
 
 INTERVAL = 10.0
 SOME_BEATS = 10 * INTERVAL + 1.0  # at whose end there is one

@@ -11,21 +11,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dist_classicrl.algorithms.learners import ReplayMemory
 from dist_classicrl.cli.main import main
 from dist_classicrl.diagnosis import cores, examination, files, memory, running, stack
 from dist_classicrl.diagnosis.children import Child
 from dist_classicrl.diagnosis.findings import failure, is_fit, ok, warning
 from dist_classicrl.diagnosis.plan import TrainingPlan
-from dist_classicrl.distributed import launcher as launcher_module
-from dist_classicrl.distributed.hosts import Host
-from dist_classicrl.distributed.launcher import Launcher
-from dist_classicrl.distributed.probe import MARK
-from dist_classicrl.distributed.processes import is_running
+from dist_classicrl.diagnosis.probe import MARK
+from dist_classicrl.launch import mpirun as launcher_module
+from dist_classicrl.launch.hosts import Host
+from dist_classicrl.launch.mpirun import Launcher
+from dist_classicrl.learning.learners import ReplayMemory
+from dist_classicrl.process.jobs import is_running
 from dist_classicrl.settings import Settings
-from dist_classicrl.updates.local import LocalTable
-from dist_classicrl.updates.shared import SharedTable
-from dist_classicrl.updates.snapshot import TableSnapshot
+from dist_classicrl.tables.local import LocalTable
+from dist_classicrl.tables.shared import SharedTable
+from dist_classicrl.tables.snapshot import TableSnapshot
 
 SECONDS = 60.0
 PLAN = TrainingPlan(ranks=3, settings=Settings(), seconds=SECONDS)

@@ -28,18 +28,18 @@ from dist_classicrl.diagnosis import (
 )
 from dist_classicrl.diagnosis.plan import TrainingPlan
 from dist_classicrl.diagnosis.trials import MARK
-from dist_classicrl.distributed import hosts as hosts_module
-from dist_classicrl.distributed.asking import Asked
-from dist_classicrl.distributed.communication_profile import (
+from dist_classicrl.errors import LauncherError
+from dist_classicrl.launch import hosts as hosts_module
+from dist_classicrl.launch.hosts import Host, command_on, read_hostfile, slurm_hosts
+from dist_classicrl.launch.mpirun import Launcher
+from dist_classicrl.launch.remote_commands import Asked
+from dist_classicrl.mpi_tools.communication_profile import (
     POINT_TO_POINT,
     CommunicationProfile,
     Measurement,
     pairs_of_hosts,
 )
-from dist_classicrl.distributed.hosts import Host, command_on, read_hostfile, slurm_hosts
-from dist_classicrl.distributed.launcher import Launcher
-from dist_classicrl.distributed.processes import is_running
-from dist_classicrl.errors import LauncherError
+from dist_classicrl.process.jobs import is_running
 from dist_classicrl.settings import Settings
 
 SECONDS = 60.0

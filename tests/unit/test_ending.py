@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from dist_classicrl.distributed import program
-from dist_classicrl.distributed.completion import Record
-from dist_classicrl.distributed.ending import fault_tolerant, survival_advice
 from dist_classicrl.errors import LauncherError
+from dist_classicrl.launch import program
+from dist_classicrl.process.exit import fault_tolerant, survival_advice
+from dist_classicrl.process.exit_record import Record
 
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAM = ("-m", "dist_classicrl.distributed.program")
+PROGRAM = ("-m", "dist_classicrl.launch.program")
 # Stands in for an MPI that has been started, in which exceptions and ends are as in the real one.
 MPI = """
 import sys, types
@@ -26,7 +26,7 @@ class MPIError(RuntimeError):
 mpi.Exception, mpi.ERR_PROC_FAILED, mpi.ERR_TRUNCATE = MPIError, 75, 15
 mpi.Is_initialized = lambda: True
 mpi.Is_finalized = lambda: False
-from dist_classicrl.distributed import ending
+from dist_classicrl.process import exit as ending
 """
 
 

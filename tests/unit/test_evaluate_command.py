@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from learned_runs import agent_for, make_run, run_command
 
-from dist_classicrl.environments import TabularMDP, TicTacToeEnv, tictactoe_model
+from dist_classicrl.environments import TabularMDP, TicTacToeEnv
+from dist_classicrl.environments.tictactoe import model as tictactoe_model
 from dist_classicrl.errors import SettingsError
-from dist_classicrl.runtime.assessment import assess
-from dist_classicrl.runtime.evaluation import EvaluationResult
-from dist_classicrl.runtime.exact import exact_value, model_of
+from dist_classicrl.evaluation.assessment import assess
+from dist_classicrl.evaluation.episodes import EvaluationResult
+from dist_classicrl.evaluation.exact import exact_value, model_of
 
 LAKE = TabularMDP.from_gymnasium("FrozenLake-v1")
 

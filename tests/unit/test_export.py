@@ -13,10 +13,10 @@ from learned_runs import agent_for, make_run, run_command, tied_values
 from dist_classicrl import DistAsyncQLearning
 from dist_classicrl.environments import TabularMDP, TicTacToeEnv
 from dist_classicrl.errors import ExportError, ModelFileError
-from dist_classicrl.runtime import policy_program
-from dist_classicrl.runtime.exporting import KINDS, export
-from dist_classicrl.runtime.policy import plain_value, policy_of
-from dist_classicrl.runtime.table_file import read_table
+from dist_classicrl.export import program as policy_program
+from dist_classicrl.export.formats import KINDS, export
+from dist_classicrl.export.table_file import read_table
+from dist_classicrl.model.policy import plain_value, policy_of
 
 
 class Spaces(gymnasium.Env):

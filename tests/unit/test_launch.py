@@ -15,14 +15,14 @@ import pytest
 
 from dist_classicrl.__main__ import main
 from dist_classicrl._streams import is_output_closed
-from dist_classicrl.distributed import supervisor
-from dist_classicrl.distributed.completion import Record
-from dist_classicrl.distributed.hosts import Host, hosts_that_answer, ranks_on, read_hostfile, write_hostfile
-from dist_classicrl.distributed.launch_folder import launch_folder, session_folder
-from dist_classicrl.distributed.launcher import Launcher, export_words, host_words, survival_words
-from dist_classicrl.distributed.processes import is_running
-from dist_classicrl.distributed.supervisor import Plan, Supervisor
 from dist_classicrl.errors import LauncherError
+from dist_classicrl.launch import restart as supervisor
+from dist_classicrl.launch.folders import launch_folder, session_folder
+from dist_classicrl.launch.hosts import Host, hosts_that_answer, ranks_on, read_hostfile, write_hostfile
+from dist_classicrl.launch.mpirun import Launcher, export_words, host_words, survival_words
+from dist_classicrl.launch.restart import Plan, Supervisor
+from dist_classicrl.process.exit_record import Record
+from dist_classicrl.process.jobs import is_running
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -207,7 +207,7 @@ def test_silence_is_short_where_all_ranks_of_this_host_are_gone(supervise, monke
     monkeypatch.setattr(supervisor, "_SILENT_WITHOUT_RANKS_SECONDS", 1.0)
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
     script = f"""echo 'import time; time.sleep(1.5)' > $place/train.py
-{sys.executable} -m dist_classicrl.distributed.program $place/train.py &
+{sys.executable} -m dist_classicrl.launch.program $place/train.py &
 wait; sleep 600"""
     supervise(script, max_restarts=0)
     assert "all ranks of this host had ended" in capfd.readouterr().err
@@ -235,8 +235,8 @@ def test_a_job_whose_output_nobody_reads_is_not_started_again(supervise, tmp_pat
 def test_a_launcher_whose_words_nobody_reads_ends_with_the_jobs_status(tmp_path):
     fake(tmp_path, f"echo $attempt >> {tmp_path}/starts; sleep 0.5; echo a line; kill -PIPE $$")
     code = (
-        "import sys, pathlib; from dist_classicrl.distributed.launcher import Launcher\n"
-        "from dist_classicrl.distributed.supervisor import Plan, Supervisor\n"
+        "import sys, pathlib; from dist_classicrl.launch.mpirun import Launcher\n"
+        "from dist_classicrl.launch.restart import Plan, Supervisor\n"
         f"plan = Plan(Launcher({str(tmp_path / 'mpirun')!r}, 'hydra', ()), 2, ('x',), delay=0.0)\n"
         "status = Supervisor(plan).run(); print('after it', file=sys.stderr); sys.exit(status)"
     )
@@ -593,7 +593,7 @@ def launch(tmp_path, monkeypatch):
 def test_the_script_gets_its_own_options(launch, capsys):
     path, status = launch("--dry-run", "-n", 3, "train.py", "-n", "7", "--dry-run", "a b")
     assert status == 0
-    program = f"{sys.executable} -m dist_classicrl.distributed.program"
+    program = f"{sys.executable} -m dist_classicrl.launch.program"
     assert capsys.readouterr().out == f"{path} -n 3 {program} train.py -n 7 --dry-run 'a b'\n"
 
 

@@ -9,10 +9,10 @@ from socket import if_nameindex
 import pytest
 
 from dist_classicrl.__main__ import main
-from dist_classicrl.distributed import network
-from dist_classicrl.distributed.launcher import Launcher
-from dist_classicrl.distributed.network import network_words, own_addresses
 from dist_classicrl.errors import LauncherError
+from dist_classicrl.launch import network
+from dist_classicrl.launch.mpirun import Launcher
+from dist_classicrl.launch.network import network_words, own_addresses
 
 FIVE = Launcher("/m", "openmpi", (5, 0, 11))
 FOUR = Launcher("/m", "openmpi", (4, 1, 4))
@@ -81,7 +81,7 @@ def test_what_is_no_network_of_this_host_is_refused(launcher, named, why):
 
 
 def test_launch_and_train_take_a_network(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr("dist_classicrl.distributed.launch.find_launcher", lambda: FIVE)
+    monkeypatch.setattr("dist_classicrl.launch.plan.find_launcher", lambda: FIVE)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
     assert main(["launch", "-n", "2", "--network", "eth1", "--dry-run", "train.py"]) == 0
@@ -111,7 +111,7 @@ def test_a_job_that_does_not_start_asks_for_the_network_on_all_hosts(
     (tmp_path / "mpirun").write_text("#!/bin/sh\nexit 213\n")
     (tmp_path / "mpirun").chmod(0o700)
     launcher = Launcher(str(tmp_path / "mpirun"), "openmpi", (5, 0, 11))
-    monkeypatch.setattr("dist_classicrl.distributed.launch.find_launcher", lambda: launcher)
+    monkeypatch.setattr("dist_classicrl.launch.plan.find_launcher", lambda: launcher)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
     assert main(["launch", "-n", "2", "--restart-delay", "0", "--network", named, "train.py"]) == 2

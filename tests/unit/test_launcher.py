@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from dist_classicrl._hints import rank_of_environment
-from dist_classicrl.distributed.launcher import (
+from dist_classicrl.errors import LauncherError
+from dist_classicrl.launch.mpirun import (
     Launcher,
     check_launcher,
     find_launcher,
@@ -14,8 +15,7 @@ from dist_classicrl.distributed.launcher import (
     mpirun_command,
     session_variables,
 )
-from dist_classicrl.distributed.launcher import main as launcher_main
-from dist_classicrl.errors import LauncherError
+from dist_classicrl.launch.mpirun import main as launcher_main
 
 ANSWERS = {
     "openmpi 5": ("mpirun (Open MPI) 5.0.11\n\nReport bugs to ...", "openmpi", (5, 0, 11)),
@@ -178,7 +178,7 @@ def test_the_program_runs_with_its_arguments_and_its_status_comes_back(tmp_path)
 LAUNCH_WITHOUT_OWN_MPI = """
 import sys
 sys.prefix = "/nonexistent"
-from dist_classicrl.distributed.launcher import main
+from dist_classicrl.launch.mpirun import main
 sys.exit(main())
 """
 

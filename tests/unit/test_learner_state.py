@@ -9,8 +9,14 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from dist_classicrl.algorithms.learner_state import STATE_ARRAYS, stack_states, unstack_states
-from dist_classicrl.algorithms.learners import (
+from dist_classicrl.engines.rounds.schedule import play, rounds
+from dist_classicrl.environments.model import TabularMDP
+from dist_classicrl.environments.resolve import resolve
+from dist_classicrl.environments.simulate import CompiledSimulator
+from dist_classicrl.environments.stepped.make import make_stepped
+from dist_classicrl.environments.tictactoe import simulator as tictactoe
+from dist_classicrl.errors import CheckpointError
+from dist_classicrl.learning.learners import (
     CompiledLearner,
     Rates,
     SteppedLearner,
@@ -18,18 +24,12 @@ from dist_classicrl.algorithms.learners import (
     make_learner,
     training_kernel,
 )
-from dist_classicrl.algorithms.q_learning import VISIT_MASK
-from dist_classicrl.algorithms.rounds import play, rounds
-from dist_classicrl.environments import tictactoe_simulator as tictactoe
-from dist_classicrl.environments.model import TabularMDP
-from dist_classicrl.environments.resolve import resolve
-from dist_classicrl.environments.simulate import CompiledSimulator
-from dist_classicrl.environments.stepping import make_stepped
-from dist_classicrl.errors import CheckpointError
+from dist_classicrl.learning.q_learning import VISIT_MASK
+from dist_classicrl.learning.state import STATE_ARRAYS, stack_states, unstack_states
 from dist_classicrl.schedules import Linear, PerVisit
 from dist_classicrl.settings import Settings
-from dist_classicrl.updates.local import LocalTable
-from dist_classicrl.updates.shared import RoundMerge, SharedTable
+from dist_classicrl.tables.local import LocalTable
+from dist_classicrl.tables.shared import RoundMerge, SharedTable
 
 KEY = np.uint64(2026)
 STEPS, CUT, START = 10_000, 3_777, 500

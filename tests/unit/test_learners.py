@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from dist_classicrl.algorithms.learners import Rates, SteppedLearner, Stream, Totals
-from dist_classicrl.environments.stepping import make_stepped
+from dist_classicrl.environments.stepped.make import make_stepped
+from dist_classicrl.learning.learners import Rates, SteppedLearner, Stream, Totals
 from dist_classicrl.schedules import Linear
 from dist_classicrl.settings import Settings
-from dist_classicrl.updates.local import LocalTable
+from dist_classicrl.tables.local import LocalTable
 
 KEY = np.uint64(77)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dist_classicrl.distributed.leases import LeaseBook
+from dist_classicrl.engines.server.leases import LeaseBook
 from dist_classicrl.errors import ProtocolError
 
 

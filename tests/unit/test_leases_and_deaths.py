@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dist_classicrl.distributed.leases import LeaseBook
+from dist_classicrl.engines.server.leases import LeaseBook
 from dist_classicrl.errors import ProtocolError
 
 WORKERS = range(1, 6)

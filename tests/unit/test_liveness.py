@@ -7,21 +7,23 @@ import numpy as np
 import pytest
 from timed_channel import RELEASE, TimedChannel, beats, crew_of, done, stop_clock
 
-from dist_classicrl.algorithms.learners import Totals
-from dist_classicrl.distributed import messages, rounds, server
-from dist_classicrl.distributed.leases import LeaseBook
-from dist_classicrl.distributed.messages import Kind
-from dist_classicrl.distributed.progress import Observer, Reporter
-from dist_classicrl.distributed.pulse import beat_message
-from dist_classicrl.distributed.report import Tally
-from dist_classicrl.distributed.serving import NobodyLeft, Policy
-from dist_classicrl.distributed.worker import Worker
-from dist_classicrl.distributed.working import ServerLost
+from dist_classicrl.comm import messages
+from dist_classicrl.comm.messages import Kind
+from dist_classicrl.engines.outcome import Tally
+from dist_classicrl.engines.progress import Observer, Reporter
+from dist_classicrl.engines.roles.server_base import NobodyLeft, Policy
+from dist_classicrl.engines.roles.worker_base import ServerLost
+from dist_classicrl.engines.rounds import exchange as rounds
+from dist_classicrl.engines.server import server
+from dist_classicrl.engines.server.leases import LeaseBook
+from dist_classicrl.engines.server.worker import Worker
 from dist_classicrl.errors import CutOffError, RemoteRankError
+from dist_classicrl.learning.learners import Totals
+from dist_classicrl.membership.heartbeat import beat_message
 from dist_classicrl.settings import Settings
-from dist_classicrl.updates.local import LocalTable, Refresh
-from dist_classicrl.updates.shared import SharedTable
-from dist_classicrl.updates.window import PushWindow
+from dist_classicrl.tables.local import LocalTable, Refresh
+from dist_classicrl.tables.shared import SharedTable
+from dist_classicrl.tables.window import PushWindow
 
 SILENCE = 8.0
 STUCK = 40.0

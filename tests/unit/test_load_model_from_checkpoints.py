@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP
+from dist_classicrl.agent import resuming
 from dist_classicrl.checkpoint.folder import CheckpointFolder
-from dist_classicrl.environments.tictactoe_model import model as tictactoe_model
+from dist_classicrl.environments.tictactoe.model import model as tictactoe_model
 from dist_classicrl.errors import CheckpointError, ModelFileError
-from dist_classicrl.runtime import resuming
 from dist_classicrl.schedules import Linear, PerVisit
 
 LAKE = TabularMDP.from_gymnasium("FrozenLake-v1")

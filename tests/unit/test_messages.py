@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from dist_classicrl.distributed import messages
-from dist_classicrl.distributed.messages import Kind
+from dist_classicrl.comm import messages
+from dist_classicrl.comm.messages import Kind
 from dist_classicrl.errors import ProtocolError
 
 TYPES = ("int64", "float64", "int32", "uint32", "float32", "uint8")

@@ -12,8 +12,8 @@ import pytest
 
 from dist_classicrl import DistAsyncQLearning
 from dist_classicrl.errors import ModelFileError
-from dist_classicrl.runtime import model_file
-from dist_classicrl.runtime.model_file import SavedModel
+from dist_classicrl.model import model_file
+from dist_classicrl.model.model_file import SavedModel
 from dist_classicrl.schedules import Linear, PerVisit
 from dist_classicrl.settings import Settings
 

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dist_classicrl.distributed import pacing as module
-from dist_classicrl.distributed.pacing import MovementGauge, Pacer
+from dist_classicrl.engines.server import pacing as module
+from dist_classicrl.engines.server.pacing import MovementGauge, Pacer
 from dist_classicrl.settings import Settings
 
 

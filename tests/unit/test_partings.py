@@ -5,9 +5,10 @@ import time
 import numpy as np
 import pytest
 
-from dist_classicrl.distributed import messages, partings
-from dist_classicrl.distributed.failures import raise_remote
-from dist_classicrl.distributed.messages import Kind
+from dist_classicrl.comm import messages
+from dist_classicrl.comm.messages import Kind
+from dist_classicrl.comm.remote_errors import raise_remote
+from dist_classicrl.engines.roles import shutdown as partings
 from dist_classicrl.errors import RemoteRankError
 
 TIMEOUT = 60.0

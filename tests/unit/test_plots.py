@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from dist_classicrl.cli.plot import command
+from dist_classicrl.cli.commands.plot import command
 from dist_classicrl.environments.conversion import from_arrays
 from dist_classicrl.errors import MetricsError, MissingExtraError, PlotError
 from dist_classicrl.monitoring.reading import read_metrics

@@ -6,7 +6,7 @@ import pytest
 from dist_classicrl import DistAsyncQLearning
 from dist_classicrl.environments import TicTacToeEnv
 from dist_classicrl.errors import EnvError, ModelFileError, SettingsError
-from dist_classicrl.runtime import model_file
+from dist_classicrl.model import model_file
 
 
 def test_predict_names_legal_actions_of_a_compiled_game_also_after_loading(tmp_path):

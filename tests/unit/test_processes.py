@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from dist_classicrl.distributed import processes
-from dist_classicrl.distributed.processes import JOB_VARIABLE, is_running, processes_of, run_job
+from dist_classicrl.process import jobs as processes
+from dist_classicrl.process.jobs import JOB_VARIABLE, is_running, processes_of, run_job
 
 # A child in a session of its own that ignores SIGTERM, as the daemons of an MPI are; it tells its id.
 DAEMON = """

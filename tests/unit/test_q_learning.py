@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from slow_learner import SlowLearner, SlowModel, SlowReplay, SlowTable, share_of, splitmix, visit_slot
 
-from dist_classicrl.algorithms import q_learning
-from dist_classicrl.algorithms.learners import CompiledLearner, Rates, Stream, training_kernel
-from dist_classicrl.environments import tictactoe_simulator as tictactoe
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.simulate import CompiledSimulator
+from dist_classicrl.environments.tictactoe import simulator as tictactoe
 from dist_classicrl.errors import RewardError
+from dist_classicrl.learning import q_learning
+from dist_classicrl.learning.learners import CompiledLearner, Rates, Stream, training_kernel
 from dist_classicrl.schedules import Exponential, Linear, PerVisit
 from dist_classicrl.settings import Settings
-from dist_classicrl.updates.local import LocalTable, Refresh
+from dist_classicrl.tables.local import LocalTable, Refresh
 
 KEY = np.uint64(0x0123456789ABCDEF)
 

@@ -6,8 +6,9 @@ import sys
 
 import pytest
 
-from dist_classicrl.distributed import replacing
-from dist_classicrl.distributed.replacing import (
+from dist_classicrl.errors import LauncherError
+from dist_classicrl.membership import spawn as replacing
+from dist_classicrl.membership.spawn import (
     ARRIVAL_SECONDS,
     FIRST_DELAY,
     LONGEST_DELAY,
@@ -16,7 +17,6 @@ from dist_classicrl.distributed.replacing import (
     Replacements,
     command_of_replacement,
 )
-from dist_classicrl.errors import LauncherError
 
 
 class FakeAttempt:
@@ -217,7 +217,7 @@ def started_as(monkeypatch, *words):
     monkeypatch.setattr(sys, "orig_argv", ["python3", *words])
 
 
-RUNNER = [sys.executable, "-m", "dist_classicrl.distributed.program", "--replacement"]
+RUNNER = [sys.executable, "-m", "dist_classicrl.launch.program", "--replacement"]
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ RUNNER = [sys.executable, "-m", "dist_classicrl.distributed.program", "--replace
         ["train.py", "--steps", "5"],
         ["-m", "my.module", "a b"],
         ["-u", "train.py", "--steps", "5"],
-        ["-m", "dist_classicrl.distributed.program", "train.py", "--steps", "5"],
+        ["-m", "dist_classicrl.launch.program", "train.py", "--steps", "5"],
     ],
 )
 def test_a_replacement_runs_the_same_program(monkeypatch, words):
@@ -270,7 +270,7 @@ def test_what_a_replacement_is_told_comes_first_hand_and_is_not_handed_on():
     mine = {**os.environ, REPLACEMENT_VARIABLE: "call 2"}
     look = (
         "import os, sys; "
-        "from dist_classicrl.distributed.replacing import find_parent, replacement_mark; "
+        "from dist_classicrl.membership.spawn import find_parent, replacement_mark; "
         "print(replacement_mark(), replacement_mark(), os.environ.get('DIST_CLASSICRL_REPLACES')); "
     )
 

@@ -19,10 +19,11 @@ from own_signals import own_signals
 from rank_environments import SteppedLake
 
 from dist_classicrl import CompiledSimulator, DistAsyncQLearning, TabularMDP
+from dist_classicrl.agent import resuming
 from dist_classicrl.checkpoint.folder import CheckpointFolder
-from dist_classicrl.distributed import alone, stopping
-from dist_classicrl.environments.tictactoe import TicTacToeEnv
-from dist_classicrl.environments.tictactoe_simulator import legal_actions
+from dist_classicrl.engines.local import training as alone
+from dist_classicrl.environments.tictactoe.env import TicTacToeEnv
+from dist_classicrl.environments.tictactoe.simulator import legal_actions
 from dist_classicrl.errors import (
     CheckpointError,
     CheckpointMismatchError,
@@ -30,7 +31,7 @@ from dist_classicrl.errors import (
     TrainingInterrupted,
     TrainingStopped,
 )
-from dist_classicrl.runtime import resuming
+from dist_classicrl.process import stop as stopping
 from dist_classicrl.schedules import Exponential, Linear, PerVisit
 
 LAKE = TabularMDP.from_gymnasium("FrozenLake-v1")

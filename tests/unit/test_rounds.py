@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from dist_classicrl.algorithms.learners import Rates, make_learner
-from dist_classicrl.algorithms.rounds import play, round_steps, rounds
-from dist_classicrl.distributed.rounds import carriers
+from dist_classicrl.engines.rounds.exchange import carriers
+from dist_classicrl.engines.rounds.schedule import play, round_steps, rounds
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.resolve import resolve
+from dist_classicrl.learning.learners import Rates, make_learner
 from dist_classicrl.schedules import Linear, PerVisit
 from dist_classicrl.settings import ROUND_UPDATES, Settings
-from dist_classicrl.updates.local import LocalTable
-from dist_classicrl.updates.shared import RoundMerge, SharedTable
+from dist_classicrl.tables.local import LocalTable
+from dist_classicrl.tables.shared import RoundMerge, SharedTable
 
 MODEL = TabularMDP.garnet(15, 3, 3, seed=1, max_episode_steps=40)
 

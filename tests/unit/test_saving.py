@@ -13,15 +13,17 @@ import numpy as np
 import pytest
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP
+from dist_classicrl.agent import resuming
 from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.checkpoint.plan import plan_of
 from dist_classicrl.checkpoint.storage import LocalStorage
-from dist_classicrl.distributed import alone, saving, stopping
-from dist_classicrl.distributed.report import Tally, TrainingResult
-from dist_classicrl.distributed.saving import Position, Saver
-from dist_classicrl.distributed.stopping import Stop, StopWatch
+from dist_classicrl.engines import saving
+from dist_classicrl.engines.local import training as alone
+from dist_classicrl.engines.outcome import Tally, TrainingResult
+from dist_classicrl.engines.saving import Position, Saver
 from dist_classicrl.errors import CheckpointFencedError, RankTimeoutError, TrainingStopped
-from dist_classicrl.runtime import resuming
+from dist_classicrl.process import stop as stopping
+from dist_classicrl.process.stop import Stop, StopWatch
 
 LAKE = TabularMDP.from_gymnasium("FrozenLake-v1")
 PLAN = {

@@ -22,11 +22,11 @@ from dist_classicrl import DistAsyncQLearning
 from dist_classicrl.cli import config
 from dist_classicrl.cli.main import main
 from dist_classicrl.cli.runs import RunFolder
-from dist_classicrl.distributed.hosts import read_hostfile
-from dist_classicrl.distributed.launch_folder import launch_folder, session_folder
 from dist_classicrl.errors import CheckpointError, LauncherError, MetricsError, ModelFileError, SettingsError
+from dist_classicrl.export.table_file import read_table
+from dist_classicrl.launch.folders import launch_folder, session_folder
+from dist_classicrl.launch.hosts import read_hostfile
 from dist_classicrl.monitoring.reading import parse
-from dist_classicrl.runtime.table_file import read_table
 
 PACKAGE = Path(dist_classicrl.__file__).parent
 SECONDS = 120
@@ -64,7 +64,7 @@ PICKLING = {
 }
 COMMUNICATORS = {"comm", "_comm", "inter", "parent", "world", "COMM_WORLD", "COMM_SELF", "Get_parent", "Dup"}
 # A user's script, which the launcher runs in the place of Python itself.
-ALLOWED = {"distributed/program.py": ["compile", "exec"]}
+ALLOWED = {"launch/program.py": ["compile", "exec"]}
 
 
 def calls(tree):
@@ -305,7 +305,7 @@ def test_a_password_on_the_command_line_or_in_a_file_is_refused_and_not_repeated
 # The first process compiles a kernel into a cache of its own; what is found there later is somebody else's.
 KERNEL = """
 import numpy as np
-from dist_classicrl.updates import kernels
+from dist_classicrl.tables import kernels
 kernels.gather(np.arange(2), np.ones(2), np.ones(2, np.int64), np.zeros(2), np.zeros(2, np.int64))
 """
 

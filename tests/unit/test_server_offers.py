@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from dist_classicrl.distributed import messages
-from dist_classicrl.distributed.leases import LeaseBook
-from dist_classicrl.distributed.server import Server, _Client
+from dist_classicrl.comm import messages
+from dist_classicrl.engines.server.leases import LeaseBook
+from dist_classicrl.engines.server.server import Server, _Client
 
 SLOW = 2
 

@@ -9,7 +9,7 @@ from learned_runs import make_run, run_command, tied_values
 
 from dist_classicrl import DistAsyncQLearning
 from dist_classicrl.cli.main import cli
-from dist_classicrl.environments.tictactoe_rules import rules
+from dist_classicrl.environments.tictactoe.rules import rules
 
 LEFT, DOWN, RIGHT, UP = np.eye(4)
 LAKE = {"desc": ["SFF", "HFG"]}

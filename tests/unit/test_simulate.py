@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from slow_learner import SlowModel, splitmix
 
-from dist_classicrl.algorithms.learners import CompiledLearner, Rates, Stream, training_kernel
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.simulate import (
     CompiledSimulator,
@@ -17,8 +16,9 @@ from dist_classicrl.environments.simulate import (
     register_game,
 )
 from dist_classicrl.errors import ActionMaskError, ModelError
+from dist_classicrl.learning.learners import CompiledLearner, Rates, Stream, training_kernel
 from dist_classicrl.settings import Settings
-from dist_classicrl.updates.local import LocalTable
+from dist_classicrl.tables.local import LocalTable
 
 
 def uneven_model(seed, n_states, n_actions, sizes, terminated=0.2):

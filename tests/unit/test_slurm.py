@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from dist_classicrl.distributed import slurm
-from dist_classicrl.distributed.slurm import seconds_left
+from dist_classicrl.launch import slurm
+from dist_classicrl.launch.slurm import seconds_left
 
 SCONTROL = """JobId=41 JobName=train
    UserId=root(0) GroupId=root(0) MCS_label=N/A
@@ -234,7 +234,7 @@ def runs(pid):
 def test_nothing_is_left_open_by_a_hanging_command(cluster):
     cluster.command("squeue", "sleep 300")
     code = (
-        "import os; from dist_classicrl.distributed.slurm import seconds_left;"
+        "import os; from dist_classicrl.launch.slurm import seconds_left;"
         "before = len(os.listdir('/proc/self/fd')); assert seconds_left(None, 0.5) is None;"
         "assert len(os.listdir('/proc/self/fd')) == before"
     )

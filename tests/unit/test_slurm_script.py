@@ -13,8 +13,8 @@ from background_job import BackgroundJob
 from learned_runs import run_command
 from signal_masks import listens
 
-from dist_classicrl.distributed.slurm_script import BatchJob, word_of
 from dist_classicrl.errors import SettingsError
+from dist_classicrl.launch.slurm_script import BatchJob, word_of
 
 TRAIN = ["--", "FrozenLake-v1", "--total-steps", "1e9"]
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from dist_classicrl.updates import snapshot as module
-from dist_classicrl.updates.local import PackedMap, index_dtype
-from dist_classicrl.updates.shared import RoundMerge, SharedTable
-from dist_classicrl.updates.snapshot import SLICE_ENTRIES, TableSnapshot
+from dist_classicrl.tables import snapshot as module
+from dist_classicrl.tables.local import PackedMap, index_dtype
+from dist_classicrl.tables.shared import RoundMerge, SharedTable
+from dist_classicrl.tables.snapshot import SLICE_ENTRIES, TableSnapshot
 
 
 def new_table(size, dtype, rng):

@@ -10,7 +10,7 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscrete, Sequence, Text, Tuple
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
-from dist_classicrl.environments.spaces import SpaceIndex, check_table_size
+from dist_classicrl.environments.stepped.spaces import SpaceIndex, check_table_size
 from dist_classicrl.errors import OutsideSpaceError, SpaceError
 
 FINITE = {

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from dist_classicrl._random import stream_key
-from dist_classicrl.algorithms.learners import CompiledLearner, Rates, Stream, training_kernel
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.simulate import CompiledSimulator
+from dist_classicrl.learning.learners import CompiledLearner, Rates, Stream, training_kernel
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
-from dist_classicrl.updates.local import LocalTable
-from dist_classicrl.updates.shared import SharedTable
-from dist_classicrl.updates.window import PushWindow
+from dist_classicrl.tables.local import LocalTable
+from dist_classicrl.tables.shared import SharedTable
+from dist_classicrl.tables.window import PushWindow
 
 WORKERS = 15
 STEPS = 50_000

@@ -13,7 +13,7 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from dist_classicrl.environments.stepping import make_stepped
+from dist_classicrl.environments.stepped.make import make_stepped
 from dist_classicrl.errors import (
     ActionMaskError,
     EnvError,
@@ -513,7 +513,7 @@ DESCRIBE = """
 import json, sys, warnings
 warnings.simplefilter("ignore")
 import gymnasium
-from dist_classicrl.environments.stepping import make_stepped
+from dist_classicrl.environments.stepped.make import make_stepped
 lake = make_stepped("FrozenLake-v1", 2, make_kwargs={"map_name": "8x8", "is_slippery": False})
 wrapped = make_stepped(gymnasium.wrappers.TransformReward(gymnasium.make("CliffWalking-v1"), lambda r: r / 2))
 print(json.dumps([lake.describe(), lake.fingerprint(), wrapped.describe(), wrapped.fingerprint()]))

@@ -15,9 +15,9 @@ import pytest
 from own_signals import SIGNALS, own_signals
 from signal_masks import listens
 
-from dist_classicrl.distributed import stopping
-from dist_classicrl.distributed.stopping import Stop, StopWatch
 from dist_classicrl.errors import TrainingInterrupted, TrainingStopped
+from dist_classicrl.process import stop as stopping
+from dist_classicrl.process.stop import Stop, StopWatch
 
 DEADLINE = 60.0
 HOST = socket.gethostname()
@@ -485,7 +485,7 @@ WATCHING = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGTERM, signal.SIG_DFL)
-from dist_classicrl.distributed import stopping
+from dist_classicrl.process import stop as stopping
 deadline = time.monotonic() + 50
 with stopping.StopWatch((signal.SIGUSR1, signal.SIGTERM), None, None, rank=2) as watch:
     print("ready", flush=True)
@@ -566,7 +566,7 @@ FORKING = """
 import os, signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGTERM, signal.SIG_DFL)
-from dist_classicrl.distributed.stopping import StopWatch
+from dist_classicrl.process.stop import StopWatch
 with StopWatch((signal.SIGUSR1, signal.SIGTERM), None, None) as watch:
     (read, write), (heard, say) = os.pipe(), os.pipe()
     child = os.fork()
@@ -597,7 +597,7 @@ BETWEEN = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGTERM, signal.SIG_DFL)
-from dist_classicrl.distributed import stopping
+from dist_classicrl.process import stop as stopping
 SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 with stopping.StopWatch(SIGNALS, None, None):
     pass
@@ -638,7 +638,7 @@ def test_ctrl_c_between_two_trainings_is_a_keyboard_interrupt():
 FORKING_BETWEEN = """
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_DFL)
-from dist_classicrl.distributed.stopping import StopWatch
+from dist_classicrl.process.stop import StopWatch
 SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 with StopWatch(SIGNALS, None, None):
     pass
@@ -675,7 +675,7 @@ def test_a_process_forked_between_two_trainings_leaves_all_but_sigterm_to_its_pa
 POOL = """
 import multiprocessing, signal, sys
 signal.signal(signal.SIGTERM, signal.SIG_DFL)
-from dist_classicrl.distributed.stopping import StopWatch
+from dist_classicrl.process.stop import StopWatch
 def train(numbers):
     with StopWatch(numbers, None, None):
         pass
@@ -701,7 +701,7 @@ def test_a_pool_of_processes_that_train_can_be_ended(begun):
 LEAVING = """
 import ctypes, signal, sys
 signal.signal(signal.SIGTERM, signal.SIG_DFL)
-from dist_classicrl.distributed.stopping import Stop, StopWatch
+from dist_classicrl.process.stop import Stop, StopWatch
 ctypes.pythonapi.Py_AtExit(ctypes.cast(ctypes.CDLL(None).getchar, ctypes.c_void_p))
 with StopWatch((signal.SIGUSR1, signal.SIGTERM), None, None):
     pass

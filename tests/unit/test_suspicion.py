@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dist_classicrl.distributed.suspicion import Arrivals
+from dist_classicrl.membership.phi_accrual import Arrivals
 
 
 def heard_at_intervals(intervals, expected=1.0, **arguments):

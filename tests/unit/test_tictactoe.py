@@ -14,8 +14,8 @@ from gymnasium.utils.env_checker import check_env
 
 import dist_classicrl.environments
 from dist_classicrl.environments import tiktaktoe_mod
-from dist_classicrl.environments.tictactoe import ENV_ID, TicTacToeEnv
-from dist_classicrl.environments.tictactoe_rules import rules
+from dist_classicrl.environments.tictactoe.env import ENV_ID, TicTacToeEnv
+from dist_classicrl.environments.tictactoe.rules import rules
 from dist_classicrl.errors import IllegalActionError, SettingsError
 
 

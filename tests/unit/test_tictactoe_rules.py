@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tictactoe_brute_force as brute
 
-from dist_classicrl.environments.tictactoe_model import model
-from dist_classicrl.environments.tictactoe_rules import board_tables, rules
+from dist_classicrl.environments.tictactoe.model import model
+from dist_classicrl.environments.tictactoe.rules import board_tables, rules
 from dist_classicrl.errors import SettingsError
 
 N_STATES = {"first": 338, "second": 289, "both": 627}
@@ -116,7 +116,7 @@ def test_unknown_role_is_refused(make):
 
 def test_the_tables_need_neither_gymnasium_nor_numba():
     code = (
-        "import sys, dist_classicrl.environments as e, dist_classicrl.environments.tictactoe_rules as r;"
+        "import sys, dist_classicrl.environments as e, dist_classicrl.environments.tictactoe.rules as r;"
         "r.rules('first'); print(sorted({'gymnasium', 'numba', 'mpi4py'} & set(sys.modules)));"
         "e.TicTacToeEnv; print('gymnasium' in sys.modules)"
     )

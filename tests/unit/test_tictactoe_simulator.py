@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import tictactoe_brute_force as brute
 
-from dist_classicrl.environments.tictactoe_rules import rules
-from dist_classicrl.environments.tictactoe_simulator import (
+from dist_classicrl.environments.tictactoe.rules import rules
+from dist_classicrl.environments.tictactoe.simulator import (
     MEMORY_SIZE,
     game_data,
     legal_actions,

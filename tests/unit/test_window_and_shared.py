@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from slow_server import limited
 
-from dist_classicrl.algorithms import q_learning
-from dist_classicrl.distributed import messages
-from dist_classicrl.distributed.messages import Kind
+from dist_classicrl.comm import messages
+from dist_classicrl.comm.messages import Kind
 from dist_classicrl.errors import ProtocolError
-from dist_classicrl.updates.local import LocalTable, PackedMap, Refresh
-from dist_classicrl.updates.shared import SharedTable
-from dist_classicrl.updates.window import PushWindow
+from dist_classicrl.learning import q_learning
+from dist_classicrl.tables.local import LocalTable, PackedMap, Refresh
+from dist_classicrl.tables.shared import SharedTable
+from dist_classicrl.tables.window import PushWindow
 
 STATES, ACTIONS = 5, 3
 SIZE = STATES * ACTIONS

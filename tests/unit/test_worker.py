@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from timed_channel import RELEASE, TimedChannel, crew_of, done, stop_clock
 
-from dist_classicrl.algorithms.learners import Totals
-from dist_classicrl.distributed import server
-from dist_classicrl.distributed.messages import Kind
-from dist_classicrl.distributed.worker import Worker
-from dist_classicrl.updates.local import LocalTable
-from dist_classicrl.updates.window import PushWindow
+from dist_classicrl.comm.messages import Kind
+from dist_classicrl.engines.server import server
+from dist_classicrl.engines.server.worker import Worker
+from dist_classicrl.learning.learners import Totals
+from dist_classicrl.tables.local import LocalTable
+from dist_classicrl.tables.window import PushWindow
 
 PUSHES = 40
 

@@ -6,10 +6,10 @@ import time
 
 import numpy as np
 
-from dist_classicrl.distributed import messages
-from dist_classicrl.distributed.crew import Crew, Timing
-from dist_classicrl.distributed.messages import Kind
-from dist_classicrl.distributed.pulse import beat_message
+from dist_classicrl.comm import messages
+from dist_classicrl.comm.messages import Kind
+from dist_classicrl.membership.group import Crew, Timing
+from dist_classicrl.membership.heartbeat import beat_message
 
 _SHORTEST_SLEEP = 1e-2  # so that few turns of a loop make a long time
 

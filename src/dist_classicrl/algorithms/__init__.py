@@ -1,1 +1,1 @@
-"""Learning rules as jitted functions over plain arrays."""
+"""Where existing scripts import the agent from: `dist_classicrl.algorithms.runtime.q_learning_async_dist`."""

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     )
     from dist_classicrl.callbacks.evaluation import EvalCallback
     from dist_classicrl.callbacks.events import EventCallback, EveryNTimesteps
-    from dist_classicrl.monitoring.metrics import MetricsCallback
-    from dist_classicrl.monitoring.tensorboard import TensorBoardCallback
+    from dist_classicrl.callbacks.metrics import MetricsCallback
+    from dist_classicrl.callbacks.tensorboard import TensorBoardCallback
 
 __all__ = [
     "BaseCallback",
@@ -56,12 +56,12 @@ _HOMES = {
     "EvalCallback": "dist_classicrl.callbacks.evaluation",
     "EventCallback": "dist_classicrl.callbacks.events",
     "EveryNTimesteps": "dist_classicrl.callbacks.events",
-    "MetricsCallback": "dist_classicrl.monitoring.metrics",
+    "MetricsCallback": "dist_classicrl.callbacks.metrics",
     "StopTrainingOnNoModelImprovement": _EARLY_STOPPING,
     "StopTrainingOnNoReturnImprovement": _EARLY_STOPPING,
     "StopTrainingOnReturn": _EARLY_STOPPING,
     "StopTrainingOnRewardThreshold": _EARLY_STOPPING,
-    "TensorBoardCallback": "dist_classicrl.monitoring.tensorboard",
+    "TensorBoardCallback": "dist_classicrl.callbacks.tensorboard",
     "callback_list": _BASE,
 }
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from dist_classicrl.errors import SettingsError
 
 if TYPE_CHECKING:
-    from dist_classicrl.distributed.progress import Progress
-    from dist_classicrl.distributed.report import TrainingResult
+    from dist_classicrl.engines.outcome import TrainingResult
+    from dist_classicrl.engines.progress import Progress
 
 
 class BaseCallback:

@@ -193,7 +193,7 @@ class EvalCallback(EventCallback):
 
     def _exact_value(self) -> float:
         """Return the value of the policy that is played: greedy, ties broken at random."""
-        from dist_classicrl.runtime.exact import exact_value
+        from dist_classicrl.evaluation.exact import exact_value
 
         if self._model is None:
             return math.nan

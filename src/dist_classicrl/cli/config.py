@@ -60,7 +60,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def _checked(path: Path, name: str, data: Any) -> Any:
-    from dist_classicrl.cli.kinds import Text, Whole
+    from dist_classicrl.cli.option_types import Text, Whole
     from dist_classicrl.cli.options import OPTIONS
 
     if name == ENVIRONMENT_ARGUMENTS:

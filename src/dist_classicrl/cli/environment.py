@@ -22,7 +22,7 @@ BUILT_IN: dict[str, tuple[str, dict[str, Any]]] = {
         "dist_classicrl.environments.garnet:garnet",
         {"n_states": 1000, "n_actions": 4, "branching": 3, "seed": 0},
     ),
-    "tictactoe": ("dist_classicrl.environments.tictactoe:TicTacToeEnv", {}),
+    "tictactoe": ("dist_classicrl.environments.tictactoe.env:TicTacToeEnv", {}),
 }
 
 _GYMNASIUM_ID = re.compile(r"(?:.+[:/])?[^:/]+-v\d+")

@@ -13,7 +13,6 @@ import click
 
 from dist_classicrl import errors as named
 from dist_classicrl._hints import rank_of_environment
-from dist_classicrl.distributed.stopping import INTERRUPTED as INTERRUPTED
 from dist_classicrl.errors import (
     DistClassicRLError,
     LauncherError,
@@ -21,6 +20,7 @@ from dist_classicrl.errors import (
     RemoteRankError,
     SingletonError,
 )
+from dist_classicrl.process.stop import INTERRUPTED as INTERRUPTED
 
 DONE = 0
 USAGE = 2

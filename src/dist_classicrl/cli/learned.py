@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from dist_classicrl.runtime.agent import DistAsyncQLearning
+    from dist_classicrl.agent.agent import DistAsyncQLearning
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -85,7 +85,7 @@ def load(run: str, env: str | None, env_args: Sequence[str], needs_env: bool = F
     """
     from dist_classicrl.cli import runs
     from dist_classicrl.cli.environment import parse_arguments
-    from dist_classicrl.runtime.policy import check_made_for
+    from dist_classicrl.model.policy import check_made_for
 
     loaded = runs.load(run)
     arguments = parse_arguments(env_args)

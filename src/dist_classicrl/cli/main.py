@@ -40,7 +40,7 @@ as `python -m dist_classicrl`.
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are modules of this package, each with a `command`."""
+    """A group whose commands are modules of `cli.commands`, each with a `command`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands."""
@@ -50,7 +50,7 @@ class LazyGroup(click.Group):
         """Import a command."""
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"dist_classicrl.cli.{cmd_name}").command
+        command: click.Command = importlib.import_module(f"dist_classicrl.cli.commands.{cmd_name}").command
         return command
 
     def resolve_command(

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from dist_classicrl.cli.kinds import (
+from dist_classicrl.cli.option_types import (
     Choice,
     Flag,
     Folder,

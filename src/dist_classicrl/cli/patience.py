@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from dist_classicrl.distributed.signals import handled
+from dist_classicrl.process.signals import handled
 
 
 @contextmanager

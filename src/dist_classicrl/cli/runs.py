@@ -15,7 +15,7 @@ from dist_classicrl.cli.config import ENVIRONMENT, ENVIRONMENT_ARGUMENTS
 from dist_classicrl.errors import CheckpointError, SettingsError
 
 if TYPE_CHECKING:
-    from dist_classicrl.runtime.agent import DistAsyncQLearning
+    from dist_classicrl.agent.agent import DistAsyncQLearning
 
 ROOT = Path("runs")
 """Where folders of runs lie by default."""
@@ -195,7 +195,7 @@ def load(path: str | os.PathLike[str]) -> Loaded:
     CheckpointError
         If the run has neither a model nor a checkpoint yet.
     """
-    from dist_classicrl.runtime.agent import DistAsyncQLearning
+    from dist_classicrl.agent.agent import DistAsyncQLearning
 
     text = os.fspath(path)
     place = Path(text)

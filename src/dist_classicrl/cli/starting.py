@@ -14,8 +14,8 @@ from dist_classicrl.cli.job import Job, continued, is_done
 from dist_classicrl.cli.runs import RunFolder, other_folder, steps_saved
 from dist_classicrl.cli.terminal import bar_of_a_job, has_terminal
 from dist_classicrl.cli.training import Display, short, summary, train_here
-from dist_classicrl.distributed.launch import LaunchOptions, plan_of
-from dist_classicrl.distributed.supervisor import Supervisor
+from dist_classicrl.launch.plan import LaunchOptions, plan_of
+from dist_classicrl.launch.restart import Supervisor
 
 _STEP_TASKS = "SLURM_STEP_NUM_TASKS"
 
@@ -101,7 +101,7 @@ def _set_aside(folder: RunFolder) -> None:
 
 
 def _say_done(job: Job) -> None:
-    from dist_classicrl.distributed.report import TrainingResult
+    from dist_classicrl.engines.outcome import TrainingResult
 
     result = TrainingResult.from_dict(job.folder.read_result() or {})
     asked = job.folder.read_config()["total_steps"]
@@ -113,7 +113,7 @@ def _say_done(job: Job) -> None:
 
 def _start(job: Job, start: LaunchOptions, display: Display, has_bar: bool) -> int:
     """Start ranks that run this command, and see them through."""
-    from dist_classicrl.monitoring.display import StatusFile
+    from dist_classicrl.callbacks.display import StatusFile
 
     place = RunFolder(job.folder.path.absolute())
     words = ["-m", "dist_classicrl", "train", "--started"]

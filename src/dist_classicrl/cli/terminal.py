@@ -10,13 +10,13 @@ from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
-from dist_classicrl.monitoring.bar import Bar
-from dist_classicrl.monitoring.display import StatusFile
+from dist_classicrl.callbacks.bar import Bar
+from dist_classicrl.callbacks.display import StatusFile
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dist_classicrl.distributed.progress import Progress
+    from dist_classicrl.engines.progress import Progress
 
 _LAST_WORDS_SECONDS = 2.0
 

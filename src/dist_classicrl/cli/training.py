@@ -20,10 +20,10 @@ from dist_classicrl.cli.patience import Ended, ended_after
 from dist_classicrl.cli.terminal import bar_of_this_process
 
 if TYPE_CHECKING:
+    from dist_classicrl.agent.agent import DistAsyncQLearning
     from dist_classicrl.callbacks.base import BaseCallback
-    from dist_classicrl.distributed.report import TrainingResult
-    from dist_classicrl.runtime.agent import DistAsyncQLearning
-    from dist_classicrl.runtime.evaluation import EvaluationResult
+    from dist_classicrl.engines.outcome import TrainingResult
+    from dist_classicrl.evaluation.episodes import EvaluationResult
 
 
 _EVALUATION_SECONDS = 30.0
@@ -59,8 +59,8 @@ def train_here(job: Job, display: Display) -> None:
     TrainingStopped
         After a signal or at a time limit.
     """
-    from dist_classicrl.monitoring import logs
-    from dist_classicrl.runtime.agent import DistAsyncQLearning
+    from dist_classicrl.agent.agent import DistAsyncQLearning
+    from dist_classicrl.callbacks import logs
 
     folder = job.folder
     log_dir = job.settings["log_dir"]
@@ -126,7 +126,7 @@ def _recorders(job: Job, env: Any) -> list[BaseCallback]:
 def _shown(job: Job, display: Display, callbacks: list[BaseCallback]) -> Iterator[None]:
     """Show how far the run is: on a terminal of this process, in a file, or as log lines."""
     from dist_classicrl.callbacks.base import BaseCallback
-    from dist_classicrl.monitoring.display import LogCallback, StatusCallback
+    from dist_classicrl.callbacks.display import LogCallback, StatusCallback
 
     if display.has_bar:
         last = BaseCallback()

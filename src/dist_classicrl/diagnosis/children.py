@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dist_classicrl.diagnosis.trials import MARK
-from dist_classicrl.distributed.launcher import launch_environment
-from dist_classicrl.distributed.processes import run_job
+from dist_classicrl.launch.mpirun import launch_environment
+from dist_classicrl.process.jobs import run_job
 
 _SHOWN_LINES = 8
 

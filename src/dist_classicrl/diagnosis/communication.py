@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dist_classicrl.comm.world import find_world
+from dist_classicrl.diagnosis import probe
 from dist_classicrl.diagnosis.children import last_lines
-from dist_classicrl.distributed import probe
-from dist_classicrl.distributed.communication_profile import CommunicationProfile, pairs_of_hosts
-from dist_classicrl.distributed.hosts import Host, write_hostfile
-from dist_classicrl.distributed.launcher import (
+from dist_classicrl.errors import LauncherError, SettingsError
+from dist_classicrl.launch.hosts import Host, write_hostfile
+from dist_classicrl.launch.mpirun import (
     Launcher,
     export_words,
     find_launcher,
@@ -20,10 +21,9 @@ from dist_classicrl.distributed.launcher import (
     launch_environment,
     mpirun_command,
 )
-from dist_classicrl.distributed.network import network_words
-from dist_classicrl.distributed.processes import run_job
-from dist_classicrl.distributed.world import find_world
-from dist_classicrl.errors import LauncherError, SettingsError
+from dist_classicrl.launch.network import network_words
+from dist_classicrl.mpi_tools.communication_profile import CommunicationProfile, pairs_of_hosts
+from dist_classicrl.process.jobs import run_job
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from typing import Any
 
 from dist_classicrl.diagnosis.findings import Finding, failure, ok, warning
 from dist_classicrl.diagnosis.plan import TrainingPlan
-from dist_classicrl.distributed.hosts import Host
-from dist_classicrl.distributed.probe import THREAD_VARIABLES
+from dist_classicrl.diagnosis.probe import THREAD_VARIABLES
+from dist_classicrl.launch.hosts import Host
 
 _QUOTA = "/sys/fs/cgroup/cpu.max"
 

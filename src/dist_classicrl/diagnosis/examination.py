@@ -11,8 +11,8 @@ from typing import Any
 from dist_classicrl.diagnosis import cores, files, hosts, memory, pairs, running, sameness, stack
 from dist_classicrl.diagnosis.findings import Finding
 from dist_classicrl.diagnosis.plan import TrainingPlan
-from dist_classicrl.distributed.hosts import is_here, ranks_on, write_hostfile
-from dist_classicrl.distributed.launcher import Launcher
+from dist_classicrl.launch.hosts import is_here, ranks_on, write_hostfile
+from dist_classicrl.launch.mpirun import Launcher
 
 _CHECKPOINTS = "shared checkpoint folder"
 _STATE = "shared state folder"

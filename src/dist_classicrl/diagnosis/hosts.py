@@ -20,8 +20,8 @@ from dist_classicrl.diagnosis.findings import Finding, failure, ok
 from dist_classicrl.diagnosis.plan import TrainingPlan
 from dist_classicrl.diagnosis.trials import MARK
 from dist_classicrl.diagnosis.troubles import PYTHON, Trouble
-from dist_classicrl.distributed.asking import Asked
-from dist_classicrl.distributed.hosts import Host, command_on, is_here
+from dist_classicrl.launch.hosts import Host, command_on, is_here
+from dist_classicrl.launch.remote_commands import Asked
 
 _REACH_SECONDS = 5.0
 _END_SECONDS = 1.0  # for each address, of those that did answer

@@ -11,7 +11,7 @@ import numpy as np
 
 from dist_classicrl.diagnosis.findings import Finding, failure, ok, warning
 from dist_classicrl.diagnosis.plan import TrainingPlan
-from dist_classicrl.distributed.probe import memory_left
+from dist_classicrl.diagnosis.probe import memory_left
 from dist_classicrl.settings import Settings
 
 PROCESS_BYTES = 180 * 2**20

@@ -27,9 +27,9 @@ from typing import Any, TypeVar
 
 import dist_classicrl
 from dist_classicrl.diagnosis import trials
-from dist_classicrl.distributed.launcher import find_launcher
-from dist_classicrl.distributed.network import own_addresses
 from dist_classicrl.errors import LauncherError
+from dist_classicrl.launch.mpirun import find_launcher
+from dist_classicrl.launch.network import own_addresses
 
 END = b"end"
 """What a host is sent when nobody will look for it any more."""

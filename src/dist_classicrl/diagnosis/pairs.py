@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dist_classicrl.diagnosis import probe
 from dist_classicrl.diagnosis.children import last_lines
 from dist_classicrl.diagnosis.findings import Finding, failure, ok, warning
 from dist_classicrl.diagnosis.hosts import listed
 from dist_classicrl.diagnosis.plan import TrainingPlan
 from dist_classicrl.diagnosis.running import run_probe
-from dist_classicrl.distributed import probe
-from dist_classicrl.distributed.communication_profile import (
+from dist_classicrl.launch.hosts import Host, write_hostfile
+from dist_classicrl.launch.mpirun import Launcher
+from dist_classicrl.mpi_tools.communication_profile import (
     MOST_HOSTS_IN_PAIRS,
     CommunicationProfile,
     pairs_of_hosts,
 )
-from dist_classicrl.distributed.hosts import Host, write_hostfile
-from dist_classicrl.distributed.launcher import Launcher
 
 _FAR_APART_SECONDS = 1.0
 _FAR_BELOW = 3.0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dist_classicrl.distributed.hosts import Host
-from dist_classicrl.distributed.launch_folder import STATE_FOLDER
+from dist_classicrl.launch.folders import STATE_FOLDER
+from dist_classicrl.launch.hosts import Host
 from dist_classicrl.settings import Settings
 
 

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from dist_classicrl.diagnosis import probe
 from dist_classicrl.diagnosis.children import last_lines
 from dist_classicrl.diagnosis.findings import Finding, failure, ok, warning
 from dist_classicrl.diagnosis.plan import TrainingPlan
-from dist_classicrl.distributed import probe
-from dist_classicrl.distributed.communication_profile import POINT_TO_POINT, CommunicationProfile
-from dist_classicrl.distributed.launcher import (
+from dist_classicrl.errors import LauncherError
+from dist_classicrl.launch.mpirun import (
     Launcher,
     export_words,
     host_words,
@@ -21,9 +21,9 @@ from dist_classicrl.distributed.launcher import (
     mpirun_command,
     survival_words,
 )
-from dist_classicrl.distributed.network import network_words
-from dist_classicrl.distributed.processes import FinishedJob, run_job
-from dist_classicrl.errors import LauncherError
+from dist_classicrl.launch.network import network_words
+from dist_classicrl.mpi_tools.communication_profile import POINT_TO_POINT, CommunicationProfile
+from dist_classicrl.process.jobs import FinishedJob, run_job
 
 _SLOW_SECONDS = 1e-3
 _SLOW_BANDWIDTH = 50e6

@@ -91,7 +91,7 @@ def cache() -> dict[str, Any]:
     try:
         import numba
 
-        from dist_classicrl.algorithms.greedy import play_greedily
+        from dist_classicrl.evaluation.greedy import play_greedily
     except Exception as error:  # numba raises errors of many kinds
         return {"error": f"{type(error).__name__}: {error}"}
     config: Any = numba.config

@@ -12,13 +12,13 @@ from dist_classicrl._lazy import lazy_names
 
 if TYPE_CHECKING:
     from dist_classicrl.environments.model import TabularMDP
-    from dist_classicrl.environments.tictactoe import TicTacToeEnv
+    from dist_classicrl.environments.tictactoe.env import TicTacToeEnv
 
 __all__ = ["TabularMDP", "TicTacToeEnv"]
 
 _HOMES = {
     "TabularMDP": "dist_classicrl.environments.model",
-    "TicTacToeEnv": "dist_classicrl.environments.tictactoe",
+    "TicTacToeEnv": "dist_classicrl.environments.tictactoe.env",
 }
 
 

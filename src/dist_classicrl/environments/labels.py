@@ -74,8 +74,8 @@ def _of_known(base: Any) -> Labels:
     from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
     from gymnasium.envs.toy_text.taxi import TaxiEnv
 
-    from dist_classicrl.environments.tictactoe import TicTacToeEnv
-    from dist_classicrl.environments.tictactoe_rules import rules
+    from dist_classicrl.environments.tictactoe.env import TicTacToeEnv
+    from dist_classicrl.environments.tictactoe.rules import rules
 
     kind = type(base)
     if kind is FrozenLakeEnv:

@@ -17,7 +17,7 @@ from dist_classicrl.environments.simulate import CompiledSimulator, ModelTables
 from dist_classicrl.errors import EnvError, SettingsError
 
 if TYPE_CHECKING:
-    from dist_classicrl.environments.stepped_env import SteppedEnv
+    from dist_classicrl.environments.stepped.base import SteppedEnv
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,7 @@ def resolve(env: Any, n_envs: int, use_action_mask: bool | None, compile_env: bo
     n_envs : int
         Copies to step, where they are made here.
     use_action_mask : bool or None
-        See `dist_classicrl.environments.stepping.make_stepped`. False also takes the mask from a TabularMDP
-        or its simulator.
+        See `make_stepped`. False also takes the mask from a TabularMDP or its simulator.
     compile_env : bool
         False: step a Gymnasium environment even where compiled code for the same process is known.
 
@@ -88,7 +87,7 @@ def resolve(env: Any, n_envs: int, use_action_mask: bool | None, compile_env: bo
         return _compiled(env)
     import gymnasium
 
-    from dist_classicrl.environments.stepping import make_stepped
+    from dist_classicrl.environments.stepped.make import make_stepped
 
     factory = factory_of(env)
     probes: list[Any] = []
@@ -173,7 +172,7 @@ def factory_of(env: Any) -> Callable[[], Any] | None:
 def _known_instance(env: Any, use_action_mask: bool | None) -> CompiledSimulator | None:
     """Return compiled code that is known to be the same process as `env`, or None."""
     from dist_classicrl.environments import toy_text
-    from dist_classicrl.environments.tictactoe import TicTacToeEnv
+    from dist_classicrl.environments.tictactoe.env import TicTacToeEnv
 
     if type(env.unwrapped) is TicTacToeEnv:
         return _tictactoe(env, use_action_mask)
@@ -182,8 +181,8 @@ def _known_instance(env: Any, use_action_mask: bool | None) -> CompiledSimulator
 
 
 def _tictactoe(env: Any, use_action_mask: bool | None) -> CompiledSimulator | None:
-    from dist_classicrl.environments import tictactoe_model
-    from dist_classicrl.environments import tictactoe_simulator as game
+    from dist_classicrl.environments.tictactoe import model as tictactoe_model
+    from dist_classicrl.environments.tictactoe import simulator as game
     from dist_classicrl.environments.toy_text import unwrap_unchanged
 
     masked = use_action_mask is not False

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 from dist_classicrl._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from dist_classicrl.monitoring.metrics import MetricsCallback, read_metrics
+    from dist_classicrl.callbacks.metrics import MetricsCallback, read_metrics
+    from dist_classicrl.callbacks.tensorboard import TensorBoardCallback
     from dist_classicrl.monitoring.reading import Metrics
-    from dist_classicrl.monitoring.tensorboard import TensorBoardCallback
 
 __all__ = ["Metrics", "MetricsCallback", "TensorBoardCallback", "read_metrics"]
 
 _HOMES = {
     "Metrics": "dist_classicrl.monitoring.reading",
-    "MetricsCallback": "dist_classicrl.monitoring.metrics",
-    "TensorBoardCallback": "dist_classicrl.monitoring.tensorboard",
+    "MetricsCallback": "dist_classicrl.callbacks.metrics",
+    "TensorBoardCallback": "dist_classicrl.callbacks.tensorboard",
     "read_metrics": "dist_classicrl.monitoring.reading",
 }
 

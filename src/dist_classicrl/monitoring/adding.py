@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dist_classicrl.distributed.progress import Progress
+    from dist_classicrl.engines.progress import Progress
 
 
 def added(earlier: Progress, later: Progress) -> Progress:

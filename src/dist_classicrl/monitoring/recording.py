@@ -15,7 +15,7 @@ from dist_classicrl.monitoring.reading import COLUMNS, FILE, parse
 from dist_classicrl.monitoring.recent import RecentEpisodes
 
 if TYPE_CHECKING:
-    from dist_classicrl.distributed.progress import Progress
+    from dist_classicrl.engines.progress import Progress
 
 logger = logging.getLogger(__name__)
 

@@ -1,5 +1,5 @@
 """The import path that existing scripts use for `DistAsyncQLearning`."""
 
-from dist_classicrl.runtime.agent import DistAsyncQLearning
+from dist_classicrl.agent.agent import DistAsyncQLearning
 
 __all__ = ["DistAsyncQLearning"]

@@ -1,0 +1,1 @@
+"""The public classes: settings in, training, results out."""

@@ -1,0 +1,118 @@
+"""From what happens in a call of `train` to the user's callbacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from dist_classicrl.callbacks.base import CallbackList
+from dist_classicrl.engines.outcome import TrainingResult
+from dist_classicrl.engines.progress import Observer, Progress
+
+if TYPE_CHECKING:
+    from dist_classicrl.agent.agent import DistAsyncQLearning
+
+_LOST = ("excluded", "left")
+_JOINED = ("readmitted", "replaced")
+
+
+class CallbackObserver(Observer):
+    """Calls the callbacks of one call of `train`, on the rank that serves.
+
+    Parameters
+    ----------
+    agent : DistAsyncQLearning
+    callbacks : CallbackList
+    progress : callable or None
+        See `DistAsyncQLearning.train`.
+    """
+
+    def __init__(
+        self,
+        agent: DistAsyncQLearning,
+        callbacks: CallbackList,
+        progress: Callable[[Progress], None] | None,
+    ) -> None:
+        self._agent = agent
+        self._callbacks = callbacks
+        self._progress = progress
+        self._has_begun = False
+        self._before = 0
+        self._steps = 0
+        self._put_back: Callable[[], None] | None = None
+        self.wants_pushes = callbacks.wants_pushes
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether there is anybody to be told."""
+        return self._progress is not None or bool(self._callbacks.children)
+
+    def begin(self, before: int, put_back: Callable[[], None] | None) -> None:
+        """Take note of the agent's steps before the call, and of what brings the agent's table up to date."""
+        self._before = before
+        self._put_back = put_back
+
+    def started(self, progress: Progress) -> None:
+        """See `Observer`."""
+        self._steps = progress.steps
+        with self._agent_as_it_is():
+            if not self._has_begun:
+                self._callbacks.init_callback(self._agent)
+                self._has_begun = True
+            self._callbacks.on_training_start(progress)
+            self._callbacks.on_rollout_start()
+
+    def reported(self, progress: Progress) -> bool:
+        """See `Observer`."""
+        self._steps = progress.steps
+        with self._agent_as_it_is():
+            if self._progress is not None:
+                self._progress(progress)
+            self._callbacks.on_rollout_end(progress)
+            goes_on = self._callbacks.on_step(progress)
+            self._callbacks.on_rollout_start()
+        return goes_on
+
+    @contextmanager
+    def _agent_as_it_is(self) -> Iterator[None]:
+        """Let the agent be what it was at the last report: callbacks evaluate and save it."""
+        agent = self._agent
+        if self._put_back is not None:
+            self._put_back()
+        steps = agent._steps
+        agent._steps = self._before + self._steps
+        try:
+            yield
+        finally:
+            agent._steps = steps
+
+    def happened(self, event: dict[str, Any]) -> None:
+        """See `Observer`."""
+        with self._agent_as_it_is():
+            if event["kind"] in _LOST:
+                self._callbacks.on_worker_lost(event)
+            elif event["kind"] in _JOINED:
+                self._callbacks.on_worker_joined(event)
+            elif event["kind"] == "failover":
+                self._callbacks.on_failover(event)
+
+    def saved(self, steps: int, name: str) -> None:
+        """See `Observer`."""
+        with self._agent_as_it_is():
+            self._callbacks.on_checkpoint(steps, name)
+
+    def pushed(self, rank: int, steps: int, staleness: int, n_bytes: int) -> None:
+        """See `Observer`."""
+        with self._agent_as_it_is():
+            self._callbacks.on_push(rank, steps, staleness, n_bytes)
+
+    def ended(self, result: TrainingResult) -> None:
+        """Tell the callbacks the result, where this rank has told them anything."""
+        if self._has_begun:
+            self._callbacks.on_training_end(result)
+
+    def close(self) -> None:
+        """Let the callbacks give back what they hold, however the call ended."""
+        if self._has_begun:
+            self._callbacks.on_close()

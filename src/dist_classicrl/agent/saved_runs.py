@@ -1,0 +1,81 @@
+"""The agents that a folder of checkpoints holds, for `load_model`."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from dist_classicrl.agent.resuming import checkpoint_fault
+from dist_classicrl.checkpoint.folder import MANIFEST, CheckpointFolder, Saved
+from dist_classicrl.checkpoint.plan import DEFAULT_MODE
+from dist_classicrl.checkpoint.storage import LocalStorage, open_storage
+from dist_classicrl.errors import CheckpointError
+from dist_classicrl.model.model_file import SavedModel, model_of
+
+_AGENT = re.compile("agent-[0-9]+")
+
+
+def saved_model_of(path: str | os.PathLike[str]) -> SavedModel:
+    """Return the agent as of the newest good checkpoint in a folder.
+
+    Parameters
+    ----------
+    path : str or path
+        A `checkpoint_dir` that holds one agent, an agent's subfolder, or one checkpoint: the path of a
+        folder, or a URL that fsspec knows.
+
+    Raises
+    ------
+    CheckpointError
+        If there is no checkpoint, none that can be used, or several agents. Nothing in it is ever run.
+    """
+    saved = _saved_of(path)
+    fault = checkpoint_fault(saved)
+    try:
+        if fault is not None:
+            raise ValueError(fault)
+        return model_of(saved.body, saved.arrays)
+    except ValueError as error:
+        raise CheckpointError(
+            f"{saved.url} is no usable checkpoint: {error}. Give the folder of an earlier one."
+        ) from error
+
+
+def _saved_of(path: str | os.PathLike[str]) -> Saved:
+    storage = open_storage(path, "", DEFAULT_MODE)
+    url = storage.url.removesuffix("/") or "/"
+    # A link to a checkpoint's folder may have any name.
+    location = os.path.realpath(storage.url) if isinstance(storage, LocalStorage) else os.fspath(path)
+    try:
+        names = storage.names()
+    except Exception as error:  # remote stores raise errors of many kinds
+        raise CheckpointError(
+            f"The folder {url} cannot be listed: {error}. Give a folder that this user may read."
+        ) from error
+    above, name = _split(location)
+    if MANIFEST in names:
+        return CheckpointFolder(*_split(above)).read(name)
+    agents = [name for name in names if _AGENT.fullmatch(name)]
+    if len(agents) > 1:
+        raise CheckpointError(
+            f"There are {len(agents)} agents in {url}: {', '.join(agents)}. Give the subfolder of one, such "
+            f"as {url}/{agents[0]}."
+        )
+    saved = None
+    if agents:
+        saved = CheckpointFolder(location, agents[0]).read_newest()
+    elif not above.endswith("://"):  # a whole bucket is no agent's folder
+        saved = CheckpointFolder(above, name).read_newest()
+    if saved is None:
+        raise CheckpointError(
+            f"There is no checkpoint in {url}. Give what train was given as checkpoint_dir, an agent's "
+            "subfolder there, one checkpoint's folder, or the path of a file that save_model wrote."
+        )
+    return saved
+
+
+def _split(location: str) -> tuple[str, str]:
+    """Return a path or URL without its last part, and that part."""
+    above, _, name = location.rstrip("/").rpartition("/")
+    # What is left of "scheme://name" is the root of that file system.
+    return (f"{above}/" if not above or above.endswith(":/") else above), name

@@ -1,0 +1,144 @@
+"""A run on a terminal: a progress bar with the numbers of the last report, and a line per worker."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from dist_classicrl.callbacks.display import time_left
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from dist_classicrl.engines.progress import Progress
+
+_PER_SECOND = 4
+_UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+class Bar:
+    """Draws how far a run is, again and again, while it is entered.
+
+    Parameters
+    ----------
+    console : rich.console.Console
+    source : callable
+        Returns the last report, or None as long as there is none.
+    waiting : str
+        What is said until then.
+    with_workers : bool
+        Whether each worker has a line.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        source: Callable[[], Progress | None],
+        waiting: str,
+        with_workers: bool = False,
+    ) -> None:
+        from rich.live import Live
+        from rich.spinner import Spinner
+
+        self._source = source
+        self._with_workers = with_workers
+        self._spinner: Any = Spinner("dots", waiting)
+        self._live = Live(
+            console=console, get_renderable=self._rendered, refresh_per_second=_PER_SECOND, transient=False
+        )
+
+    def __enter__(self) -> Bar:
+        self._live.start(refresh=True)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Draw it for the last time."""
+        self._live.stop()
+
+    def _rendered(self) -> RenderableType:
+        progress = self._source()
+        return self._spinner if progress is None else drawn(progress, self._with_workers)
+
+
+def drawn(progress: Progress, with_workers: bool) -> RenderableType:
+    """Return a report as what rich draws.
+
+    Parameters
+    ----------
+    progress : Progress
+    with_workers : bool
+        Whether each worker has a line.
+    """
+    from rich.console import Group
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    left = time_left(progress)
+    share = progress.steps / progress.total_steps if progress.total_steps else 1.0
+    bar = Table.grid(padding=(0, 1), expand=True)
+    bar.add_column(ratio=1)
+    bar.add_column(justify="right", no_wrap=True)
+    bar.add_row(
+        ProgressBar(total=max(1, progress.total_steps), completed=progress.steps),
+        Text(f"{math.floor(100 * share)}%  {'--:--' if left is None else clock(left)} left"),
+    )
+    workers = "1 worker" if progress.workers == 1 else f"{progress.workers} workers"
+    numbers = Text(
+        f"{short(progress.steps)}/{short(progress.total_steps)} steps  "
+        f"{short(progress.steps_per_second)}/s  "
+        f"return {_number(progress.mean_return)}  epsilon {progress.epsilon:.3g}  {workers}",
+        no_wrap=True,
+        overflow="ellipsis",
+    )
+    rows: list[RenderableType] = [bar, numbers]
+    if with_workers and progress.ranks:
+        rows.append(_workers(progress))
+    return Group(*rows)
+
+
+def _workers(progress: Progress) -> RenderableType:
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for name in ("rank", "host", "steps/s", "staleness", "last heard"):
+        table.add_column(name, justify="left" if name == "host" else "right", no_wrap=True)
+    for each in progress.ranks:
+        table.add_row(
+            str(each.rank),
+            each.host,
+            short(each.steps_per_second),
+            f"{each.staleness:.2f}",
+            f"{each.silence:.1f} s ago",
+        )
+    return table
+
+
+def short(number: float) -> str:
+    """Return a number in three digits and a unit, such as 45.2M."""
+    rounded = float(f"{number:.3g}")
+    for size, unit in _UNITS:
+        if abs(rounded) >= size:
+            return f"{rounded / size:g}{unit}"
+    return f"{rounded:g}"
+
+
+def clock(seconds: float) -> str:
+    """Return a duration as on a clock: 0:07, 12:34 or 1:02:03."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _number(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.4g}"

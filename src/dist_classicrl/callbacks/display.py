@@ -1,0 +1,171 @@
+"""How a run is shown while it goes on: as lines that grep well, or told to a process that draws a bar."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dist_classicrl.callbacks.base import BaseCallback
+
+if TYPE_CHECKING:
+    from dist_classicrl.engines.progress import Progress
+
+logger = logging.getLogger("dist_classicrl.progress")
+
+
+def as_line(progress: Progress) -> str:
+    """Return a report as one line of ``name=value``."""
+    left = time_left(progress)
+    values = {
+        "steps": progress.steps,
+        "total_steps": progress.total_steps,
+        "rate": f"{progress.steps_per_second:.4g}",
+        "return": f"{progress.mean_return:.4g}",
+        "episodes": progress.episodes,
+        "td_error": f"{progress.td_error:.3g}",
+        "epsilon": f"{progress.epsilon:.3g}",
+        "workers": progress.workers,
+        "seconds": f"{progress.seconds:.1f}",
+        "left": "nan" if left is None else f"{left:.0f}",
+    }
+    return " ".join(f"{name}={value}" for name, value in values.items())
+
+
+def time_left(progress: Progress) -> float | None:
+    """Return the seconds that the run will still take at the rate of the last report; None: not known."""
+    if progress.steps >= progress.total_steps:
+        return 0.0
+    if progress.steps_per_second <= 0.0:
+        return None
+    return (progress.total_steps - progress.steps) / progress.steps_per_second
+
+
+class LogCallback(BaseCallback):
+    """Logs a line about the run every so many seconds, and at its end.
+
+    Parameters
+    ----------
+    interval : float
+        In seconds; a line follows the first report after that.
+    clock : callable
+        Seconds on a clock that never goes back.
+    """
+
+    def __init__(self, interval: float, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._interval = interval
+        self._clock = clock
+        self._next = -math.inf
+        self._shown = -1
+        self._last: Progress | None = None
+
+    def _on_training_start(self) -> None:
+        self._next = self._clock() + self._interval
+
+    def _on_step(self) -> bool:
+        assert self.progress is not None  # it came with the step
+        if self._last is None or self.progress.steps != self._last.steps:
+            self._last = self.progress  # one without a step has no rate and no return
+        if self._clock() >= self._next:
+            self._next = self._clock() + self._interval
+            self._log()
+        return True
+
+    def _on_close(self) -> None:
+        self._log()
+
+    def _log(self) -> None:
+        if self._last is not None and self._last.steps != self._shown:
+            self._shown = self._last.steps
+            logger.info("%s", as_line(self._last))
+
+
+class StatusCallback(BaseCallback):
+    """Writes each report into a small file, for a process that shows it on a terminal.
+
+    Parameters
+    ----------
+    path : Path
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+        self._is_failing = False
+
+    def _on_training_start(self) -> None:
+        self._write(has_ended=False)
+
+    def _on_step(self) -> bool:
+        self._write(has_ended=False)
+        return True
+
+    def _on_close(self) -> None:
+        self._write(has_ended=True)
+
+    def _write(self, has_ended: bool) -> None:
+        if self.progress is None:  # this rank has not served
+            return
+        data = {"progress": {**self.progress.to_dict(), "events": []}, "has_ended": has_ended}
+        # Replaced at once, so that a reader never sees half of it. It need not survive a crash.
+        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        try:
+            temporary.write_text(json.dumps(data))
+            temporary.replace(self._path)
+            self._is_failing = False
+        except OSError as error:
+            if not self._is_failing:
+                logger.warning("What is shown of the run cannot be brought up to date: %s.", error)
+            self._is_failing = True
+
+
+class StatusFile:
+    """Reads what `StatusCallback` writes.
+
+    Parameters
+    ----------
+    path : Path
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._stamp: tuple[int, int] | None = None
+        self._progress: Progress | None = None
+        self._has_ended = False
+
+    @property
+    def progress(self) -> Progress | None:
+        """The last report; None before the first one."""
+        self._look()
+        return self._progress
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the training has."""
+        self._look()
+        return self._has_ended
+
+    def remove(self) -> None:
+        """Remove the file."""
+        self._path.unlink(missing_ok=True)
+
+    def _look(self) -> None:
+        from dist_classicrl.engines.progress import Progress
+
+        try:
+            found = self._path.stat()
+            stamp = found.st_mtime_ns, found.st_ino
+            if stamp == self._stamp:
+                return
+            data = json.loads(self._path.read_text())
+            self._progress = Progress.from_dict(data["progress"])
+            self._has_ended = bool(data["has_ended"])
+            self._stamp = stamp
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return  # not there yet, or of another version

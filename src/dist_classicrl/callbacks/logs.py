@@ -1,0 +1,114 @@
+"""Where log lines go: a console that only the rank that serves speaks to, and a file for each rank."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any, TextIO
+
+from dist_classicrl._streams import silence_if_unread
+from dist_classicrl.callbacks.base import BaseCallback
+
+_PACKAGE = "dist_classicrl"
+_PROGRESS = "dist_classicrl.progress"
+# What happens to ranks: one rank says it, and a new server says it before it serves.
+_EVENTS = "dist_classicrl.membership.events"
+_LINE = "%(asctime)s %(message)s"
+_FILE_LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class _StreamHandler(logging.StreamHandler):
+    """Writes to what `sys` has under a name when a line comes, as a progress bar puts itself in between."""
+
+    def __init__(self, name: str) -> None:
+        logging.Handler.__init__(self)
+        self._stream_name = name
+        self.setFormatter(logging.Formatter(_LINE))
+
+    @property
+    def stream(self) -> TextIO:
+        """Where the line goes now."""
+        stream: TextIO = getattr(sys, self._stream_name)
+        return stream
+
+    @stream.setter
+    def stream(self, value: Any) -> None:
+        raise AttributeError("the stream is that of sys")
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Let what nobody reads any more go nowhere: the run goes on."""
+        if not silence_if_unread(self.stream):
+            super().handleError(record)
+
+
+class Voice(BaseCallback):
+    """Lets the rank that serves send log lines to the console; others send errors, and what ends ranks.
+
+    As a callback of `train` it hears when this rank begins to serve.
+
+    Parameters
+    ----------
+    serves : bool
+        Whether this rank does at first.
+    """
+
+    def __init__(self, serves: bool) -> None:
+        super().__init__()
+        self._serves = serves
+
+    def _on_training_start(self) -> None:
+        self._serves = True
+
+    def passes(self, record: logging.LogRecord) -> bool:
+        """Return whether a line goes to the console. Reports about the run have a stream of their own."""
+        if record.name == _PROGRESS:
+            return False
+        heard = record.name == _EVENTS and record.levelno >= logging.WARNING
+        return self._serves or heard or record.levelno >= logging.ERROR
+
+
+def set_up(rank: int, folder: Path | None = None, is_quiet: bool = False, is_verbose: bool = False) -> Voice:
+    """Send the package's log lines to the console and to this rank's file.
+
+    Reports about the run go to standard output, and all else to standard error.
+
+    Parameters
+    ----------
+    rank : int
+        Rank 0 is the first to serve.
+    folder : Path, optional
+        For ``rank-0.log`` and so on, which appear with the first line. By default there are none.
+    is_quiet : bool
+        Whether reports are left out.
+    is_verbose : bool
+        Whether all else is there, too, and not only warnings.
+
+    Returns
+    -------
+    Voice
+        For `train`, as another rank may have to serve in place of rank 0.
+    """
+    package, progress = logging.getLogger(_PACKAGE), logging.getLogger(_PROGRESS)
+    for each in (package, progress):
+        for handler in list(each.handlers):
+            each.removeHandler(handler)
+            handler.close()
+    package.setLevel(logging.INFO)
+    voice = Voice(rank == 0)
+    console = _StreamHandler("stderr")
+    console.setLevel(logging.INFO if is_verbose else logging.WARNING)
+    console.addFilter(voice.passes)
+    package.addHandler(console)
+    if not is_quiet:
+        progress.addHandler(_StreamHandler("stdout"))
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+        file = logging.FileHandler(folder / f"rank-{rank}.log", delay=True, encoding="utf-8")
+        file.setFormatter(logging.Formatter(_FILE_LINE))
+        package.addHandler(file)
+    return voice

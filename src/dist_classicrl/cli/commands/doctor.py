@@ -1,0 +1,197 @@
+"""`dist-classicrl doctor`: what is wrong here, and what to do about it."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import click
+
+from dist_classicrl.cli import tables
+from dist_classicrl.cli.option_types import Folder, Real, Text, Whole
+from dist_classicrl.cli.patience import cleaned_up
+from dist_classicrl.launch.folders import STATE_FOLDER
+
+if TYPE_CHECKING:
+    from dist_classicrl.diagnosis.findings import Finding
+
+FAILED = 1
+
+_HELP = """\
+Check MPI, files, threads and memory, with a remedy for each trouble.
+
+Starts ranks as a training would, and lets one of three be killed to see whether the others survive. Writes
+a few small files into the checkpoint folder and removes them.
+
+With a hostfile, or on several nodes of SLURM, it asks all hosts first: whether they answer and reach each
+other, have the same versions, and see the same folders. Then it compares their clocks, and measures the
+network between each two of them.
+
+\b
+    dist-classicrl doctor
+    dist-classicrl doctor --ranks 16 --hostfile hosts --checkpoint-dir /scratch/run
+    dist-classicrl doctor --ranks 8 --states 1e7 --actions 6 --dtype float32 --json
+"""
+
+_EPILOG = """\
+exit status: 0 if all is well or there are warnings only; 1 if something does not work; 2 for a mistake in the
+command.
+"""
+
+_WIDTH = 100
+_COLOURS = {"ok": "green", "warning": "yellow", "failure": "red"}
+
+
+@click.command("doctor", help=_HELP, epilog=_EPILOG)
+@click.option(
+    "-n",
+    "--ranks",
+    type=Whole(1),
+    metavar="N",
+    help="Of the training.  [default: the hosts' slots, SLURM's tasks, or cores + 1]",
+)
+@click.option("--hostfile", metavar="FILE", help="Hosts, one in each line, such as `node1 slots=4`.")
+@click.option("--agent", metavar="COMMAND", help="What starts programs on other hosts.  [default: ssh]")
+@click.option(
+    "--network",
+    metavar="NETWORK",
+    help="Over which network the hosts talk: 10.1.0.0/16, or a card, such as eth1, of all hosts.  "
+    "[default: what the MPI chooses]",
+)
+@click.option(
+    "--checkpoint-dir",
+    type=Folder(),
+    default=".",
+    metavar="FOLDER",
+    help="Where checkpoints are to be: a path or a URL.  [default: this folder]",
+)
+@click.option(
+    "--state-dir",
+    type=Text(),
+    default=STATE_FOLDER,
+    metavar="FOLDER",
+    help=f"Where ranks tell how they end, as of launch.  [default: ./{STATE_FOLDER}]",
+)
+@click.option("--states", type=Whole(1), metavar="N", help="Rows of the table.")
+@click.option("--actions", type=Whole(1), metavar="N", help="Columns of the table.")
+@click.option("--algorithm", default="q_learning", metavar="NAME", help="[default: q_learning]")
+@click.option("--dtype", default="float64", metavar="TYPE", help="Of the table.  [default: float64]")
+@click.option(
+    "--buffer-size",
+    type=Whole(1),
+    default=10_000,
+    metavar="N",
+    help="Of the replay memory.  [default: 10000]",
+)
+@click.option(
+    "--replay-ratio",
+    type=Real(0.0),
+    default=0.0,
+    metavar="RATIO",
+    help="Replayed updates per step.  [default: 0]",
+)
+@click.option(
+    "--prefetch-factor", type=Whole(1), default=2, metavar="N", help="Pushes in flight.  [default: 2]"
+)
+@click.option(
+    "--timeout",
+    type=Real(1.0),
+    default=60.0,
+    metavar="SECONDS",
+    help="How long anything that is tried may take.  [default: 60]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Write JSON in place of text.")
+def command(
+    ranks: int | None,
+    hostfile: str | None,
+    agent: str | None,
+    network: str | None,
+    checkpoint_dir: str,
+    state_dir: str,
+    states: int | None,
+    actions: int | None,
+    algorithm: str,
+    dtype: str,
+    buffer_size: int,
+    replay_ratio: float,
+    prefetch_factor: int,
+    timeout: float,
+    as_json: bool,
+) -> int:
+    """Check MPI, files, threads and memory, with a remedy for each trouble."""
+    from dist_classicrl._hints import rank_of_environment
+    from dist_classicrl.diagnosis import cores
+    from dist_classicrl.diagnosis.examination import examine
+    from dist_classicrl.diagnosis.findings import is_fit
+    from dist_classicrl.diagnosis.plan import TrainingPlan
+    from dist_classicrl.launch.hosts import read_hostfile, slurm_hosts
+    from dist_classicrl.launch.mpirun import find_launcher
+    from dist_classicrl.launch.network import network_words
+    from dist_classicrl.settings import Settings
+
+    if rank_of_environment() is not None:
+        raise click.UsageError("doctor starts ranks by itself. Type it without mpirun.")
+    if (states is None) != (actions is None):
+        raise click.UsageError("--states and --actions belong together.")
+    settings = Settings(
+        algorithm=algorithm,
+        dtype=dtype,
+        buffer_size=buffer_size,
+        replay_ratio=replay_ratio,
+        prefetch_factor=prefetch_factor,
+    )
+    hosts = () if hostfile is None else read_hostfile(hostfile)
+    if ranks is None:
+        ranks = cores.default_ranks(hosts)
+    nodes = slurm_hosts() if hostfile is None else ()
+    if network is not None:
+        network_words(find_launcher(), network)  # raises where there is none such
+    plan = TrainingPlan(
+        ranks=ranks,
+        settings=settings,
+        states=states,
+        actions=actions,
+        checkpoint_dir=checkpoint_dir,
+        hostfile=hostfile,
+        hosts=hosts,
+        nodes=nodes,
+        agent=agent,
+        network=network,
+        state_dir=state_dir,
+        seconds=timeout,
+    )
+    findings = []
+    with cleaned_up(), closing(examine(plan)) as examination:
+        for finding in examination:
+            findings.append(finding)
+            if not as_json:
+                _show(finding)
+    fit = is_fit(findings)
+    if as_json:
+        tables.show_json({"ok": fit, "findings": [finding.to_dict() for finding in findings]})
+    else:
+        counts = [sum(finding.status == status for finding in findings) for status in _COLOURS]
+        click.echo("{} ok, {} warnings, {} failures".format(*counts))
+    return 0 if fit else FAILED
+
+
+def _show(finding: Finding) -> None:
+    status = f"{finding.status:<8}"
+    if not os.environ.get("NO_COLOR"):
+        status = click.style(status, fg=_COLOURS[finding.status], bold=finding.status != "ok")
+    first, *rest = _lines(f"{finding.check}: {finding.found}")
+    click.echo(f"{status}{first}")
+    remedies = "\n".join(f"-> {remedy}" for remedy in finding.remedy.splitlines())
+    for line in [*rest, *_lines(remedies)]:
+        click.echo(f"{'':8}{line}")
+
+
+def _lines(text: str) -> list[str]:
+    """Return a text in lines that fit; words such as paths are not broken."""
+    return [
+        line
+        for paragraph in text.splitlines()
+        for line in textwrap.wrap(paragraph, _WIDTH, break_long_words=False, break_on_hyphens=False)
+    ]

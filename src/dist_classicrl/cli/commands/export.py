@@ -1,0 +1,58 @@
+"""`dist-classicrl export`: a trained model as a file for others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from dist_classicrl.cli.learned import load, of_run
+
+_HELP = """\
+Write a trained model as NumPy arrays, a table, JSON, or a Python program.
+
+RUN is the folder of a run, a model file, or a folder of checkpoints.
+
+\b
+npz   arrays q_table, visits, policy and values, for np.load; also a model
+      file, which the other commands and load_model take
+csv   a line for each state: values and visits of each action, greedy action
+json  the same with observations, as one object
+py    a program with a function act(observation) that needs no library
+
+\b
+    dist-classicrl train Blackjack-v1
+    dist-classicrl export runs/Blackjack-v1 --to policy.py
+    python -c "from policy import act; print(act((20, 10, 0)))"
+
+And back, into an agent:
+
+\b
+    agent = DistAsyncQLearning.load_model("policy.npz")
+or
+    from dist_classicrl.export.table_file import read_table
+    agent.q_table, agent.visits[:] = read_table("policy.csv")
+"""
+
+
+@click.command("export", help=_HELP)
+@of_run
+@click.option(
+    "--to",
+    "target",
+    required=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Where to; its suffix is the format unless --format says otherwise.",
+)
+@click.option("--format", "kind", metavar="npz|csv|json|py", help="In place of the suffix of FILE.")
+@click.option("--force", is_flag=True, help="Replace a file that is there.")
+def command(
+    run: str, env: str | None, env_args: tuple[str, ...], target: Path, kind: str | None, force: bool
+) -> None:
+    """Write a trained model as NumPy arrays, a table, JSON, or a Python program."""
+    from dist_classicrl.export.formats import export
+
+    learned = load(run, env, env_args)
+    written = export(learned.agent, target, learned.env, environment=learned.title, kind=kind, force=force)
+    click.echo(f"{written}: {written.stat().st_size:,} bytes")

@@ -1,0 +1,120 @@
+"""`dist-classicrl report`: how runs scale with their number of workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dist_classicrl.cli import tables
+
+if TYPE_CHECKING:
+    from dist_classicrl.report.scaling import Measured, ScalingReport
+
+_HELP = """\
+Report how runs scale: speed-up, efficiency, communication.
+
+RUN is the folder of a run. The baseline is the run with the fewest workers, unless --baseline names another.
+
+\b
+speed-up       steps per second / those of the baseline
+efficiency     speed-up / (workers / those of the baseline)
+communication  share of the workers' time that did not go into learning;
+               beside it mean, least, most and standard deviation over the
+               workers
+
+One run alone gets a table of its workers instead, with their shares from report to report.
+
+\b
+    dist-classicrl train FrozenLake-v1 --ranks 2 --out runs/n1
+    dist-classicrl train FrozenLake-v1 --ranks 5 --out runs/n4
+    dist-classicrl report runs/n1 runs/n4 --out scaling.png
+"""
+
+_SPREAD = ("mean", "min", "max", "deviation")
+
+
+@click.command("report", help=_HELP)
+@click.argument("runs", nargs=-1, required=True, metavar="RUN [RUN ...]")
+@click.option("--baseline", metavar="RUN", help="What the others are compared with.")
+@click.option("--json", "as_json", is_flag=True, help="Write JSON in place of tables.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Draw speed-up and efficiency of several runs: a .png, .svg or .pdf.",
+)
+def command(runs: tuple[str, ...], baseline: str | None, as_json: bool, out: Path | None) -> None:
+    """Report how runs scale: speed-up, efficiency, communication."""
+    from dist_classicrl.report.scaling import compare
+
+    given = dict.fromkeys(_plain(run) for run in (*runs, *([baseline] if baseline else [])))
+    report = compare([_measured(run) for run in given], _plain(baseline) if baseline else None)
+    if out is not None:
+        from dist_classicrl.plotting import canvas, plot_scaling
+
+        canvas.check_target(out)
+        canvas.save(plot_scaling(report)[0], out)
+    if as_json:
+        tables.show_json(report.to_dict())
+        return
+    _show_runs(report)
+    if len(report.runs) == 1:
+        _show_workers(report.runs[0].run)
+    if out is not None:
+        click.echo(f"\n{out}")
+
+
+def _plain(run: str) -> str:
+    """Return the same text for the same path."""
+    return str(Path(run))
+
+
+def _measured(run: str) -> Measured:
+    from dist_classicrl.cli.runs import RunFolder
+    from dist_classicrl.monitoring.reading import read_metrics
+    from dist_classicrl.report.scaling import measure
+
+    folder = RunFolder(Path(run))
+    result = folder.read_result()
+    metrics = None if result is not None and not folder.metrics.exists() else read_metrics(folder.path)
+    return measure(run, metrics, result)
+
+
+def _show_runs(report: ScalingReport) -> None:
+    several = len(report.runs) > 1
+    compared = ["speed-up", "efficiency"] if several else []
+    headers = ["run", "workers", "steps/s", *compared, "communication", "of workers: mean", *_SPREAD[1:]]
+    rows = []
+    for scaled in report.runs:
+        run, spread = scaled.run, scaled.run.communication
+        rows.append(
+            [
+                run.name + (" (baseline)" if several and run.name == report.baseline else ""),
+                f"{run.workers:.4g}",
+                f"{run.steps_per_second:,.0f}",
+                *([f"{scaled.speed_up:.2f}", f"{scaled.efficiency:.1%}"] if several else []),
+                f"{run.communication_fraction:.2%}",
+                *("-" if spread is None else f"{getattr(spread, name):.2%}" for name in _SPREAD),
+            ]
+        )
+    tables.show_table(headers, rows)
+
+
+def _show_workers(run: Measured) -> None:
+    if not run.per_worker:
+        return
+    click.echo()
+    rows = [
+        [
+            str(load.rank),
+            load.host,
+            f"{load.steps:,}",
+            f"{load.steps_per_second:,.0f}",
+            *(f"{getattr(load.communication, name):.2%}" for name in _SPREAD),
+        ]
+        for load in run.per_worker
+    ]
+    headers = ["rank", "host", "steps", "steps/s", "communication", *_SPREAD[1:]]
+    tables.show_table(headers, rows, "workers, from report to report")

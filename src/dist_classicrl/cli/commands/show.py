@@ -1,0 +1,170 @@
+"""`dist-classicrl show`: policy and values as text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dist_classicrl.cli import tables
+from dist_classicrl.cli.learned import load, of_run
+from dist_classicrl.cli.option_types import Whole
+
+if TYPE_CHECKING:
+    from dist_classicrl.model.policy import Policy
+
+
+_HELP = """\
+Show policy and values of a trained model as text.
+
+RUN is the folder of a run, a model file, or a folder of checkpoints. Grids like FrozenLake are shown as
+maps with an arrow for the greedy move and with values; a dot is a state that was never visited.
+TicTacToe is shown as boards with the value of each empty square, and the greedy one in brackets.
+Everything else is a table.
+
+\b
+    dist-classicrl train FrozenLake-v1 --env-arg map_name=8x8
+    dist-classicrl show runs/FrozenLake-v1
+
+\b
+    dist-classicrl show runs/Blackjack-v1 --states 50
+    dist-classicrl show runs/Blackjack-v1 --observation "(20, 10, 0)"
+"""
+
+
+@click.command("show", help=_HELP)
+@of_run
+@click.option(
+    "--states", type=Whole(1), metavar="N", help="A table of the first N visited states.  [default: 20]"
+)
+@click.option(
+    "--observation",
+    "observations",
+    multiple=True,
+    metavar="OBSERVATION",
+    help="All about one observation, as JSON or as Python writes it; more than once for several.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Write JSON in place of text.")
+def command(
+    run: str,
+    env: str | None,
+    env_args: tuple[str, ...],
+    states: int | None,
+    observations: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Show policy and values of a trained model as text."""
+    from dist_classicrl.model.policy import policy_of
+
+    learned = load(run, env, env_args)
+    policy = policy_of(learned.agent, learned.env)
+    asked = [_state_of(policy, text) for text in observations]
+    listed = asked or policy.shown_states(20 if states is None else states)
+    if as_json:
+        states_shown = [_described(policy, state) for state in listed]
+        tables.show_json({"run": run, **learned.described(), "states": states_shown})
+        return
+    click.echo(
+        f"{learned.title or run}: {policy.n_states:,} states, {policy.n_actions} actions, "
+        f"{learned.agent.steps:,} steps learned\n"
+    )
+    if asked:
+        for state in asked:
+            _show_state(policy, state)
+    elif states is None and policy.labels.letters is not None:
+        _show_map(policy)
+    elif states is None and policy.labels.boards is not None:
+        for state in listed[:6]:
+            _show_board(policy, state)
+    else:
+        _show_states(policy, listed)
+
+
+def _state_of(policy: Policy, text: str) -> int:
+    from dist_classicrl.errors import OutsideSpaceError
+
+    try:
+        return policy.state_of(observation_of(text))
+    except OutsideSpaceError as error:
+        space = policy.observations and policy.observations.space
+        where = space or f"the whole numbers from 0 to {policy.n_states - 1}"
+        raise click.BadParameter(
+            f"{text!r} is none of the observations, which are {where}.", param_hint="--observation"
+        ) from error
+
+
+def observation_of(text: str) -> Any:
+    """Return the observation that somebody has typed as JSON or as a Python literal."""
+    import ast
+    import json
+
+    for read in (json.loads, ast.literal_eval):
+        try:
+            return read(text)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            continue
+    raise click.BadParameter(
+        f"{text!r} is neither JSON nor a Python literal. Write for instance 12, [3, 1] "
+        "or (20, 10, 0), in quotes.",
+        param_hint="--observation",
+    )
+
+
+def _described(policy: Policy, state: int) -> dict[str, Any]:
+    return {
+        "state": state,
+        "observation": policy.observation_of(state),
+        "values": policy.q[state].tolist(),
+        "visits": policy.visits[state].tolist(),
+        "greedy": int(policy.greedy[state]),
+        "action": policy.action_names[policy.greedy[state]],
+    }
+
+
+def _show_map(policy: Policy) -> None:
+    from dist_classicrl.export import text as policy_text
+
+    for title, cells in (("greedy action", policy_text.moves(policy)), ("value", policy_text.values(policy))):
+        click.echo(title)
+        _show_lines(policy_text.aligned(cells))
+        click.echo()
+
+
+def _show_board(policy: Policy, state: int) -> None:
+    from dist_classicrl.export import text as policy_text
+
+    click.echo(f"state {state}: value {policy.values[state]:.3f}, {int(policy.visits[state].sum()):,} visits")
+    _show_lines(policy_text.aligned(policy_text.board(policy, state), centred=True))
+    click.echo()
+
+
+def _show_states(policy: Policy, states: list[int]) -> None:
+    from dist_classicrl.export import text as policy_text
+
+    seen = int(policy.visits.any(axis=1).sum())
+    tables.show_table(*policy_text.state_table(policy, states))
+    click.echo(f"\n{len(states):,} of {seen or policy.n_states:,} {'visited ' if seen else ''}states")
+
+
+def _show_state(policy: Policy, state: int) -> None:
+    from dist_classicrl.export import text as policy_text
+
+    if policy.labels.boards is not None:
+        _show_board(policy, state)
+    said = f"state {state}" + (f": {policy.state_text(state)}" if policy.has_observations else "")
+    tables.show_table(*policy_text.action_table(policy, state), title=said)
+    click.echo()
+
+
+def _show_lines(lines: list[str]) -> None:
+    """Write lines that may have arrows in them, or what stands for these where they cannot be written."""
+    import sys
+
+    from dist_classicrl.export.text import in_ascii
+
+    text = "\n".join(lines)
+    try:
+        text.encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        text = in_ascii(text)
+    click.echo(text)

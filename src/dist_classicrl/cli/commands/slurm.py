@@ -1,0 +1,198 @@
+"""`dist-classicrl slurm`: a batch script that fits."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dist_classicrl.cli.option_types import Whole
+from dist_classicrl.errors import SettingsError
+
+if TYPE_CHECKING:
+    from dist_classicrl.launch.slurm_script import BatchJob
+
+_PACKAGE = ("-m", "dist_classicrl")
+_STAND_IN = "987654321"  # for numbers that are known when the job runs
+
+_HELP = """\
+Print a batch script for sbatch.
+
+WORDS are those of `dist-classicrl train`, without --ranks, which is the number of tasks; or a script of
+your own that ends in .py (or after -- a module after -m), and its arguments, which is then started by
+`dist-classicrl launch`. Options come before them. With --srun it is SLURM that starts the ranks, and a death
+ends the job.
+
+The job hears SLURM's warning before its time limit, or before it is pre-empted, saves its run and ends;
+with --requeue it goes back into the queue and on from there. Without --array all of it is one training; with
+it each number is a training of its own, with a seed and a folder of its own. In WORDS $SLURM_ARRAY_TASK_ID,
+in single quotes, stands for that number.
+
+\b
+    dist-classicrl slurm --ntasks 16 --time 4:00:00 -- FrozenLake-v1 --total-steps 1e10 > job.sh
+    sbatch job.sh
+
+\b
+    dist-classicrl slurm --ntasks 64 --nodes 2 --time 1-00 --setup "module load openmpi" \\
+        train.py --checkpoint-dir saved | sbatch
+"""
+
+
+def _option(word: str, text: str, **kind: Any) -> Any:
+    return click.option(word, help=text, **kind)
+
+
+@click.command("slurm", help=_HELP, context_settings={"allow_interspersed_args": False})
+@_option("--ntasks", "Ranks, one of them the server.", type=Whole(), required=True, metavar="N")
+@_option("--nodes", "Over how many hosts they are spread.", type=Whole(), metavar="N")
+@_option("--time", "Limit, such as 4:00:00 for four hours.", metavar="TIME")
+@_option("--partition", "Where the job runs.", metavar="NAME")
+@_option("--account", "Who pays.", metavar="NAME")
+@_option("--mem", "Memory of each node, such as 16G.", metavar="SIZE")
+@_option("--array", "Several trainings, such as 0-9, or 0-99%10 for ten at a time.", metavar="NUMBERS")
+@_option("--job-name", "What the job is called.", metavar="NAME")
+@click.option(
+    "--requeue/--no-requeue",
+    default=True,
+    help="Whether a job that was stopped goes back into the queue.  [default: yes]",
+)
+@_option(
+    "--signal",
+    "How long before the end the warning comes; 0: none, the training goes by SLURM's clock.  [default: 120]",
+    type=Whole(0),
+    default=120,
+    metavar="SECONDS",
+)
+@_option(
+    "--directive",
+    "Another line for SLURM, such as --directive=--constraint=avx2; more than once for several.",
+    multiple=True,
+    metavar="TEXT",
+)
+@_option(
+    "--setup",
+    'A line of shell before the command, such as "module load openmpi"; more than once for several.',
+    multiple=True,
+    metavar="LINE",
+)
+@_option(
+    "--srun",
+    "Let srun start the ranks, with this --mpi: pmix for Open MPI, pmi2 for MPICH.  [default: mpirun does]",
+    metavar="PMI",
+)
+@_option(
+    "--python",
+    "Which Python runs it.  [default: this one]",
+    default=sys.executable,
+    show_default=False,
+    metavar="FILE",
+)
+@click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="WORDS...")
+def command(
+    words: tuple[str, ...], python: str, signal: int, directive: tuple[str, ...], **asked: Any
+) -> None:
+    """Print a batch script for sbatch."""
+    from dist_classicrl.launch.slurm_script import BatchJob
+
+    job = BatchJob(**asked, warning=signal or None, further=directive)
+    click.echo(job.script([python, *words_of(words, job)]), nl=False)
+
+
+def words_of(words: Sequence[str], job: BatchJob) -> list[str]:
+    """Return the words after Python in the batch script.
+
+    Parameters
+    ----------
+    words : sequence of str
+        The command's own.
+    job : BatchJob
+
+    Raises
+    ------
+    SettingsError
+        If they ask for a number of ranks, or for a launcher beside srun, let the jobs of an array write to
+        the same folder, or a job that runs again begin anew.
+    """
+    from dist_classicrl.launch.slurm_script import TASK
+
+    kind, rest = _kind_of(words)
+    if kind == "launch":
+        if job.array is not None and not any("SLURM_ARRAY_TASK_ID" in word for word in rest):
+            click.echo(
+                f"Each job of the array runs the same words. If the script does not look at {TASK[1:]} "
+                f"itself, write '{TASK}' where the jobs differ, such as in --seed and --checkpoint-dir.",
+                err=True,
+            )
+        if job.srun is None:
+            return [*_PACKAGE, kind, *rest]
+        if words[0] == kind:
+            raise SettingsError(
+                "With --srun there is no launcher: write the script and its arguments, without launch."
+            )
+        return rest
+    asked = _parsed(rest)
+    if asked["ranks"] is not None:
+        raise SettingsError(f"The number of ranks is that of the tasks: leave --ranks {asked['ranks']} out.")
+    settings = {
+        **_of_file(asked["file"]),
+        **{name: value for name, value in asked.items() if value is not None},
+    }
+    if job.requeue and settings.get("resume") == "never":
+        raise SettingsError(
+            "With --resume never the job would begin anew each time that it goes back into the queue. Leave "
+            "it out, with a folder of its own for --out, or give slurm --no-requeue."
+        )
+    ranks = ["--ranks", "$SLURM_NTASKS"] if job.srun is None else []
+    words_of_train = [*_PACKAGE, kind, *ranks, *rest]
+    if job.array is None:
+        return words_of_train
+    for name in ("out", "checkpoint_dir", "log_dir"):
+        _check_is_of_task(f"--{name.replace('_', '-')}", settings.get(name))
+    if asked["out"] is None:
+        from dist_classicrl.cli import runs
+
+        environment = asked["env"] or asked["other_env"] or settings.get("environment", "run")
+        words_of_train += ["--out", f"{runs.folder_of(environment)}-{TASK}"]
+    if asked["seed"] is None:
+        words_of_train += ["--seed", TASK]
+    return words_of_train
+
+
+def _check_is_of_task(option: str, folder: Any) -> None:
+    """Refuse a folder that is the same for all jobs of an array."""
+    from dist_classicrl.launch.slurm_script import TASK
+
+    if folder is not None and _STAND_IN not in str(folder):
+        raise SettingsError(
+            f"All jobs of the array would write to {folder}. Write for instance {option} '{folder}-{TASK}', "
+            "in single quotes."
+        )
+
+
+def _of_file(file: Path | None) -> dict[str, Any]:
+    """Return the settings in the file of --config, unless each job has one of its own."""
+    from dist_classicrl.cli import config
+
+    return {} if file is None or _STAND_IN in str(file) else config.read_settings(file)
+
+
+def _kind_of(words: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the command that the words are for, and the words."""
+    first, *rest = words
+    if first in ("train", "launch"):
+        if not rest:
+            raise SettingsError(f"What is there to {first}? Write for instance FrozenLake-v1, or train.py.")
+        return first, rest
+    return ("launch" if first.endswith(".py") or first == "-m" else "train"), [first, *rest]
+
+
+def _parsed(words: Sequence[str]) -> dict[str, Any]:
+    """Return what `dist-classicrl train` takes the words for; it refuses what it does not know."""
+    from dist_classicrl.cli.commands import train
+    from dist_classicrl.launch.slurm_script import VARIABLE
+
+    stood_in = [VARIABLE.sub(_STAND_IN, word) for word in words]
+    return train.command.make_context("dist-classicrl train", stood_in).params

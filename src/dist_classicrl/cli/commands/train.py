@@ -1,0 +1,136 @@
+"""`dist-classicrl train`: train by a command, on one core or on many ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from dist_classicrl._hints import promised_size
+from dist_classicrl.cli import errors, options
+from dist_classicrl.cli.commands.launch import launch_options, taken_from
+
+_HELP = """\
+Train on one core or on many ranks; typed again, it goes on.
+
+ENV is a Gymnasium id, module:function for an environment of your own (a
+function or class that makes it, or returns a TabularMDP), or one of the
+built-in garnet and tictactoe.
+
+\b
+  dist-classicrl train FrozenLake-v1 --ranks 4 --total-steps 1e8 \\
+      --learning-rate per_visit:0.7 --epsilon linear:1.0:0.05:5e7 \\
+      --env-arg map_name=8x8 --seed 1 --out runs/lake
+
+\b
+  mpirun -n 16 dist-classicrl train FrozenLake-v1 --total-steps 1e10
+  dist-classicrl train --config runs/lake/config.toml --out runs/again
+
+With --ranks it starts itself under the mpirun that fits, and again if the
+job dies; started by mpirun or srun, it takes part. The folder of the run
+gets config.toml with all settings, metrics.jsonl and metrics.csv, the
+checkpoints, and in the end model.npz and result.json.
+
+Stopped by Ctrl-C, SIGTERM, SIGUSR1, at a time limit, or when its terminal
+goes, it saves its state, and the same command goes on from there. When it
+is done, it says so; with more --total-steps it goes on.
+"""
+
+
+class _Sections(click.Command):
+    """A command whose help shows its options in sections."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, section by section."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None and isinstance(param, click.Option):
+                sections.setdefault(_section(param), []).append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+def _section(param: click.Parameter) -> str:
+    option = options.OPTIONS.get(param.name or "")
+    if option is not None:
+        return option.section
+    return "Starting ranks" if param.name in _OF_LAUNCH else options.RUN
+
+
+_LAUNCH = launch_options("the hostfile's slots, SLURM's tasks, or 1: this process alone")
+_OF_LAUNCH = {param.name for param in _LAUNCH}
+
+
+@click.command("train", cls=_Sections, help=_HELP, epilog=errors.EXIT_STATUS)
+@click.argument("env", required=False)
+@click.option("--environment", "other_env", metavar="ENV", help="The same as ENV.")
+@click.option(
+    "--env-arg", "env_args", multiple=True, metavar="NAME=VALUE", help="An argument for what makes ENV."
+)
+@click.option(
+    "-c", "--config", "file", type=click.Path(path_type=Path), metavar="FILE", help="Settings as a TOML file."
+)
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="The folder of the run.  [default: runs/ENV]",
+)
+@click.option("-v", "--verbose", is_flag=True, help="A line per worker below the bar, and more log lines.")
+@click.option("-q", "--quiet", is_flag=True, help="Nothing but warnings and errors.")
+@click.option("--status", type=click.Path(path_type=Path), hidden=True)
+@click.option("--started", is_flag=True, hidden=True)
+def command(
+    env: str | None,
+    other_env: str | None,
+    env_args: tuple[str, ...],
+    file: Path | None,
+    out: Path | None,
+    verbose: bool,
+    quiet: bool,
+    status: Path | None,
+    started: bool,
+    **others: Any,
+) -> int:
+    """Train on one core or on many ranks; typed again, it goes on."""
+    from dist_classicrl.cli.job import gather
+    from dist_classicrl.cli.starting import is_rank, run
+    from dist_classicrl.cli.training import Display
+
+    if env is not None and other_env is not None:
+        raise click.UsageError("ENV and --environment are the same: give one of them.")
+    if is_rank() and not started:
+        _check_for_rank(others["ranks"])
+    start = taken_from(others)
+    asked = gather(env or other_env, env_args, {**others, "ranks": start.ranks}, file, out)
+    return run(asked, start, Display(quiet, verbose, status=status), started)
+
+
+def _check_for_rank(ranks: int | None) -> None:
+    """Refuse what is for a command that starts ranks, where this process is one.
+
+    Raises
+    ------
+    click.UsageError
+    """
+    context = click.get_current_context()
+    given = [
+        param
+        for param in _LAUNCH
+        if context.get_parameter_source(param.name or "") == ParameterSource.COMMANDLINE
+        and (param.name != "ranks" or ranks != promised_size())
+    ]
+    if given:
+        raise click.UsageError(
+            f"{max(given[0].opts, key=len)} is for ranks that this command starts, but mpirun or srun has "
+            f"started it, as one of {promised_size()}. Leave it out, or type the command without mpirun or "
+            "srun."
+        )
+
+
+command.params = [*command.params, *_LAUNCH, *(option.to_click() for option in options.OPTIONS.values())]

@@ -1,0 +1,127 @@
+"""Exceptions that cross ranks.
+
+They are JSON on the way, `RemoteRankError` on arrival, and stand once in the job's output.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakSet
+
+import numpy as np
+
+from dist_classicrl.comm import messages
+from dist_classicrl.comm.transport import Channel
+from dist_classicrl.errors import CutOffError, RemoteRankError
+from dist_classicrl.process import exit as ending
+
+_GRACE_SECONDS = 10.0
+# In which a launcher forwards the traceback before it writes, into the same lines, that the job was aborted.
+_FORWARD_SECONDS = 0.1
+
+
+def failure_text(error: BaseException, rank: int) -> np.ndarray:
+    """Return `error` as JSON for a message.
+
+    A `RemoteRankError` is passed on as what it was where it was raised.
+    """
+    if isinstance(error, RemoteRankError):
+        return messages.text(error.to_dict())
+    summary = traceback.format_exception_only(type(error), error)[-1].strip()
+    return messages.text(
+        {
+            "rank": rank,
+            "host": socket.gethostname(),
+            "summary": summary,
+            "remote_traceback": "".join(traceback.format_exception(type(error), error, error.__traceback__)),
+            "is_cut_off": isinstance(error, CutOffError),
+        }
+    )
+
+
+def raise_remote(channel: Channel, parts: list[np.ndarray]) -> None:
+    """Raise the `RemoteRankError` of a FAILED message that came on `channel`."""
+    channel.peer_failed = True
+    raise RemoteRankError(**messages.from_text(parts[0]))
+
+
+def mark_as_told_elsewhere(error: BaseException) -> None:
+    """Note that another rank raises the same and prints it, if nobody handles it."""
+    error._told_elsewhere = True  # type: ignore[attr-defined]
+
+
+_installed = False
+_watched: WeakSet[threading.Thread] = WeakSet()
+
+
+def end_job_on_unhandled_errors() -> None:
+    """Let an exception that nobody handles end the whole MPI job with its traceback.
+
+    Otherwise it would leave ranks waiting. The rank that raised it prints it and aborts. Ranks that got it as
+    `RemoteRankError`, or raise the same, give it time to. This holds for the main thread and for each thread
+    that called this function; another thread of the program may die of an exception, as in any program.
+    """
+    global _installed
+    _watched.add(threading.current_thread())
+    if _installed:
+        return
+    _installed = True
+    previous, previous_in_thread = sys.excepthook, threading.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        _end_job(error, lambda: previous(kind, error, trace))
+
+    def hook_in_thread(arguments: threading.ExceptHookArgs) -> None:
+        error = arguments.exc_value
+        # SystemExit ends a thread without a word, as it ends the main thread without this hook.
+        if error is None or isinstance(error, SystemExit) or arguments.thread not in _watched:
+            previous_in_thread(arguments)
+        else:
+            _end_job(error, lambda: previous_in_thread(arguments))
+
+    sys.excepthook = hook
+    threading.excepthook = hook_in_thread
+
+
+def is_cut_off(error: BaseException) -> bool:
+    """Whether an exception says that others may go on without this rank."""
+    return isinstance(error, CutOffError) or (isinstance(error, RemoteRankError) and error.is_cut_off)
+
+
+def _end_job(error: BaseException, show: Callable[[], Any]) -> None:
+    if is_cut_off(error) and _is_running():
+        show()
+        ending.end_alone(1)
+    told = isinstance(error, RemoteRankError) or getattr(error, "_told_elsewhere", False)
+    if told and _is_running():
+        time.sleep(_GRACE_SECONDS)
+    show()
+    if _is_running():
+        from mpi4py import MPI
+
+        sys.stdout.flush()
+        sys.stderr.flush()
+        time.sleep(_FORWARD_SECONDS)
+        # Known already where the script's main thread has raised it.
+        ending.announce(1, traceback.format_exception_only(type(error), error)[-1].strip())
+        ending.limit_seconds()
+        MPI.COMM_WORLD.Abort(1)
+        os._exit(1)
+
+
+def _is_running() -> bool:
+    """Whether MPI was started here, with more than one rank, and is not over."""
+    module = sys.modules.get("mpi4py.MPI")
+    return (
+        module is not None
+        and module.Is_initialized()
+        and not module.Is_finalized()
+        and module.COMM_WORLD.Get_size() > 1
+    )

@@ -1,0 +1,352 @@
+"""Messages between ranks over MPI point-to-point.
+
+They are sent in pieces with Isend, and received through one posted Irecv per peer, whose error is MPI's word
+that the peer has died.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from dist_classicrl.comm import messages
+from dist_classicrl.errors import RankTimeoutError
+from dist_classicrl.process import exit as ending
+
+logger = logging.getLogger(__name__)
+
+PIECE_BYTES = 1 << 18
+SMALL_PIECE_BYTES = 1 << 12
+_FIRST_SLEEP = 2e-5
+_LONGEST_SLEEP = 2e-3
+_CANCEL_SECONDS = 1.0  # a receive is cancelled at once unless the peer stopped in the middle of sending
+_LEAST_TAG_LIMIT = 32767
+_TAG_APART = 1
+
+
+class Backoff:
+    """Sleeps that double from 20 microseconds to 2 milliseconds while nothing happens."""
+
+    def __init__(self, sleep: Callable[[float], None] | None = None) -> None:
+        self._sleep = time.sleep if sleep is None else sleep
+        self._seconds = _FIRST_SLEEP
+
+    def wait(self) -> None:
+        """Sleep once."""
+        self._sleep(self._seconds)
+        self._seconds = min(2.0 * self._seconds, _LONGEST_SLEEP)
+
+    def reset(self) -> None:
+        """Start over: something happened."""
+        self._seconds = _FIRST_SLEEP
+
+
+def wait_until(ready: Callable[[], bool], seconds: float, what: str) -> None:
+    """Wait politely until `ready()`.
+
+    Raises
+    ------
+    RankTimeoutError
+        After `seconds`; `what` says in the message what was waited for.
+    """
+    backoff = Backoff()
+    deadline = time.monotonic() + seconds
+    while not ready():
+        if time.monotonic() > deadline:
+            raise RankTimeoutError(
+                f"Waited {seconds:g} s for {what}. If that can take longer, raise timeout=; else look for a "
+                "rank that hangs."
+            )
+        backoff.wait()
+
+
+class Wire:
+    """What one process sees of the others: who it is, what time it is, and channels to its peers.
+
+    Everything that the protocol does goes through this class and `Channel`, so that it can be run over a
+    simulated network just as well.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Comm
+        Used by this library alone.
+
+    Attributes
+    ----------
+    rank, size : int
+    """
+
+    def __init__(self, comm: Any) -> None:
+        from mpi4py import MPI
+
+        self._comm = comm
+        self.rank = comm.Get_rank()
+        self.size = comm.Get_size()
+        self.has_threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
+        limit = comm.Get_attr(MPI.TAG_UB)
+        self.tag_limit = _LEAST_TAG_LIMIT if limit is None else int(limit)
+
+    def now(self) -> float:
+        """Return the time in seconds, from an arbitrary origin, never going back."""
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """Do nothing for so long."""
+        time.sleep(seconds)
+
+    def channel(self, peer: int, tag: int, piece_bytes: int = PIECE_BYTES) -> Channel:
+        """Return a new channel to rank `peer`, which has to open one with the same tag and piece size."""
+        return Channel(self._comm, peer, tag, piece_bytes)
+
+    def channel_over(self, intercomm: Any) -> Channel:
+        """Return a new channel to the one process at the other end of an intercommunicator."""
+        return Channel(intercomm, 0, _TAG_APART)
+
+    def receive(self, channels: Sequence[Channel]) -> list[tuple[Channel, np.ndarray]]:
+        """Return the whole messages that have come on any of `channels`. Never waits."""
+        return receive(channels)
+
+    def abort(self, code: int) -> None:
+        """End all ranks with exit status `code`, this one too."""
+        ending.limit_seconds()  # where mpirun cannot be reached, MPI_Abort never returns
+        self._comm.Abort(code)
+
+
+class Channel:
+    """Messages to and from one rank, in order.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Comm
+    peer : int
+        Rank in `comm`, or in the remote group of an intercommunicator.
+    tag : int
+        Messages of different tags have nothing to do with each other.
+    piece_bytes : int
+        A longer message goes in pieces of this size, so that the posted buffer stays small.
+
+    Attributes
+    ----------
+    lost : str or None
+        MPI's word that the peer has died: nothing comes from it any more, and what is sent to it is dropped.
+    peer_failed : bool
+        Whether the peer said so: it takes nothing any more.
+    last_heard, last_sent : float
+        `Wire.now` of the last message.
+    late : ndarray(uint8) or None
+        A message that came while the channel was closed.
+    """
+
+    def __init__(self, comm: Any, peer: int, tag: int, piece_bytes: int = PIECE_BYTES) -> None:
+        from mpi4py import MPI
+
+        self._mpi = MPI
+        self._comm = comm
+        self._is_apart = comm.Is_inter()  # its peers' numbers are not those of the others
+        self.peer = peer
+        self.lost: str | None = None
+        self.peer_failed = False
+        self.late: np.ndarray | None = None
+        self._tag = tag
+        self._piece = piece_bytes
+        self._buffer = np.empty(piece_bytes, np.uint8)
+        self._status = MPI.Status()
+        self._sending: deque[tuple[list[Any], np.ndarray]] = deque()
+        self._guard = threading.Lock()  # a thread of this process may say that it is there, between messages
+        self._partial: np.ndarray | None = None
+        self._filled = 0
+        self.last_heard = self.last_sent = time.monotonic()
+        self._request: Any = None
+        self._post()
+
+    def _post(self) -> None:
+        try:
+            self._request = self._comm.Irecv([self._buffer, self._mpi.BYTE], self.peer, self._tag)
+        except self._mpi.Exception as error:
+            self._lose(error)
+
+    def _lose(self, error: Any) -> None:
+        """Take note that MPI gave `error` for something that this peer has part in."""
+        if self._request is not None:
+            if self._request != self._mpi.REQUEST_NULL:  # it is not over
+                _left_to_mpi.append((self._request, self._buffer))
+            self._request = None
+        if self.lost is None:
+            self.lost = error if isinstance(error, str) else error.Get_error_string()
+            logger.debug("Rank %d is lost: %s", self.peer, self.lost)
+
+    def send(self, message: np.ndarray) -> None:
+        """Start to send; the buffer is kept until it has gone."""
+        with self._guard:
+            self._reap()
+            if self.lost is not None:
+                return
+            try:
+                requests = [
+                    self._comm.Isend(
+                        [message[start : start + self._piece], self._mpi.BYTE], self.peer, self._tag
+                    )
+                    for start in range(0, message.size, self._piece)
+                ]
+            except self._mpi.Exception as error:
+                self._lose(error)
+                return
+            self.last_sent = time.monotonic()
+            self._sending.append((requests, message))
+
+    def reap(self) -> bool:
+        """Let go of what has been sent. Return whether nothing is left."""
+        with self._guard:
+            return self._reap()
+
+    def _reap(self) -> bool:
+        try:
+            while self._sending and self._mpi.Request.Testall(self._sending[0][0]):
+                self._sending.popleft()
+        except self._mpi.Exception as error:
+            self._lose(error)
+        if self.lost is not None:
+            _left_to_mpi.extend(message for _, message in self._sending)
+            self._sending.clear()
+        return not self._sending
+
+    def poll(self) -> np.ndarray | None:
+        """Return the next whole message, or None if none is there yet. Never waits."""
+        try:
+            while self._request is not None and self._request.Test(self._status):
+                message = self._received(self._status)
+                if message is not None:
+                    return message
+        except self._mpi.Exception as error:
+            self._lose(error)
+        return None
+
+    def _received(self, status: Any) -> np.ndarray | None:
+        """Take the piece that has come, and post the next receive. Return the message that it completes."""
+        self.last_heard = time.monotonic()
+        message = self._add(self._buffer[: status.Get_count(self._mpi.BYTE)])
+        self._post()
+        return message
+
+    def _add(self, piece: np.ndarray) -> np.ndarray | None:
+        if self._partial is None:
+            total = messages.total_bytes(piece)
+            if total == piece.size:
+                return piece.copy()
+            self._partial = np.empty(total, np.uint8)
+            self._filled = 0
+        self._partial[self._filled : self._filled + piece.size] = piece
+        self._filled += piece.size
+        if self._filled < self._partial.size:
+            return None
+        message, self._partial = self._partial, None
+        return message
+
+    def reopen(self) -> None:
+        """Take messages again, after `close`."""
+        if self._request is None and self.lost is None:
+            self._post()
+
+    def close(self, linger: float = 0.0) -> None:
+        """Take back the posted receive, and give what was sent up to `linger` seconds to go.
+
+        A peer that hangs can hold up both. Then they are left to MPI, with their memory, and nobody waits.
+        """
+        try:
+            if self._request is not None:
+                self._request.Cancel()
+        except self._mpi.Exception as error:
+            self._lose(error)
+        now = time.monotonic()
+        while not self._settled() and time.monotonic() < now + max(linger, _CANCEL_SECONDS):
+            if self._request is None and time.monotonic() >= now + linger:
+                break
+            time.sleep(1e-3)
+        if not self._settled():
+            _left_to_mpi.append(self)
+
+    def _settled(self) -> bool:
+        try:
+            if self._request is not None and self._request.Test(self._status):
+                self._request = None
+                if not self._status.Is_cancelled():
+                    self.late = self._add(self._buffer[: self._status.Get_count(self._mpi.BYTE)])
+        except self._mpi.Exception as error:
+            self._lose(error)
+        return self.reap() and self._request is None
+
+
+def receive(channels: Sequence[Channel]) -> list[tuple[Channel, np.ndarray]]:
+    """Return the whole messages that have come on any of `channels`. Never waits.
+
+    The MPI library is asked once for all of them: where ranks outnumber cores, a call that finds nothing
+    gives the core away. Channels whose peers have died are found `lost`.
+    """
+    from mpi4py import MPI
+
+    arrived = []
+    for channel in channels:
+        if channel._is_apart:
+            while (message := channel.poll()) is not None:
+                arrived.append((channel, message))
+    unfinished = True
+    while unfinished:
+        unfinished = False
+        # Once each: another thread that sends may find a channel lost, which then has no request any more.
+        pairs = [(channel, channel._request) for channel in channels if not channel._is_apart]
+        posted = [channel for channel, request in pairs if request is not None]
+        requests = [request for _, request in pairs if request is not None]
+        statuses = [channel._status for channel in posted]
+        try:
+            places = MPI.Request.Testsome(requests, statuses) or ()
+            ready = [(posted[place], status) for place, status in zip(places, statuses, strict=False)]
+        except MPI.Exception as error:
+            ready = _sort_out(posted, statuses, error)
+            unfinished = True
+        for channel, status in ready:
+            message = channel._received(status)
+            if message is not None:
+                arrived.append((channel, message))
+            unfinished = unfinished or channel._partial is not None
+    return arrived
+
+
+def _sort_out(posted: list[Channel], statuses: list[Any], error: Any) -> list[tuple[Channel, Any]]:
+    """Return which receives have completed, with their status, where asking for them gave an error for some.
+
+    A receive that is over has no request any more, and its status, which may stand in any place, says from
+    whom it is and whether it failed.
+    """
+    from mpi4py import MPI
+
+    ready = []
+    over = {channel.peer: channel for channel in posted if channel._request == MPI.REQUEST_NULL}
+    for status in statuses:
+        channel = over.pop(status.Get_source(), None)
+        if channel is None:
+            continue
+        if status.Get_error() == MPI.SUCCESS:
+            ready.append((channel, status))
+        else:
+            channel._lose(MPI.Get_error_string(status.Get_error()))
+    for channel in over.values():
+        channel._lose(error)
+    if not ready and not any(channel.lost for channel in posted):
+        # An error that names nobody: each receive has to be asked by itself.
+        for channel in posted:
+            try:
+                if channel._request is not None and channel._request.Test(channel._status):
+                    ready.append((channel, channel._status))
+            except MPI.Exception as own:
+                channel._lose(own)
+    return ready
+
+
+# What MPI may still read or write: channels that were closed, messages to the dead.
+_left_to_mpi: list[Any] = []

@@ -1,0 +1,62 @@
+"""Which ranks train together: the world that a launcher made, or this process alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dist_classicrl._hints import launched, promised_size
+from dist_classicrl.comm.remote_errors import end_job_on_unhandled_errors
+from dist_classicrl.errors import SingletonError
+
+
+def watch_for_unhandled_errors() -> None:
+    """In a job of several ranks, let an unhandled exception end the job.
+
+    See `end_job_on_unhandled_errors`.
+    """
+    if promised_size() > 1:
+        end_job_on_unhandled_errors()
+
+
+def find_world(comm: Any, allow_singletons: bool) -> Any | None:
+    """Return the communicator to train over, or None to train alone.
+
+    `comm` if it is given, else COMM_WORLD; MPI is not started where no launcher started this process. Where
+    there are several ranks, an unhandled exception ends the job from here on, whatever the launcher promised.
+
+    Raises
+    ------
+    SingletonError
+        If several ranks were promised and this process finds itself alone.
+    """
+    if comm is not None:
+        return _watched(comm) if comm.Get_size() > 1 else None
+    if not launched():
+        return None
+    promised = promised_size()
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        if promised > 1 and not allow_singletons:
+            raise SingletonError(_alone(promised, f"MPI could not be loaded ({error})")) from error
+        return None
+    world = MPI.COMM_WORLD
+    if world.Get_size() > 1:
+        return _watched(world)
+    if promised > 1 and not allow_singletons:
+        raise SingletonError(_alone(promised, "this process is alone in its MPI world"))
+    return None
+
+
+def _watched(world: Any) -> Any:
+    end_job_on_unhandled_errors()
+    return world
+
+
+def _alone(promised: int, found: str) -> str:
+    return (
+        f"The environment promises {promised} ranks, but {found}: each would train by itself, {promised} "
+        "times over. Start the job with the mpirun that belongs to the MPI library of mpi4py; under SLURM "
+        "with `srun --mpi=pmix` for Open MPI, `srun --mpi=pmi2` for MPICH, or mpirun inside sbatch. To "
+        "train alone all the same, pass allow_singletons=True."
+    )

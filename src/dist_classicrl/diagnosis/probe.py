@@ -1,0 +1,224 @@
+"""What ranks that really run say of themselves: their hosts, cores and memory, and whether they survive.
+
+    mpirun -n 4 python -m dist_classicrl.diagnosis.probe look FILE
+    mpirun -n 4 python -m dist_classicrl.diagnosis.probe profile SIZES ITERATIONS SECONDS TIMEOUT
+    mpirun -n 3 --hostfile FILE python -m dist_classicrl.diagnosis.probe hosts SECONDS
+    mpirun --with-ft ulfm -n 3 python -m dist_classicrl.diagnosis.probe death
+
+Each writes a line of JSON after a mark, so that what else is written does not matter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from dist_classicrl.comm.collectives import own_communicator
+from dist_classicrl.comm.rooted import Star
+from dist_classicrl.mpi_tools.clocks import compare_clocks
+from dist_classicrl.mpi_tools.communication_profile import COLLECTIVES, CommunicationProfile, measure
+
+MARK = "dist_classicrl probe: "
+DEATH_RANKS = 3
+"""How many ranks `death` takes: one dies, and two talk after it."""
+
+_MODULE = "dist_classicrl.diagnosis.probe"
+_TIMEOUT = 30.0
+_DEATH_SECONDS = 15.0
+_SIZES = (8, 1 << 20)
+_ITERATIONS = 100
+_SECONDS_EACH = 0.2
+_TAG = 7
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+"""Where programs are told how many threads to start."""
+
+
+def command(*words: object) -> list[str]:
+    """Return the command of one rank."""
+    return [sys.executable, "-m", _MODULE, *map(str, words)]
+
+
+def reports(output: str) -> list[dict[str, Any]]:
+    """Return what the ranks wrote, from a job's output."""
+    found = []
+    for line in output.splitlines():
+        _, mark, text = line.partition(MARK)
+        if mark:
+            try:
+                found.append(json.loads(text))
+            except ValueError:  # cut off by the job's end
+                continue
+    return found
+
+
+def look(file: str) -> None:
+    """Say what this rank is, whether it sees a file, and on rank 0 how fast messages are."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    _say(
+        {
+            "rank": world.Get_rank(),
+            "size": world.Get_size(),
+            "host": socket.gethostname(),
+            "cores": _cores(),
+            "threads": {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ},
+            "sees_file": os.path.exists(file),
+            "memory": memory_left(),
+        }
+    )
+    _say_profile(measured(world, _SIZES, _ITERATIONS, _SECONDS_EACH, _TIMEOUT, collectives=()))
+
+
+def profile(sizes: str, iterations: str, seconds: str, timeout: str) -> None:
+    """Measure communication by size."""
+    from mpi4py import MPI
+
+    numbers = [int(size) for size in sizes.split(",")]
+    _say_profile(measured(MPI.COMM_WORLD, numbers, int(iterations), float(seconds), float(timeout)))
+
+
+def hosts(seconds: str) -> None:
+    """Compare the clocks of all ranks, and measure messages between all hosts for so many seconds at most."""
+    from mpi4py import MPI
+
+    with _together(MPI.COMM_WORLD, _TIMEOUT) as (comm, star):
+        clocks = compare_clocks(comm, star)
+        found = measure(comm, star, _SIZES, _ITERATIONS, _SECONDS_EACH, (), True, float(seconds))
+    if star.rank == 0:
+        _say({"profile": found.to_dict(), "clocks": [each.to_dict() for each in clocks]})
+
+
+def measured(
+    comm: Any,
+    sizes: Sequence[int],
+    iterations: int,
+    seconds_each: float,
+    timeout: float,
+    collectives: Sequence[str] = COLLECTIVES,
+) -> CommunicationProfile | None:
+    """Measure communication over `comm`, on which every rank calls this; rank 0 gets the result.
+
+    Messages between all hosts are measured where collective operations are. See
+    `communication_profile.measure`.
+    """
+    with _together(comm, timeout) as (own, star):
+        found = measure(own, star, sizes, iterations, seconds_each, collectives, bool(collectives))
+    return found if star.rank == 0 else None
+
+
+@contextmanager
+def _together(comm: Any, timeout: float) -> Iterator[tuple[Any, Star]]:
+    own = own_communicator(comm, timeout, "measuring of communication")
+    star = Star(own, timeout)
+    yield own, star
+    star.close()
+
+
+def _say_profile(found: CommunicationProfile | None) -> None:
+    if found is not None:
+        _say({"profile": found.to_dict()})
+
+
+def death() -> None:
+    """Let the last rank kill itself; the others say whether they were told of it, and can still talk."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    world.Set_errhandler(MPI.ERRORS_RETURN)
+    rank, victim, nothing = world.Get_rank(), world.Get_size() - 1, bytearray(1)
+    other = (rank + 1) % victim
+    if rank == victim:
+        for survivor in range(victim):
+            world.Recv(nothing, survivor, _TAG)
+        os.kill(os.getpid(), signal.SIGKILL)
+    bell = world.Irecv(nothing, victim, _TAG)
+    world.Send(bytearray(1), victim, _TAG)
+    told = _until(lambda: _fails(bell.Test), _DEATH_SECONDS)
+    arrived = bytearray(1)
+    requests = [world.Isend(bytearray(1), other, _TAG), world.Irecv(arrived, other, _TAG)]
+    talks = _until(lambda: bool(MPI.Request.Testall(requests)), _DEATH_SECONDS)
+    _say({"rank": rank, "told": told, "talks": talks})
+    time.sleep(0.2)  # the other one says so, too
+    os._exit(0)  # MPI_Finalize may wait for the dead
+
+
+def memory_left() -> int | None:
+    """Return the bytes of memory that processes on this host may still take; None where it cannot be told.
+
+    The least of what the machine has and what a control group allows.
+    """
+    limits = []
+    try:
+        with open("/proc/meminfo") as file:
+            fields = dict(line.split(":", 1) for line in file)
+        limits.append(int(fields["MemAvailable"].split()[0]) * 1024)
+    except (OSError, KeyError, ValueError):
+        pass
+    for limit, used in _CONTROL_GROUPS:
+        try:
+            with open(limit) as most, open(used) as now:
+                limits.append(int(most.read()) - int(now.read()))
+        except (OSError, ValueError):  # "max" where there is no limit
+            continue
+    return min(limits, default=None)
+
+
+_CONTROL_GROUPS = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
+
+
+def _cores() -> list[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def _fails(test: Callable[[], object]) -> bool:
+    from mpi4py import MPI
+
+    try:
+        test()
+    except MPI.Exception:
+        return True
+    return False
+
+
+def _until(ready: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not ready():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(1e-3)
+    return True
+
+
+def _say(data: dict[str, Any]) -> None:
+    # In one write: lines of several ranks must not be mixed.
+    sys.stdout.flush()
+    os.write(1, f"{MARK}{json.dumps(data)}\n".encode())
+
+
+def main(words: Sequence[str]) -> None:
+    """Do what the words of the command line say."""
+    programs: dict[str, Callable[..., None]] = {
+        "look": look,
+        "profile": profile,
+        "hosts": hosts,
+        "death": death,
+    }
+    programs[words[0]](*words[1:])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,269 @@
+"""How fast this machine learns: rates of one core, the cost of a push, and rates of a job of several ranks.
+
+Run as a program under mpirun it is a rank of that job, and rank 0 writes what was found as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dist_classicrl.errors import LauncherError
+
+if TYPE_CHECKING:
+    from dist_classicrl.environments.model import TabularMDP
+
+FROZEN_LAKE = "FrozenLake 8x8"
+TAXI = "Taxi"
+GARNET = "Garnet, 100,000 states"
+STEPPED_LAKE = "FrozenLake 8x8, by Gymnasium"
+STEPPED_BLACKJACK = "Blackjack, by Gymnasium"
+ONE_CORE = (FROZEN_LAKE, TAXI, GARNET, STEPPED_LAKE, STEPPED_BLACKJACK)
+TOGETHER = (FROZEN_LAKE, GARNET)
+
+_FIRST_STEPS = 20_000  # of the run that compiles
+_PUSH_STEPS = 50_000
+_PUSH_ROUNDS = 200
+_START_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Steps per second in one environment, from whole calls of `train`.
+
+    Attributes
+    ----------
+    name : str
+    steps_per_second : float
+        The median.
+    runs : tuple of float
+        Of each run.
+    communication_fraction : float
+        Share of the workers' time that did not go into learning, the median.
+    workers : int
+        Ranks that learned.
+    """
+
+    name: str
+    steps_per_second: float
+    runs: tuple[float, ...]
+    communication_fraction: float
+    workers: int
+
+
+@dataclass(frozen=True)
+class PushCost:
+    """What a push costs besides its way through the network, in seconds.
+
+    Attributes
+    ----------
+    name : str
+        The environment.
+    steps : int
+        Between two pushes.
+    entries, n_bytes : int
+        Of a push.
+    pack, rebase : float
+        At the worker: making it, and taking the reply.
+    apply, refresh : float
+        At the server: applying it, and making the reply.
+    """
+
+    name: str
+    steps: int
+    entries: int
+    n_bytes: int
+    pack: float
+    apply: float
+    refresh: float
+    rebase: float
+
+
+def problem(name: str) -> Any:
+    """Return one of the environments of `ONE_CORE`, in a form that `train` takes."""
+    from dist_classicrl.environments.model import TabularMDP
+
+    if name == FROZEN_LAKE:
+        return TabularMDP.from_gymnasium("FrozenLake-v1", map_name="8x8")
+    if name == TAXI:
+        return TabularMDP.from_gymnasium("Taxi-v4")
+    if name == GARNET:
+        return TabularMDP.garnet(100_000, 8, 3, seed=0)
+    return _stepped_lake if name == STEPPED_LAKE else "Blackjack-v1"
+
+
+def _stepped_lake() -> Any:
+    import gymnasium
+
+    class Unchanged(gymnasium.Wrapper):
+        """Changes nothing, which nobody but its author knows."""
+
+    return Unchanged(gymnasium.make("FrozenLake-v1", map_name="8x8"))
+
+
+def learning_rates(names: Sequence[str], seconds: float, rounds: int) -> list[Rate]:
+    """Train in turns in the environments of these names; every rank of a job calls this.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Some of `ONE_CORE`.
+    seconds : float
+        What each run lasts at least, compilation apart.
+    rounds : int
+        Runs in each environment.
+    """
+    trainers = {name: _Trainer(problem(name), seconds) for name in names}
+    results: dict[str, list[Any]] = {name: [] for name in names}
+    for _ in range(rounds):
+        for name, trainer in trainers.items():
+            results[name].append(trainer.run())
+    return [
+        Rate(
+            name,
+            statistics.median(result.steps_per_second for result in found),
+            tuple(result.steps_per_second for result in found),
+            statistics.median(result.communication_fraction for result in found),
+            found[-1].workers,
+        )
+        for name, found in results.items()
+    ]
+
+
+class _Trainer:
+    """Trains one agent again and again, each time for a number of seconds or longer."""
+
+    def __init__(self, env: Any, seconds: float) -> None:
+        from dist_classicrl.agent.agent import DistAsyncQLearning
+
+        self._agent = DistAsyncQLearning(seed=0)
+        self._env = env
+        self._seconds = seconds
+        self._steps = _FIRST_STEPS
+        self._agent.train(env, total_steps=self._steps)
+
+    def run(self) -> Any:
+        """Return the result of a run that was long enough."""
+        while True:
+            # All ranks get the same result, and so ask for the same number of steps.
+            result = self._agent.train(self._env, total_steps=self._steps)
+            if result.seconds >= self._seconds:
+                return result
+            missing = self._seconds / max(result.seconds, 1e-3)
+            self._steps = int(self._steps * min(1.2 * missing, 100.0)) + 1
+
+
+def rates_of_ranks(n_ranks: int, seconds: float, rounds: int, names: Sequence[str] = TOGETHER) -> list[Rate]:
+    """Return the rates of a job of `n_ranks` ranks, one of them the server, on this machine.
+
+    Other arguments are those of `learning_rates`.
+
+    Raises
+    ------
+    LauncherError
+        If the job cannot be started, fails, or does not end.
+    """
+    from dist_classicrl.launch.mpirun import launch_environment, mpirun_command
+    from dist_classicrl.process.jobs import run_job
+
+    words = [sys.executable, "-m", __name__, str(seconds), str(rounds), *names]
+    job = run_job(
+        [*mpirun_command(n_ranks), *words],
+        timeout=_START_SECONDS + 4.0 * seconds * (rounds + 1) * len(names),
+        env=launch_environment(),
+    )
+    found = [line for line in job.output.splitlines() if line.startswith('[{"name": ')]
+    if job.returncode != 0 or not found:
+        how = "did not end in time" if job.timed_out else f"ended with status {job.returncode}"
+        raise LauncherError(
+            f"The job of {n_ranks} ranks {how}. See what `dist-classicrl doctor` says.\n{job.output}"
+        )
+    return [Rate(**{**row, "runs": tuple(row["runs"])}) for row in json.loads(found[-1])]
+
+
+def push_cost(name: str) -> PushCost:
+    """Measure what a push costs after `_PUSH_STEPS` steps in an environment, with nothing on its way."""
+    from dist_classicrl._random import stream_key
+    from dist_classicrl.environments.simulate import CompiledSimulator
+    from dist_classicrl.learning.learners import CompiledLearner, Rates, Stream, training_kernel
+    from dist_classicrl.settings import Settings
+    from dist_classicrl.tables.local import LocalTable
+    from dist_classicrl.tables.shared import SharedTable
+
+    model: TabularMDP = problem(name)
+    simulator, settings = CompiledSimulator.from_model(model), Settings()
+    size = simulator.n_states * simulator.n_actions
+    local = LocalTable(simulator.n_states, simulator.n_actions, np.dtype(np.float64), simulator.legal)
+    shared = SharedTable(np.zeros(size), np.zeros(size, np.int64))
+    local.rebase(shared.refresh(-1), [])
+    learner = CompiledLearner(simulator, local, settings, Rates(settings, 1), training_kernel(simulator))
+    learner.prepare()
+    stream = Stream(stream_key(0, "push"), 0)
+    seconds: dict[str, list[float]] = {"pack": [], "apply": [], "refresh": [], "rebase": []}
+    entries: list[int] = []
+    packed: Any = None
+    for number in range(1, _PUSH_ROUNDS + 1):
+        learner.learn(stream, _PUSH_STEPS)
+        since = shared.version
+        packed = _timed(seconds["pack"], local.pack)
+        _timed(seconds["apply"], partial(shared.apply, 1, number, packed))
+        refresh = _timed(seconds["refresh"], partial(shared.refresh, since))
+        _timed(seconds["rebase"], partial(local.rebase, refresh, []))
+        entries.append(packed.size)
+    bytes_each = sum(part.itemsize for part in packed.parts)
+    middle = {stage: statistics.median(found) for stage, found in seconds.items()}
+    size_of_push = int(statistics.median(entries))
+    return PushCost(name, _PUSH_STEPS, size_of_push, size_of_push * bytes_each, **middle)
+
+
+def _timed(seconds: list[float], call: Callable[[], Any]) -> Any:
+    begin = time.perf_counter()
+    value = call()
+    seconds.append(time.perf_counter() - begin)
+    return value
+
+
+def machine() -> Mapping[str, Any]:
+    """Return what the rates depend on: processor, cores, versions."""
+    import numba
+
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "numba": numba.__version__,
+    }
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            lines = [line for line in file if line.startswith("model name")]
+    except OSError:
+        lines = []
+    return lines[0].split(":", 1)[1].strip() if lines else platform.processor() or platform.machine()
+
+
+def main(seconds: float, rounds: int, names: Sequence[str]) -> None:
+    """Be a rank of the job of `rates_of_ranks`."""
+    from mpi4py import MPI
+
+    found = learning_rates(names, seconds, rounds)
+    if MPI.COMM_WORLD.Get_rank() == 0:
+        sys.stdout.write(json.dumps([asdict(rate) for rate in found]) + "\n")
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])

@@ -1,0 +1,1 @@
+"""How a training is spread over ranks; each engine in a folder of its own."""

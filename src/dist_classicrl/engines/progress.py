@@ -1,0 +1,349 @@
+"""How far a run is, as it is told on the rank that serves while the run goes on."""
+
+from __future__ import annotations
+
+import math
+import socket
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dist_classicrl.engines.outcome import Tally
+    from dist_classicrl.engines.saving import Saver
+    from dist_classicrl.membership.events import Record
+
+# What Progress counts since the last report, as a Tally counts it from the beginning.
+_COUNTED = (
+    "steps",
+    "episodes",
+    "returns",
+    "lengths",
+    "td_errors",
+    "pushes",
+    "bytes_pushed",
+    "bytes_pulled",
+    "staleness",
+    "learning_seconds",
+    "worker_seconds",
+)
+_MAY_BE_NAN = ("mean_return", "mean_length", "td_error")
+
+
+@dataclass(frozen=True)
+class RankProgress:
+    """What one rank that learns has done since the last report.
+
+    Attributes
+    ----------
+    rank : int
+    host : str
+    steps : int
+    steps_per_second : float
+    communication_fraction : float
+        Share of its time that did not go into learning.
+    staleness : float
+        Mean number of the others' pushes that a push of its did not know of.
+    silence : float
+        Seconds since it was last heard.
+    """
+
+    rank: int
+    host: str
+    steps: int = 0
+    steps_per_second: float = 0.0
+    communication_fraction: float = 0.0
+    staleness: float = 0.0
+    silence: float = 0.0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is, for the callbacks of `train`, on the rank that serves.
+
+    All but `steps`, `total_steps`, `seconds`, `epsilon`, `learning_rate` and `workers` is counted since the
+    last report.
+
+    Attributes
+    ----------
+    steps, total_steps : int
+        Done and asked for in this call of `train`, by all ranks.
+    steps_per_second : float
+    episodes : int
+        Ended.
+    mean_return : float
+        Of those episodes, undiscounted; NaN if there were none.
+    seconds : float
+        Since training began, with what processes before this one trained.
+    mean_length : float
+        Of those episodes, in steps; NaN if there were none.
+    td_error : float
+        Mean absolute temporal-difference error of the updates, before each; NaN if there were none. Replayed
+        updates are not counted.
+    epsilon : float
+        Chance of a random action, now.
+    learning_rate : float
+        Step size, now; with `PerVisit` that of an entry with the mean number of visits.
+    communication_fraction : float
+        Share of the workers' time that did not go into learning.
+    pushes, bytes_pushed, bytes_pulled : int
+        See `TrainingResult`.
+    staleness : float
+        Mean number of the other workers' pushes that a push did not know of.
+    workers : int
+        Ranks that learn now.
+    ranks : tuple of RankProgress
+        One for each of them.
+    events : tuple of dict
+        See `TrainingResult.events`.
+    """
+
+    steps: int
+    total_steps: int
+    steps_per_second: float = 0.0
+    episodes: int = 0
+    mean_return: float = math.nan
+    seconds: float = 0.0
+    mean_length: float = math.nan
+    td_error: float = math.nan
+    epsilon: float = 0.0
+    learning_rate: float = 0.0
+    communication_fraction: float = 0.0
+    pushes: int = 0
+    bytes_pushed: int = 0
+    bytes_pulled: int = 0
+    staleness: float = 0.0
+    workers: int = 1
+    ranks: tuple[RankProgress, ...] = ()
+    events: tuple[dict[str, Any], ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the progress as plain data for JSON, which has no NaN: None stands for it."""
+        data = asdict(self)
+        return without_nan(data, _MAY_BE_NAN)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Progress:
+        """Return the progress that `to_dict` described."""
+        ranks = tuple(RankProgress(**rank) for rank in data["ranks"])
+        return cls(**{**with_nan(data, _MAY_BE_NAN), "ranks": ranks, "events": tuple(data["events"])})
+
+
+class Observer:
+    """What is told of a call of `train` on the rank that serves, between messages. It does nothing with it.
+
+    Attributes
+    ----------
+    wants_pushes : bool
+        Whether `pushed` is to be called.
+    """
+
+    wants_pushes = False
+
+    def started(self, progress: Progress) -> None:
+        """Hear that this rank serves from now on."""
+
+    def reported(self, progress: Progress) -> bool:
+        """Hear how far the run is. Return False to end it, in order, with the steps that were given out."""
+        return True
+
+    def happened(self, event: dict[str, Any]) -> None:
+        """Hear what happened to a rank."""
+
+    def saved(self, steps: int, name: str) -> None:
+        """Hear that the checkpoint `name`, of global step `steps`, is on disk."""
+
+    def pushed(self, rank: int, steps: int, staleness: int, n_bytes: int) -> None:
+        """Hear of a push of `rank`."""
+
+
+@dataclass
+class _Share:
+    """What a rank has done since the last report."""
+
+    steps: int = 0
+    pushes: int = 0
+    staleness: int = 0
+    learning_seconds: float = 0.0
+    worker_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Learning:
+    """A rank that learns, and for how many seconds it has been silent."""
+
+    rank: int
+    host: str
+    silence: float = 0.0
+
+
+@dataclass(frozen=True)
+class Company:
+    """Who is there besides a process that learns alone.
+
+    Attributes
+    ----------
+    own : Learning
+        The process itself.
+    is_there : callable
+        Whether there is somebody to be served.
+    record : Record or None
+        What happened to the others.
+    """
+
+    own: Learning = field(default_factory=lambda: Learning(0, socket.gethostname()))
+    is_there: Callable[[], bool] = lambda: False
+    record: Record | None = None
+
+
+@dataclass
+class Reporter:
+    """Tells an observer how far a run is: every so many seconds, at each checkpoint, and at the end.
+
+    Attributes
+    ----------
+    tally : Tally
+    observer : Observer
+    every : float
+        Seconds between two reports.
+    rates : callable
+        Gives the chance of a random action and the step size after so many steps of this call, with so many
+        workers.
+    wants_end : bool
+        Whether the observer has asked for the end of the run.
+    """
+
+    tally: Tally
+    observer: Observer = field(default_factory=Observer)
+    every: float = math.inf
+    rates: Callable[[int, int], tuple[float, float]] = lambda steps, workers: (0.0, 0.0)
+    wants_end: bool = False
+
+    def __post_init__(self) -> None:
+        self._shares: dict[int, _Share] = {}
+        self._events: list[dict[str, Any]] = []
+        self._next = self.every
+        self._then = 0.0
+        self._last = self._counted()
+        self._has_begun = False
+
+    def begin(self, seconds: float, learning: Iterable[Learning]) -> None:
+        """Count from now on, `seconds` after this process began."""
+        self._has_begun = True
+        self._last = self._counted()
+        self._then, self._next = seconds, seconds + self.every
+        self._shares.clear()
+        self.observer.started(self._progress(seconds, tuple(learning)))
+
+    def count(
+        self,
+        rank: int,
+        steps: int,
+        learning_seconds: float,
+        worker_seconds: float,
+        staleness: int = 0,
+        n_bytes: int = 0,
+    ) -> None:
+        """Take note of a push."""
+        share = self._shares.get(rank)
+        if share is None:
+            share = self._shares[rank] = _Share()
+        share.steps += steps
+        share.pushes += 1
+        share.staleness += staleness
+        share.learning_seconds += learning_seconds
+        share.worker_seconds += worker_seconds
+        if self._has_begun and self.observer.wants_pushes:
+            self.observer.pushed(rank, steps, staleness, n_bytes)
+
+    def hear(self, record: Record | None, saver: Saver | None) -> None:
+        """Pass on what happened to ranks, and which checkpoint is on disk."""
+        while record is not None and record.fresh:
+            event = record.fresh.popleft()
+            self._events.append(event)
+            self.observer.happened(event)
+        if saver is not None and (written := saver.news()) is not None:
+            self.observer.saved(*written)
+
+    def is_due(self, seconds: float) -> bool:
+        """Whether it is time for a report, `seconds` after this process began."""
+        return seconds >= self._next
+
+    def report(self, seconds: float, learning: Iterable[Learning]) -> None:
+        """Report, `seconds` after this process began; who learns is told by `learning`."""
+        progress = self._progress(seconds, tuple(learning))
+        self._last = self._counted()
+        self._then, self._next = seconds, seconds + self.every
+        self._shares.clear()
+        self._events.clear()
+        if not self.observer.reported(progress):
+            self.wants_end = True
+
+    def rest(self, seconds: float) -> None:
+        """Count the time to the next report from `seconds` on, when the observer has returned.
+
+        A callback that takes longer than the interval must not be called again at once.
+        """
+        self._next = seconds + self.every
+
+    @property
+    def has_news(self) -> bool:
+        """Whether steps were made since the last report."""
+        return self.tally.steps > self._last["steps"]
+
+    def _counted(self) -> dict[str, float]:
+        return {name: getattr(self.tally, name) for name in _COUNTED}
+
+    def _progress(self, seconds: float, learning: Sequence[Learning]) -> Progress:
+        tally = self.tally
+        passed = max(seconds - self._then, 1e-9)
+        since = {name: getattr(tally, name) - self._last[name] for name in _COUNTED}
+        episodes, steps, pushes = since["episodes"], since["steps"], since["pushes"]
+        epsilon, step_size = self.rates(tally.steps, len(learning))
+        return Progress(
+            steps=tally.steps,
+            total_steps=tally.total_steps,
+            steps_per_second=steps / passed,
+            episodes=int(episodes),
+            mean_return=since["returns"] / episodes if episodes else math.nan,
+            seconds=tally.earlier_seconds + seconds,
+            mean_length=since["lengths"] / episodes if episodes else math.nan,
+            td_error=since["td_errors"] / steps if steps else math.nan,
+            epsilon=epsilon,
+            learning_rate=step_size,
+            communication_fraction=communication_fraction(since["learning_seconds"], since["worker_seconds"]),
+            pushes=int(pushes),
+            bytes_pushed=int(since["bytes_pushed"]),
+            bytes_pulled=int(since["bytes_pulled"]),
+            staleness=since["staleness"] / pushes if pushes else 0.0,
+            workers=len(learning),
+            ranks=tuple(self._rank_progress(one, passed) for one in learning),
+            events=tuple(self._events),
+        )
+
+    def _rank_progress(self, one: Learning, passed: float) -> RankProgress:
+        share = self._shares.get(one.rank, _Share())
+        return RankProgress(
+            rank=one.rank,
+            host=one.host,
+            steps=share.steps,
+            steps_per_second=share.steps / passed,
+            communication_fraction=communication_fraction(share.learning_seconds, share.worker_seconds),
+            staleness=share.staleness / share.pushes if share.pushes else 0.0,
+            silence=one.silence,
+        )
+
+
+def communication_fraction(learning_seconds: float, worker_seconds: float) -> float:
+    """Return the share of workers' time that did not go into learning; 0.0 if there was no time."""
+    return max(0.0, 1.0 - learning_seconds / worker_seconds) if worker_seconds > 0.0 else 0.0
+
+
+def without_nan(data: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return `data` for JSON, which has no NaN: None stands for it under these `names`."""
+    return {**data, **{name: None for name in names if math.isnan(data[name])}}
+
+
+def with_nan(data: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return what `without_nan` was made of."""
+    return {**data, **{name: math.nan for name in names if data[name] is None}}

@@ -1,0 +1,1 @@
+"""What the engines of several ranks have in common: servers, workers, and how ranks change between them."""

@@ -1,0 +1,159 @@
+"""Who serves and who works, and how that changes when ranks are lost, while a call of `train` goes on."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+
+from dist_classicrl.comm import messages
+from dist_classicrl.comm.messages import Kind
+from dist_classicrl.comm.transport import Backoff, Channel
+from dist_classicrl.engines.roles.server_base import FIRST_ADMISSION
+from dist_classicrl.engines.roles.worker_base import ServerLost
+from dist_classicrl.errors import CutOffError
+from dist_classicrl.membership.election import Base, Deposed, Election, Settled, answer, ended_without
+from dist_classicrl.membership.group import Crew
+from dist_classicrl.membership.view import View
+
+logger = logging.getLogger(__name__)
+
+_ASK_SHARE = 0.25
+
+Result = TypeVar("Result", covariant=True)
+
+
+class Part(Protocol, Generic[Result]):
+    """What a rank does in one mode of training, whatever its role."""
+
+    crew: Crew
+
+    @property
+    def base(self) -> Base:
+        """How new what this rank holds is."""
+
+    def serve(self) -> Result:
+        """Serve to the end, from what this rank has."""
+
+    def work(self) -> Result:
+        """Work to the end."""
+
+    def step_down(self) -> None:
+        """Have nothing more to do with the view that was: as its server, or as one of its workers."""
+
+    def release(self) -> None:
+        """Take it that all others have the result, as this rank has."""
+
+    def take_over(self) -> None:
+        """Make ready to serve, from the base and what it lacks."""
+
+    def hand_in(self, admission: int) -> None:
+        """Make ready to work for the server of a new view, which gets what it lacks."""
+
+    def begin_anew(self, entry: Entry) -> None:
+        """Make ready to work for a server that took this rank for lost."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """How a rank joins a run that goes on.
+
+    Attributes
+    ----------
+    channel : Channel
+        To the server.
+    sequence : int
+        This rank's last push that is in the table.
+    told : dict
+        What there is to know about the run.
+    """
+
+    channel: Channel
+    sequence: int
+    told: dict[str, Any]
+
+
+def take_part(part: Part[Result]) -> Result:
+    """Serve or work until the call is done, through all changes of the server.
+
+    Raises
+    ------
+    CutOffError
+        If too few ranks are heard to go on, or the run ended without this rank.
+    """
+    crew = part.crew
+    while True:
+        try:
+            return part.serve() if crew.is_server else part.work()
+        except ServerLost:
+            part.step_down()
+            lost = crew.view
+            logger.debug("Rank %d lost the server, rank %d.", crew.rank, lost.server)
+            try:
+                view = Election(crew, part.base).run()
+            except Settled:
+                part.release()
+                return part.work()
+            if view.reign == lost.reign:  # the others still hear it
+                part.begin_anew(join(crew))
+                continue
+        except Deposed as deposed:
+            part.step_down()
+            view = deposed.view
+        enter(part, view)
+
+
+def enter(part: Part[Any], view: View) -> None:
+    """Take the role that a new view gives this rank."""
+    if part.crew.rank not in view.members:
+        part.begin_anew(join(part.crew))
+    elif view.server == part.crew.rank:
+        part.take_over()
+    else:
+        part.hand_in(FIRST_ADMISSION)
+
+
+def join(crew: Crew) -> Entry:
+    """Ask to take part in the run that goes on without this rank.
+
+    Raises
+    ------
+    CutOffError
+        If nobody answers, or the run is over.
+    """
+    wire = crew.wire
+    crew.withdraw()
+    backoff = Backoff(wire.sleep)
+    end = wire.now() + 2.0 * crew.timing.election
+    asked = -1e9
+    crew.joins += 1
+    while wire.now() < end:
+        if wire.now() - asked > _ASK_SHARE * crew.timing.silence:
+            server = crew.view.server
+            # Who serves in place of one that died may be anybody, and does not know of this rank.
+            lost = server in crew.dead or wire.now() > end - crew.timing.election
+            for peer in range(wire.size) if lost else [server]:
+                crew.send(peer, Kind.JOIN, np.array([crew.joins], np.int64))
+            asked = wire.now()
+        for sender, kind, parts in crew.poll():
+            if kind is Kind.WELCOME:
+                view = View.from_numbers(parts[1])
+                if view.reign >= crew.promised:
+                    crew.adopt(view)
+                    admission, sequence = parts[0].tolist()
+                    channel = wire.channel(view.server, crew.tag(view.reign, admission))
+                    return Entry(channel, sequence, messages.from_text(parts[2]))
+            elif kind is Kind.VIEW and crew.accept(parts) is not None:
+                asked = -1e9
+                end = wire.now() + 2.0 * crew.timing.election
+            elif kind is Kind.PREPARE:
+                answer(crew, sender, parts, Base(), lambda: False)
+            elif kind is Kind.OVER:
+                raise ended_without(crew.rank)
+        backoff.wait()
+    raise CutOffError(
+        f"Rank {crew.rank} was taken for lost, and no server answers its request to take part again: the run "
+        "may have ended without it, or the network is cut."
+    )

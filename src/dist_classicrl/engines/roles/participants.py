@@ -1,0 +1,577 @@
+"""One call of `train` on many ranks: what each prepares, how it serves or works, and how it ends."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, NoReturn
+
+import numpy as np
+
+from dist_classicrl.comm.transport import Channel
+from dist_classicrl.engines.local.training import LearningOn
+from dist_classicrl.engines.outcome import TrainingResult
+from dist_classicrl.engines.roles.changes import Entry, take_part
+from dist_classicrl.engines.roles.server_base import FIRST_ADMISSION, NobodyLeft, Serving
+from dist_classicrl.engines.roles.shutdown import fail, tell_rescued, tell_stopped, wait_for_rescue
+from dist_classicrl.engines.roles.worker_base import ServerLost
+from dist_classicrl.engines.rounds.exchange import RoundServer, RoundStart, RoundWorker, carriers
+from dist_classicrl.engines.run import Run, compile_kernels
+from dist_classicrl.engines.saving import RESCUE_SECONDS
+from dist_classicrl.engines.server.leases import LeaseBook
+from dist_classicrl.engines.server.pacing import Pacer
+from dist_classicrl.engines.server.server import LAST_PUSH_SECONDS, Server
+from dist_classicrl.engines.server.worker import Worker
+from dist_classicrl.errors import (
+    CheckpointFencedError,
+    CutOffError,
+    RankLostError,
+    RankTimeoutError,
+    TrainingStopped,
+    WorkerLeft,
+)
+from dist_classicrl.learning.learners import Learner, Rates
+from dist_classicrl.membership.election import Base, Deposed
+from dist_classicrl.membership.group import Crew
+from dist_classicrl.membership.handshake import Setup
+from dist_classicrl.membership.heartbeat import Pulse, beat_message
+from dist_classicrl.process.stop import Stop
+from dist_classicrl.tables.local import LocalTable
+from dist_classicrl.tables.shared import SharedTable
+from dist_classicrl.tables.window import PushWindow
+
+logger = logging.getLogger(__name__)
+
+_LINGER_SECONDS = 1.0
+_FIRST_LEASE_COMPILED = 20_000
+
+
+def run_together(run: Run, crew: Crew, begin_from: Setup | Entry) -> TrainingResult:
+    """Train on all ranks of `crew`: one serves, the others learn.
+
+    The result and the table are the same everywhere. With an `Entry` this rank joins a call that the others
+    have begun.
+
+    Raises
+    ------
+    TrainingStopped
+        On all ranks, if any was asked to stop; what all learned is on disk.
+    WorkerLeft
+        If this rank has left in good order.
+    Deposed
+        If the setup has to begin anew, with other members.
+    """
+    rates = Rates(run.settings, run.logical or max(1, len(crew.view.workers)))
+    part = (AsyncPart if run.logical is None else RoundsPart)(run, crew, rates)
+    clean = False
+    try:
+        if isinstance(begin_from, Entry):
+            part.begin_anew(begin_from)
+        else:
+            _prepare(part, begin_from)
+        part.begin()
+        try:
+            result = take_part(part)
+        except (TrainingStopped, WorkerLeft):
+            clean = True
+            raise
+        except BaseException as caught:
+            part.fail(caught)
+            raise
+        clean = True
+    finally:
+        part.close(_LINGER_SECONDS if clean else 0.0)
+        run.close(part.learners)
+    return result
+
+
+def _prepare(part: _Part, setup: Setup) -> None:
+    """Compile, together with all other ranks."""
+    run, rates = part.run, part.rates
+    begin = time.perf_counter()
+    if rates.table is not None:
+        setup.broadcast(rates.table, "the server's step sizes")
+    error: BaseException | None = None
+
+    def prepare(first: bool) -> None:
+        nonlocal error
+        try:
+            compile_kernels(run, rates, setup.is_head, first)
+            if not setup.is_head:
+                part.prepare_worker(Base(setup.reign, 0))
+        except BaseException as caught:  # whatever it is, the others must hear of it
+            error = caught
+
+    setup.compile_in_turn(prepare)
+    compiled = int((time.perf_counter() - begin) * 1e6)
+    part.compile_seconds = int(setup.agree(error, {}, [compiled])[:, 0].max()) / 1e6
+
+
+class _Part:
+    """A rank's part in a call of `train`, as a server or as a worker: what both modes have in common.
+
+    Parameters
+    ----------
+    run : Run
+    crew : Crew
+    rates : Rates
+    """
+
+    worker: Worker | RoundWorker | None
+    server: Server | RoundServer | None
+
+    def __init__(self, run: Run, crew: Crew, rates: Rates) -> None:
+        self.run = run
+        self.crew = crew
+        self.rates = rates
+        self.compile_seconds = 0.0
+        self.learners: list[Learner] = []
+        self.worker = None
+        self.server = None
+        self._members: set[int] = set()  # of the view that was
+        self._begun = crew.wire.now()
+        self._earlier = run.tally.earlier_seconds
+        self._result: dict[str, Any] | None = None  # of a server that was lost at the very end
+
+    # What the modes do
+
+    def prepare_worker(self, base: Base) -> None:
+        """Make what a worker needs, compiled. Its table is the run's, as new as `base`."""
+        raise NotImplementedError
+
+    def make_server(self, table: SharedTable) -> Server | RoundServer:
+        """Return a server that begins with `table`."""
+        raise NotImplementedError
+
+    def make_successor(self) -> Server | RoundServer:
+        """Return a server that goes on with what this rank's worker has."""
+        raise NotImplementedError
+
+    def learn_alone(self) -> None:
+        """Learn in this process while the server has no workers."""
+        raise NotImplementedError
+
+    def hand_in(self, admission: int) -> None:
+        """Make ready to work for the server of a new view, which gets what it lacks."""
+        raise NotImplementedError
+
+    def join(self, entry: Entry) -> None:
+        """Make ready to work for a server that took this rank for lost."""
+        raise NotImplementedError
+
+    @property
+    def learning(self) -> int:
+        """How many ranks learn."""
+        raise NotImplementedError
+
+    # Roles
+
+    def begin(self) -> None:
+        """Count the time of training from now on."""
+        self._begun = self.crew.wire.now()
+
+    @property
+    def base(self) -> Base:
+        """How new what this rank holds is."""
+        return Base() if self.worker is None else self.worker.base
+
+    def work(self) -> TrainingResult:
+        """Work to the end."""
+        run, worker = self.run, self.worker
+        assert worker is not None
+        if worker.is_new:
+            worker.follow(FIRST_ADMISSION)
+        with _heard(self.crew, lambda: worker.channels, worker.beat):
+            try:
+                final = worker.run()
+            except (ServerLost, Deposed):
+                if not self.crew.is_guest:
+                    raise
+                final = None
+        if final is None or self.crew.is_guest:
+            raise WorkerLeft(self.crew.rank)
+        refresh, data = final
+        run.values[:] = refresh.values
+        run.counts[:] = refresh.counts
+        return TrainingResult.from_dict(data)
+
+    def step_down(self) -> None:
+        """Have nothing more to do with the view that was."""
+        self._members = set(self.crew.view.members)
+        if self.server is not None:
+            self.server.close(0.0)
+            self.server = None
+            if self.run.saver is not None:
+                self.run.saver.stop()
+                self.run.saver = None
+        elif self.worker is not None:
+            self.worker.give_up_server()
+
+    def release(self) -> None:
+        """Take it that all others have the result, as this rank has."""
+        assert self.worker is not None
+        self.worker.was_released = True
+
+    def take_over(self) -> None:
+        """Make ready to serve, from the base and what it lacks."""
+        run, crew, worker = self.run, self.crew, self.worker
+        assert worker is not None
+        if worker.final is not None:  # the lost server has saved all before it said so
+            refresh, self._result = worker.final
+            run.tally.end_as(self._result)
+            run.values[:] = refresh.values
+            run.counts[:] = refresh.counts
+            self.server = self.make_server(SharedTable(run.values, run.counts, refresh.version))
+        else:
+            run.saver = None if run.take_over_saving is None else run.take_over_saving()
+            self.server = self.make_successor()
+            # The time without a server counts as well.
+            passed = self._earlier + crew.wire.now() - self._begun
+            run.tally.earlier_seconds = max(run.tally.earlier_seconds, passed)
+        self.worker = None
+        for rank in sorted(self._members - set(crew.view.members)):
+            why = "it had no part in the election"
+            self.server.note("excluded", rank, detail=why)
+            self.server.lost_before.append((rank, why))
+        self.server.note("failover", crew.rank, detail=f"reign {crew.view.reign}")
+        self.server.announce_events()
+
+    def begin_anew(self, entry: Entry) -> None:
+        """Make ready to work for a server that took this rank for lost, or never knew it."""
+        crew = self.crew
+        if self.worker is None:
+            # That takes time, and the server knows this rank already.
+            with _heard(crew, lambda: [entry.channel], lambda: beat_message(0, crew.view.key)):
+                self.prepare_worker(Base())
+        self.join(entry)
+
+    # Serving
+
+    def serve(self) -> TrainingResult:
+        """Serve to the end."""
+        run = self.run
+        if self.server is None:
+            self.server = self.make_server(SharedTable(run.values, run.counts))
+            lost = [event for event in self.crew.record.events if event["kind"] == "excluded"]
+            self.server.lost_before += [(event["rank"], event["detail"]) for event in lost]
+        server = self.server
+        with _heard(self.crew, lambda: server.channels, server.beat):
+            server.begin_reports()
+            if self._result is None:
+                return self._serve(server)
+            server.finish(self._result)
+            return TrainingResult.from_dict(self._result)
+
+    def _serve(self, server: Server | RoundServer) -> TrainingResult:
+        run, saver = self.run, self.run.saver
+        stop: Stop | None = None
+        try:
+            while True:
+                try:
+                    stop = server.run()
+                    break
+                except NobodyLeft:
+                    if run.reporter.wants_end:
+                        continue
+                    logger.warning("No worker is left: rank %d goes on alone.", self.crew.rank)
+                    self.learn_alone()
+        except CheckpointFencedError:
+            server.await_successor()
+            raise
+        except TrainingStopped:
+            raise
+        except Exception:
+            if saver is not None and isinstance(server, Server):
+                run.rescue = partial(saver.rescue, run.values, run.counts, server.position, server.keep_alive)
+            raise
+        finally:
+            run.kept = server.position.steps - run.start
+        seconds = server.seconds
+        if stop is not None and saver is not None:
+            run.rescue = partial(saver.rescue, run.values, run.counts, server.position, server.keep_alive)
+            server.report_progress(now=True)
+            run.rescue = None
+            where = saver.save_last(run.values, run.counts, server.position, server.keep_alive)
+            run.reporter.hear(self.crew.record, saver)
+            self._end_all(server, stop, where)
+        crew = self.crew
+        away = set(range(crew.wire.size)) - set(crew.view.members)
+        result = run.tally.result(seconds, self.compile_seconds, self.learning, crew.record, away)
+        where = None
+        if saver is not None:
+            where = saver.finish(run.values, run.counts, server.position, result, server.keep_alive)
+        server.report_end(seconds)  # after saving: the callbacks may raise
+        stop = None if saver is None else saver.asked_to_stop
+        if stop is not None:  # too late for this call, but not for what the script does next
+            self._end_all(server, stop, where)
+        server.finish(result.to_dict())
+        return result
+
+    def _end_all(self, server: Serving, stop: Stop, checkpoint: str | None) -> NoReturn:
+        error = self.run.stopped(stop, checkpoint)
+        tell_stopped(self.crew.wire, server.channels, stop, error, LAST_PUSH_SECONDS)
+        raise error
+
+    def _run_alone(self, alone: LearningOn) -> None:
+        assert self.server is not None
+        try:
+            alone.run_all()
+        except TrainingStopped as stopped:
+            stop = Stop(int(stopped.code or 0), stopped.reason)
+            tell_stopped(self.crew.wire, self.server.channels, stop, stopped, 0.0)
+            raise
+        finally:
+            self.server.has_made(alone.made)
+
+    # Ends
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the others of an error, after what there is is on disk: who hears of it may end the job."""
+        run = self.run
+        if run.rescue is not None:
+            run.rescue()
+        if self.server is not None:
+            fail(self.server.channels, error, self.crew.rank, run.settings.timeout)
+            tell_rescued(self.server.channels)
+        elif self.worker is not None and not self.worker.is_new:
+            channel = self.worker.channel
+            fail([channel], error, self.crew.rank, run.settings.timeout)
+            alone = isinstance(error, (RankTimeoutError, CutOffError, KeyboardInterrupt))
+            if run.watch is not None and not alone:
+                wait_for_rescue(channel, RESCUE_SECONDS)
+
+    def close(self, linger: float) -> None:
+        """Close all channels."""
+        if self.server is not None:
+            self.server.close(linger)
+        if self.worker is not None and not self.worker.is_new:
+            self.worker.channel.close(linger)
+
+
+class AsyncPart(_Part):
+    """A rank's part in asynchronous training."""
+
+    worker: Worker | None
+    server: Server | None
+
+    def __init__(self, run: Run, crew: Crew, rates: Rates) -> None:
+        super().__init__(run, crew, rates)
+        self._table: LocalTable | None = None
+
+    def prepare_worker(self, base: Base) -> None:
+        """See `_Part`."""
+        run, crew = self.run, self.crew
+        settings = run.settings
+        learner, table = self._learner()
+        self.worker = Worker(
+            crew,
+            table,
+            learner,
+            Pacer(settings, self.rates.workers, learner.quantum),
+            PushWindow(table, settings.prefetch_factor, base.version, base.reign),
+            settings.compression_threshold,
+            run.seed,
+            run.watch,
+            run.generation,
+            run.wants_to_leave,
+            settings.on_error == "exclude",
+            self.rates.set_workers,
+        )
+
+    def _learner(self) -> tuple[Learner, LocalTable]:
+        """Return this rank's learner and its table, which is the run's as it is now."""
+        run = self.run
+        if self._table is None:
+            self._table = run.local_table()
+            self.learners.append(run.learner(run.source, self._table, self.rates, self.crew.rank))
+            self.learners[0].prepare()
+        self._table.load(run.values, run.counts)
+        return self.learners[0], self._table
+
+    def make_server(self, table: SharedTable, takes_over: bool = False) -> Server:
+        """See `_Part`."""
+        run, crew = self.run, self.crew
+        # A step of an environment that is not compiled may take seconds.
+        stepped = run.source.stepped
+        first = _FIRST_LEASE_COMPILED if stepped is None else stepped.n_envs
+        leases = LeaseBook(run.start, run.steps, crew.view.workers, first, crew.wire.now)
+        return Server(
+            crew,
+            table,
+            run.policy,
+            run.tally,
+            run.reporter,
+            run.told,
+            leases=leases,
+            saver=run.saver,
+            takes_over=takes_over,
+        )
+
+    def make_successor(self) -> Server:
+        """See `_Part`."""
+        run, worker = self.run, self.worker
+        assert worker is not None
+        books = worker.hand_over(run.values, run.counts)
+        if books.tally.size:
+            run.tally.take_over(books.tally)
+        table = SharedTable(run.values, run.counts, worker.base.version + 1, dict(books.applied))
+        server = self.make_server(table, takes_over=True)
+        server.leases.credit(books.done)
+        for pushed in worker.kept:
+            server.take_over_own(self.crew.rank, pushed)
+        return server
+
+    def hand_in(self, admission: int) -> None:
+        """See `_Part`."""
+        assert self.worker is not None
+        self.worker.hand_in(admission)
+
+    def join(self, entry: Entry) -> None:
+        """See `_Part`."""
+        assert self.worker is not None
+        self.worker.begin_anew(entry.channel, entry.sequence)
+
+    @property
+    def learning(self) -> int:
+        """See `_Part`."""
+        return 1 if self.server is None else max(1, len(self.server.workers))
+
+    def learn_alone(self) -> None:
+        """See `_Part`."""
+        server = self.server
+        assert server is not None
+        learner, table = self._learner()
+        self.rates.set_workers(1)
+        done, seconds = server.leases.done, server.seconds
+        self._run_alone(LearningOn.steps(self.run, table, learner, done, seconds, server.company))
+
+
+class RoundsPart(_Part):
+    """A rank's part in the reproducible mode."""
+
+    worker: RoundWorker | None
+    server: RoundServer | None
+
+    @property
+    def _may_repeat(self) -> bool:
+        # Then all that the learners carry along is known to all ranks.
+        return self.run.source.simulator is not None and self.run.settings.replay_ratio == 0.0
+
+    def prepare_worker(self, base: Base) -> None:
+        """See `_Part`."""
+        run, settings = self.run, self.run.settings
+        table = run.local_table()
+        table.load(run.values, run.counts)
+        self.worker = RoundWorker(
+            self.crew,
+            table,
+            partial(self._learners_for, table),
+            settings,
+            run.start,
+            run.steps,
+            run.seed,
+            self._may_repeat,
+            run.watch,
+            run.wants_to_leave,
+        )
+        self.worker.start_from(base)
+        if base.is_some:
+            carried_by = carriers(settings, self.crew.view.workers)
+            mine = [logical for logical, rank in carried_by.items() if rank == self.crew.rank]
+            self.worker.learners = self._learners_for(table, mine)
+
+    def _learners_for(self, table: LocalTable, numbers: list[int]) -> dict[int, Learner]:
+        """Return learners for these logical workers, as the run begins with them."""
+        learners: dict[int, Learner] = {}
+        self.run.add_logical_learners(learners, numbers, table, self.rates, is_first=not self.learners)
+        self.learners += learners.values()
+        for learner in learners.values():
+            learner.prepare()
+        self.run.restore(learners, "rounds")
+        return learners
+
+    def make_server(self, table: SharedTable, first: RoundStart | None = None) -> RoundServer:
+        """See `_Part`."""
+        run = self.run
+        return RoundServer(
+            self.crew,
+            table,
+            run.policy,
+            run.tally,
+            run.reporter,
+            run.told,
+            settings=run.settings,
+            start=run.start,
+            steps=run.steps,
+            saver=run.saver,
+            first=RoundStart() if first is None else first,
+            may_repeat=self._may_repeat,
+        )
+
+    def make_successor(self) -> RoundServer:
+        """See `_Part`."""
+        run, worker = self.run, self.worker
+        assert worker is not None
+        self._check_may_repeat()
+        run.values[:] = worker.table.base
+        run.counts[:] = worker.table.visits
+        if worker.round.tally.size:
+            run.tally.take_over(worker.round.tally)
+        table = SharedTable(run.values, run.counts, worker.base.version + 1)
+        return self.make_server(table, worker.round)
+
+    def hand_in(self, admission: int) -> None:
+        """See `_Part`."""
+        assert self.worker is not None
+        self._check_may_repeat()
+        self.worker.follow(admission)
+
+    def _check_may_repeat(self) -> None:
+        if not self._may_repeat:
+            raise RankLostError(
+                "The server is lost, and the state of environments or replay memories in the middle of a "
+                "round cannot be put back, which the reproducible mode cannot do without. Start the job "
+                "again, best with `python -m dist_classicrl launch`: it goes on from the last checkpoint."
+            )
+
+    def join(self, entry: Entry) -> None:
+        """See `_Part`."""
+        assert self.worker is not None
+        self.worker.start_from(Base())
+        self.worker.follow_on(entry.channel)
+
+    @property
+    def learning(self) -> int:
+        """See `_Part`."""
+        workers = 1 if self.server is None else max(1, len(self.server.workers))
+        return min(workers, self.run.settings.logical_workers)
+
+    def learn_alone(self) -> None:
+        """See `_Part`."""
+        run, server = self.run, self.server
+        assert server is not None
+        table = run.local_table()
+        table.load(run.values, run.counts)
+        learners = self._learners_for(table, list(range(run.settings.logical_workers)))
+        for logical, state in server.now_at.states.items():
+            learners[logical].restore(state)
+        self._run_alone(LearningOn.rounds(run, table, learners, server.made, server.seconds, server.company))
+        server.now_at = replace(
+            server.now_at, states={number: learner.state() for number, learner in learners.items()}
+        )
+
+
+@contextmanager
+def _heard(
+    crew: Crew, channels: Callable[[], list[Channel]], message: Callable[[], np.ndarray]
+) -> Iterator[None]:
+    """Let a thread say that this rank is there, where the MPI library allows threads."""
+    if not crew.wire.has_threads:
+        yield
+        return
+    with Pulse(crew.timing.interval, crew.wire.now, channels, message):
+        yield

@@ -1,0 +1,576 @@
+"""What both servers have in common: who works for them, who is lost, who comes back, and how it all ends."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dist_classicrl.comm import messages
+from dist_classicrl.comm.messages import Kind
+from dist_classicrl.comm.remote_errors import raise_remote
+from dist_classicrl.comm.transport import Backoff, Channel
+from dist_classicrl.engines.outcome import Tally
+from dist_classicrl.engines.progress import Company, Learning, Reporter
+from dist_classicrl.engines.saving import Saver
+from dist_classicrl.errors import CutOffError, ProtocolError, RankLostError
+from dist_classicrl.membership.election import Base, Deposed, answer
+from dist_classicrl.membership.group import Crew
+from dist_classicrl.membership.heartbeat import beat_message, say_beat
+from dist_classicrl.membership.phi_accrual import Arrivals
+from dist_classicrl.membership.spawn import Replacements
+from dist_classicrl.membership.view import Announced, View, confirmed
+from dist_classicrl.tables.shared import SharedTable
+
+logger = logging.getLogger(__name__)
+
+_GUEST_SECONDS = 120.0  # in which a replacement gets from its start to `train`
+FIRST_ADMISSION = 1
+"""What the data channels of a reign's first members are numbered with."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What is done about lost ranks.
+
+    Attributes
+    ----------
+    on_failure : str
+        "continue", "replace" or "abort".
+    min_workers : int
+        With fewer the run ends.
+    max_replacements : int
+    """
+
+    on_failure: str = "continue"
+    min_workers: int = 0
+    max_replacements: int = 0
+
+
+class NobodyLeft(Exception):
+    """The server has no workers any more."""
+
+
+@dataclass
+class Peer:
+    """What a server knows of one worker."""
+
+    channel: Channel
+    arrivals: Arrivals
+    progressed_at: float
+    progress: int = -1
+    is_suspect: bool = False
+    waits: bool = False  # it learns no more, and only waits for the end
+
+
+@dataclass
+class Serving:
+    """A server's dealings with its workers, whatever it serves.
+
+    Attributes
+    ----------
+    crew : Crew
+    table : SharedTable
+    policy : Policy
+    tally : Tally
+    reporter : Reporter
+    told : dict
+        What a rank that joins in the middle of the call has to be told of it.
+    saver : Saver or None
+        Where the run is saved.
+    """
+
+    crew: Crew
+    table: SharedTable
+    policy: Policy
+    tally: Tally
+    reporter: Reporter
+    told: dict[str, Any] = field(default_factory=dict)
+    saver: Saver | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        crew = self.crew
+        now = crew.wire.now()
+        self.begun = now
+        self.progress = 0
+        self.peers: dict[int, Peer] = {}
+        #: Who was lost before this rank began to serve, and why.
+        self.lost_before: list[tuple[int, str]] = []
+        self._gone: list[Channel] = []
+        self._replacements: Replacements | None = None
+        self._untried: set[int] = set()  # replacements that have not pushed yet
+        self._expected: dict[int, Channel] = {}  # to replacements that have not said a word yet
+        if self.policy.on_failure == "replace":
+            self._replacements = Replacements(self.policy.max_replacements, str(crew.call), crew.wire.now)
+        self._joins: dict[int, int] = {}
+        self._announced = Announced(crew.view)
+        self._woken = now
+        for rank in crew.view.workers:
+            self._open(rank, FIRST_ADMISSION)
+
+    # What a subclass does
+
+    def take_in(self, rank: int, message: np.ndarray) -> None:
+        """Take in a message of a worker."""
+        raise NotImplementedError
+
+    def has_lost(self, rank: int) -> int:
+        """Do without a worker, which is no peer any more. Return its steps that others make now."""
+        raise NotImplementedError
+
+    def has_admitted(self, rank: int) -> None:
+        """Count on a worker that has just joined."""
+        raise NotImplementedError
+
+    def has_made(self, steps: int) -> None:
+        """Count steps that this rank made itself, in the table as it is now."""
+        raise NotImplementedError
+
+    def has_paused(self, seconds: float) -> None:
+        """Take note that this rank answered nobody for so long, through no fault of theirs."""
+
+    # Channels
+
+    @property
+    def channels(self) -> list[Channel]:
+        """To all who are to hear of the end."""
+        return [peer.channel for peer in tuple(self.peers.values())]
+
+    @property
+    def workers(self) -> list[int]:
+        """Who learns."""
+        return [rank for rank, peer in self.peers.items() if not peer.waits]
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since this rank began to serve."""
+        return self.crew.wire.now() - self.begun
+
+    def note(self, kind: str, rank: int, steps_returned: int = 0, detail: str = "") -> None:
+        """Enter into the record what happened to `rank`."""
+        self.crew.record.add(kind, rank, self.tally.earlier_seconds + self.seconds, steps_returned, detail)
+
+    def _open(self, rank: int, admission: int) -> None:
+        crew = self.crew
+        self._add_peer(rank, crew.wire.channel(rank, crew.tag(crew.view.reign, admission)))
+
+    def _add_peer(self, rank: int, channel: Channel) -> None:
+        now = self.crew.wire.now()
+        self.peers[rank] = Peer(channel, Arrivals(self.crew.timing.interval, now=now), now)
+
+    def close(self, linger: float) -> None:
+        """Close all channels."""
+        for channel in (*self.channels, *self._gone, *self._expected.values()):
+            channel.close(linger)
+
+    def beat(self) -> np.ndarray:
+        """Return this server's sign of life."""
+        return beat_message(self.progress, self.crew.view.key)
+
+    # The loop
+
+    def keep_alive(self) -> None:
+        """Say that this rank is there, while its main loop waits for something else; let go what was sent."""
+        self.progress += 1
+        say_beat(self.channels, self.beat(), self.crew.timing.interval, self.crew.wire.now())
+        for channel in self.channels:
+            channel.reap()
+
+    def wake(self) -> float:
+        """Begin a turn of the main loop, and return the time.
+
+        Time in which this process did not run counts as nobody's silence.
+        """
+        crew = self.crew
+        now = crew.wire.now()
+        self.progress += 1
+        gap = now - self._woken
+        if gap > crew.timing.interval:
+            self.excuse(gap)
+        self._woken = now
+        return now
+
+    def excuse(self, seconds: float) -> None:
+        """Count so many seconds, in which nothing was received, as nobody's silence."""
+        for peer in self.peers.values():
+            peer.arrivals.excuse(seconds)
+            peer.channel.last_heard += seconds
+            peer.progressed_at += seconds
+        self._woken = self.crew.wire.now()
+
+    def report_progress(self, now: bool = False) -> None:
+        """Tell the callbacks what is new, if it is time or `now`. Nothing is received while they run."""
+        clock, reporter = self.crew.wire.now, self.reporter
+        begin = clock()
+        reporter.hear(self.crew.record, self.saver)
+        if now and reporter.has_news or reporter.is_due(self.seconds):
+            reporter.report(self.seconds, self._learning())
+            reporter.rest(self.seconds)
+            self.has_paused(clock() - begin)
+        if (spent := clock() - begin) > self.crew.timing.interval:
+            self.excuse(spent)
+
+    def begin_reports(self) -> None:
+        """Tell the callbacks that this rank serves."""
+        self.reporter.begin(self.seconds, self._learning())
+
+    def report_end(self, seconds: float) -> None:
+        """Tell the callbacks how the run has ended, `seconds` after this rank began to serve."""
+        self.reporter.hear(self.crew.record, self.saver)
+        self.reporter.report(seconds, self._learning())
+
+    @property
+    def company(self) -> Company:
+        """Whom this rank has, should it have to learn alone."""
+        crew = self.crew
+        return Company(Learning(crew.rank, crew.host_of(crew.rank)), self.has_workers, crew.record)
+
+    def _learning(self) -> list[Learning]:
+        now, crew = self.crew.wire.now(), self.crew
+        return [
+            Learning(rank, crew.host_of(rank), max(0.0, now - peer.channel.last_heard))
+            for rank, peer in self.peers.items()
+            if not peer.waits
+        ]
+
+    def receive(self) -> int:
+        """Take in what has come from the workers. Return how many messages that were."""
+        wire = self.crew.wire
+        arrived = wire.receive(self.channels)
+        if arrived:
+            now = wire.now()
+            ranks = {id(peer.channel): rank for rank, peer in self.peers.items()}
+            for channel, message in arrived:
+                rank = ranks[id(channel)]
+                if rank in self.peers:  # what came before may have been its last word
+                    self.peers[rank].arrivals.heard(now)
+                    self.take_in(rank, message)
+        return len(arrived)
+
+    def take_in_common(self, rank: int, kind: Kind, parts: list[np.ndarray]) -> None:
+        """Take in what any worker may send at any time: a sign of life, a failure, its leave.
+
+        Raises
+        ------
+        RemoteRankError
+            If it failed.
+        """
+        peer = self.peers[rank]
+        if kind is Kind.FAILED:
+            raise_remote(peer.channel, parts)
+        elif kind is Kind.BEAT:
+            progress, *key = parts[0].tolist()
+            self.note_progress(rank, progress, (key[0], key[1]))
+        elif kind is Kind.LEAVE:
+            self._let_go(rank, messages.from_text(parts[0]))
+        else:
+            raise ProtocolError(f"Worker {rank} sent {kind.name} where a push belongs.")
+
+    def note_progress(self, rank: int, progress: int, view: tuple[int, int]) -> None:
+        """Hear how far a worker's main loop is, and which view it knows."""
+        peer = self.peers[rank]
+        if progress != peer.progress:
+            peer.progress = progress
+            peer.progressed_at = self.crew.wire.now()
+        if self._announced.awaits(rank, view):
+            crew = self.crew
+            present = {crew.rank, *self.workers}.intersection(crew.view.members)
+            self._announced.echo(rank, view, confirmed(crew.dead, present, crew.hosts))
+
+    def look_around(self, now: float) -> None:
+        """Take in control messages, and judge who is lost: at time `now`, up to which all was received.
+
+        Raises
+        ------
+        Deposed
+            If another rank serves now.
+        CutOffError
+            If too few ranks are heard to go on.
+        RankLostError
+            If so few are left, or any loss is one too many, by the policy.
+        NobodyLeft
+            If no worker is left.
+        """
+        crew = self.crew
+        if crew.look() or any(peer.channel.lost for peer in self.peers.values()):
+            say_beat(self.channels, self.beat(), crew.timing.interval, now)
+            self._take_in_control()
+            for rank, why in self._judge(now).items():
+                self._drop(rank, why)
+                self.check_policy(rank, why)
+            if self._replacements is not None:
+                self._replace(self._replacements, now)
+        if not self.workers:
+            raise NobodyLeft
+
+    def has_workers(self) -> bool:
+        """Look around, and return whether there is a worker again."""
+        self.receive()
+        try:
+            self.look_around(self.wake())
+        except NobodyLeft:
+            return False
+        return True
+
+    def _take_in_control(self) -> None:
+        crew = self.crew
+        for sender, kind, parts in crew.poll():
+            if kind is Kind.VIEW:
+                if (view := crew.accept(parts)) is not None:
+                    raise Deposed(view)
+            elif kind is Kind.PREPARE:
+                answer(crew, sender, parts, Base(), lambda: False)
+            elif kind is Kind.JOIN:
+                self._let_join(sender, int(parts[0][0]))
+            # Anything else answers a question of this rank that has been settled otherwise.
+
+    def _judge(self, now: float) -> dict[int, str]:
+        """Return who is to be excluded, and why.
+
+        Raises
+        ------
+        CutOffError
+            If too few others are left to go on.
+        """
+        crew, timing = self.crew, self.crew.timing
+        silent: dict[int, str] = {}
+        stuck: dict[int, str] = {}  # heard here, so they follow no other server
+        doubtful: set[int] = set()
+        for rank, peer in self.peers.items():
+            channel = peer.channel
+            if channel.lost is not None or rank in crew.dead:
+                silent[rank] = "MPI reports its death"
+            elif now - channel.last_heard > timing.silence:
+                silent[rank] = f"silent for {now - channel.last_heard:.1f} s"
+            else:
+                self._suspect(rank, peer, now)
+                if peer.is_suspect:
+                    doubtful.add(rank)
+                if now - peer.progressed_at > timing.stuck:
+                    stuck[rank] = f"its main loop made no progress for {now - peer.progressed_at:.1f} s"
+        lost = {**silent, **stuck}
+        if not lost:
+            return lost
+        dead = {rank for rank in silent if rank in crew.dead or self.peers[rank].channel.lost is not None}
+        dead.intersection_update(crew.view.members)
+        crew.dead.update(dead)
+        present = set(crew.view.members) - set(silent)
+        if silent and not self._announced.may_serve(present, crew.dead, crew.hosts):
+            raise CutOffError(
+                f"The server, rank {crew.rank}, does not hear the ranks "
+                f"{', '.join(map(str, sorted(silent)))} any more ({next(iter(silent.values()))}), which is "
+                "more than half of the run: the network may be cut, and the others may go on without it. "
+                "Start the job again, best with `python -m dist_classicrl launch`: it goes on from the last "
+                "checkpoint."
+            )
+        sure = not doubtful or self._announced.may_serve(present - doubtful, crew.dead, crew.hosts)
+        return lost if sure else {}
+
+    def _suspect(self, rank: int, peer: Peer, now: float) -> None:
+        suspect = peer.arrivals.is_suspect(now)
+        if suspect == peer.is_suspect:
+            return
+        peer.is_suspect = suspect
+        if suspect:
+            silence = f"silent for {now - peer.channel.last_heard:.2f} s"
+            self.note("suspected", rank, detail=silence)
+        else:
+            self.note("cleared", rank)
+
+    def check_policy(self, rank: int, why: str) -> None:
+        """Check that the run may go on without `rank`, which was lost.
+
+        Raises
+        ------
+        RankLostError
+            If it may not.
+        """
+        policy = self.policy
+        if policy.on_failure == "abort":
+            raise RankLostError(
+                f'Rank {rank} is lost ({why}), and on_failure="abort" ends the run then. "continue" goes on '
+                "without it."
+            )
+        if len(self.workers) < policy.min_workers:
+            raise RankLostError(
+                f"Rank {rank} is lost ({why}), which leaves {len(self.workers)} workers: fewer than "
+                f"min_workers={policy.min_workers}. Start the job again with more ranks, or lower "
+                "min_workers."
+            )
+
+    def check_earlier_losses(self) -> None:
+        """Check, and have replaced, who was lost before this rank began to serve.
+
+        Raises
+        ------
+        RankLostError
+            If the run may not go on without them.
+        """
+        for rank, why in self.lost_before:
+            if self._replacements is not None:
+                self._replacements.wanted(1)
+            self.check_policy(rank, why)
+        self.lost_before.clear()
+
+    def has_pushed(self, rank: int) -> None:
+        """Take note that a worker has done something."""
+        if rank in self._untried and self._replacements is not None:
+            self._untried.discard(rank)
+            self._replacements.note_first_push()
+
+    def _replace(self, replacements: Replacements, now: float) -> None:
+        """Start replacements, processes that only this server knows, and let in those that are ready."""
+        crew = self.crew
+        replacements.start(now)
+        for intercomm in replacements.poll():
+            channel = crew.wire.channel_over(intercomm)
+            rank = self._new_number()
+            numbers = np.array([rank], np.int64)
+            view, told = crew.view.to_numbers(), messages.text(self.told)
+            channel.send(messages.encode(Kind.WELCOME, numbers, view, told))
+            self._expected[rank] = channel
+        for rank, channel in list(self._expected.items()):
+            message = channel.poll()
+            if message is not None:
+                del self._expected[rank]
+                self._add_peer(rank, channel)
+                self._untried.add(rank)
+                self.has_admitted(rank)
+                self.note("replaced", rank)
+                self.take_in(rank, message)
+            elif channel.lost is not None or now - channel.last_sent > _GUEST_SECONDS:
+                del self._expected[rank]
+                channel.close()
+                logger.warning("Replacement %d was lost before it could begin.", rank)
+                replacements.wanted(1)
+                replacements.note_death_before_first_push()
+
+    def _new_number(self) -> int:
+        """Return a number that no rank has had, under this server or an earlier one."""
+        events = (event["rank"] for event in self.crew.record.events)
+        known = (self.crew.wire.size - 1, *self.table.applied, *events, *self.peers, *self._expected)
+        return max(known) + 1
+
+    def _drop(self, rank: int, why: str) -> None:
+        """Exclude `rank`, and tell it and all others."""
+        if self._replacements is not None:
+            self._replacements.wanted(1)
+            if rank in self._untried:
+                self._untried.discard(rank)
+                self._replacements.note_death_before_first_push()
+        # If that raises, this rank is one of those that have to be told.
+        returned = 0 if self.peers[rank].waits else self.has_lost(rank)
+        self.peers.pop(rank).channel.close()
+        self.note("excluded", rank, returned, why)
+        self._change_members(set(self.crew.view.members) - {rank}, rank)
+
+    def _change_members(self, members: set[int], *others: int) -> None:
+        crew = self.crew
+        view = View(crew.view.reign, crew.view.revision + 1, crew.rank, tuple(sorted(members)))
+        self._announced.add(view)
+        crew.announce(view, *others)
+
+    def _let_go(self, rank: int, told: dict[str, Any]) -> None:
+        """Do without a worker that says so itself: it leaves the job, or only waits for the end."""
+        peer = self.peers[rank]
+        returned = 0 if peer.waits else self.has_lost(rank)
+        self.note(told["event"], rank, returned, told["why"])
+        peer.waits = True
+        if not told["waits"]:
+            peer.channel.send(messages.encode(Kind.RELEASE))
+            self._gone.append(self.peers.pop(rank).channel)
+            self._change_members(set(self.crew.view.members) - {rank})
+
+    def announce_events(self) -> None:
+        """Tell all what has happened."""
+        self._change_members(set(self.crew.view.members))
+
+    def _let_join(self, rank: int, number: int) -> None:
+        """Answer a rank that asks to take part, once however often it repeats the question `number`."""
+        if number > self._joins.get(rank, 0):
+            self._joins[rank] = number
+            self.admit(rank)
+
+    def admit(self, rank: int) -> None:
+        """Let `rank` take part from now on."""
+        crew = self.crew
+        if rank in self.peers:  # it was away for less time than it takes to be missed
+            self._drop(rank, "it asks to join anew")
+        crew.dead.discard(rank)
+        self.note("readmitted", rank)
+        self._change_members({*crew.view.members, rank})
+        admission = FIRST_ADMISSION + crew.view.revision
+        self._open(rank, admission)
+        numbers = np.array([admission, self.table.applied.get(rank, 0)], np.int64)
+        crew.send(rank, Kind.WELCOME, numbers, crew.view.to_numbers(), messages.text(self.told))
+        self.has_admitted(rank)
+
+    def await_successor(self) -> None:
+        """Find out who has taken over the checkpoints: another server of this run, or somebody else.
+
+        Raises
+        ------
+        Deposed
+            If another rank serves now.
+        """
+        crew, wire = self.crew, self.crew.wire
+        begin = wire.now()
+        backoff = Backoff(wire.sleep)
+        while wire.now() - begin < crew.timing.silence:
+            self._take_in_control()
+            self.receive()
+            heard = [rank for rank, peer in self.peers.items() if peer.channel.last_heard > begin]
+            if self._announced.may_serve({crew.rank, *heard}, crew.dead, crew.hosts):
+                break  # they still follow this one
+            backoff.wait()
+
+    # The end
+
+    def finish(self, result: dict[str, Any]) -> None:
+        """Send the whole table and `result` to all, and let them go when all that are there have it.
+
+        Until then each of them could take over from this rank.
+        """
+        crew = self.crew
+        whole = self.table.refresh(-1)
+        head = np.array([whole.version], np.int64)
+        message = messages.encode(Kind.DONE, head, whole.values, whole.counts, messages.text(result))
+        waiting = set(self.peers)
+        for rank in waiting:
+            self.peers[rank].channel.send(message)
+        have_it: set[int] = set()
+        backoff = Backoff(crew.wire.sleep)
+        while waiting:
+            now = self.wake()
+            said = {rank for rank, peer in self.peers.items() if self._says_goodbye(rank, peer, now)}
+            have_it |= said
+            say_beat(self.channels, self.beat(), crew.timing.interval, now)
+            if crew.look():
+                before = self.channels
+                self._take_in_control()
+                for rank, peer in self.peers.items():
+                    if peer.channel not in before:
+                        peer.channel.send(message)
+                        have_it.discard(rank)
+            for rank, why in self._judge(now).items():
+                self._drop(rank, f"{why}, at the end")
+            waiting = set(self.peers) - have_it
+            if said:
+                backoff.reset()
+            backoff.wait()
+        for channel in self.channels:
+            channel.send(messages.encode(Kind.RELEASE))
+
+    def _says_goodbye(self, rank: int, peer: Peer, now: float) -> bool:
+        goodbye = False
+        while (answer := peer.channel.poll()) is not None:
+            peer.arrivals.heard(now)
+            kind, parts = messages.decode(answer)
+            if kind is Kind.FAILED:
+                raise_remote(peer.channel, parts)
+            elif kind is Kind.BEAT:
+                self.take_in_common(rank, kind, parts)
+            goodbye = goodbye or kind is Kind.BYE
+        return goodbye

@@ -1,0 +1,213 @@
+"""What both workers have in common: the server that they follow, how they lose it, and how it all ends."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import numpy as np
+
+from dist_classicrl.comm import messages
+from dist_classicrl.comm.messages import Kind
+from dist_classicrl.comm.remote_errors import raise_remote
+from dist_classicrl.comm.transport import Backoff, Channel
+from dist_classicrl.errors import ProtocolError
+from dist_classicrl.membership.election import Base, Deposed, answer
+from dist_classicrl.membership.group import Crew
+from dist_classicrl.membership.heartbeat import beat_message, say_beat
+from dist_classicrl.process.stop import Stop, StopWatch
+from dist_classicrl.tables.local import Refresh
+
+
+class ServerLost(Exception):
+    """The server is lost, or another rank asks to do without it: an election is due."""
+
+
+class Working:
+    """A worker's dealings with the server.
+
+    Parameters
+    ----------
+    crew : Crew
+    watch : StopWatch, optional
+        Tells when this rank was asked to stop.
+
+    Attributes
+    ----------
+    channel : Channel
+        To the server that this rank follows.
+    progress : int
+        Turns of the main loop.
+    final : (Refresh, dict) or None
+        The final table and the result, once they have come.
+    """
+
+    channel: Channel
+
+    def __init__(self, crew: Crew, watch: StopWatch | None = None) -> None:
+        self.crew = crew
+        self.watch = watch
+        self.progress = 0
+        self.final: tuple[Refresh, dict[str, Any]] | None = None
+        self.was_released = False
+        self._reign = -1
+        self._server_progress = -1
+        self._progressed_at = self._woken = crew.wire.now()
+
+    @property
+    def base(self) -> Base:
+        """How new what this rank holds is."""
+        raise NotImplementedError
+
+    def follow(self, admission: int) -> None:
+        """Work for the server of the crew's view from now on, which counts this as admission `admission`."""
+        crew = self.crew
+        self.follow_on(crew.wire.channel(crew.view.server, crew.tag(crew.view.reign, admission)))
+
+    def follow_on(self, channel: Channel) -> None:
+        """Work for the server at the other end of `channel` from now on."""
+        self.channel = channel
+        if self.watch is not None:
+            self.watch.tell_again()
+        self._reign = self.crew.view.reign
+        self._progressed_at = self._woken = self.crew.wire.now()
+
+    @property
+    def channels(self) -> list[Channel]:
+        """Where this rank has to be heard."""
+        return [self.channel]
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it has followed no server yet."""
+        return self._reign < 0
+
+    def beat(self) -> np.ndarray:
+        """Return this rank's sign of life."""
+        return beat_message(self.progress, self.crew.view.key)
+
+    def wake(self) -> float:
+        """Begin a turn of the main loop, and return the time.
+
+        Time in which nothing was received here, such as a long step of the environment, is not the server's
+        silence.
+        """
+        now = self.crew.wire.now()
+        self.progress += 1
+        gap = now - self._woken
+        if gap > self.crew.timing.interval:
+            self.channel.last_heard += gap
+            self._progressed_at += gap
+        self._woken = now
+        return now
+
+    def look_around(self, now: float) -> None:
+        """Take in control messages, and judge whether the server is lost: at time `now`.
+
+        All that came until then was taken in.
+
+        Raises
+        ------
+        ServerLost
+            If it is, or if another rank says so and this one has no better knowledge.
+        Deposed
+            If this rank has to follow another server, or is not in the run any more.
+        """
+        crew = self.crew
+        say_beat([self.channel], self.beat(), crew.timing.interval, now)
+        if crew.look() or self.channel.lost is not None:
+            for sender, kind, parts in crew.poll():
+                if kind is Kind.VIEW:
+                    view = crew.accept(parts)
+                    if view is not None and (view.reign > self._reign or crew.rank not in view.members):
+                        raise Deposed(view)
+                elif kind is Kind.PREPARE:
+                    if answer(
+                        crew, sender, parts, self.base, lambda: self._is_lost(now, crew.timing.silence)
+                    ):
+                        raise ServerLost
+                elif kind in (Kind.RELEASE, Kind.OVER):
+                    self.was_released = self.was_released or self.final is not None
+        if self.was_released:
+            return
+        if self._is_lost(now, crew.timing.election):
+            raise ServerLost
+
+    def _is_lost(self, now: float, silence: float) -> bool:
+        channel = self.channel
+        return (
+            channel.lost is not None
+            or self.crew.view.server in self.crew.dead
+            or now - channel.last_heard > silence
+            or now - self._progressed_at > self.crew.timing.stuck
+        )
+
+    def take_in_common(self, kind: Kind, parts: list[np.ndarray]) -> None:
+        """Take in what any server may send at any time.
+
+        Raises
+        ------
+        RemoteRankError
+            If another rank failed.
+        TrainingStopped
+            If the run has stopped.
+        """
+        if kind is Kind.DONE:
+            self.final = Refresh(-1, int(parts[0][0]), None, parts[1], parts[2]), messages.from_text(parts[3])
+            self.channel.send(messages.encode(Kind.BYE))
+        elif kind is Kind.RELEASE:
+            self.was_released = True
+        elif kind is Kind.STOPPED:
+            raise_stopped(self.channel, parts)
+        elif kind is Kind.FAILED:
+            raise_remote(self.channel, parts)
+        elif kind is Kind.BEAT:
+            if parts[0][0] == self._server_progress:
+                return
+            self._server_progress = int(parts[0][0])
+        else:
+            raise ProtocolError(f"The server sent {kind.name} where a reply belongs.")
+        self._progressed_at = self.crew.wire.now()
+
+    def note_server_progress(self) -> None:
+        """Take note that the server's main loop is alive."""
+        self._progressed_at = self._woken
+
+    def await_release(self) -> None:
+        """Wait, with the final table in hand, until all others have it too.
+
+        Raises
+        ------
+        ServerLost, Deposed
+            See `look_around`.
+        """
+        backoff = Backoff(self.crew.wire.sleep)
+        while not self.was_released:
+            now = self.wake()
+            while (message := self.channel.poll()) is not None:
+                self.take_in_common(*messages.decode(message))
+            if not self.was_released:
+                self.look_around(now)
+                self.channel.reap()
+                backoff.wait()
+        self.crew.tell_released()
+
+    def say_leave(self, event: str, why: str, *, waits: bool) -> None:
+        """Tell the server that this rank learns no more, and whether it waits for the end all the same.
+
+        `event` is what the record shall say of it, see `record.KINDS`.
+        """
+        told = {"event": event, "why": why, "waits": waits}
+        self.channel.send(messages.encode(Kind.LEAVE, messages.text(told)))
+
+    def pass_on_stop(self) -> None:
+        """Tell the server, once, if this rank was asked to stop."""
+        stop = None if self.watch is None else self.watch.untold()
+        if stop is not None:
+            self.channel.send(messages.encode(Kind.STOP, messages.text(stop.to_dict())))
+
+
+def raise_stopped(channel: Channel, parts: list[np.ndarray]) -> NoReturn:
+    """Say goodbye to the server, and raise the `TrainingStopped` of a STOPPED message that it sent."""
+    channel.send(messages.encode(Kind.BYE))
+    told = messages.from_text(parts[0])
+    raise Stop.from_dict(told["stop"]).error(told["checkpoint"], told["steps"])

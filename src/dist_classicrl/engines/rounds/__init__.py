@@ -1,0 +1,1 @@
+"""The reproducible engine: rounds of fixed quotas, merged in a fixed order."""

@@ -1,0 +1,269 @@
+"""One call of `train`, once all ranks agree on it: who does what, from compilation to the result."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from dist_classicrl._random import stream_key
+from dist_classicrl.engines.outcome import Tally
+from dist_classicrl.engines.progress import Observer, Reporter
+from dist_classicrl.engines.roles.server_base import Policy
+from dist_classicrl.engines.saving import Saver
+from dist_classicrl.environments.resolve import Source
+from dist_classicrl.errors import EnvError, TrainingStopped
+from dist_classicrl.learning.learners import (
+    Learner,
+    Rates,
+    Stream,
+    make_learner,
+    training_kernel,
+)
+from dist_classicrl.process.stop import Stop, StopWatch
+from dist_classicrl.schedules import PerVisit
+from dist_classicrl.settings import Settings
+from dist_classicrl.tables import kernels
+from dist_classicrl.tables.local import LocalTable, Refresh
+from dist_classicrl.tables.shared import RoundMerge, SharedTable
+from dist_classicrl.tables.snapshot import TableSnapshot
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """What a checkpoint says of a call of `train` besides the table.
+
+    Attributes
+    ----------
+    checkpoint : str
+        Where it is.
+    made : int
+        Steps of this call that it contains.
+    tally : dict
+        `Tally.to_dict`.
+    mode : str
+        "alone", "rounds" or "async": whose state `learners` is.
+    stream : (int, int) or None
+        Start and steps used of the random stream of a process that learns alone.
+    learners : dict of int to dict
+        State of the learners, by number; empty where new episodes begin.
+    exact : ndarray(float64), shape (S * A,), or None
+        The values to go on with alone, where the table's own type is shorter.
+    """
+
+    checkpoint: str
+    made: int
+    tally: dict[str, float]
+    mode: str
+    stream: tuple[int, int] | None = None
+    learners: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
+    exact: np.ndarray | None = None
+
+    def without_arrays(self) -> dict[str, Any]:
+        """Return what ranks need that play rounds, without the learners, as plain data for JSON."""
+        return {"checkpoint": self.checkpoint, "made": self.made, "tally": self.tally, "mode": self.mode}
+
+
+@dataclass
+class Run:
+    """What one call of `train` starts from; `values` and `counts` are what it leaves behind.
+
+    Attributes
+    ----------
+    settings : Settings
+    source : Source
+    values : ndarray(float64 or float32), shape (S * A,)
+        The table at the environment's own size.
+    counts : ndarray(int64), shape (S * A,)
+        Visits.
+    start : int
+        Global step at which this call begins, or from which it goes on.
+    steps : int
+        Steps of all ranks together, from there on.
+    seed : int
+    observer : Observer
+        Is told how far the run is, on the rank that serves, every `progress_interval` seconds and at the end.
+    progress_interval : float
+    watch : StopWatch or None
+        Tells when this rank was asked to stop, where the run is saved.
+    saver : Saver or None
+        Saves the run, on rank 0 or where this process trains alone.
+    resumed : Resumed or None
+        What a checkpoint says besides the table, if this call was begun by an earlier process.
+    generation : int
+        How many processes were at this run before: what is learned again gets other random numbers.
+    policy : Policy
+        What is done about lost ranks.
+    told : dict
+        What a rank that joins in the middle has to be told.
+    take_over_saving : callable or None
+        Returns a saver for this rank, where it has to serve in place of one that was lost; None: it cannot
+        save.
+    wants_to_leave : callable
+        Returns why this rank is to leave in good order, once it is.
+    """
+
+    settings: Settings
+    source: Source
+    values: np.ndarray
+    counts: np.ndarray
+    start: int
+    steps: int
+    seed: int
+    observer: Observer
+    progress_interval: float
+    watch: StopWatch | None = None
+    saver: Saver | None = None
+    resumed: Resumed | None = None
+    generation: int = 0
+    policy: Policy = field(default_factory=Policy)
+    told: dict[str, Any] = field(default_factory=dict)
+    take_over_saving: Callable[[], Saver | None] | None = None
+    wants_to_leave: Callable[[], str | None] = lambda: None
+
+    def __post_init__(self) -> None:
+        settings, simulator = self.settings, self.source.simulator
+        self._kernel = None if simulator is None else training_kernel(simulator)
+        self._legal = None if simulator is None else simulator.legal
+        resumed = self.resumed
+        self.tally = Tally(self.steps + (0 if resumed is None else resumed.made))
+        if resumed is not None:
+            self.tally.go_on_from(resumed.tally, resumed.checkpoint)
+        self.reporter = Reporter(
+            self.tally,
+            self.observer,
+            self.progress_interval,
+            partial(self._rates, self.start - self.tally.steps),
+        )
+        # In the reproducible mode the clock of per-visit step sizes counts logical workers, wherever they
+        # run.
+        self.logical = None if settings.async_updates else settings.logical_workers
+        #: Steps that `values` and `counts` contain, for a run that does not come to its end.
+        self.kept = 0
+        #: Saves what is there after an error, once the other ranks know of it.
+        self.rescue: Callable[[], Any] | None = None
+
+    def _rates(self, begin: int, steps: int, workers: int) -> tuple[float, float]:
+        """Return the chance of a random action and the step size, `steps` after this call's `begin`."""
+        settings = self.settings
+        epsilon = settings.epsilon.at(begin + steps)
+        if isinstance(settings.learning_rate, PerVisit):
+            visits = (begin + steps) // self.values.size
+            return epsilon, settings.learning_rate.at_visit(max(1, visits), self.logical or max(1, workers))
+        return epsilon, settings.learning_rate.at(begin + steps)
+
+    def local_table(self, n_states: int | None = None) -> LocalTable:
+        """Return a worker's table, of fewer states if asked."""
+        legal = self._legal
+        if n_states is not None and legal is not None:
+            legal = np.zeros((n_states, self.source.n_actions), bool)
+        return LocalTable(
+            n_states or self.source.n_states,
+            self.source.n_actions,
+            self.values.dtype,
+            legal,
+            self.settings.replay_ratio > 0.0,
+        )
+
+    def learner(self, source: Source, table: LocalTable, rates: Rates, number: int) -> Learner:
+        """Return the learner of worker `number`."""
+        seed = int(stream_key(self.seed, "environment", number, self.start) >> np.uint64(33))
+        return make_learner(source, table, self.settings, rates, seed, self._kernel)
+
+    def add_logical_learners(
+        self,
+        learners: dict[int, Learner],
+        numbers: list[int],
+        table: LocalTable,
+        rates: Rates,
+        is_first: bool = True,
+    ) -> None:
+        """Put a learner for each of these logical workers into `learners`, with environments of its own.
+
+        `is_first`: the run's own environment has no learner yet.
+
+        Raises
+        ------
+        EnvError
+            If there is one instance only and several are needed.
+        """
+        source = self.source
+        if source.simulator is None and source.make_another is None and self.settings.logical_workers > 1:
+            raise EnvError(
+                f"The reproducible mode needs an environment for each of its {self.settings.logical_workers} "
+                f"logical workers, but {source.name} is one instance. Pass its id or a function that makes "
+                "it, or set logical_workers=1."
+            )
+        for number in numbers:
+            own = source if source.simulator is not None or is_first and not learners else source.another()
+            learners[number] = self.learner(own, table, rates, number)
+
+    def alone_stream(self) -> Stream:
+        """Return the random stream of a process that learns alone, from where it goes on."""
+        if self.resumed is not None and self.resumed.stream is not None:
+            begin, used = self.resumed.stream
+            return Stream(stream_key(self.seed, "alone", begin), begin, used)
+        return Stream(stream_key(self.seed, "alone", self.start), self.start)
+
+    def restore(self, learners: dict[int, Learner], mode: str) -> None:
+        """Give the learners, by number, the state that a checkpoint of the same `mode` has of them."""
+        if self.resumed is not None and self.resumed.mode == mode:
+            for number, learner in learners.items():
+                if number in self.resumed.learners:
+                    learner.restore(self.resumed.learners[number])
+
+    def stopped(self, stop: Stop, checkpoint: str | None) -> TrainingStopped:
+        """Say why the run stopped and what to do to go on, and return the exception to end with."""
+        how = (
+            f"The checkpoint is {checkpoint}; the same command goes on from there."
+            if checkpoint is not None
+            else "The checkpoint could not be written: the same command goes on from the last one that could."
+        )
+        made, total = self.tally.steps, self.tally.total_steps
+        logger.warning("Stopped by %s after %s of %s steps. %s", stop.reason, f"{made:,}", f"{total:,}", how)
+        return stop.error(checkpoint, self.start + self.kept)
+
+    def close(self, learners: Iterable[Learner]) -> None:
+        """Close the environments of all learners. What goes wrong there costs a warning, not the training."""
+        for closing in (*learners, self.source):
+            try:
+                closing.close()
+            except Exception as error:
+                logger.warning("Closing an environment of %s failed: %r", self.source.name, error)
+
+
+def compile_kernels(run: Run, rates: Rates, as_server: bool, learning_too: bool) -> None:
+    """Compile or load what is called besides the learners, on tables of one state.
+
+    `learning_too`: compile or load for the learners as well.
+    """
+    table = run.local_table(1)
+    values = np.zeros(table.q.size, run.values.dtype)
+    counts = np.zeros(table.q.size, np.int64)
+    shared = SharedTable(values, counts)
+    nothing = table.pack()
+    if learning_too:
+        run.learner(run.source, table, rates, 0).prepare()
+    if learning_too or not as_server:
+        table.load(values, counts)
+        table.rebase(Refresh(-1, 0, None, values, counts), [nothing])
+        table.rebase(Refresh(0, 1, nothing.entries, values[:0], counts[:0]), [])
+        kernels.map_load(nothing.weight, nothing.visits)
+        kernels.mean_and_size(table.base, 1)
+        if run.logical is not None:
+            table.undo(nothing)
+    if as_server:
+        if run.logical is not None:
+            RoundMerge(shared).merge([nothing])
+        else:
+            snapshot = TableSnapshot(values, counts)
+            snapshot.begin()
+            shared.watch(snapshot)
+            shared.apply(1, 1, nothing)
+        shared.refresh(0)

@@ -1,0 +1,297 @@
+"""When a run is saved, and what a checkpoint of it holds. On rank 0, or where a process trains alone."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dist_classicrl.checkpoint.plan import CheckpointPlan
+from dist_classicrl.checkpoint.writer import Writer
+from dist_classicrl.engines.outcome import TrainingResult
+from dist_classicrl.errors import CheckpointFencedError
+from dist_classicrl.process.stop import Stop, StopWatch
+
+logger = logging.getLogger(__name__)
+
+_KEPT_RESULTS = 1000
+_LOOK_SECONDS = 0.05
+_RETRY_SECONDS = 60.0
+_SLOW_SECONDS = 60.0
+RESCUE_SECONDS = 20.0
+"""What saving after an error may take at most: the ranks wait for it before they end the job."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a run is, besides the table.
+
+    Attributes
+    ----------
+    steps : int
+        Global steps that the table contains.
+    tally : dict
+        `Tally.to_dict`.
+    mode : str
+        "alone", "rounds" or "async": who can go on from the learners' state.
+    stream : dict or None
+        Start and steps used of the random stream of a process that learns alone.
+    version : int
+        Of the server's table.
+    applied : dict of str to int
+        The last push that the table includes, by rank.
+    learners : dict of str to ndarray
+        `dist_classicrl.learning.learners.stack_states` of the learners, if they are to go on as they are.
+    exact : ndarray(float64), shape (S * A,), or None
+        The values that a process alone goes on with, where the table's own type is shorter.
+    """
+
+    steps: int
+    tally: dict[str, float]
+    mode: str
+    stream: dict[str, int] | None = None
+    version: int = 0
+    applied: dict[str, int] = field(default_factory=dict)
+    learners: Mapping[str, np.ndarray] = field(default_factory=dict)
+    exact: np.ndarray | None = None
+
+
+def note_finished(finished: list[dict[str, Any]], begin: int, end: int, result: TrainingResult) -> None:
+    """Add a call of `train` to those that are known, for whoever asks for the same again.
+
+    `end` is what was asked for; a callback may have ended it before.
+    """
+    finished.append({"begin": begin, "end": end, "result": result.to_dict()})
+    # That a call was ended early has to be known for good: the calls after it begin where it ended.
+    finished[:-_KEPT_RESULTS] = [
+        call for call in finished[:-_KEPT_RESULTS] if call["result"]["steps"] < call["end"] - call["begin"]
+    ]
+
+
+class Saver:
+    """Saves one call of `train`, in the background while it goes on.
+
+    Parameters
+    ----------
+    plan : CheckpointPlan
+    writer : Writer
+    description : dict
+        What does not change during the call: settings, environment, seed and the like. Its "run" is the run's
+        name, eight hexadecimal digits: checkpoints of other runs in the folder are left alone.
+    table : tuple of ndarray
+        The agent's whole table and visits, of which the environment may use a corner.
+    corner : tuple of int
+        States and actions of that corner.
+    constant : dict of str to ndarray
+        Arrays that are the same in each checkpoint.
+    finished : list of dict
+        The results of the calls that the agent has finished; `finish` adds this one.
+    watch : StopWatch
+        Tells when to stop.
+    start : int
+        Global step from which this process goes on.
+    patience : float
+        Seconds that the last checkpoint of the call may take.
+    """
+
+    def __init__(
+        self,
+        plan: CheckpointPlan,
+        writer: Writer,
+        description: dict[str, Any],
+        table: tuple[np.ndarray, np.ndarray],
+        corner: tuple[int, int],
+        constant: Mapping[str, np.ndarray],
+        finished: list[dict[str, Any]],
+        watch: StopWatch,
+        start: int,
+        patience: float,
+    ) -> None:
+        self._plan = plan
+        self._writer = writer
+        self._description = description
+        self._table = table
+        self._corner = corner
+        self._constant = constant
+        self._finished = finished
+        self._watch = watch
+        self._saved_steps = start
+        self._saved_at = time.monotonic()
+        self._patience = patience
+        self._submitted = start
+        self._told = writer.last
+
+    def look(self) -> Stop | None:
+        """Return why to stop, if there is a reason.
+
+        Raises
+        ------
+        CheckpointFencedError
+            If another server has taken over the folder.
+        """
+        self._writer.check()
+        self._watch.check_time(self._writer.seconds)
+        return self._watch.stop
+
+    @property
+    def asked_to_stop(self) -> Stop | None:
+        """The request to stop that has come, if there is one."""
+        return self._watch.stop
+
+    def ask_to_stop(self, stop: Stop) -> None:
+        """Take note that another rank was asked to stop."""
+        self._watch.ask(stop)
+
+    def is_due(self, steps: int) -> bool:
+        """Whether to save now, at global step `steps`: never before the last checkpoint is on disk.
+
+        One that could not be written is tried again soon.
+        """
+        if self._writer.busy:
+            self._report_slow()
+            return False
+        interval = math.inf if self._plan.interval_seconds is None else self._plan.interval_seconds
+        if self._writer.failed:
+            interval = min(interval, _RETRY_SECONDS)
+        if time.monotonic() - self._saved_at >= interval:
+            return True
+        in_steps = self._plan.interval_steps
+        return in_steps is not None and steps - self._saved_steps >= in_steps
+
+    def news(self) -> tuple[int, str] | None:
+        """Return the global step of a checkpoint and where it is, once it is on disk."""
+        last = self._writer.last
+        if self._writer.busy or last == self._told or last is None:
+            return None
+        self._told = last
+        return self._submitted, last
+
+    def begin(self, steps: int) -> None:
+        """Count the time to the next checkpoint from now on: one at about global step `steps` begins."""
+        self._saved_steps = steps
+        self._saved_at = time.monotonic()
+
+    def save(self, values: np.ndarray, counts: np.ndarray, position: Position) -> None:
+        """Write a checkpoint in the background.
+
+        `values` and `counts` (S * A,) must not change before `is_due` says yes again.
+        """
+        self._submitted = position.steps
+        self._writer.submit(
+            self._arrays(values, counts, position), self._body(position), self._description["run"]
+        )
+
+    def save_last(
+        self,
+        values: np.ndarray,
+        counts: np.ndarray,
+        position: Position,
+        meanwhile: Callable[[], None] = lambda: None,
+        patience: float = math.inf,
+    ) -> str | None:
+        """Write a checkpoint and wait for it. Return where it is; None if it could not be written.
+
+        `meanwhile` is called every 50 ms. `patience` in seconds, at most that of the whole run. However this
+        ends, `values` and `counts` may change afterwards.
+        """
+        seconds = min(patience, self._patience)
+        deadline = time.monotonic() + seconds
+        try:
+            written = self._wait(deadline, meanwhile)
+            if written:
+                self.save(values, counts, position)
+                written = self._wait(deadline, meanwhile)
+                if not written:
+                    self._writer.abandon()
+        except BaseException:
+            self._writer.abandon()
+            raise
+        if not written:
+            logger.warning(
+                "The last checkpoint did not get ready within %g s in %s, and was given up. The last good "
+                "one of this process is %s.",
+                seconds,
+                self._writer.url,
+                self._writer.last or "none",
+            )
+        self._writer.check()
+        return self._writer.last if written and not self._writer.failed else None
+
+    def stop(self) -> None:
+        """Write nothing more: another rank does now."""
+        self._writer.abandon()
+
+    def rescue(
+        self,
+        values: np.ndarray,
+        counts: np.ndarray,
+        position: Position,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Save after an error, which must not wait for long to be raised."""
+        try:
+            self.save_last(values, counts, position, meanwhile, RESCUE_SECONDS)
+        except CheckpointFencedError as error:  # no reason to hide what happened
+            logger.warning("%s", error)
+
+    def finish(
+        self,
+        values: np.ndarray,
+        counts: np.ndarray,
+        position: Position,
+        result: TrainingResult,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> str | None:
+        """Save the end of the call, with its result for whoever asks for the same again.
+
+        Return where it is; None if it could not be written.
+        """
+        note_finished(self._finished, **self._description["call"], result=result)
+        return self.save_last(values, counts, position, meanwhile)
+
+    def _wait(self, deadline: float, meanwhile: Callable[[], None]) -> bool:
+        while not self._writer.wait(_LOOK_SECONDS):
+            self._report_slow()
+            if time.monotonic() > deadline:
+                return False
+            meanwhile()
+        return True
+
+    def _report_slow(self) -> None:
+        self._writer.report_slow(max(self._plan.interval_seconds or 0.0, _SLOW_SECONDS))
+
+    def _arrays(self, values: np.ndarray, counts: np.ndarray, position: Position) -> dict[str, np.ndarray]:
+        arrays = {
+            "q_table": self._whole(self._table[0], values),
+            "visits": self._whole(self._table[1], counts),
+        }
+        arrays.update(self._constant)
+        arrays.update(position.learners)
+        if position.exact is not None:
+            arrays["exact"] = position.exact
+        return arrays
+
+    def _whole(self, table: np.ndarray, corner: np.ndarray) -> np.ndarray:
+        """Return the agent's `table` with the environment's `corner` of it as it is now."""
+        if table.shape == self._corner:
+            return corner.reshape(self._corner)
+        whole = table.copy()
+        whole[: self._corner[0], : self._corner[1]] = corner.reshape(self._corner)
+        return whole
+
+    def _body(self, position: Position) -> dict[str, Any]:
+        return {
+            **self._description,
+            "steps": position.steps,
+            "mode": position.mode,
+            "stream": position.stream,
+            "version": position.version,
+            "applied": position.applied,
+            "tally": position.tally,
+            "finished": list(self._finished),
+        }

@@ -1,0 +1,1 @@
+"""The asynchronous engine: a parameter server and workers that push affine maps."""

@@ -1,0 +1,365 @@
+"""A worker of asynchronous training.
+
+It learns while it has a lease, and pushes when it is time and there is room.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from dist_classicrl._random import stream_key
+from dist_classicrl.comm import messages
+from dist_classicrl.comm.messages import Kind
+from dist_classicrl.comm.transport import Backoff, Channel
+from dist_classicrl.engines.roles.worker_base import Working
+from dist_classicrl.engines.server.handover import Books
+from dist_classicrl.engines.server.pacing import Pacer
+from dist_classicrl.engines.server.server import LAST_PUSH
+from dist_classicrl.learning.learners import Learner, Stream
+from dist_classicrl.membership.election import Base
+from dist_classicrl.membership.group import LOOK_SECONDS, Crew
+from dist_classicrl.process.stop import StopWatch
+from dist_classicrl.tables import kernels
+from dist_classicrl.tables.local import LocalTable, PackedMap, Refresh
+from dist_classicrl.tables.window import Pushed, PushWindow
+
+logger = logging.getLogger(__name__)
+
+
+class Worker(Working):
+    """Works for one call of `train`, for one server after another if need be.
+
+    Parameters
+    ----------
+    crew : Crew
+    table : LocalTable
+    learner : CompiledLearner or SteppedLearner
+    pacer : Pacer
+    window : PushWindow
+    threshold : float
+        `compression_threshold`.
+    seed : int
+    watch : StopWatch, optional
+        Tells when this rank was asked to stop.
+    generation : int
+        How often the run was taken up again from a checkpoint: what is learned again gets other random
+        numbers than what was learned before, some of which is in the table.
+    wants_to_leave : callable, optional
+        Tells why this rank is to leave in good order, once it is.
+    survives_errors : bool
+        Whether an exception of the environment costs this worker alone.
+    note_workers : callable, optional
+        Is told how many workers there are whenever that changes: step sizes may depend on it.
+    """
+
+    def __init__(
+        self,
+        crew: Crew,
+        table: LocalTable,
+        learner: Learner,
+        pacer: Pacer,
+        window: PushWindow,
+        threshold: float,
+        seed: int,
+        watch: StopWatch | None = None,
+        generation: int = 0,
+        wants_to_leave: Callable[[], str | None] = lambda: None,
+        survives_errors: bool = False,
+        note_workers: Callable[[int], None] = lambda workers: None,
+    ) -> None:
+        super().__init__(crew, watch)
+        self._rank = crew.rank
+        self._table = table
+        self._learner = learner
+        self._pacer = pacer
+        self._view = crew.view
+        self._window = window
+        self._threshold = threshold
+        self._seed = seed
+        self._generation = generation
+        self._wants_to_leave = wants_to_leave
+        self._survives_errors = survives_errors
+        self._tell_workers = note_workers
+        self._stopping = False
+        self._why_passive: str | None = None
+        self._leases: deque[tuple[int, int, Stream]] = deque()
+        self._made: dict[int, int] = {}
+        self._since_push = 0
+        self._looked = 0.0
+        self._waiting = np.zeros(0, np.int64)
+        self._waiting_updates = np.zeros(0, np.int64)
+        self._learning = 0.0
+        self._cpu_learning = 0.0
+        self._cpu_at_push = time.thread_time()
+        self._told_learning = 0.0
+        self._told_time = time.perf_counter()
+
+    @property
+    def base(self) -> Base:
+        """How new this rank's table is."""
+        return Base.finished(self._window.base[0]) if self.final is not None else Base(*self._window.base)
+
+    def run(self) -> tuple[Refresh, dict[str, Any]] | None:
+        """Work until the server says that the run is done.
+
+        Return the whole final table and the run's result; None if this rank has left in good order.
+
+        Raises
+        ------
+        RemoteRankError
+            If another rank failed.
+        TrainingStopped
+            If the server says that the run has stopped.
+        ServerLost, Deposed
+            See `Working.look_around`: afterwards `hand_over`, `hand_in` or `begin_anew`, and run again.
+        """
+        backoff = Backoff(self.crew.wire.sleep)
+        while self.final is None and not self.was_released:
+            now = self.wake()
+            if self._take_in():
+                backoff.reset()
+            if self._leases:
+                self._learn_or_give_up()
+                backoff.reset()
+            elif self._since_push and self._window.has_room and not self._stopping:
+                self._push(flush=True)
+            elif self.final is None:
+                self.channel.reap()
+                backoff.wait()
+            self.pass_on_stop()
+            self._leave_if_asked()
+            # Between pushes, and while others make the last steps, the server would hear nothing else.
+            self.look_around(now)
+            if self.crew.view is not self._view:
+                self._note_workers()
+        if self.final is not None:
+            self.await_release()
+        return self.final
+
+    def _note_workers(self) -> None:
+        """Learn and push as one of as many workers as there are now."""
+        self._view = self.crew.view
+        workers = max(1, len(self._view.workers))
+        self._tell_workers(workers)
+        self._pacer.set_workers(workers)
+
+    # Changing servers
+
+    def give_up_server(self) -> None:
+        """Take nothing from the server any more: what it granted is void, what it was sent is kept."""
+        self.channel.close()
+        self._leases.clear()
+        if self._since_push or self._table.n_touched[0]:
+            self._pack(flush=True)
+        self._since_push = 0
+        self._stopping = False
+
+    def hand_over(self, values: np.ndarray, counts: np.ndarray) -> Books:
+        """Write the base to `values` and `counts` (S * A,), for this rank to serve it.
+
+        Return the books of that version. What the base lacks is in `kept`.
+        """
+        values[:] = self._table.base
+        counts[:] = self._window.base_counts()
+        books = self._window.books
+        return Books(0, {}, np.zeros(0)) if books is None else Books.from_parts(*books)
+
+    @property
+    def kept(self) -> list[Pushed]:
+        """What was pushed and the base does not include, oldest first."""
+        return self._window.kept
+
+    def hand_in(self, admission: int) -> None:
+        """Follow the server of the view, and send it all that it may lack."""
+        self.follow(admission)
+        self._window.enter(self.crew.view.reign)
+        if self.final is not None:
+            return
+        kept, last = self._window.kept, self._window.last_sequence
+        for pushed in kept:
+            head = np.array([pushed.sequence, pushed.steps, pushed is kept[-1], last], np.int64)
+            self.channel.send(messages.encode(Kind.HAND_IN, head, pushed.reals, *pushed.packed.parts))
+        if not kept:
+            self.channel.send(messages.encode(Kind.HAND_IN, np.array([0, 0, 1, last], np.int64)))
+        if self._why_passive is not None:
+            self._say_passive(self._why_passive)
+
+    def begin_anew(self, channel: Channel, sequence: int) -> None:
+        """Follow the server on `channel`, which has this rank's pushes up to number `sequence`.
+
+        What it has not applied is forgotten: others make those steps.
+        """
+        self.follow_on(channel)
+        self._made.clear()
+        self._learner.totals.take()
+        self._window.give_up(sequence, self.crew.view.reign)
+        self._why_passive = None
+
+    def _learn(self) -> None:
+        lease_id, left, stream = self._leases[0]
+        pacer = self._pacer
+        until_push = pacer.interval - self._since_push
+        if until_push <= 0:  # the window is full: look for room again after half an interval
+            until_push = -(-pacer.interval // 2)
+        steps = min(left, until_push, pacer.longest_call)
+        begin, cpu_begin = time.perf_counter(), time.thread_time()
+        self._learner.learn(stream, steps)
+        seconds, cpu_seconds = time.perf_counter() - begin, time.thread_time() - cpu_begin
+        self._learning += seconds
+        self._cpu_learning += cpu_seconds
+        pacer.learned(steps, seconds, cpu_seconds)
+        self._since_push += steps
+        self._made[lease_id] = self._made.get(lease_id, 0) + steps
+        if steps == left:
+            self._leases.popleft()
+        else:
+            self._leases[0] = (lease_id, left - steps, stream)
+        if self._since_push >= pacer.interval and self._leases and self._window.has_room:
+            self._push(flush=False)
+
+    def _learn_or_give_up(self) -> None:
+        """Learn; an exception costs this worker alone where that was asked for."""
+        if not self._survives_errors:
+            self._learn()
+            return
+        try:
+            self._learn()
+        except Exception as error:
+            logger.exception("Rank %d learns no more, as its environment raised an exception.", self._rank)
+            self._leases.clear()
+            self._made.clear()
+            self._since_push = 0
+            self._table.undo(self._table.pack())  # how much of it was learned in order is not known
+            self._say_passive(f"{type(error).__name__}: {error}")
+
+    def _say_passive(self, why: str) -> None:
+        self._why_passive = why
+        self.say_leave("excluded", why, waits=True)
+
+    def _leave_if_asked(self) -> None:
+        """Push all that was learned and say goodbye, if this rank is to leave."""
+        why = self._wants_to_leave()
+        if why is None or self._stopping or self.final is not None:
+            return
+        self._stop()
+        self.say_leave("left", why, waits=False)
+
+    def _stop(self) -> None:
+        """Push all that was learned, as the server asks, and learn no more."""
+        self._stopping = True
+        self._leases.clear()
+        if self._why_passive is None:
+            self._push(flush=True)
+
+    def _push(self, flush: bool) -> None:
+        begin = time.perf_counter()
+        pacer = self._pacer
+        wants_refresh = pacer.wants_refresh or flush or self._window.needs_refresh
+        sequence, packed, saved, made, reals = self._pack(flush, begin)
+        load = kernels.map_load(packed.weight, packed.visits)
+        flags = (0 if self._leases else 1) | (2 if pacer.urgent else 0) | (4 if wants_refresh else 0)
+        flags |= LAST_PUSH if self._stopping else 0
+        known = self._window.known_version(sequence)
+        numbers = [
+            sequence,
+            flags,
+            self._learner.quantum,
+            saved,
+            self.progress,
+            self.crew.view.revision,
+            known,
+        ]
+        for lease_id, steps in made.items():
+            numbers += (lease_id, steps)
+        head = np.array(numbers, np.int64)
+        self.channel.send(messages.encode(Kind.PUSH, head, reals, *packed.parts))
+        steps, self._since_push = self._since_push, 0
+        pacer.gauge.look(self._table.base)
+        cpu_now = time.thread_time()
+        pacer.pushed(load, steps, cpu_now - self._cpu_at_push - self._cpu_learning)
+        self._cpu_at_push, self._cpu_learning = cpu_now, 0.0
+
+    def _pack(
+        self, flush: bool, now: float | None = None
+    ) -> tuple[int, PackedMap, int, dict[int, int], np.ndarray]:
+        """Make the next push of what was learned.
+
+        Return its number, its maps, the bytes that compression saved, the steps by lease, and what else it
+        says.
+        """
+        now = time.perf_counter() if now is None else now
+        made, self._made = self._made, {}
+        reals = np.empty(7)
+        reals[:4] = self._learner.totals.take()
+        reals[4] = self._pacer.interval_seconds
+        reals[5] = self._learning - self._told_learning
+        reals[6] = now - self._told_time
+        self._told_learning, self._told_time = self._learning, now
+        steps = sum(made.values())
+        if self._threshold > 0.0:
+            sequence, packed, saved = self._pack_compressed(flush, steps, reals)
+        else:
+            (sequence, packed), saved = self._window.push(steps=steps, reals=reals), 0
+        return sequence, packed, saved, made, reals
+
+    def _pack_compressed(self, flush: bool, steps: int, reals: np.ndarray) -> tuple[int, PackedMap, int]:
+        """Pack what is large enough to go. Return the push's number, its maps, and the bytes saved."""
+        table = self._table
+        touched = int(table.n_touched[0])
+        untouched = int(np.count_nonzero(table.updates[self._waiting] == self._waiting_updates))
+        key = stream_key(self._seed, "compression", self._rank, self._window.last_sequence)
+        sequence, packed = self._window.push(self._threshold, flush, key, steps, reals)
+        self._waiting = table.touched[: table.n_touched[0]].copy()
+        self._waiting_updates = table.updates[self._waiting]
+        # Without a threshold all would have gone, but what only waits since an earlier push went with that.
+        entries = touched - untouched - packed.size
+        return sequence, packed, entries * sum(part.itemsize for part in packed.parts)
+
+    def _take_in(self) -> bool:
+        """Take in what the server sent, and return whether there was anything.
+
+        While there is work and no push is on its way, nothing but bad news can come: it is looked for now and
+        then.
+        """
+        now = self.crew.wire.now()
+        if self._busy_alone() and now - self._looked < LOOK_SECONDS:
+            return False
+        self._looked = now
+        something = False
+        while self.final is None and (message := self.channel.poll()) is not None:
+            something = True
+            kind, parts = messages.decode(message)
+            if kind is Kind.REPLY:
+                self._reply(parts)
+            elif kind is Kind.STOP:
+                self._stop()
+            else:
+                self.take_in_common(kind, parts)
+            if self._busy_alone():
+                break
+        return something
+
+    def _busy_alone(self) -> bool:
+        return bool(self._leases) and self._window.in_flight == 0
+
+    def _reply(self, parts: list[np.ndarray]) -> None:
+        applied, lease_id, start, steps, form, since, version = parts[0].tolist()
+        self.note_server_progress()
+        self._window.receipt(applied)
+        if form:
+            begin = time.thread_time()
+            entries = parts[5] if form == 2 else None
+            refresh = Refresh(since, version, entries, parts[3], parts[4])
+            self._window.refresh(refresh, applied, (parts[1], parts[2]))
+            self._pacer.refreshed(time.thread_time() - begin)
+        if steps and not self._stopping and self._why_passive is None:
+            again = [self._generation] if self._generation else []
+            reign = self.crew.view.reign
+            key = stream_key(self._seed, "lease", start, *again, *(("reign", reign) if reign else ()))
+            self._leases.append((lease_id, steps, Stream(key, start)))

@@ -1,0 +1,1 @@
+"""Environments that Gymnasium steps, as batches with integer states and actions."""

@@ -1,0 +1,267 @@
+"""The base of every stepped environment: its arrays, its statistics and its checks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from dist_classicrl._jit import jit
+from dist_classicrl.environments.stepped.description import describe_env, digest
+from dist_classicrl.environments.stepped.masks import MASK_KEY, first_blocked, masks_are_advice, write_masks
+from dist_classicrl.environments.stepped.spaces import SpaceIndex, check_table_size
+from dist_classicrl.errors import ActionMaskError, RewardError
+
+
+@jit
+def settle(
+    rewards: np.ndarray,
+    terminated: np.ndarray,
+    truncated: np.ndarray,
+    valid: np.ndarray,
+    returns: np.ndarray,
+    lengths: np.ndarray,
+    ended: np.ndarray,
+    ended_returns: np.ndarray,
+    ended_lengths: np.ndarray,
+) -> int:
+    """Count one step of every environment and list the episodes that it ended.
+
+    Parameters
+    ----------
+    rewards : ndarray(float64), shape (E,)
+    terminated, truncated, valid : ndarray(bool), shape (E,)
+        What the step gave. Entries that aren't valid are set to zero and False.
+    returns : ndarray(float64), shape (E,)
+        Undiscounted return of each running episode; added to, and set to zero where the episode ended.
+    lengths : ndarray(int64), shape (E,)
+        Steps of each running episode, likewise.
+    ended, ended_lengths : ndarray(int64), shape (E,)
+    ended_returns : ndarray(float64), shape (E,)
+        The first entries are set to the environment, length and return of each episode that ended.
+
+    Returns
+    -------
+    int
+        The number of episodes that ended, or -1 - e if environment e gave a reward that isn't finite.
+    """
+    n_ended = 0
+    for e in range(rewards.shape[0]):
+        if not valid[e]:
+            rewards[e] = 0.0
+            terminated[e] = False
+            truncated[e] = False
+            continue
+        if not np.isfinite(rewards[e]):
+            return -1 - e
+        returns[e] += rewards[e]
+        lengths[e] += 1
+        if terminated[e] or truncated[e]:
+            ended[n_ended] = e
+            ended_returns[n_ended] = returns[e]
+            ended_lengths[n_ended] = lengths[e]
+            returns[e] = 0.0
+            lengths[e] = 0
+            n_ended += 1
+    return n_ended
+
+
+class SteppedEnv:
+    """A batch of E environments with integer observations and actions; `make_stepped` makes one.
+
+    After `reset` and after every `step`, the arrays below describe the batch. They are written in place at
+    the next step, so copy what has to last.
+
+    Attributes
+    ----------
+    n_envs, n_states, n_actions : int
+    observations, actions : SpaceIndex
+        Between the environment's own values and the integers used here.
+    states : ndarray(int64), shape (E,)
+        Where each environment stands now, after any reset: what to act on next.
+    masks : ndarray(bool), shape (E, A), or None
+        Legal actions in `states`; every row allows something. None until the environment gives a first mask.
+    next_states : ndarray(int64), shape (E,)
+        The state that the last step reached: at the end of an episode its last observation, not the one after
+        the reset. A truncated step bootstraps from here.
+    next_masks : ndarray(bool), shape (E, A), or None
+        Legal actions in `next_states`. A row may be False throughout where the episode ended.
+    rewards : ndarray(float64), shape (E,)
+    terminated, truncated : ndarray(bool), shape (E,)
+    valid : ndarray(bool), shape (E,)
+        False where the last step was no transition: a vector environment with `AutoresetMode.NEXT_STEP`
+        spends one call on every reset and ignores the action. `next_states` is then the first state of the
+        new episode, the reward 0, and neither flag set.
+    n_valid : int
+        How many entries of `valid` are True.
+    episode_returns : list of float
+    episode_lengths : list of int
+        The episodes that the last step ended: undiscounted returns, and lengths in steps.
+    """
+
+    def __init__(
+        self,
+        env: gymnasium.Env | gymnasium.vector.VectorEnv,
+        n_envs: int,
+        observation_space: gymnasium.Space,
+        action_space: gymnasium.Space,
+        use_action_mask: bool | None,
+        max_table_bytes: int,
+    ) -> None:
+        self.n_envs = n_envs
+        self.observations = SpaceIndex(observation_space, "observation", mask_key=MASK_KEY)
+        self.actions = SpaceIndex(action_space, "action")
+        self.n_states = self.observations.n
+        self.n_actions = self.actions.n
+        check_table_size(self.n_states, self.n_actions, max_table_bytes)
+        self._description = describe_env(env)
+        if use_action_mask is None:
+            use_action_mask = not masks_are_advice(self._description)
+        self._mask_source = _mask_source(self.observations, self.n_actions, use_action_mask)
+
+        self.states = np.zeros(n_envs, np.int64)
+        self.next_states = np.zeros(n_envs, np.int64)
+        self.rewards = np.zeros(n_envs)
+        self.terminated = np.zeros(n_envs, bool)
+        self.truncated = np.zeros(n_envs, bool)
+        self.valid = np.ones(n_envs, bool)
+        self.n_valid = n_envs
+        self.episode_returns: list[float] = []
+        self.episode_lengths: list[int] = []
+        self._has_masks = False
+        self._masks = np.ones((n_envs, self.n_actions), bool)
+        self._next_masks = np.ones((n_envs, self.n_actions), bool)
+        self._returns = np.zeros(n_envs)
+        self._lengths = np.zeros(n_envs, np.int64)
+        self._ended = np.zeros(n_envs, np.int64)
+        self._ended_returns = np.zeros(n_envs)
+        self._ended_lengths = np.zeros(n_envs, np.int64)
+        self._rows = np.arange(n_envs)
+
+    @property
+    def masks(self) -> np.ndarray | None:
+        """Legal actions in `states`, or None where the environment has given no mask yet."""
+        return self._masks if self._has_masks else None
+
+    @property
+    def next_masks(self) -> np.ndarray | None:
+        """Legal actions in `next_states`, or None where the environment has given no mask yet."""
+        return self._next_masks if self._has_masks else None
+
+    def reset(self, seed: int | None = None) -> None:
+        """Start an episode in every environment.
+
+        Parameters
+        ----------
+        seed : int, optional
+            Environment i is seeded with `seed + i`, as Gymnasium's vector environments do it. Without a seed
+            the environments go on with their random streams, or start from the system's entropy.
+        """
+        self._returns.fill(0.0)
+        self._lengths.fill(0)
+        self.episode_returns = []
+        self.episode_lengths = []
+        self._reset(None if seed is None else int(seed))
+        self._check_not_blocked()
+
+    def step(self, actions: np.ndarray) -> None:
+        """Take one action in every environment, and start those again whose episode ends.
+
+        Parameters
+        ----------
+        actions : ndarray(int64), shape (E,)
+            Each in 0..n_actions-1; not checked, as this is the inner loop.
+
+        Raises
+        ------
+        RewardError
+            If a reward is NaN or infinite.
+        OutsideSpaceError
+            If an observation is not in the environment's space.
+        ActionMaskError
+            If a mask is malformed, or forbids everything where an action has to be taken.
+        Exception
+            What the environment itself raises comes through unchanged.
+        """
+        raise NotImplementedError
+
+    def _reset(self, seed: int | None) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Close the environments that `make_stepped` made; those that it was given stay open."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return what this environment is, as JSON-able data that is equal for equal ones in any process."""
+        return {
+            "environment": self._description,
+            "observations": self.observations.describe(),
+            "actions": self.actions.describe(),
+            "n_states": self.n_states,
+            "n_actions": self.n_actions,
+            "masks_from": self._mask_source,
+            "n_envs": self.n_envs,
+        }
+
+    def fingerprint(self) -> str:
+        """Return the SHA-256 of `describe()` without `n_envs`, which is not part of the problem."""
+        return digest({key: value for key, value in self.describe().items() if key != "n_envs"})
+
+    def _settle(self, actions: np.ndarray) -> np.ndarray:
+        """Check the rewards, count the step, and return the numbers of the environments whose episode ended.
+
+        Must run while `states` still holds the states in which the actions were taken.
+        """
+        n_ended = settle(
+            self.rewards,
+            self.terminated,
+            self.truncated,
+            self.valid,
+            self._returns,
+            self._lengths,
+            self._ended,
+            self._ended_returns,
+            self._ended_lengths,
+        )
+        if n_ended < 0:
+            e = -1 - n_ended
+            raise RewardError(
+                f"Environment {e} gave the reward {self.rewards[e]} for action {actions[e]} in state "
+                f"{self.states[e]} (observation {self.observations.decode(int(self.states[e]))!r}). Rewards "
+                f"must be finite numbers: correct the environment, or replace such rewards with "
+                f"gymnasium.wrappers.TransformReward."
+            )
+        self.episode_returns = self._ended_returns[:n_ended].tolist()
+        self.episode_lengths = self._ended_lengths[:n_ended].tolist()
+        return self._ended[:n_ended].copy()
+
+    def _write_masks(self, given: Any, rows: np.ndarray, masks: np.ndarray) -> None:
+        """Write the masks of the environments `rows`, remembering that this environment has masks."""
+        self._has_masks = True
+        write_masks(given, rows, masks)
+
+    def _check_not_blocked(self) -> None:
+        """Raise where an environment has to act and may not."""
+        if self._has_masks and (e := first_blocked(self._masks)) >= 0:
+            raise ActionMaskError(
+                f"The action mask of environment {e} forbids every action in state {self.states[e]} "
+                f"(observation {self.observations.decode(int(self.states[e]))!r}), where the episode goes "
+                f"on. Allow an action there, end the episode (terminated=True), or ignore the masks with "
+                f"use_action_mask=False."
+            )
+
+
+def _mask_source(observations: SpaceIndex, n_actions: int, use_action_mask: bool) -> str | None:
+    """Return where masks come from: "observation", "info", or None if they are ignored."""
+    if not use_action_mask:
+        return None
+    if observations.mask_space is None:
+        return "info"
+    if observations.mask_space.shape != (n_actions,):
+        raise ActionMaskError(
+            f"The observation's 'action_mask' is {observations.mask_space}, and there are {n_actions} "
+            f"actions. Declare it as gymnasium.spaces.MultiBinary({n_actions}), or pass "
+            f"use_action_mask=False."
+        )
+    return "observation"

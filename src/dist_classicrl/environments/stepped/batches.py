@@ -1,0 +1,207 @@
+"""The two kinds of stepped environments: a loop over single ones, and a vector environment."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from dist_classicrl.environments.stepped.base import SteppedEnv
+from dist_classicrl.environments.stepped.masks import MASK_KEY, mask_in
+from dist_classicrl.errors import EnvError
+
+_log = logging.getLogger(__name__)
+
+
+class LoopedEnvs(SteppedEnv):
+    """Environments stepped one after the other here, and reset at once when an episode ends.
+
+    This is what `SyncVectorEnv` does, less the batching of infos and the deep copies, which cost more than
+    the conversions here.
+    """
+
+    def __init__(
+        self, envs: list[gymnasium.Env], owned: bool, use_action_mask: bool | None, max_table_bytes: int
+    ) -> None:
+        first = envs[0]
+        super().__init__(
+            first, len(envs), first.observation_space, first.action_space, use_action_mask, max_table_bytes
+        )
+        for e, env in enumerate(envs):
+            if env.observation_space != first.observation_space or env.action_space != first.action_space:
+                raise EnvError(
+                    f"Environment {e} of the batch has the spaces {env.observation_space} and "
+                    f"{env.action_space}, and environment 0 has {first.observation_space} and "
+                    f"{first.action_space}. The factory must make equal environments."
+                )
+        self._envs = envs
+        self._owned = owned
+        self._last_observations: list[Any] = [None] * self.n_envs
+        self._last_infos: list[dict[str, Any]] = [{}] * self.n_envs
+
+    def _reset(self, seed: int | None) -> None:
+        self._restart(self._rows, seed)
+
+    def step(self, actions: np.ndarray) -> None:
+        """Take one action in every environment, see `SteppedEnv.step`."""
+        envs, observations, infos = self._envs, self._last_observations, self._last_infos
+        rewards, terminated, truncated = self.rewards, self.terminated, self.truncated
+        for e, action in enumerate(self.actions.decode_each(actions)):
+            observations[e], rewards[e], terminated[e], truncated[e], infos[e] = envs[e].step(action)
+        self.observations.encode_each(observations, self.next_states)
+        self._read_masks(observations, infos, self._rows, self._next_masks)
+        ended = self._settle(actions)
+        np.copyto(self.states, self.next_states)
+        if self._has_masks:
+            np.copyto(self._masks, self._next_masks)
+        if len(ended):
+            self._restart(ended, None)
+        self._check_not_blocked()
+
+    def _restart(self, rows: np.ndarray, seed: int | None) -> None:
+        """Reset the environments `rows` and write where they stand now."""
+        numbers = rows.tolist()
+        results = [self._envs[e].reset(seed=None if seed is None else seed + e) for e in numbers]
+        observations = [observation for observation, _ in results]
+        self.states[rows] = self.observations.encode_each(observations, rows=numbers)
+        self._read_masks(observations, [info for _, info in results], rows, self._masks)
+
+    def _read_masks(
+        self, observations: list[Any], infos: list[Any], rows: np.ndarray, masks: np.ndarray
+    ) -> None:
+        """Write the masks of the environments `rows`, of which the lists hold what they gave."""
+        if self._mask_source == "observation":
+            self._write_masks([mask_in(observation) for observation in observations], rows, masks)
+        elif self._mask_source == "info":
+            given = [mask for info in infos if (mask := info.get(MASK_KEY)) is not None]
+            if len(given) == len(rows):
+                self._write_masks(given, rows, masks)
+            elif given or self._has_masks:
+                masks[rows] = True
+                if given:
+                    present = np.array([info.get(MASK_KEY) is not None for info in infos])
+                    self._write_masks(given, rows[present], masks)
+
+    def close(self) -> None:
+        """Close what `make_stepped` made; what it was given stays open."""
+        if self._owned:
+            self._owned = False
+            for env in self._envs:
+                env.close()
+
+
+class VectorEnvs(SteppedEnv):
+    """A vector environment, in whichever of Gymnasium's autoreset modes it works."""
+
+    def __init__(
+        self, env: VectorEnv, owned: bool, use_action_mask: bool | None, max_table_bytes: int
+    ) -> None:
+        super().__init__(
+            env,
+            env.num_envs,
+            env.single_observation_space,
+            env.single_action_space,
+            use_action_mask,
+            max_table_bytes,
+        )
+        self._env = env
+        self._owned = owned
+        self._mode = _autoreset_mode(env)
+        self._awaiting = self._rows[:0]  # the environments that reset at the next step, whatever the action
+
+    def _reset(self, seed: int | None) -> None:
+        observations, infos = self._env.reset(seed=seed)
+        self._awaiting = self._rows[:0]
+        self.observations.encode_batch(observations, self.states)
+        self._read_masks(observations, infos, self._rows, self._masks)
+
+    def step(self, actions: np.ndarray) -> None:
+        """Take one action in every environment, see `SteppedEnv.step`."""
+        observations, rewards, terminated, truncated, infos = self._env.step(
+            self.actions.decode_batch(actions)
+        )
+        self.rewards[:] = rewards
+        self.terminated[:] = terminated
+        self.truncated[:] = truncated
+        self.observations.encode_batch(observations, self.next_states)
+        self._read_masks(observations, infos, self._rows, self._next_masks)
+        self.valid[:] = True
+        self.valid[self._awaiting] = False
+        self.n_valid = self.n_envs - len(self._awaiting)
+        ended = self._settle(actions)
+        np.copyto(self.states, self.next_states)
+        if self._has_masks:
+            np.copyto(self._masks, self._next_masks)
+        self._awaiting = ended if self._mode is AutoresetMode.NEXT_STEP else ended[:0]
+        if len(ended):
+            self._after_ending(ended, infos)
+        self._check_not_blocked()
+
+    def _after_ending(self, ended: np.ndarray, infos: dict[str, Any]) -> None:
+        """Tell the last state of each ended episode from the first of the next, by the autoreset mode."""
+        if self._mode is AutoresetMode.NEXT_STEP:
+            if self._has_masks:
+                self._masks[ended] = True  # the next action only triggers the reset, so any will do
+        elif self._mode is AutoresetMode.SAME_STEP:
+            if "final_obs" not in infos:
+                raise EnvError(
+                    f"{self._env} resets in the same step but its infos have no 'final_obs', so that the "
+                    f"last state of an episode is unknown. Make it with AutoresetMode.NEXT_STEP, or give "
+                    f"infos['final_obs']."
+                )
+            finals = [infos["final_obs"][e] for e in ended]
+            self.next_states[ended] = self.observations.encode_each(finals, rows=ended.tolist())
+            if self._mask_source == "observation":
+                self._write_masks([mask_in(final) for final in finals], ended, self._next_masks)
+            else:
+                self._read_masks(None, infos.get("final_info", {}), ended, self._next_masks)
+        else:
+            observations, infos = self._env.reset(options={"reset_mask": self.terminated | self.truncated})
+            self.states[ended] = self.observations.encode_batch(observations)[ended]
+            self._read_masks(observations, infos, ended, self._masks)
+
+    def _read_masks(
+        self, observations: Any, infos: dict[str, Any], rows: np.ndarray, masks: np.ndarray
+    ) -> None:
+        """Write the masks of the environments `rows` from batched observations or infos."""
+        if self._mask_source == "observation":
+            self._write_masks(mask_in(observations)[rows], rows, masks)
+        elif self._mask_source == "info":
+            given = infos.get(MASK_KEY)
+            if given is not None:
+                present = infos.get(f"_{MASK_KEY}")
+                if present is not None and np.count_nonzero(present) < self.n_envs:
+                    masks[rows] = True
+                    rows = rows[present[rows]]
+                self._write_masks(given if len(rows) == self.n_envs else given[rows], rows, masks)
+            elif self._has_masks:
+                masks[rows] = True
+
+    def close(self) -> None:
+        """Close what `make_stepped` made; what it was given stays open."""
+        if self._owned:
+            self._owned = False
+            self._env.close()
+
+
+def _autoreset_mode(env: VectorEnv) -> AutoresetMode:
+    """Return when the vector environment resets, which decides what its observations mean."""
+    # Gymnasium before 1.4 writes the mode into metadata that all vector environments of a class share, so
+    # what the vector environment itself holds goes first.
+    mode = getattr(env.unwrapped, "autoreset_mode", None) or env.metadata.get("autoreset_mode")
+    if mode is None:
+        _log.warning(
+            "%s does not say when it resets: taking AutoresetMode.NEXT_STEP, as Gymnasium does.",
+            env,
+        )
+        return AutoresetMode.NEXT_STEP
+    try:
+        return AutoresetMode(mode)
+    except ValueError:
+        raise EnvError(
+            f"{env} has the autoreset mode {mode!r}; allowed are {[known.value for known in AutoresetMode]}. "
+            f"Set metadata['autoreset_mode'] to a gymnasium.vector.AutoresetMode."
+        ) from None

@@ -1,0 +1,426 @@
+"""Finite Gymnasium spaces as the integers 0..n-1, one value at a time and in batches.
+
+A finite space is a product of digits: a `MultiDiscrete([3, 2])` has two digits with 3 and 2 values. An index
+is those digits read as one mixed-radix number, the first digit the most significant, so that counting
+from 0 to n-1 visits the values in the order of `itertools.product`. A `Dict` counts in the order of its keys
+as the space holds them (Gymnasium sorts them unless told otherwise).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from dist_classicrl._jit import jit
+from dist_classicrl.environments.stepped.space_advice import advice_for
+from dist_classicrl.errors import OutsideSpaceError, SpaceError
+
+MAX_TABLE_BYTES = 2**34
+"""Largest table that is made unless the caller allows another: 16 GiB, which is 2**31 float64 entries."""
+
+_MAX_INDEX_BITS = 62  # so that sums of digits times strides stay inside int64
+
+
+@jit
+def join_digits(
+    values: np.ndarray,
+    start: np.ndarray,
+    sizes: np.ndarray,
+    strides: np.ndarray,
+    fresh: bool,
+    out: np.ndarray,
+) -> int:
+    """Write to `out[e]`, or add to it, what the digits `values[e]` contribute to the index.
+
+    Parameters
+    ----------
+    values : ndarray(int64), shape (E, K)
+        K values per entry, as the space has them, that is counted from `start`.
+    start, sizes, strides : ndarray(int64), shape (K,)
+        First value, number of values and weight of each digit.
+    fresh : bool
+        Whether `out` is written anew instead of added to.
+    out : ndarray(int64), shape (E,)
+        Indices.
+
+    Returns
+    -------
+    int
+        -1, or the first entry that has a digit outside its range; `out` is then unusable.
+    """
+    for e in range(values.shape[0]):
+        total = 0 if fresh else out[e]
+        for k in range(values.shape[1]):
+            digit = values[e, k] - start[k]
+            if digit < 0 or digit >= sizes[k]:
+                return e
+            total += digit * strides[k]
+        out[e] = total
+    return -1
+
+
+@jit
+def split_digits(
+    indices: np.ndarray, start: np.ndarray, sizes: np.ndarray, strides: np.ndarray, values: np.ndarray
+) -> None:
+    """Fill `values[e]` with the digits of `indices[e]`: the inverse of `join_digits`, shapes as there."""
+    for e in range(indices.shape[0]):
+        for k in range(sizes.shape[0]):
+            values[e, k] = (indices[e] // strides[k]) % sizes[k] + start[k]
+
+
+@dataclass(frozen=True)
+class _Leaf:
+    """One array of digits inside a nested space, found by following `path` (keys and positions)."""
+
+    path: tuple[str | int, ...]
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    start: np.ndarray
+    sizes: np.ndarray
+    strides: np.ndarray
+
+
+class SpaceIndex:
+    """A finite Gymnasium space as the integers 0..n-1.
+
+    Supported are `Discrete`, `MultiDiscrete` (both with their `start`), `MultiBinary`, `Box` of integers
+    between finite bounds, and `Tuple` and `Dict` of those, nested as deep as wanted.
+
+    Parameters
+    ----------
+    space : gymnasium.spaces.Space
+        The space of one environment, not a batched one.
+    role : {"observation", "action"}
+        What the space is for. Error messages name it, and the wrapper that would make it finite.
+    mask_key : str, optional
+        A key of a `Dict` space whose entry is an action mask and no part of the value, for instance
+        `"action_mask"`. It is left out of the index if the space has it.
+
+    Attributes
+    ----------
+    n : int
+        Number of values.
+    mask_space : gymnasium.spaces.Space or None
+        The space under `mask_key`, where there is one.
+
+    Raises
+    ------
+    SpaceError
+        If the space is not finite, or has more than 2**62 values.
+    """
+
+    def __init__(self, space: spaces.Space, role: str = "observation", mask_key: str | None = None) -> None:
+        self.space = space
+        self.role = role
+        self.mask_space: spaces.Space | None = None
+        self._counted = space
+        if mask_key is not None and isinstance(space, spaces.Dict) and mask_key in space.spaces:
+            self.mask_space = space[mask_key]
+            rest = [(key, part) for key, part in space.items() if key != mask_key]  # a list keeps its order
+            if not rest:
+                raise SpaceError(
+                    f"The observation space {space} holds an action mask and nothing else. "
+                    f'Add what the agent sees under another key, for instance "observation".'
+                )
+            self._counted = spaces.Dict(rest)
+        digits = list(_digits_of(self._counted, (), role, space))
+        if not any(sizes for _, _, _, _, sizes in digits):
+            raise SpaceError(
+                f"The {role} space {_short(space)} holds nothing. Use gymnasium.spaces.Discrete(1) there."
+            )
+        bits = sum(math.log2(size) for _, _, _, _, sizes in digits for size in sizes)
+        if bits > _MAX_INDEX_BITS:
+            raise SpaceError(
+                f"The {role} space {_short(space)} has about 10^{bits * math.log10(2):.0f} values, more "
+                f"than any table can hold. Leave out what does not matter, or merge values that mean the "
+                f"same, with gymnasium.wrappers.Transform{role.capitalize()}."
+            )
+        if any(abs(first) > 2**_MAX_INDEX_BITS for _, _, _, start, _ in digits for first in start):
+            raise SpaceError(
+                f"The {role} space {_short(space)} starts beyond 2**62. Count its values from 0 instead."
+            )
+        self.n = math.prod(size for _, _, _, _, sizes in digits for size in sizes)
+        self._leaves = _with_strides(digits)
+        # The usual action space, where an index is the value itself: a copy saves a microsecond per step.
+        simple = isinstance(self._counted, spaces.Discrete) and int(self._counted.start) == 0
+        self._is_plain = simple and self._leaves[0].dtype == np.int64
+
+    # From a value to its index
+
+    def encode(self, value: Any) -> int:
+        """Return the index of one value of the space.
+
+        Raises
+        ------
+        OutsideSpaceError
+            If the value is not in the space.
+        """
+        return int(self.encode_each([value])[0])
+
+    def encode_each(
+        self, values: Sequence[Any], out: np.ndarray | None = None, rows: Sequence[int] | None = None
+    ) -> np.ndarray:
+        """Return the indices of a sequence of single values, one per environment.
+
+        Parameters
+        ----------
+        values : sequence of E values of the space
+        out : ndarray(int64), shape (E,), optional
+            Where to write the indices.
+        rows : sequence of E ints, optional
+            The environments' numbers, for the error message, if they aren't 0..E-1.
+
+        Returns
+        -------
+        ndarray(int64), shape (E,)
+            `out` where given.
+
+        Raises
+        ------
+        OutsideSpaceError
+            If a value is not in the space. The message has the environment's number.
+        """
+        arrays = []
+        for leaf in self._leaves:
+            parts = values if not leaf.path else [self._follow(value, leaf.path) for value in values]
+            try:
+                arrays.append(np.array(parts, order="C"))
+            except ValueError:  # ragged: the values have different shapes
+                raise self._misfit(f"the {self.role}s {parts!r} differ in shape") from None
+        return self._encode(arrays, len(values), out, rows)
+
+    def encode_batch(self, batch: Any, out: np.ndarray | None = None) -> np.ndarray:
+        """Return the indices of a batch as Gymnasium's vector environments give it.
+
+        Parameters
+        ----------
+        batch : ndarray, or tuple or dict of ndarray, nested as the space is
+            The first axis of every array counts environments.
+        out : ndarray(int64), shape (E,), optional
+            Where to write the indices.
+
+        Returns
+        -------
+        ndarray(int64), shape (E,)
+            `out` where given.
+
+        Raises
+        ------
+        OutsideSpaceError
+            If a value is not in the space. The message has the environment's number.
+        """
+        arrays = [np.array(self._follow(batch, leaf.path), order="C") for leaf in self._leaves]
+        return self._encode(arrays, arrays[0].shape[0] if arrays[0].ndim else 0, out, None)
+
+    def _encode(
+        self, arrays: list[np.ndarray], count: int, out: np.ndarray | None, rows: Sequence[int] | None
+    ) -> np.ndarray:
+        """Combine one array per leaf, each of shape (count, *leaf.shape), into indices.
+
+        The arrays are our own copies: the jitted loop then always sees the same type (writable, contiguous
+        int64).
+        """
+        if out is None:
+            out = np.empty(count, np.int64)
+        for leaf, array in zip(self._leaves, arrays, strict=True):
+            if array.shape != (len(out), *leaf.shape) or array.dtype.kind not in "iub":
+                raise self._misfit(
+                    f"got an array of shape {array.shape} and dtype {array.dtype}{_place(leaf.path)} for "
+                    f"{len(out)} environment(s), where integers of shape {(len(out), *leaf.shape)} are needed"
+                )
+            if array.dtype != np.int64:
+                array = array.astype(np.int64)
+            values = array.reshape(len(out), leaf.sizes.size)
+            fresh = leaf is self._leaves[0]
+            bad = join_digits(values, leaf.start, leaf.sizes, leaf.strides, fresh, out)
+            if bad >= 0:
+                number = bad if rows is None else rows[bad]
+                raise self._misfit(f"environment {number} gave {array[bad].tolist()}{_place(leaf.path)}")
+        return out
+
+    def _follow(self, value: Any, path: tuple[str | int, ...]) -> Any:
+        """Return the part of a nested value that lies at `path`."""
+        part = value
+        try:
+            for step in path:
+                part = part[step]
+        except (KeyError, IndexError, TypeError):
+            raise self._misfit(f"{value!r} has nothing{_place(path)}") from None
+        return part
+
+    def _misfit(self, what: str) -> OutsideSpaceError:
+        return OutsideSpaceError(
+            f"A value lies outside the {self.role} space {_short(self.space)}: {what}. The environment must "
+            f"keep to the space that it declares: correct the one or the other "
+            f"(gymnasium.utils.env_checker.check_env finds such things)."
+        )
+
+    # From an index to its value
+
+    def decode(self, index: int) -> Any:
+        """Return the value with this index, of the type and dtype that `space.sample()` has.
+
+        Raises
+        ------
+        OutsideSpaceError
+            If the index is not in 0..n-1.
+        """
+        if not 0 <= index < self.n:
+            raise OutsideSpaceError(
+                f"{index} is no {self.role} index of {_short(self.space)}: allowed are 0 to {self.n - 1}."
+            )
+        return self.decode_each(np.array([index], np.int64))[0]
+
+    def decode_each(self, indices: np.ndarray) -> list[Any]:
+        """Return a list of the single values with these indices (int64, shape (E,), each in 0..n-1)."""
+        arrays = [list(array) for array in self._decode(indices)]
+        if not self._leaves[0].path:
+            return arrays[0]
+        return [_assemble(self._counted, iter(parts)) for parts in zip(*arrays, strict=True)]
+
+    def decode_batch(self, indices: np.ndarray) -> Any:
+        """Return the values with these indices as a Gymnasium vector environment wants them.
+
+        Parameters
+        ----------
+        indices : ndarray(int64), shape (E,)
+            Each in 0..n-1. This is the inner loop's path and the caller's promise: it isn't checked.
+
+        Returns
+        -------
+        ndarray, or tuple or dict of ndarray, nested as the space is
+            New arrays; the first axis of each counts environments.
+        """
+        arrays = self._decode(indices)
+        return _assemble(self._counted, iter(arrays)) if self._leaves[0].path else arrays[0]
+
+    def _decode(self, indices: np.ndarray) -> list[np.ndarray]:
+        """Return one new array per leaf, of shape (E, *leaf.shape) and the leaf's dtype."""
+        if self._is_plain:
+            return [np.array(indices, np.int64)]
+        indices = np.ascontiguousarray(indices, np.int64)
+        arrays = []
+        for leaf in self._leaves:
+            values = np.empty((len(indices), leaf.sizes.size), np.int64)
+            split_digits(indices, leaf.start, leaf.sizes, leaf.strides, values)
+            arrays.append(values.astype(leaf.dtype, copy=False).reshape(len(indices), *leaf.shape))
+        return arrays
+
+    def parts(self) -> list[tuple[Any, ...]]:
+        """Return how an index is made, as plain Python data, so that it can be made without this class.
+
+        Returns
+        -------
+        list of tuple
+            For each array of digits: the path to it in a value, its shape, and for each digit in row-major
+            order the first value, the number of values and the weight. The index is the sum over all digits
+            of weight times (value - first value).
+        """
+        return [
+            (leaf.path, leaf.shape, leaf.start.tolist(), leaf.sizes.tolist(), leaf.strides.tolist())
+            for leaf in self._leaves
+        ]
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Return the digits as JSON-able data, equal for equal spaces in every process."""
+        return [
+            {
+                "path": [repr(step) for step in leaf.path],
+                "shape": list(leaf.shape),
+                "dtype": str(leaf.dtype),
+                "start": leaf.start.tolist(),
+                "sizes": leaf.sizes.tolist(),
+            }
+            for leaf in self._leaves
+        ]
+
+
+def check_table_size(n_states: int, n_actions: int, max_bytes: int = MAX_TABLE_BYTES) -> None:
+    """Raise `SpaceError` if a float64 table of `n_states` times `n_actions` entries exceeds `max_bytes`."""
+    needed = n_states * n_actions * 8
+    if needed > max_bytes:
+        raise SpaceError(
+            f"A table of {n_states:,} states times {n_actions:,} actions takes {needed:,} bytes "
+            f"({needed / 2**30:,.1f} GiB), and at most {max_bytes:,} ({max_bytes / 2**30:,.1f} GiB) are "
+            f"allowed. Make the observation space smaller: leave out what does not matter, merge values, or "
+            f"use fewer bins."
+        )
+
+
+def _digits_of(
+    space: spaces.Space, path: tuple[str | int, ...], role: str, whole: spaces.Space
+) -> Iterator[tuple[tuple[str | int, ...], tuple[int, ...], np.dtype, list[int], list[int]]]:
+    """Yield (path, shape, dtype, start, sizes) of each array of digits, the most significant first.
+
+    Starts and sizes are Python ints: the bounds of a Box may lie too far apart for int64, and such a space
+    has to be refused by its true size.
+    """
+    if isinstance(space, spaces.Discrete):
+        yield path, (), np.dtype(space.dtype), [int(space.start)], [int(space.n)]
+    elif isinstance(space, spaces.MultiDiscrete):
+        yield (
+            path,
+            space.shape,
+            np.dtype(space.dtype),
+            space.start.ravel().tolist(),
+            space.nvec.ravel().tolist(),
+        )
+    elif isinstance(space, spaces.MultiBinary):
+        count = math.prod(space.shape)
+        yield path, space.shape, np.dtype(space.dtype), [0] * count, [2] * count
+    elif isinstance(space, spaces.Box) and np.dtype(space.dtype).kind in "iub":
+        low, high = space.low.ravel().tolist(), space.high.ravel().tolist()
+        sizes = [int(top) - int(bottom) + 1 for bottom, top in zip(low, high, strict=True)]
+        yield path, space.shape, np.dtype(space.dtype), [int(bottom) for bottom in low], sizes
+    elif isinstance(space, spaces.Tuple):
+        for position, part in enumerate(space.spaces):
+            yield from _digits_of(part, (*path, position), role, whole)
+    elif isinstance(space, spaces.Dict):
+        for key, part in space.spaces.items():
+            yield from _digits_of(part, (*path, key), role, whole)
+    else:
+        raise SpaceError(
+            f"The {role} space {_short(whole)} is not finite{_place(path)}: {_short(space)} cannot be "
+            f"counted as 0..n-1. {advice_for(space, path, role)}"
+        )
+
+
+def _with_strides(digits: list[Any]) -> tuple[_Leaf, ...]:
+    """Give every digit its weight, the product of the sizes of all the digits after it."""
+    leaves: list[_Leaf] = []
+    stride = 1
+    for path, shape, dtype, start, sizes in reversed(digits):
+        strides = np.empty(len(sizes), np.int64)
+        for k in range(len(sizes) - 1, -1, -1):
+            strides[k] = stride
+            stride *= sizes[k]
+        leaves.append(
+            _Leaf(path, shape, dtype, np.array(start, np.int64), np.array(sizes, np.int64), strides)
+        )
+    return tuple(reversed(leaves))
+
+
+def _assemble(space: spaces.Space, parts: Iterator[Any]) -> Any:
+    """Put the leaves' parts, in order, back into the nesting of `space`."""
+    if isinstance(space, spaces.Tuple):
+        return tuple(_assemble(part, parts) for part in space.spaces)
+    if isinstance(space, spaces.Dict):
+        return {key: _assemble(part, parts) for key, part in space.spaces.items()}
+    return next(parts)
+
+
+def _place(path: tuple[str | int, ...]) -> str:
+    """Say where in a nested space something is."""
+    return f" at {''.join(f'[{step!r}]' for step in path)}" if path else ""
+
+
+def _short(space: spaces.Space) -> str:
+    """Return the space's own text, cut to what fits in a message."""
+    text = " ".join(str(space).split())
+    return text if len(text) <= 200 else text[:197] + "..."

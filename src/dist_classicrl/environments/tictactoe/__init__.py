@@ -1,0 +1,1 @@
+"""Tic-tac-toe: rules, Gymnasium environment, compiled simulator and exact model."""

@@ -1,0 +1,98 @@
+"""How good an agent is, by episodes and, where the model is known, exactly."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dist_classicrl.errors import ConvergenceError
+from dist_classicrl.evaluation.episodes import EvaluationResult
+from dist_classicrl.evaluation.exact import ExactValue, exact_value, model_of
+
+if TYPE_CHECKING:
+    from dist_classicrl.agent.agent import DistAsyncQLearning
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """How good the greedy policy of an agent is.
+
+    Attributes
+    ----------
+    episodes : EvaluationResult
+    exact : ExactValue or None
+        None where the model is not known, a value is infinite, or nobody has asked for it.
+    """
+
+    episodes: EvaluationResult
+    exact: ExactValue | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain data for JSON; None stands for what is not known."""
+        played, exact = self.episodes, self.exact
+        return {
+            "episodes": played.episodes,
+            "mean_return": played.mean_return,
+            "standard_error": played.standard_error if played.episodes > 1 else None,
+            "std_return": played.std_return,
+            "min_return": float(played.returns.min()),
+            "max_return": float(played.returns.max()),
+            "mean_length": played.mean_length,
+            "min_length": int(played.lengths.min()),
+            "max_length": int(played.lengths.max()),
+            "exact": None
+            if exact is None
+            else {
+                "discount_factor": exact.discount_factor,
+                "value": exact.value,
+                "optimum": exact.optimum,
+                "gap": exact.gap,
+                "relative_gap": exact.relative_gap,
+            },
+        }
+
+    def to_rows(self) -> list[list[str]]:
+        """Return it as rows of a table: what it is, and how much."""
+        played, exact = self.episodes, self.exact
+        error = played.standard_error
+        rows = [
+            ["episodes", f"{played.episodes:,}"],
+            ["mean return", f"{played.mean_return:.4f}" + ("" if math.isnan(error) else f" ± {error:.4f}")],
+            ["returns", f"{played.returns.min():g} to {played.returns.max():g}"],
+            ["mean length", f"{played.mean_length:.1f}"],
+            ["lengths", f"{played.lengths.min():,} to {played.lengths.max():,}"],
+        ]
+        if exact is None:
+            return rows
+        is_rounding = abs(exact.gap) <= 1e-9 * abs(exact.optimum)
+        share = "" if exact.relative_gap is None else f" ({exact.relative_gap:.2%})"
+        gap = "0" if is_rounding else f"{exact.gap:.3g}{share}"
+        discounted = f"discounted by {exact.discount_factor:g}"
+        return [
+            *rows,
+            [f"exact value, {discounted}", f"{exact.value:.6g}"],
+            ["the best policy's", f"{exact.optimum:.6g}"],
+            ["gap", gap],
+        ]
+
+
+def assess(
+    agent: DistAsyncQLearning, env: Any, episodes: int, seed: int | None = None, exactly: bool = True
+) -> Assessment:
+    """Play greedy episodes of `agent` in `env`, and compute the exact value where its model is known.
+
+    Other arguments and errors are those of `DistAsyncQLearning.evaluate`.
+
+    Parameters
+    ----------
+    exactly : bool
+        False: only play. A model of 100,000 states takes some seconds to solve.
+    """
+    played = agent.evaluate(env, episodes, seed)
+    model = model_of(env, agent.settings.use_action_mask) if exactly else None
+    try:
+        exact = None if model is None else exact_value(model, agent.q_table, agent.settings.discount_factor)
+    except ConvergenceError:
+        exact = None
+    return Assessment(played, exact)

@@ -1,0 +1,153 @@
+"""How good a table is: episodes under its greedy policy, compiled where the environment is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dist_classicrl._random import stream_key
+from dist_classicrl.environments.resolve import resolve
+from dist_classicrl.environments.simulate import CompiledSimulator
+from dist_classicrl.errors import SettingsError
+from dist_classicrl.evaluation.greedy import play_greedily
+from dist_classicrl.learning import q_learning
+from dist_classicrl.settings import Settings
+from dist_classicrl.tables.local import LocalTable
+
+if TYPE_CHECKING:
+    from dist_classicrl.environments.stepped.base import SteppedEnv
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """Episodes under the greedy policy.
+
+    Attributes
+    ----------
+    returns : ndarray(float64), shape (episodes,)
+        Undiscounted.
+    lengths : ndarray(int64), shape (episodes,)
+        In steps.
+    """
+
+    returns: np.ndarray
+    lengths: np.ndarray
+
+    @property
+    def episodes(self) -> int:
+        """Number of episodes."""
+        return self.returns.size
+
+    @property
+    def mean_return(self) -> float:
+        """Mean undiscounted return."""
+        return float(self.returns.mean())
+
+    @property
+    def std_return(self) -> float:
+        """Standard deviation of the returns."""
+        return float(self.returns.std())
+
+    @property
+    def standard_error(self) -> float:
+        """Standard error of the mean return; NaN for a single episode."""
+        n = self.episodes
+        return float(self.returns.std(ddof=1) / np.sqrt(n)) if n > 1 else float("nan")
+
+    @property
+    def mean_length(self) -> float:
+        """Mean length in steps."""
+        return float(self.lengths.mean())
+
+
+def evaluate(
+    env: Any, q_table: np.ndarray, settings: Settings, episodes: int, seed: int, max_steps: int
+) -> EvaluationResult:
+    """Play `episodes` greedy episodes of `q_table` in `env`; see `DistAsyncQLearning.evaluate`."""
+    for name, value in (("episodes", episodes), ("max_steps", max_steps)):
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+            raise SettingsError(f"{name} must be a whole number of at least 1, got {value!r}.")
+    source = resolve(env, min(settings.n_envs, episodes), settings.use_action_mask)
+    try:
+        if q_table.shape[0] < source.n_states or q_table.shape[1] < source.n_actions:
+            raise SettingsError(
+                f"The environment has {source.n_states} states and {source.n_actions} actions, the table "
+                f"only {q_table.shape[0]} and {q_table.shape[1]}. Evaluate in the environment that was "
+                "trained in."
+            )
+        legal = None if source.simulator is None else source.simulator.legal
+        table = LocalTable(source.n_states, source.n_actions, q_table.dtype, legal)
+        values = q_table[: source.n_states, : source.n_actions].reshape(-1)
+        table.load(values, np.zeros(values.size, np.int64))
+        if source.stepped is not None:
+            return _evaluate_stepped(source.stepped, table, episodes, seed, max_steps)
+        assert source.simulator is not None  # a Source has one of the two
+        return _evaluate_compiled(source.simulator, table, episodes, seed, max_steps)
+    finally:
+        source.close()
+
+
+def _evaluate_compiled(
+    simulator: CompiledSimulator, table: LocalTable, episodes: int, seed: int, max_steps: int
+) -> EvaluationResult:
+    kernel: Any = play_greedily
+    if not simulator.built_in:
+        import numba
+
+        kernel = numba.njit(nogil=True, error_model="numpy")(play_greedily.py_func)
+    returns, lengths = np.zeros(episodes), np.zeros(episodes, np.int64)
+    limit = min(simulator.max_episode_steps or max_steps, max_steps)
+    memory = np.zeros(simulator.memory_size, np.int64)
+    kernel(
+        simulator.tables, memory, limit, table.q, table.best, table.greedy,
+        stream_key(seed, "evaluation"), returns, lengths,
+    )  # fmt: skip
+    return EvaluationResult(returns, lengths)
+
+
+def _evaluate_stepped(
+    env: SteppedEnv, table: LocalTable, episodes: int, seed: int, max_steps: int
+) -> EvaluationResult:
+    """Play in a batch, where each environment has a share of the episodes.
+
+    So short episodes are not preferred.
+    """
+    shares = np.full(env.n_envs, episodes // env.n_envs)
+    shares[: episodes % env.n_envs] += 1
+    returns: list[float] = []
+    lengths: list[int] = []
+    running, elapsed = np.zeros(env.n_envs), np.zeros(env.n_envs, np.int64)
+    actions = np.zeros(env.n_envs, np.int64)
+    key = stream_key(seed, "evaluation")
+    draws = 0
+    env.reset(int(stream_key(seed, "evaluation environment") >> np.uint64(33)))
+    while len(returns) < episodes:
+        q_learning.choose_actions(
+            table.q,
+            table.best,
+            table.greedy,
+            table.n_actions,
+            env.states,
+            env.masks,
+            0.0,
+            key,
+            draws,
+            actions,
+        )
+        draws += env.n_envs
+        env.step(actions)
+        running += env.rewards * env.valid
+        elapsed += env.valid
+        cut = elapsed >= max_steps
+        for i in np.flatnonzero(env.terminated | env.truncated | cut):
+            if elapsed[i] and shares[i] > 0:
+                returns.append(float(running[i]))
+                lengths.append(int(elapsed[i]))
+                shares[i] -= 1
+            running[i], elapsed[i] = 0.0, 0
+        if cut.any():  # no environment of a batch can be reset alone, so all begin anew
+            env.reset()
+            running[:], elapsed[:] = 0.0, 0
+    return EvaluationResult(np.array(returns), np.array(lengths, np.int64))

@@ -1,0 +1,41 @@
+"""Episodes under the greedy policy of a table, in one jitted loop."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dist_classicrl._jit import jit
+from dist_classicrl._random import GAMMA, mix
+from dist_classicrl.environments.simulate import advance, begin
+from dist_classicrl.learning.q_learning import pick_among_best
+
+
+@jit
+def play_greedily(simulation, memory, time_limit, q, best, greedy, key, returns, lengths):
+    """Play greedy episodes of random stream `key`, into `returns` and `lengths`.
+
+    These are float64 and int64, both of shape (episodes,).
+    """
+    n_actions = q.size // best.size
+    counter = key
+    for episode in range(returns.size):
+        counter += GAMMA
+        state = np.int64(begin(simulation, memory, mix(counter)))
+        collected = 0.0
+        elapsed = 0
+        while True:
+            action = np.int64(greedy[state])
+            counter += GAMMA
+            if action < 0:
+                action = pick_among_best(q, best[state], state * n_actions, n_actions, mix(counter))
+            counter += GAMMA
+            next_state, reward, terminated = advance(
+                simulation, memory, state, action, mix(counter), n_actions
+            )
+            state = np.int64(next_state)
+            collected += reward
+            elapsed += 1
+            if terminated or elapsed >= time_limit:
+                break
+        returns[episode] = collected
+        lengths[episode] = elapsed

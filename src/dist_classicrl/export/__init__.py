@@ -1,0 +1,1 @@
+"""A policy as text, as a program and as tables."""

@@ -1,0 +1,178 @@
+"""What an agent has learned as a file for others: NumPy arrays, a table, JSON, or a Python program."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dist_classicrl._files import whole_file
+from dist_classicrl.errors import ExportError
+from dist_classicrl.export import program as policy_program
+from dist_classicrl.model import model_file
+from dist_classicrl.model.policy import Policy, policy_of
+
+if TYPE_CHECKING:
+    from dist_classicrl.agent.agent import DistAsyncQLearning
+
+FORMAT = "dist_classicrl policy"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is exported.
+
+    Attributes
+    ----------
+    agent : DistAsyncQLearning
+    policy : Policy
+    environment : str or None
+        What the environment is called.
+    """
+
+    agent: DistAsyncQLearning
+    policy: Policy
+    environment: str | None
+
+
+def export(
+    agent: DistAsyncQLearning,
+    path: str | os.PathLike[str],
+    env: Any = None,
+    *,
+    environment: str | None = None,
+    kind: str | None = None,
+    force: bool = False,
+) -> Path:
+    """Write what `agent` has learned to exactly `path`: whole, or not at all.
+
+    Parameters
+    ----------
+    agent : DistAsyncQLearning
+    path : str or path
+    env : optional
+        The environment that was trained in, as `train` takes it, for observations and names.
+    environment : str, optional
+        What it is called, for the file.
+    kind : str, optional
+        One of `KINDS`; by default the suffix of `path`. "npz" is a model file, which `load_model` reads, with
+        the arrays `policy` and `values` besides `q_table` and `visits`. "csv" and "json" are what
+        `dist_classicrl.export.table_file.read_table` reads. "py" is a program with a function
+        `act(observation)`.
+    force : bool
+        Whether a file that is there is replaced.
+
+    Raises
+    ------
+    ExportError
+        If the kind is not known, or there is such a file.
+    EnvError
+        If `env` is larger than the table.
+    """
+    target = Path(path)
+    write = _writer(target, kind)
+    if target.exists() and not force:
+        raise ExportError(f"{target} is there already. Give another name, or replace it with --force.")
+    if not target.parent.is_dir():
+        raise ExportError(f"There is no folder {target.parent}. Make it first, or write somewhere else.")
+    write(Source(agent, policy_of(agent, env), environment), target)
+    return target
+
+
+def _writer(target: Path, kind: str | None) -> Callable[[Source, Path], None]:
+    name = target.suffix.removeprefix(".") if kind is None else kind
+    if name not in _WRITERS:
+        near = get_close_matches(name, KINDS, n=1)
+        raise ExportError(
+            f"There is no format {name!r} of exports{'' if kind else f', as {target} asks for'}."
+            f"{f' Did you mean {near[0]!r}?' if near else ''} The formats are {', '.join(KINDS)}."
+        )
+    return _WRITERS[name]
+
+
+def _write_npz(source: Source, target: Path) -> None:
+    agent, policy = source.agent, source.policy
+    model = model_file.SavedModel(
+        agent.settings, agent.q_table, agent.visits, agent.steps, agent._n_actions, agent._legal
+    )
+    model_file.write(target, model, {"policy": policy.greedy, "values": policy.values})
+
+
+def _write_text(target: Path, pieces: Iterable[str]) -> None:
+    with whole_file(target) as file:
+        for piece in pieces:
+            file.write(piece.encode())
+
+
+def _write_csv(source: Source, target: Path) -> None:
+    policy = source.policy
+    names = policy.action_names
+    head = ["state", *(["observation"] if policy.has_observations else [])]
+    head += [f"q:{name}" for name in names] + [f"visits:{name}" for name in names] + ["greedy"]
+
+    def lines() -> Iterable[str]:
+        yield _line(head)
+        for state, greedy in enumerate(policy.greedy.tolist()):
+            told = [policy.state_text(state)] if policy.has_observations else []
+            yield _line(
+                [state, *told, *policy.q[state].tolist(), *policy.visits[state].tolist(), names[greedy]]
+            )
+
+    _write_text(target, lines())
+
+
+def _line(cells: list[Any]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(cells)
+    return text.getvalue()
+
+
+def _write_json(source: Source, target: Path) -> None:
+    agent, policy = source.agent, source.policy
+    observations = policy.observations
+    data = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "environment": source.environment,
+        "steps": agent.steps,
+        "discount_factor": agent.settings.discount_factor,
+        "actions": policy.action_names,
+        "action_values": policy.action_values(),
+        "observations": None
+        if observations is None
+        else [policy.observation_of(state) for state in range(policy.n_states)],
+        "legal": None if policy.legal is None else policy.legal.tolist(),
+        "q_table": policy.q.tolist(),
+        "visits": policy.visits.tolist(),
+        "policy": policy.greedy.tolist(),
+        "values": policy.values.tolist(),
+    }
+    _write_text(target, json.JSONEncoder(indent=None).iterencode(data))
+
+
+def _write_program(source: Source, target: Path) -> None:
+    policy = source.policy
+    title = (
+        f"What was learned{'' if source.environment is None else ' in ' + source.environment}: "
+        f"{policy.n_states} states, {policy.n_actions} actions, {source.agent.steps} steps."
+    )
+    module = target.stem if target.stem.isidentifier() else "policy"
+    _write_text(target, policy_program.program(policy, title, module))
+
+
+_WRITERS: dict[str, Callable[[Source, Path], None]] = {
+    "npz": _write_npz,
+    "csv": _write_csv,
+    "py": _write_program,
+    "json": _write_json,
+}
+
+KINDS = tuple(_WRITERS)
+"""The formats of exports."""

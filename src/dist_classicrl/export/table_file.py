@@ -1,0 +1,114 @@
+"""Tables from files that `exporting` wrote, or that somebody wrote in their form."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dist_classicrl.errors import ModelFileError
+from dist_classicrl.model import model_file
+
+_VALUES, _VISITS = "q:", "visits:"
+
+
+def read_table(path: str | os.PathLike[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Return action values and visits from a file of the formats "npz", "csv" and "json".
+
+    Parameters
+    ----------
+    path : str or path
+        Its suffix says what it is. A table in csv needs a column `state` and a column `q:NAME` for each
+        action; columns `visits:NAME` may be there, others are passed over.
+
+    Returns
+    -------
+    q_table : ndarray(float64 or float32), shape (states, actions)
+        What can be set as `DistAsyncQLearning.q_table`.
+    visits : ndarray(int64), shape (states, actions)
+        0 where the file has none.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    ModelFileError
+        If the file is of another kind, or says something that no table can be.
+    """
+    target = Path(path)
+    readers = {".npz": _read_npz, ".csv": _read_csv, ".json": _read_json}
+    if target.suffix not in readers:
+        raise _refused(target, f"its suffix is none of {', '.join(readers)}")
+    values, visits = readers[target.suffix](target)
+    fault = model_file.table_fault(values, visits)
+    if fault is not None:
+        raise _refused(target, fault)
+    return values, visits
+
+
+def _read_npz(target: Path) -> tuple[np.ndarray, np.ndarray]:
+    model = model_file.read(target)
+    return model.q_table, model.visits
+
+
+def _read_csv(target: Path) -> tuple[np.ndarray, np.ndarray]:
+    try:
+        with open(target, newline="", encoding="utf-8-sig") as file:  # spreadsheets write a mark in front
+            head, *rows = list(csv.reader(file)) or [[]]
+    except (UnicodeDecodeError, csv.Error, ValueError) as error:
+        raise _refused(target, f"it cannot be read ({error})") from error
+    columns = {
+        part: [i for i, name in enumerate(head) if name.startswith(part)] for part in (_VALUES, _VISITS)
+    }
+    if "state" not in head or not columns[_VALUES]:
+        raise _refused(target, f"it needs columns state and {_VALUES}NAME, and has {', '.join(head)}")
+    if columns[_VISITS] and len(columns[_VISITS]) != len(columns[_VALUES]):
+        raise _refused(
+            target, f"it has {len(columns[_VALUES])} columns of values, {len(columns[_VISITS])} of visits"
+        )
+    rows = [row for row in rows if row]
+    at = head.index("state")
+    try:
+        states = [int(row[at]) for row in rows]
+        values = [[float(row[i]) for i in columns[_VALUES]] for row in rows]
+        visits = [[int(row[i]) for i in columns[_VISITS]] for row in rows]
+    except (ValueError, IndexError) as error:
+        raise _refused(target, f"a cell of it is no number ({error})") from error
+    if sorted(states) != list(range(len(rows))):
+        raise _refused(target, f"its {len(rows)} states are not those from 0 to {len(rows) - 1}")
+    order = np.argsort(states)
+    return _arrays(target, values, visits if columns[_VISITS] else None, order)
+
+
+def _read_json(target: Path) -> tuple[np.ndarray, np.ndarray]:
+    try:
+        data = json.loads(target.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise _refused(target, f"it is no JSON ({error})") from error
+    if not isinstance(data, dict) or "q_table" not in data:
+        raise _refused(target, "it has no q_table")
+    return _arrays(target, data["q_table"], data.get("visits"))
+
+
+def _arrays(
+    target: Path, values: Any, visits: Any, order: Any = slice(None)
+) -> tuple[np.ndarray, np.ndarray]:
+    try:
+        table = np.array(values, np.float64)
+        counts = np.zeros(table.shape, np.int64) if visits is None else np.array(visits)
+        if counts.dtype.kind not in "iu":
+            raise ValueError("visits are whole numbers")
+        return table[order], counts.astype(np.int64)[order]
+    except (ValueError, TypeError, OverflowError) as error:
+        raise _refused(target, f"its table is none ({error})") from error
+
+
+def _refused(target: Path, why: str) -> ModelFileError:
+    return ModelFileError(
+        f"{target} holds no usable table: {why}. Give a file that `dist-classicrl export` wrote as npz, "
+        "csv or json."
+    )

@@ -1,0 +1,202 @@
+"""The hosts that a job runs on: what a hostfile says, which of them answer, and a file for each launcher."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import socket
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dist_classicrl.errors import LauncherError
+from dist_classicrl.launch.remote_commands import Asked
+from dist_classicrl.process.jobs import run_job
+
+_SLURM_SECONDS = 10.0
+_SRUN = ("srun", "--overlap", "--nodes=1", "--ntasks=1", "--quiet", "--nodelist")
+_LOCAL = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True)
+class Host:
+    """A line of a hostfile.
+
+    Attributes
+    ----------
+    name : str
+    slots : int or None
+        How many ranks it takes; None where the file does not say.
+    """
+
+    name: str
+    slots: int | None
+
+
+def read_hostfile(path: str | Path) -> tuple[Host, ...]:
+    """Read a hostfile: a host in each line, as `node1 slots=4` (Open MPI) or `node1:4` (MPICH).
+
+    Where a host without slots is there several times, as in the files of PBS, each line without slots is one.
+
+    Raises
+    ------
+    LauncherError
+        If it cannot be read, has no host, has a line that means nothing, or names a host again with slots.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise LauncherError(
+            f"The hostfile {str(path)!r} cannot be read ({error}). Write one with a line such as "
+            "`node1 slots=4` for each host."
+        ) from error
+    hosts = []
+    for number, line in enumerate(lines, 1):
+        text = line.partition("#")[0].strip()
+        if text:
+            hosts.append(_host(text, f"line {number} of the hostfile {str(path)!r}"))
+    if not hosts:
+        raise LauncherError(
+            f"The hostfile {str(path)!r} names no host. Write a line such as `node1 slots=4` for each."
+        )
+    return _each_once(hosts, str(path))
+
+
+def _each_once(hosts: Sequence[Host], path: str) -> tuple[Host, ...]:
+    lines = Counter(host.name for host in hosts)
+    if max(lines.values()) == 1:
+        return tuple(hosts)
+    for host in hosts:
+        if host.slots is not None and lines[host.name] > 1:
+            total = sum(each.slots or 1 for each in hosts if each.name == host.name)
+            raise LauncherError(
+                f"The hostfile {path!r} names {host.name!r} {lines[host.name]} times. Write one line for it, "
+                f"such as `{host.name} slots={total}`."
+            )
+    slots = {host.name: host.slots or lines[host.name] for host in hosts}
+    return tuple(Host(name, number) for name, number in slots.items())
+
+
+def _host(text: str, where: str) -> Host:
+    found = re.fullmatch(r"(\w[\w.-]*)(?::(\d+))?((?:\s+\w+\s*=\s*\S+)*)", text)
+    settings = {} if found is None else dict(re.findall(r"(\w+)\s*=\s*(\S+)", found[3]))
+    slots = None if found is None else found[2] or settings.get("slots")
+    if found is None or not settings.keys() <= {"slots", "max_slots"} or not (slots or "1").isdecimal():
+        raise LauncherError(
+            f"{where[0].upper()}{where[1:]} is {text!r}. Write `node1 slots=4`, `node1:4`, or `node1` alone."
+        )
+    if slots is not None and int(slots) == 0:
+        raise LauncherError(f"{where[0].upper()}{where[1:]} gives {found[1]!r} no slots. Leave the host out.")
+    return Host(found[1], None if slots is None else int(slots))
+
+
+def write_hostfile(path: Path, hosts: Sequence[Host], family: str) -> None:
+    """Write a hostfile for the launchers of a `family`, as `Launcher` has it."""
+    separator = ":" if family == "hydra" else " slots="
+    lines = [host.name if host.slots is None else f"{host.name}{separator}{host.slots}" for host in hosts]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def ranks_on(hosts: Sequence[Host], all_hosts: Sequence[Host], n_ranks: int) -> int:
+    """Return how many of `n_ranks` ranks to start on those `hosts` that are left of `all_hosts`: at least 1.
+
+    As many as there are slots; where the hostfile does not tell all of them, the hosts' share.
+    """
+    if len(hosts) == len(all_hosts):
+        return n_ranks
+    slots = [host.slots for host in all_hosts]
+    if None in slots:
+        return max(1, n_ranks * len(hosts) // len(all_hosts))
+    return max(1, min(n_ranks, sum(host.slots or 0 for host in hosts)))
+
+
+def hosts_that_answer(
+    hosts: Sequence[Host], agent: Sequence[str], seconds: float, is_over: Callable[[], bool]
+) -> list[Host]:
+    """Return the hosts on which `true` can be run; this one always can.
+
+    Parameters
+    ----------
+    hosts : sequence of Host
+    agent : sequence of str
+        What a host's name and a command are written after, such as `ssh`.
+    seconds : float
+        How long a host may take to answer.
+    is_over : callable
+        Asked again and again whether to give up, in which case the answers so far count.
+    """
+    others = [host.name for host in hosts if not is_here(host.name)]
+    with Asked({name: [*agent, name, "true"] for name in others}) as asked:
+        asked.wait(seconds, is_over=is_over)
+        answered = {name for name in others if asked.status(name) == 0}
+    return [host for host in hosts if host.name not in others or host.name in answered]
+
+
+def agent_words(agent: str | None) -> list[str]:
+    """Return the command that starts something on another host: `agent`, or ssh that asks no questions.
+
+    Raises
+    ------
+    LauncherError
+        If `agent` cannot be split into words.
+    """
+    try:
+        return shlex.split(agent) if agent else ["ssh", "-o", "BatchMode=yes"]
+    except ValueError as error:
+        raise LauncherError(
+            f"--agent {agent!r} cannot be split into words ({error}). Write for instance "
+            "--agent 'ssh -p 2222'."
+        ) from error
+
+
+def slurm_hosts(environment: Mapping[str, str] | None = None) -> tuple[Host, ...]:
+    """Return the nodes of the SLURM job that this process is in; none where there is no such job.
+
+    Parameters
+    ----------
+    environment : mapping of str to str, optional
+        Environment variables; this process's if left out.
+    """
+    nodes = (os.environ if environment is None else environment).get("SLURM_JOB_NODELIST")
+    if not nodes or shutil.which("scontrol") is None:
+        return ()
+    job = run_job(["scontrol", "show", "hostnames", nodes], timeout=_SLURM_SECONDS)
+    return () if job.returncode else tuple(Host(name, None) for name in job.output.split())
+
+
+def command_on(name: str, text: str, agent: str | None, within_slurm: bool) -> list[str]:
+    """Return the command that has a host run `text`, which is for its shell.
+
+    Parameters
+    ----------
+    name : str
+        Of the host; nothing in between is needed for this one.
+    text : str
+    agent : str or None
+        See `agent_words`.
+    within_slurm : bool
+        Whether srun takes the place of ssh, where no agent is given.
+    """
+    if is_here(name):
+        return ["/bin/sh", "-c", text]
+    if within_slurm and agent is None:
+        return [*_SRUN, name, "/bin/sh", "-c", text]
+    return [*agent_words(agent), name, text]
+
+
+def is_here(name: str) -> bool:
+    """Return whether a name or an address is this machine's."""
+    own = socket.gethostname()
+    if name in (*_LOCAL, own, own.partition(".")[0]):
+        return True
+    if not re.fullmatch(r"\d+(\.\d+){3}", name):
+        return False
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((name, 0))  # to an address of another host nothing can be bound
+        except OSError:
+            return False
+    return True

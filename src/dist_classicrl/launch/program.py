@@ -1,0 +1,167 @@
+"""Run a script as `python script.py` does, and own the end of its process; what `launch` starts on each rank.
+
+python -m dist_classicrl.launch.program [--replacement] script.py [argument ...]
+python -m dist_classicrl.launch.program [--replacement] -m module [argument ...]
+"""
+
+from __future__ import annotations
+
+# First: what it registers for the interpreter's end is then called last.
+from dist_classicrl.process import exit as ending  # isort: skip
+
+import importlib.util
+import os
+import sys
+import types
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from typing import Any
+
+from dist_classicrl.errors import LauncherError
+from dist_classicrl.process.exit_record import record_of_environment
+
+_MODULE = "dist_classicrl.launch.program"
+_REPLACEMENT = "--replacement"
+_OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+
+
+def command(words: Sequence[str], *, replacement: bool = False) -> list[str]:
+    """Return the command that runs `words`, which are a script or `-m module` and arguments, on each rank.
+
+    Parameters
+    ----------
+    words : sequence of str
+    replacement : bool
+        Whether the new process joins a job that is running: its end is then not that of the job.
+    """
+    return [sys.executable, "-m", _MODULE, *([_REPLACEMENT] if replacement else []), *words]
+
+
+def own_words(original: Sequence[str] | None = None) -> list[str]:
+    """Return the script, or `-m` and the module, and the arguments with which this process was started.
+
+    Parameters
+    ----------
+    original : sequence of str, optional
+        The interpreter's command line; by default `sys.orig_argv`.
+
+    Raises
+    ------
+    LauncherError
+        If there is neither, as in an interactive session.
+    """
+    given = list(sys.orig_argv if original is None else original)
+    words = given[1:]
+    while words and words[0].startswith("-") and words[0] not in ("-", "-c", "-m"):
+        del words[: 2 if words[0] in _OPTIONS_WITH_VALUE else 1]
+    if words[:2] == ["-m", _MODULE]:
+        words = words[2:]
+        if words[:1] == [_REPLACEMENT]:
+            words = words[1:]
+    if not words or words[0] in ("-", "-c"):
+        raise LauncherError(
+            f"This process was started as {' '.join(given)!r}, which cannot be started again on another "
+            "rank. Write the program into a file, and start that."
+        )
+    return words
+
+
+def main(words: Sequence[str]) -> int:
+    """Run a script or a module as `__main__`.
+
+    Parameters
+    ----------
+    words : sequence of str
+        The script, or `-m` and a module, and the arguments.
+
+    Returns
+    -------
+    int
+        The exit status, unless the script ends by SystemExit, which is passed on.
+    """
+    words = list(words)
+    replacement = words[:1] == [_REPLACEMENT]
+    if replacement:
+        del words[0]
+    if not words or words == ["-m"]:
+        sys.stderr.write(f"{__doc__}")
+        return os.EX_USAGE
+    ending.manage(record_of_environment(), replacement)
+    if replacement:
+        from dist_classicrl.membership.spawn import find_parent
+
+        # Who started this process waits until MPI has begun here, and hears of no death before.
+        find_parent()
+    try:
+        code, module = _load(words)
+        exec(code, module.__dict__)
+    except SystemExit as end:
+        ending.script_ended(end)
+        raise
+    except BaseException as error:
+        status = ending.script_ended(error)
+        # Through the hook, which may have to end the whole job, and without the frames of this module.
+        error = error.with_traceback(_trimmed(error.__traceback__))
+        sys.excepthook(type(error), error, error.__traceback__)
+        return status
+    return ending.script_ended(None)
+
+
+def _load(words: list[str]) -> tuple[Any, types.ModuleType]:
+    """Return the code of a script or a module, and the module to run it in, set up as Python does."""
+    spec: ModuleSpec | None = None
+    if words[0] == "-m":
+        sys.argv = words[1:]
+        spec = _find(words[1])
+        loader: Any = spec.loader
+        code, path = loader.get_code(spec.name), spec.origin
+        sys.argv[0] = path or words[1]
+    else:
+        sys.argv = words
+        path = words[0]
+        if not getattr(sys.flags, "safe_path", False):  # there, nothing was put in front
+            sys.path[0] = os.path.dirname(os.path.realpath(path))
+        try:
+            with open(path, "rb") as file:
+                source = file.read()
+        except OSError as error:
+            sys.stderr.write(f"{sys.executable}: can't open file {os.path.abspath(path)!r}: {error}\n")
+            raise SystemExit(2) from error
+        code = compile(source, path, "exec", dont_inherit=True)
+    module = types.ModuleType("__main__")
+    module.__dict__.update(
+        __file__=path,
+        __spec__=spec,
+        __package__=None if spec is None else spec.parent,
+        __loader__=None if spec is None else spec.loader,
+        __builtins__=sys.modules["builtins"],
+    )
+    # For good: threads and what the script registered for the interpreter's end find it there.
+    sys.modules["__main__"] = module
+    return code, module
+
+
+def _find(name: str) -> ModuleSpec:
+    """Return where the module is that `python -m name` runs."""
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{name}.__main__")
+    except ModuleNotFoundError:
+        spec = None
+    if spec is None:
+        sys.stderr.write(f"{sys.executable}: No module named {name}\n")
+        raise SystemExit(1)
+    return spec
+
+
+def _trimmed(trace: types.TracebackType | None) -> types.TracebackType | None:
+    """Return the part of a traceback below this module; all of it where there is none."""
+    each = trace
+    while each is not None and each.tb_frame.f_code.co_filename == __file__:
+        each = each.tb_next
+    return each
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

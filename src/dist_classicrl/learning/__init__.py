@@ -1,0 +1,1 @@
+"""Learners and learning rules: environments joined to a table, in compiled loops."""

@@ -1,0 +1,294 @@
+"""How the ranks that lost their server agree on a new one: the holder of the newest base.
+
+A ballot after Lamport's "The Part-Time Parliament" (1998): a coordinator, normally the lowest rank that is
+left, asks all to promise that they follow nobody older. With the promises of enough of them
+(`membership.may_elect`) it names the server. Who promised takes nothing from an older server any more, so
+there are never two that get anywhere; and no promise is given while the server is heard.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dist_classicrl.comm.messages import Kind
+from dist_classicrl.comm.transport import Backoff
+from dist_classicrl.errors import CutOffError
+from dist_classicrl.membership.group import Crew
+from dist_classicrl.membership.view import View, confirmed, may_elect
+
+logger = logging.getLogger(__name__)
+
+_FINISHED = 2**62
+_RETRY_SHARE = 0.1
+_PATIENCE_WITH_OTHERS = 1.5
+_PATIENCE_WITH_REFUSALS = 2.0
+_FRESH_SHARE = 0.5
+
+
+@dataclass(frozen=True, order=True)
+class Base:
+    """How new what a rank holds is: bases are ordered, and one includes all that an older one includes.
+
+    Attributes
+    ----------
+    reign, version : int
+        Of the table that it has as a whole; -1, -1: none.
+    """
+
+    reign: int = -1
+    version: int = -1
+
+    @classmethod
+    def finished(cls, reign: int) -> Base:
+        """Return the base of a rank that has the final table and the result."""
+        return cls(reign, _FINISHED)
+
+    @property
+    def is_some(self) -> bool:
+        """Whether there is one."""
+        return self.version >= 0
+
+    @property
+    def is_final(self) -> bool:
+        """Whether it is the final table."""
+        return self.version == _FINISHED
+
+
+class Deposed(Exception):
+    """Another rank serves now, by `view`; raised where a server or a worker has to change its part."""
+
+    def __init__(self, view: View) -> None:
+        super().__init__(f"rank {view.server} serves now")
+        self.view = view
+
+
+class Settled(Exception):
+    """There is nothing to go on with: all others have the result, as this rank has."""
+
+
+@dataclass
+class _Ballot:
+    """A vote that this rank coordinates."""
+
+    number: int
+    begun: float
+    promised: int  # by this rank, before
+    bases: dict[int, Base] = field(default_factory=dict)
+    refused: bool = False
+
+
+class Election:
+    """One rank's part in finding a new server, from when it lost the last one.
+
+    Parameters
+    ----------
+    crew : Crew
+    base : Base
+        What this rank holds.
+    """
+
+    def __init__(self, crew: Crew, base: Base) -> None:
+        self._crew = crew
+        self._base = base
+        self._begun = crew.wire.now()
+        self._lost = crew.view.server
+        crew.unheard.clear()
+        self._ballot: _Ballot | None = None
+        self._next_try = self._begun
+        self._promised_at = self._begun
+        self._highest = crew.promised
+        self._followed: tuple[float, View] | None = None
+
+    def run(self) -> View:
+        """Return the new view. This rank may not be in it: then it was taken for lost.
+
+        If others go on hearing the server, the view is theirs, and this rank has lost them all.
+
+        Raises
+        ------
+        CutOffError
+            If too few ranks answer.
+        Settled
+            If the call is over, and this rank has its result.
+            Also if the call is over, and this rank has no result.
+        """
+        crew = self._crew
+        backoff = Backoff(crew.wire.sleep)
+        while True:
+            something = False
+            for sender, kind, parts in crew.poll():
+                something = True
+                view = self._take_in(sender, kind, parts)
+                if view is not None:
+                    return view
+            if not crew.is_member:  # it was excluded without having heard of it
+                return crew.view
+            view = self._coordinate() or self._give_in()
+            if view is not None:
+                return view
+            if crew.wire.now() - self._begun > 4.0 * crew.timing.election:
+                raise self._cut_off()
+            if something:
+                backoff.reset()
+            backoff.wait()
+
+    def _take_in(self, sender: int, kind: Kind, parts: list[np.ndarray]) -> View | None:
+        crew, ballot = self._crew, self._ballot
+        if kind is Kind.VIEW:
+            return crew.accept(parts)
+        if kind is Kind.PREPARE:
+            if answer(crew, sender, parts, self._base, lambda: True):
+                self._promised_at = crew.wire.now()
+        elif kind is Kind.PROMISE:
+            number, reign, version = parts[0].tolist()
+            theirs = View.from_numbers(parts[1])
+            crew.dead.update(parts[2].tolist())
+            if theirs.key > crew.view.key:
+                crew.adopt(theirs)
+            if ballot is not None and number == ballot.number:
+                ballot.bases[sender] = Base(reign, version)
+        elif kind is Kind.REFUSE:
+            number, promised = parts[0].tolist()
+            self._highest = max(self._highest, promised)
+            theirs = View.from_numbers(parts[1])
+            if theirs.key > crew.view.key:
+                crew.adopt(theirs)
+            if promised < number:
+                self._followed = crew.wire.now(), theirs
+            if ballot is not None and number == ballot.number:
+                ballot.refused = True
+        elif kind in (Kind.RELEASE, Kind.OVER):
+            if self._base.is_final:
+                raise Settled
+            if kind is Kind.OVER:
+                raise ended_without(crew.rank)
+        return None
+
+    def _coordinate(self) -> View | None:
+        """Hold a vote if that is this rank's part. Return the view that comes of it, once it does."""
+        crew, ballot = self._crew, self._ballot
+        now = crew.wire.now()
+        patience = crew.timing.silence
+        if ballot is not None and crew.promised > ballot.number:
+            ballot = self._ballot = None  # somebody else's is later
+        if ballot is None and crew.promised > crew.view.reign:
+            # It has the time that it may take before this rank tries for itself.
+            others = crew.promised % crew.wire.size
+            if others not in crew.dead and now < self._promised_at + _PATIENCE_WITH_OTHERS * patience:
+                return None
+        electorate = set(crew.view.members) - {self._lost, crew.rank} - crew.dead
+        if ballot is None:
+            lower = sum(1 for rank in electorate if rank < crew.rank)
+            # Each rank below this one has its time to begin.
+            if now >= self._next_try and now >= self._begun + lower * patience / 2.0:
+                self._begin(now)
+            return None
+        if ballot.refused:
+            self._drop(ballot)
+            self._next_try = now + _RETRY_SHARE * patience * (1.0 + crew.rank / crew.wire.size)
+            return None
+        complete = electorate <= ballot.bases.keys()
+        if not complete and now - ballot.begun < patience:
+            return None
+        present = {*ballot.bases, crew.rank}
+        if may_elect(crew.view, present, crew.dead, crew.hosts):
+            return self._decide(ballot)
+        if complete:  # nobody else is left to answer
+            raise self._cut_off()
+        self._drop(ballot)
+        self._next_try = now
+        return None
+
+    def _drop(self, ballot: _Ballot) -> None:
+        """Give up a vote, and what this rank promised itself with it: nobody else can end it."""
+        self._ballot = None
+        if self._crew.promised == ballot.number:
+            self._crew.promised = ballot.promised
+
+    def _give_in(self) -> View | None:
+        """Return the view of those who refuse because they hear their server, after some time."""
+        crew = self._crew
+        now, patience = crew.wire.now(), crew.timing.silence
+        if self._followed is None or self._ballot is not None:
+            return None
+        heard, view = self._followed
+        if now - heard > _FRESH_SHARE * patience or now - self._begun < _PATIENCE_WITH_REFUSALS * patience:
+            return None
+        if view.reign < crew.promised or view.key < crew.view.key:
+            return None
+        crew.adopt(view)
+        return view
+
+    def _begin(self, now: float) -> None:
+        crew = self._crew
+        size = crew.wire.size
+        highest = max(self._highest, crew.promised, crew.view.reign, crew.tried)
+        number = (highest // size + 1) * size + crew.rank  # no other rank has this one
+        self._ballot = _Ballot(number, now, crew.promised)
+        crew.promised = crew.tried = number
+        head = np.array([number], np.int64)
+        dead = np.array(sorted(crew.dead), np.int64)
+        for rank in set(crew.view.members) - {crew.rank}:
+            crew.send(rank, Kind.PREPARE, head, dead)
+
+    def _decide(self, ballot: _Ballot) -> View:
+        crew = self._crew
+        # Who died since it answered has nothing any more.
+        living = {rank: base for rank, base in ballot.bases.items() if rank not in crew.dead}
+        # Who was excluded before has maps under leases that were taken back.
+        living = {rank: base for rank, base in living.items() if rank in crew.view.members}
+        bases = {**living, crew.rank: self._base}
+        best = max(bases.values())
+        # Who has no base cannot go on with those that have one, but it may join them.
+        members = sorted(rank for rank, base in bases.items() if base.is_some == best.is_some)
+        server = min(rank for rank in members if bases[rank] == best)
+        view = View(ballot.number, 0, server, tuple(members))
+        others = {*crew.view.members, *ballot.bases} - set(members)
+        crew.announce(view, *others)
+        return view
+
+    def _cut_off(self) -> CutOffError:
+        crew = self._crew
+        gone = confirmed(crew.dead, [crew.rank], crew.hosts)
+        return CutOffError(
+            f"Rank {crew.rank} lost the server, rank {self._lost}, and too few of the ranks "
+            f"{', '.join(map(str, crew.view.members))} answer to go on without the others "
+            f"(died: {', '.join(map(str, sorted(gone))) or 'none for sure'}): the network may be cut, and "
+            "the other side may go on. Start the job again, best with `python -m dist_classicrl launch`: it "
+            "goes on from the last checkpoint."
+        )
+
+
+def ended_without(rank: int) -> CutOffError:
+    """Return what a rank raises that was taken for lost when the call was over."""
+    return CutOffError(
+        f"Rank {rank} was taken for lost, and the run ended without it. Its result is on the other ranks."
+    )
+
+
+def answer(
+    crew: Crew, sender: int, parts: list[np.ndarray], base: Base, has_lost_server: Callable[[], bool]
+) -> bool:
+    """Answer the PREPARE of `sender`, and return whether this rank has promised to follow it."""
+    number = int(parts[0][0])
+    dead = set(parts[1].tolist())
+    crew.dead.update(dead & set(crew.view.members) - {crew.rank})
+    no_server = sender == crew.view.server or crew.view.server in crew.dead
+    is_due = sender in crew.view.members and (no_server or has_lost_server())
+    if number <= crew.promised or not is_due:
+        numbers = np.array([number, crew.promised], np.int64)
+        crew.send(sender, Kind.REFUSE, numbers, crew.view.to_numbers())
+        return False
+    crew.promised = number
+    crew.send(
+        sender,
+        Kind.PROMISE,
+        np.array([number, base.reign, base.version], np.int64),
+        crew.view.to_numbers(),
+        np.array(sorted(crew.dead), np.int64),
+    )
+    return True

@@ -1,0 +1,291 @@
+"""The ranks of one communicator: control messages, MPI's word on who died, the agreed view."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dist_classicrl.comm import messages
+from dist_classicrl.comm.collectives import duplicate, finish
+from dist_classicrl.comm.messages import Kind
+from dist_classicrl.comm.transport import SMALL_PIECE_BYTES, Channel, Wire
+from dist_classicrl.membership.events import Record
+from dist_classicrl.membership.view import View
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.05
+"""How often a rank with work looks for messages that are rare: asking the MPI library in vain gives the core
+away where ranks outnumber cores."""
+
+ELECTION_SHARE = 1.5
+"""After how many times the silence that excludes a worker the workers give up the server: it has given up
+itself by then if it does not hear them either."""
+
+_CONTROL_TAG = 1
+_FIRST_TAG = 64
+_HOST_BYTES = 64  # as many as Linux allows
+# Of the tags of one reign. What comes late for an admission must not be met by a later one.
+_ADMISSIONS = 4096
+_REIGNS = 8191
+
+
+@dataclass(frozen=True)
+class Timing:
+    """When a rank counts as lost.
+
+    Attributes
+    ----------
+    interval : float
+        Seconds after which a rank that has said nothing says that it is there.
+    silence : float
+        Seconds of silence of its process after which a rank is lost.
+    stuck : float
+        Seconds without progress of its main loop after which it is lost.
+    """
+
+    interval: float
+    silence: float
+    stuck: float
+
+    @property
+    def election(self) -> float:
+        """Seconds of silence after which the server is lost."""
+        return ELECTION_SHARE * self.silence
+
+
+class Crew:
+    """The ranks of a communicator, through all calls of `train` over it.
+
+    Parameters
+    ----------
+    wire : Wire
+    hosts : sequence of str
+        The name of each rank's host.
+
+    Attributes
+    ----------
+    rank : int
+        This process's.
+    view : View
+        The newest that this rank knows.
+    dead : set of int
+        Ranks that have died, by MPI's word.
+    call : int
+        How many calls of `train` this rank has begun.
+    promised : int
+        The highest reign that this rank has promised to follow, or follows.
+    record : Record
+        What happened to the ranks in this call.
+    unheard : list of View
+        Earlier ones that this rank announced as a server, as long as the others may know nothing newer.
+    tried : int
+        The highest reign for which this rank has held a vote.
+    joins : int
+        How often this rank has had to ask to take part.
+    """
+
+    def __init__(self, wire: Wire, hosts: Sequence[str]) -> None:
+        self.wire = wire
+        self.rank = wire.rank
+        self.hosts = list(hosts)
+        self.view = View(0, 0, 0, tuple(range(wire.size)))
+        self.dead: set[int] = set()
+        self.call = 0
+        self.promised = 0
+        self.timing = Timing(1.0, 30.0, 600.0)
+        self.is_guest = False
+        self.record = Record()
+        self.unheard: list[View] = []
+        self.tried = 0
+        self.joins = 0
+        self._links: dict[int, Channel] = {}
+        self._waiting: deque[tuple[int, Kind, list[np.ndarray]]] = deque()
+        self._early: list[tuple[int, Kind, list[np.ndarray]]] = []
+        self._looked = -1.0
+
+    @property
+    def is_server(self) -> bool:
+        """Whether this rank serves, as far as it knows."""
+        return self.view.server == self.rank
+
+    @property
+    def is_member(self) -> bool:
+        """Whether this rank is in the view."""
+        return self.rank in self.view.members
+
+    def host_of(self, rank: int) -> str:
+        """Return the name of the host of `rank`; replacements run on the server's."""
+        return self.hosts[rank if rank < len(self.hosts) else self.rank]
+
+    @classmethod
+    def of_guest(cls, wire: Wire, rank: int, view: View, timing: Timing) -> Crew:
+        """Return the crew of a process that was started to replace a rank: it knows the server alone."""
+        wire.rank = rank
+        crew = cls(wire, [])
+        crew.view, crew.timing, crew.is_guest = view, timing, True
+        return crew
+
+    def begin_call(self, timing: Timing) -> None:
+        """Open the control links for another call of `train`."""
+        self.timing = timing
+        self.record = Record()
+        self.call += 1
+        for peer in range(self.wire.size):
+            if peer != self.rank and peer not in self.dead:
+                self._links[peer] = self.wire.channel(peer, _CONTROL_TAG, SMALL_PIECE_BYTES)
+
+    def end_call(self, linger: float) -> None:
+        """Close the control links."""
+        for peer, link in self._links.items():
+            link.close(linger)
+            if link.late is not None:
+                self._waiting.append((peer, *messages.decode(link.late)))
+        self._links.clear()
+
+    def tag(self, purpose: int, admission: int = 0) -> int:
+        """Return the tag of this call's messages for one purpose: the setup, or an admission of a reign."""
+        number = (self.call * _REIGNS + purpose) * _ADMISSIONS + admission % _ADMISSIONS
+        return _FIRST_TAG + number % (self.wire.tag_limit - _FIRST_TAG)
+
+    def send(self, peer: int, kind: Kind, *parts: np.ndarray) -> None:
+        """Send a control message; to a dead rank it goes nowhere."""
+        link = self._links.get(peer)
+        if link is not None:
+            link.send(messages.encode(kind, np.array([self.call], np.int64), *parts))
+
+    def announce(self, view: View, *others: int) -> None:
+        """Make `view` this rank's, and tell it its members and `others`, with all that happened so far."""
+        self.adopt(view)
+        for peer in {*view.members, *others} - {self.rank}:
+            self.send(peer, Kind.VIEW, view.to_numbers(), self.record.to_part())
+
+    def accept(self, parts: list[np.ndarray]) -> View | None:
+        """Adopt the view of a VIEW message if this rank has promised nobody newer. Return it in that case."""
+        view = View.from_numbers(parts[0])
+        if view.reign < self.promised or view.key <= self.view.key:
+            return None
+        self.adopt(view)
+        self.unheard.clear()
+        self.record.take(parts[1])
+        return view
+
+    def tell_released(self) -> None:
+        """Tell the others that all have the result, in case that the server dies while it says so."""
+        for peer in set(self.view.members) - {self.rank, self.view.server}:
+            self.send(peer, Kind.RELEASE)
+
+    def adopt(self, view: View) -> None:
+        """Take `view` as the newest."""
+        self.view = view
+        self.promised = max(self.promised, view.reign)
+
+    def withdraw(self) -> None:
+        """Take back promises to follow somebody newer than the server of the view.
+
+        The others hear that server, or have excluded this rank: nothing came of those votes, or this rank's
+        promise did not count in them.
+        """
+        self.promised = self.view.reign
+
+    def look(self) -> bool:
+        """Whether it is time for somebody who has work to `poll`."""
+        now = self.wire.now()
+        if now - self._looked < LOOK_SECONDS:
+            return False
+        self._looked = now
+        return True
+
+    def poll(self) -> Iterator[tuple[int, Kind, list[np.ndarray]]]:
+        """Give the control messages of this call that have come: sender, kind and parts. Never waits.
+
+        `dead` is brought up to date. What belongs to a later call is kept for it, and what nobody has taken,
+        because an exception ended the loop, for the next time.
+        """
+        arrived = self.wire.receive(list(self._links.values()))
+        for peer, link in list(self._links.items()):
+            link.reap()
+            if link.lost is not None:
+                self.note_death(peer, link.lost)
+        self._waiting.extendleft(reversed(self._early))
+        self._early.clear()
+        self._waiting += [(channel.peer, *messages.decode(message)) for channel, message in arrived]
+        while self._waiting:
+            sender, kind, parts = self._waiting.popleft()
+            call = int(parts[0][0])
+            if call == self.call:
+                yield sender, kind, parts[1:]
+            elif call > self.call:
+                self._early.append((sender, kind, parts))
+            elif kind in (Kind.JOIN, Kind.PREPARE):
+                self.tell_over(sender, call)
+
+    def tell_over(self, sender: int, call: int) -> None:
+        """Tell a rank that is left in call number `call` that it is over."""
+        link = self._links.get(sender)
+        if link is not None:
+            link.send(messages.encode(Kind.OVER, np.array([call], np.int64)))
+
+    def note_death(self, peer: int, why: str) -> None:
+        """Take note of MPI's word that `peer` has died."""
+        if peer not in self.dead:
+            logger.debug("MPI says that rank %d has died: %s", peer, why)
+            self.dead.add(peer)
+        link = self._links.pop(peer, None)
+        if link is not None:
+            link.close()
+
+
+def crew_of(comm: Any, timeout: float) -> Crew:
+    """Return the crew of a communicator, which all of its ranks make together the first time.
+
+    This is the one place where all ranks have to be alive.
+
+    Raises
+    ------
+    RankTimeoutError
+        If not all ranks come within `timeout` seconds.
+    RankLostError
+        If one has died.
+    """
+    global _key
+    from mpi4py import MPI
+
+    if _key is None:
+        _key = MPI.Comm.Create_keyval()
+    found = comm.Get_attr(_key)
+    if found is not None:
+        return found
+    # Its own communicator keeps the library's messages apart from the user's.
+    what = "all ranks to reach train(); every rank of the communicator has to call it"
+    wire = Wire(own := duplicate(comm, timeout, what, _REMEDY))
+    hosts = np.zeros((wire.size, _HOST_BYTES), np.uint8)
+    request = own.Iallgather(_host_bytes(), hosts)
+    finish(comm, request, timeout, "all ranks to tell their hosts", _REMEDY, own, hosts)
+    crew = Crew(wire, [name.tobytes().rstrip(b"\0").decode(errors="replace") for name in hosts])
+    comm.Set_attr(_key, crew)
+    return crew
+
+
+def serving_rank(comm: Any) -> int:
+    """Return which rank of a communicator serves, or will."""
+    crew = None if _key is None else comm.Get_attr(_key)
+    return 0 if crew is None else crew.view.server
+
+
+_key: int | None = None
+_REMEDY = (
+    "Until all ranks have begun to train, all have to live: start the job again, best with `python -m "
+    "dist_classicrl launch`, which does that by itself."
+)
+
+
+def _host_bytes() -> np.ndarray:
+    name = np.frombuffer(socket.gethostname().encode()[:_HOST_BYTES], np.uint8)
+    return np.pad(name, (0, _HOST_BYTES - name.size))

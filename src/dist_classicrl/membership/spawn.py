@@ -1,0 +1,305 @@
+"""New ranks in place of lost ones: the server starts them with MPI_Comm_spawn, one at a time.
+
+No survivor takes part. A replacement is a process of a world of its own, of size 1, which runs the same
+program and talks to the server that started it over their intercommunicator.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import functools
+import logging
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import PurePath
+from typing import Any, Protocol
+
+from dist_classicrl.errors import LauncherError
+from dist_classicrl.launch import program
+
+logger = logging.getLogger(__name__)
+
+REPLACEMENT_VARIABLE = "DIST_CLASSICRL_REPLACES"
+"""Environment variable that makes a process a replacement; its value is what the server has to say."""
+
+FIRST_DELAY = 1.0
+"""Seconds between a loss and its replacement; doubled with every start, until a replacement has pushed."""
+
+LONGEST_DELAY = 60.0
+"""Seconds."""
+
+ARRIVAL_SECONDS = 120.0
+"""How long a started replacement has until it has started MPI; then the next one is tried."""
+
+STRIKES = 3
+"""So many replacements in a row that came to nothing stop the replacing."""
+
+_PARENT_SECONDS = 60.0  # in which a replacement has to find who started it
+_PASSED_ON = ("DIST_CLASSICRL_", "NUMBA_", "PYTHON")
+_NOT_TO_RUN_AGAIN = ("IPython", "ipykernel", "ipykernel_launcher", "ipython", "jupyter", "py", "pytest")
+
+
+class Attempt(Protocol):
+    """One replacement that has been started."""
+
+    def result(self) -> Any | None:
+        """Return the intercommunicator to it; None until it is there. Raise what hindered it."""
+
+
+class Replacements:
+    """Decides when a lost rank is replaced, starts the replacement, and takes it in when it is there.
+
+    Parameters
+    ----------
+    limit : int
+        How many may be started in all.
+    mark : str
+        What `replacement_mark` returns in them.
+    clock : callable
+        Seconds, from whenever.
+    begin : callable, optional
+        Starts a replacement and returns its `Attempt`; by default a `Spawner`'s.
+
+    Attributes
+    ----------
+    started : int
+        How many have been started so far.
+    stopped_because : str or None
+        Why none is started any more; None as long as that may be.
+
+    Notes
+    -----
+    Nothing here makes the server wait. With Open MPI 5 a spawn takes 1.2 s, 2.7 s on two busy cores, and as
+    long as the new process needs until it starts MPI. That is waited for in a thread of its own: the longest
+    pause that the server's loop made meanwhile was 0.1 s.
+    """
+
+    def __init__(
+        self,
+        limit: int,
+        mark: str = "",
+        clock: Callable[[], float] = time.monotonic,
+        begin: Callable[[], Attempt] | None = None,
+    ) -> None:
+        self._limit = limit
+        self._clock = clock
+        self.started = 0
+        self.stopped_because: str | None = None
+        self._lost = 0
+        self._delay = FIRST_DELAY
+        self._due = 0.0
+        self._strikes = 0
+        self._awaited: Attempt | None = None
+        self._deadline = 0.0
+        self._attempts: list[Attempt] = []  # with those that are not awaited any more
+        try:
+            self._begin = Spawner(mark) if begin is None else begin
+        except LauncherError as error:
+            self._stop(str(error))
+
+    def wanted(self, n_lost: int) -> None:
+        """Take note that so many more ranks are lost. Replacements that die are such ranks, too."""
+        if not self._lost and n_lost:
+            self._due = self._clock() + self._delay
+        self._lost += n_lost
+
+    def start(self, now: float) -> bool:
+        """Start a replacement if one is wanted, allowed and due, and none is awaited. Tell whether."""
+        if self.stopped_because is not None or not self._lost or self._awaited is not None:
+            return False
+        if self.started >= self._limit:
+            self._stop(f"max_replacements={self._limit} have been started")
+            return False
+        if now < self._due:
+            return False
+        self._awaited = self._begin()
+        self._attempts.append(self._awaited)
+        self._deadline = now + ARRIVAL_SECONDS
+        self.started += 1
+        self._lost -= 1
+        self._delay = min(2.0 * self._delay, LONGEST_DELAY)
+        self._due = now + self._delay
+        return True
+
+    def poll(self) -> list[Any]:
+        """Return the intercommunicators to the replacements that have come since the last call."""
+        arrived = []
+        for attempt in tuple(self._attempts):
+            try:
+                comm = attempt.result()
+            except Exception as error:  # whatever MPI says of it
+                self._attempts.remove(attempt)
+                if attempt is self._awaited:
+                    self._missed(f"could not be started: {error}")
+                continue
+            if comm is None:
+                continue
+            self._attempts.remove(attempt)
+            arrived.append(comm)
+            if attempt is self._awaited:
+                self._awaited = None
+            else:  # it was given up, and another one was wanted in its place
+                self._lost = max(0, self._lost - 1)
+        if self._awaited is not None and self._clock() >= self._deadline:
+            self._missed(f"has not started MPI within {ARRIVAL_SECONDS:g} s, and is no longer awaited")
+        return arrived
+
+    @property
+    def on_the_way(self) -> int:
+        """How many have been started that are not there, whether or not they are awaited.
+
+        Each keeps a thread in MPI. A process that ends meanwhile must do so by `os._exit`.
+        """
+        return len(self._attempts)
+
+    def note_first_push(self) -> None:
+        """Take note that a replacement has done its first work: the trouble is over."""
+        self._strikes = 0
+        self._delay = FIRST_DELAY
+
+    def note_death_before_first_push(self) -> None:
+        """Take note that a replacement has died and had done nothing."""
+        self._strikes += 1
+        if self._strikes == STRIKES and self.stopped_because is None:
+            self._stop(f"{STRIKES} replacements in a row came to nothing")
+
+    def _missed(self, what: str) -> None:
+        self._awaited = None
+        logger.warning("Replacement %d of at most %d %s.", self.started, self._limit, what)
+        self.wanted(1)
+        self.note_death_before_first_push()
+
+    def _stop(self, reason: str) -> None:
+        self.stopped_because = reason
+        logger.warning("Lost ranks are not replaced from here on: %s", reason.removesuffix(".") + ".")
+
+
+class Spawner:
+    """Starts this program again, as often as it is called, on this process's host.
+
+    Only there: Open MPI 5.0.11 may crash, or fail to connect, when it spawns on another host of which a
+    rank has died. Slots and bindings do not count: what a dead rank held is not given back.
+
+    Parameters
+    ----------
+    mark : str
+        What `replacement_mark` returns in the new processes.
+
+    Raises
+    ------
+    LauncherError
+        If this program cannot be started again, or MPI cannot be used by several threads.
+    """
+
+    def __init__(self, mark: str) -> None:
+        from mpi4py import MPI
+
+        if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+            raise LauncherError(
+                "MPI was started for fewer threads than replacements need. Leave mpi4py.rc.thread_level at "
+                "'multiple', which is its default."
+            )
+        self._words = [*_settings(mark, os.environ), *command_of_replacement()]
+
+    def __call__(self) -> Attempt:
+        """Start a replacement."""
+        return _Spawn(self._words)
+
+
+class _Spawn:
+    """A spawn that waits in a thread of its own until the new process has started MPI.
+
+    It waits for ever where that process ends before. Others can be started all the same.
+    """
+
+    def __init__(self, words: list[str]) -> None:
+        self._words = words
+        self._results: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="spawn", daemon=True).start()
+
+    def result(self) -> Any | None:
+        """Return the intercommunicator; None until it is there. Raise what hindered it."""
+        try:
+            result = self._results.get_nowait()
+        except queue.Empty:
+            return None
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def _run(self) -> None:
+        try:
+            self._results.put(self._spawn())
+        except Exception as error:
+            self._results.put(error)
+
+    def _spawn(self) -> Any:
+        from mpi4py import MPI
+
+        info = MPI.Info.Create()
+        info.Set("map_by", ":OVERSUBSCRIBE")
+        info.Set("bind_to", "none")
+        # What Open MPI 5 calls this host, and where this process was started.
+        for key, name in (("host", "PMIX_HOSTNAME"), ("wdir", "OMPI_MCA_initial_wdir")):
+            if name in os.environ:
+                info.Set(key, os.environ[name])
+        try:
+            return MPI.COMM_SELF.Spawn("/usr/bin/env", self._words, maxprocs=1, info=info)
+        finally:
+            info.Free()
+
+
+def command_of_replacement() -> list[str]:
+    """Return the command that starts this process's program as a replacement.
+
+    Raises
+    ------
+    LauncherError
+        If nobody wrote a program: in an interactive session, a notebook or a test runner.
+    """
+    words = program.own_words()
+    name = words[1].partition(".")[0] if words[0] == "-m" else PurePath(words[0]).stem
+    if name in _NOT_TO_RUN_AGAIN:
+        raise LauncherError(
+            f"This process runs {name}, which cannot be started again on another rank. Write the program "
+            "into a file, and start that."
+        )
+    return program.command(words, replacement=True)
+
+
+def _settings(mark: str, environ: Mapping[str, str]) -> list[str]:
+    """Return what `env` has to set: what `mpirun -x` gave to ranks does not reach what they spawn."""
+    variables = {name: value for name, value in environ.items() if name.startswith(_PASSED_ON)}
+    return [f"{name}={value}" for name, value in {**variables, REPLACEMENT_VARIABLE: mark}.items()]
+
+
+@functools.cache
+def replacement_mark() -> str | None:
+    """Return what the server had to say to this process, its replacement; None if it is none.
+
+    The environment variable is taken away, so that what this process starts does not hear it.
+    """
+    return os.environ.pop(REPLACEMENT_VARIABLE, None)
+
+
+@functools.cache
+def find_parent() -> Any | None:
+    """Return the intercommunicator to the server that started this process, or None if none did.
+
+    MPI is started only in a replacement. To be called early there: until then the server waits, and sees
+    neither this process nor its death. A process that finds nobody within a minute is ended.
+    """
+    if replacement_mark() is None:
+        return None
+    faulthandler.dump_traceback_later(_PARENT_SECONDS, exit=True, file=sys.__stderr__ or 2)
+    try:
+        from mpi4py import MPI
+
+        parent = MPI.Comm.Get_parent()
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    return None if parent == MPI.COMM_NULL else parent

@@ -1,0 +1,1 @@
+"""What was learned: the state of an agent, its policy, and files of it."""

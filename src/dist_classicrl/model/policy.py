@@ -1,0 +1,204 @@
+"""What an agent has learned, in the form in which it is shown and exported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dist_classicrl.environments.labels import Labels, labels_of
+from dist_classicrl.environments.resolve import resolve
+from dist_classicrl.environments.stepped.spaces import SpaceIndex
+from dist_classicrl.errors import EnvError, OutsideSpaceError
+
+if TYPE_CHECKING:
+    from dist_classicrl.agent.agent import DistAsyncQLearning
+
+_CHUNK = 1 << 16
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The greedy policy of a table, which chooses as `DistAsyncQLearning.predict` does.
+
+    Attributes
+    ----------
+    q : ndarray(float64 or float32), shape (states, actions)
+    visits : ndarray(int64), shape (states, actions)
+    legal : ndarray(bool), shape (states, actions), or None
+        Legal actions, where they are known to depend on the state alone.
+    observations, actions : SpaceIndex or None
+        Between the environment's own values and the integers; None where they are integers from 0 on.
+    labels : Labels
+    """
+
+    q: np.ndarray
+    visits: np.ndarray
+    legal: np.ndarray | None = None
+    observations: SpaceIndex | None = None
+    actions: SpaceIndex | None = None
+    labels: Labels = field(default_factory=Labels)
+
+    @property
+    def n_states(self) -> int:
+        """Number of states."""
+        return int(self.q.shape[0])
+
+    @property
+    def n_actions(self) -> int:
+        """Number of actions."""
+        return int(self.q.shape[1])
+
+    @cached_property
+    def greedy(self) -> np.ndarray:
+        """The first of the best legal actions of each state, int64."""
+        greedy = np.empty(self.n_states, np.int64)
+        for first in range(0, self.n_states, _CHUNK):
+            greedy[first : first + _CHUNK] = self._allowed(first).argmax(axis=1)
+        return greedy
+
+    @cached_property
+    def values(self) -> np.ndarray:
+        """The value of each state's greedy action, float64; 0 where no action is legal."""
+        values = self.q[np.arange(self.n_states), self.greedy].astype(np.float64)
+        if self.legal is not None:
+            values[~self.legal.any(axis=1)] = 0.0
+        return values
+
+    def _allowed(self, first: int) -> np.ndarray:
+        """Return the values of a chunk of states, with -inf where an action is illegal."""
+        values = self.q[first : first + _CHUNK].astype(np.float64)
+        if self.legal is not None:
+            legal = self.legal[first : first + _CHUNK]
+            values[~legal & legal.any(axis=1, keepdims=True)] = -np.inf
+        return values
+
+    @cached_property
+    def action_names(self) -> tuple[str, ...]:
+        """What each action is called: its name, or else the value that the environment takes."""
+        if self.labels.actions is not None and len(self.labels.actions) == self.n_actions:
+            return self.labels.actions
+        if self.actions is not None:
+            return tuple(map(repr, self.action_values()))
+        return tuple(str(action) for action in range(self.n_actions))
+
+    def action_values(self) -> list[Any]:
+        """Return what the environment takes for each action, as plain Python data."""
+        if self.actions is None:
+            return list(range(self.n_actions))
+        return [plain_value(value) for value in self.actions.decode_each(self._all_actions())]
+
+    def _all_actions(self) -> np.ndarray:
+        return np.arange(self.n_actions, dtype=np.int64)
+
+    def state_of(self, observation: Any) -> int:
+        """Return the state of an observation.
+
+        Raises
+        ------
+        OutsideSpaceError
+            If it is not in the environment's space.
+        """
+        if self.observations is not None:
+            return self.observations.encode(observation)
+        if not isinstance(observation, (int, np.integer)) or not 0 <= observation < self.n_states:
+            raise OutsideSpaceError(
+                f"Observations are whole numbers from 0 to {self.n_states - 1} here, got {observation!r}. "
+                "Give one of them; observations of another kind are known where the environment is."
+            )
+        return int(observation)
+
+    def observation_of(self, state: int) -> Any:
+        """Return the observation of a state, as plain Python data."""
+        return state if self.observations is None else plain_value(self.observations.decode(state))
+
+    @property
+    def has_observations(self) -> bool:
+        """Whether there is more to say of a state than its number."""
+        return self.observations is not None or self.labels.state is not None
+
+    def state_text(self, state: int) -> str:
+        """Return what a state means, or else its observation."""
+        if self.labels.state is not None:
+            return self.labels.state(state)
+        return repr(self.observation_of(state))
+
+    def shown_states(self, count: int) -> list[int]:
+        """Return the first states that were visited, up to `count`; where none was, the first of all."""
+        visited: Sequence[int] = np.flatnonzero(self.visits.any(axis=1))[:count].tolist()
+        return list(visited or range(min(count, self.n_states)))
+
+
+def policy_of(agent: DistAsyncQLearning, env: Any = None) -> Policy:
+    """Return what `agent` has learned.
+
+    Parameters
+    ----------
+    agent : DistAsyncQLearning
+    env : optional
+        The environment that was trained in, as `train` takes it. Without it, names and observations are
+        known only where the agent itself has trained, or was loaded with it.
+
+    Raises
+    ------
+    EnvError
+        If the environment is larger than the table.
+    NotTrainedError
+        If the agent has no table yet.
+    """
+    if env is not None:
+        from dist_classicrl.agent.agent_run import get_to_know
+
+        get_to_know(agent, env).close()
+    observations = agent._observations
+    states, actions = agent.q_table.shape
+    states = states if observations is None else observations.n
+    actions = agent._n_actions or actions
+    legal = None
+    if agent._legal is not None:
+        legal = np.ones((states, actions), bool)
+        legal[: len(agent._legal)] = agent._legal[:, :actions]
+    return Policy(
+        agent.q_table[:states, :actions],
+        agent.visits[:states, :actions],
+        legal,
+        observations,
+        agent._actions,
+        labels_of(env),
+    )
+
+
+def check_made_for(agent: DistAsyncQLearning, env: Any) -> None:
+    """See whether a table that took its size from an environment has the size that `env` asks for.
+
+    Raises
+    ------
+    EnvError
+        If it has another.
+    """
+    source = resolve(env, 1, agent.settings.use_action_mask)
+    source.close()
+    states, actions = agent.q_table.shape
+    settings = agent.settings
+    other_states = settings.state_size is None and states != source.n_states
+    other_actions = settings.action_size is None and actions != source.n_actions
+    if other_states or other_actions:
+        raise EnvError(
+            f"The table is of an environment with {states} states and {actions} actions, but {source.name} "
+            f"has {source.n_states} and {source.n_actions}. Name the environment that was trained in, with "
+            "its arguments."
+        )
+
+
+def plain_value(value: Any) -> Any:
+    """Return a value of a space as Python numbers, with lists for arrays, and its tuples and dicts."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.tolist()
+    if isinstance(value, tuple):
+        return tuple(plain_value(part) for part in value)
+    if isinstance(value, dict):
+        return {key: plain_value(part) for key, part in value.items()}
+    return value

@@ -1,0 +1,87 @@
+"""How far the clocks of ranks are apart, as NTP finds it out: by the fastest of some round trips."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from dist_classicrl.comm import messages
+from dist_classicrl.comm.rooted import Star
+from dist_classicrl.comm.spin import spin
+
+_ROUNDS = 20
+_TAG = 3
+_WHAT = "their part in the comparison of clocks"
+
+
+@dataclass(frozen=True)
+class ClockOffset:
+    """How far a rank's clock is from that of rank 0, in seconds.
+
+    Attributes
+    ----------
+    rank : int
+    offset : float
+        Positive where it is ahead.
+    uncertainty : float
+        By how much that may be wrong: half of the fastest round trip.
+    """
+
+    rank: int
+    offset: float
+    uncertainty: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain data for JSON."""
+        return asdict(self)
+
+
+def compare_clocks(comm: Any, star: Star) -> list[ClockOffset]:
+    """Compare every rank's clock with that of rank 0, which gets the result. Every rank calls it.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Comm
+        Used by the caller alone, and that which `star` is over.
+    star : Star
+
+    Raises
+    ------
+    RankLostError, RankTimeoutError, RemoteRankError
+        See `Star.receive`.
+    """
+    with star.operation():
+        if star.rank:
+            star.receive([0], _WHAT)
+            _answer(comm, star)
+            return []
+        found = []
+        for rank in star.others:
+            star.send([rank], messages.text({}))
+            found.append(_ask(comm, star, rank))
+            star.beat()
+        return found
+
+
+def _ask(comm: Any, star: Star, rank: int) -> ClockOffset:
+    trips = []
+    question, answer = np.zeros(1), np.zeros(1)
+    for _ in range(_ROUNDS):
+        sent = time.time()
+        spin(comm, star, comm.Isend(question, rank, _TAG), _WHAT, question)
+        spin(comm, star, comm.Irecv(answer, rank, _TAG), _WHAT, answer)
+        received = time.time()
+        trips.append((received - sent, float(answer[0]) - 0.5 * (sent + received)))
+    seconds, offset = min(trips)
+    return ClockOffset(rank, offset, 0.5 * seconds)
+
+
+def _answer(comm: Any, star: Star) -> None:
+    question, answer = np.zeros(1), np.zeros(1)
+    for _ in range(_ROUNDS):
+        spin(comm, star, comm.Irecv(question, 0, _TAG), _WHAT, question)
+        answer[0] = time.time()
+        spin(comm, star, comm.Isend(answer, 0, _TAG), _WHAT, answer)

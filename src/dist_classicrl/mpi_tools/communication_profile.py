@@ -1,0 +1,296 @@
+"""How long messages and collective operations take between the ranks of a communicator, by size.
+
+Rank 0 orders what is measured next; who has no part in it sleeps, so that it takes no core from those who
+have. Collective operations are measured in their non-blocking forms, which alone can be given a deadline.
+"""
+
+from __future__ import annotations
+
+import socket
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from dist_classicrl.comm import messages
+from dist_classicrl.comm.rooted import Star
+from dist_classicrl.comm.spin import spin
+
+COLLECTIVES = ("barrier", "bcast", "allreduce", "gather", "allgather")
+POINT_TO_POINT = "point-to-point"
+MOST_GATHERED_BYTES = 1 << 28
+"""What gather and allgather may bring together: larger ones are left out."""
+
+_TAG = 2
+_CHUNK_SECONDS = 0.25
+_WHAT = "its part in the measuring of communication"
+
+MOST_HOSTS_IN_PAIRS = 8
+"""Up to how many hosts every one is measured with every other one."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """How long one operation takes.
+
+    Attributes
+    ----------
+    operation : str
+        ``"point-to-point"``, or one of `COLLECTIVES`.
+    ranks : tuple of int
+        Who takes part.
+    same_host : bool
+        Whether all these are on one host.
+    bytes : int
+        Of the message, and in a collective operation of what each rank gives.
+    iterations : int
+        How often it was measured.
+    seconds : float
+        The median: of half a round trip, or until the last rank has finished.
+    fastest : float
+        The shortest.
+    """
+
+    operation: str
+    ranks: tuple[int, ...]
+    same_host: bool
+    bytes: int
+    iterations: int
+    seconds: float
+    fastest: float
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second."""
+        return self.bytes / self.seconds if self.seconds else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all of it as plain data for JSON."""
+        return {**asdict(self), "ranks": list(self.ranks), "bandwidth": self.bandwidth}
+
+
+@dataclass(frozen=True)
+class CommunicationProfile:
+    """What `measure` found.
+
+    Attributes
+    ----------
+    hosts : tuple of str
+        By rank.
+    measurements : tuple of Measurement
+    """
+
+    hosts: tuple[str, ...]
+    measurements: tuple[Measurement, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain data for JSON."""
+        return {"hosts": list(self.hosts), "measurements": [each.to_dict() for each in self.measurements]}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> CommunicationProfile:
+        """Return what `to_dict` described."""
+        entries = [{key: each[key] for key in each if key != "bandwidth"} for each in data["measurements"]]
+        found = (Measurement(**{**entry, "ranks": tuple(entry["ranks"])}) for entry in entries)
+        return cls(tuple(data["hosts"]), tuple(found))
+
+
+def measure(
+    comm: Any,
+    star: Star,
+    sizes: Sequence[int],
+    iterations: int,
+    seconds_each: float | None = None,
+    collectives: Sequence[str] = COLLECTIVES,
+    all_hosts: bool = False,
+    seconds: float | None = None,
+) -> CommunicationProfile:
+    """Measure messages and collective operations at all `sizes`. Every rank calls it, and gets the result.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Comm
+        Used by the caller alone, and that which `star` is over.
+    star : Star
+    sizes : sequence of int
+        Bytes.
+    iterations : int
+        How often each is measured.
+    seconds_each : float, optional
+        How long each may take: then it is measured less often.
+    collectives : sequence of str
+        Which of `COLLECTIVES` to measure besides messages.
+    all_hosts : bool
+        Whether to measure messages between all `pairs_of_hosts`, and not only to one other host.
+    seconds : float, optional
+        After which nothing more is begun.
+
+    Raises
+    ------
+    RankLostError, RankTimeoutError, RemoteRankError
+        See `Star.receive`.
+    """
+    with star.operation():
+        hosts = star.gather({"host": socket.gethostname()}, what=_WHAT)
+        if star.rank:
+            return _follow(comm, star)
+        names = tuple(messages.from_text(parts[0])["host"] for parts in hosts)
+        found = []
+        begun = time.monotonic()
+        for step in _plan(names, sizes, collectives, all_hosts):
+            if seconds is not None and time.monotonic() - begun > seconds:
+                break
+            times = _lead(comm, star, step, iterations, seconds_each)
+            same_host = len({names[rank] for rank in step.ranks}) == 1
+            median = statistics.median(times)
+            found.append(
+                Measurement(step.operation, step.ranks, same_host, step.size, len(times), median, min(times))
+            )
+        profile = CommunicationProfile(names, tuple(found))
+        star.tell({"profile": profile.to_dict()}, _WHAT)
+        return profile
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One operation to measure."""
+
+    operation: str
+    ranks: tuple[int, ...]
+    size: int
+
+
+def pairs_of_hosts(hosts: Sequence[str]) -> list[tuple[int, int]]:
+    """Return the pairs of ranks, one for each two hosts, which are given by rank: the first ranks of these.
+
+    All pairs up to `MOST_HOSTS_IN_PAIRS` hosts. Of more, each with that of rank 0, and with the next one in
+    a ring.
+    """
+    first = [hosts.index(host) for host in dict.fromkeys(hosts)]
+    pairs = list(combinations(first, 2))
+    if len(first) <= MOST_HOSTS_IN_PAIRS:
+        return pairs
+    ring = set(zip(first, first[1:], strict=False))
+    return [pair for pair in pairs if pair[0] == first[0] or pair in ring]
+
+
+def _plan(
+    hosts: tuple[str, ...], sizes: Sequence[int], collectives: Sequence[str], all_hosts: bool = False
+) -> list[_Step]:
+    """Return what to measure: messages of rank 0 with a rank on its host, messages between hosts, and all."""
+    everybody = tuple(range(len(hosts)))
+    near = [(0, rank) for rank in everybody[1:] if hosts[rank] == hosts[0]][:1]
+    far = pairs_of_hosts(hosts)[: None if all_hosts else 1]
+    plan = [_Step(POINT_TO_POINT, pair, size) for pair in near + far for size in sizes]
+    for operation in collectives if len(hosts) > 1 else ():
+        for size in sizes if operation != "barrier" else (0,):
+            if "gather" not in operation or size * len(hosts) <= MOST_GATHERED_BYTES:
+                plan.append(_Step(operation, everybody, size))
+    return plan
+
+
+def _lead(comm: Any, star: Star, step: _Step, iterations: int, seconds_each: float | None) -> list[float]:
+    """Order one operation in chunks, between which those who wait are told that this rank is there."""
+    partners = [rank for rank in step.ranks if rank]
+    run = _runner(comm, star, step)
+
+    def measured(n: int) -> list[float]:
+        star.send(partners, messages.text({**asdict(step), "n": n}))
+        own = [run(n)] if 0 in step.ranks else []
+        reports = star.receive(partners, _WHAT)
+        star.beat()
+        slowest: list[float] = np.max([*own, *(parts[0] for parts in reports.values())], axis=0).tolist()
+        return slowest
+
+    measured(1)  # does not count: connections and buffers are new
+    times: list[float] = []
+    begun, chunk = time.perf_counter(), 1
+    while len(times) < iterations:
+        times += measured(chunk)
+        if seconds_each is not None and time.perf_counter() - begun > seconds_each:
+            break
+        in_time = int(_CHUNK_SECONDS / max(statistics.median(times), 1e-7))
+        chunk = max(1, min(iterations - len(times), 2 * chunk, in_time))
+    return times
+
+
+def _follow(comm: Any, star: Star) -> CommunicationProfile:
+    runners: dict[_Step, Callable[[int], np.ndarray]] = {}
+    while True:
+        order = star.tell(None, _WHAT)
+        if "profile" in order:
+            return CommunicationProfile.from_dict(order["profile"])
+        step = _Step(order["operation"], tuple(order["ranks"]), order["size"])
+        if step not in runners:
+            runners = {step: _runner(comm, star, step)}
+        star.send([0], runners[step](order["n"]))
+
+
+def _runner(comm: Any, star: Star, step: _Step) -> Callable[[int], np.ndarray]:
+    """Return a function that makes an operation so often, and returns how long each took on this rank."""
+    if step.operation == POINT_TO_POINT:
+        first = star.rank == step.ranks[0]
+        return _ping_pong(comm, star, step.ranks[1] if first else step.ranks[0], first, step.size)
+    start, start_barrier = _starter(comm, step.operation, step.size), _starter(comm, "barrier", 0)
+
+    def run(n: int) -> np.ndarray:
+        seconds = np.empty(n)
+        for i in range(n):
+            request, *buffers = start_barrier()
+            spin(comm, star, request, _WHAT, *buffers)
+            begun = time.perf_counter()
+            request, *buffers = start()
+            spin(comm, star, request, _WHAT, *buffers)
+            seconds[i] = time.perf_counter() - begun
+        return seconds
+
+    return run
+
+
+def _ping_pong(comm: Any, star: Star, peer: int, first: bool, size: int) -> Callable[[int], np.ndarray]:
+    from mpi4py import MPI
+
+    outgoing, incoming = np.zeros(size, np.uint8), np.empty(size, np.uint8)
+
+    def send() -> None:
+        spin(comm, star, comm.Isend([outgoing, MPI.BYTE], peer, _TAG), _WHAT, outgoing)
+
+    def receive() -> None:
+        spin(comm, star, comm.Irecv([incoming, MPI.BYTE], peer, _TAG), _WHAT, incoming)
+
+    def run(n: int) -> np.ndarray:
+        seconds = np.zeros(n + 1)
+        for i in range(n + 1):
+            begun = time.perf_counter()
+            if first:
+                send()
+                receive()
+                seconds[i] = 0.5 * (time.perf_counter() - begun)
+            else:
+                receive()
+                send()
+        return seconds[1:]  # at first the peer may be asleep still
+
+    return run
+
+
+def _starter(comm: Any, operation: str, size: int) -> Callable[[], tuple[Any, ...]]:
+    """Return a function that starts a collective operation and returns its request and its buffers."""
+    own = np.zeros(size, np.uint8)
+    if operation == "barrier":
+        return lambda: (comm.Ibarrier(),)
+    if operation == "bcast":
+        return lambda: (comm.Ibcast(own, 0), own)
+    if operation == "allreduce":
+        numbers = np.zeros(-(-size // 8))
+        total = np.empty_like(numbers)
+        return lambda: (comm.Iallreduce(numbers, total), numbers, total)
+    gathered = np.empty(size * comm.Get_size(), np.uint8)
+    if operation == "gather":
+        target = gathered if comm.Get_rank() == 0 else None
+        return lambda: (comm.Igather(own, target, 0), own, target)
+    return lambda: (comm.Iallgather(own, gathered), own, gathered)

@@ -1,0 +1,256 @@
+"""Whether an array is the same on all ranks, and where it is not, without bringing whole arrays together.
+
+Every rank sends the digests of its array's blocks to rank 0, and rank 0 sends its own numbers of those blocks
+alone that differ.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from dist_classicrl.comm import messages
+from dist_classicrl.comm.rooted import Star
+from dist_classicrl.errors import SettingsError
+
+BLOCK_BYTES = 1 << 18
+_KINDS = "biufc"
+_DIGEST_BYTES = 16
+_WHAT = "its part in check_data_consistency"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How one rank's array differs from that of rank 0.
+
+    Attributes
+    ----------
+    rank : int
+    reason : str
+        ``"shape"``, ``"dtype"`` or ``"values"``.
+    index : tuple of int, or None
+        The first place where values differ by more than the tolerance; None unless values do.
+    here, there : str
+        What is on `rank` and what on rank 0: the values at `index`, the shapes, or the types.
+    largest : float
+        The largest difference of two values; infinite where one is NaN, or infinite, and the other is not.
+    count : int
+        In how many places values differ by more than the tolerance.
+    """
+
+    rank: int
+    reason: str
+    index: tuple[int, ...] | None
+    here: str
+    there: str
+    largest: float
+    count: int
+
+    def __str__(self) -> str:
+        if self.reason != "values":
+            return f"rank {self.rank} has {self.reason} {self.here}, rank 0 has {self.there}"
+        place = ", ".join(map(str, self.index or ()))
+        times = "1 place" if self.count == 1 else f"{self.count} places"
+        return (
+            f"rank {self.rank} differs from rank 0 in {times}, first at [{place}]: {self.here} and not "
+            f"{self.there}; by {self.largest:.6g} at most"
+        )
+
+
+@dataclass(frozen=True)
+class Consistency:
+    """What `DistributedDebugger.check_data_consistency` found; true if all ranks have the same.
+
+    Attributes
+    ----------
+    differences : tuple of Difference
+        One for each rank that has something else than rank 0, in their order.
+    """
+
+    differences: tuple[Difference, ...]
+
+    def __bool__(self) -> bool:
+        return not self.differences
+
+    def __str__(self) -> str:
+        return "; ".join(map(str, self.differences)) or "all ranks have the same"
+
+
+def check(star: Star, array: Any, tolerance: Any) -> Consistency:
+    """Compare `array` on all ranks with that of rank 0; see `DistributedDebugger.check_data_consistency`."""
+    with star.operation():
+        refusal, array = _refusal(array, tolerance)
+        blocks = _Blocks(array)
+        about = {"refusal": refusal, "shape": list(array.shape), "dtype": array.dtype.str}
+        gathered = star.gather(about, blocks.digests(star.beat), what=_WHAT)
+        if star.rank:
+            return _follow(star, blocks, tolerance)
+        return _lead(star, blocks, gathered, tolerance)
+
+
+def _refusal(array: Any, tolerance: Any) -> tuple[str, np.ndarray]:
+    """Return why this rank's arguments cannot be used, or nothing, and the array."""
+    try:
+        given = np.asarray(array)
+    except ValueError as error:  # rows of several lengths
+        return f"array must be a numpy array of numbers, got something else ({error})", np.zeros(0)
+    if given.dtype.kind not in _KINDS:
+        return f"array must be a numpy array of numbers, got one of type {given.dtype}", np.zeros(0)
+    real = isinstance(tolerance, (int, float, np.integer, np.floating)) and not isinstance(tolerance, bool)
+    if not real or not 0.0 <= tolerance < math.inf:
+        return f"tolerance must be a finite number of at least 0, got {tolerance!r}", np.zeros(0)
+    return "", given
+
+
+def _lead(star: Star, blocks: _Blocks, gathered: list[list[np.ndarray]], tolerance: Any) -> Consistency:
+    headers = [messages.from_text(parts[0]) for parts in gathered]
+    refused = [
+        f"rank {rank}: {header['refusal']}" for rank, header in enumerate(headers) if header["refusal"]
+    ]
+    unlike = {rank: _unlike(rank, headers) for rank in star.others}
+    plan = {} if refused else _plan(star, gathered, [rank for rank in star.others if unlike[rank] is None])
+    star.tell({"refused": refused, "blocks": {str(rank): len(each) for rank, each in plan.items()}}, _WHAT)
+    if refused:
+        raise SettingsError(f"{'; '.join(refused)}.")
+    for number in sorted({number for each in plan.values() for number in each}):
+        ranks = [rank for rank, each in plan.items() if number in each]
+        star.send(ranks, np.array([number], np.int64), blocks.block(number).view(np.uint8))
+        star.receive(ranks, _WHAT)
+    reports = star.receive(plan, _WHAT)
+    found = {rank: messages.from_text(parts[0])["difference"] for rank, parts in reports.items()}
+    differences = [unlike[rank] or _difference(found.get(rank)) for rank in star.others]
+    consistency = Consistency(tuple(each for each in differences if each is not None))
+    star.tell({"differences": [asdict(each) for each in consistency.differences]}, _WHAT)
+    return consistency
+
+
+def _follow(star: Star, blocks: _Blocks, tolerance: float) -> Consistency:
+    told = star.tell(None, _WHAT)
+    if told["refused"]:
+        raise SettingsError(f"{'; '.join(told['refused'])}.")
+    n_blocks = told["blocks"].get(str(star.rank), 0)
+    findings = _Findings(star.rank, blocks, tolerance)
+    for _ in range(n_blocks):
+        (number,), numbers = star.receive([0], _WHAT)[0]
+        findings.compare(int(number), numbers.view(blocks.dtype))
+        star.send([0])  # asks for the next block, so that no more than one is on its way
+    if n_blocks:
+        star.send([0], messages.text({"difference": findings.report()}))
+    differences = (_difference(each) for each in star.tell(None, _WHAT)["differences"])
+    return Consistency(tuple(each for each in differences if each is not None))
+
+
+def _unlike(rank: int, headers: list[dict[str, Any]]) -> Difference | None:
+    """Return how a rank's array is of another form, or None."""
+    for reason in ("shape", "dtype"):
+        here, there = headers[rank][reason], headers[0][reason]
+        if here != there:
+            shown = [str(tuple(each)) if reason == "shape" else np.dtype(each).name for each in (here, there)]
+            if shown[0] == shown[1]:  # of another byte order
+                shown = [here, there]
+            return Difference(rank, reason, None, shown[0], shown[1], math.inf, 0)
+    return None
+
+
+def _plan(star: Star, gathered: list[list[np.ndarray]], ranks: list[int]) -> dict[int, set[int]]:
+    """Return which blocks differ, by their digests, for each of `ranks` that has any."""
+    digests = [gathered[rank][1].reshape(-1, _DIGEST_BYTES) for rank in range(star.size)]
+    plan = {}
+    for rank in ranks:
+        numbers = np.flatnonzero((digests[rank] != digests[0]).any(axis=1))
+        if numbers.size:
+            plan[rank] = set(numbers.tolist())
+    return plan
+
+
+def _difference(data: dict[str, Any] | None) -> Difference | None:
+    if data is None:
+        return None
+    return Difference(**{**data, "index": None if data["index"] is None else tuple(data["index"])})
+
+
+class _Blocks:
+    """An array in blocks, in the order of its places; none is copied before it is asked for."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.shape = array.shape
+        self.dtype = array.dtype
+        self._flat = array.reshape(-1) if array.flags.c_contiguous else array.flat
+        self._size = array.size
+        self.length = max(1, BLOCK_BYTES // array.dtype.itemsize)
+
+    def block(self, number: int) -> np.ndarray:
+        return np.ascontiguousarray(self._flat[number * self.length : (number + 1) * self.length])
+
+    def digests(self, beat: Callable[[], None]) -> np.ndarray:
+        """Return the blocks' digests; `beat` is called in between, since it may take long."""
+        digests = []
+        for number in range(-(-self._size // self.length)):
+            numbers = self.block(number).view(np.uint8).data
+            digests.append(hashlib.blake2b(numbers, digest_size=_DIGEST_BYTES).digest())
+            beat()
+        return np.frombuffer(b"".join(digests), np.uint8)
+
+
+class _Findings:
+    """What differs between this rank's blocks and those of rank 0."""
+
+    def __init__(self, rank: int, blocks: _Blocks, tolerance: float) -> None:
+        self._rank = rank
+        self._blocks = blocks
+        self._tolerance = tolerance
+        self._first: tuple[int, str, str] | None = None
+        self._largest = 0.0
+        self._count = 0
+
+    def compare(self, number: int, there: np.ndarray) -> None:
+        here = self._blocks.block(number)
+        difference = distances(here, there)
+        places = np.flatnonzero(difference > self._tolerance)
+        if not places.size:
+            return
+        if self._first is None:
+            place = int(places[0])
+            self._first = number * self._blocks.length + place, str(here[place]), str(there[place])
+        self._largest = max(self._largest, float(difference[places].max()))
+        self._count += int(places.size)
+
+    def report(self) -> dict[str, Any] | None:
+        if self._first is None:
+            return None
+        place, here, there = self._first
+        index = tuple(map(int, np.unravel_index(place, self._blocks.shape)))
+        found = Difference(self._rank, "values", index, here, there, self._largest, self._count)
+        return asdict(found)
+
+
+def distances(here: np.ndarray, there: np.ndarray) -> np.ndarray:
+    """Return how far apart numbers are: 0 for two NaN or the same infinity, infinity for one of either.
+
+    Parameters
+    ----------
+    here, there : ndarray, shape (n,)
+        Of the same type.
+
+    Returns
+    -------
+    ndarray(uint64 or float64), shape (n,)
+        Exact for whole numbers.
+    """
+    if here.dtype.kind in "biu":
+        larger = here > there
+        # Wraps where the difference is beyond the type, and is then right as an unsigned number.
+        wide = [array.astype(np.uint64) for array in (here, there)]
+        return np.where(larger, wide[0] - wide[1], wide[1] - wide[0])
+    with np.errstate(invalid="ignore", over="ignore"):
+        wide = [array.astype(np.result_type(array.dtype, np.float64)) for array in (here, there)]
+        difference = np.abs(wide[0] - wide[1]).astype(np.float64)
+    same = (here == there) | (np.isnan(here) & np.isnan(there))
+    difference[same] = 0.0
+    difference[~same & np.isnan(difference)] = np.inf
+    return difference

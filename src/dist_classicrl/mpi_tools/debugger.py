@@ -1,0 +1,146 @@
+"""What goes wrong between ranks: data that should be the same, and messages that should be fast."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dist_classicrl.comm.collectives import own_communicator
+from dist_classicrl.comm.rooted import Star
+from dist_classicrl.mpi_tools import communication_profile, consistency
+from dist_classicrl.mpi_tools.communication_profile import POINT_TO_POINT, Measurement
+from dist_classicrl.mpi_tools.consistency import Consistency
+from dist_classicrl.settings import checked_positive, checked_whole
+
+LEAST_BYTES = 8
+"""The message whose time is the latency."""
+
+
+class DistributedDebugger:
+    """Compares data and measures communication over any communicator.
+
+    Its methods are collective: every rank calls them, in the same order. No wait is longer than `timeout`,
+    and where ULFM reports a death (``mpirun --with-ft ulfm``) nobody waits for the dead.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Comm
+        The messages go over a duplicate. **Every rank of the communicator has to construct the debugger**, at
+        the same point of the program.
+    timeout : float, default=60
+        Seconds to wait for a rank that says nothing, here and in each method.
+
+    Raises
+    ------
+    SettingsError
+        If an argument is not what is described here.
+    RankTimeoutError
+        If not every rank constructs its debugger within `timeout`.
+    RankLostError
+        If one has died.
+
+    Examples
+    --------
+    >>> from mpi4py import MPI
+    >>> import numpy as np
+    >>> from dist_classicrl import DistributedDebugger
+    >>> with DistributedDebugger(MPI.COMM_SELF) as debugger:
+    ...     bool(debugger.check_data_consistency(np.zeros(1000)))
+    True
+    """
+
+    def __init__(self, comm: Any, *, timeout: float = 60.0) -> None:
+        seconds = checked_positive("timeout", timeout)
+        self._comm = own_communicator(comm, seconds, "DistributedDebugger")
+        self._star = Star(self._comm, seconds)
+
+    def check_data_consistency(self, array: Any, tolerance: float = 1e-6) -> Consistency:
+        """Compare an array on all ranks with that of rank 0.
+
+        Digests of blocks of 256 KiB are compared first, and then the numbers of those blocks that differ, one
+        block at a time: no rank ever holds another one's whole array.
+
+        Parameters
+        ----------
+        array : array_like
+            Numbers of any type and shape.
+        tolerance : float
+            How far two numbers may be apart. Two NaN are the same; NaN and a number never are.
+
+        Returns
+        -------
+        Consistency
+            The same on all ranks: true if all have the same; else its `differences` say for each rank where
+            and by how much, and so does its text.
+
+        Raises
+        ------
+        SettingsError
+            On all ranks, if one has an argument that is not what is described here.
+        RankTimeoutError, RankLostError, RemoteRankError
+            If a rank does not take part.
+        """
+        return consistency.check(self._star, array, tolerance)
+
+    def profile_communication(self, data_size: int = 1 << 20, iterations: int = 100) -> dict[str, Any]:
+        """Measure latency and bandwidth of messages and of collective operations.
+
+        Parameters
+        ----------
+        data_size : int
+            Bytes of a message, and in a collective operation of what each rank gives.
+        iterations : int
+            How often each is measured; the median counts.
+
+        Returns
+        -------
+        dict
+            The same on all ranks. ``"point_to_point"`` is a list of messages between rank 0 and another rank,
+            one on the same host and one elsewhere as far as there are such, each with ``"ranks"``,
+            ``"same_host"``, ``"latency"`` (seconds of a message of 8 bytes), ``"seconds"`` (of one of
+            `data_size`) and ``"bandwidth"`` (bytes per second). ``"collective"`` has the last three for each
+            of ``"bcast"``, ``"allreduce"``, ``"gather"`` and ``"allgather"``, and ``"barrier"``, which has a
+            latency alone. ``"bytes"``, ``"iterations"`` and ``"hosts"``, by rank, say what was measured.
+
+        Raises
+        ------
+        SettingsError
+            If an argument is not a whole number of at least 1.
+        RankTimeoutError, RankLostError, RemoteRankError
+            If a rank does not take part.
+        """
+        size = checked_whole("data_size", data_size, 1)
+        iterations = checked_whole("iterations", iterations, 1)
+        sizes = sorted({LEAST_BYTES, size})
+        profile = communication_profile.measure(self._comm, self._star, sizes, iterations)
+        pairs: dict[tuple[int, ...], dict[str, Any]] = {}
+        collective: dict[str, dict[str, Any]] = {}
+        for found in profile.measurements:
+            if found.operation == POINT_TO_POINT:
+                start = {"ranks": list(found.ranks), "same_host": found.same_host}
+                _note(pairs.setdefault(found.ranks, start), found, size)
+            else:
+                _note(collective.setdefault(found.operation, {}), found, size)
+        return {
+            "bytes": size,
+            "iterations": iterations,
+            "hosts": list(profile.hosts),
+            "point_to_point": list(pairs.values()),
+            "collective": collective,
+        }
+
+    def close(self) -> None:
+        """Stop listening; every rank should close its own."""
+        self._star.close()
+
+    def __enter__(self) -> DistributedDebugger:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _note(entry: dict[str, Any], found: Measurement, size: int) -> None:
+    if found.bytes in (0, LEAST_BYTES):
+        entry["latency"] = found.seconds
+    if found.bytes == size:
+        entry["seconds"], entry["bandwidth"] = found.seconds, found.bandwidth

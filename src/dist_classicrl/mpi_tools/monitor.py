@@ -1,0 +1,324 @@
+"""Records of a training loop on many ranks, over any communicator."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dist_classicrl.comm import messages
+from dist_classicrl.comm.collectives import own_communicator
+from dist_classicrl.comm.messages import Kind
+from dist_classicrl.comm.transport import Channel, Wire
+from dist_classicrl.errors import SettingsError
+from dist_classicrl.monitoring.loop_records import COLUMNS, LoopRecords
+from dist_classicrl.settings import checked_positive, checked_whole
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+logger = logging.getLogger(__name__)
+
+_TAG = 1
+_MESSAGE_BYTES = 1 << 12
+_MOST_UNTAKEN = 8  # messages on their way to rank 0, so that one that does not listen is not filled up
+_MOST_PENDING = 10_000  # points that wait for that: 400 kB
+_POINTS_PER_MESSAGE = 64
+_LISTEN_SECONDS = 0.05
+_PATIENCE_SECONDS = 10.0
+_END_SECONDS = 2.0
+
+
+@dataclass
+class _Peer:
+    """What is known of the rank at the other end."""
+
+    channel: Channel
+    reached: int = -1  # the last interval that it told of
+    untaken: int = 0  # messages of this rank that it has not taken
+    taken: int = 0  # messages of it that it was not told of
+    has_left: bool = False
+
+    @property
+    def is_present(self) -> bool:
+        return not self.has_left and self.channel.lost is None
+
+
+class DistributedMonitor:
+    """Brings together on rank 0 what the ranks of a training loop measure.
+
+    For loops that are written by hand over MPI: every rank calls `log_metrics` at each step, or as often as
+    it likes, and rank 0 has the averages. None of the methods is collective, and only `close` and
+    `plot_training_curves` wait for other ranks, for a few seconds at most.
+
+    A point stands for `log_interval` steps. Each rank averages what it logged in them and sends that to rank
+    0, which averages over ranks; throughputs are added up. A rank that **lags** holds up nobody: its part is
+    added to the point when it comes, and ``metrics["ranks"]`` says how many ranks a point has so far. Of a
+    rank that **died** the points contain what it had sent. If rank 0 does not listen for long, the others
+    keep their last 10,000 points for it; if it dies, the records die with it and the others go on.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Comm
+        The messages go over a duplicate. **Every rank of the communicator has to construct the monitor**, at
+        the same point of the program and with the same `log_interval`.
+    log_interval : int, default=1000
+        Steps per point.
+    timeout : float, default=60
+        Seconds that the construction waits for the other ranks to construct theirs.
+
+    Raises
+    ------
+    SettingsError
+        If an argument is not what is described here.
+    RankTimeoutError
+        If not every rank constructs its monitor within `timeout`.
+    RankLostError
+        If one has died.
+
+    Notes
+    -----
+    Rank 0 takes in what has come when it calls `log_metrics`. Each point is written to the log of this module
+    (level INFO) when all ranks that are there have told theirs, or ten seconds after the first one has.
+
+    Examples
+    --------
+    >>> from mpi4py import MPI
+    >>> from dist_classicrl import DistributedMonitor
+    >>> with DistributedMonitor(MPI.COMM_SELF, log_interval=10) as monitor:
+    ...     for step in range(30):
+    ...         monitor.log_metrics(step, reward=float(step), loss=1.0, throughput=100.0, comm_time=0.0)
+    >>> monitor.metrics["step"].tolist()
+    [0, 10, 20, 30]
+    >>> monitor.metrics["reward"].tolist()  # of the steps since the point before
+    [0.0, 5.5, 15.5, 25.0]
+    """
+
+    def __init__(self, comm: Any, log_interval: int = 1000, *, timeout: float = 60.0) -> None:
+        self._interval = checked_whole("log_interval", log_interval, 1)
+        self._comm = own_communicator(comm, checked_positive("timeout", timeout), "DistributedMonitor")
+        self._wire = Wire(self._comm)
+        others = range(1, self._wire.size) if self._wire.rank == 0 else (0,)
+        self._peers = {rank: _Peer(self._wire.channel(rank, _TAG, _MESSAGE_BYTES)) for rank in others}
+        self._records = LoopRecords(self._interval)
+        self._pending: deque[np.ndarray] = deque(maxlen=_MOST_PENDING)
+        self._step = -1
+        self._reached = -1
+        self._start_interval()
+        self._next_listen = 0.0
+        self._is_closed = False
+        _open.add(self)
+
+    def log_metrics(
+        self,
+        step: int,
+        reward: float = math.nan,
+        loss: float = math.nan,
+        throughput: float = math.nan,
+        comm_time: float = math.nan,
+    ) -> None:
+        """Tell what this rank measured. Never waits.
+
+        Parameters
+        ----------
+        step : int
+            Of the loop, never less than in the call before. A point is made by the first call, and by each
+            that reaches or passes a multiple of `log_interval`.
+        reward, loss : float
+            Averaged over calls and ranks. NaN, as when left out, is no measurement.
+        throughput : float
+            Steps per second, or what you like: averaged over this rank's calls, added up over ranks.
+        comm_time : float
+            Seconds of communication; averaged.
+
+        Raises
+        ------
+        SettingsError
+            If the step is less than the one before, something is not a number, or the monitor is closed.
+        """
+        if self._is_closed:
+            raise SettingsError("This monitor is closed. Construct another one on all ranks.")
+        step = checked_whole("step", step, 0)
+        if step < self._step:
+            raise SettingsError(
+                f"step is {step} after {self._step}, but steps never go back. Use a new monitor for a new "
+                "loop."
+            )
+        for i, value in enumerate((reward, loss, throughput, comm_time)):
+            try:
+                number = float(value)
+            except (TypeError, ValueError):
+                raise SettingsError(f"{COLUMNS[i]} must be a number, got {value!r}.") from None
+            if number == number:
+                self._sums[i] += number
+                self._counts[i] += 1
+        self._step = step
+        if step // self._interval > self._reached:
+            self._finish_interval(step // self._interval)
+        elif self._wire.now() >= self._next_listen:
+            self._work()
+
+    @property
+    def metrics(self) -> dict[str, np.ndarray]:
+        """The points so far, oldest first; empty on all ranks but rank 0.
+
+        ``"step"`` is the multiple of `log_interval` that a point was made at; ``"reward"``, ``"loss"`` and
+        ``"comm_time"`` are averages and ``"throughput"`` is a sum over those ranks, whose number is
+        ``"ranks"``, that told of it.
+        """
+        return self._records.columns
+
+    @property
+    def lost_ranks(self) -> frozenset[int]:
+        """The ranks of which MPI has told this one that they died."""
+        return frozenset(rank for rank, peer in self._peers.items() if peer.channel.lost is not None)
+
+    def plot_training_curves(self, path: str | os.PathLike[str] | None = None) -> Figure | None:
+        """Draw reward, loss, throughput and communication over the steps.
+
+        May be called on all ranks, or on rank 0 alone, also after `close`.
+
+        Parameters
+        ----------
+        path : path, optional
+            Where to write the picture: a name that ends in .png, .svg or .pdf.
+
+        Returns
+        -------
+        matplotlib.figure.Figure or None
+            None on all ranks but rank 0.
+
+        Raises
+        ------
+        MissingExtraError
+            If matplotlib is not installed, which the extra ``plot`` brings.
+        PlotError
+            If the file cannot be written.
+        """
+        if self._wire.rank == 0:
+            from dist_classicrl.plotting import canvas
+
+            canvas.require_matplotlib()
+        if not self._is_closed:
+            self._wait(self._is_settled)
+        if self._wire.rank != 0:
+            return None
+        from dist_classicrl.plotting.loop_curves import plot_loop_curves
+
+        figure = plot_loop_curves(self.metrics)
+        if path is not None:
+            canvas.save(figure, path)
+        return figure
+
+    def close(self) -> None:
+        """Send what is left, and take leave of the other ranks; waits for theirs, but not for long.
+
+        What was logged since the last point makes one more, at the next multiple of `log_interval`.
+        """
+        if self._is_closed:
+            return
+        if any(self._counts):
+            self._finish_interval(self._reached + 1)
+        if self._wire.rank == 0:
+            self._wait(lambda: not any(peer.is_present for peer in self._peers.values()))
+        else:
+            self._wait(self._is_settled)
+        for peer in self._peers.values():
+            peer.channel.send(messages.encode(Kind.BYE))
+        if self._wire.rank:
+            self._wait(lambda: not self._peers[0].is_present)
+        self._is_closed = True
+        self._log(math.inf)
+        for peer in self._peers.values():
+            peer.channel.close()
+        # Freed sooner, its messages could turn up in another communicator.
+        if all(peer.has_left for peer in self._peers.values()):
+            self._comm.Free()
+        _open.discard(self)
+
+    def __enter__(self) -> DistributedMonitor:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _start_interval(self) -> None:
+        self._sums = [0.0] * len(COLUMNS)
+        self._counts = [0] * len(COLUMNS)
+
+    def _finish_interval(self, reached: int) -> None:
+        means = [total / n if n else math.nan for total, n in zip(self._sums, self._counts, strict=True)]
+        self._start_interval()
+        self._reached = reached
+        if self._wire.rank == 0:
+            self._records.add(reached, np.array(means), self._wire.now())
+        else:
+            if len(self._pending) == self._pending.maxlen:
+                logger.warning("Rank 0 does not take what is logged here; the oldest points are dropped.")
+            self._pending.append(np.array([reached, *means]))
+        self._work()
+
+    def _work(self) -> None:
+        """Take in what has come, and send what may be sent."""
+        self._next_listen = self._wire.now() + _LISTEN_SECONDS
+        by_channel = {peer.channel: peer for peer in self._peers.values() if not peer.has_left}
+        while arrived := self._wire.receive(list(by_channel)):
+            for channel, message in arrived:
+                self._hear(by_channel[channel], *messages.decode(message))
+        if self._wire.rank == 0:
+            for peer in by_channel.values():
+                if peer.taken and peer.channel.reap():
+                    peer.channel.send(messages.encode(Kind.TOLD, np.array([peer.taken], np.int64)))
+                    peer.taken = 0
+            told = [peer.reached for peer in self._peers.values() if peer.is_present]
+            self._log(min([self._reached, *told]))
+        else:
+            self._send_pending(self._peers[0])
+
+    def _hear(self, peer: _Peer, kind: Kind, parts: list[np.ndarray]) -> None:
+        if kind is Kind.BYE:
+            peer.has_left = True
+        elif kind is Kind.TOLD:
+            peer.untaken -= int(parts[0][0])
+        else:
+            peer.taken += 1
+            for row in parts[0].reshape(-1, 1 + len(COLUMNS)):
+                peer.reached = int(row[0])
+                self._records.add(peer.reached, row[1:], self._wire.now())
+
+    def _send_pending(self, peer: _Peer) -> None:
+        if peer.channel.lost is not None:
+            self._pending.clear()
+        while self._pending and peer.untaken < _MOST_UNTAKEN and peer.channel.reap():
+            n_points = min(len(self._pending), _POINTS_PER_MESSAGE)
+            rows = np.concatenate([self._pending.popleft() for _ in range(n_points)])
+            peer.channel.send(messages.encode(Kind.GATHER, rows))
+            peer.untaken += 1
+
+    def _is_settled(self) -> bool:
+        """Whether there is nothing to wait for: on rank 0, that all who are there have told what it has."""
+        present = [peer for peer in self._peers.values() if peer.is_present]
+        if self._wire.rank:
+            return not present or (not self._pending and present[0].channel.reap())
+        return all(peer.reached >= self._reached for peer in present)
+
+    def _log(self, complete: float) -> None:
+        for line in self._records.news(complete, self._wire.now() - _PATIENCE_SECONDS):
+            logger.info("%s", line)
+
+    def _wait(self, ready: Any) -> None:
+        """Work until `ready()`, for two seconds at most."""
+        deadline = self._wire.now() + _END_SECONDS
+        self._work()
+        while not ready() and self._wire.now() < deadline:
+            self._wire.sleep(1e-3)
+            self._work()
+
+
+# MPI may still write to the receives of a monitor that nobody closed, so these live as long as the process.
+_open: set[DistributedMonitor] = set()

@@ -1,0 +1,311 @@
+"""How a process ends whose job has lost ranks.
+
+MPI_Finalize waits for every rank, and after a death it may wait for ever or crash. What the training knows
+of losses is noted here; what follows from it is done when the interpreter ends, after all that the script
+itself had to do then.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NoReturn
+
+from dist_classicrl._hints import local_rank_of_environment, promised_size, rank_of_environment
+from dist_classicrl.errors import CutOffError, RankLostError, RankTimeoutError, RemoteRankError
+from dist_classicrl.process.exit_record import LAUNCH_VARIABLE, Ending, Record
+from dist_classicrl.process.stop import INTERRUPTED
+
+DONE_BUT_HANGING = 79
+"""Exit status with which a job is aborted that has done its work, where a rank hangs: with ULFM, Open MPI
+does not end a job that is aborted with status 0."""
+
+BEAT_SECONDS = 5.0
+_HEAD_SECONDS = 10.0
+_OTHERS_SECONDS = 600.0
+_FLAG_OF_ULFM = "OMPI_MCA_mpi_ft_enable"
+_TRUE = ("1", "t", "true", "enabled", "yes", "y")
+
+
+@dataclass
+class _Process:
+    """What is known of this process's end.
+
+    `ending` and `record` are there where `program` runs the script: only then is the exit status known.
+    """
+
+    pid: int
+    is_head: bool | None = None
+    has_losses: bool = False
+    is_aside: bool = False
+    is_managed: bool = False
+    abort: Callable[[int], None] | None = None
+    await_others: Callable[[float], None] | None = None
+    say_ended: Callable[[], None] | None = None
+    ending: Ending | None = None
+    record: Record | None = None
+
+
+_process = _Process(os.getpid())
+
+
+def note_head(is_head: bool) -> None:
+    """Note whether this rank is in charge of the job, so that its clean end is that of the work.
+
+    Without a note rank 0 is.
+    """
+    _process.is_head = is_head
+
+
+def note_losses() -> None:
+    """Note that a rank of the job has died: this process must not wait for it when it ends."""
+    _process.has_losses = True
+
+
+def note_hanging(
+    abort: Callable[[int], None] | None,
+    await_others: Callable[[float], None] | None = None,
+    say_ended: Callable[[], None] | None = None,
+) -> None:
+    """Note that a rank is alive, but may never end, or with None that there is none.
+
+    Parameters
+    ----------
+    abort : callable or None
+        Ends the job with a status. The head calls it when it ends itself.
+    await_others : callable, optional
+        Waits until the other ranks have ended, but no more seconds than given. The head calls it before that.
+    say_ended : callable, optional
+        Tells the head that this rank has ended. Any other rank calls it when it does.
+    """
+    _process.abort, _process.await_others, _process.say_ended = abort, await_others, say_ended
+
+
+def note_aside() -> None:
+    """Note that the job goes on without this rank, however this rank ends."""
+    _process.is_aside, _process.is_head = True, False
+
+
+def announce(code: int, reason: str) -> None:
+    """Write down that this rank is about to end the job in order, with this exit status, as by an abort.
+
+    Its launcher then does not take that for a death. Only the first word counts.
+    """
+    _settle(code, "error" if code else "code", reason)
+
+
+def fault_tolerant(environ: Mapping[str, str] | None = None) -> bool:
+    """Return whether this process was started with the extension of MPI that survives deaths (ULFM)."""
+    return (os.environ if environ is None else environ).get(_FLAG_OF_ULFM, "").lower() in _TRUE
+
+
+def survival_advice(
+    survives: bool | None = None, n_ranks: int | None = None, environ: Mapping[str, str] | None = None
+) -> str | None:
+    """Return what it would take for this job to survive a death, or None if it does, or has one rank.
+
+    Parameters
+    ----------
+    survives : bool, optional
+        Whether MPI goes on after a death; by default as the environment tells.
+    n_ranks : int, optional
+        Ranks of the job; by default as the environment tells.
+    environ : mapping of str to str, optional
+        Environment variables; by default this process's.
+    """
+    environ = os.environ if environ is None else environ
+    n_ranks = promised_size(environ) if n_ranks is None else n_ranks
+    survives = fault_tolerant(environ) if survives is None else survives
+    if n_ranks < 2 or survives or environ.get(LAUNCH_VARIABLE):
+        return None
+    return (
+        "If a rank dies, MPI ends this job as a whole. Started as `python -m dist_classicrl launch "
+        f"-n {n_ranks} script.py ...`, it goes on without the dead rank where MPI can, and else from its "
+        "last checkpoint."
+    )
+
+
+def manage(record: Record | None, replacement: bool) -> None:
+    """Take charge of this process's end, for `program`: it says how the script ends, in `script_ended`.
+
+    Parameters
+    ----------
+    record : Record or None
+        Where the launcher looks for what becomes of the ranks.
+    replacement : bool
+        Whether a running job has started this process.
+    """
+    _process.record, _process.is_managed = record, True
+    if replacement:
+        note_aside()
+    if record is not None:
+        _beat(record)
+        threading.Thread(target=_keep_beating, args=(record,), name="launch beat", daemon=True).start()
+
+
+def script_ended(error: BaseException | None) -> int:
+    """Note how the script ended: by this exception, or by none. Return the exit status."""
+    code, kind = _verdict(error)
+    if kind == "lost":
+        note_losses()
+    plain = error is None or type(error) is SystemExit
+    _settle(code, kind, "" if plain else f"{type(error).__name__}: {error}".splitlines()[0])
+    return code
+
+
+def _verdict(error: BaseException | None) -> tuple[int, str]:
+    """Return the exit status of a script that ended like this, as Python has it, and the kind of ending."""
+    if error is None:
+        return 0, "code"
+    if isinstance(error, SystemExit):
+        code = error.code
+        return (0 if code is None else code & 0xFF if isinstance(code, int) else 1), "code"
+    code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+    if _says_that_ranks_are_lost(error):
+        return code, "lost"
+    return code, "told" if isinstance(error, RemoteRankError) else "error"
+
+
+def _says_that_ranks_are_lost(error: BaseException) -> bool:
+    """Tell whether an exception, or what it came from, is what one sees of the death of others."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    names = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_PROC_ABORTED", "ERR_REVOKED", "ERR_OTHER")
+    classes = {getattr(mpi, name) for name in (*names, "ERR_INTERN", "ERR_UNKNOWN") if hasattr(mpi, name)}
+    seen: set[int] = set()
+    each: BaseException | None = error
+    while each is not None and id(each) not in seen:
+        seen.add(id(each))
+        if isinstance(each, (CutOffError, RankLostError, RankTimeoutError)):
+            return True
+        if isinstance(each, RemoteRankError) and each.is_cut_off:
+            return True
+        if mpi is not None and isinstance(each, mpi.Exception) and each.Get_error_class() in classes:
+            return True
+        each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+    return False
+
+
+def _settle(code: int, kind: str, reason: str) -> None:
+    if not _process.is_managed or _process.ending is not None:
+        return
+    kind = "left" if _process.is_aside else kind
+    rank = rank_of_environment() or 0
+    ending = Ending(rank, code, kind, reason, _is_head(), not _has_started_mpi())
+    _process.ending = ending
+    if _process.record is not None:
+        with contextlib.suppress(OSError):  # the first beat has told, on each host
+            _process.record.add(ending)
+
+
+def _is_head() -> bool:
+    return (rank_of_environment() or 0) == 0 if _process.is_head is None else _process.is_head
+
+
+def _has_started_mpi() -> bool:
+    mpi = sys.modules.get("mpi4py.MPI")
+    return mpi is not None and mpi.Is_initialized()
+
+
+def _end() -> None:
+    """End this process as what was noted asks for; the last of the functions that `atexit` calls."""
+    if os.getpid() != _process.pid:
+        return
+    ending, head = _process.ending, _is_head()
+    if _process.record is not None and ending is not None and ending.code == 0 and head:
+        try:
+            _process.record.complete(ending.rank)
+        except OSError as trouble:
+            _warn(_process.record, trouble)
+    mpi_is_on = _has_started_mpi() and not sys.modules["mpi4py.MPI"].Is_finalized()
+    if not head and _process.say_ended is not None and mpi_is_on:
+        _process.say_ended()
+    if head and _process.abort is not None and mpi_is_on:
+        _flush()
+        if _process.await_others is not None:
+            _process.await_others(_OTHERS_SECONDS)
+        _process.abort((0 if ending is None else ending.code) or DONE_BUT_HANGING)
+    if _process.has_losses and mpi_is_on:
+        if fault_tolerant() and (ending is not None or not head):
+            _flush()
+            code = _likely_code() if ending is None else ending.code
+            os._exit(_quiet_code(code) if ending is not None and ending.kind in ("lost", "left") else code)
+        limit_seconds(_HEAD_SECONDS if head else _OTHERS_SECONDS)
+
+
+def end_alone(code: int) -> NoReturn:
+    """End this process, while the others may go on.
+
+    Without ULFM the launcher would end them with it, so it waits for them in MPI_Finalize.
+    """
+    _flush()
+    if not fault_tolerant():
+        limit_seconds(_OTHERS_SECONDS)
+        sys.modules["mpi4py.MPI"].Finalize()
+    os._exit(_quiet_code(code))
+
+
+def _quiet_code(code: int) -> int:
+    """Return the exit status with which a rank ends that the others go on without.
+
+    With ULFM, Open MPI ends the whole job where a rank ends with another status than 0.
+    """
+    return 0 if fault_tolerant() else code
+
+
+def _likely_code() -> int:
+    """Return the exit status of a script of which is only known whether it failed.
+
+    Python does not tell the status of a SystemExit. But where that is not 0, the head has it too.
+    """
+    return 1 if hasattr(sys, "last_type") else 0
+
+
+def limit_seconds(seconds: float = _HEAD_SECONDS) -> None:
+    """Let SIGALRM end this process after `seconds`, whatever it waits for."""
+    if threading.current_thread() is threading.main_thread():  # Python allows no other to set handlers
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+def _flush() -> None:
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # closed, or none at all
+            stream.flush()
+
+
+def _keep_beating(record: Record) -> None:
+    """Beat until the script ends: a process that waits in MPI_Finalize is no sign of life of the job."""
+    pause = threading.Event()
+    while _process.ending is None:
+        pause.wait(BEAT_SECONDS)
+        _beat(record, quietly=True)
+
+
+def _beat(record: Record, quietly: bool = False) -> None:
+    try:
+        record.beat()
+    except OSError as trouble:
+        if not quietly and local_rank_of_environment() in (None, 0):
+            _warn(record, trouble)
+
+
+def _warn(record: Record, trouble: OSError) -> None:
+    sys.stderr.write(
+        f"dist_classicrl: {socket.gethostname()} cannot write to the launcher's folder {record.folder} "
+        f"({trouble}), so the launcher cannot tell whether the work is done. Give `launch --state-dir` a "
+        "folder that all hosts share.\n"
+    )
+
+
+# Registered when the package's training is loaded, before a script's own functions: those are called first.
+atexit.register(_end)

@@ -1,1 +1,0 @@
-"""The public classes: settings in, results out."""

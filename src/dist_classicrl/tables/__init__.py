@@ -1,0 +1,1 @@
+"""Rows of action values and what is done with them: affine maps, packing, refreshes, windows, snapshots."""

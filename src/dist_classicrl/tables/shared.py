@@ -1,0 +1,198 @@
+"""The server's table: applies pushes, each once, and tells workers what changed."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from dist_classicrl.errors import ProtocolError
+from dist_classicrl.tables import kernels
+from dist_classicrl.tables.local import PackedMap, Refresh, index_dtype
+from dist_classicrl.tables.snapshot import TableSnapshot
+
+
+class SharedTable:
+    """A table, its visit counts and its version, which is the number of pushes (or rounds) applied.
+
+    Which entries changed is remembered as the entries of the last pushes, up to as many as would make a
+    sparse refresh larger than the whole table.
+
+    Parameters
+    ----------
+    values : ndarray(float64 or float32), shape (S * A,)
+        Owned and changed from now on.
+    counts : ndarray(int64), shape (S * A,)
+        Likewise.
+    version : int
+        What it is now.
+    applied : dict of int to int
+        The last push of each sender that it contains.
+    """
+
+    def __init__(
+        self,
+        values: np.ndarray,
+        counts: np.ndarray,
+        version: int = 0,
+        applied: dict[int, int] | None = None,
+    ) -> None:
+        self.values = values
+        self.counts = counts
+        self.version = version
+        self.applied = {} if applied is None else applied
+        self._log: deque[tuple[int, np.ndarray]] = deque()
+        self._logged = 0
+        self._log_starts_after = version
+        size = values.size
+        self._index_dtype = index_dtype(size)
+        entry_bytes = values.itemsize + counts.itemsize
+        self._sparse_limit = size * entry_bytes // (entry_bytes + self._index_dtype.itemsize)
+        self._stamp = np.zeros(size, np.int32)
+        self._stamp_now = 0
+        self._scratch = np.empty(size, self._index_dtype)
+        self._cache: dict[int, Refresh] = {}
+        self._snapshot: TableSnapshot | None = None
+
+    @property
+    def log_is_short_for(self) -> int:
+        """The oldest version from which a sparse refresh can be made."""
+        return self._log_starts_after
+
+    def watch(self, snapshot: TableSnapshot | None) -> None:
+        """Tell `snapshot`, which copies this table, of every change from now on; None: nobody."""
+        self._snapshot = snapshot
+
+    def apply(self, sender: int, sequence: int, packed: PackedMap) -> bool:
+        """Apply push number `sequence` of `sender`, counted from 1. Return whether it was new.
+
+        Raises
+        ------
+        ProtocolError
+            If a push before it never came.
+        """
+        last = self.applied.get(sender, 0)
+        if sequence <= last:
+            return False
+        if sequence != last + 1:
+            raise ProtocolError(
+                f"Push {sequence} of worker {sender} came after push {last}: one is missing. The transport "
+                "must keep the order of a sender's messages, as MPI does for one communicator and tag."
+            )
+        kernels.apply_maps(
+            packed.entries,
+            packed.weight,
+            packed.shift,
+            packed.visits,
+            packed.known,
+            self.values,
+            self.counts,
+        )
+        self.applied[sender] = sequence
+        self._changed(
+            packed.entries.copy()
+        )  # the log must not keep the whole message, of which they are a part
+        return True
+
+    def overwritten(self) -> None:
+        """Take note that the table was changed by other means than pushes."""
+        self.version += 1
+        self._cache.clear()
+        self._log.clear()
+        self._logged = 0
+        self._log_starts_after = self.version
+        if self._snapshot is not None and self._snapshot.copying:
+            self._snapshot.begin()
+
+    def _changed(self, entries: np.ndarray) -> None:
+        self.version += 1
+        self._cache.clear()
+        if self._snapshot is not None:
+            self._snapshot.changed(entries)
+        if entries.size:  # with compression, pushes without maps are common
+            self._log.append((self.version, entries))
+            self._logged += entries.size
+        while self._log and self._logged > 2 * self._sparse_limit:
+            version, oldest = self._log.popleft()
+            self._logged -= oldest.size
+            self._log_starts_after = version
+
+    def refresh(self, since: int) -> Refresh:
+        """Return what brings a base of version `since` (-1: none) to now.
+
+        It is sparse or whole, whichever is smaller. One is packed for all who ask alike; its arrays are not
+        changed afterwards.
+        """
+        found = self._cache.get(since)
+        if found is None:
+            entries = self._changed_since(since)
+            found = self._whole() if entries is None else self._sparse(since, entries)
+            self._cache[since] = found
+        return found
+
+    def _changed_since(self, since: int) -> np.ndarray | None:
+        if since < self._log_starts_after or (since < 0):
+            return None
+        self._stamp_now += 1
+        if self._stamp_now == np.iinfo(np.int32).max:
+            self._stamp[:] = 0
+            self._stamp_now = 1
+        size = 0
+        for version, entries in reversed(self._log):
+            if version <= since:
+                break
+            size = kernels.collect_new(entries, self._stamp, self._stamp_now, self._scratch, size)
+            if size > self._sparse_limit:
+                return None
+        return self._scratch[:size].copy()
+
+    def _sparse(self, since: int, entries: np.ndarray) -> Refresh:
+        values = np.empty(entries.size, self.values.dtype)
+        counts = np.empty(entries.size, np.int64)
+        kernels.gather(entries, self.values, self.counts, values, counts)
+        return Refresh(since, self.version, entries, values, counts)
+
+    def _whole(self) -> Refresh:
+        whole = self._cache.get(-1)
+        if whole is None:
+            whole = Refresh(-1, self.version, None, self.values.copy(), self.counts.copy())
+            self._cache[-1] = whole
+        return whole
+
+
+class RoundMerge:
+    """Merges the maps of all logical workers of a round into a `SharedTable`, in the order of their ids.
+
+    The order-free form: W = product of w_i, Q = W Q + (1 - W) (sum of k_i y_i) / (sum of k_i), y_i = b_i / (1
+    - w_i).
+    """
+
+    def __init__(self, table: SharedTable) -> None:
+        size = table.values.size
+        self._table = table
+        self._product = np.empty(size)
+        self._targets = np.empty(size)
+        self._total = np.empty(size)
+        self._moved = np.full(size, -1, np.int64)
+        self._seen = np.empty(size, table._index_dtype)
+
+    def merge(self, maps: list[PackedMap]) -> None:
+        """Apply one round: `maps` of logical workers 0, 1, 2, ..."""
+        size = 0
+        for packed in maps:
+            size = kernels.merge_one(
+                packed.entries, packed.weight, packed.shift, packed.visits, packed.replays,
+                self._product, self._targets, self._total, self._moved, self._seen, size,
+            )  # fmt: skip
+        table = self._table
+        kernels.merge_finish(
+            self._product,
+            self._targets,
+            self._total,
+            self._moved,
+            self._seen,
+            size,
+            table.values,
+            table.counts,
+        )
+        table._changed(self._seen[:size].copy())

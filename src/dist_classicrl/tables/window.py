@@ -1,0 +1,180 @@
+"""What a worker has pushed and not seen in its base yet."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from dist_classicrl.errors import ProtocolError
+from dist_classicrl.tables.local import LocalTable, PackedMap, Refresh
+
+_KEPT_PER_SLOT = 4
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """A push that is kept until the worker's base includes it.
+
+    Attributes
+    ----------
+    sequence : int
+    packed : PackedMap
+    steps : int
+        What it stands for.
+    reals : ndarray(float64)
+        What it said of episodes and times.
+    """
+
+    sequence: int
+    packed: PackedMap
+    steps: int
+    reals: np.ndarray
+
+
+class PushWindow:
+    """Numbers a worker's pushes, bounds those in flight, and keeps each until the worker's base includes it.
+
+    Parameters
+    ----------
+    table : LocalTable
+    size : int
+        Pushes that may be on their way without a receipt.
+    version : int
+        Version of the base that `table` was loaded with.
+
+    Attributes
+    ----------
+    reign : int
+        Of the server whose refreshes come now.
+    base : (int, int)
+        Reign and version of the worker's base.
+    books : tuple of ndarray or None
+        What came with the refresh that made the base; None before the first.
+    last_sequence : int
+        Number of the last push.
+    """
+
+    def __init__(self, table: LocalTable, size: int, version: int, reign: int = 0) -> None:
+        self._table = table
+        self._size = size
+        self.reign = reign
+        self.base = (reign, version)
+        self.books: tuple[np.ndarray, np.ndarray] | None = None
+        self.last_sequence = 0
+        self._received = 0
+        self._kept: deque[Pushed] = deque()
+
+    @property
+    def version(self) -> int:
+        """Version of the base within its reign."""
+        return self.base[1]
+
+    @property
+    def in_flight(self) -> int:
+        """Pushes without a receipt."""
+        return self.last_sequence - self._received
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another push may go out.
+
+        Neither may too many be in flight, nor too many kept for want of a refresh.
+        """
+        return self.in_flight < self._size and len(self._kept) < _KEPT_PER_SLOT * self._size
+
+    @property
+    def needs_refresh(self) -> bool:
+        """Whether the next push must ask for a refresh, lest too many be kept and none could ask any more."""
+        return len(self._kept) + self._size + 1 >= _KEPT_PER_SLOT * self._size
+
+    @property
+    def kept(self) -> list[Pushed]:
+        """What was pushed and the base does not include, oldest first."""
+        return list(self._kept)
+
+    @property
+    def pending(self) -> list[PackedMap]:
+        """The maps of `kept`."""
+        return [pushed.packed for pushed in self._kept]
+
+    def push(
+        self,
+        threshold: float = 0.0,
+        flush: bool = True,
+        key: int | np.uint64 = 0,
+        steps: int = 0,
+        reals: np.ndarray | None = None,
+    ) -> tuple[int, PackedMap]:
+        """Pack the current maps as the next push, and return its number, from 1, and the maps.
+
+        See `LocalTable.pack`, and `Pushed` for `steps` and `reals`.
+        """
+        packed = self._table.pack(threshold, flush, key)
+        self.last_sequence += 1
+        self._kept.append(Pushed(self.last_sequence, packed, steps, np.zeros(0) if reals is None else reals))
+        return self.last_sequence, packed
+
+    def receipt(self, applied: int) -> None:
+        """Hear that the server applied this worker's pushes up to number `applied`."""
+        if applied > self.last_sequence:
+            raise ProtocolError(
+                f"A receipt for push {applied} came, but only {self.last_sequence} were sent."
+            )
+        self._received = max(self._received, applied)
+
+    def refresh(
+        self, refresh: Refresh, included: int, books: tuple[np.ndarray, np.ndarray] | None = None
+    ) -> bool:
+        """Re-base on `refresh`, and return whether it was news.
+
+        Its state includes this worker's pushes up to `included`, and `books` say what else.
+
+        Raises
+        ------
+        ProtocolError
+            If the refresh starts from a version that this worker never had.
+        """
+        self.receipt(included)
+        key = (self.reign, refresh.version)
+        if key <= self.base:
+            return False
+        if refresh.since >= 0 and (self.base[0] != self.reign or refresh.since > self.version):
+            raise ProtocolError(
+                f"A refresh from version {refresh.since} to {refresh.version} came to a base of version "
+                f"{self.version}."
+            )
+        while self._kept and self._kept[0].sequence <= included:
+            self._kept.popleft()
+        self._table.rebase(refresh, self.pending)
+        self.base = key
+        self.books = books
+        return True
+
+    def known_version(self, sequence: int) -> int:
+        """Return the version that the server has when it gets push `sequence`, if the others push nothing.
+
+        -1 if the base is of an earlier reign.
+        """
+        own = sum(pushed.sequence < sequence for pushed in self._kept)
+        return self.version + own if self.base[0] == self.reign else -1
+
+    def enter(self, reign: int) -> None:
+        """Follow a new server, which has all that is kept: its receipts count."""
+        self.reign = reign
+
+    def base_counts(self) -> np.ndarray:
+        """Return the visits that the base contains, int64 of shape (S * A,)."""
+        counts = self._table.visits.copy()
+        for pushed in self._kept:
+            counts[pushed.packed.entries] -= pushed.packed.visits
+        return counts
+
+    def give_up(self, sequence: int, reign: int) -> None:
+        """Forget all that the base does not include, and go on after this worker's push `sequence`."""
+        counts = self.base_counts()
+        self._kept.clear()
+        self._table.load(self._table.base.copy(), counts)
+        self.last_sequence = self._received = sequence
+        self.reign = reign

@@ -1,1 +1,0 @@
-"""Affine maps: accumulated by workers, applied by the server."""
