@@ -41,7 +41,7 @@ from dist_classicrl.errors import CutOffError, RankLostError, RankTimeoutError, 
 from dist_classicrl.learning import q_learning
 from dist_classicrl.learning.learners import Rates, Stream, Totals
 from dist_classicrl.membership.election import Base, Deposed, Election
-from dist_classicrl.membership.group import Crew, Timing
+from dist_classicrl.membership.group import Group, Timing
 from dist_classicrl.membership.handshake import Setup
 from dist_classicrl.membership.view import View
 from dist_classicrl.settings import Settings
@@ -178,54 +178,56 @@ class Elections(Story):
         return self.wrong
 
     def main(self, wire: SimWire) -> str:
-        crew = Crew(wire, self.network.hosts)
-        crew.begin_call(TIMING)
+        group = Group(wire, self.network.hosts)
+        group.begin_call(TIMING)
         while wire.now() < self.until:
-            if not crew.is_member:
+            if not group.is_member:
                 return "excluded"
             try:
-                self.see(crew)
-                if crew.is_server:
-                    self.serve(crew)
+                self.see(group)
+                if group.is_server:
+                    self.serve(group)
                 else:
-                    self.work(crew)
+                    self.work(group)
             except Deposed:
                 pass
             except NobodyLeft:
                 return "alone"
         return "over"
 
-    def see(self, crew: Crew) -> None:
-        view = crew.view
+    def see(self, group: Group) -> None:
+        view = group.view
         known = self.views.setdefault(view.key, view)
         self.claim(known == view, f"two views of one key: {known}, {view}")
-        self.claim(crew.promised >= view.reign, f"rank {crew.rank} follows {view}, promised {crew.promised}")
-        if view.reign > 0 and view.revision == 0:
-            mine, servers = self.bases[crew.rank], self.bases[view.server]
-            is_new = servers.reign < view.reign  # it has not told anything yet
+        self.claim(
+            group.promised >= view.term, f"rank {group.rank} follows {view}, promised {group.promised}"
+        )
+        if view.term > 0 and view.revision == 0:
+            mine, servers = self.bases[group.rank], self.bases[view.server]
+            is_new = servers.term < view.term  # it has not told anything yet
             self.claim(
-                not is_new or mine <= servers, f"rank {crew.rank} has {mine}, the new server {servers}"
+                not is_new or mine <= servers, f"rank {group.rank} has {mine}, the new server {servers}"
             )
             same = mine.is_some == servers.is_some
             self.claim(not is_new or same, f"{mine} and {servers} are both in {view}")
 
-    def serve(self, crew: Crew) -> None:
+    def serve(self, group: Group) -> None:
         table, tally = SharedTable(np.zeros(1), np.zeros(1, np.int64)), Tally(0)
-        serving = _Hollow(crew, table, Policy(), tally, Reporter(tally))
+        serving = _Hollow(group, table, Policy(), tally, Reporter(tally))
         try:
-            while crew.wire.now() < self.until:
+            while group.wire.now() < self.until:
                 now = serving.wake()
                 serving.receive()
                 serving.look_around(now)
                 # What it tells is new to the others as soon as they hear it.
-                self.bases[crew.rank] = Base(crew.view.reign, serving.progress)
-                crew.wire.sleep(1e-3)
+                self.bases[group.rank] = Base(group.view.term, serving.progress)
+                group.wire.sleep(1e-3)
         finally:
             serving.close(0.0)
 
-    def work(self, crew: Crew) -> None:
-        view, wire = crew.view, crew.wire
-        follower = _Follower(self, crew)
+    def work(self, group: Group) -> None:
+        view, wire = group.view, group.wire
+        follower = _Follower(self, group)
         follower.follow(FIRST_ADMISSION)
         try:
             while wire.now() < self.until:
@@ -234,13 +236,13 @@ class Elections(Story):
                     kind, parts = decode(message)
                     follower.take_in_common(kind, parts)
                     # Nothing of it counts once somebody newer has been promised.
-                    self.bases[crew.rank] = max(self.bases[crew.rank], Base(view.reign, int(parts[0][0])))
+                    self.bases[group.rank] = max(self.bases[group.rank], Base(view.term, int(parts[0][0])))
                     self.followed += 1
                 follower.look_around(now)
                 wire.sleep(1e-3)
         except ServerLost:
             follower.channel.close()
-            Election(crew, self.bases[crew.rank]).run()
+            Election(group, self.bases[group.rank]).run()
         finally:
             follower.channel.close()
 
@@ -248,13 +250,13 @@ class Elections(Story):
 class _Follower(Working):
     """A worker that does nothing but listen."""
 
-    def __init__(self, story: Elections, crew: Crew) -> None:
-        super().__init__(crew)
+    def __init__(self, story: Elections, group: Group) -> None:
+        super().__init__(group)
         self._story = story
 
     @property
     def base(self) -> Base:
-        return self._story.bases[self.crew.rank]
+        return self._story.bases[self.group.rank]
 
 
 # Whole calls of train.
@@ -385,11 +387,11 @@ class _Watched:
     """What is noted of a rank's part."""
 
     def begin_anew(self, entry: Any) -> None:
-        self.run.story.begins_anew(self.crew)
+        self.run.story.begins_anew(self.group)
         super().begin_anew(entry)
 
     def serve(self) -> TrainingResult:
-        self.run.story.serves(self.crew)
+        self.run.story.serves(self.group)
         return super().serve()
 
 
@@ -404,9 +406,9 @@ class _RoundsPart(_Watched, together.RoundsPart):
 class _Unsettled:
     """What stands in for the setup where only silence says who has died: there, a death ends it."""
 
-    def __init__(self, crew: Crew) -> None:
-        self.is_head = crew.is_server
-        self.reign = crew.view.reign
+    def __init__(self, group: Group) -> None:
+        self.is_head = group.is_server
+        self.term = group.view.term
 
     def agree(
         self, error: BaseException | None, description: dict[str, Any], numbers: list[int]
@@ -497,47 +499,49 @@ class Calls(Story):
         self.made[entry] = _Made(rank, self.lives[rank], self.network.now)
         return entry
 
-    def begins_anew(self, crew: Crew) -> None:
+    def begins_anew(self, group: Group) -> None:
         """Note that a rank's last life is over: what it made in it may be gone."""
-        self.lives[crew.rank] += 1
+        self.lives[group.rank] += 1
 
-    def serves(self, crew: Crew) -> None:
+    def serves(self, group: Group) -> None:
         """Note who serves."""
-        server = self.servers.setdefault(crew.view.reign, crew.rank)
-        self.claim(server == crew.rank, f"ranks {server} and {crew.rank} both serve reign {crew.view.reign}")
+        server = self.servers.setdefault(group.view.term, group.rank)
+        self.claim(server == group.rank, f"ranks {server} and {group.rank} both serve term {group.view.term}")
 
     def main(self, wire: SimWire) -> str:
-        crew = Crew(wire, self.network.hosts)
+        group = Group(wire, self.network.hosts)
         values, counts = np.zeros(ENTRIES), np.zeros(ENTRIES, np.int64)
         for call in range(self.calls):
-            crew.begin_call(TIMING)
+            group.begin_call(TIMING)
             clean = False
             try:
-                run, result = self._train(crew, call, values, counts)
+                run, result = self._train(group, call, values, counts)
                 clean = True
             finally:
-                crew.end_call(LINGER if clean else 0.0)
+                group.end_call(LINGER if clean else 0.0)
             values, counts = run.values, run.counts
             self.runs[call][wire.rank] = run, result
         return "done"
 
     def _train(
-        self, crew: Crew, call: int, values: np.ndarray, counts: np.ndarray
+        self, group: Group, call: int, values: np.ndarray, counts: np.ndarray
     ) -> tuple[_Run, TrainingResult]:
         """Do what `train` does on each of many ranks."""
         while True:
             start = call * self.steps
             table = values.copy(), counts.copy()
-            run = _Run(self.settings, _Source(self, crew.wire), *table, start, self.steps, 1, Observer(), 1.0)  # type: ignore[arg-type]
+            run = _Run(
+                self.settings, _Source(self, group.wire), *table, start, self.steps, 1, Observer(), 1.0
+            )  # type: ignore[arg-type]
             try:
-                if not crew.is_member:
-                    return run, together.run_together(run, crew, join(crew))
-                setup = Setup(crew, SETUP_SECONDS) if self.network.conditions.has_word else _Unsettled(crew)
+                if not group.is_member:
+                    return run, together.run_together(run, group, join(group))
+                setup = Setup(group, SETUP_SECONDS) if self.network.conditions.has_word else _Unsettled(group)
                 try:
                     setup.agree(None, {}, [call])
                     setup.broadcast(run.values, "the values")
                     setup.broadcast(run.counts, "the counts")
-                    return run, together.run_together(run, crew, setup)
+                    return run, together.run_together(run, group, setup)
                 finally:
                     setup.close(LINGER)
             except Deposed:

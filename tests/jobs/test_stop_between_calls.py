@@ -33,7 +33,7 @@ from dist_classicrl.agent import session as together
 
 del sys.argv[0]
 extra = json.loads(sys.argv.pop(1))
-train, crew_of, calls, agents = DistAsyncQLearning.train, together.crew_of, [], []
+train, group_of, calls, agents = DistAsyncQLearning.train, together.group_of, [], []
 
 def train_here(agent, *arguments, **options):
     calls.append(agent.rank)
@@ -47,7 +47,7 @@ def train_here(agent, *arguments, **options):
 def wait_for_others(*arguments):
     if "meet" in extra and [calls[-1], len(calls) - 1] != extra["meet"][:2]:
         pathlib.Path(f"{extra['meet'][2]}-{len(calls) - 1}-{calls[-1]}").touch()
-    return crew_of(*arguments)
+    return group_of(*arguments)
 
 def report(progress):
     if extra.get("fail") and progress.steps == progress.total_steps:
@@ -64,7 +64,7 @@ class Hanging(FrozenLakeEnv):
         return super().step(action)
 
 gymnasium.register("Hanging-v0", Hanging, max_episode_steps=100)
-DistAsyncQLearning.train, together.crew_of = train_here, wait_for_others
+DistAsyncQLearning.train, together.group_of = train_here, wait_for_others
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from timed_channel import RELEASE, TimedChannel, beats, crew_of, done, stop_clock
+from timed_channel import RELEASE, TimedChannel, beats, done, group_of, stop_clock
 
 from dist_classicrl.comm import messages
 from dist_classicrl.comm.messages import Kind
@@ -44,8 +44,8 @@ def clock(monkeypatch):
     stop_clock(monkeypatch)
 
 
-def crew(rank, *channels):
-    return crew_of(rank, channels, INTERVAL, SILENCE, STUCK)
+def group(rank, *channels):
+    return group_of(rank, channels, INTERVAL, SILENCE, STUCK)
 
 
 # The server
@@ -66,7 +66,7 @@ class Reported(Observer):
 def serve(async_updates, channel, report, *others):
     tally, table = Tally(100), SharedTable(np.zeros(4), np.zeros(4, np.int64))
     reporter = Reporter(tally, Reported(report), SILENCE)
-    common = (crew(0, channel, *others), table, Policy(), tally, reporter)
+    common = (group(0, channel, *others), table, Policy(), tally, reporter)
     if async_updates:
         leases = LeaseBook(0, 100, [1, *(other.peer for other in others)], 10)
         serving = server.Server(*common, leases=leases)
@@ -77,7 +77,7 @@ def serve(async_updates, channel, report, *others):
     finally:
         channel.events = [
             (event["kind"], event["rank"])
-            for event in serving.crew.record.events
+            for event in serving.group.record.events
             if event["kind"] != "suspected"
         ]
 
@@ -160,7 +160,14 @@ def play_rounds(monkeypatch):
         learner = SimpleNamespace(totals=Totals())
         table = LocalTable(2, 2, np.dtype("f8"))
         worker = rounds.RoundWorker(
-            crew(1, channel), table, lambda numbers: dict.fromkeys(numbers, learner), SETTINGS, 0, 3, 7, False
+            group(1, channel),
+            table,
+            lambda numbers: dict.fromkeys(numbers, learner),
+            SETTINGS,
+            0,
+            3,
+            7,
+            False,
         )
         worker.follow_on(channel)
         try:
@@ -228,7 +235,7 @@ def test_a_long_call_of_the_environment_is_not_the_servers_silence():
         learned=lambda *numbers: None, pushed=lambda *numbers: None,
         gauge=SimpleNamespace(look=lambda base: None),
     )  # fmt: skip
-    worker = Worker(crew(1, channel), table, learner, pacer, PushWindow(table, 2, -1), 0.0, 7)
+    worker = Worker(group(1, channel), table, learner, pacer, PushWindow(table, 2, -1), 0.0, 7)
     worker.follow_on(channel)
     final, _ = worker.run()
     assert final.version == 1

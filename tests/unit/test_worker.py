@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from timed_channel import RELEASE, TimedChannel, crew_of, done, stop_clock
+from timed_channel import RELEASE, TimedChannel, done, group_of, stop_clock
 
 from dist_classicrl.comm.messages import Kind
 from dist_classicrl.engines.server import server
@@ -46,8 +46,8 @@ def test_bytes_saved_are_what_pushes_without_a_threshold_had_carried_besides(
         gauge=SimpleNamespace(look=lambda base: None),
     )  # fmt: skip
     learner = SimpleNamespace(totals=Totals(), quantum=1, learn=learn)
-    crew, window = crew_of(1, [channel], 1.0, 60.0, 60.0), PushWindow(table, PUSHES, -1)
-    worker = Worker(crew, table, learner, pacer, window, threshold, 7)
+    group, window = group_of(1, [channel], 1.0, 60.0, 60.0), PushWindow(table, PUSHES, -1)
+    worker = Worker(group, table, learner, pacer, window, threshold, 7)
     worker.follow_on(channel)
     worker.run()
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from dist_classicrl.comm import messages
 from dist_classicrl.comm.messages import Kind
-from dist_classicrl.membership.group import Crew, Timing
+from dist_classicrl.membership.group import Group, Timing
 from dist_classicrl.membership.heartbeat import beat_message
 
 _SHORTEST_SLEEP = 1e-2  # so that few turns of a loop make a long time
@@ -93,8 +93,8 @@ class TimedWire:
         return [(channel, message) for channel in channels if (message := channel.poll()) is not None]
 
 
-def crew_of(rank, channels, interval, silence, stuck):
-    """Return a crew without control messages, of rank `rank` and the peers of `channels`."""
-    crew = Crew(TimedWire(rank, *channels), [0] * (len(channels) + 1))
-    crew.timing = Timing(interval, silence, stuck)
-    return crew
+def group_of(rank, channels, interval, silence, stuck):
+    """Return a group without control messages, of rank `rank` and the peers of `channels`."""
+    group = Group(TimedWire(rank, *channels), [0] * (len(channels) + 1))
+    group.timing = Timing(interval, silence, stuck)
+    return group

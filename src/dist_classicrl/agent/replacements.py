@@ -17,7 +17,7 @@ from dist_classicrl.engines.roles.changes import Entry
 from dist_classicrl.errors import (
     WorkerLeft,
 )
-from dist_classicrl.membership.group import Crew
+from dist_classicrl.membership.group import Group
 from dist_classicrl.membership.spawn import replacement_mark
 from dist_classicrl.membership.view import View
 from dist_classicrl.process import exit as ending
@@ -54,7 +54,7 @@ class Visit:
 _visit: Visit | None = None
 
 
-def train_as_guest(agent: DistAsyncQLearning, asked: Request, parent: Any) -> TrainingResult:
+def train_as_replacement(agent: DistAsyncQLearning, asked: Request, parent: Any) -> TrainingResult:
     """Work for the call of `train` that this process was started for, and end with it.
 
     Calls before that return what is known of them.
@@ -77,8 +77,8 @@ def train_as_guest(agent: DistAsyncQLearning, asked: Request, parent: Any) -> Tr
     ending.note_losses()
     plan = asked.make_plan()
     with watching(plan, visit.rank) as watch:
-        crew = Crew.of_guest(wire, visit.rank, visit.view, timing_of(agent, wire))
-        return Call(agent, asked, crew, plan, watch).join(Entry(visit.channel, 0, told))
+        group = Group.of_replacement(wire, visit.rank, visit.view, timing_of(agent, wire))
+        return Call(agent, asked, group, plan, watch).join(Entry(visit.channel, 0, told))
 
 
 def visit_of(parent: Any) -> Visit:

@@ -40,7 +40,7 @@ from dist_classicrl.errors import (
     WorkerLeft,
 )
 from dist_classicrl.membership.election import Deposed
-from dist_classicrl.membership.group import Crew, Timing, crew_of
+from dist_classicrl.membership.group import Group, Timing, group_of
 from dist_classicrl.membership.handshake import Setup
 from dist_classicrl.process import exit as ending
 from dist_classicrl.process.stop import StopWatch
@@ -65,15 +65,15 @@ def train_together(agent: DistAsyncQLearning, asked: Request, world: Any) -> Tra
         error = caught
     # Before the first thing that waits for other ranks: these may still be busy with something else.
     with watching(plan, world.Get_rank()) as watch, agent._leaving.listening_to(signals):
-        crew = crew_of(world, agent.settings.timeout)
-        crew.begin_call(timing_of(agent, crew.wire))
-        if crew.call == 1 and crew.is_server and (advice := ending.survival_advice()) is not None:
+        group = group_of(world, agent.settings.timeout)
+        group.begin_call(timing_of(agent, group.wire))
+        if group.call == 1 and group.is_server and (advice := ending.survival_advice()) is not None:
             logger.info("%s", advice)
         clean = False
         try:
             while True:
                 try:
-                    result = Call(agent, asked, crew, plan, watch).make(error)
+                    result = Call(agent, asked, group, plan, watch).make(error)
                     clean = True
                     return result
                 except Deposed:
@@ -89,9 +89,9 @@ def train_together(agent: DistAsyncQLearning, asked: Request, world: Any) -> Tra
             clean = True
             raise
         finally:
-            _hear_out(crew)
-            _note_ending(crew)
-            crew.end_call(_LINGER_SECONDS if clean else 0.0)
+            _hear_out(group)
+            _note_ending(group)
+            group.end_call(_LINGER_SECONDS if clean else 0.0)
 
 
 def timing_of(agent: DistAsyncQLearning, wire: Wire) -> Timing:
@@ -103,27 +103,27 @@ def timing_of(agent: DistAsyncQLearning, wire: Wire) -> Timing:
     return Timing(min(settings.heartbeat_interval, silence / 4.0), silence, settings.timeout)
 
 
-def _hear_out(crew: Crew) -> None:
+def _hear_out(group: Group) -> None:
     """Take in the last control messages of a call: who is away, and who asks to take part too late."""
-    for sender, kind, parts in crew.poll():
+    for sender, kind, parts in group.poll():
         if kind is Kind.VIEW:
-            crew.accept(parts)
-        elif kind is Kind.JOIN and crew.is_server:
-            crew.tell_over(sender, crew.call)
+            group.accept(parts)
+        elif kind is Kind.JOIN and group.is_server:
+            group.tell_over(sender, group.call)
 
 
-def _note_ending(crew: Crew) -> None:
+def _note_ending(group: Group) -> None:
     """Let the end of the process know who died, who hangs, and who is in charge."""
-    ending.note_head(crew.is_server)
-    left = {event["rank"] for event in crew.record.events if event["kind"] == "left"}
-    away = set(range(crew.wire.size)) - set(crew.view.members) - crew.dead - left
-    if crew.dead or away:
+    ending.note_head(group.is_server)
+    left = {event["rank"] for event in group.record.events if event["kind"] == "left"}
+    away = set(range(group.wire.size)) - set(group.view.members) - group.dead - left
+    if group.dead or away:
         ending.note_losses()
-    others = sorted(set(crew.view.members) - crew.dead - {crew.rank})
+    others = sorted(set(group.view.members) - group.dead - {group.rank})
     ending.note_hanging(
-        crew.wire.abort if away and crew.is_server else None,
-        partial(await_ends, crew.wire, others),
-        partial(say_ended, crew.wire, crew.view.server) if away and crew.is_member else None,
+        group.wire.abort if away and group.is_server else None,
+        partial(await_ends, group.wire, others),
+        partial(say_ended, group.wire, group.view.server) if away and group.is_member else None,
     )
 
 
@@ -134,13 +134,13 @@ class Call:
         self,
         agent: DistAsyncQLearning,
         asked: Request,
-        crew: Crew,
+        group: Group,
         plan: CheckpointPlan | None,
         watch: StopWatch | None,
     ) -> None:
         self._agent = agent
         self._asked = asked
-        self._crew = crew
+        self._group = group
         self._plan = plan
         self._watch = watch
 
@@ -152,12 +152,12 @@ class Call:
         Deposed
             If it has to begin anew, with other members.
         """
-        crew = self._crew
-        if not crew.is_member:
+        group = self._group
+        if not group.is_member:
             if error is not None:
                 raise error
-            return self.join(join(crew))
-        setup = Setup(crew, self._agent.settings.timeout)
+            return self.join(join(group))
+        setup = Setup(group, self._agent.settings.timeout)
         try:
             source, beginning = self._agree(error, setup)
             if self._agent.steps >= beginning.end:
@@ -225,9 +225,9 @@ class Call:
         if plan is not None and watch is not None:
             run.take_over_saving = partial(self._take_over_saving, source, beginning)
         try:
-            result = run_together(run, self._crew, begin_from)
+            result = run_together(run, self._group, begin_from)
         except TrainingStopped as stopped:
-            if self._crew.is_server:
+            if self._group.is_server:
                 store(agent, run, run.kept)
             else:
                 agent._behind = digest(agent.q_table)
@@ -241,7 +241,7 @@ class Call:
             agent._behind = digest(agent.q_table)
             agent._pending = agent._taken = None
             raise
-        return keep(agent, run, beginning, result, self._crew.is_server)
+        return keep(agent, run, beginning, result, self._group.is_server)
 
     def _take_over_saving(self, source: Source, beginning: Beginning) -> Saver | None:
         """Return what saves the run from this rank, which has to serve in place of one that was lost."""
@@ -249,7 +249,7 @@ class Call:
         try:
             place = take_over_place(self._agent, self._plan, beginning.told["place"])
         except CheckpointError as error:
-            logger.warning("Rank %d cannot save the run, and goes on without: %s", self._crew.rank, error)
+            logger.warning("Rank %d cannot save the run, and goes on without: %s", self._group.rank, error)
             return None
         beginning.place = place
         return saver_of(self._agent, source, beginning, self._watch, self._plan)

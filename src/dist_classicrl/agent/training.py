@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dist_classicrl.agent.agent_run import get_to_know, keep, made_before, run_of, store
 from dist_classicrl.agent.beginning import begin_call
-from dist_classicrl.agent.replacements import train_as_guest
+from dist_classicrl.agent.replacements import train_as_replacement
 from dist_classicrl.agent.request import Request, check, leave_signals_of, observed, steps_asked, watching
 from dist_classicrl.agent.session import train_together
 from dist_classicrl.comm.world import find_world
@@ -36,7 +36,7 @@ def train(agent: DistAsyncQLearning, asked: Request) -> TrainingResult:
 def _train(agent: DistAsyncQLearning, asked: Request) -> TrainingResult:
     parent = find_parent()
     if parent is not None:
-        return train_as_guest(agent, asked, parent)
+        return train_as_replacement(agent, asked, parent)
     world = find_world(agent._comm, agent.settings.allow_singletons)
     if world is None:
         leave_signals_of(asked)

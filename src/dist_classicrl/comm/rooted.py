@@ -24,7 +24,7 @@ _BEAT_SECONDS = 0.5
 _BEATS = 8.0  # of a rank that is at work, in the time in which it would be given up
 
 
-class Star:
+class RootedCollectives:
     """Channels between rank 0 and every other rank.
 
     Every rank calls the same operations in the same order, each inside `operation`. What belongs to an
@@ -189,4 +189,4 @@ def _named(ranks: list[int]) -> str:
 
 
 # MPI may still write to the receives of one that nobody closed, so these live as long as the process.
-_open: list[Star] = []
+_open: list[RootedCollectives] = []

@@ -7,20 +7,20 @@ import time
 from typing import Any
 
 from dist_classicrl.comm.collectives import finish
-from dist_classicrl.comm.rooted import Star
+from dist_classicrl.comm.rooted import RootedCollectives
 from dist_classicrl.errors import RankLostError
 
 _TESTS_AT_ONCE = 100
 _REMEDY = "Measure over the ranks that are left, such as comm.Shrink()."
 
 
-def spin(comm: Any, star: Star, request: Any, what: str, *in_use: Any) -> None:
-    """Wait until an operation on `comm` is complete, for as long as `star` waits.
+def spin(comm: Any, rooted: RootedCollectives, request: Any, what: str, *in_use: Any) -> None:
+    """Wait until an operation on `comm` is complete, for as long as `rooted` waits.
 
     Parameters
     ----------
     comm : mpi4py.MPI.Comm
-    star : Star
+    rooted : RootedCollectives
     request : mpi4py.MPI.Request
     what : str
         What all ranks are to do for it.
@@ -34,7 +34,7 @@ def spin(comm: Any, star: Star, request: Any, what: str, *in_use: Any) -> None:
     """
     from mpi4py import MPI
 
-    deadline = time.perf_counter() + star.seconds
+    deadline = time.perf_counter() + rooted.seconds
     tests = 0
     try:
         while not request.Test():

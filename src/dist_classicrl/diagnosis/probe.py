@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from dist_classicrl.comm.collectives import own_communicator
-from dist_classicrl.comm.rooted import Star
+from dist_classicrl.comm.rooted import RootedCollectives
 from dist_classicrl.mpi_tools.clocks import compare_clocks
 from dist_classicrl.mpi_tools.communication_profile import COLLECTIVES, CommunicationProfile, measure
 
@@ -90,10 +90,10 @@ def hosts(seconds: str) -> None:
     """Compare the clocks of all ranks, and measure messages between all hosts for so many seconds at most."""
     from mpi4py import MPI
 
-    with _together(MPI.COMM_WORLD, _TIMEOUT) as (comm, star):
-        clocks = compare_clocks(comm, star)
-        found = measure(comm, star, _SIZES, _ITERATIONS, _SECONDS_EACH, (), True, float(seconds))
-    if star.rank == 0:
+    with _together(MPI.COMM_WORLD, _TIMEOUT) as (comm, rooted):
+        clocks = compare_clocks(comm, rooted)
+        found = measure(comm, rooted, _SIZES, _ITERATIONS, _SECONDS_EACH, (), True, float(seconds))
+    if rooted.rank == 0:
         _say({"profile": found.to_dict(), "clocks": [each.to_dict() for each in clocks]})
 
 
@@ -110,17 +110,17 @@ def measured(
     Messages between all hosts are measured where collective operations are. See
     `communication_profile.measure`.
     """
-    with _together(comm, timeout) as (own, star):
-        found = measure(own, star, sizes, iterations, seconds_each, collectives, bool(collectives))
-    return found if star.rank == 0 else None
+    with _together(comm, timeout) as (own, rooted):
+        found = measure(own, rooted, sizes, iterations, seconds_each, collectives, bool(collectives))
+    return found if rooted.rank == 0 else None
 
 
 @contextmanager
-def _together(comm: Any, timeout: float) -> Iterator[tuple[Any, Star]]:
+def _together(comm: Any, timeout: float) -> Iterator[tuple[Any, RootedCollectives]]:
     own = own_communicator(comm, timeout, "measuring of communication")
-    star = Star(own, timeout)
-    yield own, star
-    star.close()
+    rooted = RootedCollectives(own, timeout)
+    yield own, rooted
+    rooted.close()
 
 
 def _say_profile(found: CommunicationProfile | None) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from dist_classicrl.comm.messages import Kind
 from dist_classicrl.comm.transport import Backoff
 from dist_classicrl.errors import CutOffError
-from dist_classicrl.membership.group import Crew
+from dist_classicrl.membership.group import Group
 from dist_classicrl.membership.view import View, confirmed, may_elect
 
 logger = logging.getLogger(__name__)
@@ -35,17 +35,17 @@ class Base:
 
     Attributes
     ----------
-    reign, version : int
+    term, version : int
         Of the table that it has as a whole; -1, -1: none.
     """
 
-    reign: int = -1
+    term: int = -1
     version: int = -1
 
     @classmethod
-    def finished(cls, reign: int) -> Base:
+    def finished(cls, term: int) -> Base:
         """Return the base of a rank that has the final table and the result."""
-        return cls(reign, _FINISHED)
+        return cls(term, _FINISHED)
 
     @property
     def is_some(self) -> bool:
@@ -86,21 +86,21 @@ class Election:
 
     Parameters
     ----------
-    crew : Crew
+    group : Group
     base : Base
         What this rank holds.
     """
 
-    def __init__(self, crew: Crew, base: Base) -> None:
-        self._crew = crew
+    def __init__(self, group: Group, base: Base) -> None:
+        self._group = group
         self._base = base
-        self._begun = crew.wire.now()
-        self._lost = crew.view.server
-        crew.unheard.clear()
+        self._begun = group.wire.now()
+        self._lost = group.view.server
+        group.unheard.clear()
         self._ballot: _Ballot | None = None
         self._next_try = self._begun
         self._promised_at = self._begun
-        self._highest = crew.promised
+        self._highest = group.promised
         self._followed: tuple[float, View] | None = None
 
     def run(self) -> View:
@@ -116,86 +116,86 @@ class Election:
             If the call is over, and this rank has its result.
             Also if the call is over, and this rank has no result.
         """
-        crew = self._crew
-        backoff = Backoff(crew.wire.sleep)
+        group = self._group
+        backoff = Backoff(group.wire.sleep)
         while True:
             something = False
-            for sender, kind, parts in crew.poll():
+            for sender, kind, parts in group.poll():
                 something = True
                 view = self._take_in(sender, kind, parts)
                 if view is not None:
                     return view
-            if not crew.is_member:  # it was excluded without having heard of it
-                return crew.view
+            if not group.is_member:  # it was excluded without having heard of it
+                return group.view
             view = self._coordinate() or self._give_in()
             if view is not None:
                 return view
-            if crew.wire.now() - self._begun > 4.0 * crew.timing.election:
+            if group.wire.now() - self._begun > 4.0 * group.timing.election:
                 raise self._cut_off()
             if something:
                 backoff.reset()
             backoff.wait()
 
     def _take_in(self, sender: int, kind: Kind, parts: list[np.ndarray]) -> View | None:
-        crew, ballot = self._crew, self._ballot
+        group, ballot = self._group, self._ballot
         if kind is Kind.VIEW:
-            return crew.accept(parts)
+            return group.accept(parts)
         if kind is Kind.PREPARE:
-            if answer(crew, sender, parts, self._base, lambda: True):
-                self._promised_at = crew.wire.now()
+            if answer(group, sender, parts, self._base, lambda: True):
+                self._promised_at = group.wire.now()
         elif kind is Kind.PROMISE:
-            number, reign, version = parts[0].tolist()
+            number, term, version = parts[0].tolist()
             theirs = View.from_numbers(parts[1])
-            crew.dead.update(parts[2].tolist())
-            if theirs.key > crew.view.key:
-                crew.adopt(theirs)
+            group.dead.update(parts[2].tolist())
+            if theirs.key > group.view.key:
+                group.adopt(theirs)
             if ballot is not None and number == ballot.number:
-                ballot.bases[sender] = Base(reign, version)
+                ballot.bases[sender] = Base(term, version)
         elif kind is Kind.REFUSE:
             number, promised = parts[0].tolist()
             self._highest = max(self._highest, promised)
             theirs = View.from_numbers(parts[1])
-            if theirs.key > crew.view.key:
-                crew.adopt(theirs)
+            if theirs.key > group.view.key:
+                group.adopt(theirs)
             if promised < number:
-                self._followed = crew.wire.now(), theirs
+                self._followed = group.wire.now(), theirs
             if ballot is not None and number == ballot.number:
                 ballot.refused = True
         elif kind in (Kind.RELEASE, Kind.OVER):
             if self._base.is_final:
                 raise Settled
             if kind is Kind.OVER:
-                raise ended_without(crew.rank)
+                raise ended_without(group.rank)
         return None
 
     def _coordinate(self) -> View | None:
         """Hold a vote if that is this rank's part. Return the view that comes of it, once it does."""
-        crew, ballot = self._crew, self._ballot
-        now = crew.wire.now()
-        patience = crew.timing.silence
-        if ballot is not None and crew.promised > ballot.number:
+        group, ballot = self._group, self._ballot
+        now = group.wire.now()
+        patience = group.timing.silence
+        if ballot is not None and group.promised > ballot.number:
             ballot = self._ballot = None  # somebody else's is later
-        if ballot is None and crew.promised > crew.view.reign:
+        if ballot is None and group.promised > group.view.term:
             # It has the time that it may take before this rank tries for itself.
-            others = crew.promised % crew.wire.size
-            if others not in crew.dead and now < self._promised_at + _PATIENCE_WITH_OTHERS * patience:
+            others = group.promised % group.wire.size
+            if others not in group.dead and now < self._promised_at + _PATIENCE_WITH_OTHERS * patience:
                 return None
-        electorate = set(crew.view.members) - {self._lost, crew.rank} - crew.dead
+        electorate = set(group.view.members) - {self._lost, group.rank} - group.dead
         if ballot is None:
-            lower = sum(1 for rank in electorate if rank < crew.rank)
+            lower = sum(1 for rank in electorate if rank < group.rank)
             # Each rank below this one has its time to begin.
             if now >= self._next_try and now >= self._begun + lower * patience / 2.0:
                 self._begin(now)
             return None
         if ballot.refused:
             self._drop(ballot)
-            self._next_try = now + _RETRY_SHARE * patience * (1.0 + crew.rank / crew.wire.size)
+            self._next_try = now + _RETRY_SHARE * patience * (1.0 + group.rank / group.wire.size)
             return None
         complete = electorate <= ballot.bases.keys()
         if not complete and now - ballot.begun < patience:
             return None
-        present = {*ballot.bases, crew.rank}
-        if may_elect(crew.view, present, crew.dead, crew.hosts):
+        present = {*ballot.bases, group.rank}
+        if may_elect(group.view, present, group.dead, group.hosts):
             return self._decide(ballot)
         if complete:  # nobody else is left to answer
             raise self._cut_off()
@@ -206,57 +206,57 @@ class Election:
     def _drop(self, ballot: _Ballot) -> None:
         """Give up a vote, and what this rank promised itself with it: nobody else can end it."""
         self._ballot = None
-        if self._crew.promised == ballot.number:
-            self._crew.promised = ballot.promised
+        if self._group.promised == ballot.number:
+            self._group.promised = ballot.promised
 
     def _give_in(self) -> View | None:
         """Return the view of those who refuse because they hear their server, after some time."""
-        crew = self._crew
-        now, patience = crew.wire.now(), crew.timing.silence
+        group = self._group
+        now, patience = group.wire.now(), group.timing.silence
         if self._followed is None or self._ballot is not None:
             return None
         heard, view = self._followed
         if now - heard > _FRESH_SHARE * patience or now - self._begun < _PATIENCE_WITH_REFUSALS * patience:
             return None
-        if view.reign < crew.promised or view.key < crew.view.key:
+        if view.term < group.promised or view.key < group.view.key:
             return None
-        crew.adopt(view)
+        group.adopt(view)
         return view
 
     def _begin(self, now: float) -> None:
-        crew = self._crew
-        size = crew.wire.size
-        highest = max(self._highest, crew.promised, crew.view.reign, crew.tried)
-        number = (highest // size + 1) * size + crew.rank  # no other rank has this one
-        self._ballot = _Ballot(number, now, crew.promised)
-        crew.promised = crew.tried = number
+        group = self._group
+        size = group.wire.size
+        highest = max(self._highest, group.promised, group.view.term, group.tried)
+        number = (highest // size + 1) * size + group.rank  # no other rank has this one
+        self._ballot = _Ballot(number, now, group.promised)
+        group.promised = group.tried = number
         head = np.array([number], np.int64)
-        dead = np.array(sorted(crew.dead), np.int64)
-        for rank in set(crew.view.members) - {crew.rank}:
-            crew.send(rank, Kind.PREPARE, head, dead)
+        dead = np.array(sorted(group.dead), np.int64)
+        for rank in set(group.view.members) - {group.rank}:
+            group.send(rank, Kind.PREPARE, head, dead)
 
     def _decide(self, ballot: _Ballot) -> View:
-        crew = self._crew
+        group = self._group
         # Who died since it answered has nothing any more.
-        living = {rank: base for rank, base in ballot.bases.items() if rank not in crew.dead}
+        living = {rank: base for rank, base in ballot.bases.items() if rank not in group.dead}
         # Who was excluded before has maps under leases that were taken back.
-        living = {rank: base for rank, base in living.items() if rank in crew.view.members}
-        bases = {**living, crew.rank: self._base}
+        living = {rank: base for rank, base in living.items() if rank in group.view.members}
+        bases = {**living, group.rank: self._base}
         best = max(bases.values())
         # Who has no base cannot go on with those that have one, but it may join them.
         members = sorted(rank for rank, base in bases.items() if base.is_some == best.is_some)
         server = min(rank for rank in members if bases[rank] == best)
         view = View(ballot.number, 0, server, tuple(members))
-        others = {*crew.view.members, *ballot.bases} - set(members)
-        crew.announce(view, *others)
+        others = {*group.view.members, *ballot.bases} - set(members)
+        group.announce(view, *others)
         return view
 
     def _cut_off(self) -> CutOffError:
-        crew = self._crew
-        gone = confirmed(crew.dead, [crew.rank], crew.hosts)
+        group = self._group
+        gone = confirmed(group.dead, [group.rank], group.hosts)
         return CutOffError(
-            f"Rank {crew.rank} lost the server, rank {self._lost}, and too few of the ranks "
-            f"{', '.join(map(str, crew.view.members))} answer to go on without the others "
+            f"Rank {group.rank} lost the server, rank {self._lost}, and too few of the ranks "
+            f"{', '.join(map(str, group.view.members))} answer to go on without the others "
             f"(died: {', '.join(map(str, sorted(gone))) or 'none for sure'}): the network may be cut, and "
             "the other side may go on. Start the job again, best with `python -m dist_classicrl launch`: it "
             "goes on from the last checkpoint."
@@ -271,24 +271,24 @@ def ended_without(rank: int) -> CutOffError:
 
 
 def answer(
-    crew: Crew, sender: int, parts: list[np.ndarray], base: Base, has_lost_server: Callable[[], bool]
+    group: Group, sender: int, parts: list[np.ndarray], base: Base, has_lost_server: Callable[[], bool]
 ) -> bool:
     """Answer the PREPARE of `sender`, and return whether this rank has promised to follow it."""
     number = int(parts[0][0])
     dead = set(parts[1].tolist())
-    crew.dead.update(dead & set(crew.view.members) - {crew.rank})
-    no_server = sender == crew.view.server or crew.view.server in crew.dead
-    is_due = sender in crew.view.members and (no_server or has_lost_server())
-    if number <= crew.promised or not is_due:
-        numbers = np.array([number, crew.promised], np.int64)
-        crew.send(sender, Kind.REFUSE, numbers, crew.view.to_numbers())
+    group.dead.update(dead & set(group.view.members) - {group.rank})
+    no_server = sender == group.view.server or group.view.server in group.dead
+    is_due = sender in group.view.members and (no_server or has_lost_server())
+    if number <= group.promised or not is_due:
+        numbers = np.array([number, group.promised], np.int64)
+        group.send(sender, Kind.REFUSE, numbers, group.view.to_numbers())
         return False
-    crew.promised = number
-    crew.send(
+    group.promised = number
+    group.send(
         sender,
         Kind.PROMISE,
-        np.array([number, base.reign, base.version], np.int64),
-        crew.view.to_numbers(),
-        np.array(sorted(crew.dead), np.int64),
+        np.array([number, base.term, base.version], np.int64),
+        group.view.to_numbers(),
+        np.array(sorted(group.dead), np.int64),
     )
     return True

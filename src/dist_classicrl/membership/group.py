@@ -31,9 +31,9 @@ itself by then if it does not hear them either."""
 _CONTROL_TAG = 1
 _FIRST_TAG = 64
 _HOST_BYTES = 64  # as many as Linux allows
-# Of the tags of one reign. What comes late for an admission must not be met by a later one.
+# Of the tags of one term. What comes late for an admission must not be met by a later one.
 _ADMISSIONS = 4096
-_REIGNS = 8191
+_TERMS = 8191
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Timing:
         return ELECTION_SHARE * self.silence
 
 
-class Crew:
+class Group:
     """The ranks of a communicator, through all calls of `train` over it.
 
     Parameters
@@ -80,13 +80,13 @@ class Crew:
     call : int
         How many calls of `train` this rank has begun.
     promised : int
-        The highest reign that this rank has promised to follow, or follows.
+        The highest term that this rank has promised to follow, or follows.
     record : Record
         What happened to the ranks in this call.
     unheard : list of View
         Earlier ones that this rank announced as a server, as long as the others may know nothing newer.
     tried : int
-        The highest reign for which this rank has held a vote.
+        The highest term for which this rank has held a vote.
     joins : int
         How often this rank has had to ask to take part.
     """
@@ -100,7 +100,7 @@ class Crew:
         self.call = 0
         self.promised = 0
         self.timing = Timing(1.0, 30.0, 600.0)
-        self.is_guest = False
+        self.is_replacement = False
         self.record = Record()
         self.unheard: list[View] = []
         self.tried = 0
@@ -125,12 +125,12 @@ class Crew:
         return self.hosts[rank if rank < len(self.hosts) else self.rank]
 
     @classmethod
-    def of_guest(cls, wire: Wire, rank: int, view: View, timing: Timing) -> Crew:
-        """Return the crew of a process that was started to replace a rank: it knows the server alone."""
+    def of_replacement(cls, wire: Wire, rank: int, view: View, timing: Timing) -> Group:
+        """Return the group of a process that was started to replace a rank: it knows the server alone."""
         wire.rank = rank
-        crew = cls(wire, [])
-        crew.view, crew.timing, crew.is_guest = view, timing, True
-        return crew
+        group = cls(wire, [])
+        group.view, group.timing, group.is_replacement = view, timing, True
+        return group
 
     def begin_call(self, timing: Timing) -> None:
         """Open the control links for another call of `train`."""
@@ -150,8 +150,8 @@ class Crew:
         self._links.clear()
 
     def tag(self, purpose: int, admission: int = 0) -> int:
-        """Return the tag of this call's messages for one purpose: the setup, or an admission of a reign."""
-        number = (self.call * _REIGNS + purpose) * _ADMISSIONS + admission % _ADMISSIONS
+        """Return the tag of this call's messages for one purpose: the setup, or an admission of a term."""
+        number = (self.call * _TERMS + purpose) * _ADMISSIONS + admission % _ADMISSIONS
         return _FIRST_TAG + number % (self.wire.tag_limit - _FIRST_TAG)
 
     def send(self, peer: int, kind: Kind, *parts: np.ndarray) -> None:
@@ -169,7 +169,7 @@ class Crew:
     def accept(self, parts: list[np.ndarray]) -> View | None:
         """Adopt the view of a VIEW message if this rank has promised nobody newer. Return it in that case."""
         view = View.from_numbers(parts[0])
-        if view.reign < self.promised or view.key <= self.view.key:
+        if view.term < self.promised or view.key <= self.view.key:
             return None
         self.adopt(view)
         self.unheard.clear()
@@ -184,7 +184,7 @@ class Crew:
     def adopt(self, view: View) -> None:
         """Take `view` as the newest."""
         self.view = view
-        self.promised = max(self.promised, view.reign)
+        self.promised = max(self.promised, view.term)
 
     def withdraw(self) -> None:
         """Take back promises to follow somebody newer than the server of the view.
@@ -192,7 +192,7 @@ class Crew:
         The others hear that server, or have excluded this rank: nothing came of those votes, or this rank's
         promise did not count in them.
         """
-        self.promised = self.view.reign
+        self.promised = self.view.term
 
     def look(self) -> bool:
         """Whether it is time for somebody who has work to `poll`."""
@@ -242,8 +242,8 @@ class Crew:
             link.close()
 
 
-def crew_of(comm: Any, timeout: float) -> Crew:
-    """Return the crew of a communicator, which all of its ranks make together the first time.
+def group_of(comm: Any, timeout: float) -> Group:
+    """Return the group of a communicator, which all of its ranks make together the first time.
 
     This is the one place where all ranks have to be alive.
 
@@ -268,15 +268,15 @@ def crew_of(comm: Any, timeout: float) -> Crew:
     hosts = np.zeros((wire.size, _HOST_BYTES), np.uint8)
     request = own.Iallgather(_host_bytes(), hosts)
     finish(comm, request, timeout, "all ranks to tell their hosts", _REMEDY, own, hosts)
-    crew = Crew(wire, [name.tobytes().rstrip(b"\0").decode(errors="replace") for name in hosts])
-    comm.Set_attr(_key, crew)
-    return crew
+    group = Group(wire, [name.tobytes().rstrip(b"\0").decode(errors="replace") for name in hosts])
+    comm.Set_attr(_key, group)
+    return group
 
 
 def serving_rank(comm: Any) -> int:
     """Return which rank of a communicator serves, or will."""
-    crew = None if _key is None else comm.Get_attr(_key)
-    return 0 if crew is None else crew.view.server
+    group = None if _key is None else comm.Get_attr(_key)
+    return 0 if group is None else group.view.server
 
 
 _key: int | None = None

@@ -26,16 +26,16 @@ from dist_classicrl.errors import (
     RemoteRankError,
 )
 from dist_classicrl.membership.election import Base, Deposed, Election, answer
-from dist_classicrl.membership.group import Crew
+from dist_classicrl.membership.group import Group
 from dist_classicrl.membership.view import View, may_serve
 
 
 class Setup:
-    """Steps that the members of a crew make together, each within `timeout` seconds.
+    """Steps that the members of a group make together, each within `timeout` seconds.
 
     Parameters
     ----------
-    crew : Crew
+    group : Group
         This rank is in its view.
     timeout : float
 
@@ -47,23 +47,23 @@ class Setup:
         Whether this rank is the one that gathers, and serves afterwards.
     head : int
         The rank that does.
-    reign : int
+    term : int
         Its number.
     """
 
-    def __init__(self, crew: Crew, timeout: float) -> None:
-        self._crew = crew
+    def __init__(self, group: Group, timeout: float) -> None:
+        self._group = group
         self._timeout = timeout
         self._step = 0
-        view = crew.view
-        self.rank = crew.rank
+        view = group.view
+        self.rank = group.rank
         self.members = view.members
-        self.is_head = crew.is_server
+        self.is_head = group.is_server
         self.head = view.server
-        self.reign = view.reign
-        tag = crew.tag(view.reign, 0)
+        self.term = view.term
+        tag = group.tag(view.term, 0)
         peers = view.workers if self.is_head else [view.server]
-        self._channels = {peer: crew.wire.channel(peer, tag) for peer in peers}
+        self._channels = {peer: group.wire.channel(peer, tag) for peer in peers}
 
     def gather_numbers(self, numbers: list[int], what: str) -> np.ndarray:
         """Return every member's `numbers`, int64 of shape (members, len(numbers))."""
@@ -80,7 +80,7 @@ class Setup:
         everything = {self.rank: own}
         for rank in self._channels:
             everything[rank] = self._await(rank, Kind.GATHER, what)[0]
-        self._crew.unheard.clear()
+        self._group.unheard.clear()
         parts = [everything[rank] for rank in self.members]
         self._tell_all(parts)
         return parts
@@ -92,14 +92,14 @@ class Setup:
 
     def _await(self, peer: int, kind: Kind, what: str) -> list[np.ndarray]:
         """Wait for the next message of `peer`, of this step, and return its parts."""
-        crew, channel = self._crew, self._channels[peer]
-        backoff = Backoff(crew.wire.sleep)
-        deadline = crew.wire.now() + self._timeout
+        group, channel = self._group, self._channels[peer]
+        backoff = Backoff(group.wire.sleep)
+        deadline = group.wire.now() + self._timeout
         while (message := channel.poll()) is None:
             self._look_around(channel)
             for other in self._channels.values():
                 other.reap()
-            if crew.wire.now() > deadline:
+            if group.wire.now() > deadline:
                 raise RankTimeoutError(
                     f"Waited {self._timeout:g} s for {what}; rank {peer} is missing. If that can take "
                     "longer, raise timeout=; else look for a rank that hangs."
@@ -121,43 +121,45 @@ class Setup:
         Deposed
             If the setup has to start again, with other members.
         """
-        crew = self._crew
-        for sender, kind, parts in crew.poll():
+        group = self._group
+        for sender, kind, parts in group.poll():
             if kind is Kind.VIEW:
-                view = crew.accept(parts)
+                view = group.accept(parts)
                 # The head itself may have got to the training, and tell of a loss there.
-                if view is not None and (view.reign > self.reign or self.rank not in view.members):
+                if view is not None and (view.term > self.term or self.rank not in view.members):
                     raise Deposed(view)
             elif kind is Kind.PREPARE:
-                if answer(crew, sender, parts, Base(), lambda: not self.is_head and channel.lost is not None):
-                    raise Deposed(Election(crew, Base()).run())
+                if answer(
+                    group, sender, parts, Base(), lambda: not self.is_head and channel.lost is not None
+                ):
+                    raise Deposed(Election(group, Base()).run())
         if self.is_head:
-            lost = {*crew.dead, *(rank for rank, link in self._channels.items() if link.lost is not None)}
-            lost.intersection_update(crew.view.members)
+            lost = {*group.dead, *(rank for rank, link in self._channels.items() if link.lost is not None)}
+            lost.intersection_update(group.view.members)
             if lost:
                 self._go_on_without(lost)
-        elif channel.lost is not None or self.head in crew.dead:
-            crew.note_death(self.head, channel.lost or "its control link failed")
-            raise Deposed(Election(crew, Base()).run())
+        elif channel.lost is not None or self.head in group.dead:
+            group.note_death(self.head, channel.lost or "its control link failed")
+            raise Deposed(Election(group, Base()).run())
 
     def _go_on_without(self, lost: set[int]) -> NoReturn:
-        crew = self._crew
-        crew.dead.update(lost)
-        members = tuple(rank for rank in crew.view.members if rank not in lost)
+        group = self._group
+        group.dead.update(lost)
+        members = tuple(rank for rank in group.view.members if rank not in lost)
         # MPI gives up the ranks of a host that is cut off one by one.
-        views = [*crew.unheard, crew.view]
-        if not all(may_serve(view, members, crew.dead, crew.hosts) for view in views):
+        views = [*group.unheard, group.view]
+        if not all(may_serve(view, members, group.dead, group.hosts) for view in views):
             raise CutOffError(
                 f"The ranks {', '.join(map(str, sorted(lost)))} are gone, with their hosts, before training "
                 "began: the network may be cut. Start the job again, best with `python -m dist_classicrl "
                 "launch`."
             )
-        reign = crew.view.reign + crew.wire.size  # still this rank's
-        view = View(reign, 0, crew.rank, members)
+        term = group.view.term + group.wire.size  # still this rank's
+        view = View(term, 0, group.rank, members)
         for rank in sorted(lost):
-            crew.record.add("excluded", rank, 0.0, detail="before training began")
-        crew.unheard = views
-        crew.announce(view)
+            group.record.add("excluded", rank, 0.0, detail="before training began")
+        group.unheard = views
+        group.announce(view)
         raise Deposed(view)
 
     def agree(
@@ -226,7 +228,7 @@ class Setup:
 
         `compile_all` is called with whether it is that rank's turn, which compiles for the others too.
         """
-        hosts = self._crew.hosts
+        hosts = self._group.hosts
         first = min(rank for rank in self.members if hosts[rank] == hosts[self.rank])
         if first == self.rank:
             compile_all(True)

@@ -30,7 +30,7 @@ def say_beat(channels: Iterable[Channel], message: np.ndarray, interval: float, 
             channel.send(message)
 
 
-class Pulse:
+class Heartbeat:
     """Sends a sign of life on each of some channels on which nothing was sent for `interval` seconds.
 
     It carries the main loop's progress, so that a loop that hangs does not pass for one that works.
@@ -59,9 +59,9 @@ class Pulse:
         self._channels = channels
         self._message = message
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="dist_classicrl pulse", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="dist_classicrl heartbeat", daemon=True)
 
-    def __enter__(self) -> Pulse:
+    def __enter__(self) -> Heartbeat:
         self._thread.start()
         return self
 

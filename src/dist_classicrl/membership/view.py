@@ -14,17 +14,17 @@ class View:
 
     Attributes
     ----------
-    reign : int
+    term : int
         Of this server: a later one has a higher number, and no two servers ever have the same.
     revision : int
-        Changes of the membership within the reign.
+        Changes of the membership within the term.
     server : int
         Rank.
     members : tuple of int
         Ranks in ascending order, the server's included.
     """
 
-    reign: int
+    term: int
     revision: int
     server: int
     members: tuple[int, ...]
@@ -32,7 +32,7 @@ class View:
     @property
     def key(self) -> tuple[int, int]:
         """What orders views in time."""
-        return self.reign, self.revision
+        return self.term, self.revision
 
     @property
     def workers(self) -> list[int]:
@@ -41,13 +41,13 @@ class View:
 
     def to_numbers(self) -> np.ndarray:
         """Return the view for a message, int64."""
-        return np.array([self.reign, self.revision, self.server, *self.members], np.int64)
+        return np.array([self.term, self.revision, self.server, *self.members], np.int64)
 
     @classmethod
     def from_numbers(cls, numbers: np.ndarray) -> View:
         """Return the view that `to_numbers` described."""
-        reign, revision, server, *members = numbers.tolist()
-        return cls(reign, revision, server, tuple(members))
+        term, revision, server, *members = numbers.tolist()
+        return cls(term, revision, server, tuple(members))
 
 
 def confirmed(dead: Collection[int], present: Collection[int], hosts: Sequence[str]) -> set[int]:

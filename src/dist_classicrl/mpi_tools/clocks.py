@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl.comm import messages
-from dist_classicrl.comm.rooted import Star
+from dist_classicrl.comm.rooted import RootedCollectives
 from dist_classicrl.comm.spin import spin
 
 _ROUNDS = 20
@@ -39,49 +39,49 @@ class ClockOffset:
         return asdict(self)
 
 
-def compare_clocks(comm: Any, star: Star) -> list[ClockOffset]:
+def compare_clocks(comm: Any, rooted: RootedCollectives) -> list[ClockOffset]:
     """Compare every rank's clock with that of rank 0, which gets the result. Every rank calls it.
 
     Parameters
     ----------
     comm : mpi4py.MPI.Comm
-        Used by the caller alone, and that which `star` is over.
-    star : Star
+        Used by the caller alone, and that which `rooted` is over.
+    rooted : RootedCollectives
 
     Raises
     ------
     RankLostError, RankTimeoutError, RemoteRankError
-        See `Star.receive`.
+        See `RootedCollectives.receive`.
     """
-    with star.operation():
-        if star.rank:
-            star.receive([0], _WHAT)
-            _answer(comm, star)
+    with rooted.operation():
+        if rooted.rank:
+            rooted.receive([0], _WHAT)
+            _answer(comm, rooted)
             return []
         found = []
-        for rank in star.others:
-            star.send([rank], messages.text({}))
-            found.append(_ask(comm, star, rank))
-            star.beat()
+        for rank in rooted.others:
+            rooted.send([rank], messages.text({}))
+            found.append(_ask(comm, rooted, rank))
+            rooted.beat()
         return found
 
 
-def _ask(comm: Any, star: Star, rank: int) -> ClockOffset:
+def _ask(comm: Any, rooted: RootedCollectives, rank: int) -> ClockOffset:
     trips = []
     question, answer = np.zeros(1), np.zeros(1)
     for _ in range(_ROUNDS):
         sent = time.time()
-        spin(comm, star, comm.Isend(question, rank, _TAG), _WHAT, question)
-        spin(comm, star, comm.Irecv(answer, rank, _TAG), _WHAT, answer)
+        spin(comm, rooted, comm.Isend(question, rank, _TAG), _WHAT, question)
+        spin(comm, rooted, comm.Irecv(answer, rank, _TAG), _WHAT, answer)
         received = time.time()
         trips.append((received - sent, float(answer[0]) - 0.5 * (sent + received)))
     seconds, offset = min(trips)
     return ClockOffset(rank, offset, 0.5 * seconds)
 
 
-def _answer(comm: Any, star: Star) -> None:
+def _answer(comm: Any, rooted: RootedCollectives) -> None:
     question, answer = np.zeros(1), np.zeros(1)
     for _ in range(_ROUNDS):
-        spin(comm, star, comm.Irecv(question, 0, _TAG), _WHAT, question)
+        spin(comm, rooted, comm.Irecv(question, 0, _TAG), _WHAT, question)
         answer[0] = time.time()
-        spin(comm, star, comm.Isend(answer, 0, _TAG), _WHAT, answer)
+        spin(comm, rooted, comm.Isend(answer, 0, _TAG), _WHAT, answer)

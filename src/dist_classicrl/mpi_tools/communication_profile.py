@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl.comm import messages
-from dist_classicrl.comm.rooted import Star
+from dist_classicrl.comm.rooted import RootedCollectives
 from dist_classicrl.comm.spin import spin
 
 COLLECTIVES = ("barrier", "bcast", "allreduce", "gather", "allgather")
@@ -101,7 +101,7 @@ class CommunicationProfile:
 
 def measure(
     comm: Any,
-    star: Star,
+    rooted: RootedCollectives,
     sizes: Sequence[int],
     iterations: int,
     seconds_each: float | None = None,
@@ -114,8 +114,8 @@ def measure(
     Parameters
     ----------
     comm : mpi4py.MPI.Comm
-        Used by the caller alone, and that which `star` is over.
-    star : Star
+        Used by the caller alone, and that which `rooted` is over.
+    rooted : RootedCollectives
     sizes : sequence of int
         Bytes.
     iterations : int
@@ -132,26 +132,26 @@ def measure(
     Raises
     ------
     RankLostError, RankTimeoutError, RemoteRankError
-        See `Star.receive`.
+        See `RootedCollectives.receive`.
     """
-    with star.operation():
-        hosts = star.gather({"host": socket.gethostname()}, what=_WHAT)
-        if star.rank:
-            return _follow(comm, star)
+    with rooted.operation():
+        hosts = rooted.gather({"host": socket.gethostname()}, what=_WHAT)
+        if rooted.rank:
+            return _follow(comm, rooted)
         names = tuple(messages.from_text(parts[0])["host"] for parts in hosts)
         found = []
         begun = time.monotonic()
         for step in _plan(names, sizes, collectives, all_hosts):
             if seconds is not None and time.monotonic() - begun > seconds:
                 break
-            times = _lead(comm, star, step, iterations, seconds_each)
+            times = _lead(comm, rooted, step, iterations, seconds_each)
             same_host = len({names[rank] for rank in step.ranks}) == 1
             median = statistics.median(times)
             found.append(
                 Measurement(step.operation, step.ranks, same_host, step.size, len(times), median, min(times))
             )
         profile = CommunicationProfile(names, tuple(found))
-        star.tell({"profile": profile.to_dict()}, _WHAT)
+        rooted.tell({"profile": profile.to_dict()}, _WHAT)
         return profile
 
 
@@ -193,16 +193,18 @@ def _plan(
     return plan
 
 
-def _lead(comm: Any, star: Star, step: _Step, iterations: int, seconds_each: float | None) -> list[float]:
+def _lead(
+    comm: Any, rooted: RootedCollectives, step: _Step, iterations: int, seconds_each: float | None
+) -> list[float]:
     """Order one operation in chunks, between which those who wait are told that this rank is there."""
     partners = [rank for rank in step.ranks if rank]
-    run = _runner(comm, star, step)
+    run = _runner(comm, rooted, step)
 
     def measured(n: int) -> list[float]:
-        star.send(partners, messages.text({**asdict(step), "n": n}))
+        rooted.send(partners, messages.text({**asdict(step), "n": n}))
         own = [run(n)] if 0 in step.ranks else []
-        reports = star.receive(partners, _WHAT)
-        star.beat()
+        reports = rooted.receive(partners, _WHAT)
+        rooted.beat()
         slowest: list[float] = np.max([*own, *(parts[0] for parts in reports.values())], axis=0).tolist()
         return slowest
 
@@ -218,49 +220,51 @@ def _lead(comm: Any, star: Star, step: _Step, iterations: int, seconds_each: flo
     return times
 
 
-def _follow(comm: Any, star: Star) -> CommunicationProfile:
+def _follow(comm: Any, rooted: RootedCollectives) -> CommunicationProfile:
     runners: dict[_Step, Callable[[int], np.ndarray]] = {}
     while True:
-        order = star.tell(None, _WHAT)
+        order = rooted.tell(None, _WHAT)
         if "profile" in order:
             return CommunicationProfile.from_dict(order["profile"])
         step = _Step(order["operation"], tuple(order["ranks"]), order["size"])
         if step not in runners:
-            runners = {step: _runner(comm, star, step)}
-        star.send([0], runners[step](order["n"]))
+            runners = {step: _runner(comm, rooted, step)}
+        rooted.send([0], runners[step](order["n"]))
 
 
-def _runner(comm: Any, star: Star, step: _Step) -> Callable[[int], np.ndarray]:
+def _runner(comm: Any, rooted: RootedCollectives, step: _Step) -> Callable[[int], np.ndarray]:
     """Return a function that makes an operation so often, and returns how long each took on this rank."""
     if step.operation == POINT_TO_POINT:
-        first = star.rank == step.ranks[0]
-        return _ping_pong(comm, star, step.ranks[1] if first else step.ranks[0], first, step.size)
+        first = rooted.rank == step.ranks[0]
+        return _ping_pong(comm, rooted, step.ranks[1] if first else step.ranks[0], first, step.size)
     start, start_barrier = _starter(comm, step.operation, step.size), _starter(comm, "barrier", 0)
 
     def run(n: int) -> np.ndarray:
         seconds = np.empty(n)
         for i in range(n):
             request, *buffers = start_barrier()
-            spin(comm, star, request, _WHAT, *buffers)
+            spin(comm, rooted, request, _WHAT, *buffers)
             begun = time.perf_counter()
             request, *buffers = start()
-            spin(comm, star, request, _WHAT, *buffers)
+            spin(comm, rooted, request, _WHAT, *buffers)
             seconds[i] = time.perf_counter() - begun
         return seconds
 
     return run
 
 
-def _ping_pong(comm: Any, star: Star, peer: int, first: bool, size: int) -> Callable[[int], np.ndarray]:
+def _ping_pong(
+    comm: Any, rooted: RootedCollectives, peer: int, first: bool, size: int
+) -> Callable[[int], np.ndarray]:
     from mpi4py import MPI
 
     outgoing, incoming = np.zeros(size, np.uint8), np.empty(size, np.uint8)
 
     def send() -> None:
-        spin(comm, star, comm.Isend([outgoing, MPI.BYTE], peer, _TAG), _WHAT, outgoing)
+        spin(comm, rooted, comm.Isend([outgoing, MPI.BYTE], peer, _TAG), _WHAT, outgoing)
 
     def receive() -> None:
-        spin(comm, star, comm.Irecv([incoming, MPI.BYTE], peer, _TAG), _WHAT, incoming)
+        spin(comm, rooted, comm.Irecv([incoming, MPI.BYTE], peer, _TAG), _WHAT, incoming)
 
     def run(n: int) -> np.ndarray:
         seconds = np.zeros(n + 1)

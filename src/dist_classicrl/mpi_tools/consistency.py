@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl.comm import messages
-from dist_classicrl.comm.rooted import Star
+from dist_classicrl.comm.rooted import RootedCollectives
 from dist_classicrl.errors import SettingsError
 
 BLOCK_BYTES = 1 << 18
@@ -81,16 +81,16 @@ class Consistency:
         return "; ".join(map(str, self.differences)) or "all ranks have the same"
 
 
-def check(star: Star, array: Any, tolerance: Any) -> Consistency:
+def check(rooted: RootedCollectives, array: Any, tolerance: Any) -> Consistency:
     """Compare `array` on all ranks with that of rank 0; see `DistributedDebugger.check_data_consistency`."""
-    with star.operation():
+    with rooted.operation():
         refusal, array = _refusal(array, tolerance)
         blocks = _Blocks(array)
         about = {"refusal": refusal, "shape": list(array.shape), "dtype": array.dtype.str}
-        gathered = star.gather(about, blocks.digests(star.beat), what=_WHAT)
-        if star.rank:
-            return _follow(star, blocks, tolerance)
-        return _lead(star, blocks, gathered, tolerance)
+        gathered = rooted.gather(about, blocks.digests(rooted.beat), what=_WHAT)
+        if rooted.rank:
+            return _follow(rooted, blocks, tolerance)
+        return _lead(rooted, blocks, gathered, tolerance)
 
 
 def _refusal(array: Any, tolerance: Any) -> tuple[str, np.ndarray]:
@@ -107,41 +107,45 @@ def _refusal(array: Any, tolerance: Any) -> tuple[str, np.ndarray]:
     return "", given
 
 
-def _lead(star: Star, blocks: _Blocks, gathered: list[list[np.ndarray]], tolerance: Any) -> Consistency:
+def _lead(
+    rooted: RootedCollectives, blocks: _Blocks, gathered: list[list[np.ndarray]], tolerance: Any
+) -> Consistency:
     headers = [messages.from_text(parts[0]) for parts in gathered]
     refused = [
         f"rank {rank}: {header['refusal']}" for rank, header in enumerate(headers) if header["refusal"]
     ]
-    unlike = {rank: _unlike(rank, headers) for rank in star.others}
-    plan = {} if refused else _plan(star, gathered, [rank for rank in star.others if unlike[rank] is None])
-    star.tell({"refused": refused, "blocks": {str(rank): len(each) for rank, each in plan.items()}}, _WHAT)
+    unlike = {rank: _unlike(rank, headers) for rank in rooted.others}
+    plan = (
+        {} if refused else _plan(rooted, gathered, [rank for rank in rooted.others if unlike[rank] is None])
+    )
+    rooted.tell({"refused": refused, "blocks": {str(rank): len(each) for rank, each in plan.items()}}, _WHAT)
     if refused:
         raise SettingsError(f"{'; '.join(refused)}.")
     for number in sorted({number for each in plan.values() for number in each}):
         ranks = [rank for rank, each in plan.items() if number in each]
-        star.send(ranks, np.array([number], np.int64), blocks.block(number).view(np.uint8))
-        star.receive(ranks, _WHAT)
-    reports = star.receive(plan, _WHAT)
+        rooted.send(ranks, np.array([number], np.int64), blocks.block(number).view(np.uint8))
+        rooted.receive(ranks, _WHAT)
+    reports = rooted.receive(plan, _WHAT)
     found = {rank: messages.from_text(parts[0])["difference"] for rank, parts in reports.items()}
-    differences = [unlike[rank] or _difference(found.get(rank)) for rank in star.others]
+    differences = [unlike[rank] or _difference(found.get(rank)) for rank in rooted.others]
     consistency = Consistency(tuple(each for each in differences if each is not None))
-    star.tell({"differences": [asdict(each) for each in consistency.differences]}, _WHAT)
+    rooted.tell({"differences": [asdict(each) for each in consistency.differences]}, _WHAT)
     return consistency
 
 
-def _follow(star: Star, blocks: _Blocks, tolerance: float) -> Consistency:
-    told = star.tell(None, _WHAT)
+def _follow(rooted: RootedCollectives, blocks: _Blocks, tolerance: float) -> Consistency:
+    told = rooted.tell(None, _WHAT)
     if told["refused"]:
         raise SettingsError(f"{'; '.join(told['refused'])}.")
-    n_blocks = told["blocks"].get(str(star.rank), 0)
-    findings = _Findings(star.rank, blocks, tolerance)
+    n_blocks = told["blocks"].get(str(rooted.rank), 0)
+    findings = _Findings(rooted.rank, blocks, tolerance)
     for _ in range(n_blocks):
-        (number,), numbers = star.receive([0], _WHAT)[0]
+        (number,), numbers = rooted.receive([0], _WHAT)[0]
         findings.compare(int(number), numbers.view(blocks.dtype))
-        star.send([0])  # asks for the next block, so that no more than one is on its way
+        rooted.send([0])  # asks for the next block, so that no more than one is on its way
     if n_blocks:
-        star.send([0], messages.text({"difference": findings.report()}))
-    differences = (_difference(each) for each in star.tell(None, _WHAT)["differences"])
+        rooted.send([0], messages.text({"difference": findings.report()}))
+    differences = (_difference(each) for each in rooted.tell(None, _WHAT)["differences"])
     return Consistency(tuple(each for each in differences if each is not None))
 
 
@@ -157,9 +161,11 @@ def _unlike(rank: int, headers: list[dict[str, Any]]) -> Difference | None:
     return None
 
 
-def _plan(star: Star, gathered: list[list[np.ndarray]], ranks: list[int]) -> dict[int, set[int]]:
+def _plan(
+    rooted: RootedCollectives, gathered: list[list[np.ndarray]], ranks: list[int]
+) -> dict[int, set[int]]:
     """Return which blocks differ, by their digests, for each of `ranks` that has any."""
-    digests = [gathered[rank][1].reshape(-1, _DIGEST_BYTES) for rank in range(star.size)]
+    digests = [gathered[rank][1].reshape(-1, _DIGEST_BYTES) for rank in range(rooted.size)]
     plan = {}
     for rank in ranks:
         numbers = np.flatnonzero((digests[rank] != digests[0]).any(axis=1))

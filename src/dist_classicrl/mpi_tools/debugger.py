@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dist_classicrl.comm.collectives import own_communicator
-from dist_classicrl.comm.rooted import Star
+from dist_classicrl.comm.rooted import RootedCollectives
 from dist_classicrl.mpi_tools import communication_profile, consistency
 from dist_classicrl.mpi_tools.communication_profile import POINT_TO_POINT, Measurement
 from dist_classicrl.mpi_tools.consistency import Consistency
@@ -51,7 +51,7 @@ class DistributedDebugger:
     def __init__(self, comm: Any, *, timeout: float = 60.0) -> None:
         seconds = checked_positive("timeout", timeout)
         self._comm = own_communicator(comm, seconds, "DistributedDebugger")
-        self._star = Star(self._comm, seconds)
+        self._rooted = RootedCollectives(self._comm, seconds)
 
     def check_data_consistency(self, array: Any, tolerance: float = 1e-6) -> Consistency:
         """Compare an array on all ranks with that of rank 0.
@@ -79,7 +79,7 @@ class DistributedDebugger:
         RankTimeoutError, RankLostError, RemoteRankError
             If a rank does not take part.
         """
-        return consistency.check(self._star, array, tolerance)
+        return consistency.check(self._rooted, array, tolerance)
 
     def profile_communication(self, data_size: int = 1 << 20, iterations: int = 100) -> dict[str, Any]:
         """Measure latency and bandwidth of messages and of collective operations.
@@ -111,7 +111,7 @@ class DistributedDebugger:
         size = checked_whole("data_size", data_size, 1)
         iterations = checked_whole("iterations", iterations, 1)
         sizes = sorted({LEAST_BYTES, size})
-        profile = communication_profile.measure(self._comm, self._star, sizes, iterations)
+        profile = communication_profile.measure(self._comm, self._rooted, sizes, iterations)
         pairs: dict[tuple[int, ...], dict[str, Any]] = {}
         collective: dict[str, dict[str, Any]] = {}
         for found in profile.measurements:
@@ -130,7 +130,7 @@ class DistributedDebugger:
 
     def close(self) -> None:
         """Stop listening; every rank should close its own."""
-        self._star.close()
+        self._rooted.close()
 
     def __enter__(self) -> DistributedDebugger:
         return self

@@ -46,29 +46,29 @@ class PushWindow:
 
     Attributes
     ----------
-    reign : int
+    term : int
         Of the server whose refreshes come now.
     base : (int, int)
-        Reign and version of the worker's base.
-    books : tuple of ndarray or None
+        Term and version of the worker's base.
+    handover : tuple of ndarray or None
         What came with the refresh that made the base; None before the first.
     last_sequence : int
         Number of the last push.
     """
 
-    def __init__(self, table: LocalTable, size: int, version: int, reign: int = 0) -> None:
+    def __init__(self, table: LocalTable, size: int, version: int, term: int = 0) -> None:
         self._table = table
         self._size = size
-        self.reign = reign
-        self.base = (reign, version)
-        self.books: tuple[np.ndarray, np.ndarray] | None = None
+        self.term = term
+        self.base = (term, version)
+        self.handover: tuple[np.ndarray, np.ndarray] | None = None
         self.last_sequence = 0
         self._received = 0
         self._kept: deque[Pushed] = deque()
 
     @property
     def version(self) -> int:
-        """Version of the base within its reign."""
+        """Version of the base within its term."""
         return self.base[1]
 
     @property
@@ -125,11 +125,11 @@ class PushWindow:
         self._received = max(self._received, applied)
 
     def refresh(
-        self, refresh: Refresh, included: int, books: tuple[np.ndarray, np.ndarray] | None = None
+        self, refresh: Refresh, included: int, handover: tuple[np.ndarray, np.ndarray] | None = None
     ) -> bool:
         """Re-base on `refresh`, and return whether it was news.
 
-        Its state includes this worker's pushes up to `included`, and `books` say what else.
+        Its state includes this worker's pushes up to `included`, and `handover` say what else.
 
         Raises
         ------
@@ -137,10 +137,10 @@ class PushWindow:
             If the refresh starts from a version that this worker never had.
         """
         self.receipt(included)
-        key = (self.reign, refresh.version)
+        key = (self.term, refresh.version)
         if key <= self.base:
             return False
-        if refresh.since >= 0 and (self.base[0] != self.reign or refresh.since > self.version):
+        if refresh.since >= 0 and (self.base[0] != self.term or refresh.since > self.version):
             raise ProtocolError(
                 f"A refresh from version {refresh.since} to {refresh.version} came to a base of version "
                 f"{self.version}."
@@ -149,20 +149,20 @@ class PushWindow:
             self._kept.popleft()
         self._table.rebase(refresh, self.pending)
         self.base = key
-        self.books = books
+        self.handover = handover
         return True
 
     def known_version(self, sequence: int) -> int:
         """Return the version that the server has when it gets push `sequence`, if the others push nothing.
 
-        -1 if the base is of an earlier reign.
+        -1 if the base is of an earlier term.
         """
         own = sum(pushed.sequence < sequence for pushed in self._kept)
-        return self.version + own if self.base[0] == self.reign else -1
+        return self.version + own if self.base[0] == self.term else -1
 
-    def enter(self, reign: int) -> None:
+    def enter(self, term: int) -> None:
         """Follow a new server, which has all that is kept: its receipts count."""
-        self.reign = reign
+        self.term = term
 
     def base_counts(self) -> np.ndarray:
         """Return the visits that the base contains, int64 of shape (S * A,)."""
@@ -171,10 +171,10 @@ class PushWindow:
             counts[pushed.packed.entries] -= pushed.packed.visits
         return counts
 
-    def give_up(self, sequence: int, reign: int) -> None:
+    def give_up(self, sequence: int, term: int) -> None:
         """Forget all that the base does not include, and go on after this worker's push `sequence`."""
         counts = self.base_counts()
         self._kept.clear()
         self._table.load(self._table.base.copy(), counts)
         self.last_sequence = self._received = sequence
-        self.reign = reign
+        self.term = term

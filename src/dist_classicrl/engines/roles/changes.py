@@ -15,7 +15,7 @@ from dist_classicrl.engines.roles.server_base import FIRST_ADMISSION
 from dist_classicrl.engines.roles.worker_base import ServerLost
 from dist_classicrl.errors import CutOffError
 from dist_classicrl.membership.election import Base, Deposed, Election, Settled, answer, ended_without
-from dist_classicrl.membership.group import Crew
+from dist_classicrl.membership.group import Group
 from dist_classicrl.membership.view import View
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ Result = TypeVar("Result", covariant=True)
 class Part(Protocol, Generic[Result]):
     """What a rank does in one mode of training, whatever its role."""
 
-    crew: Crew
+    group: Group
 
     @property
     def base(self) -> Base:
@@ -83,21 +83,21 @@ def take_part(part: Part[Result]) -> Result:
     CutOffError
         If too few ranks are heard to go on, or the run ended without this rank.
     """
-    crew = part.crew
+    group = part.group
     while True:
         try:
-            return part.serve() if crew.is_server else part.work()
+            return part.serve() if group.is_server else part.work()
         except ServerLost:
             part.step_down()
-            lost = crew.view
-            logger.debug("Rank %d lost the server, rank %d.", crew.rank, lost.server)
+            lost = group.view
+            logger.debug("Rank %d lost the server, rank %d.", group.rank, lost.server)
             try:
-                view = Election(crew, part.base).run()
+                view = Election(group, part.base).run()
             except Settled:
                 part.release()
                 return part.work()
-            if view.reign == lost.reign:  # the others still hear it
-                part.begin_anew(join(crew))
+            if view.term == lost.term:  # the others still hear it
+                part.begin_anew(join(group))
                 continue
         except Deposed as deposed:
             part.step_down()
@@ -107,15 +107,15 @@ def take_part(part: Part[Result]) -> Result:
 
 def enter(part: Part[Any], view: View) -> None:
     """Take the role that a new view gives this rank."""
-    if part.crew.rank not in view.members:
-        part.begin_anew(join(part.crew))
-    elif view.server == part.crew.rank:
+    if part.group.rank not in view.members:
+        part.begin_anew(join(part.group))
+    elif view.server == part.group.rank:
         part.take_over()
     else:
         part.hand_in(FIRST_ADMISSION)
 
 
-def join(crew: Crew) -> Entry:
+def join(group: Group) -> Entry:
     """Ask to take part in the run that goes on without this rank.
 
     Raises
@@ -123,37 +123,37 @@ def join(crew: Crew) -> Entry:
     CutOffError
         If nobody answers, or the run is over.
     """
-    wire = crew.wire
-    crew.withdraw()
+    wire = group.wire
+    group.withdraw()
     backoff = Backoff(wire.sleep)
-    end = wire.now() + 2.0 * crew.timing.election
+    end = wire.now() + 2.0 * group.timing.election
     asked = -1e9
-    crew.joins += 1
+    group.joins += 1
     while wire.now() < end:
-        if wire.now() - asked > _ASK_SHARE * crew.timing.silence:
-            server = crew.view.server
+        if wire.now() - asked > _ASK_SHARE * group.timing.silence:
+            server = group.view.server
             # Who serves in place of one that died may be anybody, and does not know of this rank.
-            lost = server in crew.dead or wire.now() > end - crew.timing.election
+            lost = server in group.dead or wire.now() > end - group.timing.election
             for peer in range(wire.size) if lost else [server]:
-                crew.send(peer, Kind.JOIN, np.array([crew.joins], np.int64))
+                group.send(peer, Kind.JOIN, np.array([group.joins], np.int64))
             asked = wire.now()
-        for sender, kind, parts in crew.poll():
+        for sender, kind, parts in group.poll():
             if kind is Kind.WELCOME:
                 view = View.from_numbers(parts[1])
-                if view.reign >= crew.promised:
-                    crew.adopt(view)
+                if view.term >= group.promised:
+                    group.adopt(view)
                     admission, sequence = parts[0].tolist()
-                    channel = wire.channel(view.server, crew.tag(view.reign, admission))
+                    channel = wire.channel(view.server, group.tag(view.term, admission))
                     return Entry(channel, sequence, messages.from_text(parts[2]))
-            elif kind is Kind.VIEW and crew.accept(parts) is not None:
+            elif kind is Kind.VIEW and group.accept(parts) is not None:
                 asked = -1e9
-                end = wire.now() + 2.0 * crew.timing.election
+                end = wire.now() + 2.0 * group.timing.election
             elif kind is Kind.PREPARE:
-                answer(crew, sender, parts, Base(), lambda: False)
+                answer(group, sender, parts, Base(), lambda: False)
             elif kind is Kind.OVER:
-                raise ended_without(crew.rank)
+                raise ended_without(group.rank)
         backoff.wait()
     raise CutOffError(
-        f"Rank {crew.rank} was taken for lost, and no server answers its request to take part again: the run "
-        "may have ended without it, or the network is cut."
+        f"Rank {group.rank} was taken for lost, and no server answers its request to take part again: the "
+        "run may have ended without it, or the network is cut."
     )

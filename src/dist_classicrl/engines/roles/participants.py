@@ -36,9 +36,9 @@ from dist_classicrl.errors import (
 )
 from dist_classicrl.learning.learners import Learner, Rates
 from dist_classicrl.membership.election import Base, Deposed
-from dist_classicrl.membership.group import Crew
+from dist_classicrl.membership.group import Group
 from dist_classicrl.membership.handshake import Setup
-from dist_classicrl.membership.heartbeat import Pulse, beat_message
+from dist_classicrl.membership.heartbeat import Heartbeat, beat_message
 from dist_classicrl.process.stop import Stop
 from dist_classicrl.tables.local import LocalTable
 from dist_classicrl.tables.shared import SharedTable
@@ -50,8 +50,8 @@ _LINGER_SECONDS = 1.0
 _FIRST_LEASE_COMPILED = 20_000
 
 
-def run_together(run: Run, crew: Crew, begin_from: Setup | Entry) -> TrainingResult:
-    """Train on all ranks of `crew`: one serves, the others learn.
+def run_together(run: Run, group: Group, begin_from: Setup | Entry) -> TrainingResult:
+    """Train on all ranks of `group`: one serves, the others learn.
 
     The result and the table are the same everywhere. With an `Entry` this rank joins a call that the others
     have begun.
@@ -65,8 +65,8 @@ def run_together(run: Run, crew: Crew, begin_from: Setup | Entry) -> TrainingRes
     Deposed
         If the setup has to begin anew, with other members.
     """
-    rates = Rates(run.settings, run.logical or max(1, len(crew.view.workers)))
-    part = (AsyncPart if run.logical is None else RoundsPart)(run, crew, rates)
+    rates = Rates(run.settings, run.logical or max(1, len(group.view.workers)))
+    part = (AsyncPart if run.logical is None else RoundsPart)(run, group, rates)
     clean = False
     try:
         if isinstance(begin_from, Entry):
@@ -102,7 +102,7 @@ def _prepare(part: _Part, setup: Setup) -> None:
         try:
             compile_kernels(run, rates, setup.is_head, first)
             if not setup.is_head:
-                part.prepare_worker(Base(setup.reign, 0))
+                part.prepare_worker(Base(setup.term, 0))
         except BaseException as caught:  # whatever it is, the others must hear of it
             error = caught
 
@@ -117,23 +117,23 @@ class _Part:
     Parameters
     ----------
     run : Run
-    crew : Crew
+    group : Group
     rates : Rates
     """
 
     worker: Worker | RoundWorker | None
     server: Server | RoundServer | None
 
-    def __init__(self, run: Run, crew: Crew, rates: Rates) -> None:
+    def __init__(self, run: Run, group: Group, rates: Rates) -> None:
         self.run = run
-        self.crew = crew
+        self.group = group
         self.rates = rates
         self.compile_seconds = 0.0
         self.learners: list[Learner] = []
         self.worker = None
         self.server = None
         self._members: set[int] = set()  # of the view that was
-        self._begun = crew.wire.now()
+        self._begun = group.wire.now()
         self._earlier = run.tally.earlier_seconds
         self._result: dict[str, Any] | None = None  # of a server that was lost at the very end
 
@@ -172,7 +172,7 @@ class _Part:
 
     def begin(self) -> None:
         """Count the time of training from now on."""
-        self._begun = self.crew.wire.now()
+        self._begun = self.group.wire.now()
 
     @property
     def base(self) -> Base:
@@ -185,15 +185,15 @@ class _Part:
         assert worker is not None
         if worker.is_new:
             worker.follow(FIRST_ADMISSION)
-        with _heard(self.crew, lambda: worker.channels, worker.beat):
+        with _heard(self.group, lambda: worker.channels, worker.beat):
             try:
                 final = worker.run()
             except (ServerLost, Deposed):
-                if not self.crew.is_guest:
+                if not self.group.is_replacement:
                     raise
                 final = None
-        if final is None or self.crew.is_guest:
-            raise WorkerLeft(self.crew.rank)
+        if final is None or self.group.is_replacement:
+            raise WorkerLeft(self.group.rank)
         refresh, data = final
         run.values[:] = refresh.values
         run.counts[:] = refresh.counts
@@ -201,7 +201,7 @@ class _Part:
 
     def step_down(self) -> None:
         """Have nothing more to do with the view that was."""
-        self._members = set(self.crew.view.members)
+        self._members = set(self.group.view.members)
         if self.server is not None:
             self.server.close(0.0)
             self.server = None
@@ -218,7 +218,7 @@ class _Part:
 
     def take_over(self) -> None:
         """Make ready to serve, from the base and what it lacks."""
-        run, crew, worker = self.run, self.crew, self.worker
+        run, group, worker = self.run, self.group, self.worker
         assert worker is not None
         if worker.final is not None:  # the lost server has saved all before it said so
             refresh, self._result = worker.final
@@ -230,22 +230,22 @@ class _Part:
             run.saver = None if run.take_over_saving is None else run.take_over_saving()
             self.server = self.make_successor()
             # The time without a server counts as well.
-            passed = self._earlier + crew.wire.now() - self._begun
+            passed = self._earlier + group.wire.now() - self._begun
             run.tally.earlier_seconds = max(run.tally.earlier_seconds, passed)
         self.worker = None
-        for rank in sorted(self._members - set(crew.view.members)):
+        for rank in sorted(self._members - set(group.view.members)):
             why = "it had no part in the election"
             self.server.note("excluded", rank, detail=why)
             self.server.lost_before.append((rank, why))
-        self.server.note("failover", crew.rank, detail=f"reign {crew.view.reign}")
+        self.server.note("failover", group.rank, detail=f"term {group.view.term}")
         self.server.announce_events()
 
     def begin_anew(self, entry: Entry) -> None:
         """Make ready to work for a server that took this rank for lost, or never knew it."""
-        crew = self.crew
+        group = self.group
         if self.worker is None:
             # That takes time, and the server knows this rank already.
-            with _heard(crew, lambda: [entry.channel], lambda: beat_message(0, crew.view.key)):
+            with _heard(group, lambda: [entry.channel], lambda: beat_message(0, group.view.key)):
                 self.prepare_worker(Base())
         self.join(entry)
 
@@ -256,10 +256,10 @@ class _Part:
         run = self.run
         if self.server is None:
             self.server = self.make_server(SharedTable(run.values, run.counts))
-            lost = [event for event in self.crew.record.events if event["kind"] == "excluded"]
+            lost = [event for event in self.group.record.events if event["kind"] == "excluded"]
             self.server.lost_before += [(event["rank"], event["detail"]) for event in lost]
         server = self.server
-        with _heard(self.crew, lambda: server.channels, server.beat):
+        with _heard(self.group, lambda: server.channels, server.beat):
             server.begin_reports()
             if self._result is None:
                 return self._serve(server)
@@ -277,7 +277,7 @@ class _Part:
                 except NobodyLeft:
                     if run.reporter.wants_end:
                         continue
-                    logger.warning("No worker is left: rank %d goes on alone.", self.crew.rank)
+                    logger.warning("No worker is left: rank %d goes on alone.", self.group.rank)
                     self.learn_alone()
         except CheckpointFencedError:
             server.await_successor()
@@ -296,11 +296,11 @@ class _Part:
             server.report_progress(now=True)
             run.rescue = None
             where = saver.save_last(run.values, run.counts, server.position, server.keep_alive)
-            run.reporter.hear(self.crew.record, saver)
+            run.reporter.hear(self.group.record, saver)
             self._end_all(server, stop, where)
-        crew = self.crew
-        away = set(range(crew.wire.size)) - set(crew.view.members)
-        result = run.tally.result(seconds, self.compile_seconds, self.learning, crew.record, away)
+        group = self.group
+        away = set(range(group.wire.size)) - set(group.view.members)
+        result = run.tally.result(seconds, self.compile_seconds, self.learning, group.record, away)
         where = None
         if saver is not None:
             where = saver.finish(run.values, run.counts, server.position, result, server.keep_alive)
@@ -313,7 +313,7 @@ class _Part:
 
     def _end_all(self, server: Serving, stop: Stop, checkpoint: str | None) -> NoReturn:
         error = self.run.stopped(stop, checkpoint)
-        tell_stopped(self.crew.wire, server.channels, stop, error, LAST_PUSH_SECONDS)
+        tell_stopped(self.group.wire, server.channels, stop, error, LAST_PUSH_SECONDS)
         raise error
 
     def _run_alone(self, alone: LearningOn) -> None:
@@ -322,7 +322,7 @@ class _Part:
             alone.run_all()
         except TrainingStopped as stopped:
             stop = Stop(int(stopped.code or 0), stopped.reason)
-            tell_stopped(self.crew.wire, self.server.channels, stop, stopped, 0.0)
+            tell_stopped(self.group.wire, self.server.channels, stop, stopped, 0.0)
             raise
         finally:
             self.server.has_made(alone.made)
@@ -335,11 +335,11 @@ class _Part:
         if run.rescue is not None:
             run.rescue()
         if self.server is not None:
-            fail(self.server.channels, error, self.crew.rank, run.settings.timeout)
+            fail(self.server.channels, error, self.group.rank, run.settings.timeout)
             tell_rescued(self.server.channels)
         elif self.worker is not None and not self.worker.is_new:
             channel = self.worker.channel
-            fail([channel], error, self.crew.rank, run.settings.timeout)
+            fail([channel], error, self.group.rank, run.settings.timeout)
             alone = isinstance(error, (RankTimeoutError, CutOffError, KeyboardInterrupt))
             if run.watch is not None and not alone:
                 wait_for_rescue(channel, RESCUE_SECONDS)
@@ -358,21 +358,21 @@ class AsyncPart(_Part):
     worker: Worker | None
     server: Server | None
 
-    def __init__(self, run: Run, crew: Crew, rates: Rates) -> None:
-        super().__init__(run, crew, rates)
+    def __init__(self, run: Run, group: Group, rates: Rates) -> None:
+        super().__init__(run, group, rates)
         self._table: LocalTable | None = None
 
     def prepare_worker(self, base: Base) -> None:
         """See `_Part`."""
-        run, crew = self.run, self.crew
+        run, group = self.run, self.group
         settings = run.settings
         learner, table = self._learner()
         self.worker = Worker(
-            crew,
+            group,
             table,
             learner,
             Pacer(settings, self.rates.workers, learner.quantum),
-            PushWindow(table, settings.prefetch_factor, base.version, base.reign),
+            PushWindow(table, settings.prefetch_factor, base.version, base.term),
             settings.compression_threshold,
             run.seed,
             run.watch,
@@ -387,20 +387,20 @@ class AsyncPart(_Part):
         run = self.run
         if self._table is None:
             self._table = run.local_table()
-            self.learners.append(run.learner(run.source, self._table, self.rates, self.crew.rank))
+            self.learners.append(run.learner(run.source, self._table, self.rates, self.group.rank))
             self.learners[0].prepare()
         self._table.load(run.values, run.counts)
         return self.learners[0], self._table
 
     def make_server(self, table: SharedTable, takes_over: bool = False) -> Server:
         """See `_Part`."""
-        run, crew = self.run, self.crew
+        run, group = self.run, self.group
         # A step of an environment that is not compiled may take seconds.
         stepped = run.source.stepped
         first = _FIRST_LEASE_COMPILED if stepped is None else stepped.n_envs
-        leases = LeaseBook(run.start, run.steps, crew.view.workers, first, crew.wire.now)
+        leases = LeaseBook(run.start, run.steps, group.view.workers, first, group.wire.now)
         return Server(
-            crew,
+            group,
             table,
             run.policy,
             run.tally,
@@ -415,14 +415,14 @@ class AsyncPart(_Part):
         """See `_Part`."""
         run, worker = self.run, self.worker
         assert worker is not None
-        books = worker.hand_over(run.values, run.counts)
-        if books.tally.size:
-            run.tally.take_over(books.tally)
-        table = SharedTable(run.values, run.counts, worker.base.version + 1, dict(books.applied))
+        handover = worker.hand_over(run.values, run.counts)
+        if handover.tally.size:
+            run.tally.take_over(handover.tally)
+        table = SharedTable(run.values, run.counts, worker.base.version + 1, dict(handover.applied))
         server = self.make_server(table, takes_over=True)
-        server.leases.credit(books.done)
+        server.leases.credit(handover.done)
         for pushed in worker.kept:
-            server.take_over_own(self.crew.rank, pushed)
+            server.take_over_own(self.group.rank, pushed)
         return server
 
     def hand_in(self, admission: int) -> None:
@@ -467,7 +467,7 @@ class RoundsPart(_Part):
         table = run.local_table()
         table.load(run.values, run.counts)
         self.worker = RoundWorker(
-            self.crew,
+            self.group,
             table,
             partial(self._learners_for, table),
             settings,
@@ -480,8 +480,8 @@ class RoundsPart(_Part):
         )
         self.worker.start_from(base)
         if base.is_some:
-            carried_by = carriers(settings, self.crew.view.workers)
-            mine = [logical for logical, rank in carried_by.items() if rank == self.crew.rank]
+            carried_by = carriers(settings, self.group.view.workers)
+            mine = [logical for logical, rank in carried_by.items() if rank == self.group.rank]
             self.worker.learners = self._learners_for(table, mine)
 
     def _learners_for(self, table: LocalTable, numbers: list[int]) -> dict[int, Learner]:
@@ -498,7 +498,7 @@ class RoundsPart(_Part):
         """See `_Part`."""
         run = self.run
         return RoundServer(
-            self.crew,
+            self.group,
             table,
             run.policy,
             run.tally,
@@ -567,11 +567,11 @@ class RoundsPart(_Part):
 
 @contextmanager
 def _heard(
-    crew: Crew, channels: Callable[[], list[Channel]], message: Callable[[], np.ndarray]
+    group: Group, channels: Callable[[], list[Channel]], message: Callable[[], np.ndarray]
 ) -> Iterator[None]:
     """Let a thread say that this rank is there, where the MPI library allows threads."""
-    if not crew.wire.has_threads:
+    if not group.wire.has_threads:
         yield
         return
-    with Pulse(crew.timing.interval, crew.wire.now, channels, message):
+    with Heartbeat(group.timing.interval, group.wire.now, channels, message):
         yield

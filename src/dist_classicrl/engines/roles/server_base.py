@@ -17,7 +17,7 @@ from dist_classicrl.engines.progress import Company, Learning, Reporter
 from dist_classicrl.engines.saving import Saver
 from dist_classicrl.errors import CutOffError, ProtocolError, RankLostError
 from dist_classicrl.membership.election import Base, Deposed, answer
-from dist_classicrl.membership.group import Crew
+from dist_classicrl.membership.group import Group
 from dist_classicrl.membership.heartbeat import beat_message, say_beat
 from dist_classicrl.membership.phi_accrual import Arrivals
 from dist_classicrl.membership.spawn import Replacements
@@ -26,9 +26,9 @@ from dist_classicrl.tables.shared import SharedTable
 
 logger = logging.getLogger(__name__)
 
-_GUEST_SECONDS = 120.0  # in which a replacement gets from its start to `train`
+_REPLACEMENT_SECONDS = 120.0  # in which a replacement gets from its start to `train`
 FIRST_ADMISSION = 1
-"""What the data channels of a reign's first members are numbered with."""
+"""What the data channels of a term's first members are numbered with."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Serving:
 
     Attributes
     ----------
-    crew : Crew
+    group : Group
     table : SharedTable
     policy : Policy
     tally : Tally
@@ -82,7 +82,7 @@ class Serving:
         Where the run is saved.
     """
 
-    crew: Crew
+    group: Group
     table: SharedTable
     policy: Policy
     tally: Tally
@@ -91,8 +91,8 @@ class Serving:
     saver: Saver | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        crew = self.crew
-        now = crew.wire.now()
+        group = self.group
+        now = group.wire.now()
         self.begun = now
         self.progress = 0
         self.peers: dict[int, Peer] = {}
@@ -103,11 +103,11 @@ class Serving:
         self._untried: set[int] = set()  # replacements that have not pushed yet
         self._expected: dict[int, Channel] = {}  # to replacements that have not said a word yet
         if self.policy.on_failure == "replace":
-            self._replacements = Replacements(self.policy.max_replacements, str(crew.call), crew.wire.now)
+            self._replacements = Replacements(self.policy.max_replacements, str(group.call), group.wire.now)
         self._joins: dict[int, int] = {}
-        self._announced = Announced(crew.view)
+        self._announced = Announced(group.view)
         self._woken = now
-        for rank in crew.view.workers:
+        for rank in group.view.workers:
             self._open(rank, FIRST_ADMISSION)
 
     # What a subclass does
@@ -146,19 +146,19 @@ class Serving:
     @property
     def seconds(self) -> float:
         """Seconds since this rank began to serve."""
-        return self.crew.wire.now() - self.begun
+        return self.group.wire.now() - self.begun
 
     def note(self, kind: str, rank: int, steps_returned: int = 0, detail: str = "") -> None:
         """Enter into the record what happened to `rank`."""
-        self.crew.record.add(kind, rank, self.tally.earlier_seconds + self.seconds, steps_returned, detail)
+        self.group.record.add(kind, rank, self.tally.earlier_seconds + self.seconds, steps_returned, detail)
 
     def _open(self, rank: int, admission: int) -> None:
-        crew = self.crew
-        self._add_peer(rank, crew.wire.channel(rank, crew.tag(crew.view.reign, admission)))
+        group = self.group
+        self._add_peer(rank, group.wire.channel(rank, group.tag(group.view.term, admission)))
 
     def _add_peer(self, rank: int, channel: Channel) -> None:
-        now = self.crew.wire.now()
-        self.peers[rank] = Peer(channel, Arrivals(self.crew.timing.interval, now=now), now)
+        now = self.group.wire.now()
+        self.peers[rank] = Peer(channel, Arrivals(self.group.timing.interval, now=now), now)
 
     def close(self, linger: float) -> None:
         """Close all channels."""
@@ -167,14 +167,14 @@ class Serving:
 
     def beat(self) -> np.ndarray:
         """Return this server's sign of life."""
-        return beat_message(self.progress, self.crew.view.key)
+        return beat_message(self.progress, self.group.view.key)
 
     # The loop
 
     def keep_alive(self) -> None:
         """Say that this rank is there, while its main loop waits for something else; let go what was sent."""
         self.progress += 1
-        say_beat(self.channels, self.beat(), self.crew.timing.interval, self.crew.wire.now())
+        say_beat(self.channels, self.beat(), self.group.timing.interval, self.group.wire.now())
         for channel in self.channels:
             channel.reap()
 
@@ -183,11 +183,11 @@ class Serving:
 
         Time in which this process did not run counts as nobody's silence.
         """
-        crew = self.crew
-        now = crew.wire.now()
+        group = self.group
+        now = group.wire.now()
         self.progress += 1
         gap = now - self._woken
-        if gap > crew.timing.interval:
+        if gap > group.timing.interval:
             self.excuse(gap)
         self._woken = now
         return now
@@ -198,18 +198,18 @@ class Serving:
             peer.arrivals.excuse(seconds)
             peer.channel.last_heard += seconds
             peer.progressed_at += seconds
-        self._woken = self.crew.wire.now()
+        self._woken = self.group.wire.now()
 
     def report_progress(self, now: bool = False) -> None:
         """Tell the callbacks what is new, if it is time or `now`. Nothing is received while they run."""
-        clock, reporter = self.crew.wire.now, self.reporter
+        clock, reporter = self.group.wire.now, self.reporter
         begin = clock()
-        reporter.hear(self.crew.record, self.saver)
+        reporter.hear(self.group.record, self.saver)
         if now and reporter.has_news or reporter.is_due(self.seconds):
             reporter.report(self.seconds, self._learning())
             reporter.rest(self.seconds)
             self.has_paused(clock() - begin)
-        if (spent := clock() - begin) > self.crew.timing.interval:
+        if (spent := clock() - begin) > self.group.timing.interval:
             self.excuse(spent)
 
     def begin_reports(self) -> None:
@@ -218,26 +218,26 @@ class Serving:
 
     def report_end(self, seconds: float) -> None:
         """Tell the callbacks how the run has ended, `seconds` after this rank began to serve."""
-        self.reporter.hear(self.crew.record, self.saver)
+        self.reporter.hear(self.group.record, self.saver)
         self.reporter.report(seconds, self._learning())
 
     @property
     def company(self) -> Company:
         """Whom this rank has, should it have to learn alone."""
-        crew = self.crew
-        return Company(Learning(crew.rank, crew.host_of(crew.rank)), self.has_workers, crew.record)
+        group = self.group
+        return Company(Learning(group.rank, group.host_of(group.rank)), self.has_workers, group.record)
 
     def _learning(self) -> list[Learning]:
-        now, crew = self.crew.wire.now(), self.crew
+        now, group = self.group.wire.now(), self.group
         return [
-            Learning(rank, crew.host_of(rank), max(0.0, now - peer.channel.last_heard))
+            Learning(rank, group.host_of(rank), max(0.0, now - peer.channel.last_heard))
             for rank, peer in self.peers.items()
             if not peer.waits
         ]
 
     def receive(self) -> int:
         """Take in what has come from the workers. Return how many messages that were."""
-        wire = self.crew.wire
+        wire = self.group.wire
         arrived = wire.receive(self.channels)
         if arrived:
             now = wire.now()
@@ -273,11 +273,11 @@ class Serving:
         peer = self.peers[rank]
         if progress != peer.progress:
             peer.progress = progress
-            peer.progressed_at = self.crew.wire.now()
+            peer.progressed_at = self.group.wire.now()
         if self._announced.awaits(rank, view):
-            crew = self.crew
-            present = {crew.rank, *self.workers}.intersection(crew.view.members)
-            self._announced.echo(rank, view, confirmed(crew.dead, present, crew.hosts))
+            group = self.group
+            present = {group.rank, *self.workers}.intersection(group.view.members)
+            self._announced.echo(rank, view, confirmed(group.dead, present, group.hosts))
 
     def look_around(self, now: float) -> None:
         """Take in control messages, and judge who is lost: at time `now`, up to which all was received.
@@ -293,9 +293,9 @@ class Serving:
         NobodyLeft
             If no worker is left.
         """
-        crew = self.crew
-        if crew.look() or any(peer.channel.lost for peer in self.peers.values()):
-            say_beat(self.channels, self.beat(), crew.timing.interval, now)
+        group = self.group
+        if group.look() or any(peer.channel.lost for peer in self.peers.values()):
+            say_beat(self.channels, self.beat(), group.timing.interval, now)
             self._take_in_control()
             for rank, why in self._judge(now).items():
                 self._drop(rank, why)
@@ -315,13 +315,13 @@ class Serving:
         return True
 
     def _take_in_control(self) -> None:
-        crew = self.crew
-        for sender, kind, parts in crew.poll():
+        group = self.group
+        for sender, kind, parts in group.poll():
             if kind is Kind.VIEW:
-                if (view := crew.accept(parts)) is not None:
+                if (view := group.accept(parts)) is not None:
                     raise Deposed(view)
             elif kind is Kind.PREPARE:
-                answer(crew, sender, parts, Base(), lambda: False)
+                answer(group, sender, parts, Base(), lambda: False)
             elif kind is Kind.JOIN:
                 self._let_join(sender, int(parts[0][0]))
             # Anything else answers a question of this rank that has been settled otherwise.
@@ -334,13 +334,13 @@ class Serving:
         CutOffError
             If too few others are left to go on.
         """
-        crew, timing = self.crew, self.crew.timing
+        group, timing = self.group, self.group.timing
         silent: dict[int, str] = {}
         stuck: dict[int, str] = {}  # heard here, so they follow no other server
         doubtful: set[int] = set()
         for rank, peer in self.peers.items():
             channel = peer.channel
-            if channel.lost is not None or rank in crew.dead:
+            if channel.lost is not None or rank in group.dead:
                 silent[rank] = "MPI reports its death"
             elif now - channel.last_heard > timing.silence:
                 silent[rank] = f"silent for {now - channel.last_heard:.1f} s"
@@ -353,19 +353,19 @@ class Serving:
         lost = {**silent, **stuck}
         if not lost:
             return lost
-        dead = {rank for rank in silent if rank in crew.dead or self.peers[rank].channel.lost is not None}
-        dead.intersection_update(crew.view.members)
-        crew.dead.update(dead)
-        present = set(crew.view.members) - set(silent)
-        if silent and not self._announced.may_serve(present, crew.dead, crew.hosts):
+        dead = {rank for rank in silent if rank in group.dead or self.peers[rank].channel.lost is not None}
+        dead.intersection_update(group.view.members)
+        group.dead.update(dead)
+        present = set(group.view.members) - set(silent)
+        if silent and not self._announced.may_serve(present, group.dead, group.hosts):
             raise CutOffError(
-                f"The server, rank {crew.rank}, does not hear the ranks "
+                f"The server, rank {group.rank}, does not hear the ranks "
                 f"{', '.join(map(str, sorted(silent)))} any more ({next(iter(silent.values()))}), which is "
                 "more than half of the run: the network may be cut, and the others may go on without it. "
                 "Start the job again, best with `python -m dist_classicrl launch`: it goes on from the last "
                 "checkpoint."
             )
-        sure = not doubtful or self._announced.may_serve(present - doubtful, crew.dead, crew.hosts)
+        sure = not doubtful or self._announced.may_serve(present - doubtful, group.dead, group.hosts)
         return lost if sure else {}
 
     def _suspect(self, rank: int, peer: Peer, now: float) -> None:
@@ -422,13 +422,13 @@ class Serving:
 
     def _replace(self, replacements: Replacements, now: float) -> None:
         """Start replacements, processes that only this server knows, and let in those that are ready."""
-        crew = self.crew
+        group = self.group
         replacements.start(now)
         for intercomm in replacements.poll():
-            channel = crew.wire.channel_over(intercomm)
+            channel = group.wire.channel_over(intercomm)
             rank = self._new_number()
             numbers = np.array([rank], np.int64)
-            view, told = crew.view.to_numbers(), messages.text(self.told)
+            view, told = group.view.to_numbers(), messages.text(self.told)
             channel.send(messages.encode(Kind.WELCOME, numbers, view, told))
             self._expected[rank] = channel
         for rank, channel in list(self._expected.items()):
@@ -440,7 +440,7 @@ class Serving:
                 self.has_admitted(rank)
                 self.note("replaced", rank)
                 self.take_in(rank, message)
-            elif channel.lost is not None or now - channel.last_sent > _GUEST_SECONDS:
+            elif channel.lost is not None or now - channel.last_sent > _REPLACEMENT_SECONDS:
                 del self._expected[rank]
                 channel.close()
                 logger.warning("Replacement %d was lost before it could begin.", rank)
@@ -449,8 +449,8 @@ class Serving:
 
     def _new_number(self) -> int:
         """Return a number that no rank has had, under this server or an earlier one."""
-        events = (event["rank"] for event in self.crew.record.events)
-        known = (self.crew.wire.size - 1, *self.table.applied, *events, *self.peers, *self._expected)
+        events = (event["rank"] for event in self.group.record.events)
+        known = (self.group.wire.size - 1, *self.table.applied, *events, *self.peers, *self._expected)
         return max(known) + 1
 
     def _drop(self, rank: int, why: str) -> None:
@@ -464,13 +464,13 @@ class Serving:
         returned = 0 if self.peers[rank].waits else self.has_lost(rank)
         self.peers.pop(rank).channel.close()
         self.note("excluded", rank, returned, why)
-        self._change_members(set(self.crew.view.members) - {rank}, rank)
+        self._change_members(set(self.group.view.members) - {rank}, rank)
 
     def _change_members(self, members: set[int], *others: int) -> None:
-        crew = self.crew
-        view = View(crew.view.reign, crew.view.revision + 1, crew.rank, tuple(sorted(members)))
+        group = self.group
+        view = View(group.view.term, group.view.revision + 1, group.rank, tuple(sorted(members)))
         self._announced.add(view)
-        crew.announce(view, *others)
+        group.announce(view, *others)
 
     def _let_go(self, rank: int, told: dict[str, Any]) -> None:
         """Do without a worker that says so itself: it leaves the job, or only waits for the end."""
@@ -481,11 +481,11 @@ class Serving:
         if not told["waits"]:
             peer.channel.send(messages.encode(Kind.RELEASE))
             self._gone.append(self.peers.pop(rank).channel)
-            self._change_members(set(self.crew.view.members) - {rank})
+            self._change_members(set(self.group.view.members) - {rank})
 
     def announce_events(self) -> None:
         """Tell all what has happened."""
-        self._change_members(set(self.crew.view.members))
+        self._change_members(set(self.group.view.members))
 
     def _let_join(self, rank: int, number: int) -> None:
         """Answer a rank that asks to take part, once however often it repeats the question `number`."""
@@ -495,16 +495,16 @@ class Serving:
 
     def admit(self, rank: int) -> None:
         """Let `rank` take part from now on."""
-        crew = self.crew
+        group = self.group
         if rank in self.peers:  # it was away for less time than it takes to be missed
             self._drop(rank, "it asks to join anew")
-        crew.dead.discard(rank)
+        group.dead.discard(rank)
         self.note("readmitted", rank)
-        self._change_members({*crew.view.members, rank})
-        admission = FIRST_ADMISSION + crew.view.revision
+        self._change_members({*group.view.members, rank})
+        admission = FIRST_ADMISSION + group.view.revision
         self._open(rank, admission)
         numbers = np.array([admission, self.table.applied.get(rank, 0)], np.int64)
-        crew.send(rank, Kind.WELCOME, numbers, crew.view.to_numbers(), messages.text(self.told))
+        group.send(rank, Kind.WELCOME, numbers, group.view.to_numbers(), messages.text(self.told))
         self.has_admitted(rank)
 
     def await_successor(self) -> None:
@@ -515,14 +515,14 @@ class Serving:
         Deposed
             If another rank serves now.
         """
-        crew, wire = self.crew, self.crew.wire
+        group, wire = self.group, self.group.wire
         begin = wire.now()
         backoff = Backoff(wire.sleep)
-        while wire.now() - begin < crew.timing.silence:
+        while wire.now() - begin < group.timing.silence:
             self._take_in_control()
             self.receive()
             heard = [rank for rank, peer in self.peers.items() if peer.channel.last_heard > begin]
-            if self._announced.may_serve({crew.rank, *heard}, crew.dead, crew.hosts):
+            if self._announced.may_serve({group.rank, *heard}, group.dead, group.hosts):
                 break  # they still follow this one
             backoff.wait()
 
@@ -533,7 +533,7 @@ class Serving:
 
         Until then each of them could take over from this rank.
         """
-        crew = self.crew
+        group = self.group
         whole = self.table.refresh(-1)
         head = np.array([whole.version], np.int64)
         message = messages.encode(Kind.DONE, head, whole.values, whole.counts, messages.text(result))
@@ -541,13 +541,13 @@ class Serving:
         for rank in waiting:
             self.peers[rank].channel.send(message)
         have_it: set[int] = set()
-        backoff = Backoff(crew.wire.sleep)
+        backoff = Backoff(group.wire.sleep)
         while waiting:
             now = self.wake()
             said = {rank for rank, peer in self.peers.items() if self._says_goodbye(rank, peer, now)}
             have_it |= said
-            say_beat(self.channels, self.beat(), crew.timing.interval, now)
-            if crew.look():
+            say_beat(self.channels, self.beat(), group.timing.interval, now)
+            if group.look():
                 before = self.channels
                 self._take_in_control()
                 for rank, peer in self.peers.items():

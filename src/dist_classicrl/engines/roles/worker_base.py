@@ -12,7 +12,7 @@ from dist_classicrl.comm.remote_errors import raise_remote
 from dist_classicrl.comm.transport import Backoff, Channel
 from dist_classicrl.errors import ProtocolError
 from dist_classicrl.membership.election import Base, Deposed, answer
-from dist_classicrl.membership.group import Crew
+from dist_classicrl.membership.group import Group
 from dist_classicrl.membership.heartbeat import beat_message, say_beat
 from dist_classicrl.process.stop import Stop, StopWatch
 from dist_classicrl.tables.local import Refresh
@@ -27,7 +27,7 @@ class Working:
 
     Parameters
     ----------
-    crew : Crew
+    group : Group
     watch : StopWatch, optional
         Tells when this rank was asked to stop.
 
@@ -43,15 +43,15 @@ class Working:
 
     channel: Channel
 
-    def __init__(self, crew: Crew, watch: StopWatch | None = None) -> None:
-        self.crew = crew
+    def __init__(self, group: Group, watch: StopWatch | None = None) -> None:
+        self.group = group
         self.watch = watch
         self.progress = 0
         self.final: tuple[Refresh, dict[str, Any]] | None = None
         self.was_released = False
-        self._reign = -1
+        self._term = -1
         self._server_progress = -1
-        self._progressed_at = self._woken = crew.wire.now()
+        self._progressed_at = self._woken = group.wire.now()
 
     @property
     def base(self) -> Base:
@@ -59,17 +59,17 @@ class Working:
         raise NotImplementedError
 
     def follow(self, admission: int) -> None:
-        """Work for the server of the crew's view from now on, which counts this as admission `admission`."""
-        crew = self.crew
-        self.follow_on(crew.wire.channel(crew.view.server, crew.tag(crew.view.reign, admission)))
+        """Work for the server of the group's view from now on, which counts this as admission `admission`."""
+        group = self.group
+        self.follow_on(group.wire.channel(group.view.server, group.tag(group.view.term, admission)))
 
     def follow_on(self, channel: Channel) -> None:
         """Work for the server at the other end of `channel` from now on."""
         self.channel = channel
         if self.watch is not None:
             self.watch.tell_again()
-        self._reign = self.crew.view.reign
-        self._progressed_at = self._woken = self.crew.wire.now()
+        self._term = self.group.view.term
+        self._progressed_at = self._woken = self.group.wire.now()
 
     @property
     def channels(self) -> list[Channel]:
@@ -79,11 +79,11 @@ class Working:
     @property
     def is_new(self) -> bool:
         """Whether it has followed no server yet."""
-        return self._reign < 0
+        return self._term < 0
 
     def beat(self) -> np.ndarray:
         """Return this rank's sign of life."""
-        return beat_message(self.progress, self.crew.view.key)
+        return beat_message(self.progress, self.group.view.key)
 
     def wake(self) -> float:
         """Begin a turn of the main loop, and return the time.
@@ -91,10 +91,10 @@ class Working:
         Time in which nothing was received here, such as a long step of the environment, is not the server's
         silence.
         """
-        now = self.crew.wire.now()
+        now = self.group.wire.now()
         self.progress += 1
         gap = now - self._woken
-        if gap > self.crew.timing.interval:
+        if gap > self.group.timing.interval:
             self.channel.last_heard += gap
             self._progressed_at += gap
         self._woken = now
@@ -112,33 +112,33 @@ class Working:
         Deposed
             If this rank has to follow another server, or is not in the run any more.
         """
-        crew = self.crew
-        say_beat([self.channel], self.beat(), crew.timing.interval, now)
-        if crew.look() or self.channel.lost is not None:
-            for sender, kind, parts in crew.poll():
+        group = self.group
+        say_beat([self.channel], self.beat(), group.timing.interval, now)
+        if group.look() or self.channel.lost is not None:
+            for sender, kind, parts in group.poll():
                 if kind is Kind.VIEW:
-                    view = crew.accept(parts)
-                    if view is not None and (view.reign > self._reign or crew.rank not in view.members):
+                    view = group.accept(parts)
+                    if view is not None and (view.term > self._term or group.rank not in view.members):
                         raise Deposed(view)
                 elif kind is Kind.PREPARE:
                     if answer(
-                        crew, sender, parts, self.base, lambda: self._is_lost(now, crew.timing.silence)
+                        group, sender, parts, self.base, lambda: self._is_lost(now, group.timing.silence)
                     ):
                         raise ServerLost
                 elif kind in (Kind.RELEASE, Kind.OVER):
                     self.was_released = self.was_released or self.final is not None
         if self.was_released:
             return
-        if self._is_lost(now, crew.timing.election):
+        if self._is_lost(now, group.timing.election):
             raise ServerLost
 
     def _is_lost(self, now: float, silence: float) -> bool:
         channel = self.channel
         return (
             channel.lost is not None
-            or self.crew.view.server in self.crew.dead
+            or self.group.view.server in self.group.dead
             or now - channel.last_heard > silence
-            or now - self._progressed_at > self.crew.timing.stuck
+            or now - self._progressed_at > self.group.timing.stuck
         )
 
     def take_in_common(self, kind: Kind, parts: list[np.ndarray]) -> None:
@@ -166,7 +166,7 @@ class Working:
             self._server_progress = int(parts[0][0])
         else:
             raise ProtocolError(f"The server sent {kind.name} where a reply belongs.")
-        self._progressed_at = self.crew.wire.now()
+        self._progressed_at = self.group.wire.now()
 
     def note_server_progress(self) -> None:
         """Take note that the server's main loop is alive."""
@@ -180,7 +180,7 @@ class Working:
         ServerLost, Deposed
             See `look_around`.
         """
-        backoff = Backoff(self.crew.wire.sleep)
+        backoff = Backoff(self.group.wire.sleep)
         while not self.was_released:
             now = self.wake()
             while (message := self.channel.poll()) is not None:
@@ -189,7 +189,7 @@ class Working:
                 self.look_around(now)
                 self.channel.reap()
                 backoff.wait()
-        self.crew.tell_released()
+        self.group.tell_released()
 
     def say_leave(self, event: str, why: str, *, waits: bool) -> None:
         """Tell the server that this rank learns no more, and whether it waits for the end all the same.

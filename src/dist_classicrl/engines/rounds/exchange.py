@@ -24,7 +24,7 @@ from dist_classicrl.engines.saving import Position
 from dist_classicrl.errors import ProtocolError, RankLostError
 from dist_classicrl.learning.learners import Learner, stack_states, unstack_states
 from dist_classicrl.membership.election import Base
-from dist_classicrl.membership.group import LOOK_SECONDS, Crew
+from dist_classicrl.membership.group import LOOK_SECONDS, Group
 from dist_classicrl.process.stop import Stop, StopWatch
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.local import LocalTable, PackedMap, Refresh
@@ -281,9 +281,9 @@ class RoundServer(Serving):
             if self._copied:
                 self._snapshot.copy_now()
         # Silence is judged from now on: who had no part in the end of the last round had nothing to say.
-        now = self.crew.wire.now()
+        now = self.group.wire.now()
         for peer in self.peers.values():
-            peer.channel.last_heard = max(peer.channel.last_heard, now - self.crew.timing.interval)
+            peer.channel.last_heard = max(peer.channel.last_heard, now - self.group.timing.interval)
 
     def _order_of(self, refresh: Refresh, order: int) -> RoundOrder:
         carried_by = np.array([self._carried_by[n] for n in sorted(self._carried_by)], np.int64)
@@ -294,7 +294,7 @@ class RoundServer(Serving):
     ) -> tuple[dict[int, PackedMap], dict[int, np.ndarray], States]:
         """Wait for all maps of the round, playing it again if somebody is lost."""
         due = {quota.worker for quota in quotas}
-        backoff = Backoff(self.crew.wire.sleep)
+        backoff = Backoff(self.group.wire.sleep)
         self._open_round()
         while self._maps.keys() != due:
             woken = self.wake()
@@ -319,7 +319,7 @@ class RoundServer(Serving):
 
     def _await_states(self) -> None:
         """Wait for the learners' state after the last round."""
-        backoff = Backoff(self.crew.wire.sleep)
+        backoff = Backoff(self.group.wire.sleep)
         while len(self._states) < len(self._carried_by):
             woken = self.wake()
             arrived = self.receive()
@@ -410,7 +410,7 @@ class RoundWorker(Working):
 
     Parameters
     ----------
-    crew : Crew
+    group : Group
     table : LocalTable
     learners_for : callable
         Returns new learners for these logical workers, by number.
@@ -435,7 +435,7 @@ class RoundWorker(Working):
 
     def __init__(
         self,
-        crew: Crew,
+        group: Group,
         table: LocalTable,
         learners_for: Callable[[list[int]], dict[int, Learner]],
         settings: Settings,
@@ -446,7 +446,7 @@ class RoundWorker(Working):
         watch: StopWatch | None = None,
         wants_to_leave: Callable[[], str | None] = lambda: None,
     ) -> None:
-        super().__init__(crew, watch)
+        super().__init__(group, watch)
         self.table = table
         self.round = RoundStart()
         self.learners: dict[int, Learner] = {}
@@ -467,7 +467,7 @@ class RoundWorker(Working):
     @property
     def base(self) -> Base:
         """How new this rank's table is."""
-        return Base.finished(self._base.reign) if self.final is not None else self._base
+        return Base.finished(self._base.term) if self.final is not None else self._base
 
     def start_from(self, base: Base) -> None:
         """Take note that the table is what the server of `base` began with; none: learners are old."""
@@ -495,7 +495,7 @@ class RoundWorker(Working):
         ServerLost, Deposed
             See `Working.look_around`.
         """
-        backoff = Backoff(self.crew.wire.sleep)
+        backoff = Backoff(self.group.wire.sleep)
         while self.final is None and not self.was_released:
             now = self.wake()
             self._take_in()
@@ -529,18 +529,18 @@ class RoundWorker(Working):
 
     def _take_order(self, order: RoundOrder) -> None:
         """Move to the table at the beginning of a round, and get ready the learners that are this rank's."""
-        reign = self.crew.view.reign
+        term = self.group.view.term
         refresh = order.refresh
-        if refresh.since > self._base.version or refresh.since >= 0 and self._base.reign != reign:
+        if refresh.since > self._base.version or refresh.since >= 0 and self._base.term != term:
             raise ProtocolError(
                 f"A table from version {refresh.since} on came to a base of version {self._base.version}."
             )
         self.table.rebase(refresh, [])
         passed = order.start.number - self.round.number
         is_ready = passed == 1 and self._has_finished or passed == 0 and not self._has_played
-        self._base = Base(reign, refresh.version)
+        self._base = Base(term, refresh.version)
         self.round = order.start
-        mine = [n for n in range(order.carried_by.size) if order.carried_by[n] == self.crew.rank]
+        mine = [n for n in range(order.carried_by.size) if order.carried_by[n] == self.group.rank]
         if mine != sorted(self.learners) or not is_ready:
             self._get_learners(mine, order.start.states)
         self._has_played = self._has_finished = False

@@ -8,7 +8,7 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Books:
+class Handover:
     """Which pushes and how many steps a version of the table contains.
 
     Attributes
@@ -27,14 +27,14 @@ class Books:
 
     @property
     def parts(self) -> list[np.ndarray]:
-        """The books as message parts."""
+        """The handover as message parts."""
         numbers = [self.done]
         for item in self.applied.items():
             numbers += item
         return [np.array(numbers, np.int64), self.tally]
 
     @classmethod
-    def from_parts(cls, numbers: np.ndarray, tally: np.ndarray) -> Books:
-        """Return the books whose `parts` these are."""
+    def from_parts(cls, numbers: np.ndarray, tally: np.ndarray) -> Handover:
+        """Return the handover whose `parts` these are."""
         done, *applied = numbers.tolist()
         return cls(done, dict(zip(applied[::2], applied[1::2], strict=True)), tally)

@@ -16,7 +16,7 @@ from dist_classicrl.comm.transport import Backoff
 from dist_classicrl.engines.roles.server_base import Serving
 from dist_classicrl.engines.roles.shutdown import take_in_stop
 from dist_classicrl.engines.saving import Position, Saver
-from dist_classicrl.engines.server.handover import Books
+from dist_classicrl.engines.server.handover import Handover
 from dist_classicrl.engines.server.leases import Lease, LeaseBook
 from dist_classicrl.process.stop import Stop
 from dist_classicrl.tables.local import PackedMap, Refresh
@@ -39,17 +39,17 @@ LAST_PUSH_SECONDS = 2.0
 
 
 def reply_message(
-    applied: int, refresh: Refresh | None, lease: tuple[int, int, int], books: Sequence[np.ndarray] = ()
+    applied: int, refresh: Refresh | None, lease: tuple[int, int, int], handover: Sequence[np.ndarray] = ()
 ) -> np.ndarray:
     """Return a receipt for push `applied`, with a refresh and a lease if there are any.
 
-    The refresh includes the push, and `books` are of the same version. A lease of 0, 0, 0 is none.
+    The refresh includes the push, and `handover` are of the same version. A lease of 0, 0, 0 is none.
     """
     head = [applied, *lease]
     if refresh is None:
         return messages.encode(Kind.REPLY, np.array([*head, 0, 0, 0], np.int64))
     numbers = np.array([*head, 1 if refresh.entries is None else 2, refresh.since, refresh.version], np.int64)
-    return messages.encode(Kind.REPLY, numbers, *books, *refresh.parts)
+    return messages.encode(Kind.REPLY, numbers, *handover, *refresh.parts)
 
 
 @dataclass
@@ -83,9 +83,9 @@ class Server(Serving):
 
     def __post_init__(self) -> None:
         version = -1 if self.takes_over else self.table.version
-        self._clients = {rank: _Client(version, hands_in=self.takes_over) for rank in self.crew.view.workers}
+        self._clients = {rank: _Client(version, hands_in=self.takes_over) for rank in self.group.view.workers}
         self._snapshot = TableSnapshot(self.table.values, self.table.counts)
-        self._books: tuple[int, list[np.ndarray]] = (-1, [])
+        self._handover: tuple[int, list[np.ndarray]] = (-1, [])
         self._offered = 0.0
         super().__post_init__()
 
@@ -141,7 +141,7 @@ class Server(Serving):
                     return None if self._is_done else stop
                 self._save(self.saver)
             if not self._is_done:
-                self._sleep(self.crew.wire.now() - woken)
+                self._sleep(self.group.wire.now() - woken)
         return None
 
     @property
@@ -182,7 +182,7 @@ class Server(Serving):
 
     def _take_in_last_pushes(self) -> None:
         """Ask the workers for what they have not pushed, and wait for it, but not for long."""
-        wire = self.crew.wire
+        wire = self.group.wire
         self.table.watch(None)
         self._ask_for_last_pushes()
         deadline = wire.now() + LAST_PUSH_SECONDS
@@ -212,7 +212,7 @@ class Server(Serving):
         client.wants_refresh = bool(flags & 4)
         client.has_stopped = bool(flags & LAST_PUSH)
         client.interval_seconds = float(reals[4])
-        self.note_progress(rank, progress, (self.crew.view.reign, revision))
+        self.note_progress(rank, progress, (self.group.view.term, revision))
         self.has_pushed(rank)
         staleness = self.table.version - known if known >= 0 else 0
         self.table.apply(rank, sequence, PackedMap.from_parts(parts[2:]))
@@ -274,21 +274,21 @@ class Server(Serving):
 
     def _reply(self, rank: int, client: _Client, lease: Lease | None) -> None:
         granted = (0, 0, 0) if lease is None else (lease.id, lease.start, lease.steps)
-        refresh, books = None, []
+        refresh, handover = None, []
         if client.wants_refresh and client.version < self.table.version:
-            refresh, books = self.table.refresh(client.version), self._current_books()
+            refresh, handover = self.table.refresh(client.version), self._current_handover()
             client.version = refresh.version
-        message = reply_message(self.table.applied.get(rank, 0), refresh, granted, books)
+        message = reply_message(self.table.applied.get(rank, 0), refresh, granted, handover)
         self.peers[rank].channel.send(message)
         self.tally.bytes_pulled += message.size
         client.owes_reply = False
         client.starved = client.starved and lease is None
 
-    def _current_books(self) -> list[np.ndarray]:
-        if self._books[0] != self.table.version:
-            books = Books(self.leases.done, self.table.applied, self.tally.to_numbers(self.seconds))
-            self._books = self.table.version, books.parts
-        return self._books[1]
+    def _current_handover(self) -> list[np.ndarray]:
+        if self._handover[0] != self.table.version:
+            handover = Handover(self.leases.done, self.table.applied, self.tally.to_numbers(self.seconds))
+            self._handover = self.table.version, handover.parts
+        return self._handover[1]
 
     def has_lost(self, rank: int) -> int:
         """Take back the worker's leases."""
@@ -311,4 +311,4 @@ class Server(Serving):
         # Towards the end leases are short, and who waits for one must not wait long.
         short = self.leases.seconds_left < _END_SECONDS or self._snapshot.copying
         longest = _LONGEST_SLEEP if short else _LONGEST_CALM_SLEEP
-        self.crew.wire.sleep(max(_SHORTEST_SLEEP, min(max(wanted, worked * (1.0 / duty - 1.0)), longest)))
+        self.group.wire.sleep(max(_SHORTEST_SLEEP, min(max(wanted, worked * (1.0 / duty - 1.0)), longest)))

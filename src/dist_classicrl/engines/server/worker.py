@@ -18,12 +18,12 @@ from dist_classicrl.comm import messages
 from dist_classicrl.comm.messages import Kind
 from dist_classicrl.comm.transport import Backoff, Channel
 from dist_classicrl.engines.roles.worker_base import Working
-from dist_classicrl.engines.server.handover import Books
+from dist_classicrl.engines.server.handover import Handover
 from dist_classicrl.engines.server.pacing import Pacer
 from dist_classicrl.engines.server.server import LAST_PUSH
 from dist_classicrl.learning.learners import Learner, Stream
 from dist_classicrl.membership.election import Base
-from dist_classicrl.membership.group import LOOK_SECONDS, Crew
+from dist_classicrl.membership.group import LOOK_SECONDS, Group
 from dist_classicrl.process.stop import StopWatch
 from dist_classicrl.tables import kernels
 from dist_classicrl.tables.local import LocalTable, PackedMap, Refresh
@@ -37,7 +37,7 @@ class Worker(Working):
 
     Parameters
     ----------
-    crew : Crew
+    group : Group
     table : LocalTable
     learner : CompiledLearner or SteppedLearner
     pacer : Pacer
@@ -60,7 +60,7 @@ class Worker(Working):
 
     def __init__(
         self,
-        crew: Crew,
+        group: Group,
         table: LocalTable,
         learner: Learner,
         pacer: Pacer,
@@ -73,12 +73,12 @@ class Worker(Working):
         survives_errors: bool = False,
         note_workers: Callable[[int], None] = lambda workers: None,
     ) -> None:
-        super().__init__(crew, watch)
-        self._rank = crew.rank
+        super().__init__(group, watch)
+        self._rank = group.rank
         self._table = table
         self._learner = learner
         self._pacer = pacer
-        self._view = crew.view
+        self._view = group.view
         self._window = window
         self._threshold = threshold
         self._seed = seed
@@ -119,7 +119,7 @@ class Worker(Working):
         ServerLost, Deposed
             See `Working.look_around`: afterwards `hand_over`, `hand_in` or `begin_anew`, and run again.
         """
-        backoff = Backoff(self.crew.wire.sleep)
+        backoff = Backoff(self.group.wire.sleep)
         while self.final is None and not self.was_released:
             now = self.wake()
             if self._take_in():
@@ -136,7 +136,7 @@ class Worker(Working):
             self._leave_if_asked()
             # Between pushes, and while others make the last steps, the server would hear nothing else.
             self.look_around(now)
-            if self.crew.view is not self._view:
+            if self.group.view is not self._view:
                 self._note_workers()
         if self.final is not None:
             self.await_release()
@@ -144,7 +144,7 @@ class Worker(Working):
 
     def _note_workers(self) -> None:
         """Learn and push as one of as many workers as there are now."""
-        self._view = self.crew.view
+        self._view = self.group.view
         workers = max(1, len(self._view.workers))
         self._tell_workers(workers)
         self._pacer.set_workers(workers)
@@ -160,15 +160,15 @@ class Worker(Working):
         self._since_push = 0
         self._stopping = False
 
-    def hand_over(self, values: np.ndarray, counts: np.ndarray) -> Books:
+    def hand_over(self, values: np.ndarray, counts: np.ndarray) -> Handover:
         """Write the base to `values` and `counts` (S * A,), for this rank to serve it.
 
-        Return the books of that version. What the base lacks is in `kept`.
+        Return the handover of that version. What the base lacks is in `kept`.
         """
         values[:] = self._table.base
         counts[:] = self._window.base_counts()
-        books = self._window.books
-        return Books(0, {}, np.zeros(0)) if books is None else Books.from_parts(*books)
+        handover = self._window.handover
+        return Handover(0, {}, np.zeros(0)) if handover is None else Handover.from_parts(*handover)
 
     @property
     def kept(self) -> list[Pushed]:
@@ -178,7 +178,7 @@ class Worker(Working):
     def hand_in(self, admission: int) -> None:
         """Follow the server of the view, and send it all that it may lack."""
         self.follow(admission)
-        self._window.enter(self.crew.view.reign)
+        self._window.enter(self.group.view.term)
         if self.final is not None:
             return
         kept, last = self._window.kept, self._window.last_sequence
@@ -198,7 +198,7 @@ class Worker(Working):
         self.follow_on(channel)
         self._made.clear()
         self._learner.totals.take()
-        self._window.give_up(sequence, self.crew.view.reign)
+        self._window.give_up(sequence, self.group.view.term)
         self._why_passive = None
 
     def _learn(self) -> None:
@@ -272,7 +272,7 @@ class Worker(Working):
             self._learner.quantum,
             saved,
             self.progress,
-            self.crew.view.revision,
+            self.group.view.revision,
             known,
         ]
         for lease_id, steps in made.items():
@@ -327,7 +327,7 @@ class Worker(Working):
         While there is work and no push is on its way, nothing but bad news can come: it is looked for now and
         then.
         """
-        now = self.crew.wire.now()
+        now = self.group.wire.now()
         if self._busy_alone() and now - self._looked < LOOK_SECONDS:
             return False
         self._looked = now
@@ -360,6 +360,6 @@ class Worker(Working):
             self._pacer.refreshed(time.thread_time() - begin)
         if steps and not self._stopping and self._why_passive is None:
             again = [self._generation] if self._generation else []
-            reign = self.crew.view.reign
-            key = stream_key(self._seed, "lease", start, *again, *(("reign", reign) if reign else ()))
+            term = self.group.view.term
+            key = stream_key(self._seed, "lease", start, *again, *(("term", term) if term else ()))
             self._leases.append((lease_id, steps, Stream(key, start)))
