@@ -21,6 +21,7 @@ if rank_of_environment() is not None:
     os.environ.setdefault("NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING", "1")
 
 import numba
+import numba.extending
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,14 @@ def jit(function: Callable[..., Any]) -> Any:
 
     `fastmath` stays off: it reorders sums and drops the NaN checks that the kernels rely on.
     The GIL is released, so that a thread can write a checkpoint or send a heartbeat meanwhile.
+    It works on arrays that it is given: without memory of its own it has no references to count, which numba
+    would do in the middle of loops over arrays in NamedTuples.
     """
+    return _compiled(function, _nrt=False)
+
+
+def jit_allocating(function: Callable[..., Any]) -> Any:
+    """Compile like `jit` a function that makes arrays."""
     return _compiled(function)
 
 
@@ -45,7 +53,33 @@ def jit_inline(function: Callable[..., Any]) -> Any:
 
     For small functions that a hot loop calls: a call with ten arrays costs more than a step of learning.
     """
-    return _compiled(function, forceinline=True)
+    return _compiled(function, forceinline=True, _nrt=False)
+
+
+def overloads(stub: Callable[..., Any], inline: bool = False) -> Any:
+    """Return the decorator of a function that picks the code of `stub` by the types of its arguments.
+
+    `inline`: always into the caller, see `jit_inline`.
+    """
+    return numba.extending.overload(stub, jit_options={"_nrt": False, "forceinline": inline})
+
+
+def jit_for(kernel: Any, *parts: type) -> Any:
+    """Return a kernel for NamedTuples of these classes, by which numba picks what the kernel calls.
+
+    It is the kernel itself where all of them belong to this package. Numba cannot see when functions from
+    elsewhere change, so with those it is compiled in each process, and not kept on disk.
+    """
+    if all(part.__module__.split(".")[0] == __name__.split(".")[0] for part in parts):
+        return kernel
+    if (kernel, parts) not in _of_this_process:
+        _of_this_process[kernel, parts] = numba.njit(nogil=True, error_model="numpy", _nrt=False)(
+            kernel.py_func
+        )
+    return _of_this_process[kernel, parts]
+
+
+_of_this_process: dict[Any, Any] = {}
 
 
 def _compiled(function: Callable[..., Any], **options: Any) -> Any:

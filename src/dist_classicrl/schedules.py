@@ -188,7 +188,7 @@ class PerVisit:
         """Return the step sizes of `workers` workers by bucket of visits, ndarray(float64, ndim=1).
 
         The slot of visit n is ``n`` below 8192 and shares the 4096 slots of its octave above (see
-        `dist_classicrl.learning.q_learning.visit_bucket`), so the clock is exact at first and within 1/4096
+        `dist_classicrl.tables.rows.visit_bucket`), so the clock is exact at first and within 1/4096
         later.
         """
         octaves = _MAX_VISIT_BITS - _BUCKET_BITS

@@ -8,7 +8,8 @@ from slow_server import limited
 
 from dist_classicrl.learning import q_learning
 from dist_classicrl.tables import kernels
-from dist_classicrl.tables.local import LocalTable, PackedMap, Refresh, index_dtype
+from dist_classicrl.tables.local import LocalTable
+from dist_classicrl.tables.maps import PackedMap, Refresh, index_dtype
 from dist_classicrl.tables.shared import RoundMerge, SharedTable
 
 SIZE = 24

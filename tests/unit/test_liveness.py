@@ -21,7 +21,8 @@ from dist_classicrl.errors import CutOffError, RemoteRankError
 from dist_classicrl.learning.learners import Totals
 from dist_classicrl.membership.heartbeat import beat_message
 from dist_classicrl.settings import Settings
-from dist_classicrl.tables.local import LocalTable, Refresh
+from dist_classicrl.tables.local import LocalTable
+from dist_classicrl.tables.maps import Refresh
 from dist_classicrl.tables.shared import SharedTable
 from dist_classicrl.tables.window import PushWindow
 

@@ -15,7 +15,8 @@ from dist_classicrl.learning import q_learning
 from dist_classicrl.learning.learners import CompiledLearner, Rates, Stream, training_kernel
 from dist_classicrl.schedules import Exponential, Linear, PerVisit
 from dist_classicrl.settings import Settings
-from dist_classicrl.tables.local import LocalTable, Refresh
+from dist_classicrl.tables.local import LocalTable
+from dist_classicrl.tables.maps import Refresh
 
 KEY = np.uint64(0x0123456789ABCDEF)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dist_classicrl.tables import snapshot as module
-from dist_classicrl.tables.local import PackedMap, index_dtype
+from dist_classicrl.tables.maps import PackedMap, index_dtype
 from dist_classicrl.tables.shared import RoundMerge, SharedTable
 from dist_classicrl.tables.snapshot import SLICE_ENTRIES, TableSnapshot
 

@@ -14,7 +14,8 @@ from dist_classicrl.comm import messages
 from dist_classicrl.comm.messages import Kind
 from dist_classicrl.errors import ProtocolError
 from dist_classicrl.learning import q_learning
-from dist_classicrl.tables.local import LocalTable, PackedMap, Refresh
+from dist_classicrl.tables.local import LocalTable
+from dist_classicrl.tables.maps import PackedMap, Refresh
 from dist_classicrl.tables.shared import SharedTable
 from dist_classicrl.tables.window import PushWindow
 

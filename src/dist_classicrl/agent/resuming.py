@@ -20,7 +20,7 @@ from dist_classicrl.engines.outcome import Tally, TrainingResult
 from dist_classicrl.engines.run import Resumed
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.errors import CheckpointError, CheckpointMismatchError
-from dist_classicrl.learning.learners import STATE_ARRAYS, unstack_states
+from dist_classicrl.learning.state import STATE_ARRAYS, unstack_states
 from dist_classicrl.model.model_file import table_fault
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ import numpy as np
 from dist_classicrl.errors import LauncherError
 
 if TYPE_CHECKING:
-    from dist_classicrl.environments.model import TabularMDP
+    pass
 
 FROZEN_LAKE = "FrozenLake 8x8"
 TAXI = "Taxi"
@@ -194,26 +194,25 @@ def rates_of_ranks(n_ranks: int, seconds: float, rounds: int, names: Sequence[st
 def push_cost(name: str) -> PushCost:
     """Measure what a push costs after `_PUSH_STEPS` steps in an environment, with nothing on its way."""
     from dist_classicrl._random import stream_key
-    from dist_classicrl.environments.simulate import CompiledSimulator
-    from dist_classicrl.learning.learners import CompiledLearner, Rates, Stream, training_kernel
+    from dist_classicrl.environments.resolve import resolve
+    from dist_classicrl.learning.learner import Stream, new_learner
+    from dist_classicrl.learning.rates import Rates
     from dist_classicrl.settings import Settings
-    from dist_classicrl.tables.local import LocalTable
     from dist_classicrl.tables.shared import SharedTable
 
-    model: TabularMDP = problem(name)
-    simulator, settings = CompiledSimulator.from_model(model), Settings()
-    size = simulator.n_states * simulator.n_actions
-    local = LocalTable(simulator.n_states, simulator.n_actions, np.dtype(np.float64), simulator.legal)
-    shared = SharedTable(np.zeros(size), np.zeros(size, np.int64))
+    settings = Settings()
+    source = resolve(problem(name), 1, None)
+    learner = new_learner(source, settings, Rates(settings, 1))
+    learner.add(0, source, 0)
+    local = learner.table
+    shared = SharedTable(np.zeros(local.q.size), np.zeros(local.q.size, np.int64))
     local.rebase(shared.refresh(-1), [])
-    learner = CompiledLearner(simulator, local, settings, Rates(settings, 1), training_kernel(simulator))
-    learner.prepare()
     stream = Stream(stream_key(0, "push"), 0)
     seconds: dict[str, list[float]] = {"pack": [], "apply": [], "refresh": [], "rebase": []}
     entries: list[int] = []
     packed: Any = None
     for number in range(1, _PUSH_ROUNDS + 1):
-        learner.learn(stream, _PUSH_STEPS)
+        learner.learn(0, stream, _PUSH_STEPS)
         since = shared.version
         packed = _timed(seconds["pack"], local.pack)
         _timed(seconds["apply"], partial(shared.apply, 1, number, packed))

@@ -185,7 +185,7 @@ class Tally:
         self.earlier_seconds = data["seconds"]
 
     def add_totals(self, totals: Any) -> None:
-        """Add (episodes, returns, lengths, errors), as of `dist_classicrl.learning.learners.Totals`."""
+        """Add (episodes, returns, lengths, errors), as of `dist_classicrl.learning.learner.Totals`."""
         self.episodes += float(totals[0])
         self.returns += float(totals[1])
         self.lengths += float(totals[2])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -17,20 +17,12 @@ from dist_classicrl.engines.roles.server_base import Policy
 from dist_classicrl.engines.saving import Saver
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.errors import EnvError, TrainingStopped
-from dist_classicrl.learning.learners import (
-    Learner,
-    Rates,
-    Stream,
-    make_learner,
-    training_kernel,
-)
+from dist_classicrl.learning.learner import Learner, Stream, new_learner
+from dist_classicrl.learning.rates import Rates
 from dist_classicrl.process.stop import Stop, StopWatch
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
-from dist_classicrl.tables import kernels
-from dist_classicrl.tables.local import LocalTable, Refresh
-from dist_classicrl.tables.shared import RoundMerge, SharedTable
-from dist_classicrl.tables.snapshot import TableSnapshot
+from dist_classicrl.tables.warm_up import warm_up_server, warm_up_worker
 
 logger = logging.getLogger(__name__)
 
@@ -128,9 +120,7 @@ class Run:
     wants_to_leave: Callable[[], str | None] = lambda: None
 
     def __post_init__(self) -> None:
-        settings, simulator = self.settings, self.source.simulator
-        self._kernel = None if simulator is None else training_kernel(simulator)
-        self._legal = None if simulator is None else simulator.legal
+        self._has_used_source = False
         resumed = self.resumed
         self.tally = Tally(self.steps + (0 if resumed is None else resumed.made))
         if resumed is not None:
@@ -143,7 +133,7 @@ class Run:
         )
         # In the reproducible mode the clock of per-visit step sizes counts logical workers, wherever they
         # run.
-        self.logical = None if settings.async_updates else settings.logical_workers
+        self.logical = None if self.settings.async_updates else self.settings.logical_workers
         #: Steps that `values` and `counts` contain, for a run that does not come to its end.
         self.kept = 0
         #: Saves what is there after an error, once the other ranks know of it.
@@ -158,35 +148,12 @@ class Run:
             return epsilon, settings.learning_rate.at_visit(max(1, visits), self.logical or max(1, workers))
         return epsilon, settings.learning_rate.at(begin + steps)
 
-    def local_table(self, n_states: int | None = None) -> LocalTable:
-        """Return a worker's table, of fewer states if asked."""
-        legal = self._legal
-        if n_states is not None and legal is not None:
-            legal = np.zeros((n_states, self.source.n_actions), bool)
-        return LocalTable(
-            n_states or self.source.n_states,
-            self.source.n_actions,
-            self.values.dtype,
-            legal,
-            self.settings.replay_ratio > 0.0,
-        )
+    def learner(self, rates: Rates, n_states: int | None = None) -> Learner:
+        """Return a learner without walkers, with a new table; of fewer states if asked."""
+        return new_learner(self.source, self.settings, rates, self.values.dtype, n_states)
 
-    def learner(self, source: Source, table: LocalTable, rates: Rates, number: int) -> Learner:
-        """Return the learner of worker `number`."""
-        seed = int(stream_key(self.seed, "environment", number, self.start) >> np.uint64(33))
-        return make_learner(source, table, self.settings, rates, seed, self._kernel)
-
-    def add_logical_learners(
-        self,
-        learners: dict[int, Learner],
-        numbers: list[int],
-        table: LocalTable,
-        rates: Rates,
-        is_first: bool = True,
-    ) -> None:
-        """Put a learner for each of these logical workers into `learners`, with environments of its own.
-
-        `is_first`: the run's own environment has no learner yet.
+    def add_walkers(self, learner: Learner, numbers: list[int]) -> None:
+        """Give a learner these walkers, as new, with environments of their own.
 
         Raises
         ------
@@ -194,15 +161,20 @@ class Run:
             If there is one instance only and several are needed.
         """
         source = self.source
-        if source.simulator is None and source.make_another is None and self.settings.logical_workers > 1:
+        many = self.logical is not None and self.logical > 1
+        if source.simulator is None and source.make_another is None and many:
             raise EnvError(
-                f"The reproducible mode needs an environment for each of its {self.settings.logical_workers} "
+                f"The reproducible mode needs an environment for each of its {self.logical} "
                 f"logical workers, but {source.name} is one instance. Pass its id or a function that makes "
                 "it, or set logical_workers=1."
             )
         for number in numbers:
-            own = source if source.simulator is not None or is_first and not learners else source.another()
-            learners[number] = self.learner(own, table, rates, number)
+            is_shared = source.simulator is not None or not self._has_used_source
+            learner.add(number, source if is_shared else source.another(), self._environment_seed(number))
+            self._has_used_source = True
+
+    def _environment_seed(self, number: int) -> int:
+        return int(stream_key(self.seed, "environment", number, self.start) >> np.uint64(33))
 
     def alone_stream(self) -> Stream:
         """Return the random stream of a process that learns alone, from where it goes on."""
@@ -211,12 +183,12 @@ class Run:
             return Stream(stream_key(self.seed, "alone", begin), begin, used)
         return Stream(stream_key(self.seed, "alone", self.start), self.start)
 
-    def restore(self, learners: dict[int, Learner], mode: str) -> None:
-        """Give the learners, by number, the state that a checkpoint of the same `mode` has of them."""
+    def restore(self, learner: Learner, numbers: list[int], mode: str) -> None:
+        """Give these walkers of a learner the state that a checkpoint of the same `mode` has of them."""
         if self.resumed is not None and self.resumed.mode == mode:
-            for number, learner in learners.items():
+            for number in numbers:
                 if number in self.resumed.learners:
-                    learner.restore(self.resumed.learners[number])
+                    learner.restore(number, self.resumed.learners[number])
 
     def stopped(self, stop: Stop, checkpoint: str | None) -> TrainingStopped:
         """Say why the run stopped and what to do to go on, and return the exception to end with."""
@@ -229,41 +201,20 @@ class Run:
         logger.warning("Stopped by %s after %s of %s steps. %s", stop.reason, f"{made:,}", f"{total:,}", how)
         return stop.error(checkpoint, self.start + self.kept)
 
-    def close(self, learners: Iterable[Learner]) -> None:
-        """Close the environments of all learners. What goes wrong there costs a warning, not the training."""
-        for closing in (*learners, self.source):
+    def close(self, learner: Learner | None) -> None:
+        """Close the environments of a learner. What goes wrong there costs a warning, not the training."""
+        for closing in (self.source,) if learner is None else (learner, self.source):
             try:
                 closing.close()
             except Exception as error:
                 logger.warning("Closing an environment of %s failed: %r", self.source.name, error)
 
-
-def compile_kernels(run: Run, rates: Rates, as_server: bool, learning_too: bool) -> None:
-    """Compile or load what is called besides the learners, on tables of one state.
-
-    `learning_too`: compile or load for the learners as well.
-    """
-    table = run.local_table(1)
-    values = np.zeros(table.q.size, run.values.dtype)
-    counts = np.zeros(table.q.size, np.int64)
-    shared = SharedTable(values, counts)
-    nothing = table.pack()
-    if learning_too:
-        run.learner(run.source, table, rates, 0).prepare()
-    if learning_too or not as_server:
-        table.load(values, counts)
-        table.rebase(Refresh(-1, 0, None, values, counts), [nothing])
-        table.rebase(Refresh(0, 1, nothing.entries, values[:0], counts[:0]), [])
-        kernels.map_load(nothing.weight, nothing.visits)
-        kernels.mean_and_size(table.base, 1)
-        if run.logical is not None:
-            table.undo(nothing)
-    if as_server:
-        if run.logical is not None:
-            RoundMerge(shared).merge([nothing])
-        else:
-            snapshot = TableSnapshot(values, counts)
-            snapshot.begin()
-            shared.watch(snapshot)
-            shared.apply(1, 1, nothing)
-        shared.refresh(0)
+    def compile(self, rates: Rates, serves: bool, learns: bool) -> None:
+        """Compile or load from disk what is called besides a learner's walkers; `learns`: that as well."""
+        small = self.learner(rates, 1)
+        if learns:
+            small.add(0, self.source, self._environment_seed(0))
+        if learns or not serves:
+            warm_up_worker(small.table)
+        if serves:
+            warm_up_server(small.table, self.logical is not None)

@@ -46,7 +46,7 @@ class Position:
     applied : dict of str to int
         The last push that the table includes, by rank.
     learners : dict of str to ndarray
-        `dist_classicrl.learning.learners.stack_states` of the learners, if they are to go on as they are.
+        `dist_classicrl.learning.state.stack_states` of the learners, if they are to go on as they are.
     exact : ndarray(float64), shape (S * A,), or None
         The values that a process alone goes on with, where the table's own type is shorter.
     """

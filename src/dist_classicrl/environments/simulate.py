@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numba import types
-from numba.extending import overload
 
-from dist_classicrl._jit import jit, jit_inline
+from dist_classicrl._jit import jit_allocating, jit_inline, overloads
 from dist_classicrl._random import SHIFT_32, below
 from dist_classicrl.errors import ActionMaskError, ModelError
 
@@ -60,7 +59,7 @@ class ModelTables(NamedTuple):
     start_states: np.ndarray
 
 
-@jit
+@jit_allocating
 def _alias_slots(ptr, prob, first, threshold, choice):
     """Fill `threshold` (uint32) and `choice` (slots, 2) for each row of a CSR `prob`.
 
@@ -278,11 +277,6 @@ class CompiledSimulator:
             ),
         )
 
-    @property
-    def built_in(self) -> bool:
-        """Whether the kernels for it may stay on disk: numba cannot see when a user's functions change."""
-        return type(self.tables).__module__.split(".")[0] == __name__.split(".")[0]
-
 
 def _game_fingerprint(numbers: tuple[Any, ...], data: Any, legal: np.ndarray | None) -> str:
     """Return a SHA-256 over a game's sizes, data and mask; its functions are told by its name alone."""
@@ -324,7 +318,7 @@ def _game_of(simulation):
     return _GAMES.get(getattr(simulation, "instance_class", None))
 
 
-@overload(begin)
+@overloads(begin)
 def _overload_begin(simulation, memory, random):
     if getattr(simulation, "instance_class", None) is ModelTables:
         return _begin_model
@@ -339,7 +333,7 @@ def _overload_begin(simulation, memory, random):
     return impl
 
 
-@overload(advance)
+@overloads(advance)
 def _overload_advance(simulation, memory, state, action, random, n_actions):
     if getattr(simulation, "instance_class", None) is ModelTables:
         ragged = not isinstance(simulation.types[ModelTables._fields.index("first")], types.NoneType)

@@ -7,17 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dist_classicrl._jit import jit_for
 from dist_classicrl._random import stream_key
 from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.environments.simulate import CompiledSimulator
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.evaluation.greedy import play_greedily
-from dist_classicrl.learning import q_learning
+from dist_classicrl.learning.loops import choose_actions
+from dist_classicrl.learning.memory import RuleMemory
+from dist_classicrl.learning.rules.q_learning import RULE, QLearning
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.local import LocalTable
 
 if TYPE_CHECKING:
     from dist_classicrl.environments.stepped.base import SteppedEnv
+
+Q_LEARNING = QLearning()  # plays the best action of the table, as its only one
 
 
 @dataclass(frozen=True)
@@ -92,18 +97,13 @@ def evaluate(
 def _evaluate_compiled(
     simulator: CompiledSimulator, table: LocalTable, episodes: int, seed: int, max_steps: int
 ) -> EvaluationResult:
-    kernel: Any = play_greedily
-    if not simulator.built_in:
-        import numba
-
-        kernel = numba.njit(nogil=True, error_model="numpy")(play_greedily.py_func)
+    play = jit_for(play_greedily, type(simulator.tables))
     returns, lengths = np.zeros(episodes), np.zeros(episodes, np.int64)
     limit = min(simulator.max_episode_steps or max_steps, max_steps)
     memory = np.zeros(simulator.memory_size, np.int64)
-    kernel(
-        simulator.tables, memory, limit, table.q, table.best, table.greedy,
-        stream_key(seed, "evaluation"), returns, lengths,
-    )  # fmt: skip
+    # One compilation serves any number of actions: this is no loop to wait for.
+    arrays = table.arrays._replace(row_shape=None)
+    play(simulator.tables, memory, limit, arrays, stream_key(seed, "evaluation"), returns, lengths)
     return EvaluationResult(returns, lengths)
 
 
@@ -121,21 +121,11 @@ def _evaluate_stepped(
     running, elapsed = np.zeros(env.n_envs), np.zeros(env.n_envs, np.int64)
     actions = np.zeros(env.n_envs, np.int64)
     key = stream_key(seed, "evaluation")
+    context = RuleMemory(RULE, Q_LEARNING, table, 0).context(table, None, 1.0)
     draws = 0
     env.reset(int(stream_key(seed, "evaluation environment") >> np.uint64(33)))
     while len(returns) < episodes:
-        q_learning.choose_actions(
-            table.q,
-            table.best,
-            table.greedy,
-            table.n_actions,
-            env.states,
-            env.masks,
-            0.0,
-            key,
-            draws,
-            actions,
-        )
+        choose_actions(Q_LEARNING, context, env.states, env.masks, 0.0, key, draws, actions)
         draws += env.n_envs
         env.step(actions)
         running += env.rewards * env.valid

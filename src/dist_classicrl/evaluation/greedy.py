@@ -7,16 +7,17 @@ import numpy as np
 from dist_classicrl._jit import jit
 from dist_classicrl._random import GAMMA, mix
 from dist_classicrl.environments.simulate import advance, begin
-from dist_classicrl.learning.q_learning import pick_among_best
+from dist_classicrl.tables.rows import actions_of, pick_among_best
 
 
 @jit
-def play_greedily(simulation, memory, time_limit, q, best, greedy, key, returns, lengths):
+def play_greedily(simulation, memory, time_limit, table, key, returns, lengths):
     """Play greedy episodes of random stream `key`, into `returns` and `lengths`.
 
     These are float64 and int64, both of shape (episodes,).
     """
-    n_actions = q.size // best.size
+    q, best, greedy = table.q, table.best, table.greedy
+    n_actions = actions_of(table)
     counter = key
     for episode in range(returns.size):
         counter += GAMMA

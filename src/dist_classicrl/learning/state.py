@@ -13,11 +13,14 @@ from dist_classicrl.errors import CheckpointError
 from dist_classicrl.tables.local import LocalTable
 
 REPLAY_ARRAYS = ("replay_entries", "replay_rewards", "replay_targets", "replay_ring")
-"""The arrays of `dist_classicrl.learning.q_learning.remember`, in its order, without the masks."""
+"""The arrays of `dist_classicrl.learning.replay.Replay`, in its order."""
 
 MASKS = "replay_masks"
 
-STATE_ARRAYS = ("position", "running", *REPLAY_ARRAYS, MASKS)
+RULE_ARRAYS = ("rule_whole", "rule_real", "rule_owned")
+"""What a rule's walkers carry along: `whole`, `real` and `owned` of `Context`."""
+
+STATE_ARRAYS = ("position", "running", *REPLAY_ARRAYS, MASKS, *RULE_ARRAYS)
 """Every name that a learner's state may have."""
 
 State = dict[str, np.ndarray]

@@ -1,15 +1,20 @@
 """Jitted loops over affine maps: pack, compose, apply, merge, re-base.
 
-An entry's map (w, b) takes Q to w Q + b. Maps compose: (w2, b2) after (w1, b1) is (w2 w1, w2 b1 + b2).
+An entry's map (w, b) takes Q to w Q + b. Maps compose: (w2, b2) after (w1, b1) is (w2 w1, w2 b1 + b2). A
+worker's table is a `TableArrays` of R rows of A entries; a server's are `values`, ndarray(float64 or float32)
+of shape (R * A,), and `counts`, ndarray(int64) likewise. Whatever the type of the values, maps are applied in
+float64. `stamp`, ndarray(int32) of shape (R * A,), marks entries with the number `now` of a pass over them.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-from dist_classicrl._jit import jit
+from dist_classicrl._jit import jit, jit_inline
 from dist_classicrl._random import GAMMA, mix
-from dist_classicrl.learning.q_learning import VISIT_MASK, refresh_row
+from dist_classicrl.tables.rows import VISIT_MASK, actions_of, refresh_row
 
 _SHIFT_REPLAYS = 32
 _SENT_ANYWAY = np.uint64(7)
@@ -19,6 +24,30 @@ SHARED_LOAD = 4.0
 """-ln of the weight that the maps of all who worked on an entry at once may leave to what was there."""
 
 
+class RoundSums(NamedTuple):
+    """The order-free sums of a round, by entry; each of shape (R * A,).
+
+    Attributes
+    ----------
+    weight : ndarray(float64)
+        The product of the maps' weights.
+    targets : ndarray(float64)
+        The sum of k y with y = b / (1 - w); of maps that only add, the sum of b.
+    updates : ndarray(float64)
+        The sum of k: the updates, replayed ones included.
+    visits : ndarray(int64)
+        -1 where no map was added yet.
+    seen : ndarray(int32 or int64)
+        The entries to which maps were added, in that order.
+    """
+
+    weight: np.ndarray
+    targets: np.ndarray
+    updates: np.ndarray
+    visits: np.ndarray
+    seen: np.ndarray
+
+
 @jit
 def compose(weight_2, shift_2, weight_1, shift_1):
     """Return the map (weight_2, shift_2) after (weight_1, shift_1)."""
@@ -26,163 +55,170 @@ def compose(weight_2, shift_2, weight_1, shift_1):
 
 
 @jit
-def reset_maps(touched, n_touched, weight, shift, updates):
+def reset_maps(table):
     """Forget all maps: every touched entry gets the identity."""
-    for i in range(n_touched[0]):
-        entry = touched[i]
-        weight[entry] = 1.0
-        shift[entry] = 0.0
-        updates[entry] = 0
-    n_touched[0] = 0
+    for i in range(table.n_touched[0]):
+        _set_identity(table, table.touched[i])
+    table.n_touched[0] = 0
+
+
+@jit_inline
+def _set_identity(table, entry):
+    table.weight[entry] = 1.0
+    table.shift[entry] = 0.0
+    table.updates[entry] = 0
 
 
 @jit
-def pack_maps(
-    touched,
-    n_touched,
-    weight,
-    shift,
-    updates,
-    visits,
-    base,
-    threshold,
-    key,
-    out_entries,
-    out_weight,
-    out_shift,
-    out_visits,
-    out_known,
-    out_replays,
-):
-    """Move maps into the out arrays, keep small ones behind, and return the number moved.
+def pack_maps(table, base, threshold, key, out):
+    """Move maps into the `PackedMap` `out`, keep small ones behind, and return the number moved.
 
-    A map with |w Q + b - Q| < threshold stays, unless one draw in eight of stream `key` sends it all the
-    same. The visits moved are added to `visits`.
+    A map with |w Q + b - Q| < threshold, Q being the entry of `base`, ndarray of shape (R * A,), stays,
+    unless one draw in eight of stream `key` sends it all the same. The visits moved are added to the table's.
     """
     taken = 0
     kept = 0
     counter = key
-    for i in range(n_touched[0]):
-        entry = touched[i]
+    for i in range(table.n_touched[0]):
+        entry = table.touched[i]
+        weight, shift, updates = table.weight[entry], table.shift[entry], table.updates[entry]
         if threshold > 0.0:
             counter += GAMMA
             value = np.float64(base[entry])
-            small = abs(weight[entry] * value + shift[entry] - value) < threshold
+            small = abs(weight * value + shift - value) < threshold
             if small and (mix(counter) & _SENT_ANYWAY) != 0:
-                touched[kept] = entry
+                table.touched[kept] = entry
                 kept += 1
                 continue
-        real = updates[entry] & VISIT_MASK
-        out_entries[taken] = entry
-        out_weight[taken] = weight[entry]
-        out_shift[taken] = shift[entry]
-        out_visits[taken] = real
-        out_known[taken] = visits[entry] & VISIT_MASK
-        if out_replays is not None:
-            out_replays[taken] = updates[entry] >> _SHIFT_REPLAYS
+        visits = updates & VISIT_MASK
+        out.entries[taken] = entry
+        out.weight[taken] = weight
+        out.shift[taken] = shift
+        out.visits[taken] = visits
+        out.known[taken] = table.visits[entry] & VISIT_MASK
+        _pack_replays(out.replays, taken, updates)
         taken += 1
-        visits[entry] += real
-        weight[entry] = 1.0
-        shift[entry] = 0.0
-        updates[entry] = 0
-    n_touched[0] = kept
+        table.visits[entry] += visits
+        _set_identity(table, entry)
+    table.n_touched[0] = kept
     return taken
 
 
-@jit
-def undo_maps(entries, moved, base, q, visits, best, greedy, n_actions):
-    """Put `entries` of `q` and `visits` back to what they were before the maps that were packed."""
-    for i in range(entries.size):
-        entry = entries[i]
-        q[entry] = base[entry]
-        visits[entry] -= moved[i]
-    refresh_rows_of(entries, q, best, greedy, n_actions)
+@jit_inline
+def _pack_replays(replays, i, updates):
+    if replays is not None:
+        replays[i] = updates >> _SHIFT_REPLAYS
 
 
 @jit
-def refresh_rows(q, best, greedy, n_actions):
+def undo_maps(maps, base, table):
+    """Put the values and visits of a table back to what they were before `maps`, which were just packed."""
+    for i in range(maps.entries.size):
+        entry = maps.entries[i]
+        table.q[entry] = base[entry]
+        table.visits[entry] -= maps.visits[i]
+    refresh_rows_of(maps.entries, table)
+
+
+@jit
+def refresh_rows(table):
     """Set the maximum of every row."""
-    for state in range(best.size):
-        refresh_row(q, best, greedy, state, n_actions)
+    n_actions = actions_of(table)
+    for row in range(table.best.size):
+        refresh_row(table.q, table.best, table.greedy, row, n_actions)
 
 
 @jit
-def refresh_rows_of(entries, q, best, greedy, n_actions):
+def refresh_rows_of(entries, table):
     """Set the maximum of the rows in which `entries` lie."""
+    n_actions = actions_of(table)
     last = -1
     for i in range(entries.size):
-        state = entries[i] // n_actions
-        if state != last:
-            refresh_row(q, best, greedy, state, n_actions)
-            last = state
+        row = entries[i] // n_actions
+        if row != last:
+            refresh_row(table.q, table.best, table.greedy, row, n_actions)
+            last = row
 
 
 @jit
-def set_base(entries, values, counts, base, q, visits, stamp, now, illegal):
-    """Write a refresh into the base, and start `q` and `visits` from it there.
+def set_base(entries, values, counts, table, base, illegal, stamp, now):
+    """Write a refresh into `base`, start the table from it there, and stamp its entries.
 
-    Its entries are stamped with `now`.
+    Parameters
+    ----------
+    entries : None or ndarray(int), shape (m,)
+        None: all.
+    values, counts : ndarray, shape (m,)
+    table : TableArrays
+    base : ndarray, shape (R * A,)
+    illegal : None or ndarray(bool), shape (R * A,)
+        Entries that are never learned.
+    stamp, now : ndarray(int32), int
     """
     for i in range(values.size):
         entry = np.int64(i) if entries is None else np.int64(entries[i])
         base[entry] = values[i]
         stamp[entry] = now
-        visits[entry] = counts[i]
+        table.visits[entry] = counts[i]
         if illegal is None or not illegal[entry]:
-            q[entry] = values[i]
+            table.q[entry] = values[i]
 
 
 @jit
-def reapply(entries, weight, shift, moved, q, visits, stamp, now):
-    """Apply a pushed map to the entries stamped `now`: the others still contain it."""
-    for i in range(entries.size):
-        entry = entries[i]
+def reapply(maps, table, stamp, now):
+    """Apply pushed maps to the entries stamped `now`: the others still contain them."""
+    for i in range(maps.entries.size):
+        entry = maps.entries[i]
         if stamp[entry] == now:
-            q[entry] = weight[i] * q[entry] + shift[i]
-            visits[entry] += moved[i]
+            table.q[entry] = maps.weight[i] * table.q[entry] + maps.shift[i]
+            table.visits[entry] += maps.visits[i]
 
 
 @jit
-def reapply_current(touched, n_touched, weight, shift, q, stamp, now):
-    """Apply the map that was not pushed yet to the entries stamped `now`."""
-    for i in range(n_touched[0]):
-        entry = touched[i]
+def reapply_current(table, stamp, now):
+    """Apply the maps that were not pushed yet to the entries stamped `now`."""
+    for i in range(table.n_touched[0]):
+        entry = table.touched[i]
         if stamp[entry] == now:
-            q[entry] = weight[entry] * q[entry] + shift[entry]
+            table.q[entry] = table.weight[entry] * table.q[entry] + table.shift[entry]
 
 
 @jit
-def apply_maps(entries, weight, shift, visits, known, table, counts):
-    """Apply maps to the server's own current values, in float64, and count the visits.
+def apply_maps(maps, values, counts):
+    """Apply maps to the server's own current values, and count the visits.
 
-    An entry that others visited since the sender last heard of it, m times against the map's own k, lets the
-    map take at most its share of what all of them may: a weight below exp(-4 k / (k + m)) is raised to that,
-    with the same target b / (1 - w). Else a map of small weight would wipe out what the others learned in the
-    meantime. Where N k a is small the limit is never reached, and without others it does not exist. What was
-    only replayed counts as one visit here.
+    **The share limit.** Say that the sender of a map visited an entry k times, and others m times since it
+    last heard of the entry. Where w goes to 0 its map would wipe out what the others learned in the meantime.
+    If each of the k + m visits may take an equal share of what all of them may, which is a weight of
+    exp(-SHARED_LOAD) for what was there before, then k of them leave exp(-SHARED_LOAD k / (k + m)). So a
+    smaller weight is raised to that, with the same target b / (1 - w). Where N k a is below SHARED_LOAD the
+    limit is not reached, and without others it does not exist. What was only replayed counts as one visit
+    here.
     """
-    for i in range(entries.size):
-        entry = entries[i]
-        own = np.int64(visits[i])
-        others = (counts[entry] - np.int64(known[i])) & VISIT_MASK
+    for i in range(maps.entries.size):
+        entry = maps.entries[i]
+        own = np.int64(maps.visits[i])
+        others = (counts[entry] - np.int64(maps.known[i])) & VISIT_MASK
         counts[entry] += own
-        value = np.float64(table[entry])
+        value = np.float64(values[entry])
+        weight, shift = maps.weight[i], maps.shift[i]
         if others > 0:
             share = max(own, 1) / (max(own, 1) + others)
             least = np.exp(-SHARED_LOAD * share)
-            if weight[i] < least:
-                target = shift[i] / (1.0 - weight[i])
-                table[entry] = least * value + (1.0 - least) * target
+            if weight < least:
+                target = shift / (1.0 - weight)
+                values[entry] = least * value + (1.0 - least) * target
                 continue
-        table[entry] = weight[i] * value + shift[i]
+        values[entry] = weight * value + shift
 
 
 @jit
-def map_load(weight, visits):
+def map_load(maps):
     """Return the mean of -ln w over the maps' visits, k a in the usual case.
 
     It is taken from at most some 512 of the maps. A weight of 0 counts as 30.
     """
+    weight, visits = maps.weight, maps.visits
     stride = 1 + weight.size // _LOAD_SAMPLE
     load = 0.0
     total = 0.0
@@ -193,40 +229,40 @@ def map_load(weight, visits):
 
 
 @jit
-def mean_and_size(table, stride):
+def mean_and_size(values, stride):
     """Return the mean and the mean absolute value of every `stride`-th entry."""
     total = 0.0
     size = 0.0
-    for i in range(0, table.size, stride):
-        total += table[i]
-        size += abs(table[i])
-    count = 1 + (table.size - 1) // stride
+    for i in range(0, values.size, stride):
+        total += values[i]
+        size += abs(values[i])
+    count = 1 + (values.size - 1) // stride
     return total / count, size / count
 
 
 @jit
-def gather(entries, table, counts, out_values, out_counts):
+def gather(entries, values, counts, out_values, out_counts):
     """Copy `entries` of a table and its counts into a refresh."""
     for i in range(entries.size):
-        out_values[i] = table[entries[i]]
+        out_values[i] = values[entries[i]]
         out_counts[i] = counts[entries[i]]
 
 
 @jit
-def copy_below(entries, limit, table, counts, out_values, out_counts):
+def copy_below(entries, limit, values, counts, out_values, out_counts):
     """Copy those of `entries` that are below `limit` to the same places of another table and its counts."""
     for i in range(entries.size):
         entry = entries[i]
         if entry < limit:
-            out_values[entry] = table[entry]
+            out_values[entry] = values[entry]
             out_counts[entry] = counts[entry]
 
 
 @jit
 def collect_new(entries, stamp, now, out, size):
-    """Append to `out`, from `size` on, the entries not stamped `now` yet, and return the new size.
+    """Append to `out`, from `size` on, the entries not stamped `now` yet, and stamp them.
 
-    They are stamped with `now`.
+    Return the new size.
     """
     for i in range(entries.size):
         entry = entries[i]
@@ -238,41 +274,50 @@ def collect_new(entries, stamp, now, out, size):
 
 
 @jit
-def merge_one(entries, weight, shift, visits, replays, product, targets, total, moved, seen, n_seen):
-    """Add one logical worker's maps to a round's order-free sums. Return the number of entries seen so far.
+def merge_one(maps, sums, n_seen):
+    """Add one logical worker's maps to a round's sums, and return the number of entries seen so far.
 
-    ``product`` gathers the weights, ``targets`` the sum of k y with y = b / (1 - w), ``total`` the sum of k:
-    the updates, replayed ones included. A weight of exactly 1 has no target and moves nothing.
+    A map whose weight is exactly 1 has no target: it moves nothing, or only adds.
     """
-    for i in range(entries.size):
-        entry = entries[i]
-        if moved[entry] < 0:
-            moved[entry] = 0
-            product[entry] = 1.0
-            targets[entry] = 0.0
-            total[entry] = 0.0
-            seen[n_seen] = entry
+    for i in range(maps.entries.size):
+        entry = maps.entries[i]
+        if sums.visits[entry] < 0:
+            sums.visits[entry] = 0
+            sums.weight[entry] = 1.0
+            sums.targets[entry] = 0.0
+            sums.updates[entry] = 0.0
+            sums.seen[n_seen] = entry
             n_seen += 1
-        moved[entry] += visits[i]
-        if weight[i] < 1.0:
-            share = np.float64(visits[i])
-            if replays is not None:
-                share += replays[i]
-            product[entry] *= weight[i]
-            targets[entry] += share * (shift[i] / (1.0 - weight[i]))
-            total[entry] += share
+        sums.visits[entry] += maps.visits[i]
+        weight, shift = maps.weight[i], maps.shift[i]
+        if weight < 1.0:
+            share = np.float64(maps.visits[i]) + _replays(maps.replays, i)
+            sums.weight[entry] *= weight
+            sums.targets[entry] += share * (shift / (1.0 - weight))
+            sums.updates[entry] += share
+        elif shift != 0.0:
+            sums.targets[entry] += shift
     return n_seen
 
 
+@jit_inline
+def _replays(replays, i):
+    return 0.0 if replays is None else np.float64(replays[i])
+
+
 @jit
-def merge_finish(product, targets, total, moved, seen, n_seen, table, counts):
-    """Apply a round's sums: Q = W Q + (1 - W) (sum of k y) / (sum of k), and make room for the next round."""
+def merge_finish(sums, n_seen, values, counts):
+    """Apply a round's sums, Q = W Q + (1 - W) (sum of k y) / (sum of k), and make room for the next round.
+
+    To an entry that was only added to, what was added is added.
+    """
     for i in range(n_seen):
-        entry = seen[i]
-        if total[entry] > 0.0:
-            weight = product[entry]
-            table[entry] = weight * np.float64(table[entry]) + (1.0 - weight) * (
-                targets[entry] / total[entry]
-            )
-        counts[entry] += moved[entry]
-        moved[entry] = -1
+        entry = sums.seen[i]
+        value = np.float64(values[entry])
+        if sums.updates[entry] > 0.0:
+            weight = sums.weight[entry]
+            values[entry] = weight * value + (1.0 - weight) * (sums.targets[entry] / sums.updates[entry])
+        elif sums.targets[entry] != 0.0:
+            values[entry] = value + sums.targets[entry]
+        counts[entry] += sums.visits[entry]
+        sums.visits[entry] = -1

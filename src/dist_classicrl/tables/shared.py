@@ -8,7 +8,7 @@ import numpy as np
 
 from dist_classicrl.errors import ProtocolError
 from dist_classicrl.tables import kernels
-from dist_classicrl.tables.local import PackedMap, Refresh, index_dtype
+from dist_classicrl.tables.maps import PackedMap, Refresh, index_dtype
 from dist_classicrl.tables.snapshot import TableSnapshot
 
 
@@ -45,19 +45,14 @@ class SharedTable:
         self._logged = 0
         self._log_starts_after = version
         size = values.size
-        self._index_dtype = index_dtype(size)
+        self.index_dtype = index_dtype(size)
         entry_bytes = values.itemsize + counts.itemsize
-        self._sparse_limit = size * entry_bytes // (entry_bytes + self._index_dtype.itemsize)
+        self._sparse_limit = size * entry_bytes // (entry_bytes + self.index_dtype.itemsize)
         self._stamp = np.zeros(size, np.int32)
         self._stamp_now = 0
-        self._scratch = np.empty(size, self._index_dtype)
+        self._scratch = np.empty(size, self.index_dtype)
         self._cache: dict[int, Refresh] = {}
         self._snapshot: TableSnapshot | None = None
-
-    @property
-    def log_is_short_for(self) -> int:
-        """The oldest version from which a sparse refresh can be made."""
-        return self._log_starts_after
 
     def watch(self, snapshot: TableSnapshot | None) -> None:
         """Tell `snapshot`, which copies this table, of every change from now on; None: nobody."""
@@ -79,19 +74,10 @@ class SharedTable:
                 f"Push {sequence} of worker {sender} came after push {last}: one is missing. The transport "
                 "must keep the order of a sender's messages, as MPI does for one communicator and tag."
             )
-        kernels.apply_maps(
-            packed.entries,
-            packed.weight,
-            packed.shift,
-            packed.visits,
-            packed.known,
-            self.values,
-            self.counts,
-        )
+        kernels.apply_maps(packed, self.values, self.counts)
         self.applied[sender] = sequence
-        self._changed(
-            packed.entries.copy()
-        )  # the log must not keep the whole message, of which they are a part
+        # The log must not keep the whole message, of which they are a part.
+        self.changed(packed.entries.copy())
         return True
 
     def overwritten(self) -> None:
@@ -104,7 +90,8 @@ class SharedTable:
         if self._snapshot is not None and self._snapshot.copying:
             self._snapshot.begin()
 
-    def _changed(self, entries: np.ndarray) -> None:
+    def changed(self, entries: np.ndarray) -> None:
+        """Take note that a push or a round has changed `entries`."""
         self.version += 1
         self._cache.clear()
         if self._snapshot is not None:
@@ -170,29 +157,18 @@ class RoundMerge:
     def __init__(self, table: SharedTable) -> None:
         size = table.values.size
         self._table = table
-        self._product = np.empty(size)
-        self._targets = np.empty(size)
-        self._total = np.empty(size)
-        self._moved = np.full(size, -1, np.int64)
-        self._seen = np.empty(size, table._index_dtype)
+        self._sums = kernels.RoundSums(
+            np.empty(size),
+            np.empty(size),
+            np.empty(size),
+            np.full(size, -1, np.int64),
+            np.empty(size, table.index_dtype),
+        )
 
     def merge(self, maps: list[PackedMap]) -> None:
         """Apply one round: `maps` of logical workers 0, 1, 2, ..."""
         size = 0
         for packed in maps:
-            size = kernels.merge_one(
-                packed.entries, packed.weight, packed.shift, packed.visits, packed.replays,
-                self._product, self._targets, self._total, self._moved, self._seen, size,
-            )  # fmt: skip
-        table = self._table
-        kernels.merge_finish(
-            self._product,
-            self._targets,
-            self._total,
-            self._moved,
-            self._seen,
-            size,
-            table.values,
-            table.counts,
-        )
-        table._changed(self._seen[:size].copy())
+            size = kernels.merge_one(packed, self._sums, size)
+        kernels.merge_finish(self._sums, size, self._table.values, self._table.counts)
+        self._table.changed(self._sums.seen[:size].copy())

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from dist_classicrl.errors import ProtocolError
-from dist_classicrl.tables.local import LocalTable, PackedMap, Refresh
+from dist_classicrl.tables.local import LocalTable
+from dist_classicrl.tables.maps import PackedMap, Refresh
 
 _KEPT_PER_SLOT = 4
 

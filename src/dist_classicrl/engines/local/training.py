@@ -10,11 +10,13 @@ import numpy as np
 from dist_classicrl.engines.outcome import TrainingResult
 from dist_classicrl.engines.progress import Company, Learning
 from dist_classicrl.engines.rounds.schedule import play, rounds
-from dist_classicrl.engines.run import Run, compile_kernels
+from dist_classicrl.engines.run import Run
 from dist_classicrl.engines.saving import Position
 from dist_classicrl.errors import CheckpointFencedError
-from dist_classicrl.learning.learners import Learner, Rates, stack_states
-from dist_classicrl.tables.local import LocalTable, PackedMap
+from dist_classicrl.learning.learner import Learner
+from dist_classicrl.learning.rates import Rates
+from dist_classicrl.learning.state import stack_states
+from dist_classicrl.tables.maps import PackedMap
 from dist_classicrl.tables.shared import RoundMerge, SharedTable
 
 _SLICE_SECONDS = 0.05
@@ -33,24 +35,15 @@ def run_alone(run: Run) -> TrainingResult:
     """
     begin = time.perf_counter()
     rates = Rates(run.settings, run.logical or 1)
-    learners: dict[int, Learner] = {}
+    learner: Learner | None = None
     try:
-        table = run.local_table()
-        table.load(run.values, run.counts, None if run.resumed is None else run.resumed.exact)
-        if run.logical is None:
-            learners[0] = run.learner(run.source, table, rates, 0)
-        else:
-            run.add_logical_learners(learners, list(range(run.logical)), table, rates)
-        compile_kernels(run, rates, run.logical is not None, False)
-        for learner in learners.values():
-            learner.prepare()
-        alone: _Alone
-        if run.logical is None:
-            run.restore(learners, "alone")
-            alone = _Learning(run, table, learners[0])
-        else:
-            run.restore(learners, "rounds")
-            alone = _Rounds(run, table, learners)
+        learner = run.learner(rates)
+        learner.table.load(run.values, run.counts, None if run.resumed is None else run.resumed.exact)
+        run.compile(rates, run.logical is not None, False)
+        walkers = [0] if run.logical is None else list(range(run.logical))
+        run.add_walkers(learner, walkers)
+        run.restore(learner, walkers, "alone" if run.logical is None else "rounds")
+        alone: _Alone = (_Learning if run.logical is None else _Rounds)(run, learner)
         compiled = time.perf_counter() - begin
         alone.begin = time.perf_counter()
         run.reporter.begin(0.0, [alone.own])
@@ -63,7 +56,7 @@ def run_alone(run: Run) -> TrainingResult:
             raise
         seconds = alone.seconds
     finally:
-        run.close(learners.values())
+        run.close(learner)
     result = run.tally.result(seconds, compiled, workers=1)
     where = None
     if run.saver is not None:
@@ -92,32 +85,16 @@ class LearningOn:
         alone.begin = time.perf_counter() - seconds
 
     @classmethod
-    def steps(
-        cls,
-        run: Run,
-        table: LocalTable,
-        learner: Learner,
-        done: int,
-        seconds: float,
-        company: Company,
-    ) -> LearningOn:
+    def steps(cls, run: Run, learner: Learner, done: int, seconds: float, company: Company) -> LearningOn:
         """Go on after `done` steps of a run, `seconds` after it began, while nobody is there to serve."""
         rest = _rest(run, done)
-        return cls(run, rest, _Learning(rest, table, learner, company), seconds)
+        return cls(run, rest, _Learning(rest, learner, company), seconds)
 
     @classmethod
-    def rounds(
-        cls,
-        run: Run,
-        table: LocalTable,
-        learners: dict[int, Learner],
-        done: int,
-        seconds: float,
-        company: Company,
-    ) -> LearningOn:
+    def rounds(cls, run: Run, learner: Learner, done: int, seconds: float, company: Company) -> LearningOn:
         """Go on likewise in the reproducible mode."""
         rest = _rest(run, done)
-        return cls(run, rest, _Rounds(rest, table, learners, company), seconds)
+        return cls(run, rest, _Rounds(rest, learner, company), seconds)
 
     @property
     def made(self) -> int:
@@ -155,9 +132,9 @@ def _rest(run: Run, done: int) -> Run:
 class _Alone:
     """What both ways to train alone have in common: when to save and to stop."""
 
-    def __init__(self, run: Run, table: LocalTable, company: Company | None) -> None:
+    def __init__(self, run: Run, learner: Learner, company: Company | None = None) -> None:
         self._run = run
-        self._table = table
+        self._learner = learner
         self._company = Company() if company is None else company
         self.begin = 0.0
         self._copies = run.values[:0], run.counts[:0]
@@ -231,15 +208,9 @@ class _Alone:
 class _Learning(_Alone):
     """Learns all steps, in slices that last about 50 ms."""
 
-    def __init__(
-        self,
-        run: Run,
-        table: LocalTable,
-        learner: Learner,
-        company: Company | None = None,
-    ) -> None:
-        super().__init__(run, table, company)
-        self._learner = learner
+    def __init__(self, run: Run, learner: Learner, company: Company | None = None) -> None:
+        super().__init__(run, learner, company)
+        self._walker = learner.walkers[0]
         self._stream = run.alone_stream()
         self._first = self._stream.used
         self._is_sound = True
@@ -256,7 +227,7 @@ class _Learning(_Alone):
                 # it takes.
                 steps = min(max(1, size // batch) * batch, last - stream.used)
                 before = time.perf_counter()
-                learner.learn(stream, steps)
+                learner.learn(self._walker, stream, steps)
                 now = time.perf_counter()
                 size = max(1, min(int(steps * _SLICE_SECONDS / max(now - before, 1e-9)), 4 * size))
                 run.tally.steps = run.tally.earlier_steps + stream.used - self._first
@@ -271,8 +242,9 @@ class _Learning(_Alone):
                 if not goes_on:
                     break
         except BaseException:
-            changed = self._table.touched[: self._table.n_touched[0]]
-            self._is_sound = bool(np.isfinite(self._table.q[changed]).all())
+            table = learner.table
+            changed = table.touched[: table.n_touched[0]]
+            self._is_sound = bool(np.isfinite(table.q[changed]).all())
             if self._is_sound:
                 self.settle()
             raise
@@ -285,7 +257,7 @@ class _Learning(_Alone):
 
     def settle(self) -> None:
         # The local table is exact: applying the maps would only add rounding.
-        run, table = self._run, self._table
+        run, table = self._run, self._learner.table
         run.kept = self._stream.used - self._first
         packed = table.pack()
         run.values[packed.entries] = table.q[packed.entries]
@@ -298,38 +270,28 @@ class _Learning(_Alone):
             run.tally.to_dict(self.seconds),
             "alone",
             stream={"start": stream.start, "used": stream.used} if whole else None,
-            learners=stack_states([self._learner.state()]) if whole else {},
-            exact=self._table.exact() if whole and run.values.dtype != np.float64 else None,
+            learners=stack_states([self._learner.state(self._walker)]) if whole else {},
+            exact=self._learner.table.exact() if whole and run.values.dtype != np.float64 else None,
         )
 
 
 class _Rounds(_Alone):
     """Plays the rounds of all logical workers, and merges them."""
 
-    def __init__(
-        self,
-        run: Run,
-        table: LocalTable,
-        learners: dict[int, Learner],
-        company: Company | None = None,
-    ) -> None:
-        super().__init__(run, table, company)
-        self._learners = learners
-
     def run_all(self) -> None:
-        run, table, learners = self._run, self._table, self._learners
+        run, learner = self._run, self._learner
         shared = SharedTable(run.values, run.counts)
         merge = RoundMerge(shared)
         for quotas in rounds(run.settings, run.start, run.steps):
             maps: list[PackedMap] = []
             before = time.perf_counter()
             for quota in quotas:
-                maps.append(play(quota, learners[quota.worker], table, run.seed))
-                run.tally.add_totals(learners[quota.worker].totals.take())
+                maps.append(play(quota, learner, run.seed))
+                run.tally.add_totals(learner.totals.take())
             spent = time.perf_counter() - before
             version = shared.version
             merge.merge(maps)
-            table.rebase(shared.refresh(version), [])
+            learner.table.rebase(shared.refresh(version), [])
             made = sum(quota.steps for quota in quotas)
             run.tally.steps += made
             run.kept += made
@@ -342,12 +304,10 @@ class _Rounds(_Alone):
                 break
 
     def position(self, whole: bool = True) -> Position:
-        run = self._run
+        run, learner = self._run, self._learner
         return Position(
             run.start + run.kept,
             run.tally.to_dict(self.seconds),
             "rounds",
-            learners=stack_states([self._learners[n].state() for n in sorted(self._learners)])
-            if whole
-            else {},
+            learners=stack_states([learner.state(n) for n in sorted(learner.walkers)]) if whole else {},
         )

@@ -20,7 +20,7 @@ from dist_classicrl.engines.roles.server_base import FIRST_ADMISSION, NobodyLeft
 from dist_classicrl.engines.roles.shutdown import fail, tell_rescued, tell_stopped, wait_for_rescue
 from dist_classicrl.engines.roles.worker_base import ServerLost
 from dist_classicrl.engines.rounds.exchange import RoundServer, RoundStart, RoundWorker, carriers
-from dist_classicrl.engines.run import Run, compile_kernels
+from dist_classicrl.engines.run import Run
 from dist_classicrl.engines.saving import RESCUE_SECONDS
 from dist_classicrl.engines.server.leases import LeaseBook
 from dist_classicrl.engines.server.pacing import Pacer
@@ -34,13 +34,13 @@ from dist_classicrl.errors import (
     TrainingStopped,
     WorkerLeft,
 )
-from dist_classicrl.learning.learners import Learner, Rates
+from dist_classicrl.learning.learner import Learner
+from dist_classicrl.learning.rates import Rates
 from dist_classicrl.membership.election import Base, Deposed
 from dist_classicrl.membership.group import Group
 from dist_classicrl.membership.handshake import Setup
 from dist_classicrl.membership.heartbeat import Heartbeat, beat_message
 from dist_classicrl.process.stop import Stop
-from dist_classicrl.tables.local import LocalTable
 from dist_classicrl.tables.shared import SharedTable
 from dist_classicrl.tables.window import PushWindow
 
@@ -85,7 +85,7 @@ def run_together(run: Run, group: Group, begin_from: Setup | Entry) -> TrainingR
         clean = True
     finally:
         part.close(_LINGER_SECONDS if clean else 0.0)
-        run.close(part.learners)
+        run.close(part.learner)
     return result
 
 
@@ -100,7 +100,7 @@ def _prepare(part: _Part, setup: Setup) -> None:
     def prepare(first: bool) -> None:
         nonlocal error
         try:
-            compile_kernels(run, rates, setup.is_head, first)
+            run.compile(rates, setup.is_head, first)
             if not setup.is_head:
                 part.prepare_worker(Base(setup.term, 0))
         except BaseException as caught:  # whatever it is, the others must hear of it
@@ -129,7 +129,7 @@ class _Part:
         self.group = group
         self.rates = rates
         self.compile_seconds = 0.0
-        self.learners: list[Learner] = []
+        self.learner: Learner | None = None
         self.worker = None
         self.server = None
         self._members: set[int] = set()  # of the view that was
@@ -358,21 +358,16 @@ class AsyncPart(_Part):
     worker: Worker | None
     server: Server | None
 
-    def __init__(self, run: Run, group: Group, rates: Rates) -> None:
-        super().__init__(run, group, rates)
-        self._table: LocalTable | None = None
-
     def prepare_worker(self, base: Base) -> None:
         """See `_Part`."""
         run, group = self.run, self.group
         settings = run.settings
-        learner, table = self._learner()
+        learner = self._ready_learner()
         self.worker = Worker(
             group,
-            table,
             learner,
             Pacer(settings, self.rates.workers, learner.quantum),
-            PushWindow(table, settings.prefetch_factor, base.version, base.term),
+            PushWindow(learner.table, settings.prefetch_factor, base.version, base.term),
             settings.compression_threshold,
             run.seed,
             run.watch,
@@ -382,15 +377,14 @@ class AsyncPart(_Part):
             self.rates.set_workers,
         )
 
-    def _learner(self) -> tuple[Learner, LocalTable]:
-        """Return this rank's learner and its table, which is the run's as it is now."""
+    def _ready_learner(self) -> Learner:
+        """Return this rank's learner, whose table is the run's as it is now."""
         run = self.run
-        if self._table is None:
-            self._table = run.local_table()
-            self.learners.append(run.learner(run.source, self._table, self.rates, self.group.rank))
-            self.learners[0].prepare()
-        self._table.load(run.values, run.counts)
-        return self.learners[0], self._table
+        if self.learner is None:
+            self.learner = run.learner(self.rates)
+            run.add_walkers(self.learner, [self.group.rank])
+        self.learner.table.load(run.values, run.counts)
+        return self.learner
 
     def make_server(self, table: SharedTable, takes_over: bool = False) -> Server:
         """See `_Part`."""
@@ -444,10 +438,10 @@ class AsyncPart(_Part):
         """See `_Part`."""
         server = self.server
         assert server is not None
-        learner, table = self._learner()
+        learner = self._ready_learner()
         self.rates.set_workers(1)
         done, seconds = server.leases.done, server.seconds
-        self._run_alone(LearningOn.steps(self.run, table, learner, done, seconds, server.company))
+        self._run_alone(LearningOn.steps(self.run, learner, done, seconds, server.company))
 
 
 class RoundsPart(_Part):
@@ -464,12 +458,11 @@ class RoundsPart(_Part):
     def prepare_worker(self, base: Base) -> None:
         """See `_Part`."""
         run, settings = self.run, self.run.settings
-        table = run.local_table()
-        table.load(run.values, run.counts)
+        learner = self._ready_learner()
         self.worker = RoundWorker(
             self.group,
-            table,
-            partial(self._learners_for, table),
+            learner,
+            self._begin_walkers,
             settings,
             run.start,
             run.steps,
@@ -482,17 +475,21 @@ class RoundsPart(_Part):
         if base.is_some:
             carried_by = carriers(settings, self.group.view.workers)
             mine = [logical for logical, rank in carried_by.items() if rank == self.group.rank]
-            self.worker.learners = self._learners_for(table, mine)
+            self._begin_walkers(mine)
+            self.worker.carried = mine
 
-    def _learners_for(self, table: LocalTable, numbers: list[int]) -> dict[int, Learner]:
-        """Return learners for these logical workers, as the run begins with them."""
-        learners: dict[int, Learner] = {}
-        self.run.add_logical_learners(learners, numbers, table, self.rates, is_first=not self.learners)
-        self.learners += learners.values()
-        for learner in learners.values():
-            learner.prepare()
-        self.run.restore(learners, "rounds")
-        return learners
+    def _ready_learner(self) -> Learner:
+        """Return this rank's learner, whose table is the run's as it is now."""
+        if self.learner is None:
+            self.learner = self.run.learner(self.rates)
+        self.learner.table.load(self.run.values, self.run.counts)
+        return self.learner
+
+    def _begin_walkers(self, numbers: list[int]) -> None:
+        """Give the learner these logical workers as walkers, as the run begins with them."""
+        assert self.learner is not None
+        self.run.add_walkers(self.learner, numbers)
+        self.run.restore(self.learner, numbers, "rounds")
 
     def make_server(self, table: SharedTable, first: RoundStart | None = None) -> RoundServer:
         """See `_Part`."""
@@ -517,8 +514,8 @@ class RoundsPart(_Part):
         run, worker = self.run, self.worker
         assert worker is not None
         self._check_may_repeat()
-        run.values[:] = worker.table.base
-        run.counts[:] = worker.table.visits
+        run.values[:] = worker.learner.table.base
+        run.counts[:] = worker.learner.table.visits
         if worker.round.tally.size:
             run.tally.take_over(worker.round.tally)
         table = SharedTable(run.values, run.counts, worker.base.version + 1)
@@ -554,15 +551,12 @@ class RoundsPart(_Part):
         """See `_Part`."""
         run, server = self.run, self.server
         assert server is not None
-        table = run.local_table()
-        table.load(run.values, run.counts)
-        learners = self._learners_for(table, list(range(run.settings.logical_workers)))
+        learner, numbers = self._ready_learner(), list(range(run.settings.logical_workers))
+        self._begin_walkers(numbers)
         for logical, state in server.now_at.states.items():
-            learners[logical].restore(state)
-        self._run_alone(LearningOn.rounds(run, table, learners, server.made, server.seconds, server.company))
-        server.now_at = replace(
-            server.now_at, states={number: learner.state() for number, learner in learners.items()}
-        )
+            learner.restore(logical, state)
+        self._run_alone(LearningOn.rounds(run, learner, server.made, server.seconds, server.company))
+        server.now_at = replace(server.now_at, states={number: learner.state(number) for number in numbers})
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from dist_classicrl.membership.election import Base, Deposed, answer
 from dist_classicrl.membership.group import Group
 from dist_classicrl.membership.heartbeat import beat_message, say_beat
 from dist_classicrl.process.stop import Stop, StopWatch
-from dist_classicrl.tables.local import Refresh
+from dist_classicrl.tables.maps import Refresh
 
 
 class ServerLost(Exception):

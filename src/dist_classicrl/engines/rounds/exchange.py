@@ -22,12 +22,13 @@ from dist_classicrl.engines.roles.worker_base import Working
 from dist_classicrl.engines.rounds.schedule import Quota, play, round_steps, rounds
 from dist_classicrl.engines.saving import Position
 from dist_classicrl.errors import ProtocolError, RankLostError
-from dist_classicrl.learning.learners import Learner, stack_states, unstack_states
+from dist_classicrl.learning.learner import Learner
+from dist_classicrl.learning.state import stack_states, unstack_states
 from dist_classicrl.membership.election import Base
 from dist_classicrl.membership.group import LOOK_SECONDS, Group
 from dist_classicrl.process.stop import Stop, StopWatch
 from dist_classicrl.settings import Settings
-from dist_classicrl.tables.local import LocalTable, PackedMap, Refresh
+from dist_classicrl.tables.maps import PackedMap, Refresh
 from dist_classicrl.tables.shared import RoundMerge
 from dist_classicrl.tables.snapshot import TableSnapshot
 
@@ -411,9 +412,10 @@ class RoundWorker(Working):
     Parameters
     ----------
     group : Group
-    table : LocalTable
-    learners_for : callable
-        Returns new learners for these logical workers, by number.
+    learner : Learner
+        Its walkers are logical workers.
+    begin_walkers : callable
+        Gives the learner these logical workers as walkers, as the run begins with them.
     settings : Settings
     start, steps : int
         First global step, and steps of the whole run.
@@ -429,15 +431,15 @@ class RoundWorker(Working):
     ----------
     round : RoundStart
         Where the round begins that this rank is in.
-    learners : dict of int to learner
-        By logical worker.
+    carried : list of int
+        The logical workers that are this rank's.
     """
 
     def __init__(
         self,
         group: Group,
-        table: LocalTable,
-        learners_for: Callable[[list[int]], dict[int, Learner]],
+        learner: Learner,
+        begin_walkers: Callable[[list[int]], None],
         settings: Settings,
         start: int,
         steps: int,
@@ -447,11 +449,11 @@ class RoundWorker(Working):
         wants_to_leave: Callable[[], str | None] = lambda: None,
     ) -> None:
         super().__init__(group, watch)
-        self.table = table
+        self.learner = learner
         self.round = RoundStart()
-        self.learners: dict[int, Learner] = {}
+        self.carried: list[int] = []
         self._has_played = self._has_finished = False
-        self._learners_for = learners_for
+        self._begin_walkers = begin_walkers
         self._settings = settings
         self._start = start
         self._steps = steps
@@ -470,10 +472,10 @@ class RoundWorker(Working):
         return Base.finished(self._base.term) if self.final is not None else self._base
 
     def start_from(self, base: Base) -> None:
-        """Take note that the table is what the server of `base` began with; none: learners are old."""
+        """Take note that the table is what the server of `base` began with; none: walkers are old."""
         self._base = base
         if not base.is_some:
-            self.learners = {}
+            self.carried = []
 
     def give_up_server(self) -> None:
         """Take nothing from the server any more."""
@@ -535,28 +537,29 @@ class RoundWorker(Working):
             raise ProtocolError(
                 f"A table from version {refresh.since} on came to a base of version {self._base.version}."
             )
-        self.table.rebase(refresh, [])
+        self.learner.table.rebase(refresh, [])
         passed = order.start.number - self.round.number
         is_ready = passed == 1 and self._has_finished or passed == 0 and not self._has_played
         self._base = Base(term, refresh.version)
         self.round = order.start
         mine = [n for n in range(order.carried_by.size) if order.carried_by[n] == self.group.rank]
-        if mine != sorted(self.learners) or not is_ready:
-            self._get_learners(mine, order.start.states)
+        if mine != self.carried or not is_ready:
+            self._carry(mine, order.start.states)
         self._has_played = self._has_finished = False
         if order.order != _GO_ON:
-            for logical, learner in self.learners.items():
+            for logical in self.carried:
                 head = np.array([order.attempt, logical], np.int64)
-                self.channel.send(messages.encode(Kind.STATE, head, *state_parts(learner.state())))
+                state = state_parts(self.learner.state(logical))
+                self.channel.send(messages.encode(Kind.STATE, head, *state))
         self._order = None if order.order == _TELL_STATE_AND_WAIT else order
 
-    def _get_learners(self, mine: list[int], states: States) -> None:
-        """Have learners for the logical workers `mine` in these states, or as new where there are none."""
-        made = self._learners_for([logical for logical in mine if logical not in self.learners or not states])
-        self.learners = {logical: made.get(logical) or self.learners[logical] for logical in mine}
-        for logical, state in states.items():
-            if logical in self.learners:
-                self.learners[logical].restore(state)
+    def _carry(self, mine: list[int], states: States) -> None:
+        """Carry the logical workers `mine` in these states, or as new where there are none."""
+        self._begin_walkers([logical for logical in mine if logical not in self.carried or not states])
+        self.carried = mine
+        for logical in mine:
+            if logical in states:
+                self.learner.restore(logical, states[logical])
 
     def _play_round(self) -> None:
         """Play this rank's part of the round, unless the server begins it anew meanwhile."""
@@ -565,7 +568,7 @@ class RoundWorker(Working):
         made = steps_before(self._settings, order.start.number, self._steps)
         quotas = next(iter(rounds(self._settings, self._start + made, self._steps - made)), [])
         for quota in quotas:
-            if quota.worker in self.learners:
+            if quota.worker in self.carried:
                 self._play(order.attempt, quota)
                 self._look()
                 if self._order is not None or self.final is not None:
@@ -573,10 +576,10 @@ class RoundWorker(Working):
         self._has_finished = True
 
     def _play(self, attempt: int, quota: Quota) -> None:
-        learner = self.learners[quota.worker]
+        learner = self.learner
         self._has_played = True
         begin = time.perf_counter()
-        packed = play(quota, learner, self.table, self._seed)
+        packed = play(quota, learner, self._seed)
         now = time.perf_counter()
         reals = np.empty(6)
         reals[:4] = learner.totals.take()
@@ -584,7 +587,7 @@ class RoundWorker(Working):
         reals[5] = now - self._told
         self._told = now
         head = np.array([attempt, quota.worker, len(packed.parts)], np.int64)
-        after = state_parts(learner.state()) if self._may_repeat else []
+        after = state_parts(learner.state(quota.worker)) if self._may_repeat else []
         self.channel.send(messages.encode(Kind.ROUND, head, reals, *packed.parts, *after))
 
     def _look(self) -> None:

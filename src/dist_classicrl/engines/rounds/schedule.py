@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dist_classicrl._random import stream_key
-from dist_classicrl.learning.learners import Learner, Stream
+from dist_classicrl.learning.learner import Learner, Stream
 from dist_classicrl.settings import ROUND_UPDATES, Settings
-from dist_classicrl.tables.local import LocalTable, PackedMap
+from dist_classicrl.tables.maps import PackedMap
 
 
 @dataclass(frozen=True)
@@ -60,14 +60,14 @@ def rounds(settings: Settings, start: int, steps: int) -> Iterator[list[Quota]]:
         yield quotas
 
 
-def play(quota: Quota, learner: Learner, table: LocalTable, seed: int) -> PackedMap:
-    """Let a logical worker do its quota from the table's base, and return its maps.
+def play(quota: Quota, learner: Learner, seed: int) -> PackedMap:
+    """Let a logical worker do its quota from the base of the learner's table, and return its maps.
 
     Afterwards the table is as before.
     """
     # A global step belongs to one quota alone, so it names the quota's random stream.
     stream = Stream(stream_key(seed, "round", quota.worker, quota.start), quota.start)
-    learner.learn(stream, quota.steps)
-    packed = table.pack()
-    table.undo(packed)
+    learner.learn(quota.worker, stream, quota.steps)
+    packed = learner.table.pack()
+    learner.table.undo(packed)
     return packed

@@ -19,7 +19,7 @@ from dist_classicrl.engines.saving import Position, Saver
 from dist_classicrl.engines.server.handover import Handover
 from dist_classicrl.engines.server.leases import Lease, LeaseBook
 from dist_classicrl.process.stop import Stop
-from dist_classicrl.tables.local import PackedMap, Refresh
+from dist_classicrl.tables.maps import PackedMap, Refresh
 from dist_classicrl.tables.snapshot import TableSnapshot
 from dist_classicrl.tables.window import Pushed
 

@@ -21,12 +21,12 @@ from dist_classicrl.engines.roles.worker_base import Working
 from dist_classicrl.engines.server.handover import Handover
 from dist_classicrl.engines.server.pacing import Pacer
 from dist_classicrl.engines.server.server import LAST_PUSH
-from dist_classicrl.learning.learners import Learner, Stream
+from dist_classicrl.learning.learner import Learner, Stream
 from dist_classicrl.membership.election import Base
 from dist_classicrl.membership.group import LOOK_SECONDS, Group
 from dist_classicrl.process.stop import StopWatch
 from dist_classicrl.tables import kernels
-from dist_classicrl.tables.local import LocalTable, PackedMap, Refresh
+from dist_classicrl.tables.maps import PackedMap, Refresh
 from dist_classicrl.tables.window import Pushed, PushWindow
 
 logger = logging.getLogger(__name__)
@@ -38,8 +38,8 @@ class Worker(Working):
     Parameters
     ----------
     group : Group
-    table : LocalTable
-    learner : CompiledLearner or SteppedLearner
+    learner : Learner
+        With one walker.
     pacer : Pacer
     window : PushWindow
     threshold : float
@@ -61,7 +61,6 @@ class Worker(Working):
     def __init__(
         self,
         group: Group,
-        table: LocalTable,
         learner: Learner,
         pacer: Pacer,
         window: PushWindow,
@@ -75,8 +74,9 @@ class Worker(Working):
     ) -> None:
         super().__init__(group, watch)
         self._rank = group.rank
-        self._table = table
+        self._table = learner.table
         self._learner = learner
+        self._walker = learner.walkers[0]
         self._pacer = pacer
         self._view = group.view
         self._window = window
@@ -209,7 +209,7 @@ class Worker(Working):
             until_push = -(-pacer.interval // 2)
         steps = min(left, until_push, pacer.longest_call)
         begin, cpu_begin = time.perf_counter(), time.thread_time()
-        self._learner.learn(stream, steps)
+        self._learner.learn(self._walker, stream, steps)
         seconds, cpu_seconds = time.perf_counter() - begin, time.thread_time() - cpu_begin
         self._learning += seconds
         self._cpu_learning += cpu_seconds
@@ -262,7 +262,7 @@ class Worker(Working):
         pacer = self._pacer
         wants_refresh = pacer.wants_refresh or flush or self._window.needs_refresh
         sequence, packed, saved, made, reals = self._pack(flush, begin)
-        load = kernels.map_load(packed.weight, packed.visits)
+        load = kernels.map_load(packed)
         flags = (0 if self._leases else 1) | (2 if pacer.urgent else 0) | (4 if wants_refresh else 0)
         flags |= LAST_PUSH if self._stopping else 0
         known = self._window.known_version(sequence)

@@ -1,0 +1,149 @@
+"""Learning in compiled environments: one jitted loop acts, simulates and learns."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from dist_classicrl._jit import jit_for
+from dist_classicrl.environments.resolve import Source
+from dist_classicrl.errors import ActionMaskError, RewardError
+from dist_classicrl.learning import loops
+from dist_classicrl.learning.learner import Problem, Stream, Totals
+from dist_classicrl.learning.loops import Line, Stretch, Walker
+from dist_classicrl.learning.memory import RuleMemory
+from dist_classicrl.learning.replay import ReplayMemory
+from dist_classicrl.learning.state import State, check_arrays, check_range, check_replay, refused
+
+_NEVER = 1 << 62
+
+
+@dataclass
+class _Episode:
+    """A walker and all that belongs to it."""
+
+    walker: Walker
+    memory: RuleMemory
+    replay: ReplayMemory | None
+
+
+class CompiledLearner:
+    """Learns in a compiled environment; each walker plays one episode after the other. See `Learner`."""
+
+    quantum = 1
+
+    def __init__(self, problem: Problem) -> None:
+        simulator = problem.source.simulator
+        if simulator is None:
+            raise TypeError(f"{problem.source.name} is not compiled")
+        self.table = problem.table
+        self.totals = Totals()
+        self._settings = problem.settings
+        self._rates = problem.rates
+        self._simulator = simulator
+        self._rule, self._parameters = problem.rule, problem.parameters
+        self._loop = jit_for(loops.learn_steps, type(simulator.tables), problem.rule.parameters)
+        self._episodes: dict[int, _Episode] = {}
+        # Where a game has ended there need be no legal action: acting there is what must not happen.
+        self._stuck = None if simulator.legal is None else np.flatnonzero(~simulator.legal.any(axis=1))
+
+    @property
+    def walkers(self) -> list[int]:
+        """See `Learner`."""
+        return list(self._episodes)
+
+    def add(self, number: int, source: Source, seed: int) -> None:
+        """See `Learner`; a compiled environment draws from the streams alone, so `seed` is not used."""
+        simulator = self._simulator
+        walker = Walker(
+            0,
+            np.zeros(simulator.memory_size, np.int64),
+            np.array([-1, 0], np.int64),
+            np.zeros(1),
+            simulator.max_episode_steps or _NEVER,
+        )
+        memory = RuleMemory(self._rule, self._parameters, self.table, 1)
+        episode = _Episode(walker, memory, ReplayMemory.for_settings(self._settings))
+        if not self._episodes:
+            nowhere = walker._replace(memory=walker.memory.copy(), position=walker.position.copy())
+            self._call(_Episode(nowhere, memory, episode.replay), _NO_STEPS)
+        self._episodes[number] = episode
+
+    def _call(self, episode: _Episode, stretch: Stretch) -> None:
+        context = episode.memory.context(self.table, self._rates.table, self._settings.discount_factor)
+        replay = None if episode.replay is None else episode.replay.in_context(context)
+        self._loop(
+            self._parameters,
+            self._simulator.tables,
+            episode.walker,
+            context,
+            replay,
+            stretch,
+            self.totals.values,
+        )
+
+    def learn(self, walker: int, stream: Stream, steps: int) -> None:
+        """See `Learner`."""
+        episode = self._episodes[walker]
+        last = stream.used + steps
+        while stream.used < last:
+            at = stream.start + stream.used
+            step_size, epsilon, end = self._rates.at(at)
+            size = min(last - stream.used, end - at)
+            self._call(episode, Stretch(stream.key, stream.used, size, step_size, epsilon))
+            stream.used += size
+        if self._stuck is not None and self._stuck.size:
+            self._check_not_stuck(self._stuck)
+        if not math.isfinite(collected := episode.walker.collected[0]):
+            raise RewardError(
+                "A reward of the compiled environment was NaN or infinite (an episode's return came to "
+                f"{collected}). Rewards must be finite numbers: correct the game's step function."
+            )
+
+    def _check_not_stuck(self, states: np.ndarray) -> None:
+        n_tables = len(self._rule.tables)
+        updates = self.table.updates[: n_tables * self.table.n_states * self.table.n_actions]
+        acted = updates.reshape(n_tables, self.table.n_states, -1)[:, states].any(axis=(0, 2))
+        if acted.any():
+            raise ActionMaskError(
+                f"The compiled environment came to state {states[acted][0]}, where its mask forbids every "
+                "action. Allow one there, or let the step that leads there terminate the episode."
+            )
+
+    def state(self, walker: int) -> State:
+        """See `Learner`."""
+        episode = self._episodes[walker]
+        state = {
+            "position": np.concatenate([episode.walker.position, episode.walker.memory]),
+            "running": episode.walker.collected.copy(),
+            **episode.memory.state(),
+        }
+        return state if episode.replay is None else {**state, **episode.replay.state()}
+
+    def restore(self, walker: int, state: State) -> None:
+        """See `Learner`. What a game keeps in its memory is known to the game alone and not checked."""
+        episode = self._episodes[walker]
+        check_arrays(state, self.state(walker), {})
+        position, running = state["position"], state["running"]
+        at, elapsed = position[:1], position[1:2]
+        check_range("position, the state,", at, -1, self.table.n_states - 1)
+        check_range("position, the steps of the episode,", elapsed, 0, episode.walker.time_limit - 1)
+        if self._stuck is not None and np.isin(at, self._stuck).any():
+            raise refused("position", f"is in state {at[0]}", "a state in which some action is legal")
+        if not np.isfinite(running[0]):
+            raise refused("running", f"is the return {running[0]}", "a finite number")
+        if episode.replay is not None:
+            check_replay(state, self.table)
+            episode.replay.restore(state)
+        episode.memory.restore(state)
+        episode.walker.position[:] = position[:2]
+        episode.walker.memory[:] = position[2:]
+        episode.walker.collected[:] = running
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to close."""
+
+
+_NO_STEPS = Stretch(np.uint64(0), 0, 0, Line(0.0, 0.0, 0), Line(0.0, 0.0, 0))

@@ -1,0 +1,237 @@
+"""The training loops: jitted, over plain arrays that the caller owns.
+
+What a loop does depends on the stream and the position in it, not on how a stretch of steps is cut into
+calls.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from dist_classicrl._jit import jit, jit_inline
+from dist_classicrl._random import GAMMA, mix
+from dist_classicrl.environments.simulate import advance, begin
+from dist_classicrl.learning.behavior import choose, choose_masked
+from dist_classicrl.learning.replay import learn_again
+from dist_classicrl.learning.rules.kernel import Learned, Now, Transition, learn, on_action
+from dist_classicrl.tables.rows import actions_of
+
+DRAWS_PER_STEP = 3
+_STEP_STRIDE = np.uint64(DRAWS_PER_STEP * int(GAMMA) % 2**64)
+_TWICE_GAMMA = np.uint64(2 * int(GAMMA) % 2**64)
+
+
+class Line(NamedTuple):
+    """A number that follows a straight line: ``value + slope * (at + i)`` at step i of a call."""
+
+    value: float
+    slope: float
+    at: int
+
+
+class Stretch(NamedTuple):
+    """What one call of a loop does.
+
+    Attributes
+    ----------
+    key : uint64
+        The random stream.
+    offset : int
+        Steps that this stream has served before.
+    steps : int
+    step_size : Line
+        Where it does not depend on visits.
+    epsilon : Line
+        The chance of a uniformly random action.
+    """
+
+    key: np.uint64
+    offset: int
+    steps: int
+    step_size: Line
+    epsilon: Line
+
+
+class Walker(NamedTuple):
+    """One episode under way in a compiled environment.
+
+    Attributes
+    ----------
+    number : int
+        Its row in the rule's memory.
+    memory : ndarray(int64, ndim=1)
+        Hidden state of a game.
+    position : ndarray(int64), shape (2,)
+        The state, -1 before the first episode, and the steps of the episode so far. Read and written.
+    collected : ndarray(float64), shape (1,)
+        Undiscounted return of the episode so far; NaN or infinite once a reward was. Read and written.
+    time_limit : int
+        Steps after which an episode is truncated.
+    """
+
+    number: int
+    memory: np.ndarray
+    position: np.ndarray
+    collected: np.ndarray
+    time_limit: int
+
+
+class Batch(NamedTuple):
+    """Transitions of stepped environments, B of them.
+
+    Attributes
+    ----------
+    walkers, states, actions, next_states : ndarray(int64), shape (B,)
+        A walker is an environment of the batch.
+    rewards : ndarray(float64), shape (B,)
+    terminated, truncated : ndarray(bool), shape (B,)
+        A truncated transition bootstraps from its next state.
+    """
+
+    walkers: np.ndarray
+    states: np.ndarray
+    actions: np.ndarray
+    next_states: np.ndarray
+    rewards: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+
+
+@jit_inline
+def _on_line(line, i):
+    return line.value + (line.at + i) * line.slope
+
+
+@jit
+def learn_steps(rule, simulation, walker, context, replay, stretch, totals):
+    """Act, simulate and learn for a stretch of steps in one loop.
+
+    Parameters
+    ----------
+    rule : NamedTuple
+        Hyper-parameters, see `dist_classicrl.learning.rules.kernel`.
+    simulation : NamedTuple
+        See `dist_classicrl.environments.simulate`.
+    walker : Walker
+    context : Context
+    replay : None or Replay
+    stretch : Stretch
+    totals : ndarray(float64), shape (4,)
+        Episodes ended, the sums of their returns and of their lengths, and the sum of the absolute temporal
+        differences are added here.
+    """
+    table, memory, position = context.table, walker.memory, walker.position
+    n_actions = actions_of(table)
+    counter = stretch.key + np.uint64(stretch.offset) * _STEP_STRIDE
+    state = position[0]
+    elapsed = position[1]
+    collected = walker.collected[0]
+    learned = Learned(table.n_touched[0], totals[3])
+    if state < 0:
+        state = np.int64(begin(simulation, memory, mix(~counter)))
+    for i in range(stretch.steps):
+        random = mix(counter)
+        now = Now(
+            _on_line(stretch.step_size, i), _on_line(stretch.epsilon, i), random ^ GAMMA, walker.number, 1
+        )
+        action = choose(context.behavior, rule, context, state, now.epsilon, random)
+        learned = on_action(rule, context, now, state, action, learned)
+        next_state, reward, terminated = advance(
+            simulation, memory, state, action, mix(counter + GAMMA), n_actions
+        )
+        collected += reward
+        elapsed += 1
+        has_ended = terminated or elapsed >= walker.time_limit
+        step = Transition(
+            state, action, reward, np.int64(next_state), terminated, has_ended and not terminated, 0
+        )
+        learned = learn(rule, context, now, step, learned)
+        learned = learn_again(rule, replay, state * n_actions + action, step, None, now, ~random, learned)
+        state = step.next_state
+        if has_ended:
+            totals[0] += 1.0
+            totals[1] += collected
+            totals[2] += elapsed
+            if abs(collected) < np.inf:  # else it stays, for the caller to see
+                collected = 0.0
+            elapsed = 0
+            state = np.int64(begin(simulation, memory, mix(counter + _TWICE_GAMMA)))
+        counter += _STEP_STRIDE
+    position[0] = state
+    position[1] = elapsed
+    walker.collected[0] = collected
+    table.n_touched[0] = learned.touched
+    totals[3] = learned.error
+
+
+@jit
+def choose_actions(rule, context, states, masks, epsilon, key, offset, actions):
+    """Fill `actions`, ndarray(int64) of shape (B,), for a batch of B environments.
+
+    Parameters
+    ----------
+    rule : NamedTuple
+    context : Context
+    states : ndarray(int64), shape (B,)
+    masks : None or ndarray(bool), shape (B, A)
+        Legal actions; at least one in each row.
+    epsilon : float
+    key, offset : uint64, int
+        The random stream and the draws that it has served before; B more are used.
+    actions : ndarray(int64), shape (B,)
+    """
+    counter = key + np.uint64(offset) * GAMMA
+    for i in range(states.size):
+        actions[i] = _choose(rule, context, states[i], masks, i, epsilon, mix(counter))
+        counter += GAMMA
+
+
+@jit_inline
+def _choose(rule, context, state, masks, i, epsilon, random):
+    if masks is None:
+        return choose(context.behavior, rule, context, state, epsilon, random)
+    return choose_masked(context.behavior, rule, context, state, masks, i, epsilon, random)
+
+
+@jit
+def learn_batch(rule, batch, first, context, replay, stretch, totals):
+    """Learn as many transitions of a batch as the stretch has steps, one after the other, from `first` on.
+
+    Parameters
+    ----------
+    rule : NamedTuple
+    batch : Batch
+    first : int
+    context : Context
+        Its masks are the legal actions of the next states.
+    replay : None or Replay
+        It has masks where `context` has.
+    stretch : Stretch
+        Its random stream is that of replay and of rules that draw.
+    totals : ndarray(float64), shape (4,)
+        The sum of the absolute temporal differences is added to the last.
+    """
+    table = context.table
+    n_actions = actions_of(table)
+    counter = stretch.key + np.uint64(stretch.offset) * GAMMA
+    learned = Learned(table.n_touched[0], totals[3])
+    for n in range(stretch.steps):
+        i = first + n
+        random = mix(counter)
+        now = Now(
+            _on_line(stretch.step_size, n), _on_line(stretch.epsilon, n), random ^ GAMMA, batch.walkers[i], 1
+        )
+        state, action = batch.states[i], batch.actions[i]
+        learned = on_action(rule, context, now, state, action, learned)
+        step = Transition(
+            state, action, batch.rewards[i], batch.next_states[i], batch.terminated[i], batch.truncated[i], i
+        )
+        learned = learn(rule, context, now, step, learned)
+        learned = learn_again(
+            rule, replay, state * n_actions + action, step, context.masks, now, ~random, learned
+        )
+        counter += GAMMA
+    table.n_touched[0] = learned.touched
+    totals[3] = learned.error

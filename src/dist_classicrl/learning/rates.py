@@ -1,0 +1,54 @@
+"""Step sizes and exploration rates in the form that the training loops take."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dist_classicrl.learning.loops import Line
+from dist_classicrl.schedules import PerVisit, Schedule
+from dist_classicrl.settings import Settings
+
+_NEVER = 1 << 62
+
+
+class Rates:
+    """The step size and the chance of a random action, by the global step.
+
+    Parameters
+    ----------
+    settings : Settings
+    workers : int
+        The clock of per-visit step sizes runs at one over this many.
+
+    Attributes
+    ----------
+    table : ndarray(float64, ndim=1) or None
+        `PerVisit.table`, where step sizes are per visit.
+    """
+
+    def __init__(self, settings: Settings, workers: int) -> None:
+        self._step_size = settings.learning_rate
+        self._epsilon = settings.epsilon
+        self.workers = 0
+        self.table: np.ndarray | None = None
+        self.set_workers(workers)
+
+    def set_workers(self, workers: int) -> None:
+        """Let the clock of per-visit step sizes run at one over this many from now on."""
+        if workers != self.workers:
+            self.workers = workers
+            if isinstance(self._step_size, PerVisit):
+                self.table = self._step_size.table(workers)
+
+    def at(self, step: int) -> tuple[Line, Line, int]:
+        """Return step size and exploration rate from global step `step` on, and where one of them bends."""
+        step_size, end = _line(self._step_size, step)
+        epsilon, other_end = _line(self._epsilon, step)
+        return step_size, epsilon, min(end, other_end)
+
+
+def _line(schedule: Schedule, step: int) -> tuple[Line, int]:
+    if isinstance(schedule, PerVisit):
+        return Line(0.0, 0.0, 0), _NEVER
+    segment = schedule.segment(step)
+    return Line(segment.value, segment.slope, step - segment.start), segment.end

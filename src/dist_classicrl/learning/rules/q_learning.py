@@ -1,0 +1,31 @@
+"""Q-learning: Watkins and Dayan, "Q-learning", Machine Learning 8, 1992."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from dist_classicrl.learning.rules import LearningRule
+from dist_classicrl.learning.rules.kernel import best_value, rule_function, update
+
+
+class QLearning(NamedTuple):
+    """Q(s, a) moves towards r + gamma max_a' Q(s', a'), whatever is done in s' (no hyper-parameters)."""
+
+
+@rule_function
+def learn(rule, context, now, step, learned):
+    """Learn the reward and, unless s' is terminal, the discounted value of the best action there."""
+    target = step.reward
+    if not step.terminated:
+        target += context.discount * best_value(context, step)
+    return update(context, now, step.state, step.action, target, learned)
+
+
+RULE = LearningRule(
+    name="q_learning",
+    parameters=QLearning,
+    learn=learn,
+    truth=lambda model, parameters, settings: model.solve(settings.discount_factor).q,
+    defaults={"learning_rate": 0.1, "epsilon": 0.1},
+    can_replay=True,
+)

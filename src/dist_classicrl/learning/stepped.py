@@ -1,0 +1,230 @@
+"""Learning in environments that Gymnasium steps."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dist_classicrl._jit import jit_for
+from dist_classicrl._random import stream_key
+from dist_classicrl.environments.resolve import Source
+from dist_classicrl.environments.stepped.base import SteppedEnv
+from dist_classicrl.learning import loops
+from dist_classicrl.learning.learner import Problem, Stream, Totals
+from dist_classicrl.learning.loops import Batch, Line, Stretch
+from dist_classicrl.learning.memory import RuleMemory
+from dist_classicrl.learning.replay import Replay, ReplayMemory
+from dist_classicrl.learning.rules.kernel import Context
+from dist_classicrl.learning.state import MASKS, State, check_arrays, check_replay
+
+
+class SteppedLearner:
+    """Learns in environments that Gymnasium steps; a walker is a batch of them. See `Learner`."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.table = problem.table
+        self.totals = Totals()
+        self._problem = problem
+        self._batches: dict[int, _Walkers] = {}
+
+    @property
+    def quantum(self) -> int:
+        """Transitions that one call of the environment makes."""
+        return next(iter(self._batches.values())).n_envs
+
+    @property
+    def walkers(self) -> list[int]:
+        """See `Learner`."""
+        return list(self._batches)
+
+    def add(self, number: int, source: Source, seed: int) -> None:
+        """See `Learner`."""
+        if source.stepped is None:
+            raise TypeError(f"{source.name} is not stepped")
+        if number in self._batches:
+            self._batches[number].close()
+        self._batches[number] = _Walkers(source.stepped, self._problem, self.totals, seed)
+
+    def learn(self, walker: int, stream: Stream, steps: int) -> None:
+        """See `Learner`."""
+        self._batches[walker].learn(stream, steps)
+
+    def state(self, walker: int) -> State:
+        """See `Learner`: the replay memory, since what an environment holds cannot be saved."""
+        return self._batches[walker].state()
+
+    def restore(self, walker: int, state: State) -> None:
+        """See `Learner`: before anything was learned; episodes begin anew."""
+        self._batches[walker].restore(state)
+
+    def close(self) -> None:
+        """See `Learner`."""
+        for batch in self._batches.values():
+            batch.close()
+
+
+class _Walkers:
+    """A batch of environments, and the transitions that wait until a lease pays for them."""
+
+    def __init__(self, env: SteppedEnv, problem: Problem, totals: Totals, seed: int) -> None:
+        self._parameters = problem.parameters
+        self._choose = jit_for(loops.choose_actions, problem.rule.parameters)
+        self._learn_batch = jit_for(loops.learn_batch, problem.rule.parameters)
+        self._env = env
+        self._table = problem.table
+        self._rates = problem.rates
+        self._discount = problem.settings.discount_factor
+        self._batch_size = problem.settings.batch_size
+        self._totals = totals
+        self._memory = RuleMemory(problem.rule, self._parameters, self._table, env.n_envs)
+        self._replay = ReplayMemory.for_settings(problem.settings)
+        self._actions = np.zeros(env.n_envs, np.int64)
+        self._rows = np.arange(env.n_envs)
+        self._key = stream_key(seed, "stepped")
+        self._draws = 0
+        room = problem.settings.batch_size + env.n_envs
+        dtypes = (np.int64, np.int64, np.int64, np.int64, np.float64, bool, bool)
+        self._batch = Batch._make(np.zeros(room, dtype) for dtype in dtypes)
+        self._masks = np.ones((room, env.n_actions), bool)
+        self._has_masks = False
+        self._held = 0
+        self._learned = 0
+        self._epsilon = (Line(0.0, 0.0, 0), 0, 0)
+        self._prepare(seed)
+
+    @property
+    def n_envs(self) -> int:
+        return self._env.n_envs
+
+    def _prepare(self, seed: int) -> None:
+        """Reset the environments, and compile what `learn` calls, or load it from disk."""
+        self._env.reset(seed)
+        if self._env.masks is not None:
+            self._follow_masks()
+        nothing = np.zeros(0, np.int64)
+        masks = self._masks[:0] if self._has_masks else None
+        context = self._context()
+        self._choose(self._parameters, context, nothing, masks, 0.0, self._key, 0, nothing)
+        flat = Line(0.0, 0.0, 0)
+        self._learn_stretch(Stretch(self._key, 0, 0, flat, flat))
+
+    def _context(self) -> Context:
+        masks = self._masks if self._has_masks else None
+        return self._memory.context(self._table, self._rates.table, self._discount, masks)
+
+    def _in_replay(self, context: Context) -> Replay | None:
+        return None if self._replay is None else self._replay.in_context(context)
+
+    def _follow_masks(self) -> None:
+        self._has_masks = True
+        if self._replay is not None:
+            self._replay.keep_masks(self._env.n_actions)
+
+    def learn(self, stream: Stream, steps: int) -> None:
+        """Learn `steps` transitions of `stream`, in batches of `batch_size`."""
+        while steps > 0:
+            batch = min(steps, self._batch_size)
+            while self._held - self._learned < batch:
+                self._step(stream)
+            self._learn(stream, batch)
+            steps -= batch
+
+    def _step(self, stream: Stream) -> None:
+        if self._learned:
+            self._shift()
+        env, batch = self._env, self._batch
+        self._choose(
+            self._parameters,
+            self._context(),
+            env.states,
+            env.masks,
+            self._epsilon_at(stream.start + stream.used),
+            self._key,
+            self._draws,
+            self._actions,
+        )
+        self._draws += env.n_envs
+        states = env.states.copy()
+        env.step(self._actions)
+        rows = self._rows if env.n_valid == env.n_envs else np.flatnonzero(env.valid)
+        new = slice(self._held, self._held + rows.size)
+        batch.walkers[new] = rows
+        batch.states[new] = states[rows]
+        batch.actions[new] = self._actions[rows]
+        batch.next_states[new] = env.next_states[rows]
+        batch.rewards[new] = env.rewards[rows]
+        batch.terminated[new] = env.terminated[rows]
+        batch.truncated[new] = env.truncated[rows]
+        if env.next_masks is not None:
+            if not self._has_masks:
+                self._follow_masks()
+            self._masks[new] = env.next_masks[rows]
+        self._held += rows.size
+        if env.episode_returns:
+            self._totals.values[:3] += (
+                len(env.episode_returns),
+                sum(env.episode_returns),
+                sum(env.episode_lengths),
+            )
+
+    def _epsilon_at(self, step: int) -> float:
+        """Return the exploration rate at global `step`; its line is looked up when `step` leaves it."""
+        line, first, end = self._epsilon
+        if not first <= step < end:
+            _, line, end = self._rates.at(step)
+            first = step
+            self._epsilon = (line, first, end)
+        return line.value + line.slope * (line.at + step - first)
+
+    def _shift(self) -> None:
+        """Move the transitions that were not learned yet to the front."""
+        count = self._held - self._learned
+        if count:
+            rest = slice(self._learned, self._held)
+            arrays = (*self._batch, self._masks) if self._has_masks else self._batch
+            for array in arrays:
+                array[:count] = array[rest].copy()
+        self._held = count
+        self._learned = 0
+
+    def _learn(self, stream: Stream, batch: int) -> None:
+        while batch > 0:
+            at = stream.start + stream.used
+            step_size, epsilon, end = self._rates.at(at)
+            size = min(batch, end - at)
+            self._learn_stretch(Stretch(stream.key, stream.used, size, step_size, epsilon))
+            self._learned += size
+            stream.used += size
+            batch -= size
+
+    def _learn_stretch(self, stretch: Stretch) -> None:
+        context = self._context()
+        self._learn_batch(
+            self._parameters,
+            self._batch,
+            self._learned,
+            context,
+            self._in_replay(context),
+            stretch,
+            self._totals.values,
+        )
+
+    def state(self) -> State:
+        """Return copies of the replay memory's arrays."""
+        return {} if self._replay is None else self._replay.state()
+
+    def restore(self, state: State) -> None:
+        """Put a `state` back, before anything was learned."""
+        if self._replay is None:
+            check_arrays(state, {}, {})
+            return
+        expected = self._replay.arrays
+        masks = np.empty((expected["replay_entries"].size, self._env.n_actions), bool)
+        check_arrays(state, expected, {MASKS: masks})
+        check_replay(state, self._table)
+        if MASKS in state:
+            self._follow_masks()
+        self._replay.restore(state)
+
+    def close(self) -> None:
+        """Close the environments that were made for this learner."""
+        self._env.close()

@@ -1,0 +1,101 @@
+"""Affine maps and what brings a table up to date, as arrays ready to send."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+
+class PackedMap(NamedTuple):
+    """Affine maps of some entries, ready to send: entry e goes from Q to ``weight * Q + shift``.
+
+    Attributes
+    ----------
+    entries : ndarray(int32 or int64), shape (m,)
+        Each entry at most once.
+    weight, shift : ndarray(float64), shape (m,)
+    visits : ndarray(uint32), shape (m,)
+        Real steps that the map stands for; 0 where it was replayed only.
+    known : ndarray(uint32), shape (m,)
+        Visits that the sender knew of besides, modulo 2**32: what the server counts beyond them came from
+        others in the meantime.
+    replays : ndarray(uint32), shape (m,), or None
+        Replayed updates that the map stands for besides; None where nothing is replayed.
+    """
+
+    entries: np.ndarray
+    weight: np.ndarray
+    shift: np.ndarray
+    visits: np.ndarray
+    known: np.ndarray
+    replays: np.ndarray | None
+
+    @classmethod
+    def empty(cls, size: int, index_dtype: np.dtype, with_replays: bool) -> PackedMap:
+        """Return room for `size` maps."""
+        return cls(
+            np.empty(size, index_dtype),
+            np.empty(size),
+            np.empty(size),
+            np.empty(size, np.uint32),
+            np.empty(size, np.uint32),
+            np.empty(size, np.uint32) if with_replays else None,
+        )
+
+    @property
+    def parts(self) -> list[np.ndarray]:
+        """The arrays, in the order of the constructor's arguments, without `replays` where there is none."""
+        return [array for array in self if array is not None]
+
+    @classmethod
+    def from_parts(cls, parts: list[np.ndarray]) -> PackedMap:
+        """Return the maps whose `parts` these are."""
+        entries, weight, shift, visits, known = parts[:5]
+        return cls(entries, weight, shift, visits, known, parts[5] if len(parts) > 5 else None)
+
+    def first(self, size: int) -> PackedMap:
+        """Return the first `size` of the maps; copies, unless those are all."""
+        if size == self.size:
+            return self
+        return PackedMap.from_parts([array[:size].copy() for array in self.parts])
+
+    @property
+    def size(self) -> int:
+        """Number of entries."""
+        return self.entries.size
+
+
+@dataclass(frozen=True)
+class Refresh:
+    """What a worker needs to bring its base from version `since` to `version`.
+
+    Attributes
+    ----------
+    since, version : int
+        Versions of the server's table; `since` is -1 where the refresh is the whole table.
+    entries : ndarray(int32 or int64), shape (m,), or None
+        The entries that changed; None: all of them.
+    values : ndarray, shape (m,)
+        Their values, in the server table's type.
+    counts : ndarray(int64), shape (m,)
+        Their visits.
+    """
+
+    since: int
+    version: int
+    entries: np.ndarray | None
+    values: np.ndarray
+    counts: np.ndarray
+
+    @property
+    def parts(self) -> list[np.ndarray]:
+        """The arrays: values, counts, and the entries where they are not all."""
+        parts = [self.values, self.counts]
+        return parts if self.entries is None else [*parts, self.entries]
+
+
+def index_dtype(n_entries: int) -> np.dtype:
+    """Return the integer type in which entries of a table travel."""
+    return np.dtype(np.int32 if n_entries < 2**31 else np.int64)

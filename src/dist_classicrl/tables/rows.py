@@ -1,0 +1,157 @@
+"""The arrays of a worker's table, and what learning does with one entry of them.
+
+An entry is ``row * A + action``. The rows of a table that a rule has first are the states; a rule with
+several tables has S rows for each, one table after the other, and what it shares besides stands in the rows
+behind them.
+
+Row searches are unrolled where the number of actions is part of a type: `TableArrays.row_shape` is a tuple of
+A zeros, or None to read A from the arrays. It makes the training loop 1.05 to 1.4 times as fast, and costs a
+compilation per number of actions.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import types
+from numba.extending import intrinsic
+
+from dist_classicrl._jit import jit, jit_inline
+from dist_classicrl._random import below
+
+VISIT_MASK = (1 << 32) - 1
+ONE_REPLAY = 1 << 32
+UNROLLED_ACTIONS = 16
+"""Up to this many actions, `row_shape` is worth its compilation."""
+
+_SMALLEST_WEIGHT = 1e-290
+_EXACT_BITS = 13
+
+
+class TableArrays(NamedTuple):
+    """A worker's table as the kernels see it; R rows of A entries.
+
+    Attributes
+    ----------
+    q : ndarray(float64), shape (R * A,)
+        The values that are learned on; -inf where an action is illegal in a compiled environment.
+    best : ndarray(float64), shape (R,)
+    greedy : ndarray(int32), shape (R,)
+        The maximum of each row and where it is, -1 where several are equal. In a compiled environment
+        ``best`` is 0 where no action is legal: nothing can be collected there. Whoever changes ``q`` keeps
+        both up to date, so that the next action does not wait for a search.
+    weight, shift : ndarray(float64), shape (R * A,)
+        The affine map that the updates since the last push make.
+    updates : ndarray(int64), shape (R * A,)
+        Visits in the low 32 bits, replayed updates in the high 32; not 0 means touched.
+    visits : ndarray(int64), shape (R * A,)
+        The visits known besides those, the clock of per-visit step sizes.
+    touched : ndarray(int64), shape (R * A + 1,)
+    n_touched : ndarray(int64), shape (1,)
+        The touched entries, in the order of their first touch.
+    legal : None or (ndarray(int32), shape (S,), ndarray(int32), shape (S * A,))
+        Number of legal actions of each state, and these actions at the front of each row; None: all are.
+    row_shape : None or tuple of A ints
+    n_states : int
+        S, the rows of one table.
+    """
+
+    q: np.ndarray
+    best: np.ndarray
+    greedy: np.ndarray
+    weight: np.ndarray
+    shift: np.ndarray
+    updates: np.ndarray
+    visits: np.ndarray
+    touched: np.ndarray
+    n_touched: np.ndarray
+    legal: tuple[np.ndarray, np.ndarray] | None
+    row_shape: tuple[int, ...] | None
+    n_states: int
+
+
+@intrinsic
+def _leading_zeros(typing_context, value):
+    """Count the leading zero bits of an int64."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.ctlz(arguments[0], context.get_constant(types.boolean, True))
+
+    return types.int64(types.int64), generate
+
+
+@jit_inline
+def visit_bucket(visits):
+    """Return the slot of `PerVisit.table` for `visits` >= 1: exact below 8192, then 4096 slots per octave."""
+    octave = max(64 - _EXACT_BITS - _leading_zeros(np.int64(visits)), 0)
+    return (octave << (_EXACT_BITS - 1)) + (visits >> octave)
+
+
+@jit_inline
+def actions_of(table):
+    """Return A."""
+    return _actions(table.row_shape, table.q.size, table.best.size)
+
+
+@jit_inline
+def _actions(row_shape, size, rows):
+    # What may be None is an argument of a function of its own: only there numba leaves out the other branch.
+    return size // rows if row_shape is None else len(row_shape)
+
+
+@jit_inline
+def refresh_row(q, best, greedy, row, n_actions):
+    """Set `best` and `greedy` of `row` from its values."""
+    first = row * n_actions
+    top = q[np.uint64(first)]
+    where = 0
+    tie = False
+    for action in range(1, n_actions):
+        value = q[np.uint64(first + action)]
+        above = value > top
+        tie = (tie | (value == top)) & (not above)
+        where = action if above else where
+        top = value if above else top
+    best[np.uint64(row)] = top
+    greedy[np.uint64(row)] = -1 if tie else where
+
+
+@jit
+def pick_among_best(q, top, first, n_actions, random):
+    """Return one of the actions of value `top` in the row that begins at `first`, all equally likely."""
+    count = 0
+    for action in range(n_actions):
+        count += q[np.uint64(first + action)] == top
+    pick = below(random, count)
+    for action in range(n_actions):
+        if q[np.uint64(first + action)] == top:
+            if pick == 0:
+                return action
+            pick -= 1
+    return 0
+
+
+@jit_inline
+def step_size_at(table, step_sizes, entry, extra):
+    """Return the step size of `entry` by its visits, those of this worker and `extra` more included."""
+    at = np.uint64(entry)
+    known = table.visits[at] + (table.updates[at] & VISIT_MASK) + extra
+    return step_sizes[np.uint64(visit_bucket(max(known, 1)))]
+
+
+@jit_inline
+def learn_target(table, row, entry, target, step_size):
+    """Move `entry` of `row` by `step_size` towards `target`: the map composes, the row's maximum follows."""
+    q, best, greedy, weight, shift = table.q, table.best, table.greedy, table.weight, table.shift
+    at = np.uint64(entry)
+    keep = 1.0 - step_size
+    old = q[at]
+    new = old + step_size * (target - old)
+    q[at] = new
+    kept = weight[at] * keep
+    weight[at] = kept if kept > _SMALLEST_WEIGHT else 0.0  # denormal numbers are a hundred times slower
+    shift[at] = keep * shift[at] + step_size * target
+    top = best[np.uint64(row)]
+    if new != old and (old == top or new >= top):
+        refresh_row(q, best, greedy, row, actions_of(table))

@@ -1,0 +1,38 @@
+"""Compile, or load from disk, what workers and servers call of their tables, on tables of one state."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dist_classicrl.tables import kernels
+from dist_classicrl.tables.local import LocalTable
+from dist_classicrl.tables.maps import Refresh
+from dist_classicrl.tables.shared import RoundMerge, SharedTable
+from dist_classicrl.tables.snapshot import TableSnapshot
+
+
+def warm_up_worker(table: LocalTable) -> None:
+    """Get ready what a worker does with its table besides learning."""
+    nothing = table.pack()
+    values, counts = np.zeros_like(table.base), np.zeros_like(table.visits)
+    table.load(values, counts)
+    table.rebase(Refresh(-1, 0, None, values, counts), [nothing])
+    table.rebase(Refresh(0, 1, nothing.entries, values[:0], counts[:0]), [])
+    table.undo(nothing)
+    kernels.map_load(nothing)
+    kernels.mean_and_size(table.base, 1)
+
+
+def warm_up_server(table: LocalTable, merges_rounds: bool) -> None:
+    """Get ready what a server does with its table, to which workers with tables like `table` push."""
+    nothing = table.pack()
+    values, counts = np.zeros_like(table.base), np.zeros_like(table.visits)
+    shared = SharedTable(values, counts)
+    if merges_rounds:
+        RoundMerge(shared).merge([nothing])
+    else:
+        snapshot = TableSnapshot(values, counts)
+        snapshot.begin()
+        shared.watch(snapshot)
+        shared.apply(1, 1, nothing)
+    shared.refresh(0)
