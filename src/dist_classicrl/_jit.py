@@ -61,7 +61,8 @@ def overloads(stub: Callable[..., Any], inline: bool = False) -> Any:
 
     `inline`: always into the caller, see `jit_inline`.
     """
-    return numba.extending.overload(stub, jit_options={"_nrt": False, "forceinline": inline})
+    options: Any = {"_nrt": False, "forceinline": inline}
+    return numba.extending.overload(stub, jit_options=options)
 
 
 def jit_for(kernel: Any, *parts: type) -> Any:
@@ -73,9 +74,8 @@ def jit_for(kernel: Any, *parts: type) -> Any:
     if all(part.__module__.split(".")[0] == __name__.split(".")[0] for part in parts):
         return kernel
     if (kernel, parts) not in _of_this_process:
-        _of_this_process[kernel, parts] = numba.njit(nogil=True, error_model="numpy", _nrt=False)(
-            kernel.py_func
-        )
+        options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False}
+        _of_this_process[kernel, parts] = numba.njit(**options)(kernel.py_func)
     return _of_this_process[kernel, parts]
 
 

@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from dist_classicrl import schedules
+from dist_classicrl import rules, schedules
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.schedules import PerVisit, Schedule, as_schedule
 
 ROUND_UPDATES = 32
 """What ``sync_frequency="auto"`` means in the reproducible mode: updates of a logical worker per round."""
 
-_ALGORITHMS = ("q_learning",)
 _BACKENDS = ("mpi",)
 _DTYPES = ("float64", "float32")
 _ON_FAILURE = ("continue", "replace", "abort")
@@ -40,7 +39,7 @@ class Settings:
     buffer_size: int = 10_000  # transitions that each worker keeps for replay
     prefetch_factor: int = 2  # pushes in flight per worker
     communication_backend: str = "mpi"
-    algorithm: str = "q_learning"
+    algorithm: Any = "q_learning"  # a name, or the hyper-parameters of a rule; kept as `rules.to_data`
     dtype: str = "float64"  # of the table
     seed: int | None = None  # None: one that nobody chose
     logical_workers: int = 16  # of the reproducible mode
@@ -102,7 +101,7 @@ class Settings:
             put(name, checked_flag(name, getattr(self, name)))
         if self.use_action_mask is not None:
             put("use_action_mask", checked_flag("use_action_mask", self.use_action_mask, " or None"))
-        _one_of("algorithm", self.algorithm, _ALGORITHMS)
+        put("algorithm", rules.to_data(self.algorithm))
         put("dtype", _dtype(self.dtype))
         if self.communication_backend == "nccl":
             raise SettingsError(

@@ -140,16 +140,18 @@ def compile_model(model: TabularMDP) -> ModelTables:
 
 
 def _begin_model(simulation, memory, random):
-    slot = below(random, simulation.start_threshold.size)
+    slot = np.uint64(below(random, simulation.start_threshold.size))
     other = np.uint32(random >> SHIFT_32) > simulation.start_threshold[slot]
-    return simulation.start_states[2 * slot + other]
+    return simulation.start_states[np.uint64(2) * slot + np.uint64(other)]
 
 
 @jit_inline
 def _outcome(simulation, slot, random):
-    other = np.uint32(random >> SHIFT_32) > simulation.threshold[slot]
-    target = np.int64(simulation.outcome_1[slot] if other else simulation.outcome_0[slot])
-    reward_0, reward_1 = simulation.rewards[2 * slot], simulation.rewards[2 * slot + 1]
+    at = np.uint64(slot)  # unsigned, an index needs no check for counting from the end
+    other = np.uint32(random >> SHIFT_32) > simulation.threshold[at]
+    target = np.int64(simulation.outcome_1[at] if other else simulation.outcome_0[at])
+    first = np.uint64(2) * at
+    reward_0, reward_1 = simulation.rewards[first], simulation.rewards[first + np.uint64(1)]
     return target >> 1, reward_1 if other else reward_0, (target & 1) == 1
 
 

@@ -14,12 +14,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from dist_classicrl.environments.resolve import Source
-from dist_classicrl.learning import rules
 from dist_classicrl.learning.rates import Rates
-from dist_classicrl.learning.rules import LearningRule
+from dist_classicrl.learning.rules import find
 from dist_classicrl.learning.state import State
+from dist_classicrl.rules import LearningRule
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.local import LocalTable
+from dist_classicrl.tables.shape import TableShape
 
 
 @dataclass
@@ -174,13 +175,13 @@ def new_learner(
     n_states : int, optional
         By default as many as the environment has; with fewer it is good for compiling only.
     """
-    rule, parameters = rules.find(settings.algorithm)
+    rule, parameters = find(settings.algorithm)
     legal = None if source.simulator is None else source.simulator.legal
     if n_states is not None and legal is not None:
         legal = np.zeros((n_states, source.n_actions), bool)
     size = (n_states or source.n_states, source.n_actions)
     with_replays = settings.replay_ratio > 0.0
-    shape = rule.table_shape(parameters, *size)
+    shape = TableShape(*size, len(rule.tables), rule.n_merged(parameters, *size))
     table = LocalTable(*size, np.dtype(dtype), legal, with_replays, shape)
     problem = Problem(source, settings, rates, table, rule, parameters)
     for kind in reversed(_KINDS):

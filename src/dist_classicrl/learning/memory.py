@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl.learning.behavior import EpsilonGreedy
-from dist_classicrl.learning.rules import LearningRule
 from dist_classicrl.learning.rules.kernel import Context
 from dist_classicrl.learning.state import RULE_ARRAYS, State, refused
+from dist_classicrl.rules import LearningRule
 from dist_classicrl.tables.local import LocalTable
 
 
@@ -26,7 +26,7 @@ class RuleMemory:
 
     def __init__(self, rule: LearningRule, parameters: Any, table: LocalTable, walkers: int) -> None:
         whole, real = rule.memory(parameters)
-        owned = rule.owned(parameters, table.n_states, table.n_actions)
+        owned = rule.n_owned(parameters, table.n_states, table.n_actions)
         self._arrays = (
             np.zeros((walkers, whole), np.int64),
             np.zeros((walkers, real)),

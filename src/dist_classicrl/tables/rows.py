@@ -135,7 +135,7 @@ def pick_among_best(q, top, first, n_actions, random):
 @jit_inline
 def step_size_at(table, step_sizes, entry, extra):
     """Return the step size of `entry` by its visits, those of this worker and `extra` more included."""
-    at = np.uint64(entry)
+    at = np.uint64(entry)  # unsigned, an index needs no check for counting from the end
     known = table.visits[at] + (table.updates[at] & VISIT_MASK) + extra
     return step_sizes[np.uint64(visit_bucket(max(known, 1)))]
 

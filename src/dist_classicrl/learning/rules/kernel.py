@@ -21,11 +21,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dist_classicrl._jit import jit_inline, overloads
-from dist_classicrl._random import GAMMA, mix
-from dist_classicrl.learning import rules
-from dist_classicrl.learning.rules import LearningRule
-from dist_classicrl.tables.rows import TableArrays, actions_of, learn_target, step_size_at
+from dist_classicrl import rules
+from dist_classicrl._jit import jit, jit_inline, overloads
+from dist_classicrl._random import GAMMA, below, mix
+from dist_classicrl.rules import LearningRule
+from dist_classicrl.tables.rows import (
+    TableArrays,
+    actions_of,
+    learn_target,
+    pick_among_best,
+    step_size_at,
+)
 
 __all__ = [
     "Context",
@@ -33,6 +39,7 @@ __all__ = [
     "Now",
     "Transition",
     "add",
+    "best_action",
     "best_value",
     "bits",
     "entry_of",
@@ -43,6 +50,7 @@ __all__ = [
     "preference",
     "rule_function",
     "shared_entry",
+    "step_size",
     "update",
     "value",
 ]
@@ -292,11 +300,54 @@ def shared_entry(context, number, n_tables=1):
 def update(context, now, row, action, target, learned):
     """Move the value of `action` in `row` towards `target` by the step size that is due."""
     entry = entry_of(context, row, action)
-    step_size = _step_size(context.table, context.step_sizes, entry, now)
+    alpha = _step_size(context.table, context.step_sizes, entry, now)
     error = abs(target - context.table.q[np.uint64(entry)])
     touched = _touch(context.table, entry, now.counts_as, learned.touched)
-    learn_target(context.table, row, entry, target, step_size)
+    learn_target(context.table, row, entry, target, alpha)
     return Learned(touched, learned.error + error if now.counts_as == 1 else learned.error)
+
+
+@jit_inline
+def step_size(context, now, row, action):
+    """Return the step size that `update` takes for `action` in `row`."""
+    return _step_size(context.table, context.step_sizes, entry_of(context, row, action), now)
+
+
+@jit_inline
+def best_action(context, step, random, table=0):
+    """Return one of the next state's best legal actions by one of the tables; 0 where none is legal."""
+    return _best_action(context.table, context.masks, step.next_state, table, step.i, random)
+
+
+@jit_inline
+def _best_action(table, masks, state, number, i, random):
+    if masks is None:
+        row = state + number * table.n_states
+        action = np.int64(table.greedy[np.uint64(row)])
+        if action < 0:
+            n_actions = actions_of(table)
+            action = pick_among_best(table.q, table.best[np.uint64(row)], row * n_actions, n_actions, random)
+        return action
+    return _best_allowed(table, masks, state, number, i, random)
+
+
+@jit
+def _best_allowed(table, masks, state, number, i, random):
+    n_actions = actions_of(table)
+    first = (state + number * table.n_states) * n_actions
+    top, count = -np.inf, 0
+    for action in range(n_actions):
+        if masks[i, action]:
+            worth = table.q[first + action]
+            count = 1 if worth > top else count + (worth == top)
+            top = max(top, worth)
+    pick = below(random, count)
+    for action in range(n_actions):
+        if masks[i, action] and table.q[first + action] == top:
+            if pick == 0:
+                return action
+            pick -= 1
+    return 0
 
 
 @jit_inline

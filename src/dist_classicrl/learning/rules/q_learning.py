@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from dist_classicrl.learning.rules import LearningRule
 from dist_classicrl.learning.rules.kernel import best_value, rule_function, update
+from dist_classicrl.rules import LearningRule, register
 
 
 class QLearning(NamedTuple):
@@ -21,11 +21,13 @@ def learn(rule, context, now, step, learned):
     return update(context, now, step.state, step.action, target, learned)
 
 
-RULE = LearningRule(
-    name="q_learning",
-    parameters=QLearning,
-    learn=learn,
-    truth=lambda model, parameters, settings: model.solve(settings.discount_factor).q,
-    defaults={"learning_rate": 0.1, "epsilon": 0.1},
-    can_replay=True,
+RULE = register(
+    LearningRule(
+        name="q_learning",
+        parameters=QLearning,
+        learn=learn,
+        truth=lambda model, parameters, settings: model.solve(settings.discount_factor).q,
+        defaults={"learning_rate": 0.1, "epsilon": 0.1},
+        can_replay=True,
+    )
 )

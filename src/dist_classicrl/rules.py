@@ -1,0 +1,181 @@
+"""What a learning rule says of itself, and the rules that are known by name.
+
+A rule of one's own joins those of the package with `register`, on every rank, before an agent is made. Its
+functions are compiled code; `dist_classicrl.learning.rules` has those of the package, and what such functions
+are made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from dist_classicrl.errors import SettingsError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+BUILT_IN = ("q_learning",)
+"""The rules of the package. They register themselves when they are loaded."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Numbers that a rule learns besides its tables.
+
+    Attributes
+    ----------
+    name : str
+    merge : str
+        What becomes of them where several workers learn. "affine": each update moves a number towards a
+        target, as an entry of a table, and is merged like one. "sum": what each worker adds is added up.
+        "owner": every walker keeps its own, which nobody else sees; checkpoints hold it where they hold the
+        walkers.
+    size : int or callable
+        How many; a callable gets the hyper-parameters, the number of states and the number of actions.
+    """
+
+    name: str
+    merge: Literal["affine", "sum", "owner"]
+    size: int | Callable[[Any, int, int], int] = 1
+
+    def count(self, parameters: Any, n_states: int, n_actions: int) -> int:
+        """Return how many numbers these are in a problem of this size."""
+        return self.size if isinstance(self.size, int) else int(self.size(parameters, n_states, n_actions))
+
+
+@dataclass(frozen=True)
+class LearningRule:
+    """A learning rule: its hyper-parameters, its jitted functions, and what others have to know of it.
+
+    `dist_classicrl.learning.rules.kernel` says what the functions are called with, and has what they are made
+    of.
+
+    Attributes
+    ----------
+    name : str
+        What `algorithm` calls it.
+    parameters : type
+        A NamedTuple of its hyper-parameters, all of which have defaults. Its class picks the functions.
+    learn : callable
+        Learns from a transition.
+    truth : callable
+        Returns what the agent's `q_table` converges to, ndarray of shape (states, actions), for a
+        `TabularMDP`, hyper-parameters and `Settings`: with step sizes that fall, and every pair visited again
+        and again.
+    on_action : callable, optional
+        Is called when an action has been chosen, before it is played: what waits for that can be learned
+        then.
+    preference : callable, optional
+        Returns the number by which actions are compared in a state; by default the value in the first table.
+    tables : tuple of str
+        Names of its tables, each of states times actions. The agent's `q_table` is their mean.
+    memory : callable
+        Returns, for hyper-parameters, how many whole and how many real numbers a walker carries along.
+    shared : tuple of Shared
+    defaults : mapping of str to object
+        Settings (`learning_rate`, `epsilon`) that it takes where none are given.
+    check : callable, optional
+        Raises a `SettingsError` if a hyper-parameter is not allowed.
+    can_replay : bool
+        Whether `learn` may be called again with an old transition: its target must come from that alone.
+    is_reproducible : bool
+        Whether it gives the same table at any number of ranks in the reproducible mode.
+    """
+
+    name: str
+    parameters: type
+    learn: Any
+    truth: Callable[..., np.ndarray]
+    on_action: Any = None
+    preference: Any = None
+    tables: tuple[str, ...] = ("q",)
+    memory: Callable[[Any], tuple[int, int]] = lambda parameters: (0, 0)
+    shared: tuple[Shared, ...] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    check: Callable[[Any], None] | None = None
+    can_replay: bool = False
+    is_reproducible: bool = True
+
+    def n_merged(self, parameters: Any, n_states: int, n_actions: int) -> int:
+        """Return how many of the shared numbers are merged."""
+        return sum(one.count(parameters, n_states, n_actions) for one in self.shared if one.merge != "owner")
+
+    def n_owned(self, parameters: Any, n_states: int, n_actions: int) -> int:
+        """Return how many of the shared numbers each walker keeps for itself."""
+        return sum(one.count(parameters, n_states, n_actions) for one in self.shared if one.merge == "owner")
+
+
+_known: dict[str, LearningRule] = {}
+
+
+def names() -> tuple[str, ...]:
+    """Return what `algorithm` may be by name."""
+    return tuple(dict.fromkeys((*BUILT_IN, *_known)))
+
+
+def register(rule: LearningRule) -> LearningRule:
+    """Let `algorithm` be this rule, by its name or as an object of its class of hyper-parameters.
+
+    Raises
+    ------
+    SettingsError
+        If the name or the class belongs to another rule.
+    """
+    is_ours = rule.parameters.__module__.split(".")[0] == __name__.split(".")[0]
+    same_name = rule.name in BUILT_IN and not is_ours or _known.get(rule.name, rule) is not rule
+    same_class = (of_class(rule.parameters) or rule) is not rule
+    if same_name or same_class:
+        raise SettingsError(
+            f"The rule {rule.name!r} of {rule.parameters.__name__} cannot be registered: the name or the class "
+            f"belongs to another. The names {', '.join(map(repr, names()))} are taken."
+        )
+    _known[rule.name] = rule
+    return rule
+
+
+def unregister(rule: LearningRule) -> None:
+    """Forget a rule that was registered."""
+    _known.pop(rule.name, None)
+
+
+def registered(name: str) -> LearningRule | None:
+    """Return the rule of this name if it has been registered."""
+    return _known.get(name)
+
+
+def of_class(parameters: Any) -> LearningRule | None:
+    """Return the registered rule whose hyper-parameters are of this class, or None."""
+    return next((rule for rule in _known.values() if rule.parameters is parameters), None)
+
+
+def to_data(algorithm: Any) -> str | dict[str, Any]:
+    """Return an algorithm as plain data for JSON: its name, and hyper-parameters that are not the defaults.
+
+    Parameters
+    ----------
+    algorithm : str, NamedTuple or dict
+        A name; the hyper-parameters of a rule; or what this function returned.
+
+    Raises
+    ------
+    SettingsError
+        If no such rule is known.
+    """
+    if isinstance(algorithm, str) and algorithm in names():
+        return algorithm
+    if isinstance(algorithm, dict) and algorithm.get("name") in names():
+        return dict(algorithm)
+    rule = of_class(type(algorithm))
+    if rule is None:
+        own = "" if isinstance(algorithm, str) else " Register a rule of your own first, on every rank."
+        raise SettingsError(
+            f"algorithm must be one of {', '.join(map(repr, names()))}, got {algorithm!r}.{own}"
+        )
+    if rule.check is not None:
+        rule.check(algorithm)
+    given = {
+        key: value for key, value in algorithm._asdict().items() if value != rule.parameters()._asdict()[key]
+    }
+    return {"name": rule.name, **given} if given else rule.name
