@@ -129,7 +129,7 @@ def register(rule: LearningRule) -> LearningRule:
     if same_name or same_class:
         raise SettingsError(
             f"The rule {rule.name!r} of {rule.parameters.__name__} cannot be registered: the name or the class "
-            f"belongs to another. The names {', '.join(map(repr, names()))} are taken."
+            "belongs to another. Give it others."
         )
     _known[rule.name] = rule
     return rule
