@@ -17,6 +17,7 @@ from dist_classicrl.engines.roles.changes import Entry
 from dist_classicrl.errors import (
     WorkerLeft,
 )
+from dist_classicrl.membership.admission import Assignment
 from dist_classicrl.membership.group import Group
 from dist_classicrl.membership.spawn import replacement_mark
 from dist_classicrl.membership.view import View
@@ -110,6 +111,5 @@ def _begin_visit(channel: Channel) -> Visit:
     wait_until(has_come, _WELCOME_SECONDS, "the server's welcome to a replacement")
     if not arrived:
         raise WorkerLeft(-1)
-    _, parts = messages.decode(arrived[0])
-    rank, view = int(parts[0][0]), View.from_numbers(parts[1])
-    return Visit(channel, rank, view, messages.from_text(parts[2]))
+    assignment: Assignment = messages.decode(arrived[0])
+    return Visit(channel, assignment.rank, assignment.view, assignment.told)

@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from dist_classicrl.comm import messages
-from dist_classicrl.comm.messages import Kind
-from dist_classicrl.comm.remote_errors import failure_text
+from dist_classicrl.comm import envelope
+from dist_classicrl.comm.envelope import Kind
+from dist_classicrl.comm.messages import encode
+from dist_classicrl.comm.parts import from_parts
+from dist_classicrl.comm.remote_errors import Failed
 from dist_classicrl.comm.transport import Backoff, Wire
-from dist_classicrl.errors import RankLostError, RankTimeoutError, RemoteRankError
+from dist_classicrl.errors import RankLostError, RankTimeoutError
 
 _TAG = 1
 _PIECE_BYTES = 1 << 15
@@ -66,14 +68,13 @@ class RootedCollectives:
         try:
             yield
         except BaseException as error:
-            text = failure_text(error, self.rank)
             for channel in self._channels.values():
-                channel.send(messages.encode(Kind.FAILED, self._stamp, text))
+                channel.send(encode(Failed.of(error, self.rank), self._turn))
             raise
 
     def send(self, ranks: Iterable[int], *parts: np.ndarray) -> None:
         """Send one message to each of `ranks`; it is packed once."""
-        message = messages.encode(Kind.TOLD, self._stamp, *parts)
+        message = envelope.encode(Kind.TOLD, self._stamp, *parts)
         for rank in ranks:
             self._channels[rank].send(message)
 
@@ -83,7 +84,7 @@ class RootedCollectives:
         interval = min(_BEAT_SECONDS, self.seconds / _BEATS)
         for channel in self._channels.values():
             if now - channel.last_sent > interval:
-                channel.send(messages.encode(Kind.BEAT, self._stamp))
+                channel.send(envelope.encode(Kind.BEAT, self._stamp))
 
     def receive(self, ranks: Iterable[int], what: str) -> dict[int, list[np.ndarray]]:
         """Wait for the next message of each of `ranks`, and return their parts.
@@ -118,7 +119,7 @@ class RootedCollectives:
 
     def gather(self, data: dict[str, Any], *parts: np.ndarray, what: str) -> list[list[np.ndarray]]:
         """Bring every rank's `data`, as text, and `parts` to rank 0, and return them there by rank."""
-        text = messages.text(data)
+        text = envelope.text(data)
         if self.rank:
             self.send([0], text, *parts)
             return []
@@ -129,9 +130,9 @@ class RootedCollectives:
         """Return what rank 0 gives as `data` on every rank."""
         if self.rank == 0:
             assert data is not None
-            self.send(self.others, messages.text(data))
+            self.send(self.others, envelope.text(data))
             return data
-        return messages.from_text(self.receive([0], what)[0][0])
+        return envelope.from_text(self.receive([0], what)[0][0])
 
     def close(self, linger: float = 1.0) -> None:
         """Stop listening; what was sent gets up to `linger` seconds to go."""
@@ -149,7 +150,7 @@ class RootedCollectives:
         ranks = {channel: rank for rank, channel in self._channels.items()}
         heard = False
         for channel, message in self._wire.receive(list(ranks)):
-            kind, parts = messages.decode(message)
+            kind, parts = envelope.decode(message)
             self._arrived[ranks[channel]].append((kind, parts))
             heard = heard or ranks[channel] in awaited
         return heard
@@ -165,7 +166,7 @@ class RootedCollectives:
             if stamp[0] < self._turn or kind is Kind.BEAT:
                 continue
             if kind is Kind.FAILED:
-                raise RemoteRankError(**messages.from_text(parts[0]))
+                raise from_parts(Failed, parts).error()
             return parts
         return None
 

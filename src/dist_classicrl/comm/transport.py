@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from dist_classicrl.comm import messages
+from dist_classicrl.comm import envelope
 from dist_classicrl.errors import RankTimeoutError
 from dist_classicrl.process import exit as ending
 
@@ -236,7 +236,7 @@ class Channel:
 
     def _add(self, piece: np.ndarray) -> np.ndarray | None:
         if self._partial is None:
-            total = messages.total_bytes(piece)
+            total = envelope.total_bytes(piece)
             if total == piece.size:
                 return piece.copy()
             self._partial = np.empty(total, np.uint8)

@@ -14,19 +14,19 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from dist_classicrl.comm import messages
-from dist_classicrl.comm.messages import Kind
-from dist_classicrl.comm.remote_errors import failure_text, mark_as_told_elsewhere
+from dist_classicrl.comm import envelope
+from dist_classicrl.comm.envelope import Kind
+from dist_classicrl.comm.messages import decode, encode
+from dist_classicrl.comm.remote_errors import Failed, mark_as_told_elsewhere
 from dist_classicrl.comm.transport import Backoff, Channel
 from dist_classicrl.errors import (
     CutOffError,
     ProtocolError,
     RankMismatchError,
     RankTimeoutError,
-    RemoteRankError,
 )
-from dist_classicrl.membership.election import Base, Deposed, Election, answer
-from dist_classicrl.membership.group import Group
+from dist_classicrl.membership.election import Base, Deposed, Election, Prepare, answer
+from dist_classicrl.membership.group import Group, NewView
 from dist_classicrl.membership.view import View, may_serve
 
 
@@ -75,7 +75,7 @@ class Setup:
         self._step += 1
         step = np.array([self._step], np.int64)
         if not self.is_head:
-            self._channels[self.head].send(messages.encode(Kind.GATHER, step, own))
+            self._channels[self.head].send(envelope.encode(Kind.GATHER, step, own))
             return self._await(self.head, Kind.TOLD, what)
         everything = {self.rank: own}
         for rank in self._channels:
@@ -86,7 +86,7 @@ class Setup:
         return parts
 
     def _tell_all(self, parts: list[np.ndarray]) -> None:
-        message = messages.encode(Kind.TOLD, np.array([self._step], np.int64), *parts)
+        message = envelope.encode(Kind.TOLD, np.array([self._step], np.int64), *parts)
         for channel in self._channels.values():
             channel.send(message)
 
@@ -105,7 +105,7 @@ class Setup:
                     "longer, raise timeout=; else look for a rank that hangs."
                 )
             backoff.wait()
-        its_kind, parts = messages.decode(message)
+        its_kind, parts = envelope.decode(message)
         if its_kind is not kind or int(parts[0][0]) != self._step:
             raise ProtocolError(
                 f"Rank {peer} sent {its_kind.name} of step {int(parts[0][0])} where {kind.name} of step "
@@ -122,15 +122,15 @@ class Setup:
             If the setup has to start again, with other members.
         """
         group = self._group
-        for sender, kind, parts in group.poll():
-            if kind is Kind.VIEW:
-                view = group.accept(parts)
+        for sender, control in group.poll():
+            if isinstance(control, NewView):
+                view = group.accept(control)
                 # The head itself may have got to the training, and tell of a loss there.
                 if view is not None and (view.term > self.term or self.rank not in view.members):
                     raise Deposed(view)
-            elif kind is Kind.PREPARE:
+            elif isinstance(control, Prepare):
                 if answer(
-                    group, sender, parts, Base(), lambda: not self.is_head and channel.lost is not None
+                    group, sender, control, Base(), lambda: not self.is_head and channel.lost is not None
                 ):
                     raise Deposed(Election(group, Base()).run())
         if self.is_head:
@@ -157,7 +157,7 @@ class Setup:
         term = group.view.term + group.wire.size  # still this rank's
         view = View(term, 0, group.rank, members)
         for rank in sorted(lost):
-            group.record.add("excluded", rank, 0.0, detail="before training began")
+            group.events.add("excluded", rank, 0.0, detail="before training began")
         group.unheard = views
         group.announce(view)
         raise Deposed(view)
@@ -188,16 +188,16 @@ class Setup:
         everyone = self.gather_numbers(own, what)
         failed = np.flatnonzero(everyone[:, 0])
         if failed.size:
-            text = np.empty(0, np.uint8) if error is None else failure_text(error, self.rank)
+            text = np.empty(0, np.uint8) if error is None else encode(Failed.of(error, self.rank))
             texts = self._gather(text, "all ranks to report their errors")
             if error is not None:
                 if self.members[failed[0]] != self.rank:
                     mark_as_told_elsewhere(error)
                 raise error
-            raise RemoteRankError(**messages.from_text(texts[int(failed[0])]))
+            raise decode(texts[int(failed[0])]).error()
         if (everyone[:, 1:5] != everyone[0, 1:5]).any():
             texts = self._gather(np.frombuffer(data, np.uint8), "all ranks to report their settings")
-            told = dict(zip(self.members, map(messages.from_text, texts), strict=True))
+            told = dict(zip(self.members, map(envelope.from_text, texts), strict=True))
             mismatch = RankMismatchError(_difference(told))
             if not self.is_head:
                 mark_as_told_elsewhere(mismatch)

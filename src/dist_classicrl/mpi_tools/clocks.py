@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dist_classicrl.comm import messages
+from dist_classicrl.comm import envelope
 from dist_classicrl.comm.rooted import RootedCollectives
 from dist_classicrl.comm.spin import spin
 
@@ -60,7 +60,7 @@ def compare_clocks(comm: Any, rooted: RootedCollectives) -> list[ClockOffset]:
             return []
         found = []
         for rank in rooted.others:
-            rooted.send([rank], messages.text({}))
+            rooted.send([rank], envelope.text({}))
             found.append(_ask(comm, rooted, rank))
             rooted.beat()
         return found

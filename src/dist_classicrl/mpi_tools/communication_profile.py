@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from dist_classicrl.comm import messages
+from dist_classicrl.comm import envelope
 from dist_classicrl.comm.rooted import RootedCollectives
 from dist_classicrl.comm.spin import spin
 
@@ -138,7 +138,7 @@ def measure(
         hosts = rooted.gather({"host": socket.gethostname()}, what=_WHAT)
         if rooted.rank:
             return _follow(comm, rooted)
-        names = tuple(messages.from_text(parts[0])["host"] for parts in hosts)
+        names = tuple(envelope.from_text(parts[0])["host"] for parts in hosts)
         found = []
         begun = time.monotonic()
         for step in _plan(names, sizes, collectives, all_hosts):
@@ -201,7 +201,7 @@ def _lead(
     run = _runner(comm, rooted, step)
 
     def measured(n: int) -> list[float]:
-        rooted.send(partners, messages.text({**asdict(step), "n": n}))
+        rooted.send(partners, envelope.text({**asdict(step), "n": n}))
         own = [run(n)] if 0 in step.ranks else []
         reports = rooted.receive(partners, _WHAT)
         rooted.beat()

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dist_classicrl.comm import messages
+from dist_classicrl.comm import envelope
 from dist_classicrl.comm.rooted import RootedCollectives
 from dist_classicrl.errors import SettingsError
 
@@ -110,7 +110,7 @@ def _refusal(array: Any, tolerance: Any) -> tuple[str, np.ndarray]:
 def _lead(
     rooted: RootedCollectives, blocks: _Blocks, gathered: list[list[np.ndarray]], tolerance: Any
 ) -> Consistency:
-    headers = [messages.from_text(parts[0]) for parts in gathered]
+    headers = [envelope.from_text(parts[0]) for parts in gathered]
     refused = [
         f"rank {rank}: {header['refusal']}" for rank, header in enumerate(headers) if header["refusal"]
     ]
@@ -126,7 +126,7 @@ def _lead(
         rooted.send(ranks, np.array([number], np.int64), blocks.block(number).view(np.uint8))
         rooted.receive(ranks, _WHAT)
     reports = rooted.receive(plan, _WHAT)
-    found = {rank: messages.from_text(parts[0])["difference"] for rank, parts in reports.items()}
+    found = {rank: envelope.from_text(parts[0])["difference"] for rank, parts in reports.items()}
     differences = [unlike[rank] or _difference(found.get(rank)) for rank in rooted.others]
     consistency = Consistency(tuple(each for each in differences if each is not None))
     rooted.tell({"differences": [asdict(each) for each in consistency.differences]}, _WHAT)
@@ -144,7 +144,7 @@ def _follow(rooted: RootedCollectives, blocks: _Blocks, tolerance: float) -> Con
         findings.compare(int(number), numbers.view(blocks.dtype))
         rooted.send([0])  # asks for the next block, so that no more than one is on its way
     if n_blocks:
-        rooted.send([0], messages.text({"difference": findings.report()}))
+        rooted.send([0], envelope.text({"difference": findings.report()}))
     differences = (_difference(each) for each in rooted.tell(None, _WHAT)["differences"])
     return Consistency(tuple(each for each in differences if each is not None))
 
