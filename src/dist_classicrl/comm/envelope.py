@@ -39,8 +39,8 @@ class Kind(IntEnum):
     STATE = 9  # worker: what a logical worker's learner would go on with
     STOP = 10  # worker: this rank was asked to stop; server: push what you have, and wait
     STOPPED = 11  # server: why and where to go on from; nothing comes after it
-    GATHER = 12  # before training, to the server: a rank's part of something
-    TOLD = 13  # before training, from the server: all parts
+    GATHER = 12  # of a rooted collective, to the root: a rank's part of something
+    TOLD = 13  # of a rooted collective, from the root
     PREPARE = 14  # election: promise to follow nobody older
     PROMISE = 15  # the answer, with the base that the sender has
     REFUSE = 16  # the other answer
@@ -55,6 +55,7 @@ class Kind(IntEnum):
     TAKEN = 25  # detector and monitor: so many messages were taken
     ALIVE = 26  # detector: still there
     POINTS = 27  # monitor, to rank 0: what was measured
+    AT_WORK = 28  # of a rooted collective: the answer takes a while
 
 
 _KINDS = {int(kind): kind for kind in Kind}

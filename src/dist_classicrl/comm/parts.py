@@ -4,11 +4,11 @@
   ints share one int64 part, which also has the counts of all that has no fixed length;
 - ``float`` and ``tuple[float, ...]`` share one float64 part;
 - ``np.ndarray`` is a part of its own, of one dimension and of a type that `envelope` knows; on arrival it is
-  a view of the message. ``tuple[np.ndarray, ...]`` is several;
+  a view of the message;
 - ``dict[str, np.ndarray]`` is several with names, of any shape, bool as well;
 - ``str``, and ``dict[str, Any]`` and ``list[...]`` as JSON, are a part each;
 - another frozen dataclass of such fields is what its fields are;
-- any of these may be ``| None``.
+- ``tuple[X, ...]`` is several of any of these, and any may be ``| None``.
 
 How a class travels is found out once, when it is first used.
 """
@@ -111,6 +111,8 @@ def _new_codec(kind: Any) -> _Codec:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union) and len(arguments) == 2 and arguments[1] is type(None):
         return _optional(_codec_of(arguments[0]))
+    if origin is tuple and arguments[1:] == (...,):
+        return _counted(_codec_of(arguments[0]))
     if origin is tuple and set(arguments) == {int}:
         return _ints(len(arguments))
     if origin is list:
@@ -186,6 +188,25 @@ def _several(stream: int) -> _Codec:
     return _Codec(
         write, lambda source: _take(next(source[_INTS]), source[stream]), frozenset({_INTS, stream})
     )
+
+
+def _counted(codec: _Codec) -> _Codec:
+    """Return how a tuple of what travels like this does."""
+    if not codec.streams:
+        raise TypeError("What has no fields cannot be counted in a message.")
+
+    def write(values: tuple[Any, ...], written: _Written) -> None:
+        written[_INTS].append(len(values))
+        for value in values:
+            codec.write(value, written)
+
+    def read(source: _Read) -> tuple[Any, ...]:
+        count = next(source[_INTS])
+        if count < 0:
+            raise ValueError(f"{count} items")
+        return tuple([codec.read(source) for _ in range(count)])
+
+    return _Codec(write, read, codec.streams | {_INTS})
 
 
 def _ints(count: int) -> _Codec:
