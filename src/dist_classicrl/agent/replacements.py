@@ -19,9 +19,9 @@ from dist_classicrl.errors import (
 )
 from dist_classicrl.membership.admission import Assignment
 from dist_classicrl.membership.group import Group
-from dist_classicrl.membership.spawn import replacement_mark
 from dist_classicrl.membership.view import View
 from dist_classicrl.process import exit as ending
+from dist_classicrl.process.parent import replacement_mark
 
 if TYPE_CHECKING:
     from dist_classicrl.agent.agent import DistAsyncQLearning

@@ -19,6 +19,7 @@ from typing import Any
 
 from dist_classicrl.errors import LauncherError
 from dist_classicrl.process.exit_record import record_of_environment
+from dist_classicrl.process.parent import find_parent
 
 _MODULE = "dist_classicrl.launch.program"
 _REPLACEMENT = "--replacement"
@@ -88,8 +89,6 @@ def main(words: Sequence[str]) -> int:
         return os.EX_USAGE
     ending.manage(record_of_environment(), replacement)
     if replacement:
-        from dist_classicrl.membership.spawn import find_parent
-
         # Who started this process waits until MPI has begun here, and hears of no death before.
         find_parent()
     try:
