@@ -20,7 +20,7 @@ from dist_classicrl.errors import (
 from dist_classicrl.membership.admission import Assignment
 from dist_classicrl.membership.group import Group
 from dist_classicrl.membership.view import View
-from dist_classicrl.process import exit as ending
+from dist_classicrl.process import exit as process_exit
 from dist_classicrl.process.parent import replacement_mark
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def train_as_replacement(agent: DistAsyncQLearning, asked: Request, parent: Any)
         get_to_know(agent, asked.env).close()
         results = [call["result"] for call in told["finished"]][visit.calls - 1 : visit.calls]
         return TrainingResult.from_dict(results[0]) if results else TrainingResult()
-    ending.note_losses()
+    process_exit.note_losses()
     plan = asked.make_plan()
     with watching(plan, visit.rank) as watch:
         group = Group.of_replacement(wire, visit.rank, visit.view, timing_of(agent, wire))

@@ -20,7 +20,7 @@ from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.comm.messages import message
 from dist_classicrl.comm.transport import Channel
 from dist_classicrl.errors import CutOffError, RemoteRankError
-from dist_classicrl.process import exit as ending
+from dist_classicrl.process import exit as process_exit
 
 _GRACE_SECONDS = 10.0
 # In which a launcher forwards the traceback before it writes, into the same lines, that the job was aborted.
@@ -111,7 +111,7 @@ def is_cut_off(error: BaseException) -> bool:
 def _end_job(error: BaseException, show: Callable[[], Any]) -> None:
     if is_cut_off(error) and _is_running():
         show()
-        ending.end_alone(1)
+        process_exit.end_alone(1)
     told = isinstance(error, RemoteRankError) or getattr(error, "_told_elsewhere", False)
     if told and _is_running():
         time.sleep(_GRACE_SECONDS)
@@ -123,8 +123,8 @@ def _end_job(error: BaseException, show: Callable[[], Any]) -> None:
         sys.stderr.flush()
         time.sleep(_FORWARD_SECONDS)
         # Known already where the script's main thread has raised it.
-        ending.announce(1, traceback.format_exception_only(type(error), error)[-1].strip())
-        ending.limit_seconds()
+        process_exit.announce(1, traceback.format_exception_only(type(error), error)[-1].strip())
+        process_exit.limit_seconds()
         MPI.COMM_WORLD.Abort(1)
         os._exit(1)
 

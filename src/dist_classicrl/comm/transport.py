@@ -17,7 +17,7 @@ import numpy as np
 
 from dist_classicrl.comm import envelope
 from dist_classicrl.errors import RankTimeoutError
-from dist_classicrl.process import exit as ending
+from dist_classicrl.process import exit as process_exit
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ class Wire:
 
     def abort(self, code: int) -> None:
         """End all ranks with exit status `code`, this one too."""
-        ending.limit_seconds()  # where mpirun cannot be reached, MPI_Abort never returns
+        process_exit.limit_seconds()  # where mpirun cannot be reached, MPI_Abort never returns
         self._comm.Abort(code)
 
 
