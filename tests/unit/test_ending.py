@@ -257,7 +257,10 @@ def test_without_losses_mpi_is_ended_in_order(run):
 
 @pytest.mark.parametrize("words, launched", [((), False), (PROGRAM, True)])
 def test_a_wait_for_the_dead_has_a_limit(run, words, launched):
-    hang = "import time\nprocess_exit._HEAD_SECONDS = 0.3\nFinalize.__del__ = lambda self, sleep=time.sleep: sleep(60)"
+    hang = (
+        "import time\nprocess_exit._HEAD_SECONDS = 0.3\n"
+        "Finalize.__del__ = lambda self, sleep=time.sleep: sleep(60)"
+    )
     env = {} if launched else {"OMPI_MCA_mpi_ft_enable": "1"}
     finished = run(LOSSES + hang, words=words, launched=launched, env=env)
     assert finished.returncode == -14  # SIGALRM: 142, as shells have it
