@@ -183,12 +183,12 @@ class Election:
                     self._promised_at = group.wire.now()
             case Promise():
                 group.dead.update(control.dead)
-                self._see(control.view)
+                self._adopt_if_newer(control.view)
                 if ballot is not None and control.number == ballot.number:
                     ballot.bases[sender] = control.base
             case Refuse():
                 self._highest = max(self._highest, control.promised)
-                self._see(control.view)
+                self._adopt_if_newer(control.view)
                 if control.promised < control.number:
                     self._followed = group.wire.now(), control.view
                 if ballot is not None and control.number == ballot.number:
@@ -200,7 +200,7 @@ class Election:
                     raise ended_without(group.rank)
         return None
 
-    def _see(self, theirs: View) -> None:
+    def _adopt_if_newer(self, theirs: View) -> None:
         if theirs.key > self._group.view.key:
             self._group.adopt(theirs)
 

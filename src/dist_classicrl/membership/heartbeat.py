@@ -11,7 +11,7 @@ from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.comm.messages import encode, message
 from dist_classicrl.comm.transport import Channel
 
-_LOOKS = 4
+_CHECKS_PER_INTERVAL = 4
 
 
 @message(Kind.BEAT)
@@ -86,5 +86,5 @@ class Heartbeat:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._over.wait(self._interval / _LOOKS):
+        while not self._over.wait(self._interval / _CHECKS_PER_INTERVAL):
             say_beat(self._channels(), self._beat(), self._interval, self._now())
