@@ -70,7 +70,7 @@ class Setup:
     Attributes
     ----------
     members : tuple of int
-        The ranks that take part, in whose order everything gathered stands.
+        The ranks that take part, in whose order stands what was last gathered.
     is_head : bool
         Whether this rank is the one that gathers, and serves afterwards.
     head : int
@@ -98,7 +98,9 @@ class Setup:
         everyone = self._rooted.share(own, what)
         if self.is_head:
             self._group.unheard.clear()
-        return [everyone[rank] for rank in self.members]
+        # The head may have excluded somebody, and this rank have not heard of it.
+        self.members = tuple(everyone)
+        return list(everyone.values())
 
     def _attend(self, rooted: RootedCollectives, waiting: Waiting) -> None:
         """Take in who died, and what others found out, and wait no longer than `timeout`.
