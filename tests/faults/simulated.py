@@ -28,7 +28,8 @@ from unittest import mock
 import numpy as np
 from simulated_network import Conditions, Plan, SimNetwork, SimWire, simulated_time
 
-from dist_classicrl.comm.messages import Kind, decode
+from dist_classicrl.comm.envelope import Kind, decode
+from dist_classicrl.comm.parts import from_parts
 from dist_classicrl.engines.outcome import Tally, TrainingResult
 from dist_classicrl.engines.progress import Observer, Reporter
 from dist_classicrl.engines.roles import participants as together
@@ -43,6 +44,7 @@ from dist_classicrl.learning.learners import Rates, Stream, Totals
 from dist_classicrl.membership.election import Base, Deposed, Election
 from dist_classicrl.membership.group import Group, Timing
 from dist_classicrl.membership.handshake import Setup
+from dist_classicrl.membership.heartbeat import Beat
 from dist_classicrl.membership.view import View
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.local import LocalTable
@@ -236,7 +238,8 @@ class Elections(Story):
                     kind, parts = decode(message)
                     follower.take_in_common(kind, parts)
                     # Nothing of it counts once somebody newer has been promised.
-                    self.bases[group.rank] = max(self.bases[group.rank], Base(view.term, int(parts[0][0])))
+                    base = Base(view.term, from_parts(Beat, parts).progress)
+                    self.bases[group.rank] = max(self.bases[group.rank], base)
                     self.followed += 1
                 follower.look_around(now)
                 wire.sleep(1e-3)

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from dist_classicrl.comm.messages import Kind
+from dist_classicrl.comm.envelope import Kind
 
 _BY_PRESENCE = 0.5
 _EAGER_BYTES = 512
@@ -545,9 +545,9 @@ def kind_of(message: np.ndarray) -> Kind:
 
 def describe(message: np.ndarray) -> str:
     """Return a message for the log."""
-    from dist_classicrl.comm import messages
+    from dist_classicrl.comm import envelope
 
-    kind, parts = messages.decode(message)
+    kind, parts = envelope.decode(message)
     numbers = [
         part.tolist() if part.size <= 12 else f"<{part.size}>" for part in parts if part.dtype == np.int64
     ]

@@ -14,6 +14,7 @@ import time
 import numpy as np
 
 from dist_classicrl.membership import spawn as replacing
+from dist_classicrl.process.parent import find_parent, replacement_mark
 
 DYING, SERVER, WITNESS = 2, 1, 0
 TAG = 5
@@ -67,10 +68,10 @@ def replace():
     """Be the replacement."""
     from mpi4py import MPI
 
-    line = Line(replacing.find_parent(), 0)
+    line = Line(find_parent(), 0)
     line.send(HELLO, os.getpid())
     what = line.wait()
-    say("replacement", replacing.replacement_mark(), "of world", MPI.COMM_WORLD.size, "was told", what)
+    say("replacement", replacement_mark(), "of world", MPI.COMM_WORLD.size, "was told", what)
     if what != "dead" and what[0] == TO_DIE:
         os.kill(os.getpid(), signal.SIGKILL)
     # A moment after the message that said so, the parent is gone: that has to be heard as well.
@@ -117,7 +118,7 @@ def serve(comm):
         say("server hears that the first is", line.wait())
         replacements.wanted(1)
     line = wait_for_replacement(replacements, witness)
-    say("second says", line.wait()[0], "and", replacements.on_the_way, "are on the way")
+    say("second says", line.wait()[0], "and", len(replacements._attempts), "are on the way")
     line.send(TO_END, 0)
     witness.wait()
     witness.send(TO_END, 0)
@@ -141,7 +142,7 @@ def main():
         say("witness was told", message)
 
 
-if replacing.replacement_mark() is None:
+if replacement_mark() is None:
     main()
 else:
     replace()

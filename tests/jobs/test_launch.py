@@ -29,7 +29,7 @@ print("rank", world.rank, sys.argv, flush=True)
 SURVIVORS = """
 import os, signal, sys, time
 from mpi4py import MPI
-from dist_classicrl.process import exit as ending
+from dist_classicrl.process import exit as process_exit
 world, dead = MPI.COMM_WORLD, int(sys.argv[1])
 world.Set_errhandler(MPI.ERRORS_RETURN)
 if world.rank == dead:
@@ -38,8 +38,8 @@ if world.rank == dead:
 try:
     world.Recv(bytearray(1), dead)
 except MPI.Exception:
-    ending.note_losses()
-ending.note_head(world.rank == (0 if dead else 1))
+    process_exit.note_losses()
+process_exit.note_head(world.rank == (0 if dead else 1))
 time.sleep(0.2 * world.rank)
 print("survived", flush=True)
 """

@@ -9,7 +9,7 @@ from rank_environments import BrokenLake, Corridor, SteppedLake
 
 from dist_classicrl.engines.roles import server_base as serving
 from dist_classicrl.errors import CutOffError, RankLostError, RemoteRankError, SettingsError, WorkerLeft
-from dist_classicrl.process import exit as ending
+from dist_classicrl.process import exit as process_exit
 
 NEVER = 1 << 60
 SHORT_TIMEOUT = 1.5
@@ -71,7 +71,7 @@ def test_a_worker_leaves_in_good_order(
     world, comm, culprit, make_agent, lake, monkeypatch, by, async_updates
 ):
     aside = []
-    monkeypatch.setattr(ending, "note_aside", lambda: aside.append(world.rank))
+    monkeypatch.setattr(process_exit, "note_aside", lambda: aside.append(world.rank))
     before = signal.getsignal(signal.SIGHUP)
     agent = make_agent(comm=comm, n_envs=1, async_updates=async_updates, logical_workers=2)
     leave = {"leave()": agent.leave, "SIGHUP": lambda: os.kill(os.getpid(), signal.SIGHUP)}[by]

@@ -6,46 +6,46 @@ import sys
 
 import pytest
 
-from dist_classicrl.process.exit_record import Ending, Record, record_of_environment
+from dist_classicrl.process.exit_record import Ending, ExitRecord, record_of_environment
 
 ENDING = Ending(rank=3, code=1, kind="error", reason="ValueError: naïve", is_head=False, before_mpi=True)
 
 
 def test_what_ranks_write_is_what_the_launcher_reads(tmp_path):
-    record = Record(tmp_path)
+    record = ExitRecord(tmp_path)
     record.add(ENDING)
-    assert Record(tmp_path).endings() == [ENDING]
-    assert not Record(tmp_path).is_complete
+    assert ExitRecord(tmp_path).endings() == [ENDING]
+    assert not ExitRecord(tmp_path).is_complete
     record.complete(3)
-    assert Record(tmp_path).is_complete
+    assert ExitRecord(tmp_path).is_complete
 
 
 def test_processes_of_the_same_rank_do_not_overwrite_each_other(tmp_path):
     # A rank that a job starts for one that it lost has a world, and a rank, of its own.
     program = (
         "from dist_classicrl.process.exit_record import *\n"
-        f"Record({str(tmp_path)!r}).add(Ending(3, 0, 'left', '', False, False))"
+        f"ExitRecord({str(tmp_path)!r}).add(Ending(3, 0, 'left', '', False, False))"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
-    Record(tmp_path).add(ENDING)
-    assert sorted(ending.kind for ending in Record(tmp_path).endings()) == ["error", "left"]
+    ExitRecord(tmp_path).add(ENDING)
+    assert sorted(ending.kind for ending in ExitRecord(tmp_path).endings()) == ["error", "left"]
 
 
 def test_endings_come_by_rank(tmp_path):
     for rank in (10, 2):
         ending = dataclasses.asdict(dataclasses.replace(ENDING, rank=rank))
         (tmp_path / f"ended-{rank}-host-1").write_text(json.dumps(ending))
-    assert [ending.rank for ending in Record(tmp_path).endings()] == [2, 10]
+    assert [ending.rank for ending in ExitRecord(tmp_path).endings()] == [2, 10]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"rank": 1}'])
 def test_what_is_not_an_ending_is_passed_over(tmp_path, text):
     (tmp_path / "ended-1-host-1").write_text(text)
-    assert Record(tmp_path).endings() == []
+    assert ExitRecord(tmp_path).endings() == []
 
 
 def test_a_beat_is_seen(tmp_path):
-    record = Record(tmp_path)
+    record = ExitRecord(tmp_path)
     assert record.last_beat() is None
     record.beat()
     os.utime(tmp_path / "alive", ns=(5, 5))
@@ -55,7 +55,7 @@ def test_a_beat_is_seen(tmp_path):
 
 
 def test_a_folder_that_is_not_there_says_nothing_and_takes_nothing(tmp_path):
-    record = Record(tmp_path / "absent")
+    record = ExitRecord(tmp_path / "absent")
     assert (record.last_beat(), record.endings(), record.is_complete) == (None, [], False)
     for write in (record.beat, lambda: record.add(ENDING), lambda: record.complete(0)):
         with pytest.raises(OSError):
@@ -70,7 +70,7 @@ def test_nothing_is_read_while_it_is_written(tmp_path, monkeypatch):
         seen.append((record.is_complete, len(record.endings())))
         replace(source, target)
 
-    record = Record(tmp_path)
+    record = ExitRecord(tmp_path)
     monkeypatch.setattr(os, "replace", look)
     record.add(ENDING)
     record.complete(0)

@@ -10,7 +10,7 @@ import pytest
 from dist_classicrl.errors import LauncherError
 from dist_classicrl.launch import program
 from dist_classicrl.process.exit import fault_tolerant, survival_advice
-from dist_classicrl.process.exit_record import Record
+from dist_classicrl.process.exit_record import ExitRecord
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ("-m", "dist_classicrl.launch.program")
@@ -26,7 +26,7 @@ class MPIError(RuntimeError):
 mpi.Exception, mpi.ERR_PROC_FAILED, mpi.ERR_TRUNCATE = MPIError, 75, 15
 mpi.Is_initialized = lambda: True
 mpi.Is_finalized = lambda: False
-from dist_classicrl.process import exit as ending
+from dist_classicrl.process import exit as process_exit
 """
 
 
@@ -52,7 +52,7 @@ def run(tmp_path):
             timeout=60,
             cwd=tmp_path,
         )
-        done.record = Record(folder)
+        done.record = ExitRecord(folder)
         return done
 
     return run
@@ -158,8 +158,8 @@ VERDICTS = {
     # Who starts the same run twice must not have the two take it from each other in turn.
     "fenced": ("from dist_classicrl.errors import *; raise CheckpointFencedError('x')", "error"),
     "remote": ("from dist_classicrl.errors import *; raise RemoteRankError(1, 'h', 's', 't')", "told"),
-    "aside": ("ending.note_aside(); raise ValueError('mine')", "left"),
-    "announced": ("ending.announce(4, 'abort'); raise ValueError('mine')", "error"),
+    "aside": ("process_exit.note_aside(); raise ValueError('mine')", "left"),
+    "announced": ("process_exit.announce(4, 'abort'); raise ValueError('mine')", "error"),
 }
 
 
@@ -176,7 +176,7 @@ def test_the_launcher_hears_what_kind_of_end_it_was(run, text, kind):
     "rank, note, done", [(0, "", True), (1, "", False), (0, "False", False), (1, "True", True)]
 )
 def test_only_the_head_marks_the_work_as_done(run, rank, note, done):
-    text = f"{MPI}\nending.note_head({note})" if note else ""
+    text = f"{MPI}\nprocess_exit.note_head({note})" if note else ""
     finished = run(text, env={"OMPI_COMM_WORLD_RANK": str(rank)})
     assert finished.returncode == 0
     assert finished.record.is_complete == done
@@ -224,7 +224,7 @@ class Finalize:  # as mpi4py does, when the interpreter has ended all else
     def __del__(self, write=os.write):
         write(2, b"finalized ")
 sys.finalize = Finalize()
-ending.note_losses()
+process_exit.note_losses()
 """
 )
 
@@ -251,14 +251,15 @@ def test_where_a_death_would_end_the_job_the_others_are_waited_for(run):
 
 
 def test_without_losses_mpi_is_ended_in_order(run):
-    text = LOSSES.replace("ending.note_losses()", "")
+    text = LOSSES.replace("process_exit.note_losses()", "")
     assert "finalized" in run(text, env={"OMPI_MCA_mpi_ft_enable": "1"}).stderr
 
 
 @pytest.mark.parametrize("words, launched", [((), False), (PROGRAM, True)])
 def test_a_wait_for_the_dead_has_a_limit(run, words, launched):
     hang = (
-        "import time\nending._HEAD_SECONDS = 0.3\nFinalize.__del__ = lambda self, sleep=time.sleep: sleep(60)"
+        "import time\nprocess_exit._HEAD_SECONDS = 0.3\n"
+        "Finalize.__del__ = lambda self, sleep=time.sleep: sleep(60)"
     )
     env = {} if launched else {"OMPI_MCA_mpi_ft_enable": "1"}
     finished = run(LOSSES + hang, words=words, launched=launched, env=env)
@@ -271,7 +272,7 @@ def test_a_wait_for_the_dead_has_a_limit(run, words, launched):
     [("", 0, True, "79"), ("sys.exit(75)", 0, True, "75"), ("", 0, False, "79"), ("", 1, True, "")],
 )
 def test_the_head_ends_a_job_in_which_a_rank_hangs(run, end, head, launched, aborted):
-    text = f"{MPI}\nending.note_hanging(lambda code: print(code, flush=True))\n{end}"
+    text = f"{MPI}\nprocess_exit.note_hanging(lambda code: print(code, flush=True))\n{end}"
     words = PROGRAM if launched else ()
     finished = run(text, words=words, launched=launched, env={"OMPI_COMM_WORLD_RANK": str(head)})
     assert finished.stdout.strip() == aborted
@@ -281,19 +282,19 @@ def test_the_head_ends_a_job_in_which_a_rank_hangs(run, end, head, launched, abo
 @pytest.mark.parametrize("rank, told", [(0, "script waited aborted"), (1, "script ended")])
 def test_the_head_lets_the_others_end_first(run, rank, told):
     text = f"""{MPI}
-ending.note_hanging(
+process_exit.note_hanging(
     lambda code: print("aborted"),
     lambda seconds: print("waited", end=" "),
     lambda: print("ended"),
 )
-ending.note_head({rank == 0})
+process_exit.note_head({rank == 0})
 print("script", end=" ")
 """
     assert run(text, env={"OMPI_COMM_WORLD_RANK": str(rank)}).stdout.strip() == told
 
 
 def test_a_hanging_rank_that_is_back_does_not_end_the_job(run):
-    text = f"{MPI}\nending.note_hanging(lambda code: print(code))\nending.note_hanging(None)"
+    text = f"{MPI}\nprocess_exit.note_hanging(lambda code: print(code))\nprocess_exit.note_hanging(None)"
     assert run(text).stdout == ""
 
 
@@ -302,7 +303,7 @@ def test_a_forked_child_does_not_end_for_its_parent(run):
         MPI
         + """
 import os
-ending.note_hanging(lambda code: print("aborted by", os.getpid() == parent, flush=True))
+process_exit.note_hanging(lambda code: print("aborted by", os.getpid() == parent, flush=True))
 parent = os.getpid()
 if os.fork() == 0:
     sys.exit(0)

@@ -21,7 +21,7 @@ from dist_classicrl.launch.folders import launch_folder, session_folder
 from dist_classicrl.launch.hosts import Host, hosts_that_answer, ranks_on, read_hostfile, write_hostfile
 from dist_classicrl.launch.mpirun import Launcher, export_words, host_words, survival_words
 from dist_classicrl.launch.restart import Plan, Supervisor
-from dist_classicrl.process.exit_record import Record
+from dist_classicrl.process.exit_record import ExitRecord
 from dist_classicrl.process.jobs import is_running
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -182,7 +182,7 @@ def test_ranks_that_never_start_are_named_as_such(supervise, capfd):
 
 
 def test_signs_of_life_end_a_silence_and_a_suspended_launcher_counts_none(tmp_path):
-    record = Record(tmp_path)
+    record = ExitRecord(tmp_path)
     now = time.monotonic()
     watch = supervisor.SilenceWatch("no job", record, now)
 

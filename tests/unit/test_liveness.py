@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from timed_channel import RELEASE, TimedChannel, beats, done, group_of, stop_clock
 
-from dist_classicrl.comm import messages
-from dist_classicrl.comm.messages import Kind
+from dist_classicrl.comm.envelope import Kind
+from dist_classicrl.comm.messages import encode
+from dist_classicrl.comm.remote_errors import Failed
 from dist_classicrl.engines.outcome import Tally
 from dist_classicrl.engines.progress import Observer, Reporter
 from dist_classicrl.engines.roles.server_base import NobodyLeft, Policy
@@ -19,7 +20,7 @@ from dist_classicrl.engines.server.leases import LeaseBook
 from dist_classicrl.engines.server.worker import Worker
 from dist_classicrl.errors import CutOffError, RemoteRankError
 from dist_classicrl.learning.learners import Totals
-from dist_classicrl.membership.heartbeat import beat_message
+from dist_classicrl.membership.heartbeat import Beat
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.local import LocalTable
 from dist_classicrl.tables.maps import Refresh
@@ -29,10 +30,7 @@ from dist_classicrl.tables.window import PushWindow
 SILENCE = 8.0
 STUCK = 40.0
 INTERVAL = SILENCE / 4.0
-FAILED = messages.encode(
-    Kind.FAILED,
-    messages.text({"rank": 2, "host": "here", "summary": "OSError: no map", "remote_traceback": ""}),
-)
+FAILED = encode(Failed(2, "here", "OSError: no map", "", False))
 SETTINGS = Settings(async_updates=False, logical_workers=3, sync_frequency=1, batch_size=1)
 
 
@@ -78,7 +76,7 @@ def serve(async_updates, channel, report, *others):
     finally:
         channel.events = [
             (event["kind"], event["rank"])
-            for event in serving.group.record.events
+            for event in serving.group.events.entries
             if event["kind"] != "suspected"
         ]
 
@@ -182,7 +180,7 @@ def play_rounds(monkeypatch):
 def test_a_worker_that_was_busy_waits_for_others_from_then_on(play_rounds):
     # Its own parts take over two limits of silence; the others take half of one more, and then three.
     end = 3.0 * 0.7 * SILENCE
-    coming = [(0.0, order(-1, 0, 0)), (end + 0.5 * SILENCE, beat_message(1, (0, 0)))]
+    coming = [(0.0, order(-1, 0, 0)), (end + 0.5 * SILENCE, encode(Beat(1, (0, 0))))]
     coming += beats(end + SILENCE, end + 3.0 * SILENCE, INTERVAL)
     last = end + 3.5 * SILENCE
     coming += [(last, order(0, 1, 1)), (last + 1.0, done(4)), (last + 2.0, RELEASE)]
@@ -211,7 +209,7 @@ def test_a_worker_looks_for_another_server_if_its_main_loop_hangs(play_rounds):
 
 
 def test_a_worker_hears_of_a_failure_before_it_plays_its_next_part(play_rounds):
-    channel = TimedChannel(0, (0.0, order(-1, 0, 0)), (0.1, beat_message(1, (0, 0))), (0.2, FAILED))
+    channel = TimedChannel(0, (0.0, order(-1, 0, 0)), (0.1, encode(Beat(1, (0, 0)))), (0.2, FAILED))
     with pytest.raises(RemoteRankError, match="no map"):
         play_rounds(channel, 1.0)
     assert channel.played == [0]
@@ -226,7 +224,7 @@ def test_a_long_call_of_the_environment_is_not_the_servers_silence():
     lease = server.reply_message(0, None, (1, 0, 10), [])
     again = 3.5 * SILENCE
     channel = TimedChannel(
-        0, (0.0, lease), (again, beat_message(1, (0, 0))), (again + 1.0, done(4)), (again + 2.0, RELEASE)
+        0, (0.0, lease), (again, encode(Beat(1, (0, 0)))), (again + 1.0, done(4)), (again + 2.0, RELEASE)
     )
     learner = SimpleNamespace(
         totals=Totals(), quantum=1, learn=lambda stream, steps: time.sleep(3.0 * SILENCE)

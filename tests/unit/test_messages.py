@@ -1,123 +1,302 @@
-"""Messages: what goes in comes out, and bytes that are no message are refused by name, whatever they are."""
+"""Typed messages: what goes in comes out, and whatever is not what it should be is refused by name."""
 
-import json
+import dataclasses
+import importlib
+import math
+import pkgutil
+import types
+import typing
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from dist_classicrl.comm import messages
-from dist_classicrl.comm.messages import Kind
+import dist_classicrl
+from dist_classicrl.comm import envelope, messages
+from dist_classicrl.comm.envelope import Kind
+from dist_classicrl.comm.parts import from_parts, to_parts
 from dist_classicrl.errors import ProtocolError
+from dist_classicrl.membership.election import Base, Prepare, Promise
+from dist_classicrl.membership.group import Over
+from dist_classicrl.membership.view import View
 
+for found in pkgutil.walk_packages(dist_classicrl.__path__, "dist_classicrl."):
+    if found.name.split(".")[1] in ("comm", "membership", "engines", "mpi_tools"):
+        importlib.import_module(found.name)
+CLASSES = sorted(messages._kinds, key=lambda cls: messages._kinds[cls])
+
+
+class Color(IntEnum):
+    RED = 3
+    BLUE = -7
+
+
+@dataclass(frozen=True)
+class Map:
+    """What tables have: arrays, one of which may be missing."""
+
+    entries: np.ndarray
+    weight: np.ndarray
+    replays: np.ndarray | None
+
+
+@dataclass(frozen=True)
+class Everything:
+    """A field of each type that may travel, in an order of no meaning."""
+
+    real: float
+    made: dict[int, int]
+    whole: int
+    flag: bool
+    ranks: tuple[int, ...]
+    word: str
+    map: Map
+    key: tuple[int, int]
+    reals: tuple[float, ...]
+    other_map: Map | None
+    color: Color
+    arrays: tuple[np.ndarray, ...]
+    told: dict[str, Any]
+    events: list[dict[str, Any]]
+    other_flag: bool
+    state: dict[str, np.ndarray]
+    array: np.ndarray
+    maybe_whole: int | None
+    maybe_real: float | None
+    maybe_told: dict[str, Any] | None
+    view: View
+
+
+WHOLE = st.integers(-(2**63), 2**63 - 1)
+REAL = st.floats()
+TEXT = st.text() | st.just("caf\udce9")  # as Python has the names of files that are not UTF-8
+JSON = st.recursive(
+    st.none() | st.booleans() | WHOLE | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=5,
+)
 TYPES = ("int64", "float64", "int32", "uint32", "float32", "uint8")
 
 
-def random_parts(rng):
-    parts = []
-    for _ in range(rng.integers(0, 6)):
-        raw = rng.integers(0, 256, 8 * int(rng.integers(0, 9)), dtype=np.uint8)
-        parts.append(raw.view(TYPES[rng.integers(len(TYPES))])[: int(rng.integers(0, 9))].copy())
-    return parts
+@st.composite
+def arrays(draw, types=TYPES, shape=None):
+    shape = (draw(st.integers(0, 5)),) if shape is None else draw(shape)
+    dtype = np.dtype(draw(st.sampled_from(types)))
+    if dtype.kind == "b":
+        size = math.prod(shape)
+        return np.array(draw(st.lists(st.booleans(), min_size=size, max_size=size)), bool).reshape(shape)
+    size = math.prod(shape) * dtype.itemsize
+    return np.frombuffer(draw(st.binary(min_size=size, max_size=size)), dtype).reshape(shape)
 
 
-def test_round_trip():
-    rng = np.random.default_rng(1)
-    for _ in range(300):
-        parts = random_parts(rng)
-        kind = Kind(int(rng.integers(1, 9)))
-        message = messages.encode(kind, *parts)
-        assert message.dtype == np.uint8 and message.size % 8 == 0
-        assert messages.total_bytes(message[: messages.MARK_BYTES]) == message.size
-        got_kind, got = messages.decode(message)
-        assert got_kind is kind and len(got) == len(parts)
-        for one, other in zip(parts, got, strict=True):
-            assert other.dtype == one.dtype and other.tobytes() == one.tobytes()
+STRATEGIES = {
+    int: WHOLE,
+    bool: st.booleans(),
+    float: REAL,
+    str: TEXT,
+    np.ndarray: arrays(),
+    tuple[int, ...]: st.lists(WHOLE, max_size=4).map(tuple),
+    tuple[int, int]: st.tuples(WHOLE, WHOLE),
+    tuple[float, ...]: st.lists(REAL, max_size=4).map(tuple),
+    tuple[np.ndarray, ...]: st.lists(arrays(), max_size=3).map(tuple),
+    dict[int, int]: st.dictionaries(WHOLE, WHOLE, max_size=4),
+    dict[str, Any]: st.dictionaries(st.text(), JSON, max_size=3),
+    dict[str, np.ndarray]: st.dictionaries(
+        st.text(), arrays((*TYPES, "bool"), st.lists(st.integers(0, 3), max_size=3).map(tuple)), max_size=3
+    ),
+    list[dict[str, Any]]: st.lists(st.dictionaries(st.text(), JSON, max_size=2), max_size=2),
+    Color: st.sampled_from(Color),
+}
 
 
-def test_a_message_shares_no_memory_with_its_parts_but_decoding_copies_nothing():
-    part = np.arange(5.0)
-    message = messages.encode(Kind.PUSH, part)
-    part[:] = 0.0
-    _, (got,) = messages.decode(message)
-    assert got.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
-    assert np.shares_memory(got, message)
+def values_of(kind):
+    """Return a strategy for what a field of this type may be."""
+    if kind in STRATEGIES:
+        return STRATEGIES[kind]
+    if isinstance(kind, types.UnionType):
+        return st.none() | values_of(typing.get_args(kind)[0])
+    hints = typing.get_type_hints(kind)
+    return st.builds(kind, **{field.name: values_of(hints[field.name]) for field in dataclasses.fields(kind)})
 
 
-def test_text_round_trip():
-    data = {"rank": 3, "host": "knoten-ä", "trace": "line 1\nline 2", "nested": [1, 2.5, None]}
-    assert messages.from_text(messages.text(data)) == data
-    for bad in (b"", b"{", b"\xff\xfe", b"[1, 2]", b"7", b"[" * 100_000):
-        with pytest.raises(ProtocolError, match="text"):
-            messages.from_text(np.frombuffer(bad, np.uint8))
+def same(one, other):
+    """Tell whether values are alike to the bit, and of the same types."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, np.ndarray):
+        return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+    if dataclasses.is_dataclass(one):
+        return same(vars(one), vars(other))
+    if isinstance(one, (tuple, list)):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    return one == other or one != one and other != other
 
 
-def test_every_truncation_is_refused():
-    message = messages.encode(Kind.PUSH, np.arange(3), np.arange(5, dtype=np.int32), np.arange(2.0))
-    for size in range(message.size):
-        with pytest.raises(ProtocolError):
-            messages.decode(message[:size].copy())
-    with pytest.raises(ProtocolError, match="came as"):
-        messages.decode(np.concatenate([message, np.zeros(8, np.uint8)]))
+@given(values_of(Everything))
+def test_fields_of_every_type_come_out_as_they_went_in(record):
+    parts = envelope.decode(envelope.encode(Kind.PUSH, *to_parts(record)))[1]
+    assert [part.dtype for part in parts[:2]] == [np.int64, np.float64]  # all numbers are in two parts
+    assert same(from_parts(Everything, parts), record)
 
 
-def edited(message, **numbers):
-    """Return a copy with the int64 at some places of the head or of the parts' table overwritten."""
-    copy = message.copy()
-    for place, value in numbers.items():
-        copy[: 8 * (copy.size // 8)].view(np.int64)[int(place[1:])] = value
-    return copy
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+@settings(max_examples=25)
+@given(data=st.data())
+def test_each_message_comes_out_as_it_went_in_with_and_without_a_stamp(cls, data):
+    message, stamp = data.draw(values_of(cls)), data.draw(WHOLE)
+    encoded = messages.encode(message)
+    assert envelope.decode(encoded)[0] is messages._kinds[cls]
+    assert same(messages.decode(encoded), message)
+    assert same(messages.decode_stamped(messages.encode(message, stamp)), (stamp, message))
 
 
-def test_damage_is_refused_by_name():
-    # int64 0 to 3: mark, bytes, kind, parts; 4 and 5: type and length of the first part; 6, 7: of the next.
-    message = messages.encode(Kind.PUSH, np.arange(3), np.arange(2.0))
-    for change, match in (
-        (dict(p0=1), "no message of this library"),
-        (dict(p1=8), "no message of this library"),
-        (dict(p1=10**15), "came as"),
-        (dict(p2=99), "kind 99 came: there is no such kind"),
-        (dict(p3=-1), "claims -1 parts"),
-        (dict(p3=2**60), "parts"),
-        (dict(p3=1), "its parts end at"),
-        (dict(p4=6), "unknown type 6"),
-        (dict(p4=-1), "unknown type -1"),
-        (dict(p5=-3), "claims -3 numbers"),
-        (dict(p7=3), "claims 3 numbers"),
-        (dict(p7=2**61), "numbers"),
-        (dict(p7=1), "its parts end at"),
-    ):
-        with pytest.raises(ProtocolError, match=match):
-            messages.decode(edited(message, **change))
+def test_a_message_shares_no_memory_with_what_it_was_made_of_but_decoding_copies_no_array():
+    weight = np.arange(5.0)
+    message = envelope.encode(Kind.PUSH, *to_parts(Map(np.arange(5), weight, None)))
+    weight[:] = 0.0
+    got = from_parts(Map, envelope.decode(message)[1])
+    assert got.weight.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0] and got.replays is None
+    assert np.shares_memory(got.weight, message) and np.shares_memory(got.entries, message)
 
 
-def test_any_bytes_give_a_message_or_a_protocol_error():
-    rng = np.random.default_rng(2)
-    message = messages.encode(Kind.REPLY, np.arange(4), np.arange(3.0), np.arange(3, dtype=np.int32))
+def test_arrays_that_are_not_in_one_piece_travel_in_order():
+    table = np.arange(12).reshape(3, 4)
+    for array in (table[:, 1], table.T, table[::-1, ::2], np.asfortranarray(table)):
+        (got,) = envelope.decode(envelope.encode(Kind.PUSH, array))[1]
+        assert got.tolist() == array.ravel().tolist()
+
+
+# Damage
+
+
+def read(encoded, cls):
+    """Decode bytes in each way in which they may be taken. Nothing but `ProtocolError` is raised."""
     refused = 0
-    for _ in range(3000):
-        copy = message.copy()
-        for _ in range(rng.integers(1, 4)):
-            copy[rng.integers(copy.size)] ^= 1 << rng.integers(8)
+    ways = (
+        messages.decode,
+        messages.decode_stamped,
+        lambda encoded: from_parts(cls, envelope.decode(encoded)[1]),
+    )
+    for way in ways:
         try:
-            _, parts = messages.decode(copy)
+            way(encoded)
         except ProtocolError:
             refused += 1
-        else:
-            # What is let through is a message: it can be written again, as long as it was.
-            assert messages.encode(Kind.REPLY, *parts).size == message.size
-    assert refused > 1000
-    for size in (0, 1, 15, 16, 31, 32, 33, 100):
-        with pytest.raises(ProtocolError):
-            messages.decode(rng.integers(0, 256, size, dtype=np.uint8))
+    return refused
 
 
-def test_nothing_is_ever_unpickled():
-    import pickle
+@pytest.mark.parametrize("cls", [*CLASSES, Everything], ids=lambda cls: cls.__name__)
+@settings(max_examples=40)
+@given(data=st.data())
+def test_damaged_bytes_are_a_message_or_a_protocol_error(cls, data):
+    kind = messages._kinds.get(cls, Kind.PUSH)
+    encoded = envelope.encode(kind, *to_parts(data.draw(values_of(cls))))
+    for _ in range(data.draw(st.integers(0, 3))):
+        place = data.draw(st.integers(0, encoded.size - 1))
+        encoded[place] ^= 1 << data.draw(st.integers(0, 7))
+    read(encoded, cls)
+    size = data.draw(st.integers(0, encoded.size))
+    assert size == encoded.size or read(encoded[:size].copy(), cls) == 3
 
-    for foreign in (
-        pickle.dumps({"a": 1}),
-        json.dumps({"a": 1}).encode(),
-        b"GET / HTTP/1.1\r\n\r\n" + b" " * 40,
+
+@pytest.mark.parametrize("cls", [*CLASSES, Everything], ids=lambda cls: cls.__name__)
+@settings(max_examples=40)
+@given(st.data())
+def test_parts_that_are_foreign_or_too_many_or_too_few_are_a_message_or_a_protocol_error(cls, data):
+    kind = messages._kinds.get(cls, Kind.PUSH)
+    parts = [part.copy() for part in to_parts(data.draw(values_of(cls)))]
+    match data.draw(st.sampled_from(["drop", "add", "numbers", "foreign", "swap"])):
+        case "drop":
+            del parts[data.draw(st.integers(0, len(parts))) :]
+        case "add":
+            parts.insert(data.draw(st.integers(0, len(parts))), data.draw(arrays()))
+        case "numbers" if parts and parts[0].dtype == np.int64 and parts[0].size:
+            place = data.draw(st.integers(0, parts[0].size - 1))
+            parts[0][place] = data.draw(st.integers(-3, 9) | WHOLE)
+        case "foreign":
+            parts = data.draw(st.lists(arrays(), max_size=6))
+        case "swap":
+            parts = data.draw(st.permutations(parts))
+    read(envelope.encode(kind, *parts), cls)
+
+
+PROMISE = Promise(4, Base(1, 2), View(1, 0, 0, (0, 1, 2)), (2,))
+
+
+def test_what_is_wrong_is_said():
+    ints = to_parts(PROMISE)[0]
+    one = np.array([1])
+    for parts, match in (
+        ([], "damaged message of kind Promise came: its fields cannot be read"),
+        ([ints, one], "Promise came: it has more than belongs to it"),
+        ([np.append(ints, 7)], "it has more than belongs to it"),
+        ([ints[:-1]], "its fields cannot be read .*0 where 1 belong"),
+        ([ints.astype(float)], "float64 where int64 belongs"),
     ):
-        with pytest.raises(ProtocolError):
-            messages.decode(np.frombuffer(foreign, np.uint8).copy())
+        with pytest.raises(ProtocolError, match=match):
+            messages.decode(envelope.encode(Kind.PROMISE, *parts))
+
+
+@pytest.mark.parametrize("count", [-1, 4, 2**62])
+def test_more_or_less_is_claimed_than_there_is(count):
+    ints = to_parts(PROMISE)[0]
+    ints[ints.tolist().index(len(PROMISE.view.members))] = count
+    with pytest.raises(ProtocolError, match="kind Promise came"):
+        messages.decode(envelope.encode(Kind.PROMISE, ints))
+
+
+def test_a_message_without_a_stamp_has_none():
+    with pytest.raises(ProtocolError, match="kind OVER came: it has no stamp"):
+        messages.decode_stamped(messages.encode(Over()))
+    with pytest.raises(ProtocolError, match="it has no stamp"):
+        messages.decode_stamped(messages.encode(PROMISE))
+    with pytest.raises(ProtocolError):
+        messages.decode(messages.encode(Prepare(1, ()), 5))
+
+
+# What is refused where it is written
+
+
+def test_a_kind_belongs_to_one_class():
+    with pytest.raises(TypeError, match="PREPARE is Prepare already, and cannot be Map"):
+        messages.message(Kind.PREPARE)(Map)
+
+
+@dataclass(frozen=True)
+class Strange:
+    when: complex
+
+
+@dataclass(frozen=True)
+class Checked:
+    number: int
+
+    def __post_init__(self):
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class Slotted:
+    number: int
+
+
+@pytest.mark.parametrize(
+    "record, match",
+    [(Strange(1j), "complex.*cannot travel"), (Checked(1), "a __post_init__"), (Slotted(1), "__slots__")],
+)
+def test_what_cannot_travel_is_refused_by_its_name(record, match):
+    with pytest.raises(TypeError, match=match):
+        to_parts(record)
+    with pytest.raises(TypeError, match=match):
+        from_parts(type(record), [])
+
+
+def test_a_number_that_is_too_large_is_refused():
+    with pytest.raises(OverflowError):
+        messages.encode(Prepare(2**63, ()))

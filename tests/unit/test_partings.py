@@ -5,20 +5,14 @@ import time
 import numpy as np
 import pytest
 
-from dist_classicrl.comm import messages
-from dist_classicrl.comm.messages import Kind
-from dist_classicrl.comm.remote_errors import raise_remote
+from dist_classicrl.comm import envelope, messages
+from dist_classicrl.comm.envelope import Kind
+from dist_classicrl.comm.remote_errors import Failed, raise_remote
 from dist_classicrl.engines.roles import shutdown as partings
 from dist_classicrl.errors import RemoteRankError
 
 TIMEOUT = 60.0
-TOLD = {
-    "rank": 2,
-    "host": "here",
-    "summary": "OSError: no map",
-    "remote_traceback": "Traceback",
-    "is_cut_off": False,
-}
+TOLD = Failed(2, "here", "OSError: no map", "Traceback", False)
 
 
 class Peer:
@@ -60,13 +54,13 @@ def test_all_are_told_what_failed_and_where():
     peers = [Peer(), Peer()]
     fail(*peers)
     for peer in peers:
-        kind, parts = messages.decode(peer.sent[0])
-        told = messages.from_text(parts[0])
-        assert (kind, told["rank"], told["summary"]) == (Kind.FAILED, 3, "ZeroDivisionError: thin ice")
+        told = messages.decode(peer.sent[0])
+        assert isinstance(told, Failed)
+        assert (told.rank, told.summary) == (3, "ZeroDivisionError: thin ice")
 
 
 def test_messages_that_block_the_way_are_taken(clock):
-    blocked = Peer(messages.encode(Kind.BEAT), messages.encode(Kind.BYE))
+    blocked = Peer(envelope.encode(Kind.BEAT), envelope.encode(Kind.BYE))
     fail(blocked)
     assert not blocked.incoming
     assert clock() < 0.1
@@ -76,11 +70,11 @@ def test_a_peer_that_failed_is_neither_told_nor_waited_for(clock):
     gone = Peer(takes=False)
     with pytest.raises(RemoteRankError) as caught:
         # What it said is what made this rank fail.
-        raise_remote(gone, [messages.text(TOLD)])
+        raise_remote(gone, TOLD)
     other = Peer()
     partings.fail([gone, other], caught.value, 0, TIMEOUT)
     assert gone.sent == []
-    assert messages.from_text(messages.decode(other.sent[0])[1][0]) == TOLD
+    assert messages.decode(other.sent[0]) == TOLD
     assert clock() < 0.1
 
 
@@ -92,9 +86,9 @@ def test_a_peer_that_died_is_neither_told_nor_waited_for(clock):
     assert clock() < 0.1
 
 
-@pytest.mark.parametrize("last_word", [messages.encode(Kind.FAILED), np.zeros(32, np.uint8)])
+@pytest.mark.parametrize("last_word", [envelope.encode(Kind.FAILED), np.zeros(32, np.uint8)])
 def test_a_peer_that_fails_or_talks_nonsense_meanwhile_is_not_waited_for(clock, last_word):
-    fail(Peer(messages.encode(Kind.BEAT), last_word, takes=False))
+    fail(Peer(envelope.encode(Kind.BEAT), last_word, takes=False))
     assert clock() < 0.1
 
 

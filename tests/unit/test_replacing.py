@@ -12,11 +12,11 @@ from dist_classicrl.membership.spawn import (
     ARRIVAL_SECONDS,
     FIRST_DELAY,
     LONGEST_DELAY,
-    REPLACEMENT_VARIABLE,
     STRIKES,
     Replacements,
     command_of_replacement,
 )
+from dist_classicrl.process.parent import REPLACEMENT_VARIABLE
 
 
 class FakeAttempt:
@@ -165,7 +165,6 @@ def test_one_that_cannot_be_started_is_a_strike_and_is_tried_again(caplog):
         assert server.replacements.poll() == []
     assert delays == [1.0, 2.0, 4.0]
     assert server.seconds_until_start() is None
-    assert server.replacements.on_the_way == 0
     first, *_, last = warnings(caplog)
     assert first == "Replacement 1 of at most 100 could not be started: no slots."
     assert "3 replacements in a row" in last and len(warnings(caplog)) == 4
@@ -185,7 +184,9 @@ def test_one_that_does_not_come_is_given_up_after_its_deadline_with_one_warning(
         "Replacement 1 of at most 100 has not started MPI within 120 s, and is no longer awaited."
     ]
     assert server.start()  # another one in its place
-    assert server.replacements.on_the_way == 2
+    for attempt in server.attempts:
+        attempt.answer = "comm"
+    assert server.replacements.poll() == ["comm", "comm"]
 
 
 def test_one_that_comes_after_it_was_given_up_is_taken_in_and_spares_the_next():
@@ -196,7 +197,7 @@ def test_one_that_comes_after_it_was_given_up_is_taken_in_and_spares_the_next():
     server.replacements.poll()
     assert server.arrive() == ["comm 1"]
     assert server.seconds_until_start() is None
-    assert server.replacements.on_the_way == 0
+    assert server.replacements.poll() == []
 
 
 def test_one_that_fails_after_it_was_given_up_is_not_counted_twice(caplog):
@@ -206,7 +207,7 @@ def test_one_that_fails_after_it_was_given_up_is_not_counted_twice(caplog):
     server.now += ARRIVAL_SECONDS
     server.replacements.poll()
     server.attempts[0].answer = RuntimeError("too late")
-    assert server.replacements.poll() == [] and server.replacements.on_the_way == 0
+    assert server.replacements.poll() == []
     assert len(warnings(caplog)) == 1
     assert server.seconds_until_start() is not None
     server.arrive()
@@ -270,7 +271,7 @@ def test_what_a_replacement_is_told_comes_first_hand_and_is_not_handed_on():
     mine = {**os.environ, REPLACEMENT_VARIABLE: "call 2"}
     look = (
         "import os, sys; "
-        "from dist_classicrl.membership.spawn import find_parent, replacement_mark; "
+        "from dist_classicrl.process.parent import find_parent, replacement_mark; "
         "print(replacement_mark(), replacement_mark(), os.environ.get('DIST_CLASSICRL_REPLACES')); "
     )
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dist_classicrl.comm import messages
+from dist_classicrl.comm import envelope
 from dist_classicrl.engines.server.leases import LeaseBook
 from dist_classicrl.engines.server.server import Server, _Client
 
@@ -41,7 +41,7 @@ def test_a_worker_that_was_too_slow_gets_a_lease_when_the_others_stand_still(ser
     fast, slow = server._clients.values()
     fast.starved = server._grant(1, fast) is None
     server._reply(SLOW, slow, server._grant(SLOW, slow))
-    assert messages.decode(server.sent.pop())[1][0][3] == 0  # no steps
+    assert envelope.decode(server.sent.pop())[1][0][3] == 0  # no steps
     assert slow.starved and not fast.starved and server.leases.pool > 0
     server.now += 0.2
     server._offer(server.now)
@@ -52,7 +52,7 @@ def test_a_worker_that_was_too_slow_gets_a_lease_when_the_others_stand_still(ser
         server.now += 0.06
         server._offer(server.now)
         asked += 1
-    ((_, (numbers,)),) = map(messages.decode, server.sent)
+    ((_, (numbers,)),) = map(envelope.decode, server.sent)
     assert numbers[3] == 10 and server.leases.outstanding(SLOW) == 10
     # It has something to do, and is not asked again.
     server.now += 1.0

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from slow_server import limited
 
-from dist_classicrl.comm import messages
-from dist_classicrl.comm.messages import Kind
+from dist_classicrl.comm import envelope
+from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.errors import ProtocolError
 from dist_classicrl.learning import q_learning
 from dist_classicrl.tables.local import LocalTable
@@ -129,7 +129,7 @@ class History:
             assert packed.visits[j] == maps[entry][2]
             assert packed.known[j] == before[entry] % 2**32
         slow.pending.append((sequence, maps))
-        message = messages.encode(Kind.PUSH, np.array([sequence], np.int64), *packed.parts)
+        message = envelope.encode(Kind.PUSH, np.array([sequence], np.int64), *packed.parts)
         self.sent[i].append((message, maps, slow.version))
 
     def deliver(self, i, again=False):
@@ -138,10 +138,10 @@ class History:
             if not self.delivered[i]:
                 return
             message, _, _ = self.sent[i][self.rng.integers(self.delivered[i])]
-            _, parts = messages.decode(message.copy())
+            _, parts = envelope.decode(message.copy())
         elif self.delivered[i] < len(self.sent[i]):
             message, maps, base_version = self.sent[i][self.delivered[i]]
-            _, parts = messages.decode(message.copy())
+            _, parts = envelope.decode(message.copy())
             self.delivered[i] += 1
             values, counts = (array.copy() for array in self.states[self.version])
             packed = PackedMap.from_parts(parts[1:])
@@ -181,7 +181,7 @@ class History:
         entries = () if refresh.entries is None else (refresh.entries,)
         assert refresh.entries is None or np.unique(refresh.entries).size == refresh.entries.size
         self.replies[i].append(
-            (messages.encode(Kind.REPLY, numbers, refresh.values, refresh.counts, *entries),)
+            (envelope.encode(Kind.REPLY, numbers, refresh.values, refresh.counts, *entries),)
         )
 
     def hear(self, i):
@@ -196,7 +196,7 @@ class History:
             window.receipt(int(reply[0]))
             self.received[i] = max(self.received[i], int(reply[0]))
             return
-        _, (numbers, values, counts, *entries) = messages.decode(reply)
+        _, (numbers, values, counts, *entries) = envelope.decode(reply)
         included, since, version = numbers.tolist()
         refresh = Refresh(since, version, entries[0] if entries else None, values, counts)
         news = version > window.version
@@ -368,7 +368,7 @@ def test_the_log_keeps_entries_and_not_the_messages_they_came_in():
     table = shared_table(1000)
     packed = maps_of(list(range(100)))
     for number in range(1, 4):
-        _, parts = messages.decode(messages.encode(Kind.PUSH, *packed.parts))
+        _, parts = envelope.decode(envelope.encode(Kind.PUSH, *packed.parts))
         table.apply(1, number, PackedMap.from_parts(parts))
     assert all(entries.base is None for _, entries in table._log)
     for number in range(4, 2000):
@@ -387,7 +387,7 @@ def test_maps_travel_in_messages(size, with_replays):
     columns = [packed.entries, packed.weight, packed.shift, packed.visits, packed.known]
     columns += [packed.replays] if with_replays else []
     assert [id(part) for part in packed.parts] == [id(column) for column in columns]
-    _, parts = messages.decode(messages.encode(Kind.PUSH, *packed.parts))
+    _, parts = envelope.decode(envelope.encode(Kind.PUSH, *packed.parts))
     arrived = PackedMap.from_parts(parts)
     assert (arrived.replays is not None) is with_replays and arrived.size == size
     for name in ("entries", "weight", "shift", "visits", "known", "replays"):

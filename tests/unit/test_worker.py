@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from timed_channel import RELEASE, TimedChannel, done, group_of, stop_clock
 
-from dist_classicrl.comm.messages import Kind
+from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.engines.server import server
 from dist_classicrl.engines.server.worker import Worker
 from dist_classicrl.learning.learners import Totals

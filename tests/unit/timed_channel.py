@@ -6,14 +6,15 @@ import time
 
 import numpy as np
 
-from dist_classicrl.comm import messages
-from dist_classicrl.comm.messages import Kind
+from dist_classicrl.comm import envelope
+from dist_classicrl.comm.envelope import Kind
+from dist_classicrl.comm.messages import encode
 from dist_classicrl.membership.group import Group, Timing
-from dist_classicrl.membership.heartbeat import beat_message
+from dist_classicrl.membership.heartbeat import Beat
 
 _SHORTEST_SLEEP = 1e-2  # so that few turns of a loop make a long time
 
-RELEASE = messages.encode(Kind.RELEASE)
+RELEASE = envelope.encode(Kind.RELEASE)
 
 
 def stop_clock(monkeypatch):
@@ -26,15 +27,15 @@ def stop_clock(monkeypatch):
 def done(size):
     """Return a server's last word, with a table of `size` zeros in version 1."""
     head = np.array([1], np.int64)
-    return messages.encode(
-        Kind.DONE, head, np.zeros(size), np.zeros(size, np.int64), messages.text({"steps": 1})
+    return envelope.encode(
+        Kind.DONE, head, np.zeros(size), np.zeros(size, np.int64), envelope.text({"steps": 1})
     )
 
 
 def beats(begin, end, interval, progress=True):
     """Return a sign of life in each interval, of a main loop that makes progress, or of one that hangs."""
     times = np.arange(begin, end, interval)
-    return [(at, beat_message(number if progress else 0, (0, 0))) for number, at in enumerate(times)]
+    return [(at, encode(Beat(number if progress else 0, (0, 0)))) for number, at in enumerate(times)]
 
 
 class TimedChannel:
@@ -58,7 +59,7 @@ class TimedChannel:
 
     def send(self, message):
         self.last_sent = time.monotonic()
-        self.sent.append(messages.decode(message))
+        self.sent.append(envelope.decode(message))
 
     def poll(self):
         if not self.coming or self.coming[0][0] > self.seconds:

@@ -230,7 +230,7 @@ class DistAsyncQLearning:
             If the launcher promised several ranks and this process is alone.
         """
         from dist_classicrl.membership.group import serving_rank
-        from dist_classicrl.membership.spawn import find_parent
+        from dist_classicrl.process.parent import find_parent
 
         parent = find_parent()
         if parent is not None:

@@ -22,7 +22,7 @@ from dist_classicrl.agent.resuming import (
     undo_changes,
 )
 from dist_classicrl.checkpoint.plan import CheckpointPlan
-from dist_classicrl.comm import messages
+from dist_classicrl.comm import envelope
 from dist_classicrl.engines.rounds.exchange import learners_message, learners_of
 from dist_classicrl.engines.run import Resumed
 from dist_classicrl.environments.resolve import Source
@@ -118,7 +118,7 @@ def begin_together(
     resumed = beginning.resumed
     text = None
     if setup.is_head:
-        text = messages.text(
+        text = envelope.text(
             {
                 "begin": beginning.begin,
                 "end": beginning.end,
@@ -134,7 +134,7 @@ def begin_together(
                 "resumed": None if resumed is None else resumed.without_arrays(),
             }
         )
-    told = messages.from_text(setup.broadcast_message(text, "the server's state"))
+    told = envelope.from_text(setup.broadcast_message(text, "the server's state"))
     beginning.told, beginning.end = told, told["end"]
     if not setup.is_head:
         # Whoever has touched nothing has nothing to be told: a new agent, or one whose training was stopped.

@@ -17,10 +17,11 @@ from dist_classicrl.engines.roles.changes import Entry
 from dist_classicrl.errors import (
     WorkerLeft,
 )
+from dist_classicrl.membership.admission import Assignment
 from dist_classicrl.membership.group import Group
-from dist_classicrl.membership.spawn import replacement_mark
 from dist_classicrl.membership.view import View
-from dist_classicrl.process import exit as ending
+from dist_classicrl.process import exit as process_exit
+from dist_classicrl.process.parent import replacement_mark
 
 if TYPE_CHECKING:
     from dist_classicrl.agent.agent import DistAsyncQLearning
@@ -74,7 +75,7 @@ def train_as_replacement(agent: DistAsyncQLearning, asked: Request, parent: Any)
         get_to_know(agent, asked.env).close()
         results = [call["result"] for call in told["finished"]][visit.calls - 1 : visit.calls]
         return TrainingResult.from_dict(results[0]) if results else TrainingResult()
-    ending.note_losses()
+    process_exit.note_losses()
     plan = asked.make_plan()
     with watching(plan, visit.rank) as watch:
         group = Group.of_replacement(wire, visit.rank, visit.view, timing_of(agent, wire))
@@ -110,6 +111,5 @@ def _begin_visit(channel: Channel) -> Visit:
     wait_until(has_come, _WELCOME_SECONDS, "the server's welcome to a replacement")
     if not arrived:
         raise WorkerLeft(-1)
-    _, parts = messages.decode(arrived[0])
-    rank, view = int(parts[0][0]), View.from_numbers(parts[1])
-    return Visit(channel, rank, view, messages.from_text(parts[2]))
+    assignment: Assignment = messages.decode(arrived[0])
+    return Visit(channel, assignment.rank, assignment.view, assignment.told)

@@ -21,8 +21,7 @@ from dist_classicrl.agent.resuming import (
     take_over_place,
 )
 from dist_classicrl.checkpoint.plan import CheckpointPlan
-from dist_classicrl.comm import messages
-from dist_classicrl.comm.messages import Kind
+from dist_classicrl.comm import envelope
 from dist_classicrl.comm.transport import Wire
 from dist_classicrl.engines.outcome import TrainingResult
 from dist_classicrl.engines.progress import Observer
@@ -39,10 +38,11 @@ from dist_classicrl.errors import (
     TrainingStopped,
     WorkerLeft,
 )
+from dist_classicrl.membership.admission import Join
 from dist_classicrl.membership.election import Deposed
-from dist_classicrl.membership.group import Group, Timing, group_of
+from dist_classicrl.membership.group import Group, NewView, Over, Timing, group_of
 from dist_classicrl.membership.handshake import Setup
-from dist_classicrl.process import exit as ending
+from dist_classicrl.process import exit as process_exit
 from dist_classicrl.process.stop import StopWatch
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def train_together(agent: DistAsyncQLearning, asked: Request, world: Any) -> Tra
     with watching(plan, world.Get_rank()) as watch, agent._leaving.listening_to(signals):
         group = group_of(world, agent.settings.timeout)
         group.begin_call(timing_of(agent, group.wire))
-        if group.call == 1 and group.is_server and (advice := ending.survival_advice()) is not None:
+        if group.call == 1 and group.is_server and (advice := process_exit.survival_advice()) is not None:
             logger.info("%s", advice)
         clean = False
         try:
@@ -81,9 +81,9 @@ def train_together(agent: DistAsyncQLearning, asked: Request, world: Any) -> Tra
                     continue
         except WorkerLeft:
             clean = True
-            ending.note_aside()
-            if ending.fault_tolerant():  # else MPI ends the job where a process ends by itself
-                ending.note_losses()
+            process_exit.note_aside()
+            if process_exit.fault_tolerant():  # else MPI ends the job where a process ends by itself
+                process_exit.note_losses()
             raise
         except (TrainingStopped, RemoteRankError, RankMismatchError):
             clean = True
@@ -105,22 +105,22 @@ def timing_of(agent: DistAsyncQLearning, wire: Wire) -> Timing:
 
 def _hear_out(group: Group) -> None:
     """Take in the last control messages of a call: who is away, and who asks to take part too late."""
-    for sender, kind, parts in group.poll():
-        if kind is Kind.VIEW:
-            group.accept(parts)
-        elif kind is Kind.JOIN and group.is_server:
-            group.tell_over(sender, group.call)
+    for sender, control in group.poll():
+        if isinstance(control, NewView):
+            group.accept(control)
+        elif isinstance(control, Join) and group.is_server:
+            group.send(sender, Over())
 
 
 def _note_ending(group: Group) -> None:
     """Let the end of the process know who died, who hangs, and who is in charge."""
-    ending.note_head(group.is_server)
-    left = {event["rank"] for event in group.record.events if event["kind"] == "left"}
+    process_exit.note_head(group.is_server)
+    left = {event["rank"] for event in group.events.entries if event["kind"] == "left"}
     away = set(range(group.wire.size)) - set(group.view.members) - group.dead - left
     if group.dead or away:
-        ending.note_losses()
+        process_exit.note_losses()
     others = sorted(set(group.view.members) - group.dead - {group.rank})
-    ending.note_hanging(
+    process_exit.note_hanging(
         group.wire.abort if away and group.is_server else None,
         partial(await_ends, group.wire, others),
         partial(say_ended, group.wire, group.view.server) if away and group.is_member else None,
@@ -209,8 +209,8 @@ class Call:
         run = run_of(agent, source, self._asked, beginning, self._watch, self._plan, Observer())
         text = None
         if setup.is_head:
-            text = messages.text(made_before(agent, run, beginning, len(setup.members) - 1).to_dict())
-        told = messages.from_text(setup.broadcast_message(text, "the server's result"))
+            text = envelope.text(made_before(agent, run, beginning, len(setup.members) - 1).to_dict())
+        told = envelope.from_text(setup.broadcast_message(text, "the server's result"))
         return keep(agent, run, beginning, TrainingResult.from_dict(told))
 
     def _train(self, source: Source, beginning: Beginning, begin_from: Setup | Entry) -> TrainingResult:

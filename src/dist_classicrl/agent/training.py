@@ -13,7 +13,7 @@ from dist_classicrl.comm.world import find_world
 from dist_classicrl.engines.local.training import run_alone
 from dist_classicrl.engines.outcome import TrainingResult
 from dist_classicrl.errors import SettingsError
-from dist_classicrl.membership.spawn import find_parent
+from dist_classicrl.process.parent import find_parent
 
 if TYPE_CHECKING:
     from dist_classicrl.agent.agent import DistAsyncQLearning

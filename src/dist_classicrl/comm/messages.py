@@ -1,146 +1,98 @@
-"""Messages between ranks: a kind and some arrays of numbers in one buffer. Nothing is ever unpickled.
+"""Messages between ranks: frozen dataclasses, each with a `Kind` of its own.
 
-Layout, native byte order, all of it on 8-byte boundaries: four int64 (mark, total bytes, kind, number of
-parts), two int64 per part (type code, length), then the parts. Text travels as JSON in UTF-8.
+    @message(Kind.PROMISE)
+    @dataclass(frozen=True)
+    class Promise:
+        number: int
+        base: Base
+        dead: tuple[int, ...]
+
+    channel.send(encode(Promise(7, base, ())))
+    ...
+    decode(arrived)  # Promise(7, base, ())
+
+`parts` says which types fields may have, and how these travel. Bytes that are no message, whatever they
+are, give a `ProtocolError`.
 """
 
 from __future__ import annotations
 
-import json
-import struct
-from enum import IntEnum
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 
-from dist_classicrl.errors import ProtocolError
+from dist_classicrl.comm import envelope
+from dist_classicrl.comm.envelope import Kind, damaged
+from dist_classicrl.comm.parts import from_parts, to_parts
 
-_MARK = 0x44435231
-_TYPES = tuple(np.dtype(name) for name in ("int64", "float64", "int32", "uint32", "float32", "uint8"))
-_CODES = {dtype: code for code, dtype in enumerate(_TYPES)}
-_HEAD = 4 * 8
+T = TypeVar("T")
 
-MARK_BYTES = 16
-"""Bytes from the start within which `total_bytes` finds what it needs."""
-
-
-class Kind(IntEnum):
-    """What a message is."""
-
-    PUSH = 1  # worker: maps, steps made
-    REPLY = 2  # server: receipt, refresh, lease
-    ROUND = 3  # worker: one logical worker's maps of a round
-    MERGED = 4  # server: the table after a round
-    DONE = 5  # server: final table, result
-    BYE = 6  # worker: has everything, sends nothing more; server, to one that failed: may end the job
-    FAILED = 7  # either: an exception was raised
-    BEAT = 8  # either: still there
-    STATE = 9  # worker: what a logical worker's learner would go on with
-    STOP = 10  # worker: this rank was asked to stop; server: push what you have, and wait
-    STOPPED = 11  # server: why and where to go on from; nothing comes after it
-    GATHER = 12  # before training, to the server: a rank's part of something
-    TOLD = 13  # before training, from the server: all parts
-    PREPARE = 14  # election: promise to follow nobody older
-    PROMISE = 15  # the answer, with the base that the sender has
-    REFUSE = 16  # the other answer
-    VIEW = 17  # server or coordinator: who is in the run, and who serves
-    JOIN = 18  # from a rank that is not in the run, or not any more
-    WELCOME = 19  # server: it is now
-    OVER = 20  # the answer where there is nothing left to join
-    HAND_IN = 21  # worker, to a new server: a push that it may lack
-    RELEASE = 22  # server: everybody has everything, this rank may go
-    LEAVE = 23  # worker: sends nothing more, though the run goes on
+_kinds: dict[type, Kind] = {}
+_classes: dict[Kind, type] = {}
 
 
-def encode(kind: Kind, *parts: np.ndarray) -> np.ndarray:
-    """Return a message as one ndarray(uint8); it shares no memory with `parts`."""
-    head = [_MARK, 0, int(kind), len(parts)]
-    offset = _HEAD + 16 * len(parts)
-    places = []
-    for part in parts:
-        head += (_CODES[part.dtype], part.size)
-        places.append(offset)
-        offset += -(-part.nbytes // 8) * 8
-    head[1] = offset
-    message = np.empty(offset, np.uint8)
-    struct.pack_into(f"={len(head)}q", message.data, 0, *head)
-    for part, place in zip(parts, places, strict=True):
-        np.frombuffer(message, part.dtype, part.size, place)[:] = part
-    return message
+def message(kind: Kind) -> Callable[[type[T]], type[T]]:
+    """Make a frozen dataclass what messages of this kind are."""
+
+    def register(cls: type[T]) -> type[T]:
+        if kind in _classes:
+            raise TypeError(
+                f"{kind.name} is {_classes[kind].__name__} already, and cannot be {cls.__name__}."
+            )
+        _kinds[cls], _classes[kind] = kind, cls
+        return cls
+
+    return register
 
 
-def total_bytes(start: np.ndarray) -> int:
-    """Return the length of the message that begins with the bytes `start`.
+def encode(message: object, stamp: int | None = None) -> np.ndarray:
+    """Return a message as one ndarray(uint8), which shares no memory with it.
 
-    Raises
-    ------
-    ProtocolError
-        If they are no beginning of a message.
+    `stamp` goes in front: what part of a conversation it belongs to. Who hears it has to know that there is
+    one: see `decode_stamped`.
     """
-    if start.size < MARK_BYTES:
-        raise ProtocolError(f"A message of {start.size} bytes came; the shortest has {_HEAD}.")
-    mark, total = struct.unpack_from("=2q", start.data)
-    if mark != _MARK or total < _HEAD:
-        raise ProtocolError(
-            "Bytes came that are no message of this library: do all ranks run the same version of it?"
-        )
-    return total
+    parts = to_parts(message)
+    if stamp is not None:
+        parts.insert(0, np.array([stamp], np.int64))
+    return envelope.encode(_kinds[type(message)], *parts)
 
 
-def decode(message: np.ndarray) -> tuple[Kind, list[np.ndarray]]:
-    """Return the kind and the parts, as views of `message`.
+def decode(message: np.ndarray) -> Any:
+    """Return the message, of the class of its kind; its arrays are views of the bytes.
 
     Raises
     ------
     ProtocolError
         If the bytes are no message.
     """
-    total = total_bytes(message)
-    if total != message.size:
-        raise ProtocolError(f"A message of {total} bytes came as {message.size} bytes.")
-    kind, n_parts = struct.unpack_from("=2q", message.data, MARK_BYTES)
-    offset = _HEAD + 16 * n_parts
-    if n_parts < 0 or offset > message.size:
-        raise _damaged(kind, f"it claims {n_parts} parts")
-    table = struct.unpack_from(f"={2 * n_parts}q", message.data, _HEAD)
-    parts = []
-    for code, size in zip(table[::2], table[1::2], strict=True):
-        if not 0 <= code < len(_TYPES):
-            raise _damaged(kind, f"a part has the unknown type {code}")
-        end = offset + size * _TYPES[code].itemsize
-        if size < 0 or end > message.size:
-            raise _damaged(kind, f"a part claims {size} numbers")
-        parts.append(np.frombuffer(message, _TYPES[code], size, offset))
-        offset = -(-end // 8) * 8
-    if offset != message.size:
-        raise _damaged(kind, f"its parts end at byte {offset} of {message.size}")
-    try:
-        return Kind(kind), parts
-    except ValueError:
-        raise _damaged(kind, "there is no such kind") from None
+    kind, parts = envelope.decode(message)
+    return from_parts(_class_of(kind), parts)
 
 
-def _damaged(kind: int, why: str) -> ProtocolError:
-    return ProtocolError(f"A damaged message of kind {kind} came: {why}. Do all ranks run the same version?")
-
-
-def text(data: dict[str, Any]) -> np.ndarray:
-    """Return `data` as JSON for a message part."""
-    return np.frombuffer(json.dumps(data).encode(), np.uint8)
-
-
-def from_text(part: np.ndarray) -> dict[str, Any]:
-    """Return what `text` packed.
+def decode_stamped(message: np.ndarray) -> tuple[int, Any]:
+    """Return the stamp and the message.
 
     Raises
     ------
     ProtocolError
-        If the bytes are no such text.
+        If the bytes are no message with a stamp.
     """
+    kind, parts = envelope.decode(message)
+    if not parts or parts[0].dtype != np.int64 or parts[0].size != 1:
+        raise damaged(kind.name, "it has no stamp")
+    return int(parts[0][0]), from_parts(_class_of(kind), parts[1:])
+
+
+def _class_of(kind: Kind) -> type:
     try:
-        data = json.loads(part.tobytes().decode())
-    except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"A message's text cannot be read: {error}.") from error
-    if not isinstance(data, dict):
-        raise ProtocolError(f"A message's text is no JSON object: {data!r:.80}.")
-    return data
+        return _classes[kind]
+    except KeyError:
+        raise damaged(kind.name, "nobody here knows what belongs into it") from None
+
+
+@message(Kind.BYE)
+@dataclass(frozen=True)
+class Bye:
+    """The sender has everything, and sends nothing more."""

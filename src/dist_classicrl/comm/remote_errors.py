@@ -1,6 +1,6 @@
 """Exceptions that cross ranks.
 
-They are JSON on the way, `RemoteRankError` on arrival, and stand once in the job's output.
+They are `Failed` on the way, `RemoteRankError` on arrival, and stand once in the job's output.
 """
 
 from __future__ import annotations
@@ -12,44 +12,57 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NoReturn
 from weakref import WeakSet
 
-import numpy as np
-
-from dist_classicrl.comm import messages
+from dist_classicrl.comm.envelope import Kind
+from dist_classicrl.comm.messages import message
 from dist_classicrl.comm.transport import Channel
 from dist_classicrl.errors import CutOffError, RemoteRankError
-from dist_classicrl.process import exit as ending
+from dist_classicrl.process import exit as process_exit
 
 _GRACE_SECONDS = 10.0
 # In which a launcher forwards the traceback before it writes, into the same lines, that the job was aborted.
 _FORWARD_SECONDS = 0.1
 
 
-def failure_text(error: BaseException, rank: int) -> np.ndarray:
-    """Return `error` as JSON for a message.
+@message(Kind.FAILED)
+@dataclass(frozen=True)
+class Failed:
+    """An exception was raised on a rank; the fields are the arguments of `RemoteRankError`."""
 
-    A `RemoteRankError` is passed on as what it was where it was raised.
-    """
-    if isinstance(error, RemoteRankError):
-        return messages.text(error.to_dict())
-    summary = traceback.format_exception_only(type(error), error)[-1].strip()
-    return messages.text(
-        {
-            "rank": rank,
-            "host": socket.gethostname(),
-            "summary": summary,
-            "remote_traceback": "".join(traceback.format_exception(type(error), error, error.__traceback__)),
-            "is_cut_off": isinstance(error, CutOffError),
-        }
-    )
+    rank: int
+    host: str
+    summary: str
+    remote_traceback: str
+    is_cut_off: bool
+
+    @classmethod
+    def of(cls, error: BaseException, rank: int) -> Failed:
+        """Return `error` as a message of `rank`.
+
+        A `RemoteRankError` is passed on as what it was where it was raised.
+        """
+        if isinstance(error, RemoteRankError):
+            return cls(**error.to_dict())
+        return cls(
+            rank,
+            socket.gethostname(),
+            traceback.format_exception_only(type(error), error)[-1].strip(),
+            "".join(traceback.format_exception(type(error), error, error.__traceback__)),
+            isinstance(error, CutOffError),
+        )
+
+    def error(self) -> RemoteRankError:
+        """Return what is raised on the other ranks."""
+        return RemoteRankError(self.rank, self.host, self.summary, self.remote_traceback, self.is_cut_off)
 
 
-def raise_remote(channel: Channel, parts: list[np.ndarray]) -> None:
-    """Raise the `RemoteRankError` of a FAILED message that came on `channel`."""
+def raise_remote(channel: Channel, failed: Failed) -> NoReturn:
+    """Raise what came on `channel`."""
     channel.peer_failed = True
-    raise RemoteRankError(**messages.from_text(parts[0]))
+    raise failed.error()
 
 
 def mark_as_told_elsewhere(error: BaseException) -> None:
@@ -98,7 +111,7 @@ def is_cut_off(error: BaseException) -> bool:
 def _end_job(error: BaseException, show: Callable[[], Any]) -> None:
     if is_cut_off(error) and _is_running():
         show()
-        ending.end_alone(1)
+        process_exit.end_alone(1)
     told = isinstance(error, RemoteRankError) or getattr(error, "_told_elsewhere", False)
     if told and _is_running():
         time.sleep(_GRACE_SECONDS)
@@ -110,8 +123,8 @@ def _end_job(error: BaseException, show: Callable[[], Any]) -> None:
         sys.stderr.flush()
         time.sleep(_FORWARD_SECONDS)
         # Known already where the script's main thread has raised it.
-        ending.announce(1, traceback.format_exception_only(type(error), error)[-1].strip())
-        ending.limit_seconds()
+        process_exit.announce(1, traceback.format_exception_only(type(error), error)[-1].strip())
+        process_exit.limit_seconds()
         MPI.COMM_WORLD.Abort(1)
         os._exit(1)
 

@@ -1,22 +1,27 @@
-"""Steps that all ranks of a communicator take together, led by rank 0, in which every wait has a deadline.
+"""Steps that some ranks take together, led by one of them, in which nobody waits for longer than makes sense.
 
-Point-to-point messages between rank 0 and each other rank; nobody waits for a rank that MPI reports dead.
+Point-to-point messages between that rank, the root, and each other one. What a rank does while it waits is
+its caller's: find out who died, lose patience, say that it is at work.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 
-from dist_classicrl.comm import messages
-from dist_classicrl.comm.messages import Kind
-from dist_classicrl.comm.remote_errors import failure_text
-from dist_classicrl.comm.transport import Backoff, Wire
-from dist_classicrl.errors import RankLostError, RankTimeoutError, RemoteRankError
+from dist_classicrl.comm.envelope import Kind
+from dist_classicrl.comm.messages import decode_stamped, encode, message
+from dist_classicrl.comm.parts import from_parts, to_parts
+from dist_classicrl.comm.remote_errors import Failed
+from dist_classicrl.comm.transport import Backoff, Channel, Wire
+from dist_classicrl.errors import ProtocolError, RankLostError, RankTimeoutError
+
+T = TypeVar("T")
 
 _TAG = 1
 _PIECE_BYTES = 1 << 15
@@ -24,168 +29,272 @@ _BEAT_SECONDS = 0.5
 _BEATS = 8.0  # of a rank that is at work, in the time in which it would be given up
 
 
-class RootedCollectives:
-    """Channels between rank 0 and every other rank.
+# Each is stamped with the number of the step that it belongs to.
 
-    Every rank calls the same operations in the same order, each inside `operation`. What belongs to an
-    operation that was given up is not mistaken for part of a later one.
 
-    Parameters
-    ----------
-    comm : mpi4py.MPI.Comm
-        Used by the owner of this object alone.
-    seconds : float
-        How long to wait for a rank that says nothing.
+@message(Kind.GATHER)
+@dataclass(frozen=True)
+class Given:
+    """What a rank gives the root, as parts."""
+
+    parts: tuple[np.ndarray, ...]
+
+
+@message(Kind.TOLD)
+@dataclass(frozen=True)
+class Told:
+    """What the root tells a rank, as parts."""
+
+    parts: tuple[np.ndarray, ...]
+
+
+@message(Kind.AT_WORK)
+@dataclass(frozen=True)
+class AtWork:
+    """The sender is not through with the step, and works on it."""
+
+
+@dataclass(frozen=True)
+class _Everyone:
+    """What each of all ranks has given."""
+
+    ranks: tuple[int, ...]
+    given: tuple[Given, ...]
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Whom a rank waits for.
 
     Attributes
     ----------
-    rank, size : int
-    seconds : float
+    missing : set of int
+        Ranks that have not said what is waited for.
+    what : str
+        What that is.
+    begun, heard : float
+        `Wire.now` when the waiting began, and when one of the missing last said anything.
     """
 
-    def __init__(self, comm: Any, seconds: float) -> None:
-        self._wire = Wire(comm)
-        self.rank: int = self._wire.rank
-        self.size: int = self._wire.size
-        self.seconds = seconds
-        others = range(1, self.size) if self.rank == 0 else (0,)
-        self._channels = {rank: self._wire.channel(rank, _TAG, _PIECE_BYTES) for rank in others}
-        self._arrived: dict[int, deque[tuple[Kind, list[np.ndarray]]]] = {rank: deque() for rank in others}
-        self._turn = 0
-        _open.append(self)
+    missing: set[int]
+    what: str
+    begun: float
+    heard: float
 
-    @property
-    def others(self) -> list[int]:
-        """The ranks at the other ends."""
-        return list(self._channels)
+
+class RootedCollectives:
+    """Channels between a root and every other rank.
+
+    Every rank calls the same operations in the same order. What is sent are frozen dataclasses, see `parts`.
+
+    Parameters
+    ----------
+    wire : Wire
+    root : int
+    channels : dict of int to Channel
+        To all others on the root, and to the root on all others.
+    seconds : float
+        How long to wait for a rank that says nothing.
+    attend : callable
+        Called with this object and a `Waiting` again and again while this rank waits. It raises an exception
+        when there is no use in it any more.
+
+    Attributes
+    ----------
+    rank : int
+    others : list of int
+        The ranks at the other ends.
+    """
+
+    def __init__(
+        self,
+        wire: Wire,
+        root: int,
+        channels: dict[int, Channel],
+        seconds: float,
+        attend: Callable[[RootedCollectives, Waiting], None],
+    ) -> None:
+        self.wire = wire
+        self.rank: int = wire.rank
+        self.root = root
+        self.is_root = self.rank == root
+        self.channels = channels
+        self.others = sorted(channels)
+        self.seconds = seconds
+        self._attend = attend
+        self._arrived: dict[int, deque[tuple[int, Any]]] = {rank: deque() for rank in channels}
+        self._step = 0
+        self._given_up = -1
+
+    @classmethod
+    def over(cls, comm: Any, seconds: float) -> RootedCollectives:
+        """Return those of all ranks of a communicator, which this object alone uses, with rank 0 as the root.
+
+        Their waits end with a `RankLostError` where MPI reports a death, and with a `RankTimeoutError` after
+        so many seconds without a word.
+        """
+        wire = Wire(comm)
+        others = range(1, wire.size) if wire.rank == 0 else (0,)
+        channels = {rank: wire.channel(rank, _TAG, _PIECE_BYTES) for rank in others}
+        rooted = cls(wire, 0, channels, seconds, _lose_patience)
+        _open.append(rooted)
+        return rooted
+
+    def begin_step(self) -> None:
+        """Begin the next step: nothing that belongs to an earlier one is taken for part of it."""
+        self._step += 1
 
     @contextmanager
     def operation(self) -> Iterator[None]:
-        """Surround one operation: an exception in it is raised as `RemoteRankError` on the other ranks."""
-        self._turn += 1
+        """Surround a step: an exception in it is raised as `RemoteRankError` on the other ranks."""
+        self.begin_step()
         try:
             yield
         except BaseException as error:
-            text = failure_text(error, self.rank)
-            for channel in self._channels.values():
-                channel.send(messages.encode(Kind.FAILED, self._stamp, text))
+            self._given_up = self._step
+            self._send(self.others, Failed.of(error, self.rank))
             raise
 
-    def send(self, ranks: Iterable[int], *parts: np.ndarray) -> None:
-        """Send one message to each of `ranks`; it is packed once."""
-        message = messages.encode(Kind.TOLD, self._stamp, *parts)
+    def send(self, ranks: Iterable[int], content: object) -> None:
+        """Send a dataclass to each of `ranks`; it is packed once."""
+        parts = tuple(to_parts(content))
+        self._send(ranks, Told(parts) if self.is_root else Given(parts))
+
+    def _send(self, ranks: Iterable[int], stamped: object) -> None:
+        encoded = encode(stamped, self._step)
         for rank in ranks:
-            self._channels[rank].send(message)
+            self.channels[rank].send(encoded)
 
     def beat(self) -> None:
         """Let the others, who may have to wait for long, know that this rank is at work."""
-        now = self._wire.now()
+        now = self.wire.now()
         interval = min(_BEAT_SECONDS, self.seconds / _BEATS)
-        for channel in self._channels.values():
-            if now - channel.last_sent > interval:
-                channel.send(messages.encode(Kind.BEAT, self._stamp))
+        due = [rank for rank in self.others if now - self.channels[rank].last_sent > interval]
+        if due:
+            self._send(due, AtWork())
 
-    def receive(self, ranks: Iterable[int], what: str) -> dict[int, list[np.ndarray]]:
-        """Wait for the next message of each of `ranks`, and return their parts.
+    def receive(self, ranks: Iterable[int], cls: type[T], what: str) -> dict[int, T]:
+        """Wait for the next dataclass, of type `cls`, of each of `ranks`; `what` says what is waited for.
 
         Raises
         ------
-        RankLostError
-            If MPI reports that one has died.
-        RankTimeoutError
-            If nothing comes from any of them for `seconds`; `what` says what was waited for.
         RemoteRankError
-            If this operation has failed on another rank.
+            If this step has failed on another rank.
+        Exception
+            Whatever `attend` raises.
         """
         missing = set(ranks)
-        found: dict[int, list[np.ndarray]] = {}
-        backoff = Backoff(self._wire.sleep)
-        deadline = self._wire.now() + self.seconds
+        found: dict[int, T] = {}
+        backoff = Backoff(self.wire.sleep)
+        begun = heard = self.wire.now()
         while True:
             if self._listen(missing):
-                deadline = self._wire.now() + self.seconds
+                heard = self.wire.now()
                 backoff.reset()
             for rank in sorted(missing):
                 parts = self._next(rank)
                 if parts is not None:
-                    found[rank] = parts
+                    found[rank] = from_parts(cls, parts)
                     missing.discard(rank)
             if not missing:
                 return found
-            self._check(missing, deadline, what)
-            self.beat()
+            self._attend(self, Waiting(missing, what, begun, heard))
             backoff.wait()
 
-    def gather(self, data: dict[str, Any], *parts: np.ndarray, what: str) -> list[list[np.ndarray]]:
-        """Bring every rank's `data`, as text, and `parts` to rank 0, and return them there by rank."""
-        text = messages.text(data)
-        if self.rank:
-            self.send([0], text, *parts)
-            return []
-        found = self.receive(self.others, what)
-        return [[text, *parts], *(found[rank] for rank in self.others)]
+    def gather(self, own: T, what: str) -> dict[int, T]:
+        """Bring to the root what every rank gives, and return it there by rank; nothing elsewhere."""
+        if not self.is_root:
+            self.send([self.root], own)
+            return {}
+        found = {self.rank: own, **self.receive(self.others, type(own), what)}
+        return dict(sorted(found.items()))
 
-    def tell(self, data: dict[str, Any] | None, what: str) -> dict[str, Any]:
-        """Return what rank 0 gives as `data` on every rank."""
-        if self.rank == 0:
-            assert data is not None
-            self.send(self.others, messages.text(data))
-            return data
-        return messages.from_text(self.receive([0], what)[0][0])
+    def share(self, own: T, what: str) -> dict[int, T]:
+        """Return what every rank gives, by rank, on all of them.
+
+        The root waits for one rank after the other, `seconds` for each.
+        """
+        cls = type(own)
+        if not self.is_root:
+            self.send([self.root], own)
+            everyone = self.receive([self.root], _Everyone, what)[self.root]
+            by_rank = zip(everyone.ranks, everyone.given, strict=True)
+            return {rank: from_parts(cls, given.parts) for rank, given in by_rank}
+        found = {self.rank: own}
+        for rank in self.others:
+            found |= self.receive([rank], cls, what)
+        found = dict(sorted(found.items()))
+        given = tuple(Given(tuple(to_parts(each))) for each in found.values())
+        self.send(self.others, _Everyone(tuple(found), given))
+        return found
+
+    def tell(self, told: T | None, cls: type[T], what: str) -> T:
+        """Return what the root gives as `told` on every rank."""
+        if not self.is_root:
+            return self.receive([self.root], cls, what)[self.root]
+        assert told is not None
+        self.send(self.others, told)
+        return told
 
     def close(self, linger: float = 1.0) -> None:
         """Stop listening; what was sent gets up to `linger` seconds to go."""
-        for channel in self._channels.values():
+        for channel in self.channels.values():
             channel.close(linger)
         if self in _open:
             _open.remove(self)
 
-    @property
-    def _stamp(self) -> np.ndarray:
-        return np.array([self._turn], np.int64)
-
     def _listen(self, awaited: set[int]) -> bool:
         """Take in what has come, and return whether anything came of those who are waited for."""
-        ranks = {channel: rank for rank, channel in self._channels.items()}
+        ranks = {channel: rank for rank, channel in self.channels.items()}
         heard = False
-        for channel, message in self._wire.receive(list(ranks)):
-            kind, parts = messages.decode(message)
-            self._arrived[ranks[channel]].append((kind, parts))
+        for channel, received in self.wire.receive(list(ranks)):
+            self._arrived[ranks[channel]].append(decode_stamped(received))
             heard = heard or ranks[channel] in awaited
+        for channel in ranks:
+            channel.reap()
         return heard
 
-    def _next(self, rank: int) -> list[np.ndarray] | None:
-        """Return the next message of this operation from `rank`; drop older ones, and keep newer ones."""
+    def _next(self, rank: int) -> tuple[np.ndarray, ...] | None:
+        """Return what `rank` said next in this step, as parts; None if that has not come."""
         arrived = self._arrived[rank]
+        expected = Told if rank == self.root else Given
         while arrived:
-            kind, (stamp, *parts) = arrived[0]
-            if stamp[0] > self._turn:
-                return None
-            arrived.popleft()
-            if stamp[0] < self._turn or kind is Kind.BEAT:
+            step, stamped = arrived.popleft()
+            if step <= self._given_up or isinstance(stamped, AtWork):
                 continue
-            if kind is Kind.FAILED:
-                raise RemoteRankError(**messages.from_text(parts[0]))
-            return parts
+            if isinstance(stamped, Failed):
+                if step < self._step:  # this rank was through with it
+                    continue
+                raise stamped.error()
+            if step != self._step or not isinstance(stamped, expected):
+                raise ProtocolError(
+                    f"Rank {rank} sent {type(stamped).__name__} of step {step} where {expected.__name__} of "
+                    f"step {self._step} belongs: the ranks do not run the same version, or not the same "
+                    "script."
+                )
+            return stamped.parts
         return None
 
-    def _check(self, missing: set[int], deadline: float, what: str) -> None:
-        lost = sorted(rank for rank in missing if self._channels[rank].lost is not None)
-        if lost:
-            raise RankLostError(
-                f"{_named(lost)} died while rank {self.rank} waited for {what}. Go on over the ranks that "
-                "are left, such as comm.Shrink()."
-            )
-        if self._wire.now() > deadline:
-            raise RankTimeoutError(
-                f"Nothing came from {_named(sorted(missing)).lower()} for {self.seconds:g} s, while rank "
-                f"{self.rank} waited for {what}. Every rank has to make the same calls; if one may take that "
-                "long, raise timeout=, else look for a rank that hangs."
-            )
+
+def _lose_patience(rooted: RootedCollectives, waiting: Waiting) -> None:
+    """Raise an exception if a rank that is waited for has died, or none has said anything for too long."""
+    lost = [rank for rank in waiting.missing if rooted.channels[rank].lost is not None]
+    if lost:
+        raise RankLostError(
+            f"{_named(lost)} died while rank {rooted.rank} waited for {waiting.what}. Go on over the ranks "
+            "that are left, such as comm.Shrink()."
+        )
+    if rooted.wire.now() > waiting.heard + rooted.seconds:
+        raise RankTimeoutError(
+            f"Nothing came from {_named(waiting.missing).lower()} for {rooted.seconds:g} s, while rank "
+            f"{rooted.rank} waited for {waiting.what}. Every rank has to make the same calls; if one may "
+            "take that long, raise timeout=, else look for a rank that hangs."
+        )
+    rooted.beat()
 
 
-def _named(ranks: list[int]) -> str:
-    return f"{'Rank' if len(ranks) == 1 else 'Ranks'} {', '.join(map(str, ranks))}"
+def _named(ranks: Collection[int]) -> str:
+    return f"{'Rank' if len(ranks) == 1 else 'Ranks'} {', '.join(map(str, sorted(ranks)))}"
 
 
 # MPI may still write to the receives of one that nobody closed, so these live as long as the process.

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from dist_classicrl.comm import messages
+from dist_classicrl.comm import envelope
 from dist_classicrl.errors import RankTimeoutError
-from dist_classicrl.process import exit as ending
+from dist_classicrl.process import exit as process_exit
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ _FIRST_SLEEP = 2e-5
 _LONGEST_SLEEP = 2e-3
 _CANCEL_SECONDS = 1.0  # a receive is cancelled at once unless the peer stopped in the middle of sending
 _LEAST_TAG_LIMIT = 32767
-_TAG_APART = 1
+_INTERCOMM_TAG = 1
 
 
 class Backoff:
@@ -106,7 +106,7 @@ class Wire:
 
     def channel_over(self, intercomm: Any) -> Channel:
         """Return a new channel to the one process at the other end of an intercommunicator."""
-        return Channel(intercomm, 0, _TAG_APART)
+        return Channel(intercomm, 0, _INTERCOMM_TAG)
 
     def receive(self, channels: Sequence[Channel]) -> list[tuple[Channel, np.ndarray]]:
         """Return the whole messages that have come on any of `channels`. Never waits."""
@@ -114,7 +114,7 @@ class Wire:
 
     def abort(self, code: int) -> None:
         """End all ranks with exit status `code`, this one too."""
-        ending.limit_seconds()  # where mpirun cannot be reached, MPI_Abort never returns
+        process_exit.limit_seconds()  # where mpirun cannot be reached, MPI_Abort never returns
         self._comm.Abort(code)
 
 
@@ -148,7 +148,7 @@ class Channel:
 
         self._mpi = MPI
         self._comm = comm
-        self._is_apart = comm.Is_inter()  # its peers' numbers are not those of the others
+        self._is_inter = comm.Is_inter()  # its peers' numbers are not those of the others
         self.peer = peer
         self.lost: str | None = None
         self.peer_failed = False
@@ -236,7 +236,7 @@ class Channel:
 
     def _add(self, piece: np.ndarray) -> np.ndarray | None:
         if self._partial is None:
-            total = messages.total_bytes(piece)
+            total = envelope.total_bytes(piece)
             if total == piece.size:
                 return piece.copy()
             self._partial = np.empty(total, np.uint8)
@@ -292,14 +292,14 @@ def receive(channels: Sequence[Channel]) -> list[tuple[Channel, np.ndarray]]:
 
     arrived = []
     for channel in channels:
-        if channel._is_apart:
+        if channel._is_inter:
             while (message := channel.poll()) is not None:
                 arrived.append((channel, message))
     unfinished = True
     while unfinished:
         unfinished = False
         # Once each: another thread that sends may find a channel lost, which then has no request any more.
-        pairs = [(channel, channel._request) for channel in channels if not channel._is_apart]
+        pairs = [(channel, channel._request) for channel in channels if not channel._is_inter]
         posted = [channel for channel, request in pairs if request is not None]
         requests = [request for _, request in pairs if request is not None]
         statuses = [channel._status for channel in posted]

@@ -118,7 +118,7 @@ def measured(
 @contextmanager
 def _together(comm: Any, timeout: float) -> Iterator[tuple[Any, RootedCollectives]]:
     own = own_communicator(comm, timeout, "measuring of communication")
-    rooted = RootedCollectives(own, timeout)
+    rooted = RootedCollectives.over(own, timeout)
     yield own, rooted
     rooted.close()
 

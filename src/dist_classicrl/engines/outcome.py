@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl.engines.progress import communication_fraction, with_nan, without_nan
-from dist_classicrl.membership.events import Record, is_event
+from dist_classicrl.membership.events import EventLog, is_event
 
 _MEANS = ("mean_return", "mean_length")
 # What a checkpoint carries of a tally, besides steps and seconds.
@@ -196,7 +196,7 @@ class Tally:
         seconds: float,
         compile_seconds: float,
         workers: int,
-        record: Record | None = None,
+        record: EventLog | None = None,
         away: Iterable[int] = (),
     ) -> TrainingResult:
         """Return the call's result, `seconds` after this process began, with those lost who are `away`."""
@@ -211,7 +211,7 @@ class Tally:
             steps_per_second=self.steps / seconds if seconds > 0.0 else 0.0,
             workers=workers,
             lost_workers=tuple(sorted({*away, *(() if record is None else record.lost)})),
-            events=() if record is None else tuple(record.events),
+            events=() if record is None else tuple(record.entries),
             pushes=self.pushes,
             bytes_pushed=self.bytes_pushed,
             bytes_pulled=self.bytes_pulled,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dist_classicrl.engines.outcome import Tally
     from dist_classicrl.engines.saving import Saver
-    from dist_classicrl.membership.events import Record
+    from dist_classicrl.membership.events import EventLog
 
 # What Progress counts since the last report, as a Tally counts it from the beginning.
 _COUNTED = (
@@ -187,13 +187,13 @@ class Company:
         The process itself.
     is_there : callable
         Whether there is somebody to be served.
-    record : Record or None
+    record : EventLog or None
         What happened to the others.
     """
 
     own: Learning = field(default_factory=lambda: Learning(0, socket.gethostname()))
     is_there: Callable[[], bool] = lambda: False
-    record: Record | None = None
+    record: EventLog | None = None
 
 
 @dataclass
@@ -256,7 +256,7 @@ class Reporter:
         if self._has_begun and self.observer.wants_pushes:
             self.observer.pushed(rank, steps, staleness, n_bytes)
 
-    def hear(self, record: Record | None, saver: Saver | None) -> None:
+    def hear(self, record: EventLog | None, saver: Saver | None) -> None:
         """Pass on what happened to ranks, and which checkpoint is on disk."""
         while record is not None and record.fresh:
             event = record.fresh.popleft()

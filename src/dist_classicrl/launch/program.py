@@ -7,7 +7,7 @@ python -m dist_classicrl.launch.program [--replacement] -m module [argument ...]
 from __future__ import annotations
 
 # First: what it registers for the interpreter's end is then called last.
-from dist_classicrl.process import exit as ending  # isort: skip
+from dist_classicrl.process import exit as process_exit  # isort: skip
 
 import importlib.util
 import os
@@ -19,6 +19,7 @@ from typing import Any
 
 from dist_classicrl.errors import LauncherError
 from dist_classicrl.process.exit_record import record_of_environment
+from dist_classicrl.process.parent import find_parent
 
 _MODULE = "dist_classicrl.launch.program"
 _REPLACEMENT = "--replacement"
@@ -86,25 +87,23 @@ def main(words: Sequence[str]) -> int:
     if not words or words == ["-m"]:
         sys.stderr.write(f"{__doc__}")
         return os.EX_USAGE
-    ending.manage(record_of_environment(), replacement)
+    process_exit.manage(record_of_environment(), replacement)
     if replacement:
-        from dist_classicrl.membership.spawn import find_parent
-
         # Who started this process waits until MPI has begun here, and hears of no death before.
         find_parent()
     try:
         code, module = _load(words)
         exec(code, module.__dict__)
     except SystemExit as end:
-        ending.script_ended(end)
+        process_exit.script_ended(end)
         raise
     except BaseException as error:
-        status = ending.script_ended(error)
+        status = process_exit.script_ended(error)
         # Through the hook, which may have to end the whole job, and without the frames of this module.
         error = error.with_traceback(_trimmed(error.__traceback__))
         sys.excepthook(type(error), error, error.__traceback__)
         return status
-    return ending.script_ended(None)
+    return process_exit.script_ended(None)
 
 
 def _load(words: list[str]) -> tuple[Any, types.ModuleType]:

@@ -40,7 +40,7 @@ from dist_classicrl.launch.mpirun import (
     session_variables,
     survival_words,
 )
-from dist_classicrl.process.exit_record import LAUNCH_VARIABLE, Ending, Record
+from dist_classicrl.process.exit_record import LAUNCH_VARIABLE, Ending, ExitRecord
 from dist_classicrl.process.jobs import command_of, end_job, processes_of, start_job
 from dist_classicrl.process.signals import handled
 from dist_classicrl.process.stop import INTERRUPTED, REPEAT_SECONDS
@@ -206,7 +206,7 @@ class Supervisor:
             hostfile = None if hosts is None else place / "hostfile"
             if hostfile is not None:
                 write_hostfile(hostfile, hosts or (), plan.launcher.family)
-            attempt = self._attempt(plan.command(ranks, hostfile), ranks, Record(place), session)
+            attempt = self._attempt(plan.command(ranks, hostfile), ranks, ExitRecord(place), session)
             attempts.append(attempt)
             if not attempt.goes_on:
                 if attempt.text != _DONE or number > 1 or self._verbose:
@@ -262,7 +262,7 @@ class Supervisor:
         self._passed_on += len(new)
         return new
 
-    def _attempt(self, command: list[str], ranks: int, record: Record, session: str) -> Attempt:
+    def _attempt(self, command: list[str], ranks: int, record: ExitRecord, session: str) -> Attempt:
         if self._verbose:
             say(shlex.join(command))
         self._stop, self._ends_at_once = None, ""
@@ -285,7 +285,9 @@ class Supervisor:
         seconds = time.monotonic() - started
         return self._judge(process.returncode, trouble, ranks, seconds, record)
 
-    def _watch(self, process: subprocess.Popen[bytes], job: str, ranks: int, record: Record) -> str | None:
+    def _watch(
+        self, process: subprocess.Popen[bytes], job: str, ranks: int, record: ExitRecord
+    ) -> str | None:
         """Wait until mpirun has ended, or until it has to be ended, and return why in that case."""
         plan = self._plan
         watch = SilenceWatch(job, record, time.monotonic())
@@ -314,7 +316,7 @@ class Supervisor:
             if limit is not None and now > limit[0]:
                 return limit[1]
 
-    def _pass_signals_on(self, process: subprocess.Popen[bytes], record: Record) -> None:
+    def _pass_signals_on(self, process: subprocess.Popen[bytes], record: ExitRecord) -> None:
         """Hand signals to mpirun, which hands them on, in a form that lets the ranks end in order."""
         for number, when in self._take():
             if self._stop is None:
@@ -333,7 +335,7 @@ class Supervisor:
             process.send_signal(number if number in _PASSED_ON else signal.SIGUSR1)
 
     def _judge(
-        self, status: int | None, trouble: str | None, ranks: int, seconds: float, record: Record
+        self, status: int | None, trouble: str | None, ranks: int, seconds: float, record: ExitRecord
     ) -> Attempt:
         """Say how an attempt ended, of which nothing is left."""
         deadline = time.monotonic() + _LATE_SECONDS
@@ -374,12 +376,12 @@ class SilenceWatch:
     ----------
     job : str
         The name that `start_job` gave.
-    record : Record
+    record : ExitRecord
     now : float
         The monotonic time.
     """
 
-    def __init__(self, job: str, record: Record, now: float) -> None:
+    def __init__(self, job: str, record: ExitRecord, now: float) -> None:
         self._job = job
         self._record = record
         self._beat: int | None = None
@@ -408,7 +410,7 @@ class SilenceWatch:
         return [pid for pid in processes_of(self._job) if words == command_of(pid)[1:3]]
 
 
-def _why_over(record: Record, ranks: int) -> str | None:
+def _why_over(record: ExitRecord, ranks: int) -> str | None:
     """Say why the job should end by itself now, or None while there is work to do."""
     if record.is_complete:
         return _DONE

@@ -12,12 +12,11 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from dist_classicrl.comm.messages import Kind
+from dist_classicrl.comm.envelope import Kind
+from dist_classicrl.comm.messages import message
 from dist_classicrl.comm.transport import Backoff
 from dist_classicrl.errors import CutOffError
-from dist_classicrl.membership.group import Group
+from dist_classicrl.membership.group import Group, NewView, Over, Question, Release
 from dist_classicrl.membership.view import View, confirmed, may_elect
 
 logger = logging.getLogger(__name__)
@@ -56,6 +55,44 @@ class Base:
     def is_final(self) -> bool:
         """Whether it is the final table."""
         return self.version == _FINISHED
+
+
+@message(Kind.PREPARE)
+@dataclass(frozen=True)
+class Prepare(Question):
+    """Who holds a vote asks all others to promise that they follow nobody older.
+
+    Attributes
+    ----------
+    number : int
+        Of the vote: the term of the server that comes of it.
+    dead : tuple of int
+        Ranks that have died, as far as the sender knows.
+    """
+
+    number: int
+    dead: tuple[int, ...]
+
+
+@message(Kind.PROMISE)
+@dataclass(frozen=True)
+class Promise:
+    """One answer: the sender follows nobody older than vote `number`, holds `base`, and knows `view`."""
+
+    number: int
+    base: Base
+    view: View
+    dead: tuple[int, ...]
+
+
+@message(Kind.REFUSE)
+@dataclass(frozen=True)
+class Refuse:
+    """The other answer: the sender hears its server, or has promised to follow vote `promised`."""
+
+    number: int
+    promised: int
+    view: View
 
 
 class Deposed(Exception):
@@ -111,18 +148,17 @@ class Election:
         Raises
         ------
         CutOffError
-            If too few ranks answer.
+            If too few ranks answer, or the call is over and this rank has no result.
         Settled
             If the call is over, and this rank has its result.
-            Also if the call is over, and this rank has no result.
         """
         group = self._group
         backoff = Backoff(group.wire.sleep)
         while True:
             something = False
-            for sender, kind, parts in group.poll():
+            for sender, control in group.poll():
                 something = True
-                view = self._take_in(sender, kind, parts)
+                view = self._take_in(sender, control)
                 if view is not None:
                     return view
             if not group.is_member:  # it was excluded without having heard of it
@@ -136,37 +172,37 @@ class Election:
                 backoff.reset()
             backoff.wait()
 
-    def _take_in(self, sender: int, kind: Kind, parts: list[np.ndarray]) -> View | None:
+    def _take_in(self, sender: int, control: object) -> View | None:
+        """Take in a control message. Return the view to follow, if it brings one."""
         group, ballot = self._group, self._ballot
-        if kind is Kind.VIEW:
-            return group.accept(parts)
-        if kind is Kind.PREPARE:
-            if answer(group, sender, parts, self._base, lambda: True):
-                self._promised_at = group.wire.now()
-        elif kind is Kind.PROMISE:
-            number, term, version = parts[0].tolist()
-            theirs = View.from_numbers(parts[1])
-            group.dead.update(parts[2].tolist())
-            if theirs.key > group.view.key:
-                group.adopt(theirs)
-            if ballot is not None and number == ballot.number:
-                ballot.bases[sender] = Base(term, version)
-        elif kind is Kind.REFUSE:
-            number, promised = parts[0].tolist()
-            self._highest = max(self._highest, promised)
-            theirs = View.from_numbers(parts[1])
-            if theirs.key > group.view.key:
-                group.adopt(theirs)
-            if promised < number:
-                self._followed = group.wire.now(), theirs
-            if ballot is not None and number == ballot.number:
-                ballot.refused = True
-        elif kind in (Kind.RELEASE, Kind.OVER):
-            if self._base.is_final:
-                raise Settled
-            if kind is Kind.OVER:
-                raise ended_without(group.rank)
+        match control:
+            case NewView():
+                return group.accept(control)
+            case Prepare():
+                if answer(group, sender, control, self._base, lambda: True):
+                    self._promised_at = group.wire.now()
+            case Promise():
+                group.dead.update(control.dead)
+                self._adopt_if_newer(control.view)
+                if ballot is not None and control.number == ballot.number:
+                    ballot.bases[sender] = control.base
+            case Refuse():
+                self._highest = max(self._highest, control.promised)
+                self._adopt_if_newer(control.view)
+                if control.promised < control.number:
+                    self._followed = group.wire.now(), control.view
+                if ballot is not None and control.number == ballot.number:
+                    ballot.refused = True
+            case Release() | Over():
+                if self._base.is_final:
+                    raise Settled
+                if isinstance(control, Over):
+                    raise ended_without(group.rank)
         return None
+
+    def _adopt_if_newer(self, theirs: View) -> None:
+        if theirs.key > self._group.view.key:
+            self._group.adopt(theirs)
 
     def _coordinate(self) -> View | None:
         """Hold a vote if that is this rank's part. Return the view that comes of it, once it does."""
@@ -230,10 +266,9 @@ class Election:
         number = (highest // size + 1) * size + group.rank  # no other rank has this one
         self._ballot = _Ballot(number, now, group.promised)
         group.promised = group.tried = number
-        head = np.array([number], np.int64)
-        dead = np.array(sorted(group.dead), np.int64)
+        prepare = Prepare(number, tuple(sorted(group.dead)))
         for rank in set(group.view.members) - {group.rank}:
-            group.send(rank, Kind.PREPARE, head, dead)
+            group.send(rank, prepare)
 
     def _decide(self, ballot: _Ballot) -> View:
         group = self._group
@@ -271,24 +306,15 @@ def ended_without(rank: int) -> CutOffError:
 
 
 def answer(
-    group: Group, sender: int, parts: list[np.ndarray], base: Base, has_lost_server: Callable[[], bool]
+    group: Group, sender: int, prepare: Prepare, base: Base, has_lost_server: Callable[[], bool]
 ) -> bool:
-    """Answer the PREPARE of `sender`, and return whether this rank has promised to follow it."""
-    number = int(parts[0][0])
-    dead = set(parts[1].tolist())
-    group.dead.update(dead & set(group.view.members) - {group.rank})
+    """Answer the question of `sender`, and return whether this rank has promised to follow it."""
+    group.dead.update(set(prepare.dead) & set(group.view.members) - {group.rank})
     no_server = sender == group.view.server or group.view.server in group.dead
     is_due = sender in group.view.members and (no_server or has_lost_server())
-    if number <= group.promised or not is_due:
-        numbers = np.array([number, group.promised], np.int64)
-        group.send(sender, Kind.REFUSE, numbers, group.view.to_numbers())
+    if prepare.number <= group.promised or not is_due:
+        group.send(sender, Refuse(prepare.number, group.promised, group.view))
         return False
-    group.promised = number
-    group.send(
-        sender,
-        Kind.PROMISE,
-        np.array([number, base.term, base.version], np.int64),
-        group.view.to_numbers(),
-        np.array(sorted(group.dead), np.int64),
-    )
+    group.promised = prepare.number
+    group.send(sender, Promise(prepare.number, base, group.view, tuple(sorted(group.dead))))
     return True

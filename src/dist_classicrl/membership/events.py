@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections import deque
 from typing import Any
-
-import numpy as np
 
 logger = logging.getLogger(__name__)
 
@@ -39,22 +36,19 @@ def is_event(data: Any) -> bool:
     )
 
 
-class Record:
+class EventLog:
     """The events of one call of `train`, known to all ranks so that a new server goes on with them.
-
-    Parameters
-    ----------
-    events : list of dict, optional
-        What is known already.
 
     Attributes
     ----------
+    entries : list of dict
+        The events, in order.
     fresh : deque of dict
-        Events that were entered here and nobody has taken out yet.
+        Those that were entered here and nobody has taken out yet.
     """
 
-    def __init__(self, events: list[dict[str, Any]] | None = None) -> None:
-        self.events = [] if events is None else events
+    def __init__(self) -> None:
+        self.entries: list[dict[str, Any]] = []
         self.fresh: deque[dict[str, Any]] = deque(maxlen=_MOST_DOUBTS)
 
     def add(self, kind: str, rank: int, seconds: float, steps_returned: int = 0, detail: str = "") -> None:
@@ -73,10 +67,10 @@ class Record:
         detail : str
             Why.
         """
-        doubts = [event for event in self.events if event["kind"] in _DOUBTS]
+        doubts = [event for event in self.entries if event["kind"] in _DOUBTS]
         if kind in _DOUBTS and len(doubts) >= _MOST_DOUBTS:
-            self.events.remove(doubts[0])
-        self.events.append(
+            self.entries.remove(doubts[0])
+        self.entries.append(
             {
                 "kind": kind,
                 "rank": rank,
@@ -85,7 +79,7 @@ class Record:
                 "detail": detail,
             }
         )
-        self.fresh.append(self.events[-1])
+        self.fresh.append(self.entries[-1])
         text = _TEXTS[kind].format(rank=rank)
         returned = f"; {steps_returned:,} steps of its leases go to others" if steps_returned else ""
         level = logging.INFO if kind in _DOUBTS else logging.WARNING
@@ -95,19 +89,14 @@ class Record:
     def lost(self) -> tuple[int, ...]:
         """The ranks that were lost, or left, and are not back."""
         gone = {}
-        for event in self.events:
+        for event in self.entries:
             if event["kind"] in ("excluded", "left"):
                 gone[event["rank"]] = True
             elif event["kind"] in ("readmitted", "replaced"):
                 gone.pop(event["rank"], None)
         return tuple(sorted(gone))
 
-    def to_part(self) -> np.ndarray:
-        """Return the events as a message part."""
-        return np.frombuffer(json.dumps(self.events).encode(), np.uint8)
-
-    def take(self, part: np.ndarray) -> None:
-        """Take over what `to_part` described, where it is more than what is known."""
-        events = json.loads(part.tobytes())
-        if len(events) >= len(self.events):
-            self.events[:] = events
+    def take(self, entries: list[dict[str, Any]]) -> None:
+        """Take over what another rank knows, where it is more than what is known here."""
+        if len(entries) >= len(self.entries):
+            self.entries[:] = entries

@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from dist_classicrl.comm import messages
 from dist_classicrl.comm.collectives import duplicate, finish
-from dist_classicrl.comm.messages import Kind
+from dist_classicrl.comm.envelope import Kind
+from dist_classicrl.comm.messages import decode_stamped, encode, message
 from dist_classicrl.comm.transport import SMALL_PIECE_BYTES, Channel, Wire
-from dist_classicrl.membership.events import Record
+from dist_classicrl.membership.events import EventLog
 from dist_classicrl.membership.view import View
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS = 0.05
-"""How often a rank with work looks for messages that are rare: asking the MPI library in vain gives the core
+POLL_SECONDS = 0.05
+"""How often a rank with work asks for messages that are rare: asking the MPI library in vain gives the core
 away where ranks outnumber cores."""
 
 ELECTION_SHARE = 1.5
@@ -34,6 +34,34 @@ _HOST_BYTES = 64  # as many as Linux allows
 # Of the tags of one term. What comes late for an admission must not be met by a later one.
 _ADMISSIONS = 4096
 _TERMS = 8191
+
+
+# Control messages. Each is stamped with the number of the call of `train` that it belongs to.
+
+
+class Question:
+    """A control message whose sender waits for an answer, even if the call is over."""
+
+
+@message(Kind.VIEW)
+@dataclass(frozen=True)
+class NewView:
+    """The word of a server, or of who held a vote: who is in the run now, and all that has happened."""
+
+    view: View
+    events: list[dict[str, Any]]
+
+
+@message(Kind.RELEASE)
+@dataclass(frozen=True)
+class Release:
+    """Everybody has everything: the receiver may go."""
+
+
+@message(Kind.OVER)
+@dataclass(frozen=True)
+class Over:
+    """The answer to a question where the call is over."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +109,7 @@ class Group:
         How many calls of `train` this rank has begun.
     promised : int
         The highest term that this rank has promised to follow, or follows.
-    record : Record
+    events : EventLog
         What happened to the ranks in this call.
     unheard : list of View
         Earlier ones that this rank announced as a server, as long as the others may know nothing newer.
@@ -101,14 +129,14 @@ class Group:
         self.promised = 0
         self.timing = Timing(1.0, 30.0, 600.0)
         self.is_replacement = False
-        self.record = Record()
+        self.events = EventLog()
         self.unheard: list[View] = []
         self.tried = 0
         self.joins = 0
         self._links: dict[int, Channel] = {}
-        self._waiting: deque[tuple[int, Kind, list[np.ndarray]]] = deque()
-        self._early: list[tuple[int, Kind, list[np.ndarray]]] = []
-        self._looked = -1.0
+        self._waiting: deque[tuple[int, int, Any]] = deque()  # sender, call and message
+        self._early: list[tuple[int, int, Any]] = []
+        self._polled = -1.0
 
     @property
     def is_server(self) -> bool:
@@ -135,7 +163,7 @@ class Group:
     def begin_call(self, timing: Timing) -> None:
         """Open the control links for another call of `train`."""
         self.timing = timing
-        self.record = Record()
+        self.events = EventLog()
         self.call += 1
         for peer in range(self.wire.size):
             if peer != self.rank and peer not in self.dead:
@@ -146,7 +174,7 @@ class Group:
         for peer, link in self._links.items():
             link.close(linger)
             if link.late is not None:
-                self._waiting.append((peer, *messages.decode(link.late)))
+                self._waiting.append((peer, *decode_stamped(link.late)))
         self._links.clear()
 
     def tag(self, purpose: int, admission: int = 0) -> int:
@@ -154,32 +182,32 @@ class Group:
         number = (self.call * _TERMS + purpose) * _ADMISSIONS + admission % _ADMISSIONS
         return _FIRST_TAG + number % (self.wire.tag_limit - _FIRST_TAG)
 
-    def send(self, peer: int, kind: Kind, *parts: np.ndarray) -> None:
-        """Send a control message; to a dead rank it goes nowhere."""
+    def send(self, peer: int, control: object, call: int | None = None) -> None:
+        """Send a control message, of this call if no other is given; to a dead rank it goes nowhere."""
         link = self._links.get(peer)
         if link is not None:
-            link.send(messages.encode(kind, np.array([self.call], np.int64), *parts))
+            link.send(encode(control, self.call if call is None else call))
 
     def announce(self, view: View, *others: int) -> None:
         """Make `view` this rank's, and tell it its members and `others`, with all that happened so far."""
         self.adopt(view)
         for peer in {*view.members, *others} - {self.rank}:
-            self.send(peer, Kind.VIEW, view.to_numbers(), self.record.to_part())
+            self.send(peer, NewView(view, self.events.entries))
 
-    def accept(self, parts: list[np.ndarray]) -> View | None:
-        """Adopt the view of a VIEW message if this rank has promised nobody newer. Return it in that case."""
-        view = View.from_numbers(parts[0])
+    def accept(self, new: NewView) -> View | None:
+        """Adopt the view that came if this rank has promised nobody newer. Return it in that case."""
+        view = new.view
         if view.term < self.promised or view.key <= self.view.key:
             return None
         self.adopt(view)
         self.unheard.clear()
-        self.record.take(parts[1])
+        self.events.take(new.events)
         return view
 
     def tell_released(self) -> None:
         """Tell the others that all have the result, in case that the server dies while it says so."""
         for peer in set(self.view.members) - {self.rank, self.view.server}:
-            self.send(peer, Kind.RELEASE)
+            self.send(peer, Release())
 
     def adopt(self, view: View) -> None:
         """Take `view` as the newest."""
@@ -194,16 +222,16 @@ class Group:
         """
         self.promised = self.view.term
 
-    def look(self) -> bool:
-        """Whether it is time for somebody who has work to `poll`."""
+    def is_due(self) -> bool:
+        """Whether it is time for somebody who has work to `poll` again."""
         now = self.wire.now()
-        if now - self._looked < LOOK_SECONDS:
+        if now - self._polled < POLL_SECONDS:
             return False
-        self._looked = now
+        self._polled = now
         return True
 
-    def poll(self) -> Iterator[tuple[int, Kind, list[np.ndarray]]]:
-        """Give the control messages of this call that have come: sender, kind and parts. Never waits.
+    def poll(self) -> Iterator[tuple[int, Any]]:
+        """Give the control messages of this call that have come, each with its sender. Never waits.
 
         `dead` is brought up to date. What belongs to a later call is kept for it, and what nobody has taken,
         because an exception ended the loop, for the next time.
@@ -215,22 +243,15 @@ class Group:
                 self.note_death(peer, link.lost)
         self._waiting.extendleft(reversed(self._early))
         self._early.clear()
-        self._waiting += [(channel.peer, *messages.decode(message)) for channel, message in arrived]
+        self._waiting += [(channel.peer, *decode_stamped(received)) for channel, received in arrived]
         while self._waiting:
-            sender, kind, parts = self._waiting.popleft()
-            call = int(parts[0][0])
+            sender, call, control = self._waiting.popleft()
             if call == self.call:
-                yield sender, kind, parts[1:]
+                yield sender, control
             elif call > self.call:
-                self._early.append((sender, kind, parts))
-            elif kind in (Kind.JOIN, Kind.PREPARE):
-                self.tell_over(sender, call)
-
-    def tell_over(self, sender: int, call: int) -> None:
-        """Tell a rank that is left in call number `call` that it is over."""
-        link = self._links.get(sender)
-        if link is not None:
-            link.send(messages.encode(Kind.OVER, np.array([call], np.int64)))
+                self._early.append((sender, call, control))
+            elif isinstance(control, Question):
+                self.send(sender, Over(), call)
 
     def note_death(self, peer: int, why: str) -> None:
         """Take note of MPI's word that `peer` has died."""

@@ -10,24 +10,52 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from dist_classicrl.comm import messages
-from dist_classicrl.comm.messages import Kind
-from dist_classicrl.comm.remote_errors import failure_text, mark_as_told_elsewhere
-from dist_classicrl.comm.transport import Backoff, Channel
-from dist_classicrl.errors import (
-    CutOffError,
-    ProtocolError,
-    RankMismatchError,
-    RankTimeoutError,
-    RemoteRankError,
-)
-from dist_classicrl.membership.election import Base, Deposed, Election, answer
-from dist_classicrl.membership.group import Group
+from dist_classicrl.comm.remote_errors import Failed, mark_as_told_elsewhere
+from dist_classicrl.comm.rooted import RootedCollectives, Waiting
+from dist_classicrl.errors import CutOffError, RankMismatchError, RankTimeoutError
+from dist_classicrl.membership.election import Base, Deposed, Election, Prepare, answer
+from dist_classicrl.membership.group import Group, NewView
 from dist_classicrl.membership.view import View, may_serve
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Summary:
+    """What a rank has to say where all agree."""
+
+    has_failed: bool
+    digest: str  # of its description
+    numbers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Report:
+    """What is wrong with a rank, if anything is."""
+
+    failed: Failed | None
+
+
+@dataclass(frozen=True)
+class _Description:
+    """What should be the same on all ranks."""
+
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A rank has come to this step."""
+
+
+@dataclass(frozen=True)
+class _Bytes:
+    content: np.ndarray
 
 
 class Setup:
@@ -42,7 +70,7 @@ class Setup:
     Attributes
     ----------
     members : tuple of int
-        The ranks that take part, in whose order everything gathered stands.
+        The ranks that take part, in whose order stands what was last gathered.
     is_head : bool
         Whether this rank is the one that gathers, and serves afterwards.
     head : int
@@ -53,8 +81,6 @@ class Setup:
 
     def __init__(self, group: Group, timeout: float) -> None:
         self._group = group
-        self._timeout = timeout
-        self._step = 0
         view = group.view
         self.rank = group.rank
         self.members = view.members
@@ -63,58 +89,21 @@ class Setup:
         self.term = view.term
         tag = group.tag(view.term, 0)
         peers = view.workers if self.is_head else [view.server]
-        self._channels = {peer: group.wire.channel(peer, tag) for peer in peers}
+        channels = {peer: group.wire.channel(peer, tag) for peer in peers}
+        self._rooted = RootedCollectives(group.wire, view.server, channels, timeout, self._attend)
 
-    def gather_numbers(self, numbers: list[int], what: str) -> np.ndarray:
-        """Return every member's `numbers`, int64 of shape (members, len(numbers))."""
-        texts = self._gather(np.array(numbers, np.int64).view(np.uint8), what)
-        return np.stack([text.view(np.int64) for text in texts])
+    def _share(self, own: T, what: str) -> list[T]:
+        """Return what every member gives, in their order."""
+        self._rooted.begin_step()
+        everyone = self._rooted.share(own, what)
+        if self.is_head:
+            self._group.unheard.clear()
+        # The head may have excluded somebody, and this rank have not heard of it.
+        self.members = tuple(everyone)
+        return list(everyone.values())
 
-    def _gather(self, own: np.ndarray, what: str) -> list[np.ndarray]:
-        """Return every member's bytes, ndarray(uint8)."""
-        self._step += 1
-        step = np.array([self._step], np.int64)
-        if not self.is_head:
-            self._channels[self.head].send(messages.encode(Kind.GATHER, step, own))
-            return self._await(self.head, Kind.TOLD, what)
-        everything = {self.rank: own}
-        for rank in self._channels:
-            everything[rank] = self._await(rank, Kind.GATHER, what)[0]
-        self._group.unheard.clear()
-        parts = [everything[rank] for rank in self.members]
-        self._tell_all(parts)
-        return parts
-
-    def _tell_all(self, parts: list[np.ndarray]) -> None:
-        message = messages.encode(Kind.TOLD, np.array([self._step], np.int64), *parts)
-        for channel in self._channels.values():
-            channel.send(message)
-
-    def _await(self, peer: int, kind: Kind, what: str) -> list[np.ndarray]:
-        """Wait for the next message of `peer`, of this step, and return its parts."""
-        group, channel = self._group, self._channels[peer]
-        backoff = Backoff(group.wire.sleep)
-        deadline = group.wire.now() + self._timeout
-        while (message := channel.poll()) is None:
-            self._look_around(channel)
-            for other in self._channels.values():
-                other.reap()
-            if group.wire.now() > deadline:
-                raise RankTimeoutError(
-                    f"Waited {self._timeout:g} s for {what}; rank {peer} is missing. If that can take "
-                    "longer, raise timeout=; else look for a rank that hangs."
-                )
-            backoff.wait()
-        its_kind, parts = messages.decode(message)
-        if its_kind is not kind or int(parts[0][0]) != self._step:
-            raise ProtocolError(
-                f"Rank {peer} sent {its_kind.name} of step {int(parts[0][0])} where {kind.name} of step "
-                f"{self._step} belongs: the ranks do not run the same version, or not the same script."
-            )
-        return parts[1:]
-
-    def _look_around(self, channel: Channel) -> None:
-        """Take in who died, and what others found out.
+    def _attend(self, rooted: RootedCollectives, waiting: Waiting) -> None:
+        """Take in who died, and what others found out, and wait no longer than `timeout`.
 
         Raises
         ------
@@ -122,25 +111,29 @@ class Setup:
             If the setup has to start again, with other members.
         """
         group = self._group
-        for sender, kind, parts in group.poll():
-            if kind is Kind.VIEW:
-                view = group.accept(parts)
+        head = rooted.channels.get(self.head)  # to it, if it is another rank
+        for sender, control in group.poll():
+            if isinstance(control, NewView):
+                view = group.accept(control)
                 # The head itself may have got to the training, and tell of a loss there.
                 if view is not None and (view.term > self.term or self.rank not in view.members):
                     raise Deposed(view)
-            elif kind is Kind.PREPARE:
-                if answer(
-                    group, sender, parts, Base(), lambda: not self.is_head and channel.lost is not None
-                ):
+            elif isinstance(control, Prepare):
+                if answer(group, sender, control, Base(), lambda: head is not None and head.lost is not None):
                     raise Deposed(Election(group, Base()).run())
-        if self.is_head:
-            lost = {*group.dead, *(rank for rank, link in self._channels.items() if link.lost is not None)}
+        if head is None:
+            lost = {*group.dead, *(rank for rank, link in rooted.channels.items() if link.lost is not None)}
             lost.intersection_update(group.view.members)
             if lost:
                 self._go_on_without(lost)
-        elif channel.lost is not None or self.head in group.dead:
-            group.note_death(self.head, channel.lost or "its control link failed")
+        elif head.lost is not None or self.head in group.dead:
+            group.note_death(self.head, head.lost or "its control link failed")
             raise Deposed(Election(group, Base()).run())
+        if group.wire.now() > waiting.begun + rooted.seconds:
+            raise RankTimeoutError(
+                f"Waited {rooted.seconds:g} s for {waiting.what}; rank {min(waiting.missing)} is missing. If "
+                "that can take longer, raise timeout=; else look for a rank that hangs."
+            )
 
     def _go_on_without(self, lost: set[int]) -> NoReturn:
         group = self._group
@@ -157,7 +150,7 @@ class Setup:
         term = group.view.term + group.wire.size  # still this rank's
         view = View(term, 0, group.rank, members)
         for rank in sorted(lost):
-            group.record.add("excluded", rank, 0.0, detail="before training began")
+            group.events.add("excluded", rank, 0.0, detail="before training began")
         group.unheard = views
         group.announce(view)
         raise Deposed(view)
@@ -182,46 +175,41 @@ class Setup:
         RankMismatchError
             If descriptions differ; the message shows what differs between which ranks.
         """
-        data = json.dumps(description, sort_keys=True, default=str).encode()
-        digest = np.frombuffer(hashlib.sha256(data).digest(), np.int64).tolist()
-        own = [0 if error is None else 1, *digest, *numbers]
-        everyone = self.gather_numbers(own, what)
-        failed = np.flatnonzero(everyone[:, 0])
-        if failed.size:
-            text = np.empty(0, np.uint8) if error is None else failure_text(error, self.rank)
-            texts = self._gather(text, "all ranks to report their errors")
+        text = json.dumps(description, sort_keys=True, default=str)
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        everyone = self._share(_Summary(error is not None, digest, tuple(numbers)), what)
+        failed = [place for place, summary in enumerate(everyone) if summary.has_failed]
+        if failed:
+            own = _Report(None if error is None else Failed.of(error, self.rank))
+            reports = self._share(own, "all ranks to report their errors")
             if error is not None:
                 if self.members[failed[0]] != self.rank:
                     mark_as_told_elsewhere(error)
                 raise error
-            raise RemoteRankError(**messages.from_text(texts[int(failed[0])]))
-        if (everyone[:, 1:5] != everyone[0, 1:5]).any():
-            texts = self._gather(np.frombuffer(data, np.uint8), "all ranks to report their settings")
-            told = dict(zip(self.members, map(messages.from_text, texts), strict=True))
-            mismatch = RankMismatchError(_difference(told))
+            first = reports[failed[0]].failed
+            assert first is not None
+            raise first.error()
+        if any(summary.digest != digest for summary in everyone):
+            told = self._share(_Description(json.loads(text)), "all ranks to report their settings")
+            settings = (description.settings for description in told)
+            mismatch = RankMismatchError(_difference(dict(zip(self.members, settings, strict=True))))
             if not self.is_head:
                 mark_as_told_elsewhere(mismatch)
             raise mismatch
-        return everyone[:, 5:]
+        return np.array([summary.numbers for summary in everyone], np.int64)
 
     def broadcast(self, array: np.ndarray, what: str) -> None:
         """Overwrite `array` (C order) with the head's; `what` names it where it does not come."""
-        flat = array.reshape(-1)
-        message = flat if self.is_head else None
-        told = self._broadcast(None if message is None else message.view(np.uint8), what)
+        own = array.reshape(-1).view(np.uint8)
+        told = self.broadcast_message(own if self.is_head else None, what)
         if not self.is_head:
-            flat.view(np.uint8)[:] = told
+            own[:] = told
 
     def broadcast_message(self, message: np.ndarray | None, what: str) -> np.ndarray:
         """Return the head's `message` (uint8), which the other ranks do not know the length of."""
-        return self._broadcast(message, what)
-
-    def _broadcast(self, message: np.ndarray | None, what: str) -> np.ndarray:
-        self._step += 1
-        if message is not None and self.is_head:
-            self._tell_all([message])
-            return message
-        return self._await(self.head, Kind.TOLD, what)[0]
+        self._rooted.begin_step()
+        own = None if message is None else _Bytes(message)
+        return self._rooted.tell(own, _Bytes, what).content
 
     def compile_in_turn(self, compile_all: Callable[[bool], None]) -> None:
         """Let one rank of each host compile first, so that the others find the machine code on disk.
@@ -232,14 +220,13 @@ class Setup:
         first = min(rank for rank in self.members if hosts[rank] == hosts[self.rank])
         if first == self.rank:
             compile_all(True)
-        self.gather_numbers([], "the first rank of each host to compile")
+        self._share(_Ready(), "the first rank of each host to compile")
         if first != self.rank:
             compile_all(False)
 
     def close(self, linger: float) -> None:
         """Close the channels, and give what was sent on them up to `linger` seconds to go."""
-        for channel in self._channels.values():
-            channel.close(linger)
+        self._rooted.close(linger)
 
 
 def _difference(descriptions: dict[int, dict[str, Any]]) -> str:

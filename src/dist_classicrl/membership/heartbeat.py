@@ -4,30 +4,41 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from types import TracebackType
 
-import numpy as np
-
-from dist_classicrl.comm import messages
-from dist_classicrl.comm.messages import Kind
+from dist_classicrl.comm.envelope import Kind
+from dist_classicrl.comm.messages import encode, message
 from dist_classicrl.comm.transport import Channel
 
-_LOOKS = 4
+_CHECKS_PER_INTERVAL = 4
 
 
-def beat_message(progress: int, view: tuple[int, int]) -> np.ndarray:
-    """Return a sign of life: how far the sender's main loop is, and the key of the view that it knows."""
-    return messages.encode(Kind.BEAT, np.array([progress, *view], np.int64))
+@message(Kind.BEAT)
+@dataclass(frozen=True)
+class Beat:
+    """A sign of life.
+
+    Attributes
+    ----------
+    progress : int
+        How far the sender's main loop is.
+    view : (int, int)
+        The key of the view that it knows.
+    """
+
+    progress: int
+    view: tuple[int, int]
 
 
-def say_beat(channels: Iterable[Channel], message: np.ndarray, interval: float, now: float) -> None:
-    """Send `message` on those channels on which nothing was sent for `interval` seconds.
+def say_beat(channels: Iterable[Channel], beat: Beat, interval: float, now: float) -> None:
+    """Send `beat` on those channels on which nothing was sent for `interval` seconds.
 
     A peer that does not take what was sent gets nothing more.
     """
     for channel in channels:
         if now - channel.last_sent >= interval and channel.reap():
-            channel.send(message)
+            channel.send(encode(beat))
 
 
 class Heartbeat:
@@ -43,8 +54,8 @@ class Heartbeat:
         The time, as the channels have it.
     channels : callable
         Returns the channels, at any time and in any thread.
-    message : callable
-        Returns what to send.
+    beat : callable
+        Returns the sign of life to send, likewise.
     """
 
     def __init__(
@@ -52,12 +63,12 @@ class Heartbeat:
         interval: float,
         now: Callable[[], float],
         channels: Callable[[], Iterable[Channel]],
-        message: Callable[[], np.ndarray],
+        beat: Callable[[], Beat],
     ) -> None:
         self._interval = interval
         self._now = now
         self._channels = channels
-        self._message = message
+        self._beat = beat
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dist_classicrl heartbeat", daemon=True)
 
@@ -75,5 +86,5 @@ class Heartbeat:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._over.wait(self._interval / _LOOKS):
-            say_beat(self._channels(), self._message(), self._interval, self._now())
+        while not self._over.wait(self._interval / _CHECKS_PER_INTERVAL):
+            say_beat(self._channels(), self._beat(), self._interval, self._now())

@@ -6,12 +6,9 @@ program and talks to the server that started it over their intercommunicator.
 
 from __future__ import annotations
 
-import faulthandler
-import functools
 import logging
 import os
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -20,11 +17,9 @@ from typing import Any, Protocol
 
 from dist_classicrl.errors import LauncherError
 from dist_classicrl.launch import program
+from dist_classicrl.process.parent import REPLACEMENT_VARIABLE
 
 logger = logging.getLogger(__name__)
-
-REPLACEMENT_VARIABLE = "DIST_CLASSICRL_REPLACES"
-"""Environment variable that makes a process a replacement; its value is what the server has to say."""
 
 FIRST_DELAY = 1.0
 """Seconds between a loss and its replacement; doubled with every start, until a replacement has pushed."""
@@ -38,7 +33,6 @@ ARRIVAL_SECONDS = 120.0
 STRIKES = 3
 """So many replacements in a row that came to nothing stop the replacing."""
 
-_PARENT_SECONDS = 60.0  # in which a replacement has to find who started it
 _PASSED_ON = ("DIST_CLASSICRL_", "NUMBA_", "PYTHON")
 _NOT_TO_RUN_AGAIN = ("IPython", "ipykernel", "ipykernel_launcher", "ipython", "jupyter", "py", "pytest")
 
@@ -58,7 +52,7 @@ class Replacements:
     limit : int
         How many may be started in all.
     mark : str
-        What `replacement_mark` returns in them.
+        What `process.parent.replacement_mark` returns in them.
     clock : callable
         Seconds, from whenever.
     begin : callable, optional
@@ -148,14 +142,6 @@ class Replacements:
             self._missed(f"has not started MPI within {ARRIVAL_SECONDS:g} s, and is no longer awaited")
         return arrived
 
-    @property
-    def on_the_way(self) -> int:
-        """How many have been started that are not there, whether or not they are awaited.
-
-        Each keeps a thread in MPI. A process that ends meanwhile must do so by `os._exit`.
-        """
-        return len(self._attempts)
-
     def note_first_push(self) -> None:
         """Take note that a replacement has done its first work: the trouble is over."""
         self._strikes = 0
@@ -187,7 +173,7 @@ class Spawner:
     Parameters
     ----------
     mark : str
-        What `replacement_mark` returns in the new processes.
+        What `process.parent.replacement_mark` returns in the new processes.
 
     Raises
     ------
@@ -275,31 +261,3 @@ def _settings(mark: str, environ: Mapping[str, str]) -> list[str]:
     """Return what `env` has to set: what `mpirun -x` gave to ranks does not reach what they spawn."""
     variables = {name: value for name, value in environ.items() if name.startswith(_PASSED_ON)}
     return [f"{name}={value}" for name, value in {**variables, REPLACEMENT_VARIABLE: mark}.items()]
-
-
-@functools.cache
-def replacement_mark() -> str | None:
-    """Return what the server had to say to this process, its replacement; None if it is none.
-
-    The environment variable is taken away, so that what this process starts does not hear it.
-    """
-    return os.environ.pop(REPLACEMENT_VARIABLE, None)
-
-
-@functools.cache
-def find_parent() -> Any | None:
-    """Return the intercommunicator to the server that started this process, or None if none did.
-
-    MPI is started only in a replacement. To be called early there: until then the server waits, and sees
-    neither this process nor its death. A process that finds nobody within a minute is ended.
-    """
-    if replacement_mark() is None:
-        return None
-    faulthandler.dump_traceback_later(_PARENT_SECONDS, exit=True, file=sys.__stderr__ or 2)
-    try:
-        from mpi4py import MPI
-
-        parent = MPI.Comm.Get_parent()
-    finally:
-        faulthandler.cancel_dump_traceback_later()
-    return None if parent == MPI.COMM_NULL else parent

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 
 @dataclass(frozen=True)
 class View:
@@ -38,16 +36,6 @@ class View:
     def workers(self) -> list[int]:
         """The members without the server."""
         return [rank for rank in self.members if rank != self.server]
-
-    def to_numbers(self) -> np.ndarray:
-        """Return the view for a message, int64."""
-        return np.array([self.term, self.revision, self.server, *self.members], np.int64)
-
-    @classmethod
-    def from_numbers(cls, numbers: np.ndarray) -> View:
-        """Return the view that `to_numbers` described."""
-        term, revision, server, *members = numbers.tolist()
-        return cls(term, revision, server, tuple(members))
 
 
 def confirmed(dead: Collection[int], present: Collection[int], hosts: Sequence[str]) -> set[int]:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from dist_classicrl.comm import messages
 from dist_classicrl.comm.rooted import RootedCollectives
 from dist_classicrl.comm.spin import spin
 
@@ -39,6 +38,11 @@ class ClockOffset:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class _YourTurn:
+    """Rank 0 is about to compare the receiver's clock."""
+
+
 def compare_clocks(comm: Any, rooted: RootedCollectives) -> list[ClockOffset]:
     """Compare every rank's clock with that of rank 0, which gets the result. Every rank calls it.
 
@@ -55,12 +59,12 @@ def compare_clocks(comm: Any, rooted: RootedCollectives) -> list[ClockOffset]:
     """
     with rooted.operation():
         if rooted.rank:
-            rooted.receive([0], _WHAT)
+            rooted.receive([0], _YourTurn, _WHAT)
             _answer(comm, rooted)
             return []
         found = []
         for rank in rooted.others:
-            rooted.send([rank], messages.text({}))
+            rooted.send([rank], _YourTurn())
             found.append(_ask(comm, rooted, rank))
             rooted.beat()
         return found

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from dist_classicrl.comm import messages
 from dist_classicrl.comm.rooted import RootedCollectives
 from dist_classicrl.comm.spin import spin
 
@@ -135,10 +134,10 @@ def measure(
         See `RootedCollectives.receive`.
     """
     with rooted.operation():
-        hosts = rooted.gather({"host": socket.gethostname()}, what=_WHAT)
+        hosts = rooted.gather(_Host(socket.gethostname()), _WHAT)
         if rooted.rank:
             return _follow(comm, rooted)
-        names = tuple(messages.from_text(parts[0])["host"] for parts in hosts)
+        names = tuple(host.name for host in hosts.values())
         found = []
         begun = time.monotonic()
         for step in _plan(names, sizes, collectives, all_hosts):
@@ -151,8 +150,15 @@ def measure(
                 Measurement(step.operation, step.ranks, same_host, step.size, len(times), median, min(times))
             )
         profile = CommunicationProfile(names, tuple(found))
-        rooted.tell({"profile": profile.to_dict()}, _WHAT)
+        rooted.tell(_Order(None, 0, profile), _Order, _WHAT)
         return profile
+
+
+@dataclass(frozen=True)
+class _Host:
+    """Where a rank is."""
+
+    name: str
 
 
 @dataclass(frozen=True)
@@ -162,6 +168,22 @@ class _Step:
     operation: str
     ranks: tuple[int, ...]
     size: int
+
+
+@dataclass(frozen=True)
+class _Order:
+    """What rank 0 tells the others: to make a step `n` times, or in the end what was found."""
+
+    step: _Step | None
+    n: int
+    profile: CommunicationProfile | None
+
+
+@dataclass(frozen=True)
+class _Times:
+    """How long a step took on one rank, each time that it was made."""
+
+    seconds: np.ndarray
 
 
 def pairs_of_hosts(hosts: Sequence[str]) -> list[tuple[int, int]]:
@@ -201,11 +223,11 @@ def _lead(
     run = _runner(comm, rooted, step)
 
     def measured(n: int) -> list[float]:
-        rooted.send(partners, messages.text({**asdict(step), "n": n}))
+        rooted.send(partners, _Order(step, n, None))
         own = [run(n)] if 0 in step.ranks else []
-        reports = rooted.receive(partners, _WHAT)
+        reports = rooted.receive(partners, _Times, _WHAT)
         rooted.beat()
-        slowest: list[float] = np.max([*own, *(parts[0] for parts in reports.values())], axis=0).tolist()
+        slowest: list[float] = np.max([*own, *(each.seconds for each in reports.values())], axis=0).tolist()
         return slowest
 
     measured(1)  # does not count: connections and buffers are new
@@ -223,13 +245,13 @@ def _lead(
 def _follow(comm: Any, rooted: RootedCollectives) -> CommunicationProfile:
     runners: dict[_Step, Callable[[int], np.ndarray]] = {}
     while True:
-        order = rooted.tell(None, _WHAT)
-        if "profile" in order:
-            return CommunicationProfile.from_dict(order["profile"])
-        step = _Step(order["operation"], tuple(order["ranks"]), order["size"])
-        if step not in runners:
-            runners = {step: _runner(comm, rooted, step)}
-        rooted.send([0], runners[step](order["n"]))
+        order = rooted.tell(None, _Order, _WHAT)
+        if order.step is None:
+            assert order.profile is not None
+            return order.profile
+        if order.step not in runners:
+            runners = {order.step: _runner(comm, rooted, order.step)}
+        rooted.send([0], _Times(runners[order.step](order.n)))
 
 
 def _runner(comm: Any, rooted: RootedCollectives, step: _Step) -> Callable[[int], np.ndarray]:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from dist_classicrl.comm import messages
 from dist_classicrl.comm.rooted import RootedCollectives
 from dist_classicrl.errors import SettingsError
 
@@ -81,16 +80,54 @@ class Consistency:
         return "; ".join(map(str, self.differences)) or "all ranks have the same"
 
 
+@dataclass(frozen=True)
+class _About:
+    """What a rank says of its array: what is wrong with the arguments, if anything, its form, its digests."""
+
+    refusal: str
+    shape: tuple[int, ...]
+    dtype: str
+    digests: np.ndarray
+
+
+@dataclass(frozen=True)
+class _Decision:
+    """What rank 0 makes of that: why it is refused, or how many blocks it will send to which ranks."""
+
+    refused: list[str]
+    n_blocks: dict[int, int]
+
+
+@dataclass(frozen=True)
+class _Block:
+    """One of rank 0's blocks."""
+
+    number: int
+    content: np.ndarray
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """The answer to it, so that no more than one is on its way."""
+
+
+@dataclass(frozen=True)
+class _Report:
+    """How a rank's array differs; None where it does not."""
+
+    difference: Difference | None
+
+
 def check(rooted: RootedCollectives, array: Any, tolerance: Any) -> Consistency:
     """Compare `array` on all ranks with that of rank 0; see `DistributedDebugger.check_data_consistency`."""
     with rooted.operation():
         refusal, array = _refusal(array, tolerance)
         blocks = _Blocks(array)
-        about = {"refusal": refusal, "shape": list(array.shape), "dtype": array.dtype.str}
-        gathered = rooted.gather(about, blocks.digests(rooted.beat), what=_WHAT)
+        about = _About(refusal, array.shape, array.dtype.str, blocks.digests(rooted.beat))
+        gathered = rooted.gather(about, _WHAT)
         if rooted.rank:
             return _follow(rooted, blocks, tolerance)
-        return _lead(rooted, blocks, gathered, tolerance)
+        return _lead(rooted, blocks, gathered)
 
 
 def _refusal(array: Any, tolerance: Any) -> tuple[str, np.ndarray]:
@@ -107,77 +144,63 @@ def _refusal(array: Any, tolerance: Any) -> tuple[str, np.ndarray]:
     return "", given
 
 
-def _lead(
-    rooted: RootedCollectives, blocks: _Blocks, gathered: list[list[np.ndarray]], tolerance: Any
-) -> Consistency:
-    headers = [messages.from_text(parts[0]) for parts in gathered]
-    refused = [
-        f"rank {rank}: {header['refusal']}" for rank, header in enumerate(headers) if header["refusal"]
-    ]
-    unlike = {rank: _unlike(rank, headers) for rank in rooted.others}
-    plan = (
-        {} if refused else _plan(rooted, gathered, [rank for rank in rooted.others if unlike[rank] is None])
-    )
-    rooted.tell({"refused": refused, "blocks": {str(rank): len(each) for rank, each in plan.items()}}, _WHAT)
+def _lead(rooted: RootedCollectives, blocks: _Blocks, gathered: dict[int, _About]) -> Consistency:
+    refused = [f"rank {rank}: {about.refusal}" for rank, about in gathered.items() if about.refusal]
+    unlike = {rank: _unlike(rank, gathered[rank], gathered[0]) for rank in rooted.others}
+    plan = {}
+    if not refused:
+        plan = _plan(gathered, [rank for rank in rooted.others if unlike[rank] is None])
+    n_blocks = {rank: len(numbers) for rank, numbers in plan.items()}
+    rooted.tell(_Decision(refused, n_blocks), _Decision, _WHAT)
     if refused:
         raise SettingsError(f"{'; '.join(refused)}.")
     for number in sorted({number for each in plan.values() for number in each}):
         ranks = [rank for rank, each in plan.items() if number in each]
-        rooted.send(ranks, np.array([number], np.int64), blocks.block(number).view(np.uint8))
-        rooted.receive(ranks, _WHAT)
-    reports = rooted.receive(plan, _WHAT)
-    found = {rank: messages.from_text(parts[0])["difference"] for rank, parts in reports.items()}
-    differences = [unlike[rank] or _difference(found.get(rank)) for rank in rooted.others]
+        rooted.send(ranks, _Block(number, blocks.block(number).view(np.uint8)))
+        rooted.receive(ranks, _Compared, _WHAT)
+    reports = rooted.receive(plan, _Report, _WHAT)
+    values = {rank: report.difference for rank, report in reports.items()}
+    differences = (unlike[rank] or values.get(rank) for rank in rooted.others)
     consistency = Consistency(tuple(each for each in differences if each is not None))
-    rooted.tell({"differences": [asdict(each) for each in consistency.differences]}, _WHAT)
-    return consistency
+    return rooted.tell(consistency, Consistency, _WHAT)
 
 
 def _follow(rooted: RootedCollectives, blocks: _Blocks, tolerance: float) -> Consistency:
-    told = rooted.tell(None, _WHAT)
-    if told["refused"]:
-        raise SettingsError(f"{'; '.join(told['refused'])}.")
-    n_blocks = told["blocks"].get(str(rooted.rank), 0)
+    decision = rooted.tell(None, _Decision, _WHAT)
+    if decision.refused:
+        raise SettingsError(f"{'; '.join(decision.refused)}.")
+    n_blocks = decision.n_blocks.get(rooted.rank, 0)
     findings = _Findings(rooted.rank, blocks, tolerance)
     for _ in range(n_blocks):
-        (number,), numbers = rooted.receive([0], _WHAT)[0]
-        findings.compare(int(number), numbers.view(blocks.dtype))
-        rooted.send([0])  # asks for the next block, so that no more than one is on its way
+        block = rooted.receive([0], _Block, _WHAT)[0]
+        findings.compare(block.number, block.content.view(blocks.dtype))
+        rooted.send([0], _Compared())
     if n_blocks:
-        rooted.send([0], messages.text({"difference": findings.report()}))
-    differences = (_difference(each) for each in rooted.tell(None, _WHAT)["differences"])
-    return Consistency(tuple(each for each in differences if each is not None))
+        rooted.send([0], _Report(findings.difference()))
+    return rooted.tell(None, Consistency, _WHAT)
 
 
-def _unlike(rank: int, headers: list[dict[str, Any]]) -> Difference | None:
-    """Return how a rank's array is of another form, or None."""
-    for reason in ("shape", "dtype"):
-        here, there = headers[rank][reason], headers[0][reason]
-        if here != there:
-            shown = [str(tuple(each)) if reason == "shape" else np.dtype(each).name for each in (here, there)]
-            if shown[0] == shown[1]:  # of another byte order
-                shown = [here, there]
-            return Difference(rank, reason, None, shown[0], shown[1], math.inf, 0)
+def _unlike(rank: int, here: _About, there: _About) -> Difference | None:
+    """Return how a rank's array is of another form than rank 0's, or None."""
+    if here.shape != there.shape:
+        return Difference(rank, "shape", None, str(here.shape), str(there.shape), math.inf, 0)
+    if here.dtype != there.dtype:
+        shown = [np.dtype(each.dtype).name for each in (here, there)]
+        if shown[0] == shown[1]:  # of another byte order
+            shown = [here.dtype, there.dtype]
+        return Difference(rank, "dtype", None, shown[0], shown[1], math.inf, 0)
     return None
 
 
-def _plan(
-    rooted: RootedCollectives, gathered: list[list[np.ndarray]], ranks: list[int]
-) -> dict[int, set[int]]:
+def _plan(gathered: dict[int, _About], ranks: list[int]) -> dict[int, set[int]]:
     """Return which blocks differ, by their digests, for each of `ranks` that has any."""
-    digests = [gathered[rank][1].reshape(-1, _DIGEST_BYTES) for rank in range(rooted.size)]
+    digests = {rank: about.digests.reshape(-1, _DIGEST_BYTES) for rank, about in gathered.items()}
     plan = {}
     for rank in ranks:
         numbers = np.flatnonzero((digests[rank] != digests[0]).any(axis=1))
         if numbers.size:
             plan[rank] = set(numbers.tolist())
     return plan
-
-
-def _difference(data: dict[str, Any] | None) -> Difference | None:
-    if data is None:
-        return None
-    return Difference(**{**data, "index": None if data["index"] is None else tuple(data["index"])})
 
 
 class _Blocks:
@@ -226,13 +249,12 @@ class _Findings:
         self._largest = max(self._largest, float(difference[places].max()))
         self._count += int(places.size)
 
-    def report(self) -> dict[str, Any] | None:
+    def difference(self) -> Difference | None:
         if self._first is None:
             return None
         place, here, there = self._first
         index = tuple(map(int, np.unravel_index(place, self._blocks.shape)))
-        found = Difference(self._rank, "values", index, here, there, self._largest, self._count)
-        return asdict(found)
+        return Difference(self._rank, "values", index, here, there, self._largest, self._count)
 
 
 def distances(here: np.ndarray, there: np.ndarray) -> np.ndarray:

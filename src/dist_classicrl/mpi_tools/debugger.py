@@ -51,7 +51,7 @@ class DistributedDebugger:
     def __init__(self, comm: Any, *, timeout: float = 60.0) -> None:
         seconds = checked_positive("timeout", timeout)
         self._comm = own_communicator(comm, seconds, "DistributedDebugger")
-        self._rooted = RootedCollectives(self._comm, seconds)
+        self._rooted = RootedCollectives.over(self._comm, seconds)
 
     def check_data_consistency(self, array: Any, tolerance: float = 1e-6) -> Consistency:
         """Compare an array on all ranks with that of rank 0.

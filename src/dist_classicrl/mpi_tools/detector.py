@@ -12,17 +12,16 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from enum import IntEnum
+from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
-
-from dist_classicrl.comm import messages
 from dist_classicrl.comm.collectives import own_communicator
-from dist_classicrl.comm.messages import Kind
+from dist_classicrl.comm.envelope import Kind
+from dist_classicrl.comm.messages import message
 from dist_classicrl.comm.transport import Channel, Wire
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.membership.phi_accrual import THRESHOLD, Arrivals
+from dist_classicrl.mpi_tools.links import Link, receive
 from dist_classicrl.settings import checked_positive, checked_whole
 
 logger = logging.getLogger(__name__)
@@ -38,28 +37,25 @@ _MESSAGE_BYTES = 256
 _CLOSE_SECONDS = 1.0
 
 
-class _Word(IntEnum):
-    BEAT = 0
-    TAKEN = 1  # how many beats of the peer's were taken
-    FAREWELL = 2
+@message(Kind.ALIVE)
+@dataclass(frozen=True)
+class _Alive:
+    """A beat."""
+
+    progress: int | None
 
 
-class _Peer:
+class _Peer(Link):
     """What is known of one other rank."""
 
     def __init__(self, rank: int, channel: Channel, arrivals: Arrivals) -> None:
+        super().__init__(channel, _MOST_UNTAKEN)
         self.rank = rank
-        self.channel = channel
         self.arrivals = arrivals
         self.state: State = "healthy"
         self.reason = ""
         self.progress: int | None = None
         self.has_beaten = False  # since it was last judged
-        self.untaken = 0  # beats that were sent to it
-        self.taken = 0  # beats of it that it was not told of
-
-    def say(self, word: _Word, *numbers: int) -> None:
-        self.channel.send(messages.encode(Kind.BEAT, np.array([word, *numbers], np.int64)))
 
 
 class FailureDetector:
@@ -208,9 +204,8 @@ class FailureDetector:
             self._next_beat = now + self._interval
             self._listen()
             for peer in self._present():
-                if peer.untaken < _MOST_UNTAKEN and peer.channel.reap():
-                    peer.untaken += 1
-                    peer.say(_Word.BEAT, *([] if progress is None else [progress]))
+                if peer.has_room:
+                    peer.send(_Alive(progress))
         return True
 
     def check_node_health(self) -> dict[int, State]:
@@ -267,7 +262,7 @@ class FailureDetector:
             if self._is_closed:
                 return
             for peer in self._peers.values():
-                peer.say(_Word.FAREWELL)
+                peer.say_goodbye()
             deadline = self._wire.now() + _CLOSE_SECONDS
             self._listen()
             while self._are_awaited() and self._wire.now() < deadline:
@@ -294,7 +289,7 @@ class FailureDetector:
         return [peer for peer in self._peers.values() if peer.state != "left"]
 
     def _are_awaited(self) -> bool:
-        return any(peer.state == "healthy" and peer.channel.lost is None for peer in self._present())
+        return any(peer.state == "healthy" and peer.is_present for peer in self._peers.values())
 
     def _those(self, state: State) -> frozenset[int]:
         return frozenset(rank for rank, peer in self._peers.items() if peer.state == state)
@@ -304,31 +299,19 @@ class FailureDetector:
         now = self._wire.now()
         unheard = now - self._listened - self._interval
         self._listened = now
-        by_channel = {peer.channel: peer for peer in self._present()}
+        present = self._present()
         if unheard > 0.0:
-            for peer in by_channel.values():
+            for peer in present:
                 peer.arrivals.excuse(unheard)
-        while arrived := self._wire.receive(list(by_channel)):
-            for channel, message in arrived:
-                self._hear(by_channel[channel], messages.decode(message)[1][0].tolist(), now)
-        for peer in by_channel.values():
-            if peer.taken and peer.channel.reap():
-                peer.say(_Word.TAKEN, peer.taken)
-                peer.taken = 0
-
-    def _hear(self, peer: _Peer, numbers: list[int], now: float) -> None:
-        word, *rest = numbers
-        if word == _Word.TAKEN:
-            peer.untaken -= rest[0]
-        elif word == _Word.FAREWELL:
-            peer.state, peer.reason = "left", "it has closed its detector"
-            logger.debug("Rank %d has closed its failure detector.", peer.rank)
-        else:
-            peer.taken += 1
+        for peer, alive in receive(self._wire, present):
             peer.has_beaten = True
             peer.arrivals.heard(now)
-            if rest:
-                peer.progress = rest[0]
+            if alive.progress is not None:
+                peer.progress = alive.progress
+        for peer in present:
+            if peer.has_left:
+                peer.state, peer.reason = "left", "it has closed its detector"
+                logger.debug("Rank %d has closed its failure detector.", peer.rank)
 
     def _judge(self, peer: _Peer, now: float) -> None:
         """Bring a peer's state up to date."""

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dist_classicrl.comm import messages
 from dist_classicrl.comm.collectives import own_communicator
-from dist_classicrl.comm.messages import Kind
+from dist_classicrl.comm.envelope import Kind
+from dist_classicrl.comm.messages import message
 from dist_classicrl.comm.transport import Channel, Wire
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.monitoring.loop_records import COLUMNS, LoopRecords
+from dist_classicrl.mpi_tools.links import Link, receive
 from dist_classicrl.settings import checked_positive, checked_whole
 
 if TYPE_CHECKING:
@@ -34,19 +35,20 @@ _PATIENCE_SECONDS = 10.0
 _END_SECONDS = 2.0
 
 
-@dataclass
-class _Peer:
+@message(Kind.POINTS)
+@dataclass(frozen=True)
+class _Points:
+    """Of each of some intervals its number and what was measured in it, one after the other."""
+
+    rows: np.ndarray
+
+
+class _Peer(Link):
     """What is known of the rank at the other end."""
 
-    channel: Channel
-    reached: int = -1  # the last interval that it told of
-    untaken: int = 0  # messages of this rank that it has not taken
-    taken: int = 0  # messages of it that it was not told of
-    has_left: bool = False
-
-    @property
-    def is_present(self) -> bool:
-        return not self.has_left and self.channel.lost is None
+    def __init__(self, channel: Channel) -> None:
+        super().__init__(channel, _MOST_UNTAKEN)
+        self.reached = -1  # the last interval that it told of
 
 
 class DistributedMonitor:
@@ -229,7 +231,7 @@ class DistributedMonitor:
         else:
             self._wait(self._is_settled)
         for peer in self._peers.values():
-            peer.channel.send(messages.encode(Kind.BYE))
+            peer.say_goodbye()
         if self._wire.rank:
             self._wait(lambda: not self._peers[0].is_present)
         self._is_closed = True
@@ -266,39 +268,24 @@ class DistributedMonitor:
     def _work(self) -> None:
         """Take in what has come, and send what may be sent."""
         self._next_listen = self._wire.now() + _LISTEN_SECONDS
-        by_channel = {peer.channel: peer for peer in self._peers.values() if not peer.has_left}
-        while arrived := self._wire.receive(list(by_channel)):
-            for channel, message in arrived:
-                self._hear(by_channel[channel], *messages.decode(message))
+        listening = [peer for peer in self._peers.values() if not peer.has_left]
+        for peer, points in receive(self._wire, listening):
+            for row in points.rows.reshape(-1, 1 + len(COLUMNS)):
+                peer.reached = int(row[0])
+                self._records.add(peer.reached, row[1:], self._wire.now())
         if self._wire.rank == 0:
-            for peer in by_channel.values():
-                if peer.taken and peer.channel.reap():
-                    peer.channel.send(messages.encode(Kind.TOLD, np.array([peer.taken], np.int64)))
-                    peer.taken = 0
             told = [peer.reached for peer in self._peers.values() if peer.is_present]
             self._log(min([self._reached, *told]))
         else:
             self._send_pending(self._peers[0])
 
-    def _hear(self, peer: _Peer, kind: Kind, parts: list[np.ndarray]) -> None:
-        if kind is Kind.BYE:
-            peer.has_left = True
-        elif kind is Kind.TOLD:
-            peer.untaken -= int(parts[0][0])
-        else:
-            peer.taken += 1
-            for row in parts[0].reshape(-1, 1 + len(COLUMNS)):
-                peer.reached = int(row[0])
-                self._records.add(peer.reached, row[1:], self._wire.now())
-
     def _send_pending(self, peer: _Peer) -> None:
         if peer.channel.lost is not None:
             self._pending.clear()
-        while self._pending and peer.untaken < _MOST_UNTAKEN and peer.channel.reap():
+        while self._pending and peer.has_room:
             n_points = min(len(self._pending), _POINTS_PER_MESSAGE)
             rows = np.concatenate([self._pending.popleft() for _ in range(n_points)])
-            peer.channel.send(messages.encode(Kind.GATHER, rows))
-            peer.untaken += 1
+            peer.send(_Points(rows))
 
     def _is_settled(self) -> bool:
         """Whether there is nothing to wait for: on rank 0, that all who are there have told what it has."""

@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from dist_classicrl._hints import local_rank_of_environment, promised_size, rank_of_environment
 from dist_classicrl.errors import CutOffError, RankLostError, RankTimeoutError, RemoteRankError
-from dist_classicrl.process.exit_record import LAUNCH_VARIABLE, Ending, Record
+from dist_classicrl.process.exit_record import LAUNCH_VARIABLE, Ending, ExitRecord
 from dist_classicrl.process.stop import INTERRUPTED
 
 DONE_BUT_HANGING = 79
@@ -51,7 +51,7 @@ class _Process:
     await_others: Callable[[float], None] | None = None
     say_ended: Callable[[], None] | None = None
     ending: Ending | None = None
-    record: Record | None = None
+    record: ExitRecord | None = None
 
 
 _process = _Process(os.getpid())
@@ -133,12 +133,12 @@ def survival_advice(
     )
 
 
-def manage(record: Record | None, replacement: bool) -> None:
+def manage(record: ExitRecord | None, replacement: bool) -> None:
     """Take charge of this process's end, for `program`: it says how the script ends, in `script_ended`.
 
     Parameters
     ----------
-    record : Record or None
+    record : ExitRecord or None
         Where the launcher looks for what becomes of the ranks.
     replacement : bool
         Whether a running job has started this process.
@@ -283,7 +283,7 @@ def _flush() -> None:
             stream.flush()
 
 
-def _keep_beating(record: Record) -> None:
+def _keep_beating(record: ExitRecord) -> None:
     """Beat until the script ends: a process that waits in MPI_Finalize is no sign of life of the job."""
     pause = threading.Event()
     while _process.ending is None:
@@ -291,7 +291,7 @@ def _keep_beating(record: Record) -> None:
         _beat(record, quietly=True)
 
 
-def _beat(record: Record, quietly: bool = False) -> None:
+def _beat(record: ExitRecord, quietly: bool = False) -> None:
     try:
         record.beat()
     except OSError as trouble:
@@ -299,7 +299,7 @@ def _beat(record: Record, quietly: bool = False) -> None:
             _warn(record, trouble)
 
 
-def _warn(record: Record, trouble: OSError) -> None:
+def _warn(record: ExitRecord, trouble: OSError) -> None:
     sys.stderr.write(
         f"dist_classicrl: {socket.gethostname()} cannot write to the launcher's folder {record.folder} "
         f"({trouble}), so the launcher cannot tell whether the work is done. Give `launch --state-dir` a "

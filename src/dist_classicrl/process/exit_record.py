@@ -53,7 +53,7 @@ class Ending:
     before_mpi: bool
 
 
-class Record:
+class ExitRecord:
     """The folder of one attempt.
 
     Parameters
@@ -141,7 +141,7 @@ class Record:
         os.replace(temporary, self.folder / name)
 
 
-def record_of_environment(environ: Mapping[str, str] | None = None) -> Record | None:
+def record_of_environment(environ: Mapping[str, str] | None = None) -> ExitRecord | None:
     """Return the record that this process's launcher keeps, or None if it keeps none."""
     folder = (os.environ if environ is None else environ).get(LAUNCH_VARIABLE)
-    return Record(folder) if folder else None
+    return ExitRecord(folder) if folder else None

@@ -6,16 +6,21 @@ import logging
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-import numpy as np
-
-from dist_classicrl.comm import messages
-from dist_classicrl.comm.messages import Kind
 from dist_classicrl.comm.transport import Backoff, Channel
 from dist_classicrl.engines.roles.server_base import FIRST_ADMISSION
 from dist_classicrl.engines.roles.worker_base import ServerLost
 from dist_classicrl.errors import CutOffError
-from dist_classicrl.membership.election import Base, Deposed, Election, Settled, answer, ended_without
-from dist_classicrl.membership.group import Group
+from dist_classicrl.membership.admission import Join, Welcome
+from dist_classicrl.membership.election import (
+    Base,
+    Deposed,
+    Election,
+    Prepare,
+    Settled,
+    answer,
+    ended_without,
+)
+from dist_classicrl.membership.group import Group, NewView, Over
 from dist_classicrl.membership.view import View
 
 logger = logging.getLogger(__name__)
@@ -135,23 +140,21 @@ def join(group: Group) -> Entry:
             # Who serves in place of one that died may be anybody, and does not know of this rank.
             lost = server in group.dead or wire.now() > end - group.timing.election
             for peer in range(wire.size) if lost else [server]:
-                group.send(peer, Kind.JOIN, np.array([group.joins], np.int64))
+                group.send(peer, Join(group.joins))
             asked = wire.now()
-        for sender, kind, parts in group.poll():
-            if kind is Kind.WELCOME:
-                view = View.from_numbers(parts[1])
-                if view.term >= group.promised:
+        for sender, control in group.poll():
+            match control:
+                case Welcome(view=view) if view.term >= group.promised:
                     group.adopt(view)
-                    admission, sequence = parts[0].tolist()
-                    channel = wire.channel(view.server, group.tag(view.term, admission))
-                    return Entry(channel, sequence, messages.from_text(parts[2]))
-            elif kind is Kind.VIEW and group.accept(parts) is not None:
-                asked = -1e9
-                end = wire.now() + 2.0 * group.timing.election
-            elif kind is Kind.PREPARE:
-                answer(group, sender, parts, Base(), lambda: False)
-            elif kind is Kind.OVER:
-                raise ended_without(group.rank)
+                    channel = wire.channel(view.server, group.tag(view.term, control.admission))
+                    return Entry(channel, control.sequence, control.told)
+                case NewView() if group.accept(control) is not None:
+                    asked = -1e9
+                    end = wire.now() + 2.0 * group.timing.election
+                case Prepare():
+                    answer(group, sender, control, Base(), lambda: False)
+                case Over():
+                    raise ended_without(group.rank)
         backoff.wait()
     raise CutOffError(
         f"Rank {group.rank} was taken for lost, and no server answers its request to take part again: the "

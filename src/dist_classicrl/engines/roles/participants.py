@@ -10,8 +10,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
-import numpy as np
-
 from dist_classicrl.comm.transport import Channel
 from dist_classicrl.engines.local.training import LearningOn
 from dist_classicrl.engines.outcome import TrainingResult
@@ -39,7 +37,7 @@ from dist_classicrl.learning.rates import Rates
 from dist_classicrl.membership.election import Base, Deposed
 from dist_classicrl.membership.group import Group
 from dist_classicrl.membership.handshake import Setup
-from dist_classicrl.membership.heartbeat import Heartbeat, beat_message
+from dist_classicrl.membership.heartbeat import Beat, Heartbeat
 from dist_classicrl.process.stop import Stop
 from dist_classicrl.tables.shared import SharedTable
 from dist_classicrl.tables.window import PushWindow
@@ -245,7 +243,7 @@ class _Part:
         group = self.group
         if self.worker is None:
             # That takes time, and the server knows this rank already.
-            with _heard(group, lambda: [entry.channel], lambda: beat_message(0, group.view.key)):
+            with _heard(group, lambda: [entry.channel], lambda: Beat(0, group.view.key)):
                 self.prepare_worker(Base())
         self.join(entry)
 
@@ -256,7 +254,7 @@ class _Part:
         run = self.run
         if self.server is None:
             self.server = self.make_server(SharedTable(run.values, run.counts))
-            lost = [event for event in self.group.record.events if event["kind"] == "excluded"]
+            lost = [event for event in self.group.events.entries if event["kind"] == "excluded"]
             self.server.lost_before += [(event["rank"], event["detail"]) for event in lost]
         server = self.server
         with _heard(self.group, lambda: server.channels, server.beat):
@@ -296,11 +294,11 @@ class _Part:
             server.report_progress(now=True)
             run.rescue = None
             where = saver.save_last(run.values, run.counts, server.position, server.keep_alive)
-            run.reporter.hear(self.group.record, saver)
+            run.reporter.hear(self.group.events, saver)
             self._end_all(server, stop, where)
         group = self.group
         away = set(range(group.wire.size)) - set(group.view.members)
-        result = run.tally.result(seconds, self.compile_seconds, self.learning, group.record, away)
+        result = run.tally.result(seconds, self.compile_seconds, self.learning, group.events, away)
         where = None
         if saver is not None:
             where = saver.finish(run.values, run.counts, server.position, result, server.keep_alive)
@@ -560,12 +558,10 @@ class RoundsPart(_Part):
 
 
 @contextmanager
-def _heard(
-    group: Group, channels: Callable[[], list[Channel]], message: Callable[[], np.ndarray]
-) -> Iterator[None]:
+def _heard(group: Group, channels: Callable[[], list[Channel]], beat: Callable[[], Beat]) -> Iterator[None]:
     """Let a thread say that this rank is there, where the MPI library allows threads."""
     if not group.wire.has_threads:
         yield
         return
-    with Heartbeat(group.timing.interval, group.wire.now, channels, message):
+    with Heartbeat(group.timing.interval, group.wire.now, channels, beat):
         yield

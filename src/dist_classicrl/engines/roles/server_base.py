@@ -8,17 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from dist_classicrl.comm import messages
-from dist_classicrl.comm.messages import Kind
-from dist_classicrl.comm.remote_errors import raise_remote
+from dist_classicrl.comm import envelope
+from dist_classicrl.comm.envelope import Kind
+from dist_classicrl.comm.messages import encode
+from dist_classicrl.comm.parts import from_parts
+from dist_classicrl.comm.remote_errors import Failed, raise_remote
 from dist_classicrl.comm.transport import Backoff, Channel
 from dist_classicrl.engines.outcome import Tally
 from dist_classicrl.engines.progress import Company, Learning, Reporter
 from dist_classicrl.engines.saving import Saver
 from dist_classicrl.errors import CutOffError, ProtocolError, RankLostError
-from dist_classicrl.membership.election import Base, Deposed, answer
-from dist_classicrl.membership.group import Group
-from dist_classicrl.membership.heartbeat import beat_message, say_beat
+from dist_classicrl.membership.admission import Assignment, Join, Welcome
+from dist_classicrl.membership.election import Base, Deposed, Prepare, answer
+from dist_classicrl.membership.group import Group, NewView
+from dist_classicrl.membership.heartbeat import Beat, say_beat
 from dist_classicrl.membership.phi_accrual import Arrivals
 from dist_classicrl.membership.spawn import Replacements
 from dist_classicrl.membership.view import Announced, View, confirmed
@@ -150,7 +153,7 @@ class Serving:
 
     def note(self, kind: str, rank: int, steps_returned: int = 0, detail: str = "") -> None:
         """Enter into the record what happened to `rank`."""
-        self.group.record.add(kind, rank, self.tally.earlier_seconds + self.seconds, steps_returned, detail)
+        self.group.events.add(kind, rank, self.tally.earlier_seconds + self.seconds, steps_returned, detail)
 
     def _open(self, rank: int, admission: int) -> None:
         group = self.group
@@ -165,9 +168,9 @@ class Serving:
         for channel in (*self.channels, *self._gone, *self._expected.values()):
             channel.close(linger)
 
-    def beat(self) -> np.ndarray:
+    def beat(self) -> Beat:
         """Return this server's sign of life."""
-        return beat_message(self.progress, self.group.view.key)
+        return Beat(self.progress, self.group.view.key)
 
     # The loop
 
@@ -204,7 +207,7 @@ class Serving:
         """Tell the callbacks what is new, if it is time or `now`. Nothing is received while they run."""
         clock, reporter = self.group.wire.now, self.reporter
         begin = clock()
-        reporter.hear(self.group.record, self.saver)
+        reporter.hear(self.group.events, self.saver)
         if now and reporter.has_news or reporter.is_due(self.seconds):
             reporter.report(self.seconds, self._learning())
             reporter.rest(self.seconds)
@@ -218,14 +221,14 @@ class Serving:
 
     def report_end(self, seconds: float) -> None:
         """Tell the callbacks how the run has ended, `seconds` after this rank began to serve."""
-        self.reporter.hear(self.group.record, self.saver)
+        self.reporter.hear(self.group.events, self.saver)
         self.reporter.report(seconds, self._learning())
 
     @property
     def company(self) -> Company:
         """Whom this rank has, should it have to learn alone."""
         group = self.group
-        return Company(Learning(group.rank, group.host_of(group.rank)), self.has_workers, group.record)
+        return Company(Learning(group.rank, group.host_of(group.rank)), self.has_workers, group.events)
 
     def _learning(self) -> list[Learning]:
         now, group = self.group.wire.now(), self.group
@@ -259,12 +262,12 @@ class Serving:
         """
         peer = self.peers[rank]
         if kind is Kind.FAILED:
-            raise_remote(peer.channel, parts)
+            raise_remote(peer.channel, from_parts(Failed, parts))
         elif kind is Kind.BEAT:
-            progress, *key = parts[0].tolist()
-            self.note_progress(rank, progress, (key[0], key[1]))
+            beat = from_parts(Beat, parts)
+            self.note_progress(rank, beat.progress, beat.view)
         elif kind is Kind.LEAVE:
-            self._let_go(rank, messages.from_text(parts[0]))
+            self._let_go(rank, envelope.from_text(parts[0]))
         else:
             raise ProtocolError(f"Worker {rank} sent {kind.name} where a push belongs.")
 
@@ -294,7 +297,7 @@ class Serving:
             If no worker is left.
         """
         group = self.group
-        if group.look() or any(peer.channel.lost for peer in self.peers.values()):
+        if group.is_due() or any(peer.channel.lost for peer in self.peers.values()):
             say_beat(self.channels, self.beat(), group.timing.interval, now)
             self._take_in_control()
             for rank, why in self._judge(now).items():
@@ -316,14 +319,14 @@ class Serving:
 
     def _take_in_control(self) -> None:
         group = self.group
-        for sender, kind, parts in group.poll():
-            if kind is Kind.VIEW:
-                if (view := group.accept(parts)) is not None:
+        for sender, control in group.poll():
+            if isinstance(control, NewView):
+                if (view := group.accept(control)) is not None:
                     raise Deposed(view)
-            elif kind is Kind.PREPARE:
-                answer(group, sender, parts, Base(), lambda: False)
-            elif kind is Kind.JOIN:
-                self._let_join(sender, int(parts[0][0]))
+            elif isinstance(control, Prepare):
+                answer(group, sender, control, Base(), lambda: False)
+            elif isinstance(control, Join):
+                self._let_join(sender, control.number)
             # Anything else answers a question of this rank that has been settled otherwise.
 
     def _judge(self, now: float) -> dict[int, str]:
@@ -427,9 +430,7 @@ class Serving:
         for intercomm in replacements.poll():
             channel = group.wire.channel_over(intercomm)
             rank = self._new_number()
-            numbers = np.array([rank], np.int64)
-            view, told = group.view.to_numbers(), messages.text(self.told)
-            channel.send(messages.encode(Kind.WELCOME, numbers, view, told))
+            channel.send(encode(Assignment(rank, group.view, self.told)))
             self._expected[rank] = channel
         for rank, channel in list(self._expected.items()):
             message = channel.poll()
@@ -449,7 +450,7 @@ class Serving:
 
     def _new_number(self) -> int:
         """Return a number that no rank has had, under this server or an earlier one."""
-        events = (event["rank"] for event in self.group.record.events)
+        events = (event["rank"] for event in self.group.events.entries)
         known = (self.group.wire.size - 1, *self.table.applied, *events, *self.peers, *self._expected)
         return max(known) + 1
 
@@ -479,7 +480,7 @@ class Serving:
         self.note(told["event"], rank, returned, told["why"])
         peer.waits = True
         if not told["waits"]:
-            peer.channel.send(messages.encode(Kind.RELEASE))
+            peer.channel.send(envelope.encode(Kind.RELEASE))
             self._gone.append(self.peers.pop(rank).channel)
             self._change_members(set(self.group.view.members) - {rank})
 
@@ -503,8 +504,7 @@ class Serving:
         self._change_members({*group.view.members, rank})
         admission = FIRST_ADMISSION + group.view.revision
         self._open(rank, admission)
-        numbers = np.array([admission, self.table.applied.get(rank, 0)], np.int64)
-        group.send(rank, Kind.WELCOME, numbers, group.view.to_numbers(), messages.text(self.told))
+        group.send(rank, Welcome(admission, self.table.applied.get(rank, 0), group.view, self.told))
         self.has_admitted(rank)
 
     def await_successor(self) -> None:
@@ -536,7 +536,7 @@ class Serving:
         group = self.group
         whole = self.table.refresh(-1)
         head = np.array([whole.version], np.int64)
-        message = messages.encode(Kind.DONE, head, whole.values, whole.counts, messages.text(result))
+        message = envelope.encode(Kind.DONE, head, whole.values, whole.counts, envelope.text(result))
         waiting = set(self.peers)
         for rank in waiting:
             self.peers[rank].channel.send(message)
@@ -547,7 +547,7 @@ class Serving:
             said = {rank for rank, peer in self.peers.items() if self._says_goodbye(rank, peer, now)}
             have_it |= said
             say_beat(self.channels, self.beat(), group.timing.interval, now)
-            if group.look():
+            if group.is_due():
                 before = self.channels
                 self._take_in_control()
                 for rank, peer in self.peers.items():
@@ -561,15 +561,15 @@ class Serving:
                 backoff.reset()
             backoff.wait()
         for channel in self.channels:
-            channel.send(messages.encode(Kind.RELEASE))
+            channel.send(envelope.encode(Kind.RELEASE))
 
     def _says_goodbye(self, rank: int, peer: Peer, now: float) -> bool:
         goodbye = False
         while (answer := peer.channel.poll()) is not None:
             peer.arrivals.heard(now)
-            kind, parts = messages.decode(answer)
+            kind, parts = envelope.decode(answer)
             if kind is Kind.FAILED:
-                raise_remote(peer.channel, parts)
+                raise_remote(peer.channel, from_parts(Failed, parts))
             elif kind is Kind.BEAT:
                 self.take_in_common(rank, kind, parts)
             goodbye = goodbye or kind is Kind.BYE

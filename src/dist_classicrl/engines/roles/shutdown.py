@@ -9,9 +9,11 @@ import time
 
 import numpy as np
 
-from dist_classicrl.comm import messages
-from dist_classicrl.comm.messages import Kind
-from dist_classicrl.comm.remote_errors import failure_text, raise_remote
+from dist_classicrl.comm import envelope
+from dist_classicrl.comm.envelope import Kind
+from dist_classicrl.comm.messages import encode
+from dist_classicrl.comm.parts import from_parts
+from dist_classicrl.comm.remote_errors import Failed, raise_remote
 from dist_classicrl.comm.transport import SMALL_PIECE_BYTES, Backoff, Channel, Wire
 from dist_classicrl.engines.saving import Saver
 from dist_classicrl.errors import ProtocolError, RemoteRankError, TrainingStopped
@@ -34,9 +36,9 @@ def tell_stopped(
     long, after the `waited` seconds that its last push had: when this process ends, it ends the job, since
     all that can be saved is on disk.
     """
-    text = messages.text({"stop": stop.to_dict(), "checkpoint": error.checkpoint, "steps": error.steps})
+    text = envelope.text({"stop": stop.to_dict(), "checkpoint": error.checkpoint, "steps": error.steps})
     try:
-        late = _take_leave(channels, messages.encode(Kind.STOPPED, text), _BYE_SECONDS)
+        late = _take_leave(channels, envelope.encode(Kind.STOPPED, text), _BYE_SECONDS)
     except RemoteRankError as trouble:
         logger.warning("A rank did not stop in order: %s", trouble)
         return
@@ -73,7 +75,7 @@ def _has_ended(channel: Channel) -> bool:
 def say_ended(wire: Wire, head: int) -> None:
     """Tell rank `head`, which ends the job because some rank hangs, that this one has ended its script."""
     channel = wire.channel(head, _ENDED_TAG, SMALL_PIECE_BYTES)
-    channel.send(messages.encode(Kind.BYE))
+    channel.send(envelope.encode(Kind.BYE))
     channel.close(_BYE_SECONDS)
 
 
@@ -90,7 +92,7 @@ def await_ends(wire: Wire, ranks: list[int], seconds: float) -> None:
 def take_in_stop(saver: Saver | None, parts: list[np.ndarray]) -> None:
     """Take in that a worker was asked to stop, where the run can: it is saved."""
     if saver is not None:
-        saver.ask_to_stop(Stop.from_dict(messages.from_text(parts[0])))
+        saver.ask_to_stop(Stop.from_dict(envelope.from_text(parts[0])))
 
 
 def _take_leave(channels: list[Channel], message: np.ndarray, seconds: float) -> list[Channel]:
@@ -112,9 +114,9 @@ def _take_leave(channels: list[Channel], message: np.ndarray, seconds: float) ->
 
 def _said_goodbye(channel: Channel) -> bool:
     while (answer := channel.poll()) is not None:
-        kind, parts = messages.decode(answer)
+        kind, parts = envelope.decode(answer)
         if kind is Kind.FAILED:
-            raise_remote(channel, parts)
+            raise_remote(channel, from_parts(Failed, parts))
         if kind is Kind.BYE:
             return True
     channel.reap()
@@ -127,7 +129,7 @@ def fail(channels: list[Channel], error: BaseException, rank: int, timeout: floa
     What comes meanwhile is dropped: a peer whose own messages cannot go might never look for this one. A peer
     that has failed itself needs no word, and may have left. One that was silent for `timeout` seconds hangs.
     """
-    message = messages.encode(Kind.FAILED, failure_text(error, rank))
+    message = encode(Failed.of(error, rank))
     waiting = [channel for channel in channels if not channel.peer_failed and channel.lost is None]
     for channel in waiting:
         channel.send(message)
@@ -162,7 +164,7 @@ def tell_rescued(channels: list[Channel]) -> None:
     """Say to the ranks that have failed that nothing is left to wait for."""
     for channel in channels:
         if channel.peer_failed:
-            channel.send(messages.encode(Kind.BYE))
+            channel.send(envelope.encode(Kind.BYE))
 
 
 _LAST_KINDS = (Kind.FAILED, Kind.BYE, Kind.DONE, Kind.STOPPED)
@@ -171,7 +173,7 @@ _LAST_KINDS = (Kind.FAILED, Kind.BYE, Kind.DONE, Kind.STOPPED)
 def _drop_messages(channel: Channel) -> None:
     try:
         while (message := channel.poll()) is not None:
-            kind, _ = messages.decode(message)
+            kind, _ = envelope.decode(message)
             channel.peer_failed = channel.peer_failed or kind in _LAST_KINDS
     except ProtocolError:
         channel.peer_failed = True

@@ -6,14 +6,15 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from dist_classicrl.comm import messages
-from dist_classicrl.comm.messages import Kind
-from dist_classicrl.comm.remote_errors import raise_remote
+from dist_classicrl.comm import envelope
+from dist_classicrl.comm.envelope import Kind
+from dist_classicrl.comm.parts import from_parts
+from dist_classicrl.comm.remote_errors import Failed, raise_remote
 from dist_classicrl.comm.transport import Backoff, Channel
 from dist_classicrl.errors import ProtocolError
-from dist_classicrl.membership.election import Base, Deposed, answer
-from dist_classicrl.membership.group import Group
-from dist_classicrl.membership.heartbeat import beat_message, say_beat
+from dist_classicrl.membership.election import Base, Deposed, Prepare, answer
+from dist_classicrl.membership.group import Group, NewView, Over, Release
+from dist_classicrl.membership.heartbeat import Beat, say_beat
 from dist_classicrl.process.stop import Stop, StopWatch
 from dist_classicrl.tables.maps import Refresh
 
@@ -81,9 +82,9 @@ class Working:
         """Whether it has followed no server yet."""
         return self._term < 0
 
-    def beat(self) -> np.ndarray:
+    def beat(self) -> Beat:
         """Return this rank's sign of life."""
-        return beat_message(self.progress, self.group.view.key)
+        return Beat(self.progress, self.group.view.key)
 
     def wake(self) -> float:
         """Begin a turn of the main loop, and return the time.
@@ -114,18 +115,18 @@ class Working:
         """
         group = self.group
         say_beat([self.channel], self.beat(), group.timing.interval, now)
-        if group.look() or self.channel.lost is not None:
-            for sender, kind, parts in group.poll():
-                if kind is Kind.VIEW:
-                    view = group.accept(parts)
+        if group.is_due() or self.channel.lost is not None:
+            for sender, control in group.poll():
+                if isinstance(control, NewView):
+                    view = group.accept(control)
                     if view is not None and (view.term > self._term or group.rank not in view.members):
                         raise Deposed(view)
-                elif kind is Kind.PREPARE:
+                elif isinstance(control, Prepare):
                     if answer(
-                        group, sender, parts, self.base, lambda: self._is_lost(now, group.timing.silence)
+                        group, sender, control, self.base, lambda: self._is_lost(now, group.timing.silence)
                     ):
                         raise ServerLost
-                elif kind in (Kind.RELEASE, Kind.OVER):
+                elif isinstance(control, (Release, Over)):
                     self.was_released = self.was_released or self.final is not None
         if self.was_released:
             return
@@ -152,18 +153,19 @@ class Working:
             If the run has stopped.
         """
         if kind is Kind.DONE:
-            self.final = Refresh(-1, int(parts[0][0]), None, parts[1], parts[2]), messages.from_text(parts[3])
-            self.channel.send(messages.encode(Kind.BYE))
+            self.final = Refresh(-1, int(parts[0][0]), None, parts[1], parts[2]), envelope.from_text(parts[3])
+            self.channel.send(envelope.encode(Kind.BYE))
         elif kind is Kind.RELEASE:
             self.was_released = True
         elif kind is Kind.STOPPED:
             raise_stopped(self.channel, parts)
         elif kind is Kind.FAILED:
-            raise_remote(self.channel, parts)
+            raise_remote(self.channel, from_parts(Failed, parts))
         elif kind is Kind.BEAT:
-            if parts[0][0] == self._server_progress:
+            progress = from_parts(Beat, parts).progress
+            if progress == self._server_progress:
                 return
-            self._server_progress = int(parts[0][0])
+            self._server_progress = progress
         else:
             raise ProtocolError(f"The server sent {kind.name} where a reply belongs.")
         self._progressed_at = self.group.wire.now()
@@ -184,7 +186,7 @@ class Working:
         while not self.was_released:
             now = self.wake()
             while (message := self.channel.poll()) is not None:
-                self.take_in_common(*messages.decode(message))
+                self.take_in_common(*envelope.decode(message))
             if not self.was_released:
                 self.look_around(now)
                 self.channel.reap()
@@ -197,17 +199,17 @@ class Working:
         `event` is what the record shall say of it, see `record.KINDS`.
         """
         told = {"event": event, "why": why, "waits": waits}
-        self.channel.send(messages.encode(Kind.LEAVE, messages.text(told)))
+        self.channel.send(envelope.encode(Kind.LEAVE, envelope.text(told)))
 
     def pass_on_stop(self) -> None:
         """Tell the server, once, if this rank was asked to stop."""
         stop = None if self.watch is None else self.watch.untold()
         if stop is not None:
-            self.channel.send(messages.encode(Kind.STOP, messages.text(stop.to_dict())))
+            self.channel.send(envelope.encode(Kind.STOP, envelope.text(stop.to_dict())))
 
 
 def raise_stopped(channel: Channel, parts: list[np.ndarray]) -> NoReturn:
     """Say goodbye to the server, and raise the `TrainingStopped` of a STOPPED message that it sent."""
-    channel.send(messages.encode(Kind.BYE))
-    told = messages.from_text(parts[0])
+    channel.send(envelope.encode(Kind.BYE))
+    told = envelope.from_text(parts[0])
     raise Stop.from_dict(told["stop"]).error(told["checkpoint"], told["steps"])

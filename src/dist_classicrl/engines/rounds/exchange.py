@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from dist_classicrl.comm import messages
-from dist_classicrl.comm.messages import Kind
+from dist_classicrl.comm import envelope
+from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.comm.transport import Backoff
 from dist_classicrl.engines.roles.server_base import NobodyLeft, Serving
 from dist_classicrl.engines.roles.shutdown import take_in_stop
@@ -25,7 +25,7 @@ from dist_classicrl.errors import ProtocolError, RankLostError
 from dist_classicrl.learning.learner import Learner
 from dist_classicrl.learning.state import stack_states, unstack_states
 from dist_classicrl.membership.election import Base
-from dist_classicrl.membership.group import LOOK_SECONDS, Group
+from dist_classicrl.membership.group import POLL_SECONDS, Group
 from dist_classicrl.process.stop import Stop, StopWatch
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.maps import PackedMap, Refresh
@@ -52,14 +52,14 @@ def steps_before(settings: Settings, number: int, steps: int) -> int:
 
 def state_parts(state: dict[str, np.ndarray]) -> list[np.ndarray]:
     """Return the state of a learner, or the stacked states of several, as message parts."""
-    shapes = messages.text({name: list(array.shape) for name, array in state.items()})
+    shapes = envelope.text({name: list(array.shape) for name, array in state.items()})
     arrays = [array.view(np.uint8) if array.dtype == bool else array for array in state.values()]
     return [shapes, *(part.ravel() for part in arrays)]
 
 
 def state_of(parts: list[np.ndarray]) -> dict[str, np.ndarray]:
     """Return the state whose `state_parts` these are."""
-    shapes = messages.from_text(parts[0])
+    shapes = envelope.from_text(parts[0])
     arrays = [part.view(bool) if part.dtype == np.uint8 else part for part in parts[1:]]
     return {name: array.reshape(shape) for (name, shape), array in zip(shapes.items(), arrays, strict=True)}
 
@@ -72,12 +72,12 @@ def stack_by_number(states: States) -> dict[str, np.ndarray]:
 def learners_message(learners: States) -> np.ndarray:
     """Return the state of all learners, by logical worker, as one message."""
     number = np.array([len(learners)], np.int64)
-    return messages.encode(Kind.STATE, number, *state_parts(stack_by_number(learners)))
+    return envelope.encode(Kind.STATE, number, *state_parts(stack_by_number(learners)))
 
 
 def learners_of(message: np.ndarray) -> States:
     """Return what `learners_message` packed."""
-    _, parts = messages.decode(message)
+    _, parts = envelope.decode(message)
     stacked, number = state_of(parts[1:]), int(parts[0][0])
     return dict(enumerate(unstack_states(stacked, number))) if stacked else {}
 
@@ -128,7 +128,7 @@ class RoundOrder:
         """Return the order as a message."""
         start, refresh = self.start, self.refresh
         head = [refresh.since, refresh.version, self.order, start.number, self.attempt, len(refresh.parts)]
-        return messages.encode(
+        return envelope.encode(
             Kind.MERGED,
             np.array(head, np.int64),
             self.carried_by,
@@ -332,7 +332,7 @@ class RoundServer(Serving):
 
     def take_in(self, rank: int, message: np.ndarray) -> None:
         """Take in a logical worker's maps, a learner's state, or what any worker may send."""
-        kind, parts = messages.decode(message)
+        kind, parts = envelope.decode(message)
         if kind is Kind.ROUND:
             self._take_in_maps(rank, message.size, parts)
         elif kind is Kind.STATE:
@@ -522,7 +522,7 @@ class RoundWorker(Working):
 
     def _take_in(self) -> None:
         while self.final is None and (message := self.channel.poll()) is not None:
-            kind, parts = messages.decode(message)
+            kind, parts = envelope.decode(message)
             if kind is Kind.MERGED:
                 self._take_order(RoundOrder.from_parts(parts))
                 self.note_server_progress()
@@ -550,7 +550,7 @@ class RoundWorker(Working):
             for logical in self.carried:
                 head = np.array([order.attempt, logical], np.int64)
                 state = state_parts(self.learner.state(logical))
-                self.channel.send(messages.encode(Kind.STATE, head, *state))
+                self.channel.send(envelope.encode(Kind.STATE, head, *state))
         self._order = None if order.order == _TELL_STATE_AND_WAIT else order
 
     def _carry(self, mine: list[int], states: States) -> None:
@@ -587,13 +587,18 @@ class RoundWorker(Working):
         reals[5] = now - self._told
         self._told = now
         head = np.array([attempt, quota.worker, len(packed.parts)], np.int64)
+<<<<<<< HEAD
         after = state_parts(learner.state(quota.worker)) if self._may_repeat else []
         self.channel.send(messages.encode(Kind.ROUND, head, reals, *packed.parts, *after))
+=======
+        after = state_parts(learner.state()) if self._may_repeat else []
+        self.channel.send(envelope.encode(Kind.ROUND, head, reals, *packed.parts, *after))
+>>>>>>> h5
 
     def _look(self) -> None:
         """Look now and then for what cannot wait for the end of this rank's part of the round."""
         now = self.wake()
-        if now - self._looked < LOOK_SECONDS:
+        if now - self._looked < POLL_SECONDS:
             return
         self._looked = now
         self.pass_on_stop()

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dist_classicrl.comm import messages
-from dist_classicrl.comm.messages import Kind
+from dist_classicrl.comm import envelope
+from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.comm.transport import Backoff
 from dist_classicrl.engines.roles.server_base import Serving
 from dist_classicrl.engines.roles.shutdown import take_in_stop
@@ -47,9 +47,9 @@ def reply_message(
     """
     head = [applied, *lease]
     if refresh is None:
-        return messages.encode(Kind.REPLY, np.array([*head, 0, 0, 0], np.int64))
+        return envelope.encode(Kind.REPLY, np.array([*head, 0, 0, 0], np.int64))
     numbers = np.array([*head, 1 if refresh.entries is None else 2, refresh.since, refresh.version], np.int64)
-    return messages.encode(Kind.REPLY, numbers, *handover, *refresh.parts)
+    return envelope.encode(Kind.REPLY, numbers, *handover, *refresh.parts)
 
 
 @dataclass
@@ -174,7 +174,7 @@ class Server(Serving):
 
     def _ask_for_last_pushes(self) -> None:
         for channel in self.channels:
-            channel.send(messages.encode(Kind.STOP))
+            channel.send(envelope.encode(Kind.STOP))
 
     def has_paused(self, seconds: float) -> None:
         """Take note that nobody was heard for so long."""
@@ -195,7 +195,7 @@ class Server(Serving):
 
     def take_in(self, rank: int, message: np.ndarray) -> None:
         """Take in a push, or what any worker may send."""
-        kind, parts = messages.decode(message)
+        kind, parts = envelope.decode(message)
         if kind is Kind.PUSH and rank in self._clients:
             self._push(rank, self._clients[rank], message.size, parts)
         elif kind is Kind.HAND_IN and rank in self._clients:

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl._random import stream_key
-from dist_classicrl.comm import messages
-from dist_classicrl.comm.messages import Kind
+from dist_classicrl.comm import envelope
+from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.comm.transport import Backoff, Channel
 from dist_classicrl.engines.roles.worker_base import Working
 from dist_classicrl.engines.server.handover import Handover
@@ -23,7 +23,7 @@ from dist_classicrl.engines.server.pacing import Pacer
 from dist_classicrl.engines.server.server import LAST_PUSH
 from dist_classicrl.learning.learner import Learner, Stream
 from dist_classicrl.membership.election import Base
-from dist_classicrl.membership.group import LOOK_SECONDS, Group
+from dist_classicrl.membership.group import POLL_SECONDS, Group
 from dist_classicrl.process.stop import StopWatch
 from dist_classicrl.tables import kernels
 from dist_classicrl.tables.maps import PackedMap, Refresh
@@ -184,9 +184,9 @@ class Worker(Working):
         kept, last = self._window.kept, self._window.last_sequence
         for pushed in kept:
             head = np.array([pushed.sequence, pushed.steps, pushed is kept[-1], last], np.int64)
-            self.channel.send(messages.encode(Kind.HAND_IN, head, pushed.reals, *pushed.packed.parts))
+            self.channel.send(envelope.encode(Kind.HAND_IN, head, pushed.reals, *pushed.packed.parts))
         if not kept:
-            self.channel.send(messages.encode(Kind.HAND_IN, np.array([0, 0, 1, last], np.int64)))
+            self.channel.send(envelope.encode(Kind.HAND_IN, np.array([0, 0, 1, last], np.int64)))
         if self._why_passive is not None:
             self._say_passive(self._why_passive)
 
@@ -278,7 +278,7 @@ class Worker(Working):
         for lease_id, steps in made.items():
             numbers += (lease_id, steps)
         head = np.array(numbers, np.int64)
-        self.channel.send(messages.encode(Kind.PUSH, head, reals, *packed.parts))
+        self.channel.send(envelope.encode(Kind.PUSH, head, reals, *packed.parts))
         steps, self._since_push = self._since_push, 0
         pacer.gauge.look(self._table.base)
         cpu_now = time.thread_time()
@@ -328,13 +328,13 @@ class Worker(Working):
         then.
         """
         now = self.group.wire.now()
-        if self._busy_alone() and now - self._looked < LOOK_SECONDS:
+        if self._busy_alone() and now - self._looked < POLL_SECONDS:
             return False
         self._looked = now
         something = False
         while self.final is None and (message := self.channel.poll()) is not None:
             something = True
-            kind, parts = messages.decode(message)
+            kind, parts = envelope.decode(message)
             if kind is Kind.REPLY:
                 self._reply(parts)
             elif kind is Kind.STOP:
