@@ -19,7 +19,7 @@ from dist_classicrl.errors import EnvError, SettingsError
 # What makes it, and the arguments that it cannot do without.
 BUILT_IN: dict[str, tuple[str, dict[str, Any]]] = {
     "garnet": (
-        "dist_classicrl.environments.garnet:garnet",
+        "dist_classicrl.environments.model:TabularMDP.garnet",
         {"n_states": 1000, "n_actions": 4, "branching": 3, "seed": 0},
     ),
     "tictactoe": ("dist_classicrl.environments.tictactoe.env:TicTacToeEnv", {}),

@@ -11,6 +11,7 @@ import numpy as np
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.resolve import factory_of
 from dist_classicrl.environments.simulate import CompiledSimulator
+from dist_classicrl.environments.toy_text import unwrap_unchanged
 from dist_classicrl.errors import EnvError
 
 _TAXI_PASSENGER = ("red", "green", "yellow", "blue", "aboard,")
@@ -51,8 +52,6 @@ def labels_of(env: Any) -> Labels:
     if isinstance(env, TabularMDP):
         return Labels(letters=None if env.grid_shape is None else np.full(env.grid_shape, " "))
     import gymnasium
-
-    from dist_classicrl.environments.toy_text import unwrap_unchanged
 
     factory = None if env is None else factory_of(env)
     one = env if factory is None else factory()
