@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dist_classicrl.agent import resuming
-from dist_classicrl.checkpoint.folder import MANIFEST
+from dist_classicrl.checkpoint.manifest import MANIFEST
 from dist_classicrl.cli import runs, starting, training
 from dist_classicrl.cli.job import gather
 from dist_classicrl.cli.main import main

@@ -41,7 +41,8 @@ def folder(location: str) -> dict[str, Any]:
 
     What is made stays there, for other ranks to look for, until `remove`; unless the trial is ended.
     """
-    from dist_classicrl.checkpoint.storage import LocalStorage, open_storage
+    from dist_classicrl.checkpoint.local import LocalStorage
+    from dist_classicrl.checkpoint.location import open_storage
     from dist_classicrl.errors import CheckpointError
 
     name = f"doctor-{secrets.token_hex(4)}"
@@ -75,7 +76,7 @@ def folder(location: str) -> dict[str, Any]:
 
 def remove(location: str, name: str, *missing: str) -> dict[str, Any]:
     """Take away what `folder` has made, and the folders above it that were missing before."""
-    from dist_classicrl.checkpoint.storage import open_storage
+    from dist_classicrl.checkpoint.location import open_storage
 
     open_storage(location, name, 0o600).remove("")
     for path in missing:
