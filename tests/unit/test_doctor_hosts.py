@@ -31,7 +31,7 @@ from dist_classicrl.diagnosis.trials import MARK
 from dist_classicrl.errors import LauncherError
 from dist_classicrl.launch import hosts as hosts_module
 from dist_classicrl.launch.hosts import Host, command_on, read_hostfile, slurm_hosts
-from dist_classicrl.launch.mpirun import Launcher
+from dist_classicrl.launch.launcher import Launcher
 from dist_classicrl.launch.remote_commands import Asked
 from dist_classicrl.mpi_tools.communication_profile import (
     POINT_TO_POINT,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dist_classicrl.diagnosis.trials import MARK
-from dist_classicrl.launch.mpirun import launch_environment
+from dist_classicrl.launch.launcher import launch_environment
 from dist_classicrl.process.jobs import run_job
 
 _SHOWN_LINES = 8

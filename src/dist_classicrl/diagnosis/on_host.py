@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 import dist_classicrl
 from dist_classicrl.diagnosis import trials
 from dist_classicrl.errors import LauncherError
-from dist_classicrl.launch.mpirun import find_launcher
+from dist_classicrl.launch.launcher import find_launcher
 from dist_classicrl.launch.network import own_addresses
 
 END = b"end"

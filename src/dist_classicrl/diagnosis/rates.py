@@ -173,7 +173,8 @@ def rates_of_ranks(n_ranks: int, seconds: float, rounds: int, names: Sequence[st
     LauncherError
         If the job cannot be started, fails, or does not end.
     """
-    from dist_classicrl.launch.mpirun import launch_environment, mpirun_command
+    from dist_classicrl.launch.launcher import launch_environment
+    from dist_classicrl.launch.mpirun import mpirun_command
     from dist_classicrl.process.jobs import run_job
 
     words = [sys.executable, "-m", __name__, str(seconds), str(rounds), *names]

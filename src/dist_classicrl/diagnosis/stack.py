@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from dist_classicrl.diagnosis.children import make_trial
 from dist_classicrl.diagnosis.findings import Finding, failure, ok
 from dist_classicrl.errors import LauncherError
-from dist_classicrl.launch.mpirun import Launcher, find_launcher, identify
+from dist_classicrl.launch.launcher import Launcher, find_launcher, identify
 
 INSTALL = (
     "Load your cluster's MPI module, or install Open MPI into this environment: "

@@ -10,7 +10,7 @@ import struct
 import sys
 
 from dist_classicrl.errors import LauncherError
-from dist_classicrl.launch.mpirun import Launcher
+from dist_classicrl.launch.launcher import Launcher
 
 _SIOCGIFCONF = 0x8912
 _ENTRY = struct.Struct("16s 4x 4s 16x")  # what it gives for each address

@@ -127,7 +127,7 @@ def command(
     from dist_classicrl.diagnosis.findings import is_fit
     from dist_classicrl.diagnosis.plan import TrainingPlan
     from dist_classicrl.launch.hosts import read_hostfile, slurm_hosts
-    from dist_classicrl.launch.mpirun import find_launcher
+    from dist_classicrl.launch.launcher import find_launcher
     from dist_classicrl.launch.network import network_words
     from dist_classicrl.settings import Settings
 
