@@ -16,8 +16,8 @@ import pytest
 from rich.console import Console
 
 from dist_classicrl.callbacks import logs
-from dist_classicrl.callbacks.bar import Bar, clock, drawn, short
 from dist_classicrl.callbacks.display import LogCallback, StatusCallback, StatusFile, as_line, time_left
+from dist_classicrl.cli.bar import Bar, clock, drawn, short
 from dist_classicrl.engines.progress import Progress, RankProgress
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,8 +10,8 @@ from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
-from dist_classicrl.callbacks.bar import Bar
 from dist_classicrl.callbacks.display import StatusFile
+from dist_classicrl.cli.bar import Bar
 
 if TYPE_CHECKING:
     from rich.console import Console

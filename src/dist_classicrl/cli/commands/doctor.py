@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dist_classicrl.cli import tables
+from dist_classicrl.cli import output
+from dist_classicrl.cli.launch_options import takes_hosts
 from dist_classicrl.cli.option_types import Folder, Real, Text, Whole
-from dist_classicrl.cli.patience import cleaned_up
+from dist_classicrl.cli.signals import cleaned_up
 from dist_classicrl.launch.folders import STATE_FOLDER
 
 if TYPE_CHECKING:
@@ -52,14 +53,7 @@ _COLOURS = {"ok": "green", "warning": "yellow", "failure": "red"}
     metavar="N",
     help="Of the training.  [default: the hosts' slots, SLURM's tasks, or cores + 1]",
 )
-@click.option("--hostfile", metavar="FILE", help="Hosts, one in each line, such as `node1 slots=4`.")
-@click.option("--agent", metavar="COMMAND", help="What starts programs on other hosts.  [default: ssh]")
-@click.option(
-    "--network",
-    metavar="NETWORK",
-    help="Over which network the hosts talk: 10.1.0.0/16, or a card, such as eth1, of all hosts.  "
-    "[default: what the MPI chooses]",
-)
+@takes_hosts
 @click.option(
     "--checkpoint-dir",
     type=Folder(),
@@ -170,7 +164,7 @@ def command(
                 _show(finding)
     fit = is_fit(findings)
     if as_json:
-        tables.show_json({"ok": fit, "findings": [finding.to_dict() for finding in findings]})
+        output.show_json({"ok": fit, "findings": [finding.to_dict() for finding in findings]})
     else:
         counts = [sum(finding.status == status for finding in findings) for status in _COLOURS]
         click.echo("{} ok, {} warnings, {} failures".format(*counts))

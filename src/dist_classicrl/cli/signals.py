@@ -1,4 +1,4 @@
-"""Work that has an end: after some time, or with a signal."""
+"""Work that a signal or a time limit ends."""
 
 from __future__ import annotations
 
