@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from dist_classicrl._files import whole_file
+from dist_classicrl._nearest import nearest
 from dist_classicrl._urls import without_password
-from dist_classicrl.cli.errors import nearest
 from dist_classicrl.errors import SettingsError
 
 if sys.version_info >= (3, 11):

@@ -6,8 +6,6 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterable
-from difflib import get_close_matches
 
 import click
 
@@ -111,12 +109,6 @@ def is_of_unread_output(error: BaseException) -> bool:
     # click has an exit status of its own for a broken pipe.
     is_of_click = type(error) is SystemExit and error.code == 1
     return (is_of_click or isinstance(error, BrokenPipeError)) and silence_if_unread(sys.stdout)
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return a question that names what was probably meant by `word`, with a blank in front; or nothing."""
-    matches = get_close_matches(word, list(known), n=1)
-    return f" Did you mean {matches[0]!r}?" if matches else ""
 
 
 def is_of_job() -> bool:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from dist_classicrl._nearest import nearest
 from dist_classicrl.cli import environment
 from dist_classicrl.cli.config import ENVIRONMENT, ENVIRONMENT_ARGUMENTS
-from dist_classicrl.cli.errors import nearest
 from dist_classicrl.cli.run_folder import ROOT, RunFolder
 from dist_classicrl.errors import CheckpointError, SettingsError
 
