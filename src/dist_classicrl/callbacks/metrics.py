@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from dist_classicrl.callbacks.base import BaseCallback
-from dist_classicrl.monitoring.files import TakenOverError, refuse_or_warn
-from dist_classicrl.monitoring.reading import Metrics, read_metrics
+from dist_classicrl.callbacks.files import refuse_or_warn
+from dist_classicrl.monitoring.files import TakenOverError
 from dist_classicrl.monitoring.recording import MetricsWriter
-
-__all__ = ["Metrics", "MetricsCallback", "read_metrics"]
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +24,7 @@ class MetricsCallback(BaseCallback):
     "event": {...}}`` with one of `TrainingResult.events`, or of the kind "checkpoint", whose "detail" says
     where it is. null stands for NaN. "step" and "time" count over all calls of `train`, "recent_return"
     is the mean over about the last 100 episodes. ``metrics.csv`` has the numbers of the progress lines.
-    `read_metrics` reads the first back.
+    `dist_classicrl.monitoring.read_metrics` reads the first back.
 
     A run that goes on from a checkpoint appends to what is there: lines of later steps, whose learning was
     lost, are moved to ``metrics.lost.jsonl``, and half a line at the end is cut off, so there is neither a

@@ -65,7 +65,7 @@ def train_here(run: RequestedRun, display: Display) -> None:
 
     folder = run.folder
     log_dir = run.settings["log_dir"]
-    voice = logs.set_up(
+    console = logs.set_up(
         rank_of_environment() or 0,
         folder.logs if log_dir is None else Path(log_dir),
         display.is_quiet,
@@ -73,7 +73,7 @@ def train_here(run: RequestedRun, display: Display) -> None:
     )
     agent = DistAsyncQLearning(**run.of_agent())
     env = run.make_env()
-    callbacks: list[BaseCallback] = [voice, _SettingsKeeper(run), *_recorders(run, env)]
+    callbacks: list[BaseCallback] = [console, _SettingsKeeper(run), *_recorders(run, env)]
     arguments = run.of_train()
     if rank_of_environment() is None and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         # Its terminal goes; who started it with nohup wants it to stay.

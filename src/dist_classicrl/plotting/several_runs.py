@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from dist_classicrl.callbacks.metrics import Metrics
+    from dist_classicrl.monitoring.reading import Metrics
 
 FEWEST = 3
 """Runs of which a mean with an interval is drawn; fewer are drawn one by one."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, FigureBase
 
-    from dist_classicrl.callbacks.metrics import Metrics
+    from dist_classicrl.monitoring.reading import Metrics
 
 
 @dataclass(frozen=True)
