@@ -328,8 +328,8 @@ def test_only_the_first_start_of_a_job_begins_anew(monkeypatch, place):
     monkeypatch.setattr(start, "train_here", lambda job, display: called.append(job.settings["resume"]))
     job = gather("FrozenLake-v1", (), {"resume": "never"}, None, place / "x")
     job.prepare()
-    job.ask()
-    words = ("--started", "--config", str(job.folder.asked), "--out", "x")
+    job.write_for_ranks()
+    words = ("--started", "--config", str(job.folder.for_ranks), "--out", "x")
     assert train(*words) == 0
     job.save()
     assert train(*words) == 0

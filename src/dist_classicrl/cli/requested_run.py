@@ -110,7 +110,7 @@ class RequestedRun:
             if not os.access(path, os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
-    def ask(self) -> None:
+    def write_for_ranks(self) -> None:
         """Write the settings down for ranks that are being started.
 
         Raises
@@ -119,7 +119,7 @@ class RequestedRun:
             If the folder cannot be written to.
         """
         with self._writing():
-            config.write(self.folder.asked, self.data(), config.ABOUT)
+            config.write(self.folder.for_ranks, self.data(), config.ABOUT)
 
     def save(self, seed: int | None = None) -> None:
         """Write down that the run goes on with these settings: what an earlier end has left is past.

@@ -35,7 +35,7 @@ class RunFolder:
         return self.path / "config.toml"
 
     @property
-    def asked(self) -> Path:
+    def for_ranks(self) -> Path:
         """The settings for ranks that this process starts; only until they have ended."""
         return self.path / f".asked-{os.getpid()}.toml"
 

@@ -118,14 +118,14 @@ def _start_ranks(run: RequestedRun, launch: LaunchOptions, display: Display, has
 
     place = RunFolder(run.folder.path.absolute())
     words = ["-m", "dist_classicrl", "train", "--started"]
-    words += ["--config", str(place.asked), "--out", str(place.path)]
+    words += ["--config", str(place.for_ranks), "--out", str(place.path)]
     words += ["--verbose"] if display.is_verbose else []
     words += ["--quiet"] if display.is_quiet else []
     words += ["--status", str(place.status)] if has_bar else []
     supervisor = Supervisor(launch_plan(launch, words), display.is_verbose)
     with ExitStack() as stack:
-        stack.callback(place.asked.unlink, missing_ok=True)
-        run.ask()
+        stack.callback(place.for_ranks.unlink, missing_ok=True)
+        run.write_for_ranks()
         if has_bar:
             status = StatusFile(place.status)
             status.remove()

@@ -7,7 +7,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
 from dist_classicrl.callbacks.display import StatusFile
@@ -95,12 +94,7 @@ class _Passing:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         _flush()
         for number, saved in self._saved.items():
             os.dup2(saved, number)

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import dist_classicrl
-from dist_classicrl.diagnosis import trials
+from dist_classicrl.diagnosis import marked, trials
 from dist_classicrl.errors import LauncherError
 from dist_classicrl.launch.launcher import find_launcher
 from dist_classicrl.launch.network import own_addresses
@@ -179,8 +179,7 @@ def _sight(path: str) -> dict[str, Any]:
 
 
 def _say(**data: Any) -> None:
-    sys.stdout.flush()
-    os.write(1, f"{trials.MARK}{json.dumps(data)}\n".encode())
+    marked.write(trials.MARK, data)
 
 
 def main(words: Sequence[str]) -> None:

@@ -7,7 +7,6 @@ Each writes one line of JSON after a mark.
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shutil
@@ -17,6 +16,8 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
+
+from dist_classicrl.diagnosis import marked
 
 MARK = "dist_classicrl trial: "
 
@@ -155,8 +156,7 @@ def main(words: Sequence[str]) -> None:
         "cache": cache,
     }
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    said = trials[words[0]](*words[1:])
-    print(f"{MARK}{json.dumps(said)}", flush=True)
+    marked.write(MARK, trials[words[0]](*words[1:]))
 
 
 if __name__ == "__main__":

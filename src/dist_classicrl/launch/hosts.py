@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dist_classicrl.errors import LauncherError
-from dist_classicrl.launch.remote_commands import Asked
+from dist_classicrl.launch.remote_commands import RemoteCommands
 from dist_classicrl.process.jobs import run_job
 
 _SLURM_SECONDS = 10.0
@@ -129,7 +129,7 @@ def hosts_that_answer(
         Asked again and again whether to give up, in which case the answers so far count.
     """
     others = [host.name for host in hosts if not is_here(host.name)]
-    with Asked({name: [*agent, name, "true"] for name in others}) as asked:
+    with RemoteCommands({name: [*agent, name, "true"] for name in others}) as asked:
         asked.wait(seconds, is_over=is_over)
         answered = {name for name in others if asked.status(name) == 0}
     return [host for host in hosts if host.name not in others or host.name in answered]
@@ -165,6 +165,12 @@ def slurm_hosts(environment: Mapping[str, str] | None = None) -> tuple[Host, ...
         return ()
     job = run_job(["scontrol", "show", "hostnames", nodes], timeout=_SLURM_SECONDS)
     return () if job.returncode else tuple(Host(name, None) for name in job.output.split())
+
+
+def slurm_tasks() -> int | None:
+    """Return the number of tasks of the SLURM job that this process is in; None where it has none."""
+    tasks = os.environ.get("SLURM_NTASKS", "")
+    return int(tasks) if tasks.isdecimal() and int(tasks) > 0 else None
 
 
 def command_on(name: str, text: str, agent: str | None, within_slurm: bool) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from dist_classicrl.errors import LauncherError
 from dist_classicrl.launch import program
 from dist_classicrl.launch.folders import STATE_FOLDER
-from dist_classicrl.launch.hosts import Host, agent_words, read_hostfile
+from dist_classicrl.launch.hosts import Host, agent_words, read_hostfile, slurm_tasks
 from dist_classicrl.launch.launcher import Launcher, find_launcher
 from dist_classicrl.launch.mpirun import start_command
 from dist_classicrl.launch.network import network_words
@@ -127,8 +127,7 @@ class LaunchOptions:
         hosts = self.hosts()
         if hosts is not None and all(host.slots is not None for host in hosts):
             return sum(host.slots or 0 for host in hosts)
-        tasks = os.environ.get("SLURM_NTASKS", "")
-        return int(tasks) if tasks.isdecimal() and int(tasks) > 0 else None
+        return slurm_tasks()
 
 
 def checked_script(words: Sequence[str]) -> tuple[str, ...]:
