@@ -75,8 +75,7 @@ def set_mode(handle: int, mode: int) -> None:
 def others_may_write(folder: str | os.PathLike[str]) -> bool:
     """Tell whether a user who is neither this one nor root may put files into `folder`.
 
-    Its group may, and whoever shares a folder with a group of this user: groups are made by people who know
-    whom they trust.
+    Members of a group of this user do not count: people who make groups know whom they trust.
     """
     status = os.stat(folder)
     is_shared = bool(status.st_mode & stat.S_IWGRP) and status.st_gid in (os.getegid(), *os.getgroups())

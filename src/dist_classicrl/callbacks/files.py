@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 def refuse_or_warn(error: OSError, what: str, callback: str, step: int) -> None:
     """Say that `what` cannot be written: where training begins by an error, where it goes on by a warning.
 
-    Whoever waited for a training that goes on is far away.
+    A training that goes on runs unattended, where an error would only cost time.
 
     Raises
     ------

@@ -40,11 +40,12 @@ class MetricsCallback(BaseCallback):
     Notes
     -----
     Each line is one write to the end of the file, so it survives whatever happens to the process from then
-    on, such as ``kill -9``. It is not synchronised with the disk: a power failure may take the last seconds.
+    on, such as ``kill -9``. It is not synchronized with the disk: a power failure may take the last seconds.
 
-    Who begins to record puts a new file in the old one's place. A server that was replaced and does not know
-    it, or the same command started twice, finds that out before it writes its next line, says so in the log
-    and records no more. A disk that is full costs a warning; the lines wait and are written later.
+    A process that begins to record puts a new file in the old one's place. A server that was replaced and
+    does not know it, or the same command started twice, finds that out before it writes its next line, says
+    so in the log and records no more. A disk that is full costs a warning; the lines wait and are written
+    later.
 
     Where another rank takes the place of a lost server, it goes on with the table and the steps, and what was
     counted since the lost one's last report is in no line.

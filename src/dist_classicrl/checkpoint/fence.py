@@ -23,7 +23,7 @@ _CLAIM_SECONDS = 10.0
 class Fence:
     """The claim of one process to a folder.
 
-    Each claim is a file with the next number, which only one process can create. Whoever holds a lower one
+    Each claim is a file with the next number, which only one process can create. A process with a lower one
     has been replaced.
 
     Parameters
@@ -37,7 +37,7 @@ class Fence:
         self._token = ""
 
     def claim(self) -> int:
-        """Take the next fencing number: all who held the folder before are refused from now on.
+        """Take the next fencing number: every earlier claim is refused from now on.
 
         Raises
         ------
@@ -57,7 +57,7 @@ class Fence:
         self._number = number
         for earlier in _fences_in(self._storage.listed()):
             if earlier < number:
-                with suppress(Exception):  # it means nothing any more
+                with suppress(Exception):  # it no longer means anything
                     self._storage.remove(_fence_file(earlier))
         return number
 

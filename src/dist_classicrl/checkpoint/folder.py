@@ -1,4 +1,4 @@
-"""The checkpoints of one agent in one folder: who may write, what is whole, what is kept."""
+"""The checkpoints of one agent in one folder: reading, writing, and which of them are kept."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ class Saved:
 
 
 class _NotWanted(Exception):
-    """Nobody wants the checkpoint any more that is being written."""
+    """The checkpoint that is being written is no longer wanted."""
 
 
 class CheckpointFolder:
     """The checkpoints of one agent.
 
-    Whoever writes holds the folder: `claim` takes the next fencing number, and from then on every earlier
-    holder is refused by `check_fence`, and so by `write`. Reading needs no claim.
+    A process claims the folder before it writes: `claim` takes the next fencing number, and from then on
+    every earlier claim is refused by `check_fence`, and so by `write`. Reading needs no claim.
 
     Parameters
     ----------
@@ -147,7 +147,7 @@ class CheckpointFolder:
         try:
             parsed = CheckpointName.parse(name)
             if parsed is None:
-                raise ValueError("its name is none of a checkpoint")
+                raise ValueError("its name is not that of a checkpoint")
             body, entries = manifest.checked(self._read_manifest(name), parsed)
             arrays = {key: self._read_array(name, key, entry) for key, entry in entries.items()}
         except MemoryError:  # says nothing about the checkpoint
@@ -200,7 +200,7 @@ class CheckpointFolder:
     def _best_but(
         self, refused: Mapping[CheckpointName, str]
     ) -> tuple[CheckpointName | None, CheckpointName | None]:
-        """Return the newest checkpoint of the newest one's run, and the newest one of others.
+        """Return the newest checkpoint of the newest run, and the newest one of other runs.
 
         Those that were `refused` are passed over. The second is looked for only where there is no first.
         """
@@ -217,7 +217,7 @@ class CheckpointFolder:
     # Writing
 
     def claim(self) -> int:
-        """Take the next fencing number: all who held the folder before are refused from now on.
+        """Take the next fencing number: every earlier claim is refused from now on.
 
         Raises
         ------
@@ -252,7 +252,7 @@ class CheckpointFolder:
         Parameters
         ----------
         arrays : mapping of str to ndarray
-            Plain numbers; nobody may change them while the checkpoint is wanted.
+            Plain numbers; they must not change while the checkpoint is wanted.
         body : dict
             Plain data for JSON, with "steps".
         run : str
@@ -384,7 +384,7 @@ class CheckpointFolder:
         except FileNotFoundError as error:
             raise ValueError(f"it has no {MANIFEST}") from error
 
-    def _read_array(self, name: str, key: str, entry: array_files.Entry) -> np.ndarray:
+    def _read_array(self, name: str, key: str, entry: array_files.ArrayEntry) -> np.ndarray:
         try:
             with self._storage.open(f"{name}/{key}.npy") as file:
                 return array_files.read(file, entry)

@@ -24,7 +24,7 @@ class LocalStorage(Storage):
     path : str or path-like
     mode : int
         Permissions of the files. Folders that this makes get the matching ones; others are left as they are.
-        The umask has no say.
+        The umask is ignored.
     """
 
     def __init__(self, path: str | os.PathLike[str], mode: int) -> None:
@@ -75,7 +75,7 @@ class LocalStorage(Storage):
 
     def open(self, path: str) -> BinaryIO:
         """Open a regular file; whatever else has that name is refused, since reading it could block."""
-        # Not blocking: opening a named pipe would wait for somebody who writes to it.
+        # Not blocking: opening a named pipe would wait for a writer.
         handle = os.open(self._at(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             os.close(handle)

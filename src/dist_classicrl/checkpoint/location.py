@@ -1,4 +1,4 @@
-"""Where checkpoints lie, as a person says it: the path of a folder, or a URL that fsspec knows."""
+"""Where checkpoints are kept, as users write it: the path of a folder, or a URL that fsspec knows."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from dist_classicrl.checkpoint.arrays import Entry
+from dist_classicrl.checkpoint.arrays import ArrayEntry
 from dist_classicrl.checkpoint.names import CheckpointName
 
 FORMAT = "dist_classicrl checkpoint"
@@ -42,14 +42,14 @@ def read_bytes(file: BinaryIO) -> bytes:
     return file.read(size)
 
 
-def checked(data: bytes, name: CheckpointName) -> tuple[dict[str, Any], dict[str, Entry]]:
+def checked(data: bytes, name: CheckpointName) -> tuple[dict[str, Any], dict[str, ArrayEntry]]:
     """Return the body and the arrays' entries of the manifest of the checkpoint `name`."""
     try:
         manifest = json.loads(data.decode(), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"its manifest is damaged ({error})") from error
     if not isinstance(manifest, dict) or set(manifest) != {"body", "sha256"}:
-        raise ValueError("its manifest is none of a checkpoint")
+        raise ValueError("its manifest is not that of a checkpoint")
     body = manifest["body"]
     if hashlib.sha256(_canonical(body).encode()).hexdigest() != manifest["sha256"]:
         raise ValueError("the checksum of its manifest does not match")
@@ -68,12 +68,12 @@ def checked(data: bytes, name: CheckpointName) -> tuple[dict[str, Any], dict[str
     return body, dict(_entries(body["arrays"]))
 
 
-def _entries(arrays: dict[str, Any]) -> Iterator[tuple[str, Entry]]:
+def _entries(arrays: dict[str, Any]) -> Iterator[tuple[str, ArrayEntry]]:
     for key, data in arrays.items():
         if ARRAY_NAME.fullmatch(key) is None:
             raise ValueError(f"{key!a} is no name of an array")
         try:
-            entry = Entry.of(data)
+            entry = ArrayEntry.of(data)
         except ValueError as error:
             raise ValueError(f"its manifest describes {key} wrongly: {error}") from error
         if data.get("file") != f"{key}.npy":

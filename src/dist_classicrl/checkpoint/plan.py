@@ -1,4 +1,4 @@
-"""What `train` was asked about checkpoints and about stopping, checked once where it enters."""
+"""The arguments of `train` about checkpoints and stopping, checked once where they enter."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def checked_signals(name: str, value: Any) -> tuple[signal.Signals, ...]:
     Raises
     ------
     SettingsError
-        If one is none, or has another meaning already.
+        If one is not a signal, or has another meaning already.
     """
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
         raise SettingsError(

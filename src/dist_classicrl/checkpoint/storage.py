@@ -17,7 +17,7 @@ class Storage(ABC):
     url : str
         Where it is, for people: without passwords.
     mode : int
-        Permissions of the files that are written from now on; without a meaning behind a URL.
+        Permissions of the files that are written from now on; ignored behind a URL.
     """
 
     url: str

@@ -1,4 +1,4 @@
-"""What an error means to the person who typed the command: the exit status, and what is shown of it."""
+"""The exit status of a command that ended with an error, and what is shown of that."""
 
 from __future__ import annotations
 

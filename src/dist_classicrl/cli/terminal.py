@@ -49,10 +49,10 @@ def bar_of_a_job(status: StatusFile, waiting: str, is_verbose: bool) -> Iterator
         bar = Bar(console, lambda: status.progress, waiting, is_verbose)
 
         def show(line: str) -> None:
-            text = Text.from_ansi(line)  # as it came: its own colours, no markup, no wrapping
+            text = Text.from_ansi(line)  # as it came: its own colors, no markup, no wrapping
             if status.has_ended:
                 bar.stop()
-            if text.plain or not line:  # some programs end by a colour code alone
+            if text.plain or not line:  # some programs end by a color code alone
                 console.print(text, soft_wrap=True)
 
         stack.enter_context(bar)

@@ -76,7 +76,7 @@ def train_here(run: RequestedRun, display: Display) -> None:
     callbacks: list[BaseCallback] = [console, _SettingsKeeper(run), *_recorders(run, env)]
     arguments = run.of_train()
     if rank_of_environment() is None and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        # Its terminal goes; who started it with nohup wants it to stay.
+        # Its terminal is closed; a process that was started with nohup goes on.
         arguments["stop_signals"] = (*arguments["stop_signals"], signal.SIGHUP)
     with _shown(run, display, callbacks):
         result = agent.train(env, callbacks=callbacks, **arguments)

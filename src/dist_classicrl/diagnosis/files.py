@@ -25,7 +25,7 @@ OWN_CACHE = "Let NUMBA_CACHE_DIR name a folder that only you may write to (chmod
 
 @dataclass
 class Traces:
-    """What was left in the checkpoint folder for ranks to look for.
+    """What the examination has left in a folder for ranks to look for.
 
     Attributes
     ----------

@@ -96,7 +96,7 @@ def _trouble(asked: RemoteCommands, name: str) -> Trouble | None:
 
 
 def _end(said: dict[str, dict[str, Any]]) -> None:
-    """Tell hosts that nobody will look for them any more, all at once."""
+    """Tell all hosts at once that the examination is over."""
     with ThreadPoolExecutor(_ENDED_AT_ONCE) as pool:
         for name, each in said.items():
             pool.submit(on_host.find_trouble, name, _peer(name, each, None), _END_SECONDS, on_host.END)

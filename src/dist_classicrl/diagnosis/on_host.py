@@ -32,7 +32,7 @@ from dist_classicrl.launch.launcher import find_launcher
 from dist_classicrl.launch.network import own_addresses
 
 END = b"end"
-"""What a host is sent when nobody will look for it any more."""
+"""What a host is sent when the examination is over."""
 
 _TOKEN_BYTES = 8
 _WORD_SECONDS = 1.0
@@ -45,7 +45,7 @@ _Found = TypeVar("_Found")
 
 
 def report(request: dict[str, Any]) -> None:
-    """Say what is here, and be there for other hosts to connect to.
+    """Say what is here, and let other hosts connect.
 
     For some seconds, or until `END`, or until what has asked is gone.
 
@@ -74,7 +74,7 @@ def report(request: dict[str, Any]) -> None:
     _say(cache=_tried(trials.cache, lambda text: {"error": text}), done=True)
     with contextlib.suppress(OSError):
         while not ended.wait(_LOOK_SECONDS) and time.monotonic() < deadline and os.getppid() == parent:
-            _say()  # which fails where nobody reads it any more
+            _say()  # which fails once the process that asked has ended
 
 
 def reach(request: dict[str, Any]) -> None:
@@ -146,7 +146,7 @@ def fingerprint(place: Path) -> str:
 
 
 def _be_reached(server: socket.socket, token: bytes, ended: threading.Event) -> None:
-    """Tell whoever connects the token, until one says `END`."""
+    """Send the token to every host that connects, until one says `END`."""
     while not ended.is_set():
         connection, _ = server.accept()
         try:

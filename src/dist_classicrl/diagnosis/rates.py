@@ -106,7 +106,7 @@ def _stepped_lake() -> Any:
     import gymnasium
 
     class Unchanged(gymnasium.Wrapper):
-        """Changes nothing, which nobody but its author knows."""
+        """Changes nothing, which the library cannot know."""
 
     return Unchanged(gymnasium.make("FrozenLake-v1", map_name="8x8"))
 

@@ -45,7 +45,7 @@ def labels_of(env: Any) -> Labels:
     """Return the names in `env`, which is what `resolve` takes; an environment is only read, never stepped.
 
     Those of Gymnasium's toy-text environments and of TicTacToe are known, with any map, and the map of a
-    `TabularMDP` that has a `grid_shape`. Wrappers must be such as change nothing.
+    `TabularMDP` that has a `grid_shape`. Wrappers must be of kinds that change nothing.
     """
     if isinstance(env, CompiledSimulator):
         env = env.model

@@ -33,7 +33,7 @@ def policy_value(model: TabularMDP, policy: np.ndarray, discount_factor: float) 
     ----------
     model : TabularMDP
     policy : ndarray of int, shape (S,), or of float, shape (S, A)
-        An action for each state, or probabilities. What stands in a state without legal actions is ignored.
+        An action for each state, or probabilities; states without legal actions are ignored.
     discount_factor : float
         From 0 to 1.
 

@@ -1,7 +1,4 @@
-"""From what a user passes as `env` to what the learners run.
-
-That is compiled code where it is the same process, else stepping.
-"""
+"""From what a user passes as `env` to what the learners run: compiled code where it is the same process."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ class Source:
     Attributes
     ----------
     n_states, n_actions : int
-        What the table must at least have.
+        What the table must have at least.
     simulator : CompiledSimulator or None
         The compiled environment; None where it is stepped.
     stepped : SteppedEnv or None

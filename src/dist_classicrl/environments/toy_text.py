@@ -1,7 +1,7 @@
 """Gymnasium's FrozenLake, Taxi and CliffWalking as models: which instances are known, and how they are read.
 
 An instance is read, not its id: its transitions, its start distribution and its time limit are what it will
-do, also where somebody has edited them. What is not known to be the same process is not compiled.
+do, even where they have been edited. What is not known to be the same process is not compiled.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def why_over(record: Record, ranks: int) -> str | None:
         return DONE
     endings = [ending for ending in record.endings() if ending.kind != "left"]
     for ending in endings:
-        # Who lost the others may be the one that is lost: they go on, or end by themselves.
+        # A rank that lost the others may be the one that is lost: they go on, or end by themselves.
         is_last = ending.is_head or ending.kind == "error" or ending.before_mpi
         if ending.code and ending.kind != "lost" and is_last:
             return f"rank {ending.rank} ended with exit status {ending.code}"
@@ -60,9 +60,9 @@ def why_over(record: Record, ranks: int) -> str | None:
 def own_ending(endings: Sequence[Ending], code: int | None, was_asked: bool) -> Ending | None:
     """Return which of these endings with another status than 0 is the job's own, or None if the job died.
 
-    `code` is mpirun's, if it ended by itself. Who kills a job sends its ranks SIGTERM first, and one may be
-    quick enough to stop in order: that means nothing, unless mpirun has the same exit status or this launcher
-    has asked for it.
+    `code` is mpirun's, if it ended by itself. A system that kills a job sends its ranks SIGTERM first, and
+    one may be quick enough to stop in order: that means nothing, unless mpirun has the same exit status or
+    this launcher has asked for it.
     """
     by_kind: dict[str, list[Ending]] = {}
     for ending in endings:

@@ -122,11 +122,11 @@ def hosts_that_answer(
     ----------
     hosts : sequence of Host
     agent : sequence of str
-        What a host's name and a command are written after, such as `ssh`.
+        The command that takes a host's name and a command for it, such as `ssh`.
     seconds : float
         How long a host may take to answer.
     is_over : callable
-        Asked again and again whether to give up, in which case the answers so far count.
+        Called again and again: whether to give up, in which case the answers so far count.
     """
     others = [host.name for host in hosts if not is_here(host.name)]
     with RemoteCommands({name: [*agent, name, "true"] for name in others}) as asked:
@@ -179,7 +179,7 @@ def command_on(name: str, text: str, agent: str | None, within_slurm: bool) -> l
     Parameters
     ----------
     name : str
-        Of the host; nothing in between is needed for this one.
+        Of the host; on this one no other program is needed.
     text : str
     agent : str or None
         See `agent_words`.

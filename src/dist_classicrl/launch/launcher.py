@@ -13,7 +13,7 @@ from dist_classicrl._hints import rank_of_environment
 from dist_classicrl.errors import LauncherError
 from dist_classicrl.process.jobs import run_job
 
-# What makes a process believe to be a rank of some job: Open MPI 4's, Open MPI 5's, and MPICH's.
+# What makes a process believe that it is a rank of some job: Open MPI 4's, Open MPI 5's, and MPICH's.
 _IDENTITY_PREFIXES = (
     "OMPI_COMM_WORLD_",
     "OMPI_MCA_ess",
@@ -83,7 +83,7 @@ def find_launcher() -> Launcher:
 
 
 def identify(path: str) -> Launcher:
-    """Tell of which MPI the launcher at `path` is, by what it says of its version.
+    """Tell which MPI the launcher at `path` belongs to, by what it says of its version.
 
     Raises
     ------
@@ -131,7 +131,7 @@ def launch_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
     Parameters
     ----------
     base : mapping, optional
-        What to start from; this process's environment if left out. What it sets itself is kept.
+        What to start from; this process's environment if left out. Variables that it has are kept.
 
     Returns
     -------

@@ -33,7 +33,7 @@ def mpirun_command(n_ranks: int, launcher: Launcher | None = None, further: Sequ
     launcher : Launcher, optional
         Found by `find_launcher` if left out.
     further : sequence of str
-        Words that come later. What these say of mapping or binding is not said here, since it may be said
+        Words that come later. Where these set mapping or binding it is not set here, since mpirun takes each
         only once.
 
     Returns
@@ -75,7 +75,7 @@ def survival_words(launcher: Launcher) -> list[str]:
     survive = ["--with-ft", "ulfm", "--mca", "pml", "ob1"]
     # For processes that are started later, which those words do not cover.
     survive += ["--prtemca", "prte_state_base_recoverable", "1"]
-    # Else mpirun ends the job eight minutes after a host fell silent, whoever goes on without it.
+    # Else mpirun ends the job eight minutes after a host fell silent, even where the others go on.
     survive += ["--prtemca", "oob_tcp_keepalive_intvl", "600", "--prtemca", "oob_tcp_keepalive_probes", "127"]
     return survive
 
@@ -170,8 +170,8 @@ def session_variables(
 ) -> dict[str, str]:
     """Give the environment variables that let Open MPI 5 keep its own files, on mpirun's host, in a folder.
 
-    None where `options` of mpirun, the variables in `base`, or a file of settings, the user's or the site's,
-    say where they are to be.
+    Nothing where `options` of mpirun, the variables in `base`, or a file of settings, the user's or the
+    site's, say where they are to be.
     """
     said = [word for word in options if "tmpdir_base" in word]
     said += [name for name in base if name.startswith(("PRTE_MCA_", "OMPI_MCA_")) and "tmpdir_base" in name]

@@ -1,4 +1,4 @@
-"""What starting a job takes, as a person says it, and the plan that comes of it."""
+"""The options of starting a job, as users give them, and the plan that is made of them."""
 
 from __future__ import annotations
 

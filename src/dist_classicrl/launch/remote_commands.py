@@ -1,4 +1,4 @@
-"""Commands that are run on several hosts at once, by ssh or what stands in for it, with what they write."""
+"""Commands that run on several hosts at once, by ssh or another agent, and what they write."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class RemoteCommands:
     ) -> None:
         """Wait until each command has ended, or `is_answered` finds in its output what is asked for.
 
-        For `seconds` at most, or until `is_over`, which is asked again and again.
+        For `seconds` at most, or until `is_over`, which is called again and again.
         """
         deadline = time.monotonic() + seconds
         missing = list(self._processes)

@@ -1,8 +1,9 @@
 """Start a script on many ranks, watch over it, and start it again from its checkpoint when the job dies.
 
-`python -m dist_classicrl launch -n 16 script.py` stays beside `mpirun`, which cannot be relied on to tell the
-end: it may return 0 after a host died, and hang after the work was done. The ranks say on disk how they end
-(see `process.exit_record`), every wait has a limit, and nothing of a job is left when the launcher returns.
+`python -m dist_classicrl launch -n 16 script.py` watches `mpirun`, which cannot be relied on to tell how a
+job ended: it may return 0 after a host died, and hang after the work was done. The ranks say on disk how they
+end (see `process.exit_record`), every wait has a limit, and nothing of a job is left when the launcher
+returns.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class Supervisor:
         LauncherError
             If mpirun cannot be started or starts no rank, or there is no place to watch the ranks from.
         """
-        # Who ignores a signal, as nohup does, does not want the job to be stopped by it either.
+        # A signal that this process ignores, as under nohup, must not stop the job either.
         with (
             handled((*_PASSED_ON, *_TURNED_INTO_USR1), self._hear, even_ignored=False),
             launch_folder(self._plan.state_dir) as folder,
@@ -241,7 +242,7 @@ class Supervisor:
     def _judge(
         self, status: int | None, trouble: str | None, ranks: int, seconds: float, record: Record
     ) -> Attempt:
-        """Say how an attempt ended, of which nothing is left."""
+        """Return how an attempt ended, once nothing is left of it."""
         deadline = time.monotonic() + _LATE_SECONDS
         while not (done := record.is_complete) and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)  # what was written on another host may take a moment to be seen
@@ -309,7 +310,7 @@ def _give_up(attempts: Sequence[Attempt]) -> int:
 
 def say(text: str) -> None:
     """Write a line of the launcher, apart from those of the ranks."""
-    silence_if_unread(sys.stderr)  # who is told may be gone, as after 2>&1 | head; the job is not
+    silence_if_unread(sys.stderr)  # the reader may be gone, as after 2>&1 | head, while the job runs
     with suppress(OSError):
         sys.stderr.write(f"{_NAME}: {text}\n")
         sys.stderr.flush()

@@ -15,7 +15,7 @@ _WITHOUT_RANKS_HERE_SECONDS = 60.0
 class SilenceWatch:
     """Counts for how long no rank has given a sign of life.
 
-    It counts time in which it looked itself: who was suspended together with the ranks does not blame them.
+    Only time in which this process itself ran counts: it may have been suspended together with the ranks.
 
     Parameters
     ----------

@@ -19,7 +19,7 @@ class AppendedFile:
     """A file that grows by whole pieces, each in one write to the end.
 
     A process that is killed leaves at most the beginning of its last piece. What was written survives the
-    process as soon as `append` returns; it is not synchronised with the disk, so a power failure may take
+    process as soon as `append` returns; it is not synchronized with the disk, so a power failure may take
     the last seconds.
 
     Parameters

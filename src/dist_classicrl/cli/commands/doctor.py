@@ -42,7 +42,7 @@ command.
 """
 
 _WIDTH = 100
-_COLOURS = {"ok": "green", "warning": "yellow", "failure": "red"}
+_COLORS = {"ok": "green", "warning": "yellow", "failure": "red"}
 
 
 @click.command("doctor", help=_HELP, epilog=_EPILOG)
@@ -141,7 +141,7 @@ def command(
         ranks = cores.default_ranks(hosts)
     nodes = slurm_hosts() if hostfile is None else ()
     if network is not None:
-        network_words(find_launcher(), network)  # raises where there is none such
+        network_words(find_launcher(), network)  # raises where there is no such network
     plan = TrainingPlan(
         ranks=ranks,
         settings=settings,
@@ -166,7 +166,7 @@ def command(
     if as_json:
         output.show_json({"ok": fit, "findings": [finding.to_dict() for finding in findings]})
     else:
-        counts = [sum(finding.status == status for finding in findings) for status in _COLOURS]
+        counts = [sum(finding.status == status for finding in findings) for status in _COLORS]
         click.echo("{} ok, {} warnings, {} failures".format(*counts))
     return 0 if fit else FAILED
 
@@ -174,7 +174,7 @@ def command(
 def _show(finding: Finding) -> None:
     status = f"{finding.status:<8}"
     if not os.environ.get("NO_COLOR"):
-        status = click.style(status, fg=_COLOURS[finding.status], bold=finding.status != "ok")
+        status = click.style(status, fg=_COLORS[finding.status], bold=finding.status != "ok")
     first, *rest = _lines(f"{finding.check}: {finding.found}")
     click.echo(f"{status}{first}")
     remedies = "\n".join(f"-> {remedy}" for remedy in finding.remedy.splitlines())

@@ -134,7 +134,7 @@ def _show_board(policy: Policy, state: int) -> None:
     from dist_classicrl.export import text as policy_text
 
     click.echo(f"state {state}: value {policy.values[state]:.3f}, {int(policy.visits[state].sum()):,} visits")
-    _show_lines(policy_text.aligned(policy_text.board(policy, state), centred=True))
+    _show_lines(policy_text.aligned(policy_text.board(policy, state), centered=True))
     click.echo()
 
 

@@ -28,7 +28,7 @@ def model(agent_plays: AgentPlays = "first") -> TabularMDP:
     Raises
     ------
     SettingsError
-        If `agent_plays` is none of the three.
+        If `agent_plays` is not one of the three.
     """
     tables = rules(agent_plays)
     n_states = len(tables.boards)
