@@ -16,16 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from dist_classicrl.diagnosis import (
-    communication,
-    examination,
-    files,
-    hosts,
-    on_host,
-    pairs,
-    sameness,
-    troubles,
-)
+from dist_classicrl.diagnosis import communication, examination, files, on_host
+from dist_classicrl.diagnosis.cluster import hosts, pairs, sameness, troubles
 from dist_classicrl.diagnosis.plan import TrainingPlan
 from dist_classicrl.diagnosis.trials import MARK
 from dist_classicrl.errors import LauncherError

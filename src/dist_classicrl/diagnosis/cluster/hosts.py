@@ -14,12 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from dist_classicrl.diagnosis import marked, on_host, troubles
+from dist_classicrl.diagnosis import marked, on_host
 from dist_classicrl.diagnosis.children import last_lines
+from dist_classicrl.diagnosis.cluster import troubles
+from dist_classicrl.diagnosis.cluster.troubles import PYTHON, Trouble
 from dist_classicrl.diagnosis.findings import Finding, failure, ok
 from dist_classicrl.diagnosis.plan import TrainingPlan
 from dist_classicrl.diagnosis.trials import MARK
-from dist_classicrl.diagnosis.troubles import PYTHON, Trouble
 from dist_classicrl.launch.hosts import Host, command_on, is_here
 from dist_classicrl.launch.remote_commands import RemoteCommands
 

@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from dist_classicrl.diagnosis.cluster.hosts import listed
 from dist_classicrl.diagnosis.files import CACHE_UNUSED, OWN_CACHE
 from dist_classicrl.diagnosis.findings import Finding, failure, ok, warning
-from dist_classicrl.diagnosis.hosts import listed
 from dist_classicrl.diagnosis.stack import Library
 
 _OWN = "dist_classicrl"

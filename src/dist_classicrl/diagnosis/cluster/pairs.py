@@ -10,8 +10,8 @@ from typing import Any
 
 from dist_classicrl.diagnosis import probe
 from dist_classicrl.diagnosis.children import last_lines
+from dist_classicrl.diagnosis.cluster.hosts import listed
 from dist_classicrl.diagnosis.findings import Finding, failure, ok, warning
-from dist_classicrl.diagnosis.hosts import listed
 from dist_classicrl.diagnosis.plan import TrainingPlan
 from dist_classicrl.diagnosis.running import run_probe
 from dist_classicrl.launch.hosts import Host, write_hostfile
