@@ -75,7 +75,7 @@ class BaseCallback:
         """Act when the training has ended; `result` is known."""
 
     def _on_close(self) -> None:
-        """Give back what this callback holds, such as open files, however the training ended."""
+        """Release what this callback holds, such as open files, however the training ended."""
 
     def _on_worker_lost(self, event: dict[str, Any]) -> None:
         """Act when a rank is lost, or has left; see `TrainingResult.events`."""
@@ -105,7 +105,7 @@ class BaseCallback:
         """
 
     def record(self, name: str, value: float) -> None:
-        """Give a number for `TensorBoardCallback` to write, as of now."""
+        """Record a number as of now, for `TensorBoardCallback` to write."""
         self.recorded[name] = self.num_timesteps, float(value)
 
     # What the training calls
@@ -301,6 +301,6 @@ def _callback(given: Any) -> BaseCallback:
         raise SettingsError(
             f"The callback {given!r} must take one argument, a dict with self, progress and num_timesteps."
         ) from None
-    except ValueError:  # a function of C that does not tell what it takes
+    except ValueError:  # a function of C whose arguments are not known
         pass
     return ConvertCallback(given)

@@ -10,7 +10,7 @@ logger = logging.getLogger(__name__)
 
 
 def refuse_or_warn(error: OSError, what: str, callback: str, step: int) -> None:
-    """Say that `what` cannot be written: where training begins by an error, where it goes on by a warning.
+    """Report that `what` cannot be written: by an error where training begins, by a warning where it goes on.
 
     A training that goes on runs unattended, where an error would only cost time.
 

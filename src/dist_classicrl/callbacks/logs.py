@@ -14,7 +14,7 @@ from dist_classicrl.callbacks.base import BaseCallback
 
 _PACKAGE = "dist_classicrl"
 _PROGRESS = "dist_classicrl.progress"
-# What happens to ranks: one rank says it, and a new server says it before it serves.
+# Losses and returns of ranks: one rank logs them, a new server before it serves.
 _EVENTS = "dist_classicrl.membership.events"
 _LINE = "%(asctime)s %(message)s"
 _FILE_LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -39,7 +39,7 @@ class _StreamHandler(logging.StreamHandler):
         raise AttributeError("the stream is that of sys")
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Let what nobody reads any more go nowhere: the run goes on."""
+        """Drop lines that nobody reads any more: the run goes on."""
         if not silence_if_unread(self.stream):
             super().handleError(record)
 

@@ -93,12 +93,12 @@ class Fence:
             pause = min(2.0 * pause, 0.5)
 
     def check(self) -> int:
-        """Make sure that nobody else has claimed the folder since this object did; return its number.
+        """Make sure that the folder was not claimed again since this object did; return its number.
 
         Raises
         ------
         CheckpointFencedError
-            If somebody has.
+            If another process has claimed it.
         CheckpointError
             If that cannot be found out, or the folder was never claimed.
         """

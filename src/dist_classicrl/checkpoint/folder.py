@@ -83,7 +83,7 @@ class CheckpointFolder:
         self.mode = mode
         self._fence = Fence(self._storage)
         self._warned: set[CheckpointName | str] = set()  # what was skipped, and "rotation"
-        # Complete checkpoints that stay, by the rule of a run and what is kept of it.
+        # Complete checkpoints that stay, with the run and the rule of keeping for which that was found.
         self._settled: tuple[tuple[Any, ...], set[CheckpointName]] = ((), set())
 
     def keep(self, keep_last: int, keep_every: int | None) -> None:
@@ -227,12 +227,12 @@ class CheckpointFolder:
         return self._fence.claim()
 
     def check_fence(self) -> None:
-        """Make sure that nobody else has claimed the folder since this object did.
+        """Make sure that the folder was not claimed again since this object did.
 
         Raises
         ------
         CheckpointFencedError
-            If somebody has.
+            If another process has claimed it.
         CheckpointError
             If that cannot be found out, or the folder was never claimed.
         """
@@ -263,7 +263,7 @@ class CheckpointFolder:
         Raises
         ------
         CheckpointFencedError
-            If somebody else has claimed the folder. Nothing is left of this checkpoint then.
+            If another process has claimed the folder. Nothing is left of this checkpoint then.
         Exception
             Whatever the storage raises. What was half written is removed where that is possible.
         """

@@ -32,7 +32,7 @@ class LocalStorage(Storage):
         self.mode = mode
 
     def create(self) -> None:
-        """Make the folder and those above it, and try whether a file can be written."""
+        """Make the folder and those above it, and check that a file can be written."""
         try:
             self._make(self.url)
             with tempfile.TemporaryFile(dir=self.url):

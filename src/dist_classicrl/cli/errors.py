@@ -86,7 +86,7 @@ def show(error: BaseException) -> None:
     launcher ends the others when rank 0 ends. Once MPI has begun, ranks tell each other what is wrong.
     """
     if isinstance(error, RemoteRankError) and exit_status(error) == USAGE:
-        return  # the rank that it happened on says it
+        return  # the rank on which it happened says so
     if (rank_of_environment() or 0) > 0 and not is_of_job():
         time.sleep(_FIRST_WORD_SECONDS)
     if isinstance(error, click.exceptions.Exit):

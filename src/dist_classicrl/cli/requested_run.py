@@ -122,7 +122,7 @@ class RequestedRun:
             config.write(self.folder.for_ranks, self.data(), config.ABOUT)
 
     def save(self, seed: int | None = None) -> None:
-        """Write down that the run goes on with these settings: what an earlier end has left is past.
+        """Write down that the run goes on with these settings, and remove what an earlier end has left.
 
         Parameters
         ----------
@@ -134,7 +134,7 @@ class RequestedRun:
         SettingsError
             If the folder cannot be written to.
         """
-        # Begun anew is what has begun now: with this file it goes on.
+        # A run that was to begin again has begun now: with this file it goes on.
         now: dict[str, Any] = {"resume": "auto"} if self.settings["resume"] == "never" else {}
         if seed is not None:
             now["seed"] = seed

@@ -49,7 +49,7 @@ def train(run: RequestedRun, launch: LaunchOptions, display: Display, was_starte
         If the training in this process was stopped.
     """
     if was_started:
-        if run.settings["resume"] == "never" and run.folder.exists():  # the first start has begun the run
+        if run.settings["resume"] == "never" and run.folder.exists():  # the first start has begun it
             run = run.with_settings(resume="auto")
     else:
         is_head = (rank_of_environment() or 0) == 0

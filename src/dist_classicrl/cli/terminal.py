@@ -70,7 +70,7 @@ def _console(terminal: TextIO) -> Console:
 
 @contextmanager
 def _terminal() -> Iterator[TextIO]:
-    """Give the terminal that standard output is now."""
+    """Open the terminal that standard output is now."""
     with os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding, errors="replace") as stream:
         yield stream
 
@@ -99,7 +99,7 @@ class _Passing:
         for number, saved in self._saved.items():
             os.dup2(saved, number)
             os.close(saved)
-        # Until nobody can write to it any more: a process that outlives the job must not hold this one.
+        # Until no process can write to it, or for a while: one that outlives the job must not hold up this one.
         self._thread.join(_LAST_WORDS_SECONDS)
 
     def _read(self) -> None:

@@ -31,7 +31,7 @@ class Child:
 
 
 def make_trial(name: str, *words: str, seconds: float) -> Child:
-    """Make a trial of `dist_classicrl.diagnosis.trials`, for at most `seconds`."""
+    """Run a trial of `dist_classicrl.diagnosis.trials`, for at most `seconds`."""
     command = [sys.executable, "-m", "dist_classicrl.diagnosis.trials", name, *words]
     job = run_job(command, timeout=seconds, env=launch_environment())
     for said in marked.read(MARK, job.output):

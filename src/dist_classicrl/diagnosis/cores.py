@@ -122,7 +122,7 @@ def _binding(by_host: dict[str, list[dict[str, Any]]]) -> Finding:
             everything = max(everything, usable_cores())
         bound += sum(len(report["cores"]) == 1 for report in reports)
         for cores, n_ranks in per_core.items():
-            # A server sleeps, so one rank more than cores is well.
+            # A server sleeps, so one rank more than there are cores is fine.
             if n_ranks > len(cores) + 1 and len(cores) < everything:
                 return warning(
                     check,

@@ -155,7 +155,7 @@ def _be_reached(server: socket.socket, token: bytes, ended: threading.Event) -> 
                 connection.sendall(token)
                 if connection.recv(len(END), socket.MSG_WAITALL) == END:
                     ended.set()
-        except OSError:  # of one that connects and goes
+        except OSError:  # of a host that connects and goes away
             continue
 
 
@@ -168,7 +168,7 @@ def _tried(find: Callable[[], _Found], otherwise: Callable[[str], _Found]) -> _F
 
 
 def _sight(path: str) -> dict[str, Any]:
-    """Say whether a file is seen here, and whether one can be written beside it."""
+    """Return whether a file is seen here, and whether one can be written beside it."""
     said: dict[str, Any] = {"sees": os.path.exists(path)}
     if said["sees"]:
         try:
@@ -183,7 +183,7 @@ def _say(**data: Any) -> None:
 
 
 def main(words: Sequence[str]) -> None:
-    """Do what the words of the command line say."""
+    """Run the program that the command line names."""
     programs: dict[str, Callable[[dict[str, Any]], None]] = {"report": report, "reach": reach}
     programs[words[0]](json.loads(words[1]))
 

@@ -139,7 +139,7 @@ def death() -> None:
     requests = [world.Isend(bytearray(1), other, _TAG), world.Irecv(arrived, other, _TAG)]
     talks = _until(lambda: bool(MPI.Request.Testall(requests)), _DEATH_SECONDS)
     _say({"rank": rank, "told": told, "talks": talks})
-    time.sleep(0.2)  # the other one says so, too
+    time.sleep(0.2)  # so that the other rank can say so, too
     os._exit(0)  # MPI_Finalize may wait for the dead
 
 
@@ -200,7 +200,7 @@ def _say(data: dict[str, Any]) -> None:
 
 
 def main(words: Sequence[str]) -> None:
-    """Do what the words of the command line say."""
+    """Run the program that the command line names."""
     programs: dict[str, Callable[..., None]] = {
         "look": look,
         "profile": profile,

@@ -258,7 +258,7 @@ def _processor() -> str:
 
 
 def main(seconds: float, rounds: int, names: Sequence[str]) -> None:
-    """Be a rank of the job of `rates_of_ranks`."""
+    """Measure as a rank of the job of `rates_of_ranks`."""
     from mpi4py import MPI
 
     found = learning_rates(names, seconds, rounds)

@@ -136,7 +136,7 @@ def fit(library: Library, launcher: Launcher) -> bool:
         return True
     if library.family != launcher.family:
         return False
-    # MPICH and its kin start each other's programs; Open MPI 4 and 5 do not.
+    # MPICH and its relatives start each other's programs; Open MPI 4 and 5 do not.
     is_open_mpi = library.family == "openmpi" and bool(launcher.version) and library.major is not None
     return not is_open_mpi or launcher.version[0] == library.major
 

@@ -1,4 +1,4 @@
-"""What is tried in a process of its own, so that what hangs or crashes does so there alone.
+"""What is tried in a process of its own, so that only that process hangs or crashes.
 
 python -m dist_classicrl.diagnosis.trials (library | folder | remove | cache) [argument ...]
 
@@ -76,7 +76,7 @@ def folder(location: str) -> dict[str, Any]:
 
 
 def remove(location: str, name: str, *missing: str) -> dict[str, Any]:
-    """Take away what `folder` has made, and the folders above it that were missing before."""
+    """Remove what `folder` has made, and the folders above it that were missing before."""
     from dist_classicrl.checkpoint.location import open_storage
 
     open_storage(location, name, 0o600).remove("")
@@ -148,7 +148,7 @@ def _file_system(path: str) -> str:
 
 
 def main(words: Sequence[str]) -> None:
-    """Make the trial that is named first, with the words after it."""
+    """Run the trial that is named first, with the arguments after it."""
     trials: dict[str, Callable[..., dict[str, Any]]] = {
         "library": library,
         "folder": folder,

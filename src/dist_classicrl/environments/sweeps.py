@@ -24,7 +24,7 @@ class OngoingRows:
     """Rows (pairs, or states of a chain) with their mean reward and the outcomes that go on."""
 
     pointer: np.ndarray  # int64 (R + 1,): row r goes on with the outcomes pointer[r] to pointer[r + 1] - 1
-    weight: np.ndarray  # float64 (C,): their probabilities; what lacks to 1 is the probability of ending
+    weight: np.ndarray  # float64 (C,): their probabilities; what is missing to 1 is the probability of ending
     follow: np.ndarray  # int64 (C,): the states that they reach
     reward: np.ndarray  # float64 (R,): mean reward of a row, transitions that terminate included
     ends: np.ndarray  # bool (R,): whether a row can terminate

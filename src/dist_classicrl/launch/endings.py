@@ -45,7 +45,7 @@ class Attempt:
 
 
 def why_over(record: Record, ranks: int) -> str | None:
-    """Say why the job should end by itself now, or None while there is work to do."""
+    """Return why the job should end by itself now, or None while there is work to do."""
     if record.is_complete:
         return DONE
     endings = [ending for ending in record.endings() if ending.kind != "left"]

@@ -107,7 +107,7 @@ def _is_stale(folder: Path) -> bool:
         is_gone &= owner["host"] == socket.gethostname() and not _exists(int(owner["pid"]))
         newest = max(path.stat().st_mtime for path in (folder, *folder.rglob("*")))
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return False  # not ours to judge
+        return False  # cannot be judged from here
     return is_gone and time.time() - newest > _STALE_SECONDS
 
 

@@ -94,7 +94,7 @@ def _host(text: str, where: str) -> Host:
 
 
 def write_hostfile(path: Path, hosts: Sequence[Host], family: str) -> None:
-    """Write a hostfile for the launchers of a `family`, as `Launcher` has it."""
+    """Write a hostfile for the launchers of a `family`, as in `Launcher.family`."""
     separator = ":" if family == "hydra" else " slots="
     lines = [host.name if host.slots is None else f"{host.name}{separator}{host.slots}" for host in hosts]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -202,7 +202,7 @@ def is_here(name: str) -> bool:
         return False
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.bind((name, 0))  # to an address of another host nothing can be bound
+            probe.bind((name, 0))  # fails for the address of another host
         except OSError:
             return False
     return True

@@ -83,7 +83,7 @@ def find_launcher() -> Launcher:
 
 
 def identify(path: str) -> Launcher:
-    """Tell which MPI the launcher at `path` belongs to, by what it says of its version.
+    """Return which MPI the launcher at `path` belongs to, by what it says of its version.
 
     Raises
     ------
@@ -103,7 +103,7 @@ def identify(path: str) -> Launcher:
 
 
 def has_ulfm(launcher: Launcher) -> bool:
-    """Tell whether an Open MPI was built with the extension for deaths: it is unless it says otherwise."""
+    """Return whether an Open MPI was built with fault tolerance (ULFM): it is unless it says otherwise."""
     info = shutil.which("ompi_info", path=os.path.dirname(launcher.path))
     return info is None or not re.search(r"FT MPI support: *no\b", _answer(info))
 
@@ -126,7 +126,7 @@ def _answer(*command: str) -> str:
 
 
 def launch_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Give the environment in which a launcher works as root, with few cores, and inside another job.
+    """Return the environment in which a launcher works as root, with few cores, and inside another job.
 
     Parameters
     ----------

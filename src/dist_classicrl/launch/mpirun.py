@@ -24,7 +24,7 @@ _CHECK_PROGRAM = "from mpi4py import MPI; print('world', MPI.COMM_WORLD.size)"
 
 
 def mpirun_command(n_ranks: int, launcher: Launcher | None = None, further: Sequence[str] = ()) -> list[str]:
-    """Give the words that start `n_ranks` ranks on this machine; the program and its arguments follow them.
+    """Return the words that start `n_ranks` ranks on this machine; the program and its arguments follow them.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ def mpirun_command(n_ranks: int, launcher: Launcher | None = None, further: Sequ
 
 
 def survival_words(launcher: Launcher) -> list[str]:
-    """Give the words with which a job goes on after a rank's death; none where the launcher cannot do that.
+    """Return the words with which a job goes on after a rank's death; none where the launcher cannot do that.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ def survival_words(launcher: Launcher) -> list[str]:
 
 
 def host_words(launcher: Launcher, hostfile: str | None, agent: str | None) -> list[str]:
-    """Give the words that start ranks on the hosts of a file, in this launcher's own form.
+    """Return the words that start ranks on the hosts of a file, in this launcher's own form.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ def host_words(launcher: Launcher, hostfile: str | None, agent: str | None) -> l
 
 
 def export_words(launcher: Launcher, names: Sequence[str]) -> list[str]:
-    """Give the words that pass environment variables on to other hosts; MPICH and kin pass on all of them."""
+    """Return the words that pass environment variables on to other hosts; MPICH's family passes on all."""
     return [word for name in names for word in ("-x", name)] if launcher.family == "openmpi" else []
 
 
@@ -129,7 +129,7 @@ def start_command(
     survive: bool = False,
     exported: Sequence[str] = (),
 ) -> list[str]:
-    """Give the whole command that starts a program on ranks of this or of several hosts.
+    """Return the whole command that starts a program on ranks of this or of several hosts.
 
     Parameters
     ----------
@@ -168,7 +168,7 @@ def start_command(
 def session_variables(
     launcher: Launcher, folder: str, options: Sequence[str], base: Mapping[str, str]
 ) -> dict[str, str]:
-    """Give the environment variables that let Open MPI 5 keep its own files, on mpirun's host, in a folder.
+    """Return the environment variables that let Open MPI 5 keep its own files, on mpirun's host, in a folder.
 
     Nothing where `options` of mpirun, the variables in `base`, or a file of settings, the user's or the
     site's, say where they are to be.
@@ -262,7 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"{error}\n")
         return 1
     if options.timeout is None:
-        # Become mpirun: signals from the terminal and from a batch system reach it without a go-between.
+        # Become mpirun, so that signals from the terminal and from a batch system reach it directly.
         sys.stdout.flush()
         os.execve(command[0], command, launch_environment())
     job = run_job(command, timeout=options.timeout, env=launch_environment(), keep_output=False)

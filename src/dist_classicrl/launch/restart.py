@@ -196,7 +196,7 @@ class Supervisor:
         """Wait until mpirun has ended, or until it has to be ended, and return why in that case."""
         plan = self._plan
         watch = silence.SilenceWatch(job, record, time.monotonic())
-        limit: tuple[float, str] | None = None  # when it has to have ended, and what is said otherwise
+        limit: tuple[float, str] | None = None  # by when it has to end, and why it is ended then
         looked = 0.0
         while True:
             try:
@@ -266,7 +266,7 @@ class Supervisor:
             return Attempt(ranks, seconds, code, False, text)
         if is_output_closed():
             return Attempt(ranks, seconds, code or 1, False, f"{shown}, as {_NOBODY_READS}")
-        # A signal that ended mpirun may not come again; what mpirun itself says against its words will.
+        # A signal that ended mpirun may not come again; an mpirun that refuses its options will do so again.
         is_refusal = trouble is None and status is not None and status > 0
         had_ranks = not is_refusal or record.has_ranks
         return Attempt(ranks, seconds, code or 1, True, shown, had_ranks)
@@ -309,7 +309,7 @@ def _give_up(attempts: Sequence[Attempt]) -> int:
 
 
 def say(text: str) -> None:
-    """Write a line of the launcher, apart from those of the ranks."""
+    """Write a line to standard error as the launcher, apart from the lines of the ranks."""
     silence_if_unread(sys.stderr)  # the reader may be gone, as after 2>&1 | head, while the job runs
     with suppress(OSError):
         sys.stderr.write(f"{_NAME}: {text}\n")

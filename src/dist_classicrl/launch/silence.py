@@ -35,7 +35,7 @@ class SilenceWatch:
         self._had_ranks_here = False
 
     def look(self, now: float, silence: float) -> str | None:
-        """Say if it was quiet for `silence` seconds, or, where all ranks of this host are gone, a minute."""
+        """Say if it was quiet for `silence` seconds, or, where no rank of this host is left, a minute."""
         self._quiet += min(now - self._looked, 2.0 * LOOK_SECONDS)
         self._looked = now
         beat = self._record.last_beat()

@@ -50,7 +50,7 @@ class MetricsWriter:
         self._recent = RecentEpisodes()
         self._seen: set[tuple[Any, ...]] = set()
         self._offset = 0.0
-        #: What reports without a step of their own have said since the last line.
+        #: What reports without a new step have said since the last line.
         self._unwritten: Progress | None = None
         #: Steps and seconds of the last line of this call, or of its beginning.
         self._written = (0, 0.0)

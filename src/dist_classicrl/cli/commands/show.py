@@ -157,7 +157,7 @@ def _show_state(policy: Policy, state: int) -> None:
 
 
 def _show_lines(lines: list[str]) -> None:
-    """Write lines that may have arrows in them, or what stands for these where they cannot be written."""
+    """Write lines that may have arrows in them; other characters where the terminal cannot show arrows."""
     import sys
 
     from dist_classicrl.export.text import in_ascii

@@ -25,7 +25,7 @@ from dist_classicrl.launch.hosts import Host, command_on, is_here
 from dist_classicrl.launch.remote_commands import RemoteCommands
 
 _REACH_SECONDS = 5.0
-_END_SECONDS = 1.0  # for each address, of those that did answer
+_END_SECONDS = 1.0  # for each address of a host that did answer
 _ENDED_AT_ONCE = 64
 _MOST_NAMES = 8
 
@@ -89,7 +89,7 @@ def _trouble(asked: RemoteCommands, name: str) -> Trouble | None:
     if name in asked.not_started:
         return troubles.NOT_STARTED
     status = asked.status(name)
-    output = asked.output(name)  # now, when all of one that has ended is there
+    output = asked.output(name)  # read after the status: of a command that has ended everything is there
     if MARK not in output:
         return troubles.before_the_first_word(output, status)
     said = said_in(output)
@@ -119,7 +119,7 @@ def _command(plan: TrainingPlan, name: str, word: str, request: dict[str, Any]) 
     words = [PYTHON, "-m", on_host.__name__, word, json.dumps(request)]
     if "PYTHONPATH" in os.environ:
         words = ["env", f"PYTHONPATH={os.environ['PYTHONPATH']}", *words]
-    # What asks is then its parent, whose end it sees.
+    # With exec, the command that asks is its parent, so it sees when that ends.
     text = f"cd {shlex.quote(os.getcwd())}; exec {shlex.join(words)}"
     return command_on(name, text, plan.agent, bool(plan.nodes))
 

@@ -144,7 +144,7 @@ def assembled(space: spaces.Space, parts: Iterator[Any]) -> Any:
 
 
 def place_text(path: tuple[str | int, ...]) -> str:
-    """Say where in a nested space something is."""
+    """Return where in a nested space something is, as text for a message."""
     return f" at {''.join(f'[{step!r}]' for step in path)}" if path else ""
 
 
