@@ -99,7 +99,7 @@ class _Passing:
         for number, saved in self._saved.items():
             os.dup2(saved, number)
             os.close(saved)
-        # Until no process can write to it, or for a while: one that outlives the job must not hold up this one.
+        # Until no process can write to it, but not long: one that outlives the job must not hold up this one.
         self._thread.join(_LAST_WORDS_SECONDS)
 
     def _read(self) -> None:
