@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from dist_classicrl import TabularMDP
-from dist_classicrl.launch.mpirun import launch_environment, mpirun_command
+from dist_classicrl.launch.launcher import launch_environment
+from dist_classicrl.launch.mpirun import mpirun_command
 
 FROZEN_LAKE = "FrozenLake 8x8"
 TAXI = "Taxi"

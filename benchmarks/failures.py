@@ -40,12 +40,8 @@ def run_rank(steps: int, settings: dict[str, Any]) -> None:
 def rate(ranks: int, steps: int, ready: bool, baseline: Path | None) -> tuple[float, float]:
     """Return the steps per second of one job, by the clock and by the processor time of all ranks."""
     # A rank may be of a version of the package that knows nothing of survival.
-    from dist_classicrl.launch.mpirun import (
-        find_launcher,
-        launch_environment,
-        mpirun_command,
-        survival_words,
-    )
+    from dist_classicrl.launch.launcher import find_launcher, launch_environment
+    from dist_classicrl.launch.mpirun import mpirun_command, survival_words
 
     launcher = find_launcher()
     environment = launch_environment()

@@ -13,7 +13,8 @@ import xml.etree.ElementTree
 from collections import Counter
 from pathlib import Path
 
-from dist_classicrl.launch.mpirun import launch_environment, mpirun_command
+from dist_classicrl.launch.launcher import launch_environment
+from dist_classicrl.launch.mpirun import mpirun_command
 from dist_classicrl.process.jobs import run_job
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,6 +29,7 @@ SHARING = {"cluster": "loadfile"}
 LIMIT_SECONDS = {
     "lint": 60,
     "types": 240,
+    "contracts": 60,
     "unit": 300,
     "mpi": 180,
     "jobs": 420,
@@ -139,6 +141,12 @@ def main(arguments: list[str]) -> int:
         checks.tool("lint", LIMIT_SECONDS["lint"], "ruff", "check")
         checks.tool("format", LIMIT_SECONDS["lint"], "ruff", "format", "--check")
         checks.tool("types", LIMIT_SECONDS["types"], "mypy")
+        # The smallest program of a user's, under the strictest settings.
+        checks.tool(
+            "types of a user's program", LIMIT_SECONDS["types"], "mypy", "--strict", "examples/typed.py"
+        )
+        lint_imports = str(Path(sys.executable).with_name("lint-imports"))
+        checks.step("contracts", [lint_imports, "--no-cache"], LIMIT_SECONDS["contracts"])
     checks.tests("unit")
     for ranks in MPI_RANKS:
         checks.tests("mpi", ranks)

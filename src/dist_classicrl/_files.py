@@ -2,41 +2,80 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 
 @contextmanager
-def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """Give a file that is on disk as exactly `path` once the block has ended, and not if it raises.
+def new_file(
+    path: str | os.PathLike[str], mode: int | None = None, durable: bool = True
+) -> Iterator[BinaryIO]:
+    """Give a file that is made at `path`, where there must be none, and is complete once the block has ended.
 
-    An existing file is replaced at the end. The permissions are those of any new file.
+    Parameters
+    ----------
+    path : str or path
+    mode : int, optional
+        Its permissions, whatever the umask. By default those of any new file.
+    durable : bool
+        Whether it is on disk at the end, so that it survives a power failure.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    handle = os.open(path, flags, 0o666 if mode is None else mode)
+    with os.fdopen(handle, "wb") as file:
+        if mode is not None:
+            set_mode(handle, mode)
+        yield file
+        file.flush()
+        if durable:
+            os.fsync(handle)
+            if hasattr(os, "posix_fadvise"):
+                # What is read back to compare shall come from the disk, where that is possible.
+                os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+@contextmanager
+def whole_file(
+    path: str | os.PathLike[str], mode: int | None = None, durable: bool = True
+) -> Iterator[BinaryIO]:
+    """Give a file that is there as exactly `path` once the block has ended, and not if it raises.
+
+    An existing file is replaced at the end. The other arguments are those of `new_file`.
     """
     target = Path(path)
     # A long name would leave no room for what makes the temporary one unique.
     temporary = target.parent / f".{target.name[:40]}.{secrets.token_hex(8)}"
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
-        with os.fdopen(handle, "wb") as file:
+        with new_file(temporary, mode, durable) as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
         os.replace(temporary, target)
     except BaseException:
-        os.unlink(temporary)
+        with suppress(OSError):
+            os.unlink(temporary)
         raise
+
+
+def set_mode(handle: int, mode: int) -> None:
+    """Give an open file or folder these permissions, where its file system has permissions of its own."""
+    current = stat.S_IMODE(os.fstat(handle).st_mode)
+    if current & 0o777 != mode:
+        try:
+            os.fchmod(handle, current & 0o7000 | mode)
+        except OSError as error:  # some mounted file systems have none
+            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
+                raise
 
 
 def others_may_write(folder: str | os.PathLike[str]) -> bool:
     """Tell whether a user who is neither this one nor root may put files into `folder`.
 
-    Its group may, and whoever shares a folder with a group of this user: groups are made by people who know
-    whom they trust.
+    Members of a group of this user do not count: people who make groups know whom they trust.
     """
     status = os.stat(folder)
     is_shared = bool(status.st_mode & stat.S_IWGRP) and status.st_gid in (os.getegid(), *os.getgroups())

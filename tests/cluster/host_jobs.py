@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from dist_classicrl.launch.mpirun import launch_environment
+from dist_classicrl.launch.launcher import launch_environment
 from dist_classicrl.process.jobs import run_job
 
 PROGRAM = Path(__file__).with_name("host_program.py")

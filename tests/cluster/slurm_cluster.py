@@ -23,7 +23,7 @@ from pathlib import Path
 import hosts as emulated
 from hosts import Hosts
 
-from dist_classicrl.launch.mpirun import launch_environment
+from dist_classicrl.launch.launcher import launch_environment
 
 NODES = ("h1", "h2")
 LOGIN = "h3"

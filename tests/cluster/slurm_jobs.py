@@ -12,7 +12,7 @@ from slurm_cluster import SlurmCluster
 from dist_classicrl import DistAsyncQLearning
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.errors import LauncherError
-from dist_classicrl.launch.mpirun import find_launcher
+from dist_classicrl.launch.launcher import find_launcher
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "scripts" / "slurm"

@@ -9,7 +9,7 @@ import pytest
 from host_ssh import SshHosts
 
 from dist_classicrl.launch.hosts import Host, read_hostfile
-from dist_classicrl.launch.mpirun import launch_environment
+from dist_classicrl.launch.launcher import launch_environment
 from dist_classicrl.process.jobs import run_job
 
 ROOT = Path(__file__).resolve().parents[2]

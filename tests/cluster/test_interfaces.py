@@ -8,7 +8,7 @@ import pytest
 from background_job import BackgroundJob
 from hosts import NETWORK, SECOND_NETWORK, Hosts
 
-from dist_classicrl.launch.mpirun import find_launcher
+from dist_classicrl.launch.launcher import find_launcher
 
 SLOTS = {"h1": 2, "h2": 2, "h3": 2}
 # A table of two MB, which every worker gets at the end, and those on other hosts over a network.

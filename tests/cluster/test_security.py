@@ -18,7 +18,8 @@ from background_job import ROOT, BackgroundJob, check_with_numpy_alone
 from hosts import Hosts
 from security_stranger import MADE
 
-from dist_classicrl.launch.mpirun import launch_environment, mpirun_command
+from dist_classicrl.launch.launcher import launch_environment
+from dist_classicrl.launch.mpirun import mpirun_command
 from dist_classicrl.process.jobs import run_job
 
 STRANGER = Path(__file__).with_name("security_stranger.py")

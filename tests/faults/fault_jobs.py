@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
 from background_job import BackgroundJob, JobError
 
 from dist_classicrl.errors import LauncherError
-from dist_classicrl.launch.mpirun import find_launcher
+from dist_classicrl.launch.launcher import find_launcher
 from dist_classicrl.process import jobs as processes
 
 PROGRAM = Path(__file__).with_name("fault_program.py")

@@ -22,7 +22,8 @@ from random import Random
 import numpy as np
 from fault_jobs import FaultJob, why_not
 
-from dist_classicrl.launch.mpirun import find_launcher, launch_environment, survival_words
+from dist_classicrl.launch.launcher import find_launcher, launch_environment
+from dist_classicrl.launch.mpirun import survival_words
 from dist_classicrl.process.jobs import is_running, run_job
 
 WORKERS, WITNESS = 4, 1

@@ -5,7 +5,8 @@ import os
 import sys
 from pathlib import Path
 
-from dist_classicrl.launch.mpirun import launch_environment, mpirun_command
+from dist_classicrl.launch.launcher import launch_environment
+from dist_classicrl.launch.mpirun import mpirun_command
 from dist_classicrl.process.jobs import run_job
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dist_classicrl.launch.mpirun import find_launcher, launch_environment, survival_words
+from dist_classicrl.launch.launcher import find_launcher, launch_environment
+from dist_classicrl.launch.mpirun import survival_words
 from dist_classicrl.process.jobs import run_job
 
 PROGRAM = Path(__file__).with_name("spawning_program.py")

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from background_job import BackgroundJob
 
-from dist_classicrl.launch.mpirun import launch_environment, mpirun_command
+from dist_classicrl.launch.launcher import launch_environment
+from dist_classicrl.launch.mpirun import mpirun_command
 from dist_classicrl.process.jobs import run_job
 
 ROOT = Path(__file__).resolve().parent.parent.parent

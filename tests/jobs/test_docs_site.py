@@ -124,6 +124,8 @@ def check_command(page, line):
         case ["dist-classicrl", *arguments] | ["python", "-m", "dist_classicrl", *arguments]:
             check_arguments(arguments)
             return "dist-classicrl"
+        case ["python", "-m", "pytest", *chosen]:
+            check_tests(chosen, line)
         case ["python", "-c", program]:
             compile(program, line, "exec")
         case ["mpirun", "-n", _, *options, "python", script] | ["python", script, *options]:
@@ -151,11 +153,19 @@ def check_command(page, line):
             pass
         case ["git", "clone", _] | ["cd", _] | ["sbatch", _] | ["export", *_]:
             pass
-        case [("scripts/train" | "scripts/test" | "scripts/test-cluster") as script]:
+        case [("scripts/train" | "scripts/test" | "scripts/test-cluster") as script, *chosen]:
             assert os.access(ROOT / script, os.X_OK), line
+            check_tests(chosen, line)
+        case ["ruff", ("check" | "format"), *_] | ["mypy"] | ["lint-imports"]:
+            pass
         case _:
             raise AssertionError(f"{page.name}: no rule says how to check {line!r}")
     return words[0]
+
+
+def check_tests(words, line):
+    """Check that the folders of tests that a line names are there."""
+    assert all((ROOT / word).exists() for word in words if word.startswith("tests")), line
 
 
 def check_arguments(arguments):

@@ -9,7 +9,8 @@ import time
 import pytest
 from background_job import BackgroundJob
 
-from dist_classicrl.launch.mpirun import find_launcher, survival_words
+from dist_classicrl.launch.launcher import find_launcher
+from dist_classicrl.launch.mpirun import survival_words
 from dist_classicrl.process.jobs import is_running, processes_of
 
 DOCTOR = ("-m", "dist_classicrl", "doctor", "--json")

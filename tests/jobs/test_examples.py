@@ -30,6 +30,13 @@ def greedy_value(agent, model, discount):
 
 
 @ALONE_AND_TOGETHER
+def test_typed_learns_the_best_policy_of_its_corridor(run_python, ranks):
+    job = run_python(EXAMPLES / "typed.py", ranks=ranks)
+    assert re.fullmatch(r"400,000 steps, [\d,]+ episodes", job.output.splitlines()[0])
+    assert float(re.search(r"the greedy policy is ([\d.]+) below the best", job.output)[1]) < 0.1
+
+
+@ALONE_AND_TOGETHER
 def test_train_ends_with_the_return_the_speed_and_the_model(run_python, tmp_path, ranks):
     job = run_python(EXAMPLES / "train.py", *CLIFF, "--output", "made/cliff.npz", ranks=ranks)
     *progress, greedy, speed, model = job.output.splitlines()

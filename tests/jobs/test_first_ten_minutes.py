@@ -20,7 +20,7 @@ import documents
 import pytest
 from documents import ROOT
 
-from dist_classicrl.callbacks.metrics import read_metrics
+from dist_classicrl.monitoring import read_metrics
 from dist_classicrl.plotting import plot_curves, plot_timeline
 from dist_classicrl.process import jobs as processes
 

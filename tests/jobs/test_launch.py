@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from background_job import appearance, check_finished, complete_checkpoints, program
 
-from dist_classicrl.launch.mpirun import find_launcher, survival_words
+from dist_classicrl.launch.launcher import find_launcher
+from dist_classicrl.launch.mpirun import survival_words
 from dist_classicrl.process.jobs import is_running
 
 LAUNCH = ("-m", "dist_classicrl", "launch", "--restart-delay", "0")

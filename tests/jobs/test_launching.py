@@ -3,7 +3,8 @@ import sys
 
 import pytest
 
-from dist_classicrl.launch.mpirun import launch_environment, mpirun_command
+from dist_classicrl.launch.launcher import launch_environment
+from dist_classicrl.launch.mpirun import mpirun_command
 from dist_classicrl.process.jobs import is_running, run_job
 
 LAUNCHER = ("-m", "dist_classicrl.launch.mpirun")

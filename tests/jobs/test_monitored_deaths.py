@@ -4,12 +4,8 @@ import json
 
 import pytest
 
-from dist_classicrl.launch.mpirun import (
-    find_launcher,
-    launch_environment,
-    mpirun_command,
-    survival_words,
-)
+from dist_classicrl.launch.launcher import find_launcher, launch_environment
+from dist_classicrl.launch.mpirun import mpirun_command, survival_words
 from dist_classicrl.launch.program import command
 from dist_classicrl.process.jobs import run_job
 

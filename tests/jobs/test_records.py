@@ -4,7 +4,7 @@ import csv
 import json
 import re
 
-from dist_classicrl.callbacks.metrics import read_metrics
+from dist_classicrl.monitoring import read_metrics
 from dist_classicrl.monitoring.reading import COLUMNS
 
 STEPS = 20_000_000

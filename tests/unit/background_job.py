@@ -15,7 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dist_classicrl.launch.mpirun import launch_environment, mpirun_command
+from dist_classicrl.launch.launcher import launch_environment
+from dist_classicrl.launch.mpirun import mpirun_command
 from dist_classicrl.process import jobs as processes
 
 ROOT = Path(__file__).resolve().parents[2]

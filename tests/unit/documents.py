@@ -1,4 +1,4 @@
-"""The code in the README and on the pages of the site, and a program that runs the Python of some pages.
+"""The code in the README, the guide for contributors and the pages of the site, and a program that runs it.
 
 `python documents.py FOLDER PAGE ...` runs each page as one program, in a folder of its own in FOLDER, and
 writes what rank N printed to output-N.txt there. Under mpirun every rank runs all pages.
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 
 

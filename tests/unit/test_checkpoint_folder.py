@@ -14,13 +14,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dist_classicrl import DistAsyncQLearning, TabularMDP
+from dist_classicrl import DistAsyncQLearning, TabularMDP, _files
 from dist_classicrl.agent import resuming
 from dist_classicrl.checkpoint import arrays as arrays_module
-from dist_classicrl.checkpoint import folder as folder_module
-from dist_classicrl.checkpoint import storage as storage_module
+from dist_classicrl.checkpoint import fence as fence_module
+from dist_classicrl.checkpoint import local as local_module
 from dist_classicrl.checkpoint.folder import CheckpointFolder
-from dist_classicrl.checkpoint.storage import LocalStorage
+from dist_classicrl.checkpoint.local import LocalStorage
 from dist_classicrl.errors import CheckpointError, CheckpointFencedError, SettingsError
 
 RUN, OTHER_RUN = "0123abcd", "99999999"
@@ -379,7 +379,7 @@ def test_who_is_replaced_while_writing_does_not_publish(tmp_path, monkeypatch):
         if not newer:
             newer.append(claimed(tmp_path))
 
-    monkeypatch.setattr(folder_module.array_files, "verify", verify_and_claim)
+    monkeypatch.setattr(arrays_module, "verify", verify_and_claim)
     with pytest.raises(CheckpointFencedError):
         old.write(arrays_of(1), {"steps": 1}, RUN)
     assert os.listdir(tmp_path / "agent-0") == ["fence-000002.json"]
@@ -483,7 +483,7 @@ def test_a_claim_where_the_listing_lags_behind(tmp_path):
     for _ in range(3):
         claimed(tmp_path)
     folder = CheckpointFolder(tmp_path, "agent-0")
-    folder._storage = LaggingStorage(folder.url, 7)
+    folder._storage = folder._fence._storage = LaggingStorage(folder.url, 7)
     assert folder.claim() > 3
     assert len(set(folder._storage.tried)) == len(
         folder._storage.tried
@@ -493,9 +493,9 @@ def test_a_claim_where_the_listing_lags_behind(tmp_path):
 
 
 def test_a_claim_that_never_succeeds_ends(tmp_path, monkeypatch):
-    monkeypatch.setattr(folder_module, "_CLAIM_SECONDS", 0.3)
+    monkeypatch.setattr(fence_module, "_CLAIM_SECONDS", 0.3)
     folder = CheckpointFolder(tmp_path, "agent-0")
-    folder._storage = LaggingStorage(folder.url, 10**9)
+    folder._storage = folder._fence._storage = LaggingStorage(folder.url, 10**9)
     with pytest.raises(CheckpointError, match="could not be claimed within 0.3 s: .* or give another"):
         folder.claim()
     assert len(folder._storage.tried) < 20  # it pauses in between
@@ -629,8 +629,9 @@ class FaultyFile:
 
 
 def install(monkeypatch, system):
-    monkeypatch.setattr(storage_module, "os", system)
-    monkeypatch.setattr(storage_module, "shutil", SimpleNamespace(rmtree=system.rmtree))
+    for module in (local_module, _files):
+        monkeypatch.setattr(module, "os", system)
+    monkeypatch.setattr(local_module, "shutil", SimpleNamespace(rmtree=system.rmtree))
 
 
 def full_disk():

@@ -212,5 +212,5 @@ def test_a_named_pipe_instead_of_a_file_does_not_block(specimen):
     "name", ["", "..", "../agent-0", "f1", "f000001-c00000001-step000000000000010-0123ABCD"]
 )
 def test_only_names_of_checkpoints_are_read(specimen, name):
-    with pytest.raises(CheckpointError, match="its name is none of a checkpoint"):
+    with pytest.raises(CheckpointError, match="its name is not that of a checkpoint"):
         CheckpointFolder(specimen.location, "agent-0").read(name)

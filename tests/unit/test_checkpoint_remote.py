@@ -12,8 +12,8 @@ import pytest
 
 from dist_classicrl.checkpoint import remote
 from dist_classicrl.checkpoint.folder import CheckpointFolder
+from dist_classicrl.checkpoint.location import open_storage
 from dist_classicrl.checkpoint.remote import RemoteStorage
-from dist_classicrl.checkpoint.storage import open_storage
 from dist_classicrl.checkpoint.writer import Writer
 from dist_classicrl.errors import CheckpointError, CheckpointFencedError
 

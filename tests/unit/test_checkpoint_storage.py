@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dist_classicrl.checkpoint import storage as storage_module
-from dist_classicrl.checkpoint.storage import LocalStorage, open_storage
+from dist_classicrl.checkpoint import local as local_module
+from dist_classicrl.checkpoint.local import LocalStorage
+from dist_classicrl.checkpoint.location import open_storage
 from dist_classicrl.errors import CheckpointError
 
 
@@ -122,11 +123,11 @@ def test_a_file_and_its_folders_are_on_disk_before_it_has_its_name(storage, monk
             calls.append((name, describe(*arguments)))
             return result
 
-        monkeypatch.setattr(storage_module.os, name, recorded)
+        monkeypatch.setattr(local_module.os, name, recorded)
 
     def plain(path):
         name = os.path.basename(path)
-        return "temporary" if name.endswith(".tmp") else name
+        return "temporary" if name.startswith(".file.") else name
 
     record("open", lambda path, *rest: plain(path))
     record("mkdir", lambda path, *rest: plain(path))
@@ -167,7 +168,7 @@ def test_a_folder_that_is_there_is_tried(storage, monkeypatch):
         raise OSError(errno.EROFS, "Read-only file system", dir)
 
     storage.create()
-    monkeypatch.setattr(storage_module.tempfile, "TemporaryFile", refuse)
+    monkeypatch.setattr(local_module.tempfile, "TemporaryFile", refuse)
     with pytest.raises(CheckpointError, match="agent-0: Read-only file system. Give a folder"):
         storage.create()
 

@@ -16,8 +16,8 @@ import pytest
 from rich.console import Console
 
 from dist_classicrl.callbacks import logs
-from dist_classicrl.callbacks.bar import Bar, clock, drawn, short
 from dist_classicrl.callbacks.display import LogCallback, StatusCallback, StatusFile, as_line, time_left
+from dist_classicrl.cli.bar import Bar, clock, drawn, short
 from dist_classicrl.engines.progress import Progress, RankProgress
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -165,8 +165,8 @@ def test_the_console_hears_who_serves(set_up, capsys, rank, settings, out, err):
 
 
 def test_a_rank_that_has_to_serve_begins_to_speak(set_up, capsys):
-    voice = set_up(3)
-    called(voice, HALF)
+    callback = set_up(3)
+    called(callback, HALF)
     speak()
     assert said(capsys.readouterr().err) == ["trouble", "failure", "rank lost"]
 

@@ -10,10 +10,10 @@ from dist_classicrl.errors import EnvError, SettingsError
 
 MODULE = """
 import gymnasium
-from dist_classicrl.environments.garnet import garnet
+from dist_classicrl.environments.model import TabularMDP
 
 def model(n_states=7):
-    return garnet(n_states, 2, 2, seed=0)
+    return TabularMDP.garnet(n_states, 2, 2, seed=0)
 
 def lake(size=4, **others):
     return gymnasium.make("FrozenLake-v1", map_name=f"{size}x{size}", **others)

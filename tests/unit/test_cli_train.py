@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from dist_classicrl.agent import resuming
-from dist_classicrl.checkpoint.folder import MANIFEST
-from dist_classicrl.cli import runs, starting, training
-from dist_classicrl.cli.job import gather
+from dist_classicrl.checkpoint.manifest import MANIFEST
+from dist_classicrl.cli import start, training
 from dist_classicrl.cli.main import main
+from dist_classicrl.cli.requested_run import gather
+from dist_classicrl.cli.run_folder import RunFolder, short_path, steps_saved
+from dist_classicrl.cli.trained_agent import load
 from dist_classicrl.errors import CheckpointError, SettingsError, TrainingStopped
 from dist_classicrl.monitoring import read_metrics
 from dist_classicrl.schedules import Linear, PerVisit
@@ -44,8 +46,8 @@ def no_training(monkeypatch):
     def fail(*anything):
         raise AssertionError("it trained")
 
-    monkeypatch.setattr(starting, "train_here", fail)
-    monkeypatch.setattr(starting, "_start", fail)
+    monkeypatch.setattr(start, "train_here", fail)
+    monkeypatch.setattr(start, "_start_ranks", fail)
 
 
 def begun(*asked):
@@ -90,7 +92,7 @@ def test_typed_again_it_is_done_and_with_more_steps_it_goes_on(place, capsys, mo
     before = (folder / "model.npz").read_bytes()
     capsys.readouterr()
     with monkeypatch.context() as patch:
-        patch.setattr(starting, "train_here", None)
+        patch.setattr(start, "train_here", None)
         assert train(*LAKE) == 0  # the seed is that of the run
         assert train(*LAKE, "--total-steps", "1e4") == 0
     assert "is done. With more --total-steps than 20,000 it goes on" in capsys.readouterr().out
@@ -106,7 +108,7 @@ def test_the_same_run_from_its_config_file_learns_the_same(place):
     words += ("--no-async-updates", "--logical-workers", "2")  # the reproducible mode
     assert train(*LAKE, *words, "--env-arg", "map_name=8x8") == 0
     assert train("--config", "runs/FrozenLake-v1/config.toml", "--out", "runs/again") == 0
-    first, again = (runs.load(place / "runs" / name) for name in ("FrozenLake-v1", "again"))
+    first, again = (load(place / "runs" / name) for name in ("FrozenLake-v1", "again"))
     assert first.agent.settings == again.agent.settings
     assert first.agent.settings.learning_rate == PerVisit(0.7)
     assert first.agent.settings.epsilon == Linear(1.0, 0.1, 10_000)
@@ -135,7 +137,7 @@ def test_a_time_limit_stops_it_with_status_75_and_the_same_command_goes_on(place
     with pytest.raises(SystemExit) as caught:
         train(*words)
     assert isinstance(caught.value, TrainingStopped) and caught.value.code == 75
-    loaded = runs.load("stopped")
+    loaded = load("stopped")
     assert loaded.agent.steps == caught.value.steps > 0
     assert not (place / "stopped" / "result.json").exists()
     with pytest.raises(TrainingStopped) as again:
@@ -295,22 +297,22 @@ def test_a_command_that_failed_at_once_binds_nobody(place, capsys):
 
 
 def test_a_checkpoint_of_step_0_is_one(place):
-    folder = runs.RunFolder(place / "x")
+    folder = RunFolder(place / "x")
     checkpoint = folder.checkpoints / "agent-0" / f"f000001-c00000001-step{0:015d}-0123abcd"
     checkpoint.mkdir(parents=True)
-    assert runs.steps_saved(folder.checkpoints) is None and not folder.has_record()
+    assert steps_saved(folder.checkpoints) is None and not folder.has_record()
     (checkpoint / MANIFEST).touch()
-    assert runs.steps_saved(folder.checkpoints) == 0 and folder.has_record()
+    assert steps_saved(folder.checkpoints) == 0 and folder.has_record()
 
 
 def test_a_run_with_checkpoints_elsewhere_is_shown_and_begun_anew(monkeypatch, place, capsys):
     words = ("FrozenLake-v1", "--time-limit", "300ms", "--checkpoint-dir", "ck")
     with pytest.raises(TrainingStopped) as stopped:
         train(*words, "--total-steps", "1e12")
-    assert runs.load("runs/FrozenLake-v1").agent.steps == stopped.value.steps
+    assert load("runs/FrozenLake-v1").agent.steps == stopped.value.steps
     with monkeypatch.context() as elsewhere:
         elsewhere.chdir("runs")
-        assert runs.load("FrozenLake-v1").agent.steps == stopped.value.steps
+        assert load("FrozenLake-v1").agent.steps == stopped.value.steps
     capsys.readouterr()
     words = (*LAKE, "--checkpoint-dir", "ck", "--learning-rate", "0.5")
     assert train(*words, "--resume", "never") == 0
@@ -323,11 +325,11 @@ def test_a_run_with_checkpoints_elsewhere_is_shown_and_begun_anew(monkeypatch, p
 def test_only_the_first_start_of_a_job_begins_anew(monkeypatch, place):
     called = []
     monkeypatch.setenv("PMIX_RANK", "0")
-    monkeypatch.setattr(starting, "train_here", lambda job, display: called.append(job.settings["resume"]))
+    monkeypatch.setattr(start, "train_here", lambda job, display: called.append(job.settings["resume"]))
     job = gather("FrozenLake-v1", (), {"resume": "never"}, None, place / "x")
     job.prepare()
-    job.ask()
-    words = ("--started", "--config", str(job.folder.asked), "--out", "x")
+    job.write_for_ranks()
+    words = ("--started", "--config", str(job.folder.for_ranks), "--out", "x")
     assert train(*words) == 0
     job.save()
     assert train(*words) == 0
@@ -395,7 +397,7 @@ def test_an_evaluation_has_an_end_and_takes_nothing_away(
     assert train(*words) == 0
     said = capsys.readouterr().out
     assert f"not known: {why}" in said and "dist-classicrl evaluate x" in said
-    assert steps_of(place / "x") == total_steps and runs.load("x").agent.steps == total_steps
+    assert steps_of(place / "x") == total_steps and load("x").agent.steps == total_steps
     assert signal.getsignal(signal.SIGALRM) == before
 
 
@@ -479,8 +481,8 @@ def test_it_starts_ranks_unless_it_is_one(variables, words, ranks, monkeypatch):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     called = []
-    monkeypatch.setattr(starting, "train_here", lambda job, display: called.append(job))
-    monkeypatch.setattr(starting, "_start", lambda job, start, *others: called.append(start.ranks) or 0)
+    monkeypatch.setattr(start, "train_here", lambda job, display: called.append(job))
+    monkeypatch.setattr(start, "_start_ranks", lambda job, start, *others: called.append(start.ranks) or 0)
     assert train("FrozenLake-v1", *words) == 0
     (found,) = called
     if ranks in (1, "rank"):
@@ -512,7 +514,7 @@ def test_ranks_are_started_with_what_was_resolved(monkeypatch, place, code, stat
             asked.append((file.name, file.read_text()))
             return code
 
-    monkeypatch.setattr(starting, "Supervisor", Supervisor)
+    monkeypatch.setattr(start, "Supervisor", Supervisor)
     assert train("FrozenLake-v1", "-n", 3, "--out", "x", "--max-restarts", 1, "-q", "--no-ulfm") == status
     (plan,) = plans
     folder = str(place / "x")
@@ -531,7 +533,7 @@ def test_a_rank_that_was_started_leaves_the_folder_alone(monkeypatch, place):
     before = job.folder.config.read_bytes()
     called = []
     monkeypatch.setenv("PMIX_RANK", "0")
-    monkeypatch.setattr(starting, "train_here", lambda job, display: called.append(job))
+    monkeypatch.setattr(start, "train_here", lambda job, display: called.append(job))
     assert train("--started", "--config", "x/config.toml", "--out", "x", "--total-steps", 5) == 0
     assert (called[0].settings["total_steps"], job.folder.config.read_bytes()) == (5, before)
 
@@ -541,27 +543,27 @@ def test_a_rank_that_was_started_leaves_the_folder_alone(monkeypatch, place):
 
 def test_what_cannot_be_loaded_is_said(place):
     with pytest.raises(FileNotFoundError, match="Train first"):
-        runs.load("runs/x")
+        load("runs/x")
     begun("FrozenLake-v1", (), {}, None, None)
     with pytest.raises(FileNotFoundError, match="Did you mean 'runs/FrozenLake-v1'?"):
-        runs.load("runs/FrozenLake-v2")
+        load("runs/FrozenLake-v2")
     with pytest.raises(CheckpointError, match="neither a model nor a checkpoint"):
-        runs.load("runs/FrozenLake-v1")
+        load("runs/FrozenLake-v1")
 
 
 def test_a_bare_model_file_does_not_know_its_environment(place):
     train(*LAKE)
     folder = place / "runs" / "FrozenLake-v1"
-    assert runs.load(folder / "model.npz").env == "FrozenLake-v1"
+    assert load(folder / "model.npz").env_name == "FrozenLake-v1"
     bare = folder.rename(place / "runs" / "x") / "model.npz"
     bare.rename(place / "model.npz")
-    loaded = runs.load("model.npz")
-    assert (loaded.env, loaded.folder, loaded.agent.steps) == (None, None, 20_000)
+    loaded = load("model.npz")
+    assert (loaded.env_name, loaded.folder, loaded.agent.steps) == (None, None, 20_000)
     with pytest.raises(SettingsError, match="does not tell which environment"):
         loaded.make_env()
-    assert loaded.agent.evaluate(loaded.make_env("FrozenLake-v1"), episodes=1).episodes == 1
+    assert loaded.agent.evaluate(loaded.in_environment("FrozenLake-v1").make_env(), episodes=1).episodes == 1
 
 
 def test_paths_are_shown_from_here_where_that_is_shorter(place):
-    assert training.short(place / "runs" / "x") == "runs/x"
-    assert training.short("/elsewhere/x") == "/elsewhere/x"
+    assert short_path(place / "runs" / "x") == "runs/x"
+    assert short_path("/elsewhere/x") == "/elsewhere/x"

@@ -9,7 +9,7 @@ from dist_classicrl import DistributedDebugger
 from dist_classicrl.cli.commands.profile import Sizes
 from dist_classicrl.cli.main import main
 from dist_classicrl.errors import SettingsError
-from dist_classicrl.launch.mpirun import Launcher
+from dist_classicrl.launch.launcher import Launcher
 from dist_classicrl.mpi_tools import communication_profile
 from dist_classicrl.mpi_tools.communication_profile import COLLECTIVES, CommunicationProfile, Measurement
 from dist_classicrl.mpi_tools.consistency import BLOCK_BYTES, Consistency, Difference, _Blocks, distances

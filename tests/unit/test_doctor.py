@@ -17,9 +17,9 @@ from dist_classicrl.diagnosis.children import Child
 from dist_classicrl.diagnosis.findings import failure, is_fit, ok, warning
 from dist_classicrl.diagnosis.plan import TrainingPlan
 from dist_classicrl.diagnosis.probe import MARK
-from dist_classicrl.launch import mpirun as launcher_module
+from dist_classicrl.launch import launcher as launcher_module
 from dist_classicrl.launch.hosts import Host
-from dist_classicrl.launch.mpirun import Launcher
+from dist_classicrl.launch.launcher import Launcher
 from dist_classicrl.learning.learners import ReplayMemory
 from dist_classicrl.process.jobs import is_running
 from dist_classicrl.settings import Settings

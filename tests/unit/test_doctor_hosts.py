@@ -16,23 +16,15 @@ from pathlib import Path
 
 import pytest
 
-from dist_classicrl.diagnosis import (
-    communication,
-    examination,
-    files,
-    hosts,
-    on_host,
-    pairs,
-    sameness,
-    troubles,
-)
+from dist_classicrl.diagnosis import communication, examination, files, on_host
+from dist_classicrl.diagnosis.cluster import hosts, pairs, sameness, troubles
 from dist_classicrl.diagnosis.plan import TrainingPlan
 from dist_classicrl.diagnosis.trials import MARK
 from dist_classicrl.errors import LauncherError
 from dist_classicrl.launch import hosts as hosts_module
 from dist_classicrl.launch.hosts import Host, command_on, read_hostfile, slurm_hosts
-from dist_classicrl.launch.mpirun import Launcher
-from dist_classicrl.launch.remote_commands import Asked
+from dist_classicrl.launch.launcher import Launcher
+from dist_classicrl.launch.remote_commands import RemoteCommands
 from dist_classicrl.mpi_tools.communication_profile import (
     POINT_TO_POINT,
     CommunicationProfile,
@@ -674,10 +666,10 @@ def test_more_hosts_can_be_asked_than_files_can_be_open(tmp_path, monkeypatch):
     names = [f"h{n}" for n in range(40)]
     resource.setrlimit(resource.RLIMIT_NOFILE, (n_open + 20, limits[1]))
     try:
-        with Asked({name: ["echo", name] for name in names}) as asked:
+        with RemoteCommands({name: ["echo", name] for name in names}) as asked:
             asked.wait(SECONDS)
             assert [asked.output(name) for name in names] == [f"{name}\n" for name in names]
-            assert asked.not_begun == {}
+            assert asked.not_started == {}
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert list(tmp_path.iterdir()) == []
@@ -686,7 +678,7 @@ def test_more_hosts_can_be_asked_than_files_can_be_open(tmp_path, monkeypatch):
 def test_what_was_begun_ends_where_the_rest_cannot_be(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     with pytest.raises(LauncherError, match="TMPDIR"):
-        Asked({"a": ["true"]})
+        RemoteCommands({"a": ["true"]})
     (tmp_path / "tmp").mkdir()
     begun = []
 
@@ -699,7 +691,7 @@ def test_what_was_begun_ends_where_the_rest_cannot_be(tmp_path, monkeypatch):
     Popen = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", start)
     with pytest.raises(KeyboardInterrupt):
-        Asked({"a": ["sleep", "600"], "b": ["interrupted"]})
+        RemoteCommands({"a": ["sleep", "600"], "b": ["interrupted"]})
     assert [process.returncode for process in begun] == [-signal.SIGKILL]
     assert list((tmp_path / "tmp").iterdir()) == []
 

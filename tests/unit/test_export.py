@@ -269,7 +269,7 @@ def test_a_csv_can_be_sorted_otherwise_and_lack_visits(tmp_path):
         ("a.csv", b"\xff\xfe\x00", "cannot be read"),
         ("a.json", "[1]", "no q_table"),
         ("a.json", "{", "no JSON"),
-        ("a.json", '{"q_table": [[1, 2], [3]]}', "its table is none"),
+        ("a.json", '{"q_table": [[1, 2], [3]]}', "its table is not one of numbers"),
         ("a.json", '{"q_table": [[1]], "visits": [[1.5]]}', "whole numbers"),
         ("a.npz", "PK", "cannot be read"),
         ("a.txt", "", "suffix"),

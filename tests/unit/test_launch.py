@@ -16,11 +16,13 @@ import pytest
 from dist_classicrl.__main__ import main
 from dist_classicrl._streams import is_output_closed
 from dist_classicrl.errors import LauncherError
-from dist_classicrl.launch import restart as supervisor
+from dist_classicrl.launch import restart, silence
 from dist_classicrl.launch.folders import launch_folder, session_folder
 from dist_classicrl.launch.hosts import Host, hosts_that_answer, ranks_on, read_hostfile, write_hostfile
-from dist_classicrl.launch.mpirun import Launcher, export_words, host_words, survival_words
-from dist_classicrl.launch.restart import Plan, Supervisor
+from dist_classicrl.launch.launcher import Launcher
+from dist_classicrl.launch.mpirun import export_words, host_words, survival_words
+from dist_classicrl.launch.plan import LaunchPlan
+from dist_classicrl.launch.restart import Supervisor
 from dist_classicrl.process.exit_record import ExitRecord
 from dist_classicrl.process.jobs import is_running
 
@@ -43,12 +45,14 @@ ended() { # rank code kind is_head reason
 @pytest.fixture
 def supervise(tmp_path, monkeypatch):
     """Give a function that runs the job of a made-up mpirun, and returns the exit status."""
-    monkeypatch.setattr(supervisor, "_LATE_SECONDS", 0.05)
-    monkeypatch.setattr(supervisor, "_LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(restart, "_LATE_SECONDS", 0.05)
+    monkeypatch.setattr(silence, "LOOK_SECONDS", 0.1)
 
     def run(script, **settings):
-        plan = Plan(**{"launcher": fake(tmp_path, script), "words": ("train.py",), **DEFAULTS, **settings})
-        return Supervisor(Plan(**{**vars(plan), "state_dir": tmp_path / "state"})).run()
+        plan = LaunchPlan(
+            **{"launcher": fake(tmp_path, script), "words": ("train.py",), **DEFAULTS, **settings}
+        )
+        return Supervisor(LaunchPlan(**{**vars(plan), "state_dir": tmp_path / "state"})).run()
 
     yield run
     assert not (tmp_path / "state").exists()
@@ -63,7 +67,7 @@ def no_silence(monkeypatch):
         looks.append(now)
         assert len(looks) < 100
 
-    monkeypatch.setattr(supervisor.SilenceWatch, "look", look)
+    monkeypatch.setattr(silence.SilenceWatch, "look", look)
 
 
 DEFAULTS = {"ranks": 2, "delay": 0.01, "grace": 0.3, "silence": 30.0}
@@ -184,7 +188,7 @@ def test_ranks_that_never_start_are_named_as_such(supervise, capfd):
 def test_signs_of_life_end_a_silence_and_a_suspended_launcher_counts_none(tmp_path):
     record = ExitRecord(tmp_path)
     now = time.monotonic()
-    watch = supervisor.SilenceWatch("no job", record, now)
+    watch = silence.SilenceWatch("no job", record, now)
 
     def looks(number, step=1.0):
         nonlocal now
@@ -204,7 +208,7 @@ def test_signs_of_life_end_a_silence_and_a_suspended_launcher_counts_none(tmp_pa
 
 @needs_proc
 def test_silence_is_short_where_all_ranks_of_this_host_are_gone(supervise, monkeypatch, capfd):
-    monkeypatch.setattr(supervisor, "_SILENT_WITHOUT_RANKS_SECONDS", 1.0)
+    monkeypatch.setattr(silence, "_WITHOUT_RANKS_HERE_SECONDS", 1.0)
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
     script = f"""echo 'import time; time.sleep(1.5)' > $place/train.py
 {sys.executable} -m dist_classicrl.launch.program $place/train.py &
@@ -225,7 +229,7 @@ def test_what_mpirun_says_twice_before_any_rank_is_a_refusal(supervise, tmp_path
 
 
 def test_a_job_whose_output_nobody_reads_is_not_started_again(supervise, tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr(supervisor, "is_output_closed", lambda: True)
+    monkeypatch.setattr(restart, "is_output_closed", lambda: True)
     assert supervise(f"echo $attempt >> {tmp_path}/starts; kill -PIPE $$") == 128 + signal.SIGPIPE
     assert starts(tmp_path) == ["1"]
     assert "the program that its output goes to has ended" in capfd.readouterr().err
@@ -235,9 +239,10 @@ def test_a_job_whose_output_nobody_reads_is_not_started_again(supervise, tmp_pat
 def test_a_launcher_whose_words_nobody_reads_ends_with_the_jobs_status(tmp_path):
     fake(tmp_path, f"echo $attempt >> {tmp_path}/starts; sleep 0.5; echo a line; kill -PIPE $$")
     code = (
-        "import sys, pathlib; from dist_classicrl.launch.mpirun import Launcher\n"
-        "from dist_classicrl.launch.restart import Plan, Supervisor\n"
-        f"plan = Plan(Launcher({str(tmp_path / 'mpirun')!r}, 'hydra', ()), 2, ('x',), delay=0.0)\n"
+        "import sys, pathlib; from dist_classicrl.launch.launcher import Launcher\n"
+        "from dist_classicrl.launch.plan import LaunchPlan\n"
+        "from dist_classicrl.launch.restart import Supervisor\n"
+        f"plan = LaunchPlan(Launcher({str(tmp_path / 'mpirun')!r}, 'hydra', ()), 2, ('x',), delay=0.0)\n"
         "status = Supervisor(plan).run(); print('after it', file=sys.stderr); sys.exit(status)"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
@@ -302,7 +307,7 @@ def test_an_mpirun_that_cannot_be_started_is_named(supervise):
 
 def test_a_state_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").touch()
-    plan = Plan(fake(tmp_path, "done_"), 2, ("train.py",), state_dir=tmp_path / "file" / "state")
+    plan = LaunchPlan(fake(tmp_path, "done_"), 2, ("train.py",), state_dir=tmp_path / "file" / "state")
     with pytest.raises(LauncherError, match="--state-dir"):
         Supervisor(plan).run()
 
@@ -532,7 +537,7 @@ def test_a_missing_agent_reaches_only_this_host():
 
 
 def test_a_job_starts_again_on_the_hosts_that_answer(supervise, tmp_path, agent, monkeypatch, capfd):
-    monkeypatch.setattr(supervisor, "_PROBE_SECONDS", 1.0)
+    monkeypatch.setattr(restart, "_PROBE_SECONDS", 1.0)
     hosts = (Host("live", 3), Host("dead", 2), Host("deaf", 1))
     script = f"echo $2 $4 >> {tmp_path}/starts; cat $4 >> {tmp_path}/hosts; [ $attempt = 2 ] && done_; exit 1"
     assert supervise(script, ranks=6, hosts=hosts, agent=agent) == 0

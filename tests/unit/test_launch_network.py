@@ -11,7 +11,7 @@ import pytest
 from dist_classicrl.__main__ import main
 from dist_classicrl.errors import LauncherError
 from dist_classicrl.launch import network
-from dist_classicrl.launch.mpirun import Launcher
+from dist_classicrl.launch.launcher import Launcher
 from dist_classicrl.launch.network import network_words, own_addresses
 
 FIVE = Launcher("/m", "openmpi", (5, 0, 11))

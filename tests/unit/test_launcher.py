@@ -7,14 +7,8 @@ import pytest
 
 from dist_classicrl._hints import rank_of_environment
 from dist_classicrl.errors import LauncherError
-from dist_classicrl.launch.mpirun import (
-    Launcher,
-    check_launcher,
-    find_launcher,
-    launch_environment,
-    mpirun_command,
-    session_variables,
-)
+from dist_classicrl.launch.launcher import Launcher, find_launcher, launch_environment
+from dist_classicrl.launch.mpirun import check_launcher, mpirun_command, session_variables
 from dist_classicrl.launch.mpirun import main as launcher_main
 
 ANSWERS = {

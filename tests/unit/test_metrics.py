@@ -12,10 +12,9 @@ import pytest
 from callback_reports import Reports, event
 
 from dist_classicrl.callbacks import MetricsCallback
-from dist_classicrl.callbacks.metrics import read_metrics
 from dist_classicrl.engines.progress import Progress, RankProgress
 from dist_classicrl.errors import MetricsError
-from dist_classicrl.monitoring import reading
+from dist_classicrl.monitoring import read_metrics, reading
 from dist_classicrl.monitoring.recent import RecentEpisodes
 
 

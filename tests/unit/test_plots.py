@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from dist_classicrl.cli.commands.plot import command
-from dist_classicrl.environments.conversion import from_arrays
+from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.errors import MetricsError, MissingExtraError, PlotError
 from dist_classicrl.monitoring.reading import read_metrics
 from dist_classicrl.plotting import (
@@ -254,7 +254,9 @@ def test_cliff_walking_and_models_with_a_grid_have_maps():
     # Two cells beside each other: stay, or go to the other one, where the episode ends.
     move = np.zeros((2, 2, 2))
     move[0, 0, 0] = move[0, 1, 1] = move[1, :, 1] = 1.0
-    model = from_arrays(move, np.zeros((2, 2)), [1.0, 0.0], terminated=[False, True], grid_shape=(1, 2))
+    model = TabularMDP.from_arrays(
+        move, np.zeros((2, 2)), [1.0, 0.0], terminated=[False, True], grid_shape=(1, 2)
+    )
     drawn = map_of(np.array([[2.0, 1.0], [0.0, 0.0]]), model)
     assert drawn.grid.directions.tolist() == [[0, 0], [0, 1]]
     assert drawn.values[0, 0] == 2.0 and np.isnan(drawn.values[0, 1])

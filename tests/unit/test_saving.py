@@ -15,8 +15,8 @@ import pytest
 from dist_classicrl import DistAsyncQLearning, TabularMDP
 from dist_classicrl.agent import resuming
 from dist_classicrl.checkpoint.folder import CheckpointFolder
+from dist_classicrl.checkpoint.local import LocalStorage
 from dist_classicrl.checkpoint.plan import plan_of
-from dist_classicrl.checkpoint.storage import LocalStorage
 from dist_classicrl.engines import saving
 from dist_classicrl.engines.local import training as alone
 from dist_classicrl.engines.outcome import Tally, TrainingResult

@@ -47,7 +47,7 @@ def test_speed_up_and_efficiency_are_relative_to_the_fewest_workers():
         (1.0, 1.0),
         (pytest.approx(500 / 380), pytest.approx(250 / 380)),
     ]
-    with pytest.raises(MetricsError, match="baseline 16 is none of the runs. Those are 2, 4, 8"):
+    with pytest.raises(MetricsError, match="baseline 16 is not one of the runs. Those are 2, 4, 8"):
         compare(runs, baseline="16")
 
 
@@ -95,7 +95,7 @@ def test_what_cannot_be_measured_is_said(tmp_path):
         measure("run", empty)
     with pytest.raises(MetricsError, match="made no step"):
         measure("run", None, result(2, 0.0))
-    with pytest.raises(MetricsError, match="result of run is none of this library: 'events'"):
+    with pytest.raises(MetricsError, match="result of run is not one of this library: 'events'"):
         measure("run", None, {key: value for key, value in result(2, 1.0).items() if key != "events"})
 
 

@@ -21,7 +21,7 @@ import dist_classicrl
 from dist_classicrl import DistAsyncQLearning
 from dist_classicrl.cli import config
 from dist_classicrl.cli.main import main
-from dist_classicrl.cli.runs import RunFolder
+from dist_classicrl.cli.run_folder import RunFolder
 from dist_classicrl.errors import CheckpointError, LauncherError, MetricsError, ModelFileError, SettingsError
 from dist_classicrl.export.table_file import read_table
 from dist_classicrl.launch.folders import launch_folder, session_folder

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dist_classicrl.environments import solve as solving
+from dist_classicrl.environments import policy_value, solve
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.errors import ConvergenceError, SettingsError
 
@@ -177,7 +177,7 @@ def test_undiscounted_policy_does_not_go_round_for_nothing():
 def test_infinite_values_are_an_error_at_discount_one():
     model = TabularMDP.from_dict({0: [[(1.0, 0, 1.0, False)], [(1.0, 0, 0.0, True)]]}, [1.0])
     with pytest.raises(ConvergenceError, match="discount factor below 1"):
-        solving.solve(model, 1.0, max_sweeps=2_000)
+        solve.solve(model, 1.0, max_sweeps=2_000)
     with pytest.raises(ConvergenceError, match="no value in state 0"):
         model.policy_value(np.array([0]), 1.0)
     assert model.policy_value(np.array([1]), 1.0)[0] == 0.0
@@ -205,7 +205,7 @@ def brute_force_value(model, probability, discount, sweeps):
 @pytest.mark.parametrize("dense_states", [2_000, 0])
 @pytest.mark.parametrize("discount", [0.0, 0.9, 1.0])
 def test_policy_value_agrees_with_plain_evaluation(monkeypatch, dense_states, discount):
-    monkeypatch.setattr(solving, "DENSE_STATES", dense_states)
+    monkeypatch.setattr(policy_value, "DENSE_STATES", dense_states)
     for seed in range(3):
         model = random_model(seed)
         rng = np.random.default_rng(100 + seed)
@@ -222,7 +222,7 @@ def test_policy_value_agrees_with_plain_evaluation(monkeypatch, dense_states, di
 
 @pytest.mark.parametrize("dense_states", [2_000, 0])
 def test_undiscounted_policy_value_with_loops_that_pay_nothing(monkeypatch, dense_states):
-    monkeypatch.setattr(solving, "DENSE_STATES", dense_states)
+    monkeypatch.setattr(policy_value, "DENSE_STATES", dense_states)
     # 0 -> 1 or 2 with even odds; 1 waits for ever at no reward; 2 pays 4 and ends.
     P = {
         0: [[(0.5, 1, 1.0, False), (0.5, 2, 1.0, False)]],

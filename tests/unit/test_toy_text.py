@@ -10,7 +10,7 @@ from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
 from gymnasium.envs.toy_text.taxi import TaxiEnv
 
 from dist_classicrl.environments.model import TabularMDP
-from dist_classicrl.environments.toy_text import compile_gymnasium
+from dist_classicrl.environments.resolve import known_model
 from dist_classicrl.errors import EnvError, RewardError
 
 CHECKERBOARD = ["SFH", "FSF", "HFG", "FFF"]
@@ -71,7 +71,7 @@ def model_outcomes(model, s, a):
 @pytest.mark.parametrize("make, options, divisions", CASES)
 def test_every_pair_has_the_outcomes_of_gymnasium(make, options, divisions):
     env = make(**options)
-    model = compile_gymnasium(env)
+    model = known_model(env)
     env.np_random = Uniform()
     assert (model.n_states, model.n_actions) == (env.observation_space.n, env.action_space.n)
     for s in range(model.n_states):
@@ -85,7 +85,7 @@ def test_every_pair_has_the_outcomes_of_gymnasium(make, options, divisions):
 def test_the_same_random_number_draws_the_same_outcome(make, options, divisions):
     """The order of the outcomes is kept: only this lets a test compare whole episodes."""
     env = make(**options)
-    model = compile_gymnasium(env)
+    model = known_model(env)
     env.np_random = Uniform()
     rng = np.random.default_rng(1)
     for _ in range(300):
@@ -106,7 +106,7 @@ def test_the_same_random_number_draws_the_same_outcome(make, options, divisions)
 @pytest.mark.parametrize("make, options, divisions", CASES)
 def test_start_distribution(make, options, divisions):
     env = make(**options)
-    model = compile_gymnasium(env)
+    model = known_model(env)
     draws = 6_000
     env.reset(seed=11)
     counts = np.bincount([env.reset()[0] for _ in range(draws)], minlength=model.n_states)
@@ -138,7 +138,7 @@ def test_start_distribution_by_formula():
 def test_frequencies_of_real_draws(name):
     """With Gymnasium's own generator, each outcome of some pairs comes up as often as the model says."""
     env = gymnasium.make(name).unwrapped
-    model = compile_gymnasium(env)
+    model = known_model(env)
     env.reset(seed=5)
     draws = 2_000
     pairs = np.argwhere(model.reachable_pairs())
@@ -157,7 +157,7 @@ def test_frequencies_of_real_draws(name):
 @pytest.mark.parametrize("name", ["FrozenLake8x8-v1", "Taxi-v4", "CliffWalkingSlippery-v1"])
 def test_whole_episodes_stay_within_the_model(name):
     env = gymnasium.make(name, max_episode_steps=30)
-    model = compile_gymnasium(env)
+    model = known_model(env)
     assert model.max_episode_steps == 30
     reachable = model.reachable_pairs()
     rng = np.random.default_rng(2)
@@ -205,8 +205,8 @@ def test_known_optimal_values():
 @pytest.mark.parametrize("options", [dict(), dict(is_rainy=True)])
 def test_the_taxi_mask_forbids_what_has_no_effect(options):
     env = gymnasium.make("Taxi-v4", **options)
-    plain = compile_gymnasium(env)
-    model = compile_gymnasium(env, use_action_mask=True)
+    plain = known_model(env)
+    model = known_model(env, use_action_mask=True)
     assert plain.action_mask is None and plain != model
     _, info = env.reset(seed=3)
     rng = np.random.default_rng(3)
@@ -237,10 +237,10 @@ def test_time_limits():
     assert TabularMDP.from_gymnasium("Taxi-v4", max_episode_steps=17).max_episode_steps == 17
     assert TabularMDP.from_gymnasium("Taxi-v4", max_episode_steps=-1).max_episode_steps is None
     env = gymnasium.make("FrozenLake-v1")
-    assert compile_gymnasium(gymnasium.wrappers.TimeLimit(env, 20)).max_episode_steps == 20
-    assert compile_gymnasium(gymnasium.wrappers.TimeLimit(env, 300)).max_episode_steps == 100
-    assert compile_gymnasium(env.unwrapped).max_episode_steps is None
-    assert compile_gymnasium(gymnasium.wrappers.TimeLimit(env.unwrapped, 300)).max_episode_steps == 300
+    assert known_model(gymnasium.wrappers.TimeLimit(env, 20)).max_episode_steps == 20
+    assert known_model(gymnasium.wrappers.TimeLimit(env, 300)).max_episode_steps == 100
+    assert known_model(env.unwrapped).max_episode_steps is None
+    assert known_model(gymnasium.wrappers.TimeLimit(env.unwrapped, 300)).max_episode_steps == 300
 
 
 @pytest.fixture
@@ -267,12 +267,12 @@ def test_a_registered_id_keeps_its_options(registered):
 
 def test_the_instance_is_read_not_its_id():
     env = gymnasium.make("FrozenLake-v1")
-    original = compile_gymnasium(env)
+    original = known_model(env)
     env.unwrapped.P[14][2] = [(1.0, 15, 5.0, True)]
-    assert model_outcomes(compile_gymnasium(env), 14, 2) == {(15, 5.0, True): 1.0}
+    assert model_outcomes(known_model(env), 14, 2) == {(15, 5.0, True): 1.0}
     env.unwrapped.initial_state_distrib = np.eye(16)[4]
-    assert compile_gymnasium(env).start_prob[4] == 1.0
-    assert compile_gymnasium(gymnasium.make("FrozenLake-v1")) == original
+    assert known_model(env).start_prob[4] == 1.0
+    assert known_model(gymnasium.make("FrozenLake-v1")) == original
 
 
 class ChangedLake(FrozenLakeEnv):
@@ -348,23 +348,23 @@ def without_start():
 )
 def test_anything_else_is_not_compiled(make, reason):
     env = make()
-    assert compile_gymnasium(env) is None
+    assert known_model(env) is None
     with pytest.raises(EnvError, match=reason):
         TabularMDP.from_gymnasium(env)
 
 
 def test_wrappers_that_change_nothing():
     env = gymnasium.wrappers.RecordEpisodeStatistics(gymnasium.make("Taxi-v4"))
-    assert compile_gymnasium(env) == TabularMDP.from_gymnasium("Taxi-v4")
+    assert known_model(env) == TabularMDP.from_gymnasium("Taxi-v4")
     bare = gymnasium.wrappers.OrderEnforcing(gymnasium.wrappers.PassiveEnvChecker(CliffWalkingEnv()))
-    assert compile_gymnasium(bare) == TabularMDP.from_gymnasium("CliffWalking-v1")
+    assert known_model(bare) == TabularMDP.from_gymnasium("CliffWalking-v1")
 
 
 def test_the_instance_is_not_disturbed():
     env = gymnasium.make("Taxi-v4")
     twin = gymnasium.make("Taxi-v4")
     env.reset(seed=8), twin.reset(seed=8)
-    compile_gymnasium(env, use_action_mask=True)
+    known_model(env, use_action_mask=True)
     for action in (0, 2, 4, 5, 1):
         assert env.step(action)[:4] == twin.step(action)[:4]
     assert env.reset()[0] == twin.reset()[0]
@@ -373,7 +373,7 @@ def test_the_instance_is_not_disturbed():
 def test_infinite_rewards_are_named():
     for reward in (np.nan, np.inf):
         with pytest.raises(RewardError, match="rewards must be finite"):
-            compile_gymnasium(FrozenLakeEnv(reward_schedule=(reward, 0, 0)))
+            known_model(FrozenLakeEnv(reward_schedule=(reward, 0, 0)))
 
 
 def test_options_need_an_id():

@@ -6,9 +6,11 @@ import os
 import re
 
 from dist_classicrl.agent.resuming import checkpoint_fault
-from dist_classicrl.checkpoint.folder import MANIFEST, CheckpointFolder, Saved
+from dist_classicrl.checkpoint.folder import CheckpointFolder, Saved
+from dist_classicrl.checkpoint.local import LocalStorage
+from dist_classicrl.checkpoint.location import open_storage
+from dist_classicrl.checkpoint.manifest import MANIFEST
 from dist_classicrl.checkpoint.plan import DEFAULT_MODE
-from dist_classicrl.checkpoint.storage import LocalStorage, open_storage
 from dist_classicrl.errors import CheckpointError
 from dist_classicrl.model.model_file import SavedModel, model_of
 

@@ -1,8 +1,8 @@
-"""Callbacks of `train`: what a user's code hears of a training while it goes on, and how it ends one.
+"""Callbacks of `train`, which follow a training while it goes on, and may end it.
 
-They run on the rank that serves (rank 0, or who took its place), between messages, under the names and with
-the methods that users of Stable-Baselines3 know. Its `CheckpointCallback` has no counterpart: checkpoints are
-the business of ``train(checkpoint_dir=..., checkpoint_interval=...)``, which also goes on from them.
+They run on the rank that serves (rank 0, or the one that took its place), between messages, under the names
+and with the methods that users of Stable-Baselines3 know. Its `CheckpointCallback` has no counterpart:
+``train(checkpoint_dir=..., checkpoint_interval=...)`` writes checkpoints, and also goes on from them.
 
 The public names are imported when they are first asked for.
 """

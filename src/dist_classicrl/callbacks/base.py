@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class BaseCallback:
-    """Hears of a training on the rank that serves. Override what begins with an underscore.
+    """Follows a training on the rank that serves. Override the methods that begin with an underscore.
 
     ``_on_step`` is called at each report: every `progress_interval` seconds, at each checkpoint and at the
     end. What it does, the server does not, so it should be quick. An exception ends the training on all
@@ -59,38 +59,38 @@ class BaseCallback:
         """Prepare; `model` is known."""
 
     def _on_training_start(self) -> None:
-        """Hear that this rank serves from now on; `num_timesteps` is where the training begins or goes on."""
+        """Act when this rank begins to serve; `num_timesteps` is where the training begins or goes on."""
 
     def _on_rollout_start(self) -> None:
-        """Hear that learning begins, or goes on after a report."""
+        """Act when learning begins, or goes on after a report."""
 
     def _on_step(self) -> bool:
         """Look at a report. Return False to end the training in order, with fewer steps, on all ranks."""
         return True
 
     def _on_rollout_end(self) -> None:
-        """Hear that a report is there, before any `_on_step`."""
+        """Act when a report is there, before any `_on_step`."""
 
     def _on_training_end(self) -> None:
-        """Hear that the training has ended; `result` is known."""
+        """Act when the training has ended; `result` is known."""
 
     def _on_close(self) -> None:
-        """Give back what this callback holds, such as open files, however the training ended."""
+        """Release what this callback holds, such as open files, however the training ended."""
 
     def _on_worker_lost(self, event: dict[str, Any]) -> None:
-        """Hear that a rank is lost, or has left; see `TrainingResult.events`."""
+        """Act when a rank is lost, or has left; see `TrainingResult.events`."""
 
     def _on_worker_joined(self, event: dict[str, Any]) -> None:
-        """Hear that a rank is back, or that a new process has taken its place."""
+        """Act when a rank is back, or a new process has taken its place."""
 
     def _on_failover(self, event: dict[str, Any]) -> None:
-        """Hear that this rank has taken the place of a lost server."""
+        """Act when this rank has taken the place of a lost server."""
 
     def _on_checkpoint(self, steps: int, name: str) -> None:
-        """Hear that the checkpoint `name`, of global step `steps`, is on disk."""
+        """Act when the checkpoint `name`, of global step `steps`, is on disk."""
 
     def _on_push(self, rank: int, steps: int, staleness: int, n_bytes: int) -> None:
-        """Hear of a push. It costs something many times a second, and is called only where it is overridden.
+        """Act on a push. It is called many times a second, and only where it is overridden.
 
         Parameters
         ----------
@@ -105,7 +105,7 @@ class BaseCallback:
         """
 
     def record(self, name: str, value: float) -> None:
-        """Give a number for `TensorBoardCallback` to write, as of now."""
+        """Record a number as of now, for `TensorBoardCallback` to write."""
         self.recorded[name] = self.num_timesteps, float(value)
 
     # What the training calls
@@ -154,7 +154,7 @@ class BaseCallback:
         """Give a report, and return whether the training is to go on."""
         self._take(progress)
         self.n_calls += 1
-        # Who returns nothing has nothing against it.
+        # A callback that returns nothing lets the training go on.
         return (answer := self._on_step()) is None or bool(answer)
 
     def on_training_end(self, result: TrainingResult) -> None:
@@ -203,7 +203,7 @@ class BaseCallback:
 
     @property
     def _caller(self) -> BaseCallback | None:
-        """Who calls the children."""
+        """What the children see as their parent."""
         return self
 
     def _take(self, progress: Progress) -> None:
@@ -301,6 +301,6 @@ def _callback(given: Any) -> BaseCallback:
         raise SettingsError(
             f"The callback {given!r} must take one argument, a dict with self, progress and num_timesteps."
         ) from None
-    except ValueError:  # a function of C that does not tell what it takes
+    except ValueError:  # a function of C whose arguments are not known
         pass
     return ConvertCallback(given)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dist_classicrl._files import whole_file
 from dist_classicrl.callbacks.base import BaseCallback
 
 if TYPE_CHECKING:
@@ -113,11 +113,9 @@ class StatusCallback(BaseCallback):
         if self.progress is None:  # this rank has not served
             return
         data = {"progress": {**self.progress.to_dict(), "events": []}, "has_ended": has_ended}
-        # Replaced at once, so that a reader never sees half of it. It need not survive a crash.
-        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         try:
-            temporary.write_text(json.dumps(data))
-            temporary.replace(self._path)
+            with whole_file(self._path, durable=False) as file:  # it need not survive a crash
+                file.write(json.dumps(data).encode())
             self._is_failing = False
         except OSError as error:
             if not self._is_failing:

@@ -124,7 +124,7 @@ class EvalCallback(EventCallback):
 
     def _on_training_start(self) -> None:
         self._resolve()
-        # What is wrong with the environment comes out now, and what must be compiled is.
+        # A fault of the environment shows now, and code is compiled now.
         self.model.evaluate(self._env, 1, self._stream(), max_steps=1)
         if self.num_timesteps == 0:
             self._begin_afresh()
@@ -185,7 +185,7 @@ class EvalCallback(EventCallback):
         """Take in an evaluation, and return whether it is the best."""
         self.last_mean_reward, self.last_exact_value = mean, exact
         score = exact if self._model is not None else mean
-        # Not a number: the policy never comes to an end, which no other can be worse than.
+        # NaN: the policy never ends an episode, and no other can be worse.
         is_best = not math.isnan(score) and score > self._best_score
         if is_best:
             self._best_score, self.best_mean_reward, self.best_exact_value = score, mean, exact

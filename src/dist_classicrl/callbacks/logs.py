@@ -1,4 +1,4 @@
-"""Where log lines go: a console that only the rank that serves speaks to, and a file for each rank."""
+"""Where log lines go: a console for those of the rank that serves, and a file for each rank."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dist_classicrl.callbacks.base import BaseCallback
 
 _PACKAGE = "dist_classicrl"
 _PROGRESS = "dist_classicrl.progress"
-# What happens to ranks: one rank says it, and a new server says it before it serves.
+# Losses and returns of ranks: one rank logs them, a new server before it serves.
 _EVENTS = "dist_classicrl.membership.events"
 _LINE = "%(asctime)s %(message)s"
 _FILE_LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -39,12 +39,12 @@ class _StreamHandler(logging.StreamHandler):
         raise AttributeError("the stream is that of sys")
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Let what nobody reads any more go nowhere: the run goes on."""
+        """Drop lines that nobody reads any more: the run goes on."""
         if not silence_if_unread(self.stream):
             super().handleError(record)
 
 
-class Voice(BaseCallback):
+class ConsoleCallback(BaseCallback):
     """Lets the rank that serves send log lines to the console; others send errors, and what ends ranks.
 
     As a callback of `train` it hears when this rank begins to serve.
@@ -70,7 +70,9 @@ class Voice(BaseCallback):
         return self._serves or heard or record.levelno >= logging.ERROR
 
 
-def set_up(rank: int, folder: Path | None = None, is_quiet: bool = False, is_verbose: bool = False) -> Voice:
+def set_up(
+    rank: int, folder: Path | None = None, is_quiet: bool = False, is_verbose: bool = False
+) -> ConsoleCallback:
     """Send the package's log lines to the console and to this rank's file.
 
     Reports about the run go to standard output, and all else to standard error.
@@ -88,7 +90,7 @@ def set_up(rank: int, folder: Path | None = None, is_quiet: bool = False, is_ver
 
     Returns
     -------
-    Voice
+    ConsoleCallback
         For `train`, as another rank may have to serve in place of rank 0.
     """
     package, progress = logging.getLogger(_PACKAGE), logging.getLogger(_PROGRESS)
@@ -97,10 +99,10 @@ def set_up(rank: int, folder: Path | None = None, is_quiet: bool = False, is_ver
             each.removeHandler(handler)
             handler.close()
     package.setLevel(logging.INFO)
-    voice = Voice(rank == 0)
+    callback = ConsoleCallback(rank == 0)
     console = _StreamHandler("stderr")
     console.setLevel(logging.INFO if is_verbose else logging.WARNING)
-    console.addFilter(voice.passes)
+    console.addFilter(callback.passes)
     package.addHandler(console)
     if not is_quiet:
         progress.addHandler(_StreamHandler("stdout"))
@@ -111,4 +113,4 @@ def set_up(rank: int, folder: Path | None = None, is_quiet: bool = False, is_ver
         file = logging.FileHandler(folder / f"rank-{rank}.log", delay=True, encoding="utf-8")
         file.setFormatter(logging.Formatter(_FILE_LINE))
         package.addHandler(file)
-    return voice
+    return callback

@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from dist_classicrl.callbacks.base import BaseCallback
-from dist_classicrl.monitoring.files import TakenOverError, refuse_or_warn
-from dist_classicrl.monitoring.reading import Metrics, read_metrics
+from dist_classicrl.callbacks.files import refuse_or_warn
+from dist_classicrl.monitoring.files import TakenOverError
 from dist_classicrl.monitoring.recording import MetricsWriter
-
-__all__ = ["Metrics", "MetricsCallback", "read_metrics"]
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +24,7 @@ class MetricsCallback(BaseCallback):
     "event": {...}}`` with one of `TrainingResult.events`, or of the kind "checkpoint", whose "detail" says
     where it is. null stands for NaN. "step" and "time" count over all calls of `train`, "recent_return"
     is the mean over about the last 100 episodes. ``metrics.csv`` has the numbers of the progress lines.
-    `read_metrics` reads the first back.
+    `dist_classicrl.monitoring.read_metrics` reads the first back.
 
     A run that goes on from a checkpoint appends to what is there: lines of later steps, whose learning was
     lost, are moved to ``metrics.lost.jsonl``, and half a line at the end is cut off, so there is neither a
@@ -42,11 +40,12 @@ class MetricsCallback(BaseCallback):
     Notes
     -----
     Each line is one write to the end of the file, so it survives whatever happens to the process from then
-    on, such as ``kill -9``. It is not synchronised with the disk: a power failure may take the last seconds.
+    on, such as ``kill -9``. It is not synchronized with the disk: a power failure may take the last seconds.
 
-    Who begins to record puts a new file in the old one's place. A server that was replaced and does not know
-    it, or the same command started twice, finds that out before it writes its next line, says so in the log
-    and records no more. A disk that is full costs a warning; the lines wait and are written later.
+    A process that begins to record puts a new file in the old one's place. A server that was replaced and
+    does not know it, or the same command started twice, finds that out before it writes its next line, says
+    so in the log and records no more. A disk that is full costs a warning; the lines wait and are written
+    later.
 
     Where another rank takes the place of a lost server, it goes on with the table and the steps, and what was
     counted since the lost one's last report is in no line.

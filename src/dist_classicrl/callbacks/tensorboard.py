@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from dist_classicrl.callbacks.base import BaseCallback
+from dist_classicrl.callbacks.files import refuse_or_warn
 from dist_classicrl.errors import MissingExtraError
-from dist_classicrl.monitoring.files import refuse_or_warn
 from dist_classicrl.monitoring.recent import RecentEpisodes
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ DTYPES = ("<f8", "<f4", "<i8", "<i4", "<u4", "|u1", "|b1")
 
 
 @dataclass(frozen=True)
-class Entry:
+class ArrayEntry:
     """What the manifest says about one array: its file's size and checksum, its type and shape."""
 
     bytes: int
@@ -28,7 +28,7 @@ class Entry:
     shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, data: Any) -> Entry:
+    def of(cls, data: Any) -> ArrayEntry:
         """Return the entry that `data` of a manifest describes; ValueError if it describes none."""
         if not isinstance(data, dict):
             raise ValueError("its entry is no object")
@@ -53,7 +53,7 @@ class Entry:
 
 
 class ArrayFile:
-    """The bytes of an array's file, counted and hashed while somebody takes them.
+    """The bytes of an array's file, counted and hashed as they are taken.
 
     Parameters
     ----------
@@ -79,9 +79,9 @@ class ArrayFile:
         for start in range(0, len(memory), _CHUNK):
             yield self._count(memory[start : start + _CHUNK])
 
-    def entry(self) -> Entry:
+    def entry(self) -> ArrayEntry:
         """Return what the manifest has to say about the pieces taken so far."""
-        return Entry(self._bytes, self._sha256.hexdigest(), self._array.dtype.str, self._array.shape)
+        return ArrayEntry(self._bytes, self._sha256.hexdigest(), self._array.dtype.str, self._array.shape)
 
     def _count(self, chunk: bytes | memoryview) -> bytes | memoryview:
         self._sha256.update(chunk)
@@ -89,7 +89,7 @@ class ArrayFile:
         return chunk
 
 
-def verify(file: BinaryIO, entry: Entry) -> None:
+def verify(file: BinaryIO, entry: ArrayEntry) -> None:
     """Raise ValueError unless `file` holds exactly the bytes that `entry` was made from."""
     _check_size(file, entry)
     sha256 = hashlib.sha256()
@@ -103,7 +103,7 @@ def verify(file: BinaryIO, entry: Entry) -> None:
     _check_sum(sha256.hexdigest(), entry)
 
 
-def read(file: BinaryIO, entry: Entry) -> np.ndarray:
+def read(file: BinaryIO, entry: ArrayEntry) -> np.ndarray:
     """Return the array in `file`; ValueError unless the file is exactly what `entry` describes."""
     _check_size(file, entry)
     start = bytearray(len(_MAGIC) + 2)
@@ -113,7 +113,7 @@ def read(file: BinaryIO, entry: Entry) -> np.ndarray:
     if not start.startswith(_MAGIC):
         raise ValueError("it is no .npy file of version 1.0")
     header = bytearray(int.from_bytes(start[-2:], "little"))
-    # All sizes must agree before any memory is asked for: a manifest may claim whatever it likes.
+    # All sizes must agree before any memory is allocated: a manifest may claim anything.
     if len(start) + len(header) + math.prod(entry.shape) * np.dtype(entry.dtype).itemsize != entry.bytes:
         raise ValueError("its size does not fit its shape")
     _fill(file, memoryview(header))
@@ -142,14 +142,14 @@ def _whole(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _check_size(file: BinaryIO, entry: Entry) -> None:
+def _check_size(file: BinaryIO, entry: ArrayEntry) -> None:
     size = file.seek(0, io.SEEK_END)
     file.seek(0)
     if size != entry.bytes:
         raise ValueError(f"it has {size} bytes instead of {entry.bytes}")
 
 
-def _check_sum(sha256: str, entry: Entry) -> None:
+def _check_sum(sha256: str, entry: ArrayEntry) -> None:
     if sha256 != entry.sha256:
         raise ValueError("its checksum does not match")
 

@@ -1,37 +1,28 @@
-"""The checkpoints of one agent in one folder: who may write, what is whole, what is kept."""
+"""The checkpoints of one agent in one folder: reading, writing, and which of them are kept."""
 
 from __future__ import annotations
 
-import hashlib
-import io
-import json
 import logging
 import os
-import re
-import secrets
 import socket
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timezone
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
+from dist_classicrl import __version__
 from dist_classicrl.checkpoint import arrays as array_files
-from dist_classicrl.checkpoint.storage import open_storage
-from dist_classicrl.errors import CheckpointError, CheckpointFencedError, SettingsError
+from dist_classicrl.checkpoint import manifest
+from dist_classicrl.checkpoint.fence import Fence, time_text
+from dist_classicrl.checkpoint.location import open_storage
+from dist_classicrl.checkpoint.manifest import MANIFEST
+from dist_classicrl.checkpoint.names import CheckpointName, checkpoints_in
+from dist_classicrl.errors import CheckpointError, SettingsError
+from dist_classicrl.settings import checked_whole
 
 logger = logging.getLogger(__name__)
-
-FORMAT = "dist_classicrl checkpoint"
-FORMAT_VERSION = 3
-MANIFEST = "manifest.json"
-_MAX_MANIFEST = 64 * 2**20
-_ARRAY_NAME = re.compile("[a-z0-9_]+")
-_CLAIM_SECONDS = 10.0
-_OWN_KEYS = ("format", "format_version", "package_version", "fence", "sequence", "written", "host", "arrays")
 
 
 @dataclass(frozen=True)
@@ -55,38 +46,15 @@ class Saved:
     arrays: dict[str, np.ndarray]
 
 
-@dataclass(frozen=True, order=True)
-class _Name:
-    """A checkpoint's name; sorted by fence, then sequence: a server that was replaced may write late."""
-
-    fence: int
-    sequence: int
-    steps: int
-    run: str
-
-    def __str__(self) -> str:
-        return f"f{self.fence:06d}-c{self.sequence:08d}-step{self.steps:015d}-{self.run}"
-
-    @classmethod
-    def parse(cls, name: str) -> _Name | None:
-        """Return what `name` says, or None if no checkpoint is named like that."""
-        match = re.fullmatch("f([0-9]{6,20})-c([0-9]{8,20})-step([0-9]{15,20})-([0-9a-f]{8})", name)
-        if match is None:
-            return None
-        fence, sequence, steps, run = match.groups()
-        parsed = cls(int(fence), int(sequence), int(steps), run)
-        return parsed if str(parsed) == name else None
-
-
 class _NotWanted(Exception):
-    """Nobody wants the checkpoint any more that is being written."""
+    """The checkpoint that is being written is no longer wanted."""
 
 
 class CheckpointFolder:
     """The checkpoints of one agent.
 
-    Whoever writes holds the folder: `claim` takes the next fencing number, and from then on every earlier
-    holder is refused by `check_fence`, and so by `write`. Reading needs no claim.
+    A process claims the folder before it writes: `claim` takes the next fencing number, and from then on
+    every earlier claim is refused by `check_fence`, and so by `write`. Reading needs no claim.
 
     Parameters
     ----------
@@ -113,19 +81,15 @@ class CheckpointFolder:
         self.keep(keep_last, keep_every)
         self._storage = open_storage(location, agent, mode)
         self.mode = mode
-        self._fence: int | None = None
-        self._token = ""
-        self._warned: set[_Name | str] = set()  # what was skipped, and "rotation"
-        # Complete checkpoints that stay, by the rule of a run and what is kept of it.
-        self._settled: tuple[tuple[Any, ...], set[_Name]] = ((), set())
+        self._fence = Fence(self._storage)
+        self._warned: set[CheckpointName | str] = set()  # what was skipped, and "rotation"
+        # Complete checkpoints that stay, with the run and the rule of keeping for which that was found.
+        self._settled: tuple[tuple[Any, ...], set[CheckpointName]] = ((), set())
 
     def keep(self, keep_last: int, keep_every: int | None) -> None:
         """Set how many checkpoints stay from the next one on; see the constructor's arguments."""
-        _check_count("keep_last", keep_last)
-        if keep_every is not None:
-            _check_count("keep_every", keep_every, ", or None")
-        self._keep_last = keep_last
-        self._keep_every = keep_every
+        self._keep_last = checked_whole("keep_last", keep_last, 1)
+        self._keep_every = None if keep_every is None else checked_whole("keep_every", keep_every, 1, "None")
 
     @property
     def mode(self) -> int:
@@ -181,10 +145,10 @@ class CheckpointFolder:
             If there is none of that name, or it is truncated, damaged or foreign. Nothing in it is ever run.
         """
         try:
-            parsed = _Name.parse(name)
+            parsed = CheckpointName.parse(name)
             if parsed is None:
-                raise ValueError("its name is none of a checkpoint")
-            body, entries = _checked(self._read_manifest(name), parsed)
+                raise ValueError("its name is not that of a checkpoint")
+            body, entries = manifest.checked(self._read_manifest(name), parsed)
             arrays = {key: self._read_array(name, key, entry) for key, entry in entries.items()}
         except MemoryError:  # says nothing about the checkpoint
             raise
@@ -204,7 +168,7 @@ class CheckpointFolder:
         CheckpointError
             If there are checkpoints, but none of the newest one's run can be used.
         """
-        refused: dict[_Name, str] = {}
+        refused: dict[CheckpointName, str] = {}
         # Listed again after each failure: meanwhile a writer may have replaced all that was there.
         while True:
             name, other = self._best_but(refused)
@@ -233,8 +197,10 @@ class CheckpointFolder:
             f"{message}To start from nothing, give another checkpoint_dir or move these folders away."
         )
 
-    def _best_but(self, refused: Mapping[_Name, str]) -> tuple[_Name | None, _Name | None]:
-        """Return the newest checkpoint of the newest one's run, and the newest one of others.
+    def _best_but(
+        self, refused: Mapping[CheckpointName, str]
+    ) -> tuple[CheckpointName | None, CheckpointName | None]:
+        """Return the newest checkpoint of the newest run, and the newest one of other runs.
 
         Those that were `refused` are passed over. The second is looked for only where there is no first.
         """
@@ -251,83 +217,26 @@ class CheckpointFolder:
     # Writing
 
     def claim(self) -> int:
-        """Take the next fencing number: all who held the folder before are refused from now on.
+        """Take the next fencing number: every earlier claim is refused from now on.
 
         Raises
         ------
         CheckpointError
             If the folder cannot be made or written to.
         """
-        self._storage.create()
-        number, pause = 0, 0.01
-        deadline = time.monotonic() + _CLAIM_SECONDS
-        try:
-            while True:
-                # A listing may lag behind: what was refused is taken, whether listed or not.
-                used = [number, *self._fences(), *(name.fence for name in self._checkpoints())]
-                number = max(used) + 1
-                token = secrets.token_hex(16)
-                holder = {
-                    "number": number,
-                    "token": token,
-                    "host": socket.gethostname(),
-                    "pid": os.getpid(),
-                    "time": _now(),
-                }
-                if self._storage.write_new(_fence_file(number), json.dumps(holder).encode()):
-                    # Somebody may have taken this number and a later one, and removed it, since the listing.
-                    if max(self._fences(), default=0) == number:
-                        break
-                if time.monotonic() > deadline:
-                    raise CheckpointError(
-                        f"The checkpoint folder {self.url} could not be claimed within {_CLAIM_SECONDS:g} s: "
-                        f"each number that is free by its listing is taken, the last one was {number}. Other "
-                        "processes claim it all the time, or its listing lags behind, as on a network file "
-                        "system that keeps old ones. End those processes, or give another checkpoint_dir."
-                    )
-                time.sleep(pause)
-                pause = min(2.0 * pause, 0.5)
-        except CheckpointError:
-            raise
-        except Exception as error:  # remote stores raise errors of many kinds
-            raise CheckpointError(
-                f"The checkpoint folder {self.url} cannot be claimed: {error}. "
-                "Give a folder in which files can be listed, read, written and removed."
-            ) from error
-        self._fence, self._token = number, token
-        for earlier in self._fences():
-            if earlier < number:
-                with suppress(Exception):  # it means nothing any more
-                    self._storage.remove(_fence_file(earlier))
-        return number
+        return self._fence.claim()
 
     def check_fence(self) -> None:
-        """Make sure that nobody else has claimed the folder since this object did.
+        """Make sure that the folder was not claimed again since this object did.
 
         Raises
         ------
         CheckpointFencedError
-            If somebody has.
+            If another process has claimed it.
         CheckpointError
             If that cannot be found out, or the folder was never claimed.
         """
-        if self._fence is None:
-            raise CheckpointError(f"The checkpoint folder {self.url} was not claimed. Call claim() first.")
-        newest = max(self._fences(), default=None)
-        if newest is None:
-            raise CheckpointError(
-                f"The checkpoint folder {self.url} has been removed or emptied. "
-                "Put it back, or start the program again."
-            )
-        holder = self._holder(newest)
-        if newest == self._fence and holder.get("token") == self._token:
-            return
-        who = ", ".join(f"{key} {holder[key]!a}" for key in ("host", "pid", "time") if key in holder)
-        raise CheckpointFencedError(
-            f"The checkpoint folder {self.url} now belongs to another server ({who or 'unknown'}; "
-            f"fencing number {newest}, this process has {self._fence}). This process has been replaced and "
-            "must stop. If both should run, give each its own checkpoint_dir."
-        )
+        self._fence.check()
 
     def write(
         self,
@@ -343,7 +252,7 @@ class CheckpointFolder:
         Parameters
         ----------
         arrays : mapping of str to ndarray
-            Plain numbers; nobody may change them while the checkpoint is wanted.
+            Plain numbers; they must not change while the checkpoint is wanted.
         body : dict
             Plain data for JSON, with "steps".
         run : str
@@ -354,19 +263,16 @@ class CheckpointFolder:
         Raises
         ------
         CheckpointFencedError
-            If somebody else has claimed the folder. Nothing is left of this checkpoint then.
+            If another process has claimed the folder. Nothing is left of this checkpoint then.
         Exception
             Whatever the storage raises. What was half written is removed where that is possible.
         """
-        self.check_fence()
-        assert self._fence is not None
-        present = self._checkpoints()
-        name = _Name(
-            self._fence, max((other.sequence for other in present), default=0) + 1, body["steps"], run
-        )
-        if _Name.parse(str(name)) != name or not all(map(_ARRAY_NAME.fullmatch, arrays)):
+        fence = self._fence.check()
+        sequence = max((other.sequence for other in self._checkpoints()), default=0) + 1
+        name = CheckpointName(fence, sequence, body["steps"], run)
+        if CheckpointName.parse(str(name)) != name or not all(map(manifest.ARRAY_NAME.fullmatch, arrays)):
             raise ValueError(f"{name} and {', '.join(arrays)} are no names of a checkpoint and its arrays")
-        taken = sorted(set(body) & set(_OWN_KEYS))
+        taken = sorted(set(body) & set(manifest.OWN_KEYS))
         if taken:
             raise ValueError(f"{', '.join(taken)} are given by the folder itself, not by the caller")
         try:
@@ -388,13 +294,11 @@ class CheckpointFolder:
 
     def _write(
         self,
-        name: _Name,
+        name: CheckpointName,
         arrays: Mapping[str, np.ndarray],
         body: dict[str, Any],
         is_wanted: Callable[[], bool],
     ) -> None:
-        from dist_classicrl import __version__
-
         folder = str(name)
         entries = {}
         for key, array in arrays.items():
@@ -407,28 +311,28 @@ class CheckpointFolder:
             _check_wanted(is_wanted)
             with self._storage.open(f"{folder}/{key}.npy") as written:
                 array_files.verify(written, entry)
-        manifest = _manifest(
+        content = manifest.as_bytes(
             {
                 **body,
-                "format": FORMAT,
-                "format_version": FORMAT_VERSION,
+                "format": manifest.FORMAT,
+                "format_version": manifest.FORMAT_VERSION,
                 "package_version": __version__,
                 "fence": name.fence,
                 "sequence": name.sequence,
-                "written": _now(),
+                "written": time_text(),
                 "host": socket.gethostname(),
                 "arrays": {key: {"file": f"{key}.npy", **entry.to_dict()} for key, entry in entries.items()},
             }
         )
         self.check_fence()
         _check_wanted(is_wanted)
-        self._storage.write(f"{folder}/{MANIFEST}", [manifest])
+        self._storage.write(f"{folder}/{MANIFEST}", [content])
         self._storage.sync(folder)
         self._storage.sync("")
-        if self._read_manifest(folder) != manifest:
+        if self._read_manifest(folder) != content:
             raise OSError(f"{self.url_of(folder)}/{MANIFEST} does not hold what was written to it")
 
-    def _rotate(self, newest: _Name) -> None:
+    def _rotate(self, newest: CheckpointName) -> None:
         """Remove checkpoints of the same run that are not kept, and what others left half written.
 
         One that cannot be removed does not keep the others; the first such error is raised at the end.
@@ -460,49 +364,27 @@ class CheckpointFolder:
         if trouble is not None:
             raise trouble
 
-    def _remove(self, name: _Name) -> None:
+    def _remove(self, name: CheckpointName) -> None:
         self._storage.remove(f"{name}/{MANIFEST}")
         self._storage.remove(str(name))
 
     # What is in the folder
 
-    def _checkpoints(self) -> list[_Name]:
+    def _checkpoints(self) -> list[CheckpointName]:
         """Return all that is named like a checkpoint, complete or not, oldest first."""
-        return sorted(name for name in map(_Name.parse, self._listed()) if name is not None)
+        return checkpoints_in(self._storage.listed())
 
-    def _is_complete(self, name: _Name) -> bool:
-        return MANIFEST in self._listed(str(name))
-
-    def _fences(self) -> list[int]:
-        matches = (re.fullmatch("fence-([0-9]{6,20})[.]json", name) for name in self._listed())
-        return [int(match[1]) for match in matches if match]
-
-    def _listed(self, folder: str = "") -> list[str]:
-        try:
-            return self._storage.names(folder)
-        except Exception as error:  # remote stores raise errors of many kinds
-            raise CheckpointError(
-                f"The checkpoint folder {self.url} cannot be listed: {error}. "
-                "Give a folder that this user may read."
-            ) from error
-
-    def _holder(self, number: int) -> dict[str, Any]:
-        """Return what a fence file says of its holder; nothing where it is damaged or half written."""
-        try:
-            with self._storage.open(_fence_file(number)) as file:
-                holder = json.loads(file.read(10_000))
-        except (FileNotFoundError, ValueError, RecursionError):
-            return {}
-        return holder if isinstance(holder, dict) else {}
+    def _is_complete(self, name: CheckpointName) -> bool:
+        return MANIFEST in self._storage.listed(str(name))
 
     def _read_manifest(self, name: str) -> bytes:
         try:
             with self._storage.open(f"{name}/{MANIFEST}") as file:
-                return _take(file)
+                return manifest.read_bytes(file)
         except FileNotFoundError as error:
             raise ValueError(f"it has no {MANIFEST}") from error
 
-    def _read_array(self, name: str, key: str, entry: array_files.Entry) -> np.ndarray:
+    def _read_array(self, name: str, key: str, entry: array_files.ArrayEntry) -> np.ndarray:
         try:
             with self._storage.open(f"{name}/{key}.npy") as file:
                 return array_files.read(file, entry)
@@ -519,83 +401,3 @@ class CheckpointFolder:
 def _check_wanted(is_wanted: Callable[[], bool]) -> None:
     if not is_wanted():
         raise _NotWanted
-
-
-def _take(file: BinaryIO) -> bytes:
-    """Return a manifest's bytes."""
-    size = file.seek(0, io.SEEK_END)
-    if size > _MAX_MANIFEST:
-        raise ValueError(f"its manifest has {size} bytes, allowed are {_MAX_MANIFEST}")
-    file.seek(0)
-    return file.read(size)
-
-
-def _manifest(body: dict[str, Any]) -> bytes:
-    """Return the manifest's bytes for `body`."""
-    # As it will be read: the checksum must not depend on keys that JSON turns into strings.
-    plain = json.loads(json.dumps(body, allow_nan=False))
-    text = _canonical(plain)
-    manifest = f'{{"body":{text},"sha256":"{hashlib.sha256(text.encode()).hexdigest()}"}}'.encode()
-    if len(manifest) > _MAX_MANIFEST:
-        raise ValueError(f"the manifest would have {len(manifest)} bytes, allowed are {_MAX_MANIFEST}")
-    return manifest
-
-
-def _checked(data: bytes, name: _Name) -> tuple[dict[str, Any], dict[str, array_files.Entry]]:
-    """Return the body and the arrays' entries of the manifest of the checkpoint `name`."""
-    try:
-        manifest = json.loads(data.decode(), parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"its manifest is damaged ({error})") from error
-    if not isinstance(manifest, dict) or set(manifest) != {"body", "sha256"}:
-        raise ValueError("its manifest is none of a checkpoint")
-    body = manifest["body"]
-    if hashlib.sha256(_canonical(body).encode()).hexdigest() != manifest["sha256"]:
-        raise ValueError("the checksum of its manifest does not match")
-    if not isinstance(body, dict) or body.get("format") != FORMAT:
-        raise ValueError("it was not written by this library")
-    if body.get("format_version") != FORMAT_VERSION:
-        raise ValueError(
-            f"its format version is {body.get('format_version')!a}, this library reads {FORMAT_VERSION}"
-        )
-    expected = {"fence": name.fence, "sequence": name.sequence, "steps": name.steps}
-    # As text: Python takes JSON's true and 1.0 for equal to 1.
-    if _canonical({key: body.get(key) for key in expected}) != _canonical(expected):
-        raise ValueError("its name and its manifest contradict each other")
-    if not isinstance(body.get("arrays"), dict):
-        raise ValueError("its manifest lists no arrays")
-    return body, dict(_entries(body["arrays"]))
-
-
-def _entries(arrays: dict[str, Any]) -> Iterator[tuple[str, array_files.Entry]]:
-    for key, data in arrays.items():
-        if _ARRAY_NAME.fullmatch(key) is None:
-            raise ValueError(f"{key!a} is no name of an array")
-        try:
-            entry = array_files.Entry.of(data)
-        except ValueError as error:
-            raise ValueError(f"its manifest describes {key} wrongly: {error}") from error
-        if data.get("file") != f"{key}.npy":
-            raise ValueError(f"{data.get('file')!a} is not the file of {key}")
-        yield key, entry
-
-
-def _canonical(body: Any) -> str:
-    return json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
-
-
-def _refuse_constant(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
-
-
-def _fence_file(number: int) -> str:
-    return f"fence-{number:06d}.json"
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
-
-
-def _check_count(name: str, value: Any, otherwise: str = "") -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise SettingsError(f"{name} must be a whole number of at least 1{otherwise}, got {value!r}.")

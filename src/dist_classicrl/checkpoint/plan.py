@@ -1,19 +1,18 @@
-"""What `train` was asked about checkpoints and about stopping, checked once where it enters."""
+"""The arguments of `train` about checkpoints and stopping, checked once where they enter."""
 
 from __future__ import annotations
 
 import math
-import os
 import re
 import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote
 
 import numpy as np
 
 from dist_classicrl import durations
+from dist_classicrl.checkpoint.location import checked_location
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.settings import checked_flag, checked_whole
 
@@ -23,10 +22,6 @@ DEFAULT_SIGNALS = ("SIGUSR1", "SIGUSR2", "SIGTERM")
 DEFAULT_MODE = 0o600
 
 _RESUME: dict[Any, str] = {"auto": "auto", "must": "must", "never": "never", True: "must", False: "never"}
-_URL = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]*::)*[A-Za-z][A-Za-z0-9+.-]*://.+")
-# What is left of a URL that went through pathlib.
-_SQUEEZED_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/].*")
-_FILE_SCHEMES = ("file", "local")
 _UNCATCHABLE = {signal.SIGKILL, signal.SIGSTOP}
 _CRASHES = {
     signal.SIGABRT,
@@ -136,7 +131,7 @@ def plan_of(
                 f'instance checkpoint_dir="checkpoints", or leave out {", ".join(ignored)}.'
             )
         return None
-    location = _location(checkpoint_dir)
+    location = checked_location(checkpoint_dir)
     if "://" in location and checked["checkpoint_mode"] != DEFAULT_MODE:
         raise SettingsError(
             f"checkpoint_mode=0o{checked['checkpoint_mode']:o} would be ignored: it is for folders, and "
@@ -154,44 +149,6 @@ def plan_of(
         stop_signals=checked["stop_signals"],
         mode=checked["checkpoint_mode"],
     )
-
-
-def _location(value: Any) -> str:
-    text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else value
-    if not isinstance(text, str) or not text.strip():
-        raise SettingsError(
-            f"checkpoint_dir must be the path of a folder, a URL such as s3://bucket/run, or None to save "
-            f'nothing; got {value!r}. Write for instance checkpoint_dir="checkpoints".'
-        )
-    text = str(text)
-    scheme, separator, rest = text.partition("://")
-    is_url = bool(separator) and "/" not in scheme
-    if is_url and not _URL.fullmatch(text):
-        raise SettingsError(
-            f"checkpoint_dir={text!r} is no complete URL. Write for instance s3://bucket/run, or the path of "
-            "a folder."
-        )
-    if _SQUEEZED_URL.fullmatch(text):
-        raise SettingsError(
-            f"checkpoint_dir={text!r} looks like a URL that lost a slash, as in pathlib.Path. Give the URL "
-            f'as text, or write "./{text}" for a folder of that name.'
-        )
-    if is_url and scheme.lower() not in _FILE_SCHEMES:
-        return f"{scheme}://{rest.rstrip('/')}"  # one spelling, since agents are numbered per folder
-    path = _path_of_file_url(text, rest) if is_url else text
-    if "\0" in path:
-        raise SettingsError(f"checkpoint_dir must not contain a NUL character, got {value!r}.")
-    return os.path.abspath(path)
-
-
-def _path_of_file_url(url: str, rest: str) -> str:
-    path = unquote(rest.removeprefix("localhost"))
-    if not path.startswith("/"):
-        raise SettingsError(
-            f"checkpoint_dir={url!r} must hold an absolute path of this machine: write "
-            "file:///path/of/folder, or the path alone."
-        )
-    return path
 
 
 def _interval(value: Any) -> tuple[int | None, float | None]:
@@ -253,7 +210,7 @@ def checked_signals(name: str, value: Any) -> tuple[signal.Signals, ...]:
     Raises
     ------
     SettingsError
-        If one is none, or has another meaning already.
+        If one is not a signal, or has another meaning already.
     """
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
         raise SettingsError(

@@ -41,7 +41,7 @@ class RemoteStorage(Storage):
         self._root = f"{root.rstrip('/')}/{subfolder}"
 
     def create(self) -> None:
-        """Make the folder where the store has folders, and try whether an object can be written."""
+        """Make the folder where the store has folders, and check that an object can be written."""
         try:
             self._fs.invalidate_cache()
             top = self._root.partition("/")[0]

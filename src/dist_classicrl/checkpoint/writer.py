@@ -38,7 +38,7 @@ _writing: dict[threading.Thread, _Job] = {}
 
 @atexit.register
 def _finish_writing() -> None:
-    """Give what is being written when the process ends some time to get ready."""
+    """Give what is still being written when the process ends some time to finish."""
     deadline = time.monotonic() + _EXIT_SECONDS
     for thread, job in list(_writing.items()):
         if job.is_wanted:
@@ -48,9 +48,9 @@ def _finish_writing() -> None:
 class Writer:
     """Writes checkpoints to a claimed folder, one at a time, each in a thread of its own.
 
-    A checkpoint that cannot be written is no reason to stop training: it is logged, once per row of failures,
-    and the next one is tried. Only somebody else's claim is raised, by `check`. A process that ends waits for
-    what it has submitted, but not for long.
+    A checkpoint that cannot be written is no reason to stop training: it is logged, once per series of
+    failures, and the next one is tried. Only a later claim to the folder is raised, by `check`. A process
+    that ends waits for what it has submitted, but not for long.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ class Writer:
             raise self._fenced
 
     def submit(self, arrays: Mapping[str, np.ndarray], body: dict[str, Any], run: str) -> None:
-        """Hand over a checkpoint; the arguments are those of `CheckpointFolder.write`.
+        """Start to write a checkpoint; the arguments are those of `CheckpointFolder.write`.
 
         Raises
         ------
@@ -124,7 +124,7 @@ class Writer:
             return self._changed.wait_for(lambda: self._job is None, max(timeout, 0.0))
 
     def abandon(self) -> None:
-        """Give up what is being written: its arrays may change from now on, and it does not get a manifest.
+        """Give up what is being written: its arrays may change from now on, and it gets no manifest.
 
         The writer is busy until its thread has noticed.
         """

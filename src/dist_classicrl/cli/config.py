@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from dist_classicrl._files import whole_file
+from dist_classicrl._nearest import nearest
 from dist_classicrl._urls import without_password
-from dist_classicrl.cli.errors import nearest
 from dist_classicrl.errors import SettingsError
 
 if sys.version_info >= (3, 11):
@@ -54,7 +54,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     Raises
     ------
     SettingsError
-        If a key is none of a setting, or a value is not of its kind.
+        If a key is not the name of a setting, or a value is not of its kind.
     """
     return {name: _checked(path, name, data) for name, data in read(path).items()}
 
@@ -90,7 +90,7 @@ def _shown(data: Any) -> str:
 
 
 def is_of_run(path: Path) -> bool:
-    """Return whether a file is one that `train` has written, and not a person."""
+    """Return whether a file was written by `train`, and not by a person."""
     with path.open(encoding="utf-8") as file:
         return file.readline().strip() == f"# {ABOUT}"
 

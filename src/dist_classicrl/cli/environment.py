@@ -13,13 +13,13 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
-from dist_classicrl.cli.errors import nearest
+from dist_classicrl._nearest import nearest
 from dist_classicrl.errors import EnvError, SettingsError
 
-# What makes it, and the arguments that it cannot do without.
+# What makes it, and its default arguments.
 BUILT_IN: dict[str, tuple[str, dict[str, Any]]] = {
     "garnet": (
-        "dist_classicrl.environments.garnet:garnet",
+        "dist_classicrl.environments.model:TabularMDP.garnet",
         {"n_states": 1000, "n_actions": 4, "branching": 3, "seed": 0},
     ),
     "tictactoe": ("dist_classicrl.environments.tictactoe.env:TicTacToeEnv", {}),
@@ -152,7 +152,7 @@ def _made_by(function: Callable[..., Any], name: str, arguments: dict[str, Any])
 
 
 def _checked(factory: Callable[[], Any], name: str, arguments: dict[str, Any], known: list[str]) -> Any:
-    """Make it once, to see that it can be; return a model as it is, and for others what makes them."""
+    """Make it once, to see whether that works; return a model as it is, and for others the factory."""
     wrong = [each for each in arguments if known and each not in known]
     if wrong:
         raise EnvError(

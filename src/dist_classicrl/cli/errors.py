@@ -1,4 +1,4 @@
-"""What an error means to the person who typed the command: the exit status, and what is shown of it."""
+"""The exit status of a command that ended with an error, and what is shown of that."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterable
-from difflib import get_close_matches
 
 import click
 
@@ -88,7 +86,7 @@ def show(error: BaseException) -> None:
     launcher ends the others when rank 0 ends. Once MPI has begun, ranks tell each other what is wrong.
     """
     if isinstance(error, RemoteRankError) and exit_status(error) == USAGE:
-        return  # the rank that it happened on says it
+        return  # the rank on which it happened says so
     if (rank_of_environment() or 0) > 0 and not is_of_job():
         time.sleep(_FIRST_WORD_SECONDS)
     if isinstance(error, click.exceptions.Exit):
@@ -111,12 +109,6 @@ def is_of_unread_output(error: BaseException) -> bool:
     # click has an exit status of its own for a broken pipe.
     is_of_click = type(error) is SystemExit and error.code == 1
     return (is_of_click or isinstance(error, BrokenPipeError)) and silence_if_unread(sys.stdout)
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return a question that names what was probably meant by `word`, with a blank in front; or nothing."""
-    matches = get_close_matches(word, list(known), n=1)
-    return f" Did you mean {matches[0]!r}?" if matches else ""
 
 
 def is_of_job() -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import click
 
 from dist_classicrl import __version__
+from dist_classicrl._nearest import nearest
 from dist_classicrl.cli import errors
 
 # Each is a module of this package by the same name; this is its line in the list of commands.
@@ -59,7 +60,7 @@ class LazyGroup(click.Group):
         """Return the command that is named first in `args`; name the nearest where there is none."""
         if args and not args[0].startswith("-") and args[0] not in COMMANDS:
             ctx.fail(
-                f"There is no command {args[0]!r}.{errors.nearest(args[0], COMMANDS)} "
+                f"There is no command {args[0]!r}.{nearest(args[0], COMMANDS)} "
                 f"The commands are {', '.join(COMMANDS)}."
             )
         return super().resolve_command(ctx, args)

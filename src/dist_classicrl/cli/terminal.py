@@ -7,11 +7,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
-from dist_classicrl.callbacks.bar import Bar
 from dist_classicrl.callbacks.display import StatusFile
+from dist_classicrl.cli.bar import Bar
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,10 +49,10 @@ def bar_of_a_job(status: StatusFile, waiting: str, is_verbose: bool) -> Iterator
         bar = Bar(console, lambda: status.progress, waiting, is_verbose)
 
         def show(line: str) -> None:
-            text = Text.from_ansi(line)  # as it came: its own colours, no markup, no wrapping
+            text = Text.from_ansi(line)  # as it came: its own colors, no markup, no wrapping
             if status.has_ended:
                 bar.stop()
-            if text.plain or not line:  # some programs end by a colour code alone
+            if text.plain or not line:  # some programs end by a color code alone
                 console.print(text, soft_wrap=True)
 
         stack.enter_context(bar)
@@ -71,7 +70,7 @@ def _console(terminal: TextIO) -> Console:
 
 @contextmanager
 def _terminal() -> Iterator[TextIO]:
-    """Give the terminal that standard output is now."""
+    """Open the terminal that standard output is now."""
     with os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding, errors="replace") as stream:
         yield stream
 
@@ -95,17 +94,12 @@ class _Passing:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         _flush()
         for number, saved in self._saved.items():
             os.dup2(saved, number)
             os.close(saved)
-        # Until nobody can write to it any more: a process that outlives the job must not hold this one.
+        # Until no process can write to it, but not long: one that outlives the job must not hold up this one.
         self._thread.join(_LAST_WORDS_SECONDS)
 
     def _read(self) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import dataclass
 from typing import Any
 
+from dist_classicrl.diagnosis import marked
 from dist_classicrl.diagnosis.trials import MARK
-from dist_classicrl.launch.mpirun import launch_environment
+from dist_classicrl.launch.launcher import launch_environment
 from dist_classicrl.process.jobs import run_job
 
 _SHOWN_LINES = 8
@@ -31,12 +31,11 @@ class Child:
 
 
 def make_trial(name: str, *words: str, seconds: float) -> Child:
-    """Make a trial of `dist_classicrl.diagnosis.trials`, for at most `seconds`."""
+    """Run a trial of `dist_classicrl.diagnosis.trials`, for at most `seconds`."""
     command = [sys.executable, "-m", "dist_classicrl.diagnosis.trials", name, *words]
     job = run_job(command, timeout=seconds, env=launch_environment())
-    for line in job.output.splitlines():
-        if line.startswith(MARK):
-            return Child(json.loads(line.removeprefix(MARK)), "")
+    for said in marked.read(MARK, job.output):
+        return Child(said, "")
     if job.timed_out:
         return Child(None, f"it did not end within {seconds:g} s")
     return Child(None, f"exit status {job.returncode}: {last_lines(job.output) or 'it said nothing'}")

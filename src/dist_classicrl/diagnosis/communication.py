@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,14 +12,8 @@ from dist_classicrl.diagnosis import probe
 from dist_classicrl.diagnosis.children import last_lines
 from dist_classicrl.errors import LauncherError, SettingsError
 from dist_classicrl.launch.hosts import Host, write_hostfile
-from dist_classicrl.launch.mpirun import (
-    Launcher,
-    export_words,
-    find_launcher,
-    host_words,
-    launch_environment,
-    mpirun_command,
-)
+from dist_classicrl.launch.launcher import Launcher, find_launcher, launch_environment
+from dist_classicrl.launch.mpirun import start_command
 from dist_classicrl.launch.network import network_words
 from dist_classicrl.mpi_tools.communication_profile import CommunicationProfile, pairs_of_hosts
 from dist_classicrl.process.jobs import run_job
@@ -105,10 +98,11 @@ def _command(plan: ProfilePlan, launcher: Launcher, path: Path) -> list[str]:
     words = [",".join(map(str, plan.sizes)), plan.iterations, plan.seconds_each, plan.timeout]
     if plan.hosts:
         write_hostfile(path, plan.hosts, launcher.family)
-    return [
-        *mpirun_command(plan.ranks, launcher),
-        *host_words(launcher, str(path) if plan.hosts else None, plan.agent),
-        *network_words(launcher, plan.network),
-        *export_words(launcher, [name for name in ("PYTHONPATH",) if name in os.environ]),
-        *probe.command("profile", *words),
-    ]
+    return start_command(
+        launcher,
+        plan.ranks,
+        probe.command("profile", *words),
+        hostfile=path if plan.hosts else None,
+        agent=plan.agent,
+        network=network_words(launcher, plan.network),
+    )

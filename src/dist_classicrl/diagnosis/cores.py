@@ -12,7 +12,7 @@ from typing import Any
 from dist_classicrl.diagnosis.findings import Finding, failure, ok, warning
 from dist_classicrl.diagnosis.plan import TrainingPlan
 from dist_classicrl.diagnosis.probe import THREAD_VARIABLES
-from dist_classicrl.launch.hosts import Host
+from dist_classicrl.launch.hosts import Host, slurm_tasks
 
 _QUOTA = "/sys/fs/cgroup/cpu.max"
 
@@ -30,13 +30,13 @@ def usable_cores() -> int:
 
 def default_ranks(hosts: Sequence[Host] = ()) -> int:
     """Return how many ranks these hosts, or SLURM's allocation, or this machine, are good for."""
-    return sum(host.slots or 1 for host in hosts) or _tasks() or usable_cores() + 1
+    return sum(host.slots or 1 for host in hosts) or slurm_tasks() or usable_cores() + 1
 
 
 def examine_slots(plan: TrainingPlan) -> Finding:
     """Compare the ranks with the slots that hostfile, SLURM or the machine's cores give."""
     check = "slots"
-    tasks = _tasks()
+    tasks = slurm_tasks()
     if plan.hosts:
         slots = sum(host.slots or 1 for host in plan.hosts)
         if plan.ranks > slots:
@@ -122,7 +122,7 @@ def _binding(by_host: dict[str, list[dict[str, Any]]]) -> Finding:
             everything = max(everything, usable_cores())
         bound += sum(len(report["cores"]) == 1 for report in reports)
         for cores, n_ranks in per_core.items():
-            # A server sleeps, so one rank more than cores is well.
+            # A server sleeps, so one rank more than there are cores is fine.
             if n_ranks > len(cores) + 1 and len(cores) < everything:
                 return warning(
                     check,
@@ -132,11 +132,6 @@ def _binding(by_host: dict[str, list[dict[str, Any]]]) -> Finding:
     if bound:
         return ok(check, f"{bound} ranks are bound to a core of their own")
     return ok(check, "the ranks are not bound to single cores")
-
-
-def _tasks() -> int | None:
-    tasks = os.environ.get("SLURM_NTASKS", "")
-    return int(tasks) if tasks.isdecimal() and int(tasks) > 0 else None
 
 
 def _are_cores(n: int) -> str:

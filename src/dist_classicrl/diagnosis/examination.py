@@ -8,11 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dist_classicrl.diagnosis import cores, files, hosts, memory, pairs, running, sameness, stack
+from dist_classicrl.diagnosis import cores, files, memory, running, stack
+from dist_classicrl.diagnosis.cluster import hosts, pairs, sameness
 from dist_classicrl.diagnosis.findings import Finding
 from dist_classicrl.diagnosis.plan import TrainingPlan
 from dist_classicrl.launch.hosts import is_here, ranks_on, write_hostfile
-from dist_classicrl.launch.mpirun import Launcher
+from dist_classicrl.launch.launcher import Launcher
 
 _CHECKPOINTS = "shared checkpoint folder"
 _STATE = "shared state folder"

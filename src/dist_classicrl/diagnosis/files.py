@@ -25,28 +25,28 @@ OWN_CACHE = "Let NUMBA_CACHE_DIR name a folder that only you may write to (chmod
 
 @dataclass
 class Traces:
-    """What was left in the checkpoint folder for ranks to look for.
+    """What the examination has left in a folder for ranks to look for.
 
     Attributes
     ----------
     file : str
         A path; empty where there is none to look for.
     made : tuple of str
-        What `trials.remove` needs to take everything away again.
+        What `trials.remove` needs to remove everything again.
     """
 
     file: str = ""
     made: tuple[str, ...] = ()
 
     def remove(self, seconds: float) -> None:
-        """Take everything away again."""
+        """Remove everything again."""
         if self.made:
             make_trial("remove", *self.made, seconds=seconds)
             self.made = ()
 
 
 def examine_folder(traces: Traces, plan: TrainingPlan) -> Iterator[Finding]:
-    """Do in the checkpoint folder what checkpoints need; `traces` says what is left there."""
+    """Try in the checkpoint folder what checkpoints need; `traces` says what is left there."""
     check = "checkpoint folder"
     shown = plan.checkpoint_dir
     child = make_trial("folder", plan.checkpoint_dir, seconds=plan.seconds)

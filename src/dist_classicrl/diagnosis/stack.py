@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from dist_classicrl.diagnosis.children import make_trial
 from dist_classicrl.diagnosis.findings import Finding, failure, ok
 from dist_classicrl.errors import LauncherError
-from dist_classicrl.launch.mpirun import Launcher, find_launcher, identify
+from dist_classicrl.launch.launcher import Launcher, find_launcher, identify
 
 INSTALL = (
     "Load your cluster's MPI module, or install Open MPI into this environment: "
@@ -136,7 +136,7 @@ def fit(library: Library, launcher: Launcher) -> bool:
         return True
     if library.family != launcher.family:
         return False
-    # MPICH and its kin start each other's programs; Open MPI 4 and 5 do not.
+    # MPICH and its relatives start each other's programs; Open MPI 4 and 5 do not.
     is_open_mpi = library.family == "openmpi" and bool(launcher.version) and library.major is not None
     return not is_open_mpi or launcher.version[0] == library.major
 

@@ -1,4 +1,4 @@
-"""What is tried in a process of its own, so that what hangs or crashes does so there alone.
+"""What is tried in a process of its own, so that only that process hangs or crashes.
 
 python -m dist_classicrl.diagnosis.trials (library | folder | remove | cache) [argument ...]
 
@@ -7,7 +7,6 @@ Each writes one line of JSON after a mark.
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shutil
@@ -17,6 +16,8 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
+
+from dist_classicrl.diagnosis import marked
 
 MARK = "dist_classicrl trial: "
 
@@ -41,7 +42,8 @@ def folder(location: str) -> dict[str, Any]:
 
     What is made stays there, for other ranks to look for, until `remove`; unless the trial is ended.
     """
-    from dist_classicrl.checkpoint.storage import LocalStorage, open_storage
+    from dist_classicrl.checkpoint.local import LocalStorage
+    from dist_classicrl.checkpoint.location import open_storage
     from dist_classicrl.errors import CheckpointError
 
     name = f"doctor-{secrets.token_hex(4)}"
@@ -74,8 +76,8 @@ def folder(location: str) -> dict[str, Any]:
 
 
 def remove(location: str, name: str, *missing: str) -> dict[str, Any]:
-    """Take away what `folder` has made, and the folders above it that were missing before."""
-    from dist_classicrl.checkpoint.storage import open_storage
+    """Remove what `folder` has made, and the folders above it that were missing before."""
+    from dist_classicrl.checkpoint.location import open_storage
 
     open_storage(location, name, 0o600).remove("")
     for path in missing:
@@ -146,7 +148,7 @@ def _file_system(path: str) -> str:
 
 
 def main(words: Sequence[str]) -> None:
-    """Make the trial that is named first, with the words after it."""
+    """Run the trial that is named first, with the arguments after it."""
     trials: dict[str, Callable[..., dict[str, Any]]] = {
         "library": library,
         "folder": folder,
@@ -154,8 +156,7 @@ def main(words: Sequence[str]) -> None:
         "cache": cache,
     }
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    said = trials[words[0]](*words[1:])
-    print(f"{MARK}{json.dumps(said)}", flush=True)
+    marked.write(MARK, trials[words[0]](*words[1:]))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Models from the forms that people have them in: dense arrays, and Gymnasium's dictionary of transitions."""
+"""The outcomes of a model from dense arrays, and from Gymnasium's ``P[s][a]``."""
 
 from __future__ import annotations
 
@@ -7,40 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from dist_classicrl.environments.model import TabularMDP
+from dist_classicrl.environments.reachability import row_pointer
 from dist_classicrl.errors import ActionMaskError, ModelError
 
 
-def from_arrays(
-    transition: Any, reward: Any, start_prob: Any, *, terminated: Any = None, **kwargs: Any
-) -> TabularMDP:
-    """Make a model from dense arrays of transitions.
-
-    For a model that is too large for dense arrays, give its outcomes in compressed sparse row form to
-    `TabularMDP`.
-
-    Parameters
-    ----------
-    transition : array_like of float, shape (S, A, S)
-        ``transition[s, a, t]`` is the probability that action `a` in state `s` leads to state `t`. A pair
-        that the mask forbids may have zeros only.
-    reward : array_like of float, shape (S, A, S) or (S, A)
-        By transition, or by pair.
-    start_prob : array_like of float, shape (S,)
-    terminated : array_like of bool, shape (S, A, S) or (S,), optional
-        Which transitions end the episode, or which states end it when they are reached. None: none does.
-    **kwargs
-        `max_episode_steps`, `action_mask`, `name` and `grid_shape`, as for `TabularMDP`.
-
-    Returns
-    -------
-    TabularMDP
-
-    Raises
-    ------
-    ModelError, RewardError, ActionMaskError
-        As `TabularMDP` does.
-    """
+def fields_of_arrays(transition: Any, reward: Any, terminated: Any) -> dict[str, Any]:
+    """Return the outcomes in dense arrays as fields of a model; see `TabularMDP.from_arrays`."""
     probability = np.asarray(transition)
     if probability.ndim != 3 or probability.shape[0] != probability.shape[2]:
         raise ModelError(
@@ -62,54 +34,21 @@ def from_arrays(
         )
     # NaN and negative numbers are kept for the model's own check, which names the error.
     pair, follow = np.nonzero(probability.reshape(S * A, S))
-    pointer = np.zeros(S * A + 1, dtype=np.int64)
-    np.cumsum(np.bincount(pair, minlength=S * A), out=pointer[1:])
-    return TabularMDP(
-        n_states=S,
-        n_actions=A,
-        outcome_ptr=pointer,
-        outcome_prob=probability.reshape(S * A, S)[pair, follow],
-        outcome_next=follow,
-        outcome_reward=np.broadcast_to(rewards, (S, A, S)).reshape(S * A, S)[pair, follow],
-        outcome_terminated=np.broadcast_to(ends, (S, A, S)).reshape(S * A, S)[pair, follow],
-        start_prob=start_prob,
-        **kwargs,
-    )
+    return {
+        "n_states": S,
+        "n_actions": A,
+        "outcome_ptr": row_pointer(pair, S * A),
+        "outcome_prob": probability.reshape(S * A, S)[pair, follow],
+        "outcome_next": follow,
+        "outcome_reward": np.broadcast_to(rewards, (S, A, S)).reshape(S * A, S)[pair, follow],
+        "outcome_terminated": np.broadcast_to(ends, (S, A, S)).reshape(S * A, S)[pair, follow],
+    }
 
 
-def from_dict(
-    P: Mapping[int, Any] | Sequence[Any],
-    start_prob: Any,
-    *,
-    n_actions: int | None = None,
-    action_mask: Any = None,
-    **kwargs: Any,
-) -> TabularMDP:
-    """Make a model from transitions in the form of Gymnasium's toy-text environments.
-
-    Parameters
-    ----------
-    P : mapping or sequence
-        ``P[s][a]`` is a list of tuples (probability, next state, reward, terminated), for the states 0 to S
-        - 1. A pair that is missing or has an empty list is illegal.
-    start_prob : array_like of float, shape (S,)
-    n_actions : int, optional
-        The number of actions. None: one more than the largest action in `P`.
-    action_mask : array_like of bool, shape (S, A), optional
-        True where an action is legal. None: legal are the pairs that have outcomes.
-    **kwargs
-        `max_episode_steps`, `name` and `grid_shape`, as for `TabularMDP`.
-
-    Returns
-    -------
-    TabularMDP
-
-    Raises
-    ------
-    ModelError, RewardError, ActionMaskError
-        As `TabularMDP` does, and ModelError where the keys of `P` are not 0 to S - 1 and 0 to A - 1, or an
-        outcome is not a tuple of four.
-    """
+def fields_of_dict(
+    P: Mapping[int, Any] | Sequence[Any], n_actions: int | None = None, action_mask: Any = None
+) -> dict[str, Any]:
+    """Return the outcomes in ``P[s][a]``, and the mask, as fields of a model; see `TabularMDP.from_dict`."""
     by_state = [_keyed(row) for row in _in_order(P)]
     used = [action for row in by_state for action in row]
     A = n_actions if n_actions is not None else 1 + max(used, default=0)
@@ -138,18 +77,16 @@ def from_dict(
         raise ActionMaskError(
             f"action_mask has shape {np.shape(action_mask)}; P has {len(by_state)} states and {A} actions"
         )
-    return TabularMDP(
-        n_states=len(by_state),
-        n_actions=A,
-        outcome_ptr=np.concatenate(([0], np.cumsum(counts))),
-        outcome_prob=prob,
-        outcome_next=follow,
-        outcome_reward=reward,
-        outcome_terminated=ends,
-        start_prob=start_prob,
-        action_mask=action_mask,
-        **kwargs,
-    )
+    return {
+        "n_states": len(by_state),
+        "n_actions": A,
+        "outcome_ptr": np.concatenate(([0], np.cumsum(counts))),
+        "outcome_prob": prob,
+        "outcome_next": follow,
+        "outcome_reward": reward,
+        "outcome_terminated": ends,
+        "action_mask": action_mask,
+    }
 
 
 def _keyed(row: Mapping[int, Any] | Sequence[Any]) -> Mapping[int, Any]:

@@ -11,62 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.errors import SettingsError
 
 
-def garnet(
+def draw(
     n_states: int,
     n_actions: int,
     branching: int,
-    *,
     seed: int,
-    reward_std: float = 1.0,
-    terminal_states: int = 0,
-    termination_probability: float = 0.0,
-    max_episode_steps: int | None = 100,
-    name: str | None = None,
-) -> TabularMDP:
-    """Make a random model.
-
-    Each pair leads to `branching` distinct states, drawn uniformly. Their probabilities are the lengths of
-    the pieces into which ``branching - 1`` independent uniform points cut the unit interval. The reward of
-    a pair is normal with mean 0 and the same for all its outcomes. Episodes start in a uniformly drawn
-    state that is not terminal.
-
-    A Garnet goes on for ever. Episodes come from the time limit, which leaves the values as they are, or from
-    terminations, which don't.
-
-    Parameters
-    ----------
-    n_states, n_actions : int
-    branching : int
-        Outcomes per pair, from 1 to `n_states`. Time and memory grow with pairs times `branching`.
-    seed : int
-        The same arguments and seed give the same model, with the same version of NumPy.
-    reward_std : float
-        Standard deviation of the pairs' rewards, at least 0.
-    terminal_states : int
-        So many states, drawn at random, end the episode when they are reached; less than `n_states`.
-    termination_probability : float
-        Each step ends the episode with this probability, wherever it leads; from 0 to below 1. It is one
-        more outcome per pair, with the same reward, into one of the pair's next states.
-    max_episode_steps : int or None
-        Time limit of an episode. None: no limit.
-    name : str, optional
-        None: a name that holds the sizes and the seed.
-
-    Returns
-    -------
-    TabularMDP
-
-    Raises
-    ------
-    SettingsError
-        An argument is outside what is allowed.
-    ModelError
-        `n_states`, `n_actions` or `max_episode_steps` is not a whole number of at least 1.
-    """
+    reward_std: float,
+    terminal_states: int,
+    termination_probability: float,
+) -> dict[str, Any]:
+    """Return the fields of a random model; see `TabularMDP.garnet`."""
     _require_whole("n_states", n_states, 1, None)
     _require_whole("n_actions", n_actions, 1, None)
     _require_whole("branching", branching, 1, n_states)
@@ -88,18 +45,16 @@ def garnet(
         follow = np.column_stack((follow, follow[:, 0]))
         ends = np.column_stack((ends, np.ones(pairs, dtype=bool)))
     outcomes = prob.shape[1]
-    return TabularMDP(
-        n_states=n_states,
-        n_actions=n_actions,
-        outcome_ptr=np.arange(0, pairs * outcomes + 1, outcomes),
-        outcome_prob=prob.reshape(-1),
-        outcome_next=follow.reshape(-1),
-        outcome_reward=np.repeat(reward, outcomes),
-        outcome_terminated=ends.reshape(-1),
-        start_prob=np.where(terminal, 0.0, 1.0 / (n_states - terminal_states)),
-        max_episode_steps=max_episode_steps,
-        name=name or f"Garnet({n_states}, {n_actions}, {branching}, seed={seed})",
-    )
+    return {
+        "n_states": n_states,
+        "n_actions": n_actions,
+        "outcome_ptr": np.arange(0, pairs * outcomes + 1, outcomes),
+        "outcome_prob": prob.reshape(-1),
+        "outcome_next": follow.reshape(-1),
+        "outcome_reward": np.repeat(reward, outcomes),
+        "outcome_terminated": ends.reshape(-1),
+        "start_prob": np.where(terminal, 0.0, 1.0 / (n_states - terminal_states)),
+    }
 
 
 def _distinct_states(rng: np.random.Generator, rows: int, n_states: int, size: int) -> np.ndarray:

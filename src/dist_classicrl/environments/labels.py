@@ -11,6 +11,7 @@ import numpy as np
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.resolve import factory_of
 from dist_classicrl.environments.simulate import CompiledSimulator
+from dist_classicrl.environments.toy_text import unwrap_unchanged
 from dist_classicrl.errors import EnvError
 
 _TAXI_PASSENGER = ("red", "green", "yellow", "blue", "aboard,")
@@ -44,15 +45,13 @@ def labels_of(env: Any) -> Labels:
     """Return the names in `env`, which is what `resolve` takes; an environment is only read, never stepped.
 
     Those of Gymnasium's toy-text environments and of TicTacToe are known, with any map, and the map of a
-    `TabularMDP` that has a `grid_shape`. Wrappers must be such as change nothing.
+    `TabularMDP` that has a `grid_shape`. Wrappers must be of kinds that change nothing.
     """
     if isinstance(env, CompiledSimulator):
         env = env.model
     if isinstance(env, TabularMDP):
         return Labels(letters=None if env.grid_shape is None else np.full(env.grid_shape, " "))
     import gymnasium
-
-    from dist_classicrl.environments.toy_text import unwrap_unchanged
 
     factory = None if env is None else factory_of(env)
     one = env if factory is None else factory()

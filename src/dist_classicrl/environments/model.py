@@ -10,19 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dist_classicrl.environments import reachability
-from dist_classicrl.errors import ActionMaskError, ModelError, RewardError
+from dist_classicrl.environments import conversion, garnet, reachability, toy_text
+from dist_classicrl.environments.model_checks import (
+    checked_grid,
+    checked_mask,
+    checked_outcomes,
+    checked_start,
+    positive_int,
+)
+from dist_classicrl.errors import ActionMaskError, ModelError
 
 if TYPE_CHECKING:
     from dist_classicrl.environments.solve import Solution
-
-#: How far the probabilities of a pair, or of the start states, may be from adding up to 1.
-PROBABILITY_TOLERANCE = 1e-8
-
-#: Sums this near to 1 are rounding errors of a sum and are left alone, so that a model made from another
-#: model's arrays has the same arrays, bit for bit, and with them the same fingerprint.
-ROUNDING_TOLERANCE = 1e-12
-
 
 _OUTCOME_FIELDS = ("outcome_ptr", "outcome_prob", "outcome_next", "outcome_reward", "outcome_terminated")
 
@@ -94,22 +93,22 @@ class TabularMDP:
     grid_shape: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        S = _positive_int("n_states", self.n_states)
-        A = _positive_int("n_actions", self.n_actions)
+        S = positive_int("n_states", self.n_states)
+        A = positive_int("n_actions", self.n_actions)
         limit = self.max_episode_steps
         if limit is not None:
-            limit = _positive_int("max_episode_steps", limit, "None for no time limit")
-        mask = None if self.action_mask is None else _checked_mask(self.action_mask, S, A)
+            limit = positive_int("max_episode_steps", limit, "None for no time limit")
+        mask = None if self.action_mask is None else checked_mask(self.action_mask, S, A)
         given = tuple(getattr(self, field) for field in _OUTCOME_FIELDS)
-        own: dict[str, Any] = dict(zip(_OUTCOME_FIELDS, _checked_outcomes(given, mask, S, A), strict=True))
+        own: dict[str, Any] = dict(zip(_OUTCOME_FIELDS, checked_outcomes(given, mask, S, A), strict=True))
         own.update(
             n_states=S,
             n_actions=A,
             max_episode_steps=limit,
             action_mask=mask,
-            start_prob=_checked_start(self.start_prob, S),
+            start_prob=checked_start(self.start_prob, S),
             name=str(self.name),
-            grid_shape=_checked_grid(self.grid_shape, S),
+            grid_shape=checked_grid(self.grid_shape, S),
         )
         for field, value in own.items():
             if isinstance(value, np.ndarray):
@@ -143,8 +142,7 @@ class TabularMDP:
         usable = ~self.outcome_terminated
         if self.action_mask is not None:
             usable = usable & self.action_mask.reshape(-1)[reachability.rows_of(self.outcome_ptr)]
-        pointer = np.zeros(self.n_states + 1, dtype=np.int64)
-        np.cumsum(np.bincount(state[usable], minlength=self.n_states), out=pointer[1:])
+        pointer = reachability.row_pointer(state[usable], self.n_states)
         return reachability.successors_closure(pointer, self.outcome_next[usable], self.start_prob > 0)
 
     def legal_pairs(self) -> np.ndarray:
@@ -207,14 +205,14 @@ class TabularMDP:
         return solve.solve(self, discount_factor, tolerance)
 
     def policy_value(self, policy: np.ndarray, discount_factor: float) -> np.ndarray:
-        """Return the exact value of a policy, float64, shape (S,); see `environments.solve.policy_value`.
+        """Return the exact value of a policy; see `environments.policy_value.policy_value`.
 
-        `policy` is an action per state, int, shape (S,), or probabilities, float, shape (S, A). The values
-        are those of the process without its time limit.
+        `policy` is an action per state, int, shape (S,), or probabilities, float, shape (S, A). The values,
+        float64, shape (S,), are those of the process without its time limit.
         """
-        from dist_classicrl.environments import solve
+        from dist_classicrl.environments import policy_value
 
-        return solve.policy_value(self, policy, discount_factor)
+        return policy_value.policy_value(self, policy, discount_factor)
 
     def start_value(self, v: np.ndarray) -> float:
         """Return the mean of the state values `v`, shape (S,), over the start distribution."""
@@ -224,155 +222,154 @@ class TabularMDP:
         return float(self.start_prob @ v)
 
     @classmethod
-    def from_arrays(cls, transition: Any, reward: Any, start_prob: Any, **kwargs: Any) -> TabularMDP:
-        """Make a model from dense arrays; see `environments.conversion.from_arrays`."""
-        from dist_classicrl.environments import conversion
+    def from_arrays(
+        cls, transition: Any, reward: Any, start_prob: Any, *, terminated: Any = None, **kwargs: Any
+    ) -> TabularMDP:
+        """Make a model from dense arrays of transitions.
 
-        return conversion.from_arrays(transition, reward, start_prob, **kwargs)
+        For a model that is too large for dense arrays, give its outcomes in compressed sparse row form to
+        `TabularMDP`.
+
+        Parameters
+        ----------
+        transition : array_like of float, shape (S, A, S)
+            ``transition[s, a, t]`` is the probability that action `a` in state `s` leads to state `t`. A pair
+            that the mask forbids may have zeros only.
+        reward : array_like of float, shape (S, A, S) or (S, A)
+            By transition, or by pair.
+        start_prob : array_like of float, shape (S,)
+        terminated : array_like of bool, shape (S, A, S) or (S,), optional
+            Which transitions end the episode, or which states end it when they are reached. None: none does.
+        **kwargs
+            `max_episode_steps`, `action_mask`, `name` and `grid_shape`, as for `TabularMDP`.
+
+        Raises
+        ------
+        ModelError, RewardError, ActionMaskError
+            As `TabularMDP` does.
+        """
+        fields = conversion.fields_of_arrays(transition, reward, terminated)
+        return cls(**fields, start_prob=start_prob, **kwargs)
 
     @classmethod
-    def from_dict(cls, P: Mapping[int, Any] | Sequence[Any], start_prob: Any, **kwargs: Any) -> TabularMDP:
-        """Make a model from Gymnasium's ``P[s][a]``; see `environments.conversion.from_dict`."""
-        from dist_classicrl.environments import conversion
+    def from_dict(
+        cls,
+        P: Mapping[int, Any] | Sequence[Any],
+        start_prob: Any,
+        *,
+        n_actions: int | None = None,
+        action_mask: Any = None,
+        **kwargs: Any,
+    ) -> TabularMDP:
+        """Make a model from transitions in the form of Gymnasium's toy-text environments.
 
-        return conversion.from_dict(P, start_prob, **kwargs)
+        Parameters
+        ----------
+        P : mapping or sequence
+            ``P[s][a]`` is a list of tuples (probability, next state, reward, terminated), for the states 0 to
+            S - 1. A pair that is missing or has an empty list is illegal.
+        start_prob : array_like of float, shape (S,)
+        n_actions : int, optional
+            The number of actions. None: one more than the largest action in `P`.
+        action_mask : array_like of bool, shape (S, A), optional
+            True where an action is legal. None: legal are the pairs that have outcomes.
+        **kwargs
+            `max_episode_steps`, `name` and `grid_shape`, as for `TabularMDP`.
+
+        Raises
+        ------
+        ModelError, RewardError, ActionMaskError
+            As `TabularMDP` does, and ModelError where the keys of `P` are not 0 to S - 1 and 0 to A - 1, or
+            an outcome is not a tuple of four.
+        """
+        fields = conversion.fields_of_dict(P, n_actions, action_mask)
+        return cls(**fields, start_prob=start_prob, **kwargs)
 
     @classmethod
     def from_gymnasium(cls, env: Any, *, use_action_mask: bool = False, **make_kwargs: Any) -> TabularMDP:
-        """Make the model of FrozenLake, Taxi or CliffWalking; see `environments.toy_text.from_gymnasium`."""
-        from dist_classicrl.environments import toy_text
+        """Make the model of Gymnasium's FrozenLake, Taxi or CliffWalking.
 
-        return toy_text.from_gymnasium(env, use_action_mask=use_action_mask, **make_kwargs)
+        Known are instances of exactly `FrozenLakeEnv`, `TaxiEnv` and `CliffWalkingEnv` (no subclasses), under
+        any number of exactly `TimeLimit`, `OrderEnforcing`, `PassiveEnvChecker` and
+        `RecordEpisodeStatistics`. The model has the instance's transitions `P`, its
+        `initial_state_distrib`, and the smallest of the time limits around it. A Taxi whose passenger is
+        fickle is not known: whether the passenger will still change its mind is not in the observation, so
+        the observations are no Markov process.
+
+        Parameters
+        ----------
+        env : str, gymnasium.envs.registration.EnvSpec or gymnasium.Env
+            An id or a specification, which is made with `make_kwargs`, or an instance, which is only read.
+        use_action_mask : bool
+            Give a Taxi's model the mask of `TaxiEnv.action_mask`, which forbids the actions that have no
+            effect: moves into a wall, picking up where no passenger waits, dropping off where nobody can get
+            out. Gymnasium itself reports the mask in `info` and plays such actions nevertheless (reward -1 or
+            -10), so without this all pairs are legal. FrozenLake and CliffWalking have no mask.
+        **make_kwargs
+            For `gymnasium.make`: the environment's own options, and `max_episode_steps`.
+
+        Raises
+        ------
+        EnvError
+            No model is known to be the same process; the message says why. Such an environment can still be
+            stepped.
+        RewardError
+            A reward is NaN or infinite.
+        """
+        return cls(**toy_text.fields_of(env, use_action_mask, make_kwargs))
 
     @classmethod
     def garnet(
-        cls, n_states: int, n_actions: int, branching: int, *, seed: int, **options: Any
+        cls,
+        n_states: int,
+        n_actions: int,
+        branching: int,
+        *,
+        seed: int,
+        reward_std: float = 1.0,
+        terminal_states: int = 0,
+        termination_probability: float = 0.0,
+        max_episode_steps: int | None = 100,
+        name: str | None = None,
     ) -> TabularMDP:
-        """Make a random model; see `environments.garnet.garnet`."""
-        from dist_classicrl.environments import garnet
+        """Make a random model, a Garnet.
 
-        return garnet.garnet(n_states, n_actions, branching, seed=seed, **options)
+        Each pair leads to `branching` distinct states, drawn uniformly. Their probabilities are the lengths
+        of the pieces into which ``branching - 1`` independent uniform points cut the unit interval. The
+        reward of a pair is normal with mean 0 and the same for all its outcomes. Episodes start in a
+        uniformly drawn state that is not terminal.
 
+        A Garnet goes on for ever. Episodes come from the time limit, which leaves the values as they are, or
+        from terminations, which don't.
 
-def _positive_int(name: str, value: Any, otherwise: str = "") -> int:
-    whole = isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_))
-    if not whole or value < 1:
-        hint = f", or {otherwise}" if otherwise else ""
-        raise ModelError(f"{name} is {value!r}; it must be a whole number of at least 1{hint}")
-    return int(value)
+        Parameters
+        ----------
+        n_states, n_actions : int
+        branching : int
+            Outcomes per pair, from 1 to `n_states`. Time and memory grow with pairs times `branching`.
+        seed : int
+            The same arguments and seed give the same model, with the same version of NumPy.
+        reward_std : float
+            Standard deviation of the pairs' rewards, at least 0.
+        terminal_states : int
+            So many states, drawn at random, end the episode when they are reached; less than `n_states`.
+        termination_probability : float
+            Each step ends the episode with this probability, wherever it leads; from 0 to below 1. It is one
+            more outcome per pair, with the same reward, into one of the pair's next states.
+        max_episode_steps : int or None
+            Time limit of an episode. None: no limit.
+        name : str, optional
+            None: a name that holds the sizes and the seed.
 
-
-def _checked_array(
-    name: str, value: Any, kinds: str, dtype: Any, shape: tuple[int, ...] | None
-) -> np.ndarray:
-    """Copy `value` into a fresh array of `dtype`, refusing what would lose information on the way."""
-    try:
-        given = np.asarray(value)
-    except ValueError as error:
-        raise ModelError(f"{name} is no array: {error}") from error
-    # An empty list becomes a float array, which says nothing about what was meant.
-    if given.dtype.kind not in kinds and given.size:
-        raise ModelError(f"{name} has dtype {given.dtype}; it must convert to {np.dtype(dtype)} without loss")
-    if shape is not None and given.shape != shape:
-        raise ModelError(f"{name} has shape {given.shape}; it must have shape {shape}")
-    if shape is None and given.ndim != 1:
-        raise ModelError(f"{name} has shape {given.shape}; it must have one dimension")
-    return np.array(given, dtype=dtype, order="C")
-
-
-def _checked_mask(value: Any, n_states: int, n_actions: int) -> np.ndarray:
-    given = np.asarray(value)
-    if given.shape != (n_states, n_actions):
-        raise ActionMaskError(
-            f"action_mask has shape {given.shape}; it needs one entry per state and action, "
-            f"shape ({n_states}, {n_actions})"
+        Raises
+        ------
+        SettingsError
+            An argument is outside what is allowed.
+        ModelError
+            `n_states`, `n_actions` or `max_episode_steps` is not a whole number of at least 1.
+        """
+        fields = garnet.draw(
+            n_states, n_actions, branching, seed, reward_std, terminal_states, termination_probability
         )
-    if given.dtype.kind not in "biu" or not np.isin(given, (0, 1)).all():
-        raise ActionMaskError("action_mask holds something other than True and False (or 1 and 0)")
-    return given.astype(bool)
-
-
-def _checked_grid(value: Any, n_states: int) -> tuple[int, int] | None:
-    if value is None:
-        return None
-    shape = tuple(value)
-    if len(shape) != 2 or shape[0] * shape[1] != n_states:
-        raise ModelError(
-            f"grid_shape is {value!r}; it must be (rows, columns) with {n_states} cells, or None"
-        )
-    return _positive_int("grid_shape[0]", shape[0]), _positive_int("grid_shape[1]", shape[1])
-
-
-def _checked_probabilities(name: str, value: Any, shape: tuple[int, ...] | None) -> np.ndarray:
-    prob = _checked_array(name, value, "fiu", np.float64, shape)
-    wrong = np.flatnonzero(~(prob >= 0) | np.isinf(prob))
-    if wrong.size:
-        raise ModelError(f"{name}[{wrong[0]}] is {prob[wrong[0]]}; probabilities are finite and at least 0")
-    return prob
-
-
-def _checked_start(value: Any, n_states: int) -> np.ndarray:
-    prob = _checked_probabilities("start_prob", value, (n_states,))
-    total = prob.sum()
-    if abs(total - 1) > PROBABILITY_TOLERANCE:
-        raise ModelError(f"start_prob adds up to {total}; it must add up to 1 within {PROBABILITY_TOLERANCE}")
-    if abs(total - 1) > ROUNDING_TOLERANCE:
-        prob /= total
-    return prob + 0.0
-
-
-def _checked_outcomes(
-    given: tuple[Any, ...], mask: np.ndarray | None, n_states: int, n_actions: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Check and copy pointer, probabilities, next states, rewards and terminations of all outcomes."""
-    pointer = _checked_array("outcome_ptr", given[0], "iu", np.int64, (n_states * n_actions + 1,))
-    prob = _checked_probabilities("outcome_prob", given[1], None)
-    follow = _checked_array("outcome_next", given[2], "iu", np.int64, prob.shape)
-    reward = _checked_array("outcome_reward", given[3], "fiu", np.float64, prob.shape)
-    terminated = _checked_array("outcome_terminated", given[4], "b", np.bool_, prob.shape)
-    if pointer[0] != 0 or pointer[-1] != prob.size or (np.diff(pointer) < 0).any():
-        raise ModelError(
-            f"outcome_ptr must start at 0, never fall, and end at the number of outcomes, {prob.size}; it "
-            f"starts at {pointer[0]}, its smallest step is {np.diff(pointer).min()}, and it ends at "
-            f"{pointer[-1]}"
-        )
-    pair = reachability.rows_of(pointer)
-    outside = np.flatnonzero((follow < 0) | (follow >= n_states))
-    if outside.size:
-        s, a = divmod(int(pair[outside[0]]), n_actions)
-        raise ModelError(
-            f"action {a} in state {s} leads to state {follow[outside[0]]}; states are 0 to {n_states - 1}"
-        )
-    infinite = np.flatnonzero(~np.isfinite(reward))
-    if infinite.size:
-        s, a = divmod(int(pair[infinite[0]]), n_actions)
-        raise RewardError(
-            f"action {a} in state {s} has the reward {reward[infinite[0]]}; rewards must be finite"
-        )
-    prob = _normalised(prob, pair, pointer, mask, n_actions)
-    kept = prob > 0
-    if not kept.all():
-        counts = np.bincount(pair[kept], minlength=n_states * n_actions)
-        np.cumsum(counts, out=pointer[1:])
-        prob, follow, reward, terminated = prob[kept], follow[kept], reward[kept], terminated[kept]
-    # Adding 0 turns -0.0 into 0.0, which is equal but has another fingerprint.
-    return pointer, prob, follow, reward + 0.0, terminated
-
-
-def _normalised(
-    prob: np.ndarray, pair: np.ndarray, pointer: np.ndarray, mask: np.ndarray | None, n_actions: int
-) -> np.ndarray:
-    total = np.bincount(pair, weights=prob, minlength=pointer.size - 1)
-    # An illegal pair may have no outcome at all; one that has some must still be a distribution.
-    required = np.diff(pointer) > 0
-    required |= True if mask is None else mask.reshape(-1)
-    wrong = np.flatnonzero(required & (np.abs(total - 1) > PROBABILITY_TOLERANCE))
-    if wrong.size:
-        s, a = divmod(int(wrong[0]), n_actions)
-        raise ModelError(
-            f"the outcomes of action {a} in state {s} have probabilities that add up to {total[wrong[0]]}; "
-            f"they must add up to 1 within {PROBABILITY_TOLERANCE} (a pair without outcomes must be "
-            "forbidden by action_mask)"
-        )
-    divisor = np.where(np.abs(total - 1) > ROUNDING_TOLERANCE, total, 1.0)
-    return prob / divisor[pair]
+        label = name or f"Garnet({n_states}, {n_actions}, {branching}, seed={seed})"
+        return cls(**fields, max_episode_steps=max_episode_steps, name=label)

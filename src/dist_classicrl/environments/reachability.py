@@ -20,6 +20,25 @@ def rows_of(pointer: np.ndarray) -> np.ndarray:
     return np.repeat(np.arange(pointer.size - 1, dtype=np.int64), np.diff(pointer))
 
 
+def row_pointer(rows: np.ndarray, n_rows: int) -> np.ndarray:
+    """Return where each row begins when elements are stored in the order of their rows.
+
+    Parameters
+    ----------
+    rows : ndarray of int64, shape (E,)
+        The row of each element, from 0 to `n_rows` - 1, in any order.
+    n_rows : int
+
+    Returns
+    -------
+    ndarray of int64, shape (n_rows + 1,)
+        The inverse of `rows_of`.
+    """
+    pointer = np.zeros(n_rows + 1, dtype=np.int64)
+    np.cumsum(np.bincount(rows, minlength=n_rows), out=pointer[1:])
+    return pointer
+
+
 def elements_of(pointer: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Return the positions of all elements that the given rows store, row after row.
 
@@ -77,7 +96,4 @@ def reverse_edges(source: np.ndarray, target: np.ndarray, n_nodes: int) -> tuple
     pointer : ndarray of int64, shape (n_nodes + 1,)
     reversed_target : ndarray of int64, shape (E,)
     """
-    order = np.argsort(target, kind="stable")
-    pointer = np.zeros(n_nodes + 1, dtype=np.int64)
-    np.cumsum(np.bincount(target, minlength=n_nodes), out=pointer[1:])
-    return pointer, source[order]
+    return row_pointer(target, n_nodes), source[np.argsort(target, kind="stable")]

@@ -1,10 +1,8 @@
-"""From what a user passes as `env` to what the learners run.
-
-That is compiled code where it is the same process, else stepping.
-"""
+"""From what a user passes as `env` to what the learners run: compiled code where it is the same process."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,10 +12,13 @@ import numpy as np
 
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.simulate import CompiledSimulator, ModelTables
-from dist_classicrl.errors import EnvError, SettingsError
+from dist_classicrl.environments.toy_text import unwrap_unchanged
+from dist_classicrl.errors import EnvError, RewardError, SettingsError
 
 if TYPE_CHECKING:
     from dist_classicrl.environments.stepped.base import SteppedEnv
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Source:
     Attributes
     ----------
     n_states, n_actions : int
-        What the table must at least have.
+        What the table must have at least.
     simulator : CompiledSimulator or None
         The compiled environment; None where it is stepped.
     stepped : SteppedEnv or None
@@ -171,19 +172,41 @@ def factory_of(env: Any) -> Callable[[], Any] | None:
 
 def _known_instance(env: Any, use_action_mask: bool | None) -> CompiledSimulator | None:
     """Return compiled code that is known to be the same process as `env`, or None."""
-    from dist_classicrl.environments import toy_text
     from dist_classicrl.environments.tictactoe.env import TicTacToeEnv
 
     if type(env.unwrapped) is TicTacToeEnv:
         return _tictactoe(env, use_action_mask)
-    model = toy_text.compile_gymnasium(env, use_action_mask=bool(use_action_mask))
+    model = known_model(env, use_action_mask=bool(use_action_mask))
     return None if model is None else CompiledSimulator.from_model(model)
+
+
+def known_model(env: Any, *, use_action_mask: bool = False) -> TabularMDP | None:
+    """Return the model that is the same process as `env`, or None where none is known to be.
+
+    Parameters
+    ----------
+    env : gymnasium.Env
+        It is not stepped or reset, and not closed.
+    use_action_mask : bool
+        As for `TabularMDP.from_gymnasium`, which says what is known.
+
+    Raises
+    ------
+    RewardError
+        A known environment has a NaN or infinite reward.
+    """
+    try:
+        return TabularMDP.from_gymnasium(env, use_action_mask=use_action_mask)
+    except RewardError:
+        raise
+    except EnvError as reason:
+        logger.debug("not compiled: %s", reason)
+        return None
 
 
 def _tictactoe(env: Any, use_action_mask: bool | None) -> CompiledSimulator | None:
     from dist_classicrl.environments.tictactoe import model as tictactoe_model
     from dist_classicrl.environments.tictactoe import simulator as game
-    from dist_classicrl.environments.toy_text import unwrap_unchanged
 
     masked = use_action_mask is not False
     try:

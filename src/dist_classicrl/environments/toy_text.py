@@ -1,104 +1,48 @@
 """Gymnasium's FrozenLake, Taxi and CliffWalking as models: which instances are known, and how they are read.
 
 An instance is read, not its id: its transitions, its start distribution and its time limit are what it will
-do, also where somebody has edited them. What is not known to be the same process is not compiled.
+do, even where they have been edited. What is not known to be the same process is not compiled.
 """
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from dist_classicrl.environments.conversion import from_dict
-from dist_classicrl.environments.model import TabularMDP
-from dist_classicrl.errors import EnvError, RewardError
-
-logger = logging.getLogger(__name__)
+from dist_classicrl.environments.conversion import fields_of_dict
+from dist_classicrl.errors import EnvError
 
 #: Attributes that, set on one instance, replace what its class does.
-_BEHAVIOUR = ("step", "reset", "action_mask", "encode", "decode")
+_BEHAVIOR = ("step", "reset", "action_mask", "encode", "decode")
 
 
-def compile_gymnasium(env: Any, *, use_action_mask: bool = False) -> TabularMDP | None:
-    """Return the model that is the same process as an environment, or None where none is known to be.
-
-    Known are instances of exactly `FrozenLakeEnv`, `TaxiEnv` and `CliffWalkingEnv` (no subclasses), under
-    any number of exactly `TimeLimit`, `OrderEnforcing`, `PassiveEnvChecker` and `RecordEpisodeStatistics`.
-    The model has the instance's transitions `P`, its `initial_state_distrib`, and the smallest of the time
-    limits around it. A Taxi whose passenger is fickle is not known: whether the passenger will still change
-    its mind is not in the observation, so the observations are no Markov process.
-
-    Parameters
-    ----------
-    env : gymnasium.Env
-        It is not stepped or reset, and not closed.
-    use_action_mask : bool
-        Give a Taxi's model the mask of `TaxiEnv.action_mask`, which forbids the actions that have no
-        effect: moves into a wall, picking up where no passenger waits, dropping off where nobody can get
-        out. Gymnasium itself reports the mask in `info` and plays such actions nevertheless (reward -1 or
-        -10), so without this all pairs are legal. FrozenLake and CliffWalking have no mask.
-
-    Returns
-    -------
-    TabularMDP or None
-
-    Raises
-    ------
-    RewardError
-        A known environment has a NaN or infinite reward.
-    """
-    try:
-        return _compiled(env, use_action_mask)
-    except RewardError:
-        raise
-    except EnvError as reason:
-        logger.debug("not compiled: %s", reason)
-        return None
-
-
-def from_gymnasium(env: Any, *, use_action_mask: bool = False, **make_kwargs: Any) -> TabularMDP:
-    """Make the model of Gymnasium's FrozenLake, Taxi or CliffWalking.
-
-    Parameters
-    ----------
-    env : str, gymnasium.envs.registration.EnvSpec or gymnasium.Env
-        An id or a specification, which is made with `make_kwargs`, or an instance, which is only read.
-    use_action_mask : bool
-        As for `compile_gymnasium`.
-    **make_kwargs
-        For `gymnasium.make`: the environment's own options, and `max_episode_steps`.
-
-    Returns
-    -------
-    TabularMDP
-
-    Raises
-    ------
-    EnvError
-        No model is known to be the same process; the message says why. Such an environment can still be
-        stepped.
-    RewardError
-        A reward is NaN or infinite.
-    """
+def fields_of(env: Any, use_action_mask: bool, make_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the model of an environment; see `TabularMDP.from_gymnasium`."""
     import gymnasium
 
     if isinstance(env, (str, gymnasium.envs.registration.EnvSpec)):
         made = gymnasium.make(env, **make_kwargs)
         try:
-            return _compiled(made, use_action_mask)
+            return fields_of_instance(made, use_action_mask)
         finally:
             made.close()
     if make_kwargs:
         raise EnvError(
             f"{sorted(make_kwargs)} cannot be set on an environment that is made already; give its id instead"
         )
-    return _compiled(env, use_action_mask)
+    return fields_of_instance(env, use_action_mask)
 
 
-def _compiled(env: Any, use_action_mask: bool) -> TabularMDP:
-    """Return the model of a known instance; raise EnvError, with the reason, for anything else."""
+def fields_of_instance(env: Any, use_action_mask: bool) -> dict[str, Any]:
+    """Return the fields of the model of a known instance.
+
+    Raises
+    ------
+    EnvError
+        With the reason, for anything else.
+    """
     from gymnasium.envs.toy_text.cliffwalking import CliffWalkingEnv
     from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
     from gymnasium.envs.toy_text.taxi import TaxiEnv
@@ -125,18 +69,16 @@ def _compiled(env: Any, use_action_mask: bool) -> TabularMDP:
             "Gymnasium's own FrozenLakeEnv, TaxiEnv and CliffWalkingEnv, subclasses excepted"
         )
     _require_plain_spaces(env, base)
-    model = from_dict(
-        base.P,
-        base.initial_state_distrib,
-        n_actions=int(base.action_space.n),
-        action_mask=mask,
-        max_episode_steps=min(limits) if limits else None,
-        name=base.spec.id if base.spec is not None else type(base).__name__,
-        grid_shape=grid_shape,
-    )
-    if model.action_mask is not None and mask is None:
+    fields = fields_of_dict(base.P, int(base.action_space.n), mask)
+    if fields["action_mask"] is not mask:
         raise EnvError(f"P of this {type(base).__name__} has pairs without outcomes, which cannot be stepped")
-    return model
+    return {
+        **fields,
+        "start_prob": base.initial_state_distrib,
+        "max_episode_steps": min(limits, default=None),
+        "name": base.spec.id if base.spec is not None else type(base).__name__,
+        "grid_shape": grid_shape,
+    }
 
 
 def unwrap_unchanged(env: Any) -> tuple[Any, list[int]]:
@@ -146,7 +88,7 @@ def unwrap_unchanged(env: Any) -> tuple[Any, list[int]]:
 
     limits: list[int] = []
     while True:
-        replaced = sorted(set(_BEHAVIOUR) & set(vars(env)) if hasattr(env, "__dict__") else ())
+        replaced = sorted(set(_BEHAVIOR) & set(vars(env)) if hasattr(env, "__dict__") else ())
         if replaced:
             raise EnvError(f"this {type(env).__name__} has its own {replaced[0]}, which is not its class's")
         if not isinstance(env, gymnasium.Wrapper):

@@ -11,7 +11,7 @@ import numpy as np
 
 from dist_classicrl.model.policy import Policy
 
-_PLAIN_ENTRIES = 10_000  # so many numbers are written as such, and can be read and edited
+_PLAIN_ENTRIES = 10_000  # up to this many numbers are written as text, which can be read and edited
 _CHUNK = 1 << 14
 _LINE = 108
 

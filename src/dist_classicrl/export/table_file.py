@@ -1,4 +1,4 @@
-"""Tables from files that `exporting` wrote, or that somebody wrote in their form."""
+"""Tables from files that `export` wrote, or that have the same form."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def read_table(path: str | os.PathLike[str]) -> tuple[np.ndarray, np.ndarray]:
     FileNotFoundError
         If there is no such file.
     ModelFileError
-        If the file is of another kind, or says something that no table can be.
+        If the file is of another kind, or does not hold a table of numbers.
     """
     target = Path(path)
     readers = {".npz": _read_npz, ".csv": _read_csv, ".json": _read_json}
     if target.suffix not in readers:
-        raise _refused(target, f"its suffix is none of {', '.join(readers)}")
+        raise _refused(target, f"its suffix is not one of {', '.join(readers)}")
     values, visits = readers[target.suffix](target)
     fault = model_file.table_fault(values, visits)
     if fault is not None:
@@ -104,7 +104,7 @@ def _arrays(
             raise ValueError("visits are whole numbers")
         return table[order], counts.astype(np.int64)[order]
     except (ValueError, TypeError, OverflowError) as error:
-        raise _refused(target, f"its table is none ({error})") from error
+        raise _refused(target, f"its table is not one of numbers ({error})") from error
 
 
 def _refused(target: Path, why: str) -> ModelFileError:

@@ -64,11 +64,11 @@ def _bracketed(text: str, chosen: bool) -> str:
     return f"[{text}]" if chosen else f" {text} "
 
 
-def aligned(cells: Cells, centred: bool = False) -> list[str]:
+def aligned(cells: Cells, centered: bool = False) -> list[str]:
     """Return lines in which all cells are as wide as the widest."""
     width = max(len(cell) for row in cells for cell in row)
     return [
-        " ".join(cell.center(width) if centred else cell.rjust(width) for cell in row).rstrip()
+        " ".join(cell.center(width) if centered else cell.rjust(width) for cell in row).rstrip()
         for row in cells
     ]
 

@@ -1,4 +1,4 @@
-"""The folders of a launched job: where its ranks say how they end, and where mpirun keeps its own files."""
+"""The folders of a launched job: where its ranks record how they end, and where mpirun keeps its files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from dist_classicrl.errors import LauncherError
 
 STATE_FOLDER = ".dist_classicrl"
-"""Where the ranks' words to their launcher lie by default."""
+"""Where ranks record how they end by default."""
 
 _PREFIX = "launch-"
 _SESSION_PREFIX = "dist-classicrl-"
@@ -26,10 +26,11 @@ _STALE_SECONDS = 24 * 3600.0
 
 @contextmanager
 def launch_folder(state_dir: Path) -> Iterator[Path]:
-    """Give a new folder within `state_dir` that is there as long as this is entered.
+    """Make a new folder within `state_dir` for the duration of the block.
 
-    Only this user may enter it, whatever the umask: who could write there could say that the work is done.
-    Folders of launchers of this host that are gone are removed, if nothing in them has changed for a day.
+    Only this user may enter it, whatever the umask: another user could otherwise claim there that the work is
+    done. Folders of launchers of this host that have ended are removed if nothing in them has changed for a
+    day.
 
     Raises
     ------
@@ -60,10 +61,10 @@ def launch_folder(state_dir: Path) -> Iterator[Path]:
 
 @contextmanager
 def session_folder() -> Iterator[str]:
-    """Give a new folder of this host that only this user may enter, while this is entered.
+    """Make a new folder of this host that only this user may enter, for the duration of the block.
 
-    Open MPI names the folder of its files after its process id, and takes one that somebody else has made.
-    Those of launchers that are gone are removed as `launch_folder` does.
+    Open MPI names the folder of its files after its process id, and would use one that another user has made.
+    Those of launchers that have ended are removed as by `launch_folder`.
 
     Raises
     ------
@@ -86,27 +87,27 @@ def session_folder() -> Iterator[str]:
 
 
 def _sign(folder: Path) -> None:
-    """Write into a folder which launcher it is of."""
+    """Write into a folder which launcher it belongs to."""
     owner = {"host": socket.gethostname(), "pid": os.getpid()}
     folder.joinpath(_OWNER).write_text(json.dumps(owner), encoding="utf-8")
 
 
 def _remove_stale(folder: Path, prefix: str) -> None:
-    """Remove folders beside `folder` whose names begin alike, and whose launchers are gone."""
+    """Remove folders beside `folder` whose names begin alike, and whose launchers have ended."""
     for other in folder.parent.glob(f"{prefix}*"):
         if other != folder and _is_stale(other):
             shutil.rmtree(other, ignore_errors=True)
 
 
 def _is_stale(folder: Path) -> bool:
-    """Tell whether the launcher of a folder was of this host and is gone, and its ranks long silent."""
+    """Return whether a folder's launcher, on this host, has ended and its ranks have long been silent."""
     try:
         owner = json.loads(folder.joinpath(_OWNER).read_bytes())
         is_gone = folder.stat().st_uid == os.geteuid()
         is_gone &= owner["host"] == socket.gethostname() and not _exists(int(owner["pid"]))
         newest = max(path.stat().st_mtime for path in (folder, *folder.rglob("*")))
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return False  # not ours to judge
+        return False  # cannot be judged from here
     return is_gone and time.time() - newest > _STALE_SECONDS
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dist_classicrl.errors import LauncherError
-from dist_classicrl.launch.remote_commands import Asked
+from dist_classicrl.launch.remote_commands import RemoteCommands
 from dist_classicrl.process.jobs import run_job
 
 _SLURM_SECONDS = 10.0
@@ -94,7 +94,7 @@ def _host(text: str, where: str) -> Host:
 
 
 def write_hostfile(path: Path, hosts: Sequence[Host], family: str) -> None:
-    """Write a hostfile for the launchers of a `family`, as `Launcher` has it."""
+    """Write a hostfile for the launchers of a `family`, as in `Launcher.family`."""
     separator = ":" if family == "hydra" else " slots="
     lines = [host.name if host.slots is None else f"{host.name}{separator}{host.slots}" for host in hosts]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -122,14 +122,14 @@ def hosts_that_answer(
     ----------
     hosts : sequence of Host
     agent : sequence of str
-        What a host's name and a command are written after, such as `ssh`.
+        The command that takes a host's name and a command for it, such as `ssh`.
     seconds : float
         How long a host may take to answer.
     is_over : callable
-        Asked again and again whether to give up, in which case the answers so far count.
+        Called again and again: whether to give up, in which case the answers so far count.
     """
     others = [host.name for host in hosts if not is_here(host.name)]
-    with Asked({name: [*agent, name, "true"] for name in others}) as asked:
+    with RemoteCommands({name: [*agent, name, "true"] for name in others}) as asked:
         asked.wait(seconds, is_over=is_over)
         answered = {name for name in others if asked.status(name) == 0}
     return [host for host in hosts if host.name not in others or host.name in answered]
@@ -167,13 +167,19 @@ def slurm_hosts(environment: Mapping[str, str] | None = None) -> tuple[Host, ...
     return () if job.returncode else tuple(Host(name, None) for name in job.output.split())
 
 
+def slurm_tasks() -> int | None:
+    """Return the number of tasks of the SLURM job that this process is in; None where it has none."""
+    tasks = os.environ.get("SLURM_NTASKS", "")
+    return int(tasks) if tasks.isdecimal() and int(tasks) > 0 else None
+
+
 def command_on(name: str, text: str, agent: str | None, within_slurm: bool) -> list[str]:
     """Return the command that has a host run `text`, which is for its shell.
 
     Parameters
     ----------
     name : str
-        Of the host; nothing in between is needed for this one.
+        Of the host; on this one no other program is needed.
     text : str
     agent : str or None
         See `agent_words`.
@@ -196,7 +202,7 @@ def is_here(name: str) -> bool:
         return False
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.bind((name, 0))  # to an address of another host nothing can be bound
+            probe.bind((name, 0))  # fails for the address of another host
         except OSError:
             return False
     return True

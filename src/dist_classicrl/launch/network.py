@@ -10,7 +10,7 @@ import struct
 import sys
 
 from dist_classicrl.errors import LauncherError
-from dist_classicrl.launch.mpirun import Launcher
+from dist_classicrl.launch.launcher import Launcher
 
 _SIOCGIFCONF = 0x8912
 _ENTRY = struct.Struct("16s 4x 4s 16x")  # what it gives for each address
@@ -19,7 +19,7 @@ _LOOPBACK = "lo"
 
 
 def network_words(launcher: Launcher, network: str | None) -> list[str]:
-    """Give the words with which a job keeps to one network, in this launcher's own form.
+    """Return the words with which a job keeps to one network, in this launcher's own form.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ def _check_addresses(text: str) -> None:
     if network.is_loopback:
         raise LauncherError(_loopback(text))
     if not sys.platform.startswith("linux"):
-        return  # own addresses are not told there
+        return  # own addresses cannot be listed there
     own = own_addresses()
     inside = [(card, address) for card, address in own if ipaddress.IPv4Address(address) in network]
     if not inside:

@@ -1,4 +1,4 @@
-"""What starting a job takes, as a person says it, and the plan that comes of it."""
+"""The options of starting a job, as users give them, and the plan that is made of them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,74 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dist_classicrl.errors import LauncherError
-from dist_classicrl.launch.hosts import Host, agent_words, read_hostfile
-from dist_classicrl.launch.mpirun import find_launcher
+from dist_classicrl.launch import program
+from dist_classicrl.launch.folders import STATE_FOLDER
+from dist_classicrl.launch.hosts import Host, agent_words, read_hostfile, slurm_tasks
+from dist_classicrl.launch.launcher import Launcher, find_launcher
+from dist_classicrl.launch.mpirun import start_command
 from dist_classicrl.launch.network import network_words
-from dist_classicrl.launch.restart import Plan
+from dist_classicrl.process.exit_record import LAUNCH_VARIABLE
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """What to start, and how to watch over it.
+
+    Attributes
+    ----------
+    launcher : Launcher
+    ranks : int
+    words : tuple of str
+        The script, or `-m` and a module, and its arguments.
+    hosts : tuple of Host, optional
+        What the hostfile says.
+    agent : str, optional
+        What starts a program on another host in place of ssh.
+    network : tuple of str
+        Words for mpirun that keep the job to one network, which the last one names.
+    options : tuple of str
+        Further words for mpirun.
+    survive : bool
+        Whether to start it so that the other ranks survive a death, where the MPI can.
+    state_dir : Path
+        A folder that all hosts see.
+    max_restarts : int
+    delay : float
+        Seconds before the first restart; doubled each time.
+    grace : float
+        Seconds that the job has to end when its work is done or one of its ranks has failed.
+    silence : float
+        Seconds without a sign of life of any rank after which the job counts as dead; also what it has to
+        end after it was asked to stop.
+    """
+
+    launcher: Launcher
+    ranks: int
+    words: tuple[str, ...]
+    hosts: tuple[Host, ...] | None = None
+    agent: str | None = None
+    network: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    survive: bool = True
+    state_dir: Path = Path(STATE_FOLDER)
+    max_restarts: int = 3
+    delay: float = 1.0
+    grace: float = 30.0
+    silence: float = 300.0
+
+    def command(self, ranks: int, hostfile: Path | None) -> list[str]:
+        """Return the command that starts `ranks` ranks."""
+        return start_command(
+            self.launcher,
+            ranks,
+            program.command(self.words),
+            hostfile=hostfile,
+            agent=self.agent,
+            network=self.network,
+            options=self.options,
+            survive=self.survive,
+            exported=[LAUNCH_VARIABLE],
+        )
 
 
 @dataclass(frozen=True)
@@ -26,11 +90,11 @@ class LaunchOptions:
     hostfile : str, optional
     max_restarts : int
     restart_delay, grace, silence : float
-        `Plan.delay`, `Plan.grace` and `Plan.silence`.
+        `LaunchPlan.delay`, `LaunchPlan.grace` and `LaunchPlan.silence`.
     state_dir : Path
     survive : bool
     agent : str, optional
-        These four are those of `Plan`.
+        These four are those of `LaunchPlan`.
     network : str, optional
         What `network_words` takes.
     mca : tuple of (str, str)
@@ -41,11 +105,11 @@ class LaunchOptions:
 
     ranks: int | None = None
     hostfile: str | None = None
-    max_restarts: int = Plan.max_restarts
-    restart_delay: float = Plan.delay
-    state_dir: Path = Plan.state_dir
-    grace: float = Plan.grace
-    silence: float = Plan.silence
+    max_restarts: int = LaunchPlan.max_restarts
+    restart_delay: float = LaunchPlan.delay
+    state_dir: Path = LaunchPlan.state_dir
+    grace: float = LaunchPlan.grace
+    silence: float = LaunchPlan.silence
     survive: bool = True
     agent: str | None = None
     network: str | None = None
@@ -63,8 +127,7 @@ class LaunchOptions:
         hosts = self.hosts()
         if hosts is not None and all(host.slots is not None for host in hosts):
             return sum(host.slots or 0 for host in hosts)
-        tasks = os.environ.get("SLURM_NTASKS", "")
-        return int(tasks) if tasks.isdecimal() and int(tasks) > 0 else None
+        return slurm_tasks()
 
 
 def checked_script(words: Sequence[str]) -> tuple[str, ...]:
@@ -86,7 +149,7 @@ def checked_script(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(words)
 
 
-def plan_of(options: LaunchOptions, words: Sequence[str]) -> Plan:
+def launch_plan(options: LaunchOptions, words: Sequence[str]) -> LaunchPlan:
     """Return the plan for starting `words`, which are a script, or `-m` and a module, and arguments.
 
     Raises
@@ -107,7 +170,7 @@ def plan_of(options: LaunchOptions, words: Sequence[str]) -> Plan:
         raise LauncherError("How many ranks? Write for instance -n 4: a server and three workers.")
     launcher = find_launcher()
     parameters = [word for pair in options.mca for word in ("--mca", *pair)]
-    return Plan(
+    return LaunchPlan(
         launcher=launcher,
         ranks=ranks,
         words=tuple(words),
@@ -124,7 +187,7 @@ def plan_of(options: LaunchOptions, words: Sequence[str]) -> Plan:
     )
 
 
-def shown(plan: Plan, options: LaunchOptions) -> str:
+def shown(plan: LaunchPlan, options: LaunchOptions) -> str:
     """Return the command that starts the job of a plan, as it is typed into a shell."""
     hostfile = None if options.hostfile is None else Path(options.hostfile)
     return shlex.join(plan.command(plan.ranks, hostfile))

@@ -1,4 +1,4 @@
-"""Run a script as `python script.py` does, and own the end of its process; what `launch` starts on each rank.
+"""Run a script as `python script.py` does, and decide how its process ends; `launch` starts it on each rank.
 
 python -m dist_classicrl.launch.program [--replacement] script.py [argument ...]
 python -m dist_classicrl.launch.program [--replacement] -m module [argument ...]
@@ -89,7 +89,7 @@ def main(words: Sequence[str]) -> int:
         return os.EX_USAGE
     process_exit.manage(record_of_environment(), replacement)
     if replacement:
-        # Who started this process waits until MPI has begun here, and hears of no death before.
+        # The rank that started this process waits until MPI has begun here, and hears of no death before.
         find_parent()
     try:
         code, module = _load(words)

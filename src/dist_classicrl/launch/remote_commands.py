@@ -1,4 +1,4 @@
-"""Commands that are run on several hosts at once, by ssh or what stands in for it, with what they write."""
+"""Commands that run on several hosts at once, by ssh or another agent, and what they write."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _POLL_SECONDS = 0.05
 _ENDING_SECONDS = 1.0
 
 
-class Asked:
+class RemoteCommands:
     """Commands under way. What they write goes into files that are not kept open, so there may be many.
 
     Parameters
@@ -33,7 +33,7 @@ class Asked:
 
     def __init__(self, commands: Mapping[str, list[str]]) -> None:
         try:
-            self._folder = tempfile.TemporaryDirectory(prefix="asked-", ignore_cleanup_errors=True)
+            self._folder = tempfile.TemporaryDirectory(prefix="remote-", ignore_cleanup_errors=True)
         except OSError as error:
             raise LauncherError(
                 f"No folder can be made for what hosts answer ({error}). Let TMPDIR name a folder that you "
@@ -41,16 +41,16 @@ class Asked:
             ) from error
         self._paths = {name: Path(self._folder.name, str(number)) for number, name in enumerate(commands)}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.not_begun: dict[str, str] = {}
+        self.not_started: dict[str, str] = {}
         """By host, why a command could not be started."""
         try:
             for name, command in commands.items():
-                self._begin(name, command)
+                self._start(name, command)
         except BaseException:
             self.end()
             raise
 
-    def _begin(self, name: str, command: list[str]) -> None:
+    def _start(self, name: str, command: list[str]) -> None:
         try:
             with self._paths[name].open("wb") as file:
                 self._processes[name] = subprocess.Popen(
@@ -61,9 +61,9 @@ class Asked:
                     start_new_session=True,
                 )
         except OSError as error:
-            self.not_begun[name] = str(error)
+            self.not_started[name] = str(error)
 
-    def __enter__(self) -> Asked:
+    def __enter__(self) -> RemoteCommands:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -77,7 +77,7 @@ class Asked:
     ) -> None:
         """Wait until each command has ended, or `is_answered` finds in its output what is asked for.
 
-        For `seconds` at most, or until `is_over`, which is asked again and again.
+        For `seconds` at most, or until `is_over`, which is called again and again.
         """
         deadline = time.monotonic() + seconds
         missing = list(self._processes)
@@ -91,8 +91,8 @@ class Asked:
 
     def output(self, name: str) -> str:
         """Return what the command for a host has written so far, or why there is none."""
-        if name in self.not_begun:
-            return self.not_begun[name]
+        if name in self.not_started:
+            return self.not_started[name]
         try:
             return self._paths[name].read_bytes().decode(errors="replace")
         except OSError as error:

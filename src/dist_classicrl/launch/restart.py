@@ -1,8 +1,9 @@
 """Start a script on many ranks, watch over it, and start it again from its checkpoint when the job dies.
 
-`python -m dist_classicrl launch -n 16 script.py` stays beside `mpirun`, which cannot be relied on to tell the
-end: it may return 0 after a host died, and hang after the work was done. The ranks say on disk how they end
-(see `completion`), every wait has a limit, and nothing of a job is left when the launcher returns.
+`python -m dist_classicrl launch -n 16 script.py` watches `mpirun`, which cannot be relied on to tell how a
+job ended: it may return 0 after a host died, and hang after the work was done. The ranks say on disk how they
+end (see `process.exit_record`), every wait has a limit, and nothing of a job is left when the launcher
+returns.
 """
 
 from __future__ import annotations
@@ -16,32 +17,29 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 from dist_classicrl._streams import is_output_closed, silence_if_unread
 from dist_classicrl.errors import LauncherError
-from dist_classicrl.launch import program
-from dist_classicrl.launch.folders import STATE_FOLDER, launch_folder, session_folder
-from dist_classicrl.launch.hosts import (
-    Host,
-    agent_words,
-    hosts_that_answer,
-    ranks_on,
-    write_hostfile,
+from dist_classicrl.launch import silence
+from dist_classicrl.launch.endings import (
+    DONE,
+    Attempt,
+    described,
+    mpirun_said,
+    own_ending,
+    shell_status,
+    signal_name,
+    why_over,
 )
-from dist_classicrl.launch.mpirun import (
-    Launcher,
-    export_words,
-    host_words,
-    launch_environment,
-    mpirun_command,
-    session_variables,
-    survival_words,
-)
-from dist_classicrl.process.exit_record import LAUNCH_VARIABLE, Ending, ExitRecord
-from dist_classicrl.process.jobs import command_of, end_job, processes_of, start_job
+from dist_classicrl.launch.folders import launch_folder, session_folder
+from dist_classicrl.launch.hosts import Host, agent_words, hosts_that_answer, ranks_on, write_hostfile
+from dist_classicrl.launch.launcher import launch_environment
+from dist_classicrl.launch.mpirun import session_variables
+from dist_classicrl.launch.plan import LaunchPlan
+from dist_classicrl.process.exit_record import LAUNCH_VARIABLE, ExitRecord
+from dist_classicrl.process.jobs import end_job, start_job
 from dist_classicrl.process.signals import handled
 from dist_classicrl.process.stop import INTERRUPTED, REPEAT_SECONDS
 
@@ -49,107 +47,16 @@ LONGEST_DELAY = 60.0
 """Seconds between two starts at most."""
 
 _NAME = "dist_classicrl launch"
-_DONE = "the work is done"
 _NOBODY_READS = (
     "the program that its output goes to has ended (the one behind |). It is not started again. The same "
     "command starts it; let its output go to a file, with > FILE"
 )
-_STOP_CODES = (os.EX_TEMPFAIL, INTERRUPTED)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 _TURNED_INTO_USR1 = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PROBE_SECONDS = 10.0
 _POLL_SECONDS = 0.05
-_LOOK_SECONDS = 0.5
 _LATE_SECONDS = 1.0
-_SILENT_WITHOUT_RANKS_SECONDS = 60.0
 _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What to start, and how to watch over it.
-
-    Attributes
-    ----------
-    launcher : Launcher
-    ranks : int
-    words : tuple of str
-        The script, or `-m` and a module, and its arguments.
-    hosts : tuple of Host, optional
-        What the hostfile says.
-    agent : str, optional
-        What starts a program on another host in place of ssh.
-    network : tuple of str
-        Words for mpirun that keep the job to one network, which the last one names.
-    options : tuple of str
-        Further words for mpirun.
-    survive : bool
-        Whether to start it so that the other ranks survive a death, where the MPI can.
-    state_dir : Path
-        A folder that all hosts see.
-    max_restarts : int
-    delay : float
-        Seconds before the first restart; doubled each time.
-    grace : float
-        Seconds that the job has to end when its work is done or one of its ranks has failed.
-    silence : float
-        Seconds without a sign of life of any rank after which the job counts as dead; also what it has to
-        end after it was asked to stop.
-    """
-
-    launcher: Launcher
-    ranks: int
-    words: tuple[str, ...]
-    hosts: tuple[Host, ...] | None = None
-    agent: str | None = None
-    network: tuple[str, ...] = ()
-    options: tuple[str, ...] = ()
-    survive: bool = True
-    state_dir: Path = Path(STATE_FOLDER)
-    max_restarts: int = 3
-    delay: float = 1.0
-    grace: float = 30.0
-    silence: float = 300.0
-
-    def command(self, ranks: int, hostfile: Path | None) -> list[str]:
-        """Return the command that starts `ranks` ranks."""
-        launcher = self.launcher
-        exported = [LAUNCH_VARIABLE, *(name for name in ("PYTHONPATH",) if name in os.environ)]
-        return [
-            *mpirun_command(ranks, launcher, self.options),
-            *(survival_words(launcher) if self.survive else []),
-            *host_words(launcher, None if hostfile is None else str(hostfile), self.agent),
-            *export_words(launcher, exported),
-            *self.network,
-            *self.options,
-            *program.command(self.words),
-        ]
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """How one start of the job ended.
-
-    Attributes
-    ----------
-    ranks : int
-    seconds : float
-    code : int
-        Exit status to pass on, if this is the last one.
-    goes_on : bool
-        Whether the job died and may be started again.
-    text : str
-        How it ended, in a few words.
-    had_ranks : bool
-        Whether a rank said that it had started, or mpirun was ended before one could.
-    """
-
-    ranks: int
-    seconds: float
-    code: int
-    goes_on: bool
-    text: str
-    had_ranks: bool = True
 
 
 class Supervisor:
@@ -157,12 +64,12 @@ class Supervisor:
 
     Parameters
     ----------
-    plan : Plan
+    plan : LaunchPlan
     verbose : bool
         Whether to show each command.
     """
 
-    def __init__(self, plan: Plan, verbose: bool = False) -> None:
+    def __init__(self, plan: LaunchPlan, verbose: bool = False) -> None:
         self._plan = plan
         self._verbose = verbose
         self._heard: list[tuple[int, float]] = []
@@ -178,7 +85,7 @@ class Supervisor:
         LauncherError
             If mpirun cannot be started or starts no rank, or there is no place to watch the ranks from.
         """
-        # Who ignores a signal, as nohup does, does not want the job to be stopped by it either.
+        # A signal that this process ignores, as under nohup, must not stop the job either.
         with (
             handled((*_PASSED_ON, *_TURNED_INTO_USR1), self._hear, even_ignored=False),
             launch_folder(self._plan.state_dir) as folder,
@@ -209,10 +116,10 @@ class Supervisor:
             attempt = self._attempt(plan.command(ranks, hostfile), ranks, ExitRecord(place), session)
             attempts.append(attempt)
             if not attempt.goes_on:
-                if attempt.text != _DONE or number > 1 or self._verbose:
+                if attempt.text != DONE or number > 1 or self._verbose:
                     say(f"After {attempt.seconds:.1f} s: {attempt.text}.")
                 return attempt.code
-            if number > 1 and not attempt.had_ranks and _is_like(attempt, attempts[-2]):
+            if number > 1 and not attempt.had_ranks and attempt.is_like(attempts[-2]):
                 raise LauncherError(_no_start(attempt, plan))
             if number > plan.max_restarts:
                 return _give_up(attempts)
@@ -253,7 +160,7 @@ class Supervisor:
     def _code_of_stop(self) -> int:
         """Return the exit status after a stop while no rank runs: the script goes on when started again."""
         assert self._stop is not None
-        say(f"Stopped by {_called(self._stop[0])}. The same command starts the job again.")
+        say(f"Stopped by {signal_name(self._stop[0])}. The same command starts the job again.")
         return INTERRUPTED if self._stop[0] == signal.SIGINT else os.EX_TEMPFAIL
 
     def _take(self) -> list[tuple[int, float]]:
@@ -290,8 +197,8 @@ class Supervisor:
     ) -> str | None:
         """Wait until mpirun has ended, or until it has to be ended, and return why in that case."""
         plan = self._plan
-        watch = SilenceWatch(job, record, time.monotonic())
-        limit: tuple[float, str] | None = None  # when it has to have ended, and what is said otherwise
+        watch = silence.SilenceWatch(job, record, time.monotonic())
+        limit: tuple[float, str] | None = None  # by when it has to end, and why it is ended then
         looked = 0.0
         while True:
             try:
@@ -307,9 +214,9 @@ class Supervisor:
                 if self._stop[0] not in _PASSED_ON:
                     return f"it did not stop within {plan.silence:g} s"
                 self._stop = None  # that was no request to stop
-            if now - looked > _LOOK_SECONDS:
+            if now - looked > silence.LOOK_SECONDS:
                 looked = now
-                if limit is None and (over := _why_over(record, ranks)) is not None:
+                if limit is None and (over := why_over(record, ranks)) is not None:
                     limit = (now + plan.grace, f"{over}, and mpirun did not end within {plan.grace:g} s")
                 if (silent := watch.look(now, plan.silence)) is not None:
                     return silent
@@ -326,7 +233,7 @@ class Supervisor:
                     self._ends_at_once = "no rank had begun"
                     return
                 if number not in _PASSED_ON:
-                    say(f"{_called(number)}: the ranks are asked to stop, as by SIGUSR1.")
+                    say(f"{signal_name(number)}: the ranks are asked to stop, as by SIGUSR1.")
             elif when - self._stop[1] <= REPEAT_SECONDS:
                 continue
             elif number not in _PASSED_ON:
@@ -337,112 +244,34 @@ class Supervisor:
     def _judge(
         self, status: int | None, trouble: str | None, ranks: int, seconds: float, record: ExitRecord
     ) -> Attempt:
-        """Say how an attempt ended, of which nothing is left."""
+        """Return how an attempt ended, once nothing is left of it."""
         deadline = time.monotonic() + _LATE_SECONDS
         while not (done := record.is_complete) and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)  # what was written on another host may take a moment to be seen
-        shown = trouble or _shown(status)
+        shown = trouble or mpirun_said(status)
         endings = [ending for ending in record.endings() if ending.code]
         if done:
-            odd = [_described(ending) for ending in endings if ending.kind in ("code", "error")]
+            odd = [described(ending) for ending in endings if ending.kind in ("code", "error")]
             odd += [] if status == 0 else [shown]
-            return Attempt(ranks, seconds, 0, False, "; ".join([_DONE, *odd]))
-        code = _as_shells_have_it(status)
-        ended = _in_order(endings, code if trouble is None else None, self._stop is not None)
+            return Attempt(ranks, seconds, 0, False, "; ".join([DONE, *odd]))
+        code = shell_status(status)
+        ended = own_ending(endings, code if trouble is None else None, self._stop is not None)
         if ended is not None:
-            text = _described(ended)
+            text = described(ended)
             interrupted = self._stop is not None and self._stop[0] == signal.SIGINT
             if ended.code == os.EX_TEMPFAIL and interrupted:
                 return Attempt(ranks, seconds, INTERRUPTED, False, f"interrupted: {text}")
             return Attempt(ranks, seconds, ended.code, False, text)
         if self._stop is not None:
-            text = f"{_called(self._stop[0])} ended the job ({shown})"
+            text = f"{signal_name(self._stop[0])} ended the job ({shown})"
             code = 128 + self._stop[0] if record.has_ranks else self._code_of_stop()
             return Attempt(ranks, seconds, code, False, text)
         if is_output_closed():
             return Attempt(ranks, seconds, code or 1, False, f"{shown}, as {_NOBODY_READS}")
-        # A signal that ended mpirun may not come again; what mpirun itself says against its words will.
+        # A signal that ended mpirun may not come again; an mpirun that refuses its options will do so again.
         is_refusal = trouble is None and status is not None and status > 0
         had_ranks = not is_refusal or record.has_ranks
         return Attempt(ranks, seconds, code or 1, True, shown, had_ranks)
-
-
-class SilenceWatch:
-    """Counts for how long no rank has given a sign of life.
-
-    It counts time in which it looked itself: who was suspended together with the ranks does not blame them.
-
-    Parameters
-    ----------
-    job : str
-        The name that `start_job` gave.
-    record : ExitRecord
-    now : float
-        The monotonic time.
-    """
-
-    def __init__(self, job: str, record: ExitRecord, now: float) -> None:
-        self._job = job
-        self._record = record
-        self._beat: int | None = None
-        self._quiet = 0.0
-        self._looked = now
-        self._had_ranks_here = False
-
-    def look(self, now: float, silence: float) -> str | None:
-        """Say if it was quiet for `silence` seconds, or, where all ranks of this host are gone, a minute."""
-        self._quiet += min(now - self._looked, 2.0 * _LOOK_SECONDS)
-        self._looked = now
-        beat = self._record.last_beat()
-        if beat != self._beat:
-            if self._beat is None:
-                self._had_ranks_here = bool(self._ranks_here())
-            self._beat, self._quiet = beat, 0.0
-        if self._quiet > silence:
-            which = "no rank had said that it started" if beat is None else "no rank gave a sign of life"
-            return f"{which} for {silence:g} s"
-        if self._quiet > _SILENT_WITHOUT_RANKS_SECONDS and self._had_ranks_here and not self._ranks_here():
-            return "all ranks of this host had ended, and no other gave a sign of life"
-        return None
-
-    def _ranks_here(self) -> list[int]:
-        words = program.command([])[1:3]
-        return [pid for pid in processes_of(self._job) if words == command_of(pid)[1:3]]
-
-
-def _why_over(record: ExitRecord, ranks: int) -> str | None:
-    """Say why the job should end by itself now, or None while there is work to do."""
-    if record.is_complete:
-        return _DONE
-    endings = [ending for ending in record.endings() if ending.kind != "left"]
-    for ending in endings:
-        # Who lost the others may be the one that is lost: they go on, or end by themselves.
-        is_last = ending.is_head or ending.kind == "error" or ending.before_mpi
-        if ending.code and ending.kind != "lost" and is_last:
-            return f"rank {ending.rank} ended with exit status {ending.code}"
-    return "all ranks have ended" if len(endings) >= ranks else None
-
-
-def _in_order(endings: Sequence[Ending], code: int | None, was_asked: bool) -> Ending | None:
-    """Return which of these endings with another status than 0 is the job's own, or None if the job died.
-
-    `code` is mpirun's, if it ended by itself. Who kills a job sends its ranks SIGTERM first, and one may be
-    quick enough to stop in order: that means nothing, unless mpirun has the same exit status or this launcher
-    has asked for it.
-    """
-    by_kind: dict[str, list[Ending]] = {}
-    for ending in endings:
-        by_kind.setdefault(ending.kind, []).append(ending)
-    if "error" in by_kind:
-        return by_kind["error"][0]
-    if "lost" in by_kind:
-        return None
-    for ending in sorted(by_kind.get("code", []), key=lambda each: not each.is_head):
-        may_be_killed = ending.code in _STOP_CODES and (not ending.reason or "SIGTERM" in ending.reason)
-        agreed = ending.code == code or (code is None and ending.is_head)
-        if was_asked or agreed or not may_be_killed:
-            return ending
-    return by_kind["told"][0] if "told" in by_kind else None
 
 
 def _end_with_this_process() -> Callable[[], None] | None:
@@ -460,11 +289,7 @@ def _end_with_this_process() -> Callable[[], None] | None:
     return ask
 
 
-def _is_like(one: Attempt, other: Attempt) -> bool:
-    return (one.ranks, one.code, one.had_ranks) == (other.ranks, other.code, other.had_ranks)
-
-
-def _no_start(attempt: Attempt, plan: Plan) -> str:
+def _no_start(attempt: Attempt, plan: LaunchPlan) -> str:
     further = f" --mpirun-options={shlex.join(plan.options)!r} was given." if plan.options else ""
     if plan.network:
         named = plan.network[-1]
@@ -474,33 +299,6 @@ def _no_start(attempt: Attempt, plan: Plan) -> str:
         f"No rank has started: {attempt.text} twice, and what it said stands above.{further} Look at the "
         "options that are meant for mpirun, or let `dist-classicrl doctor` look for what is wrong."
     )
-
-
-def _called(number: int) -> str:
-    """Return what a person calls a signal."""
-    return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-
-
-def _described(ending: Ending) -> str:
-    reason = f" ({ending.reason})" if ending.reason else ""
-    return f"rank {ending.rank} ended with exit status {ending.code}{reason}"
-
-
-def _as_shells_have_it(status: int | None) -> int:
-    if status is None:
-        return 128 + signal.SIGKILL
-    return status if status >= 0 else 128 - status
-
-
-def _shown(status: int | None) -> str:
-    code = _as_shells_have_it(status)
-    if code == 0:
-        return "mpirun returned 0, though the work was not done"
-    try:
-        name = f", {signal.Signals(code - 128).name}"
-    except ValueError:
-        name = ""
-    return f"mpirun returned {code}{name}"
 
 
 def _give_up(attempts: Sequence[Attempt]) -> int:
@@ -513,8 +311,8 @@ def _give_up(attempts: Sequence[Attempt]) -> int:
 
 
 def say(text: str) -> None:
-    """Write a line of the launcher, apart from those of the ranks."""
-    silence_if_unread(sys.stderr)  # who is told may be gone, as after 2>&1 | head; the job is not
+    """Write a line to standard error as the launcher, apart from the lines of the ranks."""
+    silence_if_unread(sys.stderr)  # the reader may be gone, as after 2>&1 | head, while the job runs
     with suppress(OSError):
         sys.stderr.write(f"{_NAME}: {text}\n")
         sys.stderr.flush()

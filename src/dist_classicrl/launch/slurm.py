@@ -59,7 +59,7 @@ def seconds_left(
     end = environment.get("SLURM_JOB_END_TIME", "")
     if (
         end.isdecimal() and float(end) > time.time()
-    ):  # else extended since then, or not of this run of the job
+    ):  # otherwise the job was extended, or the variable is of an earlier run of it
         return float(end) - time.time()
     array, task = environment.get("SLURM_ARRAY_JOB_ID"), environment.get("SLURM_ARRAY_TASK_ID")
     if array and task:

@@ -1,4 +1,4 @@
-"""Records of a run, for people and for plots: metrics, TensorBoard, what ranks tell each other by hand.
+"""Records of a run: how they are written, and read back for people and for plots.
 
 The public names are imported when they are first asked for.
 """
@@ -10,16 +10,12 @@ from typing import TYPE_CHECKING
 from dist_classicrl._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from dist_classicrl.callbacks.metrics import MetricsCallback, read_metrics
-    from dist_classicrl.callbacks.tensorboard import TensorBoardCallback
-    from dist_classicrl.monitoring.reading import Metrics
+    from dist_classicrl.monitoring.reading import Metrics, read_metrics
 
-__all__ = ["Metrics", "MetricsCallback", "TensorBoardCallback", "read_metrics"]
+__all__ = ["Metrics", "read_metrics"]
 
 _HOMES = {
     "Metrics": "dist_classicrl.monitoring.reading",
-    "MetricsCallback": "dist_classicrl.callbacks.metrics",
-    "TensorBoardCallback": "dist_classicrl.callbacks.tensorboard",
     "read_metrics": "dist_classicrl.monitoring.reading",
 }
 

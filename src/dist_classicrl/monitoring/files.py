@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import errno
 import itertools
-import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from dist_classicrl._files import whole_file
-from dist_classicrl.errors import MetricsError
-
-logger = logging.getLogger(__name__)
 
 
 class TakenOverError(Exception):
@@ -23,7 +19,7 @@ class AppendedFile:
     """A file that grows by whole pieces, each in one write to the end.
 
     A process that is killed leaves at most the beginning of its last piece. What was written survives the
-    process as soon as `append` returns; it is not synchronised with the disk, so a power failure may take
+    process as soon as `append` returns; it is not synchronized with the disk, so a power failure may take
     the last seconds.
 
     Parameters
@@ -75,22 +71,6 @@ class AppendedFile:
             self._left = _identity(os.fstat(handle))
         finally:
             os.close(handle)
-
-
-def refuse_or_warn(error: OSError, what: str, callback: str, step: int) -> None:
-    """Say that `what` cannot be written: where training begins by an error, where it goes on by a warning.
-
-    Whoever waited for a training that goes on is far away.
-
-    Raises
-    ------
-    MetricsError
-        At step 0.
-    """
-    text = f"{what}: {error.strerror or error}."
-    if step == 0:
-        raise MetricsError(f"{text} Give {callback} a folder that this user may write to.") from error
-    logger.warning("%s The training goes on without.", text)
 
 
 def _identity(status: os.stat_result) -> tuple[int, int, int]:

@@ -26,7 +26,7 @@ class LoopRecords:
         self._sums: dict[int, np.ndarray] = {}
         self._counts: dict[int, np.ndarray] = {}
         self._ranks: dict[int, int] = {}
-        self._opened: dict[int, float] = {}  # those that were not told yet, and since when
+        self._opened: dict[int, float] = {}  # those that were not logged yet, and since when
 
     def add(self, number: int, values: np.ndarray, now: float) -> None:
         """Take in what one rank says of the interval up to step `number` times the interval."""

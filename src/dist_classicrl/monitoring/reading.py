@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from dist_classicrl._nearest import nearest
 from dist_classicrl.errors import MetricsError
 
 FILE = "metrics.jsonl"
@@ -72,9 +72,9 @@ class Metrics:
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self.columns:
-            near = difflib.get_close_matches(name, self.columns, 1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise MetricsError(f"There is no column {name!r}, only {', '.join(self.columns)}.{hint}")
+            raise MetricsError(
+                f"There is no column {name!r}, only {', '.join(self.columns)}.{nearest(name, self.columns)}"
+            )
         return self.columns[name]
 
     def __len__(self) -> int:

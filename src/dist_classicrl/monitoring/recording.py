@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dist_classicrl.errors import MetricsError
-from dist_classicrl.monitoring.adding import added, with_rates
 from dist_classicrl.monitoring.files import AppendedFile, set_aside
 from dist_classicrl.monitoring.reading import COLUMNS, FILE, parse
 from dist_classicrl.monitoring.recent import RecentEpisodes
+from dist_classicrl.monitoring.reports import combined, with_rates
 
 if TYPE_CHECKING:
     from dist_classicrl.engines.progress import Progress
@@ -50,7 +50,7 @@ class MetricsWriter:
         self._recent = RecentEpisodes()
         self._seen: set[tuple[Any, ...]] = set()
         self._offset = 0.0
-        #: What reports without a step of their own have said since the last line.
+        #: What reports without a new step have said since the last line.
         self._unwritten: Progress | None = None
         #: Steps and seconds of the last line of this call, or of its beginning.
         self._written = (0, 0.0)
@@ -77,7 +77,7 @@ class MetricsWriter:
         """Write down a report with all that happened until then; not one without a new step."""
         text, row = b"".join(self._event(step, event) for event in progress.events), b""
         if self._unwritten is not None:
-            progress = added(self._unwritten, progress)
+            progress = combined(self._unwritten, progress)
         self._unwritten = progress
         if step > self._last["step"]:
             progress = with_rates(progress, *self._written)

@@ -23,11 +23,11 @@ DPI = 100
 FORMATS = (".png", ".svg", ".pdf")
 """What `save` writes."""
 
-# Okabe and Ito's colours, which people with any kind of colour vision tell apart.
+# Okabe and Ito's colors, which people with any kind of color vision tell apart.
 BLACK = "#000000"
 BLUE = "#0072B2"
 GREEN = "#009E73"
-GREY = "#8C8C8C"
+GRAY = "#8C8C8C"
 ORANGE = "#E69F00"
 PURPLE = "#CC79A7"
 SKY = "#56B4E9"
@@ -90,7 +90,7 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
     Raises
     ------
     PlotError
-        If the suffix is none of `FORMATS`, or the file cannot be written.
+        If the suffix is not one of `FORMATS`, or the file cannot be written.
     """
     target = check_target(path)
     try:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, FigureBase
 
-    from dist_classicrl.callbacks.metrics import Metrics
+    from dist_classicrl.monitoring.reading import Metrics
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Panel:
     ----------
     column : str
     title, unit : str
-    colour : str
+    color : str
     factor : float
         The column times this is drawn.
     from_zero : bool
@@ -38,7 +38,7 @@ class Panel:
     column: str
     title: str
     unit: str
-    colour: str
+    color: str
     factor: float = 1.0
     from_zero: bool = False
     may_be_log: bool = False
@@ -212,19 +212,19 @@ def _draw_curve(axes: Axes, panel: Panel, curve: Curve, scale: float) -> None:
     if not curve.x.size:
         say_empty(axes, panel)
     elif curve.x.size <= _FEWEST:
-        axes.plot(x, y, "-o", color=panel.colour, lw=2, ms=5)
+        axes.plot(x, y, "-o", color=panel.color, lw=2, ms=5)
     elif panel.column == "mean_return":
         axes.plot(x, y, color=canvas.SKY, lw=1, label="each report")
-        axes.plot(x, curve.smooth, color=panel.colour, lw=2, label=f"mean of {curve.window} reports")
+        axes.plot(x, curve.smooth, color=panel.color, lw=2, label=f"mean of {curve.window} reports")
         axes.legend(loc="best")
     else:
-        axes.plot(x, y, color=panel.colour, lw=1.5)
+        axes.plot(x, y, color=panel.color, lw=1.5)
 
 
 def say_empty(axes: Axes, panel: Panel) -> None:
     """Write into a panel without lines why there are none."""
     text = "no episode has ended" if panel.column == "mean_return" else "not reported"
-    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", color=canvas.GREY)
+    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", color=canvas.GRAY)
 
 
 def finish_panel(axes: Axes, panel: Panel, axis: str, label: str) -> None:

@@ -12,7 +12,7 @@ from dist_classicrl.errors import PlotError
 if TYPE_CHECKING:
     from dist_classicrl.environments.model import TabularMDP
 
-_NEIGHBOURS = ((-1, 0), (1, 0), (0, -1), (0, 1))  # rows, columns
+_NEIGHBORS = ((-1, 0), (1, 0), (0, -1), (0, 1))  # rows, columns
 _NO_DIRECTION = 0.05
 
 
@@ -48,7 +48,7 @@ def grid_of(env: Any) -> Grid:
     Raises
     ------
     PlotError
-        If it is none.
+        If it is not a grid.
     EnvError
         If it cannot be resolved.
     """
@@ -79,7 +79,7 @@ def grid_of(env: Any) -> Grid:
 def _directions(model: TabularMDP, shape: tuple[int, ...], acting: np.ndarray) -> np.ndarray:
     """Return where each action leads on average.
 
-    For each of the four neighbours: how probable it is, over the cells that have such a neighbour. So walls
+    For each of the four neighbors: how probable it is, over the cells that have such a neighbor. So walls
     around the grid, and what throws a walker far away, make no difference.
     """
     rows, columns = shape
@@ -87,7 +87,7 @@ def _directions(model: TabularMDP, shape: tuple[int, ...], acting: np.ndarray) -
     state, action = np.divmod(pair, model.n_actions)
     row, column = np.divmod(np.arange(model.n_states), columns)
     directions = np.zeros((model.n_actions, 2))
-    for down, right in _NEIGHBOURS:
+    for down, right in _NEIGHBORS:
         there = (row + down >= 0) & (row + down < rows) & (column + right >= 0) & (column + right < columns)
         counted = acting & there
         if counted.any():

@@ -18,7 +18,7 @@ PANELS = (
     ("throughput", "Throughput", "per second, all ranks", canvas.GREEN),
     ("comm_time", "Communication", "seconds, mean of all ranks", canvas.PURPLE),
 )
-"""Column, title, label of the vertical axis and colour of each."""
+"""Column, title, label of the vertical axis and color of each."""
 
 _FROM_ZERO = ("throughput", "comm_time")
 _FEW = 50
@@ -39,10 +39,10 @@ def plot_loop_curves(metrics: Mapping[str, np.ndarray]) -> Figure:
         If matplotlib is not installed.
     """
     figure = canvas.new_figure(8.0)
-    for axes, (name, title, unit, colour) in zip(figure.subplots(2, 2).flat, PANELS, strict=True):
+    for axes, (name, title, unit, color) in zip(figure.subplots(2, 2).flat, PANELS, strict=True):
         there = np.isfinite(metrics[name])
         marker = "o" if there.sum() < _FEW else ""
-        axes.plot(metrics["step"][there], metrics[name][there], color=colour, marker=marker, markersize=4)
+        axes.plot(metrics["step"][there], metrics[name][there], color=color, marker=marker, markersize=4)
         axes.set(title=title, ylabel=unit, xlabel="step")
         axes.xaxis.set_major_formatter(canvas.quantity())
         axes.yaxis.set_major_formatter(canvas.quantity())

@@ -130,7 +130,7 @@ def draw_map(figure: FigureBase, grid_map: GridMap, title: str) -> None:
 
 
 def _faces(grid_map: GridMap, shade: Any) -> np.ndarray:
-    """Return the colour of each cell, float64, shape (rows, columns, 4)."""
+    """Return the color of each cell, float64, shape (rows, columns, 4)."""
     from matplotlib.colors import to_rgba
 
     faces = shade.to_rgba(np.nan_to_num(grid_map.values))
@@ -174,10 +174,10 @@ def _write_cells(axes: Axes, grid_map: GridMap, ink: np.ndarray, cell: float) ->
         elif np.isfinite(value) and _has_numbers(cell):
             axes.text(column, row + 0.35, f"{value:.3g}", fontsize=12 * cell, **look)
     goals = grid_map.grid.letters == "G"
-    for cells, colour, width in ((goals, _NOBODY_ACTS, 1.0), (grid_map.grid.starts, canvas.ORANGE, 4 * cell)):
+    for cells, color, width in ((goals, _NOBODY_ACTS, 1.0), (grid_map.grid.starts, canvas.ORANGE, 4 * cell)):
         for row, column in np.argwhere(cells):
             place = (column - 0.46, row - 0.46)
-            axes.add_patch(Rectangle(place, 0.92, 0.92, fill=False, ec=colour, lw=max(width, 1.0)))
+            axes.add_patch(Rectangle(place, 0.92, 0.92, fill=False, ec=color, lw=max(width, 1.0)))
 
 
 def _finish(axes: Axes, shape: tuple[int, ...], cell: float) -> None:
@@ -192,7 +192,7 @@ def _finish(axes: Axes, shape: tuple[int, ...], cell: float) -> None:
 
 
 def _explained(grid_map: GridMap) -> str:
-    """Return what frames, letters and grey cells mean."""
+    """Return what frames, letters and gray cells mean."""
     letters, acting = grid_map.grid.letters, grid_map.grid.acting
     parts = ["orange frame: start"]
     parts += [f"{letter}: {name}" for letter, name in _NAMES.items() if (letters == letter).any()]

@@ -10,7 +10,7 @@ from dist_classicrl.plotting import canvas, curves, maps, timeline
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from dist_classicrl.callbacks.metrics import Metrics
+    from dist_classicrl.monitoring.reading import Metrics
 
 
 @canvas.styled

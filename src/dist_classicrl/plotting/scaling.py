@@ -63,12 +63,12 @@ def plot_scaling(report: ScalingReport, title: str = "") -> tuple[Figure, dict[s
         figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
     left, right = figure.subplots(1, 2)
     most = workers.max() * 1.05
-    left.plot([0, most], [0, most / base], "--", color=canvas.GREY, lw=1.5, label="ideal")
+    left.plot([0, most], [0, most / base], "--", color=canvas.GRAY, lw=1.5, label="ideal")
     _draw_points(left, workers, data["speed_up"], canvas.BLUE, "measured")
     left.set_ylabel(f"speed-up over {base:.3g} worker{'s' if base != 1 else ''}")
     left.set_title("Speed-up")
     left.legend(loc="upper left")
-    right.axhline(100, ls="--", color=canvas.GREY, lw=1.5)
+    right.axhline(100, ls="--", color=canvas.GRAY, lw=1.5)
     _draw_points(right, workers, 100 * data["efficiency"], canvas.BLUE, "efficiency")
     _draw_points(
         right,
@@ -85,11 +85,11 @@ def plot_scaling(report: ScalingReport, title: str = "") -> tuple[Figure, dict[s
     return figure, data
 
 
-def _draw_points(axes: Axes, workers: np.ndarray, values: np.ndarray, colour: str, label: str) -> None:
+def _draw_points(axes: Axes, workers: np.ndarray, values: np.ndarray, color: str, label: str) -> None:
     places = np.unique(workers)
     means = [values[workers == place].mean() for place in places]
-    axes.plot(places, means, color=colour, lw=1.8)
-    axes.plot(workers, values, "o", color=colour, ms=6, label=label)
+    axes.plot(places, means, color=color, lw=1.8)
+    axes.plot(workers, values, "o", color=color, ms=6, label=label)
 
 
 def _finish(axes: Axes, most: float) -> None:

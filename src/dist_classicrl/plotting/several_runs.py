@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from dist_classicrl.callbacks.metrics import Metrics
+    from dist_classicrl.monitoring.reading import Metrics
 
 FEWEST = 3
 """Runs of which a mean with an interval is drawn; fewer are drawn one by one."""
 
-_COLOURS = (canvas.BLUE, canvas.VERMILLION)
+_COLORS = (canvas.BLUE, canvas.VERMILLION)
 
 
 @dataclass(frozen=True)
@@ -124,12 +124,12 @@ def _compared(curves: list[Curve], axis: str) -> Comparison:
 def _draw(axes: Axes, comparison: Comparison, scale: float, factor: float, names: Sequence[str]) -> None:
     if not comparison.x.size:
         for i, (curve, name) in enumerate(zip(comparison.curves, names, strict=True)):
-            colour = _COLOURS[i % len(_COLOURS)]
-            axes.plot(curve.x / scale, curve.smooth * factor, color=colour, lw=1.8, label=name)
+            color = _COLORS[i % len(_COLORS)]
+            axes.plot(curve.x / scale, curve.smooth * factor, color=color, lw=1.8, label=name)
         return
     for i, curve in enumerate(comparison.curves):
         label = "each run" if i == 0 else None
-        axes.plot(curve.x / scale, curve.smooth * factor, color=canvas.GREY, lw=0.8, alpha=0.5, label=label)
+        axes.plot(curve.x / scale, curve.smooth * factor, color=canvas.GRAY, lw=0.8, alpha=0.5, label=label)
     x, mean, half = comparison.x / scale, comparison.mean * factor, comparison.half * factor
     axes.fill_between(
         x, mean - half, mean + half, color=canvas.SKY, alpha=0.45, lw=0, label="95 % t-interval"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, FigureBase
 
-    from dist_classicrl.callbacks.metrics import Metrics
+    from dist_classicrl.monitoring.reading import Metrics
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Mark:
 
     label: str
     shape: str
-    colour: str
+    color: str
     size: float = 9.0
     hollow: bool = False
 
@@ -179,8 +179,8 @@ def _look(mark: Mark) -> dict[str, Any]:
         "ls": "",
         "marker": mark.shape,
         "ms": mark.size,
-        "mfc": "white" if mark.hollow else mark.colour,
-        "mec": mark.colour if mark.hollow or mark.shape == "|" else "white",
+        "mfc": "white" if mark.hollow else mark.color,
+        "mec": mark.color if mark.hollow or mark.shape == "|" else "white",
         "mew": 1.8 if mark.hollow or mark.shape == "|" else 0.8,
         "clip_on": False,
         "zorder": 3,

@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import os
 import socket
-import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from dist_classicrl._files import whole_file
 
 LAUNCH_VARIABLE = "DIST_CLASSICRL_LAUNCH"
 """The environment variable that tells ranks the folder of their attempt."""
@@ -133,12 +134,8 @@ class ExitRecord:
             return []
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
-        temporary = self.folder / f"new-{uuid.uuid4().hex}"
-        with open(temporary, "w", encoding="utf-8") as file:
-            json.dump(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, self.folder / name)
+        with whole_file(self.folder / name) as file:
+            file.write(json.dumps(content).encode())
 
 
 def record_of_environment(environ: Mapping[str, str] | None = None) -> ExitRecord | None:

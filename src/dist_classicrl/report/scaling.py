@@ -151,7 +151,7 @@ def measure(name: str, metrics: Metrics | None, result: Mapping[str, Any] | None
     Raises
     ------
     MetricsError
-        If there is neither a report nor a result, the result is none, or no step was made.
+        If there is neither a report nor a result, the result is not one of this library, or no step was made.
     """
     if metrics is not None and not len(metrics):
         metrics = None
@@ -192,7 +192,7 @@ def compare(runs: Sequence[Measured], baseline: str | None = None) -> ScalingRep
     base = next((run for run in ordered if run.name == chosen), None)
     if base is None:
         names = ", ".join(run.name for run in ordered)
-        raise MetricsError(f"The baseline {chosen} is none of the runs. Those are {names}.")
+        raise MetricsError(f"The baseline {chosen} is not one of the runs. Those are {names}.")
     scaled = []
     for run in ordered:
         speed_up = run.steps_per_second / base.steps_per_second
@@ -206,7 +206,8 @@ def _totals_of_result(name: str, result: Mapping[str, Any], metrics: Metrics | N
         whole = not any(event["kind"] in ("excluded", "left") for event in result["events"])
     except (KeyError, TypeError) as error:
         raise MetricsError(
-            f"The result of {name} is none of this library: {error} is not as it should be. Give another run."
+            f"The result of {name} is not one of this library: {error} is not as it should be. Give another "
+            "run."
         ) from error
     workers = float(result["workers"]) if whole or metrics is None else _mean_workers(metrics)
     return {**totals, "workers": workers}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dist_classicrl.cli import tables
+from dist_classicrl.cli import output
 from dist_classicrl.cli.option_types import Real, Whole
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def command(ranks: int | None, seconds: float, rounds: int, as_json: bool) -> No
     pushes = [rates.push_cost(name) for name in rates.TOGETHER]
     many = [] if ranks is None else rates.rates_of_ranks(ranks, seconds, rounds)
     if as_json:
-        tables.show_json(
+        output.show_json(
             {
                 "machine": rates.machine(),
                 "seconds": seconds,
@@ -68,7 +68,7 @@ def command(ranks: int | None, seconds: float, rounds: int, as_json: bool) -> No
 
 def _show_one(found: list[Rate]) -> None:
     rows = [[rate.name, _rate(rate.steps_per_second), _range(rate)] for rate in found]
-    tables.show_table(["environment", "steps/s", "runs"], rows, "Learning on one core")
+    output.show_table(["environment", "steps/s", "runs"], rows, "Learning on one core")
     click.echo()
 
 
@@ -83,7 +83,7 @@ def _show_pushes(found: list[PushCost]) -> None:
         for cost in found
     ]
     headers = ["environment", "entries", "kB", "pack", "rebase", "apply", "refresh"]
-    tables.show_table(
+    output.show_table(
         headers,
         rows,
         f"A push after {found[0].steps:,} steps, in microseconds: pack and rebase at the worker, apply and "
@@ -104,7 +104,7 @@ def _show_many(found: list[Rate], alone: dict[str, float]) -> None:
     ]
     click.echo()
     headers = ["environment", "steps/s", "runs", "times one core", "not learning"]
-    tables.show_table(headers, rows, f"Learning under mpirun: a server and {found[0].workers} workers")
+    output.show_table(headers, rows, f"Learning under mpirun: a server and {found[0].workers} workers")
 
 
 def _rate(value: float) -> str:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dist_classicrl.cli import tables
+from dist_classicrl.cli import output
+from dist_classicrl.cli.launch_options import takes_hosts
 from dist_classicrl.cli.option_types import Folder, Real, Text, Whole
-from dist_classicrl.cli.patience import cleaned_up
+from dist_classicrl.cli.signals import cleaned_up
 from dist_classicrl.launch.folders import STATE_FOLDER
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ command.
 """
 
 _WIDTH = 100
-_COLOURS = {"ok": "green", "warning": "yellow", "failure": "red"}
+_COLORS = {"ok": "green", "warning": "yellow", "failure": "red"}
 
 
 @click.command("doctor", help=_HELP, epilog=_EPILOG)
@@ -52,14 +53,7 @@ _COLOURS = {"ok": "green", "warning": "yellow", "failure": "red"}
     metavar="N",
     help="Of the training.  [default: the hosts' slots, SLURM's tasks, or cores + 1]",
 )
-@click.option("--hostfile", metavar="FILE", help="Hosts, one in each line, such as `node1 slots=4`.")
-@click.option("--agent", metavar="COMMAND", help="What starts programs on other hosts.  [default: ssh]")
-@click.option(
-    "--network",
-    metavar="NETWORK",
-    help="Over which network the hosts talk: 10.1.0.0/16, or a card, such as eth1, of all hosts.  "
-    "[default: what the MPI chooses]",
-)
+@takes_hosts
 @click.option(
     "--checkpoint-dir",
     type=Folder(),
@@ -127,7 +121,7 @@ def command(
     from dist_classicrl.diagnosis.findings import is_fit
     from dist_classicrl.diagnosis.plan import TrainingPlan
     from dist_classicrl.launch.hosts import read_hostfile, slurm_hosts
-    from dist_classicrl.launch.mpirun import find_launcher
+    from dist_classicrl.launch.launcher import find_launcher
     from dist_classicrl.launch.network import network_words
     from dist_classicrl.settings import Settings
 
@@ -147,7 +141,7 @@ def command(
         ranks = cores.default_ranks(hosts)
     nodes = slurm_hosts() if hostfile is None else ()
     if network is not None:
-        network_words(find_launcher(), network)  # raises where there is none such
+        network_words(find_launcher(), network)  # raises where there is no such network
     plan = TrainingPlan(
         ranks=ranks,
         settings=settings,
@@ -170,9 +164,9 @@ def command(
                 _show(finding)
     fit = is_fit(findings)
     if as_json:
-        tables.show_json({"ok": fit, "findings": [finding.to_dict() for finding in findings]})
+        output.show_json({"ok": fit, "findings": [finding.to_dict() for finding in findings]})
     else:
-        counts = [sum(finding.status == status for finding in findings) for status in _COLOURS]
+        counts = [sum(finding.status == status for finding in findings) for status in _COLORS]
         click.echo("{} ok, {} warnings, {} failures".format(*counts))
     return 0 if fit else FAILED
 
@@ -180,7 +174,7 @@ def command(
 def _show(finding: Finding) -> None:
     status = f"{finding.status:<8}"
     if not os.environ.get("NO_COLOR"):
-        status = click.style(status, fg=_COLOURS[finding.status], bold=finding.status != "ok")
+        status = click.style(status, fg=_COLORS[finding.status], bold=finding.status != "ok")
     first, *rest = _lines(f"{finding.check}: {finding.found}")
     click.echo(f"{status}{first}")
     remedies = "\n".join(f"-> {remedy}" for remedy in finding.remedy.splitlines())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from dist_classicrl.cli import tables
-from dist_classicrl.cli.learned import load, of_run
+from dist_classicrl.cli import output
 from dist_classicrl.cli.option_types import Whole
+from dist_classicrl.cli.trained_agent import load_with_env, run_argument
 
 _HELP = """\
 Play the greedy policy of a trained model.
@@ -25,7 +25,7 @@ discounted, and for the process without its time limit.
 
 
 @click.command("evaluate", help=_HELP)
-@of_run
+@run_argument
 @click.option(
     "--episodes",
     type=Whole(1),
@@ -52,10 +52,10 @@ def command(
     """Play the greedy policy of a trained model."""
     from dist_classicrl.evaluation.assessment import assess
 
-    learned = load(run, env, env_args, needs_env=True)
-    found = assess(learned.agent, learned.env, episodes, seed, exact)
+    trained, made = load_with_env(run, env, env_args, needs_env=True)
+    found = assess(trained.agent, made, episodes, seed, exact)
     if as_json:
-        tables.show_json({"run": run, **learned.described(), **found.to_dict()})
+        output.show_json({"run": run, **trained.described(), **found.to_dict()})
         return
-    title = f"{learned.title}: the greedy policy after {learned.agent.steps:,} steps"
-    tables.show_table(["", ""], found.to_rows(), title)
+    title = f"{trained.title}: the greedy policy after {trained.agent.steps:,} steps"
+    output.show_table(["", ""], found.to_rows(), title)

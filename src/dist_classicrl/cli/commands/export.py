@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from dist_classicrl.cli.learned import load, of_run
+from dist_classicrl.cli.trained_agent import load_with_env, run_argument
 
 _HELP = """\
 Write a trained model as NumPy arrays, a table, JSON, or a Python program.
@@ -36,7 +36,7 @@ or
 
 
 @click.command("export", help=_HELP)
-@of_run
+@run_argument
 @click.option(
     "--to",
     "target",
@@ -53,6 +53,6 @@ def command(
     """Write a trained model as NumPy arrays, a table, JSON, or a Python program."""
     from dist_classicrl.export.formats import export
 
-    learned = load(run, env, env_args)
-    written = export(learned.agent, target, learned.env, environment=learned.title, kind=kind, force=force)
+    trained, made = load_with_env(run, env, env_args)
+    written = export(trained.agent, target, made, environment=trained.title, kind=kind, force=force)
     click.echo(f"{written}: {written.stat().st_size:,} bytes")

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import click
 
-from dist_classicrl.cli.option_types import Real, Whole
+from dist_classicrl.cli.launch_options import launch_options, taken_from
 from dist_classicrl.launch import plan as launch
-from dist_classicrl.launch.plan import LaunchOptions
-from dist_classicrl.launch.restart import LONGEST_DELAY, Supervisor
+from dist_classicrl.launch.restart import Supervisor
 
 _HELP = """\
 Start a script on many ranks and see it through.
@@ -39,108 +36,6 @@ with; 75 after a signal, where the script has saved its run, and 130 after
 Ctrl-C; 2 if nothing could be started; otherwise that of mpirun, after the
 last restart.
 """
-
-
-def launch_options(ranks: str) -> list[click.Parameter]:
-    """Return the options that say how a job is started, for every command that starts one.
-
-    Parameters
-    ----------
-    ranks : str
-        How many there are by default, in words.
-    """
-    default = LaunchOptions()
-
-    def option(*words: str, help: str, shows: str = "", **kind: Any) -> click.Option:
-        return click.Option(words, help=f"{help}  [default: {shows}]" if shows else help, **kind)
-
-    return [
-        option(
-            "-n",
-            "--ranks",
-            type=Whole(1),
-            metavar="N",
-            help="Number of ranks, one of them the server.",
-            shows=ranks,
-        ),
-        option("--hostfile", metavar="FILE", help="Hosts, one in each line, such as `node1 slots=4`."),
-        option(
-            "--max-restarts",
-            type=Whole(0),
-            default=default.max_restarts,
-            metavar="N",
-            help="How often to start again when the whole job has died.",
-            shows=str(default.max_restarts),
-        ),
-        option(
-            "--restart-delay",
-            type=Real(0.0),
-            default=default.restart_delay,
-            metavar="SECONDS",
-            help=f"Before the first restart, doubled each time up to {LONGEST_DELAY:g}.",
-            shows=f"{default.restart_delay:g}",
-        ),
-        option(
-            "--state-dir",
-            type=click.Path(path_type=Path),
-            default=default.state_dir,
-            metavar="FOLDER",
-            help="Where ranks tell how they end; all hosts must see it.",
-            shows=f"./{default.state_dir}",
-        ),
-        option(
-            "--grace",
-            type=Real(0.0),
-            default=default.grace,
-            metavar="SECONDS",
-            help="For the job to end when its work is done or a rank has failed; then it is killed.",
-            shows=f"{default.grace:g}",
-        ),
-        option(
-            "--silence",
-            type=Real(0.0),
-            default=default.silence,
-            metavar="SECONDS",
-            help="Without a sign of life of any rank, after which the job counts as dead; also the time to "
-            "stop in after a signal.",
-            shows=f"{default.silence:g}",
-        ),
-        option(
-            "--no-ulfm",
-            is_flag=True,
-            help="Let a death end the job, and start it again, even if this MPI can go on without the dead "
-            "rank.",
-        ),
-        option(
-            "--agent", metavar="COMMAND", help="What starts programs on other hosts.", shows="ssh"
-        ),
-        option(
-            "--network",
-            metavar="NETWORK",
-            help="Over which network the hosts talk: 10.1.0.0/16, or a card, such as eth1, of all hosts.",
-            shows="what the MPI chooses",
-        ),
-        option(
-            "--mca",
-            nargs=2,
-            multiple=True,
-            metavar="NAME VALUE",
-            help="A parameter of Open MPI.",
-        ),
-        option(
-            "--mpirun-options",
-            default="",
-            metavar="WORDS",
-            help='Further words for mpirun; write --mpirun-options="--map-by node".',
-        ),
-    ]  # fmt: skip
-
-
-def taken_from(options: dict[str, Any]) -> LaunchOptions:
-    """Return what `launch_options` have gathered, and take it out of `options`."""
-    options["survive"] = not options.pop("no_ulfm")
-    names = [field.name for field in fields(LaunchOptions)]
-    return LaunchOptions(**{name: options.pop(name) for name in names})
 
 
 class _ScriptCommand(click.Command):
@@ -178,7 +73,7 @@ class _ScriptCommand(click.Command):
 def command(verbose: bool, dry_run: bool, script: tuple[str, ...], **options: Any) -> int:
     """Start a script on many ranks and see it through."""
     asked = taken_from(options)
-    plan = launch.plan_of(asked, launch.checked_script(script))
+    plan = launch.launch_plan(asked, launch.checked_script(script))
     if dry_run:
         click.echo(launch.shown(plan, asked))
         return 0

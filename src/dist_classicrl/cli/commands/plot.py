@@ -111,22 +111,22 @@ def _one(run: str, kind: str, x: str | None) -> tuple[Any, str]:
 
 
 def _map_of(run: str) -> GridMap:
-    from dist_classicrl.cli.runs import load
+    from dist_classicrl.cli.trained_agent import load
     from dist_classicrl.errors import PlotError
     from dist_classicrl.plotting import map_of
 
-    loaded = load(_folder(run) if Path(run).suffix == ".jsonl" else run)
-    if loaded.env is None:
+    trained = load(_folder(run) if Path(run).suffix == ".jsonl" else run)
+    if trained.env_name is None:
         raise PlotError(
             f"{run} does not tell which environment was trained in, so its map is not known. Give the folder "
             "of a run, or draw it in Python: plot_maps(agent.q_table, env, agent.visits)."
         )
-    return map_of(loaded.agent.q_table, loaded.make_env(), loaded.agent.visits)
+    return map_of(trained.agent.q_table, trained.make_env(), trained.agent.visits)
 
 
 def _map_if_any(run: str) -> GridMap | None:
     """Return the map of a run, or None where its environment is no grid or nothing was saved yet."""
-    from dist_classicrl.cli.runs import RunFolder
+    from dist_classicrl.cli.run_folder import RunFolder
     from dist_classicrl.errors import DistClassicRLError, PlotError
 
     if not RunFolder(_folder(run)).exists():

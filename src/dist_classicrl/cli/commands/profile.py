@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dist_classicrl.cli import tables
+from dist_classicrl.cli import output
+from dist_classicrl.cli.launch_options import takes_hosts
 from dist_classicrl.cli.option_types import Kind, Real, Whole
-from dist_classicrl.cli.patience import cleaned_up
+from dist_classicrl.cli.signals import cleaned_up
 
 if TYPE_CHECKING:
     from dist_classicrl.mpi_tools.communication_profile import CommunicationProfile
@@ -77,14 +78,7 @@ class Sizes(Kind):
 @click.option(
     "--seconds", type=Real(0.0), default=0.5, show_default=True, help="After which each is measured no more."
 )
-@click.option("--hostfile", metavar="FILE", help="Hosts, one in each line, such as `node1 slots=4`.")
-@click.option("--agent", metavar="COMMAND", help="What starts programs on other hosts.  [default: ssh]")
-@click.option(
-    "--network",
-    metavar="NETWORK",
-    help="Over which network the hosts talk: 10.1.0.0/16, or a card, such as eth1, of all hosts.  "
-    "[default: what the MPI chooses]",
-)
+@takes_hosts
 @click.option(
     "--timeout",
     type=Real(1.0),
@@ -137,12 +131,12 @@ def command(
 
 def _show(found: CommunicationProfile, as_json: bool) -> None:
     if as_json:
-        tables.show_json(found.to_dict())
+        output.show_json(found.to_dict())
         return
     rows = [_row(each, found.hosts) for each in found.measurements]
     n_hosts = len(set(found.hosts))
     title = f"Communication of {len(found.hosts)} ranks on {n_hosts} host{'' if n_hosts == 1 else 's'}"
-    tables.show_table(["operation", "ranks", "bytes", "median us", "least us", "MB/s", "times"], rows, title)
+    output.show_table(["operation", "ranks", "bytes", "median us", "least us", "MB/s", "times"], rows, title)
 
 
 def _row(each: Any, hosts: Sequence[str]) -> list[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dist_classicrl.cli import tables
+from dist_classicrl.cli import output
 
 if TYPE_CHECKING:
     from dist_classicrl.report.scaling import Measured, ScalingReport
@@ -57,7 +57,7 @@ def command(runs: tuple[str, ...], baseline: str | None, as_json: bool, out: Pat
         canvas.check_target(out)
         canvas.save(plot_scaling(report)[0], out)
     if as_json:
-        tables.show_json(report.to_dict())
+        output.show_json(report.to_dict())
         return
     _show_runs(report)
     if len(report.runs) == 1:
@@ -72,7 +72,7 @@ def _plain(run: str) -> str:
 
 
 def _measured(run: str) -> Measured:
-    from dist_classicrl.cli.runs import RunFolder
+    from dist_classicrl.cli.run_folder import RunFolder
     from dist_classicrl.monitoring.reading import read_metrics
     from dist_classicrl.report.scaling import measure
 
@@ -99,7 +99,7 @@ def _show_runs(report: ScalingReport) -> None:
                 *("-" if spread is None else f"{getattr(spread, name):.2%}" for name in _SPREAD),
             ]
         )
-    tables.show_table(headers, rows)
+    output.show_table(headers, rows)
 
 
 def _show_workers(run: Measured) -> None:
@@ -117,4 +117,4 @@ def _show_workers(run: Measured) -> None:
         for load in run.per_worker
     ]
     headers = ["rank", "host", "steps", "steps/s", "communication", *_SPREAD[1:]]
-    tables.show_table(headers, rows, "workers, from report to report")
+    output.show_table(headers, rows, "workers, from report to report")

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dist_classicrl.cli import tables
-from dist_classicrl.cli.learned import load, of_run
+from dist_classicrl.cli import output
 from dist_classicrl.cli.option_types import Whole
+from dist_classicrl.cli.trained_agent import load_with_env, run_argument
 
 if TYPE_CHECKING:
     from dist_classicrl.model.policy import Policy
@@ -33,7 +33,7 @@ Everything else is a table.
 
 
 @click.command("show", help=_HELP)
-@of_run
+@run_argument
 @click.option(
     "--states", type=Whole(1), metavar="N", help="A table of the first N visited states.  [default: 20]"
 )
@@ -56,17 +56,17 @@ def command(
     """Show policy and values of a trained model as text."""
     from dist_classicrl.model.policy import policy_of
 
-    learned = load(run, env, env_args)
-    policy = policy_of(learned.agent, learned.env)
+    trained, made = load_with_env(run, env, env_args)
+    policy = policy_of(trained.agent, made)
     asked = [_state_of(policy, text) for text in observations]
     listed = asked or policy.shown_states(20 if states is None else states)
     if as_json:
         states_shown = [_described(policy, state) for state in listed]
-        tables.show_json({"run": run, **learned.described(), "states": states_shown})
+        output.show_json({"run": run, **trained.described(), "states": states_shown})
         return
     click.echo(
-        f"{learned.title or run}: {policy.n_states:,} states, {policy.n_actions} actions, "
-        f"{learned.agent.steps:,} steps learned\n"
+        f"{trained.title or run}: {policy.n_states:,} states, {policy.n_actions} actions, "
+        f"{trained.agent.steps:,} steps learned\n"
     )
     if asked:
         for state in asked:
@@ -134,7 +134,7 @@ def _show_board(policy: Policy, state: int) -> None:
     from dist_classicrl.export import text as policy_text
 
     click.echo(f"state {state}: value {policy.values[state]:.3f}, {int(policy.visits[state].sum()):,} visits")
-    _show_lines(policy_text.aligned(policy_text.board(policy, state), centred=True))
+    _show_lines(policy_text.aligned(policy_text.board(policy, state), centered=True))
     click.echo()
 
 
@@ -142,7 +142,7 @@ def _show_states(policy: Policy, states: list[int]) -> None:
     from dist_classicrl.export import text as policy_text
 
     seen = int(policy.visits.any(axis=1).sum())
-    tables.show_table(*policy_text.state_table(policy, states))
+    output.show_table(*policy_text.state_table(policy, states))
     click.echo(f"\n{len(states):,} of {seen or policy.n_states:,} {'visited ' if seen else ''}states")
 
 
@@ -152,12 +152,12 @@ def _show_state(policy: Policy, state: int) -> None:
     if policy.labels.boards is not None:
         _show_board(policy, state)
     said = f"state {state}" + (f": {policy.state_text(state)}" if policy.has_observations else "")
-    tables.show_table(*policy_text.action_table(policy, state), title=said)
+    output.show_table(*policy_text.action_table(policy, state), title=said)
     click.echo()
 
 
 def _show_lines(lines: list[str]) -> None:
-    """Write lines that may have arrows in them, or what stands for these where they cannot be written."""
+    """Write lines that may have arrows in them; other characters where the terminal cannot show arrows."""
     import sys
 
     from dist_classicrl.export.text import in_ascii

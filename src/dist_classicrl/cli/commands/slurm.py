@@ -152,10 +152,10 @@ def words_of(words: Sequence[str], job: BatchJob) -> list[str]:
     for name in ("out", "checkpoint_dir", "log_dir"):
         _check_is_of_task(f"--{name.replace('_', '-')}", settings.get(name))
     if asked["out"] is None:
-        from dist_classicrl.cli import runs
+        from dist_classicrl.cli.run_folder import folder_of
 
         environment = asked["env"] or asked["other_env"] or settings.get("environment", "run")
-        words_of_train += ["--out", f"{runs.folder_of(environment)}-{TASK}"]
+        words_of_train += ["--out", f"{folder_of(environment)}-{TASK}"]
     if asked["seed"] is None:
         words_of_train += ["--seed", TASK]
     return words_of_train

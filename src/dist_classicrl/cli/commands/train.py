@@ -10,7 +10,7 @@ from click.core import ParameterSource
 
 from dist_classicrl._hints import promised_size
 from dist_classicrl.cli import errors, options
-from dist_classicrl.cli.commands.launch import launch_options, taken_from
+from dist_classicrl.cli.launch_options import launch_options, taken_from
 
 _HELP = """\
 Train on one core or on many ranks; typed again, it goes on.
@@ -98,17 +98,17 @@ def command(
     **others: Any,
 ) -> int:
     """Train on one core or on many ranks; typed again, it goes on."""
-    from dist_classicrl.cli.job import gather
-    from dist_classicrl.cli.starting import is_rank, run
+    from dist_classicrl.cli.requested_run import gather
+    from dist_classicrl.cli.start import is_rank, train
     from dist_classicrl.cli.training import Display
 
     if env is not None and other_env is not None:
         raise click.UsageError("ENV and --environment are the same: give one of them.")
     if is_rank() and not started:
         _check_for_rank(others["ranks"])
-    start = taken_from(others)
-    asked = gather(env or other_env, env_args, {**others, "ranks": start.ranks}, file, out)
-    return run(asked, start, Display(quiet, verbose, status=status), started)
+    launch = taken_from(others)
+    run = gather(env or other_env, env_args, {**others, "ranks": launch.ranks}, file, out)
+    return train(run, launch, Display(quiet, verbose, status=status), started)
 
 
 def _check_for_rank(ranks: int | None) -> None:

@@ -587,13 +587,8 @@ class RoundWorker(Working):
         reals[5] = now - self._told
         self._told = now
         head = np.array([attempt, quota.worker, len(packed.parts)], np.int64)
-<<<<<<< HEAD
         after = state_parts(learner.state(quota.worker)) if self._may_repeat else []
-        self.channel.send(messages.encode(Kind.ROUND, head, reals, *packed.parts, *after))
-=======
-        after = state_parts(learner.state()) if self._may_repeat else []
         self.channel.send(envelope.encode(Kind.ROUND, head, reals, *packed.parts, *after))
->>>>>>> h5
 
     def _look(self) -> None:
         """Look now and then for what cannot wait for the end of this rank's part of the round."""

@@ -72,7 +72,7 @@ class LoopedEnvs(SteppedEnv):
     def _read_masks(
         self, observations: list[Any], infos: list[Any], rows: np.ndarray, masks: np.ndarray
     ) -> None:
-        """Write the masks of the environments `rows`, of which the lists hold what they gave."""
+        """Write the masks of the environments `rows`, which gave these observations and infos."""
         if self._mask_source == "observation":
             self._write_masks([mask_in(observation) for observation in observations], rows, masks)
         elif self._mask_source == "info":

@@ -44,11 +44,10 @@ def make_stepped(
     env : str, EnvSpec, Env, VectorEnv or callable
         - An id (or spec): `n_envs` copies from `gymnasium.make`.
         - A factory, called without arguments: `n_envs` copies, each from one call. If it returns a VectorEnv,
-        it is
-          called once and that is used.
+          it is called once and that is used.
         - An Env: that instance itself, as a batch of one. An id or a factory makes better use of the machine.
         - A VectorEnv: that instance itself with the number of environments that it has, in any autoreset
-        mode.
+          mode.
     n_envs : int
         Environments in the batch, where they are made here.
     use_action_mask : bool, optional
@@ -74,7 +73,7 @@ def make_stepped(
     ActionMaskError
         If the space of the mask in a Dict observation doesn't fit the actions.
     EnvError
-        If `env` is nothing of the above.
+        If `env` is none of the above.
     SettingsError
         If `n_envs` is less than 1, or `make_kwargs` comes with something that isn't an id.
     """

@@ -1,89 +1,29 @@
-"""Finite Gymnasium spaces as the integers 0..n-1, one value at a time and in batches.
-
-A finite space is a product of digits: a `MultiDiscrete([3, 2])` has two digits with 3 and 2 values. An index
-is those digits read as one mixed-radix number, the first digit the most significant, so that counting
-from 0 to n-1 visits the values in the order of `itertools.product`. A `Dict` counts in the order of its keys
-as the space holds them (Gymnasium sorts them unless told otherwise).
-"""
+"""Finite Gymnasium spaces as the integers 0..n-1, one value at a time and in batches."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
-from dist_classicrl._jit import jit
-from dist_classicrl.environments.stepped.space_advice import advice_for
+from dist_classicrl.environments.stepped.digits import (
+    assembled,
+    digits_of,
+    join_digits,
+    place_text,
+    space_text,
+    split_digits,
+    with_strides,
+)
 from dist_classicrl.errors import OutsideSpaceError, SpaceError
 
 MAX_TABLE_BYTES = 2**34
 """Largest table that is made unless the caller allows another: 16 GiB, which is 2**31 float64 entries."""
 
 _MAX_INDEX_BITS = 62  # so that sums of digits times strides stay inside int64
-
-
-@jit
-def join_digits(
-    values: np.ndarray,
-    start: np.ndarray,
-    sizes: np.ndarray,
-    strides: np.ndarray,
-    fresh: bool,
-    out: np.ndarray,
-) -> int:
-    """Write to `out[e]`, or add to it, what the digits `values[e]` contribute to the index.
-
-    Parameters
-    ----------
-    values : ndarray(int64), shape (E, K)
-        K values per entry, as the space has them, that is counted from `start`.
-    start, sizes, strides : ndarray(int64), shape (K,)
-        First value, number of values and weight of each digit.
-    fresh : bool
-        Whether `out` is written anew instead of added to.
-    out : ndarray(int64), shape (E,)
-        Indices.
-
-    Returns
-    -------
-    int
-        -1, or the first entry that has a digit outside its range; `out` is then unusable.
-    """
-    for e in range(values.shape[0]):
-        total = 0 if fresh else out[e]
-        for k in range(values.shape[1]):
-            digit = values[e, k] - start[k]
-            if digit < 0 or digit >= sizes[k]:
-                return e
-            total += digit * strides[k]
-        out[e] = total
-    return -1
-
-
-@jit
-def split_digits(
-    indices: np.ndarray, start: np.ndarray, sizes: np.ndarray, strides: np.ndarray, values: np.ndarray
-) -> None:
-    """Fill `values[e]` with the digits of `indices[e]`: the inverse of `join_digits`, shapes as there."""
-    for e in range(indices.shape[0]):
-        for k in range(sizes.shape[0]):
-            values[e, k] = (indices[e] // strides[k]) % sizes[k] + start[k]
-
-
-@dataclass(frozen=True)
-class _Leaf:
-    """One array of digits inside a nested space, found by following `path` (keys and positions)."""
-
-    path: tuple[str | int, ...]
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    start: np.ndarray
-    sizes: np.ndarray
-    strides: np.ndarray
 
 
 class SpaceIndex:
@@ -129,24 +69,24 @@ class SpaceIndex:
                     f'Add what the agent sees under another key, for instance "observation".'
                 )
             self._counted = spaces.Dict(rest)
-        digits = list(_digits_of(self._counted, (), role, space))
+        digits = list(digits_of(self._counted, (), role, space))
         if not any(sizes for _, _, _, _, sizes in digits):
             raise SpaceError(
-                f"The {role} space {_short(space)} holds nothing. Use gymnasium.spaces.Discrete(1) there."
+                f"The {role} space {space_text(space)} holds nothing. Use gymnasium.spaces.Discrete(1) there."
             )
         bits = sum(math.log2(size) for _, _, _, _, sizes in digits for size in sizes)
         if bits > _MAX_INDEX_BITS:
             raise SpaceError(
-                f"The {role} space {_short(space)} has about 10^{bits * math.log10(2):.0f} values, more "
+                f"The {role} space {space_text(space)} has about 10^{bits * math.log10(2):.0f} values, more "
                 f"than any table can hold. Leave out what does not matter, or merge values that mean the "
                 f"same, with gymnasium.wrappers.Transform{role.capitalize()}."
             )
         if any(abs(first) > 2**_MAX_INDEX_BITS for _, _, _, start, _ in digits for first in start):
             raise SpaceError(
-                f"The {role} space {_short(space)} starts beyond 2**62. Count its values from 0 instead."
+                f"The {role} space {space_text(space)} starts beyond 2**62. Count its values from 0 instead."
             )
         self.n = math.prod(size for _, _, _, _, sizes in digits for size in sizes)
-        self._leaves = _with_strides(digits)
+        self._leaves = with_strides(digits)
         # The usual action space, where an index is the value itself: a copy saves a microsecond per step.
         simple = isinstance(self._counted, spaces.Discrete) and int(self._counted.start) == 0
         self._is_plain = simple and self._leaves[0].dtype == np.int64
@@ -231,7 +171,7 @@ class SpaceIndex:
         for leaf, array in zip(self._leaves, arrays, strict=True):
             if array.shape != (len(out), *leaf.shape) or array.dtype.kind not in "iub":
                 raise self._misfit(
-                    f"got an array of shape {array.shape} and dtype {array.dtype}{_place(leaf.path)} for "
+                    f"got an array of shape {array.shape} and dtype {array.dtype}{place_text(leaf.path)} for "
                     f"{len(out)} environment(s), where integers of shape {(len(out), *leaf.shape)} are needed"
                 )
             if array.dtype != np.int64:
@@ -241,7 +181,7 @@ class SpaceIndex:
             bad = join_digits(values, leaf.start, leaf.sizes, leaf.strides, fresh, out)
             if bad >= 0:
                 number = bad if rows is None else rows[bad]
-                raise self._misfit(f"environment {number} gave {array[bad].tolist()}{_place(leaf.path)}")
+                raise self._misfit(f"environment {number} gave {array[bad].tolist()}{place_text(leaf.path)}")
         return out
 
     def _follow(self, value: Any, path: tuple[str | int, ...]) -> Any:
@@ -251,13 +191,13 @@ class SpaceIndex:
             for step in path:
                 part = part[step]
         except (KeyError, IndexError, TypeError):
-            raise self._misfit(f"{value!r} has nothing{_place(path)}") from None
+            raise self._misfit(f"{value!r} has nothing{place_text(path)}") from None
         return part
 
     def _misfit(self, what: str) -> OutsideSpaceError:
         return OutsideSpaceError(
-            f"A value lies outside the {self.role} space {_short(self.space)}: {what}. The environment must "
-            f"keep to the space that it declares: correct the one or the other "
+            f"A value lies outside the {self.role} space {space_text(self.space)}: {what}. The environment "
+            f"must keep to the space that it declares: correct the one or the other "
             f"(gymnasium.utils.env_checker.check_env finds such things)."
         )
 
@@ -273,7 +213,7 @@ class SpaceIndex:
         """
         if not 0 <= index < self.n:
             raise OutsideSpaceError(
-                f"{index} is no {self.role} index of {_short(self.space)}: allowed are 0 to {self.n - 1}."
+                f"{index} is no {self.role} index of {space_text(self.space)}: allowed are 0 to {self.n - 1}."
             )
         return self.decode_each(np.array([index], np.int64))[0]
 
@@ -282,7 +222,7 @@ class SpaceIndex:
         arrays = [list(array) for array in self._decode(indices)]
         if not self._leaves[0].path:
             return arrays[0]
-        return [_assemble(self._counted, iter(parts)) for parts in zip(*arrays, strict=True)]
+        return [assembled(self._counted, iter(parts)) for parts in zip(*arrays, strict=True)]
 
     def decode_batch(self, indices: np.ndarray) -> Any:
         """Return the values with these indices as a Gymnasium vector environment wants them.
@@ -298,7 +238,7 @@ class SpaceIndex:
             New arrays; the first axis of each counts environments.
         """
         arrays = self._decode(indices)
-        return _assemble(self._counted, iter(arrays)) if self._leaves[0].path else arrays[0]
+        return assembled(self._counted, iter(arrays)) if self._leaves[0].path else arrays[0]
 
     def _decode(self, indices: np.ndarray) -> list[np.ndarray]:
         """Return one new array per leaf, of shape (E, *leaf.shape) and the leaf's dtype."""
@@ -351,76 +291,3 @@ def check_table_size(n_states: int, n_actions: int, max_bytes: int = MAX_TABLE_B
             f"allowed. Make the observation space smaller: leave out what does not matter, merge values, or "
             f"use fewer bins."
         )
-
-
-def _digits_of(
-    space: spaces.Space, path: tuple[str | int, ...], role: str, whole: spaces.Space
-) -> Iterator[tuple[tuple[str | int, ...], tuple[int, ...], np.dtype, list[int], list[int]]]:
-    """Yield (path, shape, dtype, start, sizes) of each array of digits, the most significant first.
-
-    Starts and sizes are Python ints: the bounds of a Box may lie too far apart for int64, and such a space
-    has to be refused by its true size.
-    """
-    if isinstance(space, spaces.Discrete):
-        yield path, (), np.dtype(space.dtype), [int(space.start)], [int(space.n)]
-    elif isinstance(space, spaces.MultiDiscrete):
-        yield (
-            path,
-            space.shape,
-            np.dtype(space.dtype),
-            space.start.ravel().tolist(),
-            space.nvec.ravel().tolist(),
-        )
-    elif isinstance(space, spaces.MultiBinary):
-        count = math.prod(space.shape)
-        yield path, space.shape, np.dtype(space.dtype), [0] * count, [2] * count
-    elif isinstance(space, spaces.Box) and np.dtype(space.dtype).kind in "iub":
-        low, high = space.low.ravel().tolist(), space.high.ravel().tolist()
-        sizes = [int(top) - int(bottom) + 1 for bottom, top in zip(low, high, strict=True)]
-        yield path, space.shape, np.dtype(space.dtype), [int(bottom) for bottom in low], sizes
-    elif isinstance(space, spaces.Tuple):
-        for position, part in enumerate(space.spaces):
-            yield from _digits_of(part, (*path, position), role, whole)
-    elif isinstance(space, spaces.Dict):
-        for key, part in space.spaces.items():
-            yield from _digits_of(part, (*path, key), role, whole)
-    else:
-        raise SpaceError(
-            f"The {role} space {_short(whole)} is not finite{_place(path)}: {_short(space)} cannot be "
-            f"counted as 0..n-1. {advice_for(space, path, role)}"
-        )
-
-
-def _with_strides(digits: list[Any]) -> tuple[_Leaf, ...]:
-    """Give every digit its weight, the product of the sizes of all the digits after it."""
-    leaves: list[_Leaf] = []
-    stride = 1
-    for path, shape, dtype, start, sizes in reversed(digits):
-        strides = np.empty(len(sizes), np.int64)
-        for k in range(len(sizes) - 1, -1, -1):
-            strides[k] = stride
-            stride *= sizes[k]
-        leaves.append(
-            _Leaf(path, shape, dtype, np.array(start, np.int64), np.array(sizes, np.int64), strides)
-        )
-    return tuple(reversed(leaves))
-
-
-def _assemble(space: spaces.Space, parts: Iterator[Any]) -> Any:
-    """Put the leaves' parts, in order, back into the nesting of `space`."""
-    if isinstance(space, spaces.Tuple):
-        return tuple(_assemble(part, parts) for part in space.spaces)
-    if isinstance(space, spaces.Dict):
-        return {key: _assemble(part, parts) for key, part in space.spaces.items()}
-    return next(parts)
-
-
-def _place(path: tuple[str | int, ...]) -> str:
-    """Say where in a nested space something is."""
-    return f" at {''.join(f'[{step!r}]' for step in path)}" if path else ""
-
-
-def _short(space: spaces.Space) -> str:
-    """Return the space's own text, cut to what fits in a message."""
-    text = " ".join(str(space).split())
-    return text if len(text) <= 200 else text[:197] + "..."

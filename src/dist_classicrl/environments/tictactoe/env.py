@@ -57,7 +57,7 @@ class TicTacToeEnv(gymnasium.Env[Any, Any]):
     ----------
     agent_plays : {"first", "second", "both"}
         Who makes a game's first move: the agent, the machine, or either, drawn with probability 1/2 at
-        every reset. Whoever moves first plays X.
+        every reset. The one who moves first plays X.
     illegal_action : {"lose", "raise"}
         What happens when the agent plays a taken square.
     render_mode : {None, "ansi", "human"}
@@ -66,7 +66,7 @@ class TicTacToeEnv(gymnasium.Env[Any, Any]):
     Raises
     ------
     SettingsError
-        If an argument is none of the allowed values.
+        If an argument is not one of the allowed values.
     """
 
     metadata = {"render_modes": ["ansi", "human"], "render_fps": 4}

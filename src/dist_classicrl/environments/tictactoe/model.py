@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dist_classicrl.environments.model import TabularMDP
+from dist_classicrl.environments.reachability import row_pointer
 from dist_classicrl.environments.tictactoe.rules import N_SQUARES, SLOT_TO_REWARD, AgentPlays, rules
 
 
@@ -27,7 +28,7 @@ def model(agent_plays: AgentPlays = "first") -> TabularMDP:
     Raises
     ------
     SettingsError
-        If `agent_plays` is none of the three.
+        If `agent_plays` is not one of the three.
     """
     tables = rules(agent_plays)
     n_states = len(tables.boards)
@@ -40,12 +41,10 @@ def model(agent_plays: AgentPlays = "first") -> TabularMDP:
     outcomes, n_alike = np.unique(turns, axis=0, return_counts=True)
     pair, slot = outcomes.T
     terminated = slot < 0
-    outcome_ptr = np.zeros(n_states * N_SQUARES + 1, dtype=np.int64)
-    np.cumsum(np.bincount(pair, minlength=n_states * N_SQUARES), out=outcome_ptr[1:])
     return TabularMDP(
         n_states=n_states,
         n_actions=N_SQUARES,
-        outcome_ptr=outcome_ptr,
+        outcome_ptr=row_pointer(pair, n_states * N_SQUARES),
         outcome_prob=n_alike / n_slots[pair],
         outcome_next=np.where(terminated, pair // N_SQUARES, slot),
         outcome_reward=np.where(terminated, slot + SLOT_TO_REWARD, 0).astype(np.float64),

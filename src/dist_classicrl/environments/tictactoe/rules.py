@@ -1,10 +1,10 @@
 """The rules of TicTacToe against a uniformly random machine player, as small read-only tables.
 
-This is the only place that knows the rules. The Gymnasium environment (`tictactoe.py`), the compiled
-simulator (`tictactoe_simulator.py`) and the finite model (`tictactoe_model.py`) all read these tables.
+This is the only place that knows the rules. The Gymnasium environment (`env.py`), the compiled simulator
+(`simulator.py`) and the finite model (`model.py`) all read these tables.
 
-Squares are numbered 0 to 8, row by row. A board has one number per square: 0 empty, 1 the mark of whoever
-moves first (X), 2 the mark of the other (O). Its code is ``sum(board[i] * 3**i)``, below 3**9 = 19683.
+Squares are numbered 0 to 8, row by row. A board has one number per square: 0 empty, 1 the mark of the player
+who moves first (X), 2 the mark of the other (O). Its code is ``sum(board[i] * 3**i)``, below 3**9 = 19683.
 
 A state is a position with the agent to move, up to the eight symmetries of the square, and an action is
 a square of the state's canonical board. Squares that a symmetry of the position makes equivalent stay
@@ -107,7 +107,7 @@ def check_agent_plays(agent_plays: str) -> None:
     Raises
     ------
     SettingsError
-        If `agent_plays` is none of "first", "second" and "both".
+        If `agent_plays` is not "first", "second" or "both".
     """
     if agent_plays not in get_args(AgentPlays):
         raise SettingsError(
@@ -218,7 +218,7 @@ def _turns(
     machine = FIRST + SECOND - agent
 
     # Codes of boards, by (state, action) and by (state, action, reply). Where a square is taken the sum is no
-    # board's code; `legal` and `replied` keep these out, and code 0 stands in to stay inside the tables.
+    # board's code; `legal` and `replied` keep these out; code 0 takes its place to stay inside the tables.
     moved = np.where(empty, state_codes[:, None] + agent[:, None] * _POWERS, 0)
     agent_won = empty & (tables.winner[moved] == agent[:, None])
     drawn = empty & ~agent_won & (tables.marks[moved] == N_SQUARES)

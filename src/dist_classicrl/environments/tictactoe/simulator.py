@@ -22,7 +22,7 @@ MEMORY_SIZE = 0
 
 
 class GameData(NamedTuple):
-    """Read-only tables of the compiled game, as described in `tictactoe_rules.Rules`.
+    """Read-only tables of the compiled game, as described in `rules.Rules`.
 
     Attributes
     ----------
@@ -42,7 +42,7 @@ def game_data(agent_plays: AgentPlays = "first") -> GameData:
     Raises
     ------
     SettingsError
-        If `agent_plays` is none of "first", "second" and "both".
+        If `agent_plays` is not "first", "second" or "both".
     """
     tables = rules(agent_plays)
     return GameData(tables.slot_ptr, tables.slots, tables.starts)
@@ -54,7 +54,7 @@ def legal_actions(agent_plays: AgentPlays = "first") -> NDArray[np.bool_]:
     Raises
     ------
     SettingsError
-        If `agent_plays` is none of "first", "second" and "both".
+        If `agent_plays` is not "first", "second" or "both".
     """
     return rules(agent_plays).legal
 

@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from dist_classicrl.diagnosis.cluster.hosts import listed
 from dist_classicrl.diagnosis.files import CACHE_UNUSED, OWN_CACHE
 from dist_classicrl.diagnosis.findings import Finding, failure, ok, warning
-from dist_classicrl.diagnosis.hosts import listed
 from dist_classicrl.diagnosis.stack import Library
 
 _OWN = "dist_classicrl"
@@ -47,7 +47,7 @@ def examine_names(said: Mapping[str, dict[str, Any]]) -> Finding:
 
 
 def _is_same_name(name: str, other: str) -> bool:
-    """Tell whether names are the same but for a domain, which launchers leave out."""
+    """Return whether names are the same but for a domain, which launchers leave out."""
     return name == other or (not _is_address(name) and name.partition(".")[0] == other.partition(".")[0])
 
 
@@ -110,7 +110,7 @@ def _working_folder(said: Mapping[str, dict[str, Any]]) -> Finding:
 def examine_shared(
     check: str, option: str, use: str, reports: Iterable[tuple[str, dict[str, Any]]]
 ) -> Iterator[Finding]:
-    """Tell whether a folder is the same one on all hosts, by whether they see a file in it.
+    """Report whether a folder is the same one on all hosts, by whether they see a file in it.
 
     Parameters
     ----------
@@ -143,7 +143,7 @@ def examine_shared(
 
 
 def _caches(said: Mapping[str, dict[str, Any]]) -> Iterator[Finding]:
-    """Tell of hosts that cannot keep compiled code; it need not be the same place everywhere."""
+    """Report hosts that cannot keep compiled code; it need not be the same place everywhere."""
     troubles = {name: _trouble_of(each.get("cache")) for name, each in said.items()}
     for trouble, those in grouped(troubles).items():
         if trouble:

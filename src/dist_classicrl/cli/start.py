@@ -10,11 +10,12 @@ import click
 
 from dist_classicrl._hints import promised_size, rank_of_environment
 from dist_classicrl.cli import errors
-from dist_classicrl.cli.job import Job, continued, is_done
-from dist_classicrl.cli.runs import RunFolder, other_folder, steps_saved
+from dist_classicrl.cli.requested_run import RequestedRun, continued, is_done
+from dist_classicrl.cli.run_folder import RunFolder, other_folder, short_path, steps_saved
+from dist_classicrl.cli.summary import summary
 from dist_classicrl.cli.terminal import bar_of_a_job, has_terminal
-from dist_classicrl.cli.training import Display, short, summary, train_here
-from dist_classicrl.launch.plan import LaunchOptions, plan_of
+from dist_classicrl.cli.training import Display, train_here
+from dist_classicrl.launch.plan import LaunchOptions, launch_plan
 from dist_classicrl.launch.restart import Supervisor
 
 _STEP_TASKS = "SLURM_STEP_NUM_TASKS"
@@ -23,19 +24,19 @@ _STEP_TASKS = "SLURM_STEP_NUM_TASKS"
 def is_rank() -> bool:
     """Return whether this process was started as a rank.
 
-    A batch script of SLURM has variables of its job, too, but is none.
+    A batch script of SLURM has variables of its job, too, but is no rank.
     """
     tasks = os.environ.get(_STEP_TASKS, "")
     return rank_of_environment() is not None or (tasks.isdecimal() and int(tasks) > 1)
 
 
-def run(job: Job, start: LaunchOptions, display: Display, was_started: bool = False) -> int:
+def train(run: RequestedRun, launch: LaunchOptions, display: Display, was_started: bool = False) -> int:
     """Train as asked, and return the exit status.
 
     Parameters
     ----------
-    job : Job
-    start : LaunchOptions
+    run : RequestedRun
+    launch : LaunchOptions
         For a job that has to be started.
     display : Display
         What was asked for; where there is a bar is decided here.
@@ -48,93 +49,95 @@ def run(job: Job, start: LaunchOptions, display: Display, was_started: bool = Fa
         If the training in this process was stopped.
     """
     if was_started:
-        if job.settings["resume"] == "never" and job.folder.exists():  # the first start has begun the run
-            job = replace(job, settings={**job.settings, "resume": "auto"})
+        if run.settings["resume"] == "never" and run.folder.exists():  # the first start has begun it
+            run = run.with_settings(resume="auto")
     else:
         is_head = (rank_of_environment() or 0) == 0
-        job, has_ended = _prepared(job, is_head)
+        run, has_ended = _prepared(run, is_head)
         if has_ended:
             if is_head and not display.is_quiet:
-                _say_done(job)
+                _say_done(run)
             return errors.DONE
     if is_rank():
-        train_here(job, display)
+        train_here(run, display)
         return errors.DONE
-    ranks = job.ranks or start.ranks_of_place() or 1
+    ranks = run.ranks or launch.ranks_of_place() or 1
     has_bar = has_terminal() and not display.is_quiet
     if ranks > 1:
-        return _start(job, replace(start, ranks=ranks), display, has_bar)
+        return _start_ranks(run, replace(launch, ranks=ranks), display, has_bar)
     if promised_size() > 1:  # by the variables of a batch script
-        job = replace(job, settings={**job.settings, "allow_singletons": True})
-    train_here(job, replace(display, has_bar=has_bar))
+        run = run.with_settings(allow_singletons=True)
+    train_here(run, replace(display, has_bar=has_bar))
     return errors.DONE
 
 
-def _prepared(job: Job, is_head: bool) -> tuple[Job, bool]:
-    """Return the job as it goes on in its folder, and whether there is nothing left to do.
+def _prepared(run: RequestedRun, is_head: bool) -> tuple[RequestedRun, bool]:
+    """Return the run as it goes on in its folder, and whether there is nothing left to do.
 
     All ranks of a job that somebody else has started come to the same answer, while one prepares the folder.
     """
-    begins_anew = job.settings["resume"] == "never"
+    begins_anew = run.settings["resume"] == "never"
     if not begins_anew:
-        job = continued(job)
-        if is_done(job):
-            return job, True
-    job.check()
-    begins = begins_anew or steps_saved(job.of_train()["checkpoint_dir"]) is None
-    if begins and not is_rank() and job.settings["seed"] is None:
+        run = continued(run)
+        if is_done(run):
+            return run, True
+    run.check()
+    begins = begins_anew or steps_saved(run.of_train()["checkpoint_dir"]) is None
+    if begins and not is_rank() and run.settings["seed"] is None:
         from dist_classicrl._random import fresh_seed
 
-        job = replace(job, settings={**job.settings, "seed": fresh_seed()})
+        run = run.with_settings(seed=fresh_seed())
     if is_head:
-        if begins_anew and job.folder.exists():
-            _set_aside(job.folder)
-        job.prepare()
-    return job, False
+        if begins_anew and run.folder.exists():
+            _set_aside(run.folder)
+        run.prepare()
+    return run, False
 
 
 def _set_aside(folder: RunFolder) -> None:
     place = folder.path.with_name(f"{folder.path.name}-before")
     place = other_folder(place) if place.exists() else place
     folder.path.rename(place)
-    click.echo(f"The run that was in {short(folder.path)} is now in {short(place)}.", err=True)
+    click.echo(f"The run that was in {short_path(folder.path)} is now in {short_path(place)}.", err=True)
 
 
-def _say_done(job: Job) -> None:
+def _say_done(run: RequestedRun) -> None:
     from dist_classicrl.engines.outcome import TrainingResult
 
-    result = TrainingResult.from_dict(job.folder.read_result() or {})
-    asked = job.folder.read_config()["total_steps"]
+    result = TrainingResult.from_dict(run.folder.read_result() or {})
+    asked = run.folder.read_config()["total_steps"]
     more = f"With more --total-steps than {result.steps:,} it goes on"
     more += "." if result.steps >= asked else f", unless they are {asked:,} again: it ended before those."
-    click.echo(f"The run in {short(job.folder.path)} is done. {more}")
-    click.echo("\n".join(summary(job, result, None)))
+    click.echo(f"The run in {short_path(run.folder.path)} is done. {more}")
+    click.echo("\n".join(summary(run.folder, result)))
 
 
-def _start(job: Job, start: LaunchOptions, display: Display, has_bar: bool) -> int:
+def _start_ranks(run: RequestedRun, launch: LaunchOptions, display: Display, has_bar: bool) -> int:
     """Start ranks that run this command, and see them through."""
     from dist_classicrl.callbacks.display import StatusFile
 
-    place = RunFolder(job.folder.path.absolute())
+    place = RunFolder(run.folder.path.absolute())
     words = ["-m", "dist_classicrl", "train", "--started"]
-    words += ["--config", str(place.asked), "--out", str(place.path)]
+    words += ["--config", str(place.for_ranks), "--out", str(place.path)]
     words += ["--verbose"] if display.is_verbose else []
     words += ["--quiet"] if display.is_quiet else []
     words += ["--status", str(place.status)] if has_bar else []
-    supervisor = Supervisor(plan_of(start, words), display.is_verbose)
+    supervisor = Supervisor(launch_plan(launch, words), display.is_verbose)
     with ExitStack() as stack:
-        stack.callback(place.asked.unlink, missing_ok=True)
-        job.ask()
+        stack.callback(place.for_ranks.unlink, missing_ok=True)
+        run.write_for_ranks()
         if has_bar:
             status = StatusFile(place.status)
             status.remove()
             stack.callback(status.remove)
-            stack.enter_context(bar_of_a_job(status, f"starting {start.ranks} ranks", display.is_verbose))
+            stack.enter_context(bar_of_a_job(status, f"starting {launch.ranks} ranks", display.is_verbose))
         code = supervisor.run()
     if code in (errors.DONE, errors.USAGE, errors.REQUEUE, errors.INTERRUPTED):
         return code
     if supervisor.stop_signal is not None and code == 128 + supervisor.stop_signal:
         click.echo("The job was ended before it could save. The same command goes on, or begins.", err=True)
         return errors.REQUEUE
-    click.echo(f"The job failed with exit status {code}: see above, and {short(job.folder.logs)}.", err=True)
+    click.echo(
+        f"The job failed with exit status {code}: see above, and {short_path(run.folder.logs)}.", err=True
+    )
     return errors.INTERNAL

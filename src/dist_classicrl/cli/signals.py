@@ -1,4 +1,4 @@
-"""Work that has an end: after some time, or with a signal."""
+"""Work that a signal or a time limit ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dist_classicrl.process.signals import handled
 def cleaned_up() -> Iterator[None]:
     """Let SIGTERM and SIGHUP end the work in this block as Ctrl-C does, so that it leaves nothing behind.
 
-    Further ones do not disturb it at that. One that the process ignores, as under nohup, stays ignored.
+    Further ones are ignored meanwhile. One that the process ignores, as under nohup, stays ignored.
 
     Raises
     ------

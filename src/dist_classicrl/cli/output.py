@@ -1,4 +1,4 @@
-"""Tables and text for people: drawn and in colour on a terminal, plain columns everywhere else."""
+"""What commands write to standard output: tables, in color on a terminal and plain elsewhere, and JSON."""
 
 from __future__ import annotations
 

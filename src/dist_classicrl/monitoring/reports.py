@@ -1,4 +1,4 @@
-"""Two reports as one: what a line says for reports that have none of their own."""
+"""Two reports as one, for the reports that get no line of their own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from dist_classicrl.engines.progress import Progress
 
 
-def added(earlier: Progress, later: Progress) -> Progress:
+def combined(earlier: Progress, later: Progress) -> Progress:
     """Return `later` with what `earlier` counted, which was reported just before it."""
     steps = {rank.rank: rank.steps for rank in earlier.ranks}
     return replace(

@@ -28,7 +28,7 @@ class Trouble:
     remedy: str
 
 
-NOT_BEGUN = Trouble(
+NOT_STARTED = Trouble(
     "what should ask it cannot be started", "Look at the command of --agent; without it, install ssh."
 )
 _NO_PYTHON = Trouble(

@@ -14,17 +14,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from dist_classicrl.diagnosis import on_host, troubles
+from dist_classicrl.diagnosis import marked, on_host
 from dist_classicrl.diagnosis.children import last_lines
+from dist_classicrl.diagnosis.cluster import troubles
+from dist_classicrl.diagnosis.cluster.troubles import PYTHON, Trouble
 from dist_classicrl.diagnosis.findings import Finding, failure, ok
 from dist_classicrl.diagnosis.plan import TrainingPlan
 from dist_classicrl.diagnosis.trials import MARK
-from dist_classicrl.diagnosis.troubles import PYTHON, Trouble
 from dist_classicrl.launch.hosts import Host, command_on, is_here
-from dist_classicrl.launch.remote_commands import Asked
+from dist_classicrl.launch.remote_commands import RemoteCommands
 
 _REACH_SECONDS = 5.0
-_END_SECONDS = 1.0  # for each address, of those that did answer
+_END_SECONDS = 1.0  # for each address of a host that did answer
 _ENDED_AT_ONCE = 64
 _MOST_NAMES = 8
 
@@ -64,7 +65,7 @@ def examine(cluster: Cluster, plan: TrainingPlan, files: dict[str, str]) -> Iter
     request = {"files": files, "seconds": 2.0 * plan.seconds}
     commands = {name: _command(plan, name, "report", request) for name in names}
     begun = time.monotonic()
-    with Asked(commands) as asked:
+    with RemoteCommands(commands) as asked:
         try:
             asked.wait(0.5 * plan.seconds, lambda output: MARK in output)
             asked.wait(
@@ -83,12 +84,12 @@ def examine(cluster: Cluster, plan: TrainingPlan, files: dict[str, str]) -> Iter
             _end({name: each for name, each in said.items() if each and name not in cluster.unreached})
 
 
-def _trouble(asked: Asked, name: str) -> Trouble | None:
+def _trouble(asked: RemoteCommands, name: str) -> Trouble | None:
     """Return why a host has not answered, or not to the end; None if it has, or may still do so."""
-    if name in asked.not_begun:
-        return troubles.NOT_BEGUN
+    if name in asked.not_started:
+        return troubles.NOT_STARTED
     status = asked.status(name)
-    output = asked.output(name)  # now, when all of one that has ended is there
+    output = asked.output(name)  # read after the status: of a command that has ended everything is there
     if MARK not in output:
         return troubles.before_the_first_word(output, status)
     said = said_in(output)
@@ -96,7 +97,7 @@ def _trouble(asked: Asked, name: str) -> Trouble | None:
 
 
 def _end(said: dict[str, dict[str, Any]]) -> None:
-    """Tell hosts that nobody will look for them any more, all at once."""
+    """Tell all hosts at once that the examination is over."""
     with ThreadPoolExecutor(_ENDED_AT_ONCE) as pool:
         for name, each in said.items():
             pool.submit(on_host.find_trouble, name, _peer(name, each, None), _END_SECONDS, on_host.END)
@@ -104,15 +105,7 @@ def _end(said: dict[str, dict[str, Any]]) -> None:
 
 def said_in(output: str) -> dict[str, Any]:
     """Return what a host said, all lines of it together."""
-    said: dict[str, Any] = {}
-    for line in output.splitlines():
-        _, mark, text = line.partition(MARK)
-        if mark:
-            try:
-                said |= json.loads(text)
-            except ValueError:  # not written to its end yet
-                continue
-    return said
+    return {key: value for part in marked.read(MARK, output) for key, value in part.items()}
 
 
 def listed(names: Sequence[str]) -> str:
@@ -126,7 +119,7 @@ def _command(plan: TrainingPlan, name: str, word: str, request: dict[str, Any]) 
     words = [PYTHON, "-m", on_host.__name__, word, json.dumps(request)]
     if "PYTHONPATH" in os.environ:
         words = ["env", f"PYTHONPATH={os.environ['PYTHONPATH']}", *words]
-    # What asks is then its parent, whose end it sees.
+    # With exec, the command that asks is its parent, so it sees when that ends.
     text = f"cd {shlex.quote(os.getcwd())}; exec {shlex.join(words)}"
     return command_on(name, text, plan.agent, bool(plan.nodes))
 
@@ -166,7 +159,7 @@ def _connections(cluster: Cluster, plan: TrainingPlan) -> Finding:
         peers = {other: _peer(other, each, plan.network) for other, each in said.items() if other != name}
         request = {"peers": peers, "seconds": _REACH_SECONDS}
         commands[name] = _command(plan, name, "reach", request)
-    with Asked(commands) as asked:
+    with RemoteCommands(commands) as asked:
         asked.wait(plan.seconds)
         answers = {name: said_in(asked.output(name)).get("troubles") for name in said}
     for name, answer in answers.items():

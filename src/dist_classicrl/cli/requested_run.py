@@ -6,7 +6,7 @@ import errno
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,12 @@ from dist_classicrl._hints import rank_of_environment
 from dist_classicrl.cli import config, environment
 from dist_classicrl.cli.config import ENVIRONMENT, ENVIRONMENT_ARGUMENTS, RANKS
 from dist_classicrl.cli.options import OF_SETTINGS, OF_TRAIN, OPTIONS
-from dist_classicrl.cli.runs import RunFolder, folder_of, other_folder, steps_saved
+from dist_classicrl.cli.run_folder import RunFolder, folder_of, other_folder, steps_saved
 from dist_classicrl.errors import CheckpointError, SettingsError
 
 
 @dataclass(frozen=True)
-class Job:
+class RequestedRun:
     """A training with all its settings.
 
     Attributes
@@ -44,6 +44,10 @@ class Job:
     def make_env(self) -> Any:
         """Return the environment in a form that `train` takes."""
         return environment.make(self.environment, self.environment_arguments)
+
+    def with_settings(self, **changes: Any) -> RequestedRun:
+        """Return the same with some other settings."""
+        return replace(self, settings={**self.settings, **changes})
 
     def of_agent(self) -> dict[str, Any]:
         """Return the keyword arguments of `DistAsyncQLearning`."""
@@ -106,7 +110,7 @@ class Job:
             if not os.access(path, os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
-    def ask(self) -> None:
+    def write_for_ranks(self) -> None:
         """Write the settings down for ranks that are being started.
 
         Raises
@@ -115,10 +119,10 @@ class Job:
             If the folder cannot be written to.
         """
         with self._writing():
-            config.write(self.folder.asked, self.data(), config.ABOUT)
+            config.write(self.folder.for_ranks, self.data(), config.ABOUT)
 
     def save(self, seed: int | None = None) -> None:
-        """Write down that the run goes on with these settings: what an earlier end has left is past.
+        """Write down that the run goes on with these settings, and remove what an earlier end has left.
 
         Parameters
         ----------
@@ -130,7 +134,7 @@ class Job:
         SettingsError
             If the folder cannot be written to.
         """
-        # Begun anew is what has begun now: with this file it goes on.
+        # A run that was to begin again has begun now: with this file it goes on.
         now: dict[str, Any] = {"resume": "auto"} if self.settings["resume"] == "never" else {}
         if seed is not None:
             now["seed"] = seed
@@ -168,8 +172,8 @@ def gather(
     given: Mapping[str, Any],
     file: Path | None,
     out: Path | None,
-) -> Job:
-    """Return the job that a command line and a file ask for; what the command line says wins.
+) -> RequestedRun:
+    """Return the run that a command line and a file ask for; what the command line says wins.
 
     Parameters
     ----------
@@ -203,7 +207,7 @@ def gather(
     of_file = said.get(ENVIRONMENT_ARGUMENTS, {}) if chosen == said.get(ENVIRONMENT, chosen) else {}
     own = {key: value for key, value in given.items() if value is not None}
     settings = {each: own.get(each, said.get(each, option.default)) for each, option in OPTIONS.items()}
-    return Job(
+    return RequestedRun(
         chosen,
         {**of_file, **environment.parse_arguments(arguments)},
         settings,
@@ -212,33 +216,33 @@ def gather(
     )
 
 
-def continued(job: Job) -> Job:
-    """Return the job as it goes on in its folder: with the seed that was drawn, if none is given.
+def continued(run: RequestedRun) -> RequestedRun:
+    """Return the run as it goes on in its folder: with the seed that was drawn, if none is given.
 
     Raises
     ------
     SettingsError
         If the folder holds a run with other settings.
     """
-    before = job.folder.read_config()
-    if not before or not job.folder.has_record():
-        return job
-    if job.settings["seed"] is None and "seed" in before:
-        job = Job(**{**vars(job), "settings": {**job.settings, "seed": before["seed"]}})
-    now = job.data()
+    before = run.folder.read_config()
+    if not before or not run.folder.has_record():
+        return run
+    if run.settings["seed"] is None and "seed" in before:
+        run = run.with_settings(seed=before["seed"])
+    now = run.data()
     kept = [ENVIRONMENT, *(option.name for option in OPTIONS.values() if option.is_kept)]
     for name in kept:
         if before.get(name) != now.get(name):
-            raise SettingsError(_other(job.folder.path, name, before.get(name), now.get(name)))
+            raise SettingsError(_other(run.folder.path, name, before.get(name), now.get(name)))
     then, arguments = before.get(ENVIRONMENT_ARGUMENTS, {}), now.get(ENVIRONMENT_ARGUMENTS, {})
     for name in sorted({*then, *arguments}):
         if then.get(name) != arguments.get(name):
             text = f"{name} of the environment"
-            raise SettingsError(_other(job.folder.path, text, then.get(name), arguments.get(name)))
-    return job
+            raise SettingsError(_other(run.folder.path, text, then.get(name), arguments.get(name)))
+    return run
 
 
-def is_done(job: Job) -> bool:
+def is_done(run: RequestedRun) -> bool:
     """Return whether the run in the folder has made all steps that are asked for, or has ended before.
 
     Raises
@@ -246,14 +250,14 @@ def is_done(job: Job) -> bool:
     SettingsError
         If it has not ended, and has made more steps than are asked for.
     """
-    asked, result = job.settings["total_steps"], job.folder.read_result()
-    if result is not None and job.folder.model.exists():
-        return asked == job.folder.read_config().get("total_steps") or asked <= result["steps"]
-    made = steps_saved(job.of_train()["checkpoint_dir"])
+    asked, result = run.settings["total_steps"], run.folder.read_result()
+    if result is not None and run.folder.model.exists():
+        return asked == run.folder.read_config().get("total_steps") or asked <= result["steps"]
+    made = steps_saved(run.of_train()["checkpoint_dir"])
     if made is not None and made > asked:
         raise SettingsError(
-            f"The run in {job.folder.path} has made {made:,} steps, more than --total-steps {asked:,}. Give "
-            f"more, or --out {other_folder(job.folder.path)} for a run of its own."
+            f"The run in {run.folder.path} has made {made:,} steps, more than --total-steps {asked:,}. Give "
+            f"more, or --out {other_folder(run.folder.path)} for a run of its own."
         )
     return False
 

@@ -10,12 +10,12 @@ from typing import Any
 
 from dist_classicrl.diagnosis import probe
 from dist_classicrl.diagnosis.children import last_lines
+from dist_classicrl.diagnosis.cluster.hosts import listed
 from dist_classicrl.diagnosis.findings import Finding, failure, ok, warning
-from dist_classicrl.diagnosis.hosts import listed
 from dist_classicrl.diagnosis.plan import TrainingPlan
 from dist_classicrl.diagnosis.running import run_probe
 from dist_classicrl.launch.hosts import Host, write_hostfile
-from dist_classicrl.launch.mpirun import Launcher
+from dist_classicrl.launch.launcher import Launcher
 from dist_classicrl.mpi_tools.communication_profile import (
     MOST_HOSTS_IN_PAIRS,
     CommunicationProfile,
@@ -48,7 +48,7 @@ def examine(plan: TrainingPlan, launcher: Launcher, names: Sequence[str], folder
     check = "pairs of hosts"
     path = folder / "one-rank-each"
     write_hostfile(path, [Host(name, 1) for name in names], launcher.family)
-    job = run_probe(plan, launcher, len(names), [], str(path), "hosts", _SHARE_OF_TIME * plan.seconds)
+    job = run_probe(plan, launcher, len(names), path, "hosts", _SHARE_OF_TIME * plan.seconds)
     if isinstance(job, Finding):
         yield job
         return

@@ -1,0 +1,147 @@
+"""Which process may write to a folder of checkpoints: the one that took the highest fencing number."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import socket
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from datetime import datetime, timezone
+from typing import Any
+
+from dist_classicrl.checkpoint.names import checkpoints_in
+from dist_classicrl.checkpoint.storage import Storage
+from dist_classicrl.errors import CheckpointError, CheckpointFencedError
+
+_CLAIM_SECONDS = 10.0
+
+
+class Fence:
+    """The claim of one process to a folder.
+
+    Each claim is a file with the next number, which only one process can create. A process with a lower one
+    has been replaced.
+
+    Parameters
+    ----------
+    storage : Storage
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._number: int | None = None
+        self._token = ""
+
+    def claim(self) -> int:
+        """Take the next fencing number: every earlier claim is refused from now on.
+
+        Raises
+        ------
+        CheckpointError
+            If the folder cannot be made or written to.
+        """
+        self._storage.create()
+        try:
+            number, self._token = self._take_number()
+        except CheckpointError:
+            raise
+        except Exception as error:  # remote stores raise errors of many kinds
+            raise CheckpointError(
+                f"The checkpoint folder {self._storage.url} cannot be claimed: {error}. "
+                "Give a folder in which files can be listed, read, written and removed."
+            ) from error
+        self._number = number
+        for earlier in _fences_in(self._storage.listed()):
+            if earlier < number:
+                with suppress(Exception):  # it no longer means anything
+                    self._storage.remove(_fence_file(earlier))
+        return number
+
+    def _take_number(self) -> tuple[int, str]:
+        """Create the next fence file, and return its number and the token in it."""
+        number, pause = 0, 0.01
+        deadline = time.monotonic() + _CLAIM_SECONDS
+        while True:
+            # A listing may lag behind: what was refused is taken, whether listed or not.
+            listed = self._storage.listed()
+            used = [number, *_fences_in(listed), *(name.fence for name in checkpoints_in(listed))]
+            number, token = max(used) + 1, secrets.token_hex(16)
+            holder = {
+                "number": number,
+                "token": token,
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+                "time": time_text(),
+            }
+            if self._storage.write_new(_fence_file(number), json.dumps(holder).encode()):
+                # Somebody may have taken this number and a later one, and removed it, since the listing.
+                if max(_fences_in(self._storage.listed()), default=0) == number:
+                    return number, token
+            if time.monotonic() > deadline:
+                raise CheckpointError(
+                    f"The checkpoint folder {self._storage.url} could not be claimed within "
+                    f"{_CLAIM_SECONDS:g} s: each number that is free by its listing is taken, the last one "
+                    f"was {number}. Other processes claim it all the time, or its listing lags behind, as on "
+                    "a network file system that keeps old ones. End those processes, or give another "
+                    "checkpoint_dir."
+                )
+            time.sleep(pause)
+            pause = min(2.0 * pause, 0.5)
+
+    def check(self) -> int:
+        """Make sure that the folder was not claimed again since this object did; return its number.
+
+        Raises
+        ------
+        CheckpointFencedError
+            If another process has claimed it.
+        CheckpointError
+            If that cannot be found out, or the folder was never claimed.
+        """
+        if self._number is None:
+            raise CheckpointError(
+                f"The checkpoint folder {self._storage.url} was not claimed. Call claim() first."
+            )
+        newest = max(_fences_in(self._storage.listed()), default=None)
+        if newest is None:
+            raise CheckpointError(
+                f"The checkpoint folder {self._storage.url} has been removed or emptied. "
+                "Put it back, or start the program again."
+            )
+        holder = self._holder(newest)
+        if newest == self._number and holder.get("token") == self._token:
+            return self._number
+        who = ", ".join(f"{key} {holder[key]!a}" for key in ("host", "pid", "time") if key in holder)
+        raise CheckpointFencedError(
+            f"The checkpoint folder {self._storage.url} now belongs to another server ({who or 'unknown'}; "
+            f"fencing number {newest}, this process has {self._number}). This process has been replaced and "
+            "must stop. If both should run, give each its own checkpoint_dir."
+        )
+
+    def _holder(self, number: int) -> dict[str, Any]:
+        """Return what a fence file says of its holder; nothing where it is damaged or half written."""
+        try:
+            with self._storage.open(_fence_file(number)) as file:
+                holder = json.loads(file.read(10_000))
+        except (FileNotFoundError, ValueError, RecursionError):
+            return {}
+        return holder if isinstance(holder, dict) else {}
+
+
+def _fence_file(number: int) -> str:
+    return f"fence-{number:06d}.json"
+
+
+def _fences_in(listed: Iterable[str]) -> list[int]:
+    """Return the numbers of the fence files among the names in a folder."""
+    matches = (re.fullmatch("fence-([0-9]{6,20})[.]json", name) for name in listed)
+    return [int(match[1]) for match in matches if match]
+
+
+def time_text() -> str:
+    """Return the time of day in UTC, as fence files and manifests hold it."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")

@@ -1,0 +1,132 @@
+"""The folder of a run: what lies where in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dist_classicrl.cli import config
+
+if TYPE_CHECKING:
+    pass
+
+ROOT = Path("runs")
+"""Where folders of runs lie by default."""
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The places in the folder of a run.
+
+    Attributes
+    ----------
+    path : Path
+    """
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        """The resolved settings; `train --config` takes them."""
+        return self.path / "config.toml"
+
+    @property
+    def for_ranks(self) -> Path:
+        """The settings for ranks that this process starts; only until they have ended."""
+        return self.path / f".asked-{os.getpid()}.toml"
+
+    @property
+    def metrics(self) -> Path:
+        """What was measured while it went on, a JSON object per line."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """What a stopped run goes on from."""
+        return self.path / "checkpoints"
+
+    @property
+    def model(self) -> Path:
+        """The agent at the end, as `save_model` writes it."""
+        return self.path / "model.npz"
+
+    @property
+    def result(self) -> Path:
+        """The `TrainingResult` as JSON."""
+        return self.path / "result.json"
+
+    @property
+    def logs(self) -> Path:
+        """A file of log lines for each rank that said something."""
+        return self.path / "logs"
+
+    @property
+    def status(self) -> Path:
+        """How far the run is now; only while a command shows it."""
+        return self.path / ".status.json"
+
+    def exists(self) -> bool:
+        """Return whether a run has begun here."""
+        return self.config.exists()
+
+    def place_of_checkpoints(self) -> str | Path:
+        """Return the folder or URL of the checkpoints of the run that has begun here."""
+        chosen: str | None = self.read_config().get("checkpoint_dir")
+        return chosen or self.checkpoints
+
+    def has_record(self) -> bool:
+        """Return whether a run here has left anything but its settings."""
+        measured = self.metrics.exists() and self.metrics.stat().st_size > 0
+        return (
+            measured or self.read_result() is not None or steps_saved(self.place_of_checkpoints()) is not None
+        )
+
+    def read_config(self) -> dict[str, Any]:
+        """Return the configuration of the run; nothing where there is none."""
+        return config.read(self.config) if self.config.exists() else {}
+
+    def read_result(self) -> dict[str, Any] | None:
+        """Return the result of the run; None where it has not ended, or goes on."""
+        try:
+            data = json.loads(self.result.read_text())
+        except (OSError, ValueError, RecursionError):
+            return None
+        return data if isinstance(data, dict) else None
+
+
+def steps_saved(place: str | Path) -> int | None:
+    """Return the steps in the newest checkpoint of a run in a folder or at a URL; None if there is none.
+
+    Raises
+    ------
+    CheckpointError
+        If the checkpoints cannot be listed.
+    """
+    from dist_classicrl.checkpoint.folder import CheckpointFolder
+
+    if "://" not in str(place) and not Path(place).is_dir():
+        return None
+    return CheckpointFolder(place, "agent-0").newest_steps()
+
+
+def folder_of(name: str) -> Path:
+    """Return the folder in which a run in the environment `name` lies if no other is asked for."""
+    return ROOT / re.sub(r"[^\w.-]+", "-", name)
+
+
+def other_folder(path: Path) -> Path:
+    """Return a folder beside `path` that is not there yet, for a run of its own."""
+    number = 2
+    while (other := path.with_name(f"{path.name}-{number}")).exists():
+        number += 1
+    return other
+
+
+def short_path(path: str | os.PathLike[str]) -> str:
+    """Return a path relative to the current folder where it lies in that."""
+    text = os.fspath(path)
+    return os.path.relpath(text) if os.path.abspath(text).startswith(os.getcwd() + os.sep) else text

@@ -1,0 +1,195 @@
+"""The trained agent that a command is told to look at, with the environment that it was trained in."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from dist_classicrl._nearest import nearest
+from dist_classicrl.cli import environment
+from dist_classicrl.cli.config import ENVIRONMENT, ENVIRONMENT_ARGUMENTS
+from dist_classicrl.cli.run_folder import ROOT, RunFolder
+from dist_classicrl.errors import CheckpointError, SettingsError
+
+if TYPE_CHECKING:
+    from dist_classicrl.agent.agent import DistAsyncQLearning
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class TrainedAgent:
+    """A trained agent, with what is known of where it was trained.
+
+    Attributes
+    ----------
+    agent : DistAsyncQLearning
+    source : Path
+        The file or folder that the agent was read from.
+    folder : RunFolder or None
+        None for a model file outside of a run's folder.
+    env_name : str or None
+        The environment, as it was typed; None where nothing tells which it is.
+    env_arguments : dict
+        Keyword arguments for what makes the environment.
+    """
+
+    agent: DistAsyncQLearning
+    source: Path
+    folder: RunFolder | None = None
+    env_name: str | None = None
+    env_arguments: dict[str, Any] = field(default_factory=dict)
+
+    def in_environment(self, name: str | None, arguments: Mapping[str, Any] | None = None) -> TrainedAgent:
+        """Return the agent with another environment.
+
+        Parameters
+        ----------
+        name : str or None
+            None: the one that was trained in.
+        arguments : mapping, optional
+            Keyword arguments for what makes it, besides those of the run if it is the run's.
+        """
+        chosen = name or self.env_name
+        own = self.env_arguments if chosen == self.env_name else {}
+        return replace(self, env_name=chosen, env_arguments={**own, **(arguments or {})})
+
+    def make_env(self) -> Any:
+        """Return the environment in a form that `train` and `evaluate` take.
+
+        Raises
+        ------
+        SettingsError
+            If nothing tells which environment it is.
+        """
+        if self.env_name is None:
+            raise SettingsError(
+                f"{self.source} does not tell which environment was trained in. Name it, for instance as "
+                "--env FrozenLake-v1, or give the folder of a run."
+            )
+        return environment.make(self.env_name, self.env_arguments)
+
+    def described(self) -> dict[str, Any]:
+        """Return what it is as plain data for JSON."""
+        return {
+            "environment": self.env_name,
+            "environment_arguments": self.env_arguments,
+            "steps": self.agent.steps,
+        }
+
+    @property
+    def title(self) -> str | None:
+        """The environment's name with its arguments."""
+        shown = ", ".join(f"{key}={value}" for key, value in self.env_arguments.items())
+        return f"{self.env_name} ({shown})" if shown else self.env_name
+
+
+def run_argument(function: _Function) -> _Function:
+    """Let a command take RUN, and another environment than the one that was trained in."""
+    for add in (
+        click.option(
+            "--env-arg",
+            "env_args",
+            multiple=True,
+            metavar="NAME=VALUE",
+            help="An argument for what makes the environment, such as is_slippery=False; more than once for "
+            "several.",
+        ),
+        click.option(
+            "--env",
+            metavar="ENV",
+            help="The environment, where the run does not tell it or another is meant.",
+        ),
+        click.argument("run", metavar="RUN"),
+    ):
+        function = add(function)
+    return function
+
+
+def load_with_env(
+    run: str, env: str | None, env_args: Sequence[str], needs_env: bool = False
+) -> tuple[TrainedAgent, Any]:
+    """Return what the parameters of `run_argument` name: an agent, and its environment or None.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such run.
+    SettingsError
+        If nothing tells which environment it is, and one is needed or arguments for it are given.
+    EnvError
+        If the environment is not the one that the table was made for.
+    """
+    from dist_classicrl.model.policy import check_made_for
+
+    loaded = load(run)
+    arguments = environment.parse_arguments(env_args)
+    trained = loaded.in_environment(env, arguments)
+    if trained.env_name is None and not needs_env and not arguments:
+        return trained, None
+    made = trained.make_env()
+    check_made_for(trained.agent, made)
+    return trained, made
+
+
+def load(path: str | os.PathLike[str]) -> TrainedAgent:
+    """Return the agent of a run's folder, or of a model file.
+
+    Parameters
+    ----------
+    path : str or path
+        A folder of a run: its final model, or else its newest checkpoint. Or a model file; or a folder of
+        checkpoints, which may be a URL.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is nothing at `path`.
+    CheckpointError
+        If the run has neither a model nor a checkpoint yet.
+    """
+    from dist_classicrl.agent.agent import DistAsyncQLearning
+
+    text = os.fspath(path)
+    place = Path(text)
+    if "://" in text:
+        return TrainedAgent(DistAsyncQLearning.load_model(text), place)
+    if not place.exists():
+        raise FileNotFoundError(f"There is no {text!r}.{_known_runs(place)}")
+    inner = place.is_file() or not (place / "config.toml").exists()
+    folder = RunFolder(place.parent if inner else place)
+    source = place if inner else _newest(folder)
+    agent = DistAsyncQLearning.load_model(source)
+    saved = folder.read_config()
+    if not saved:
+        return TrainedAgent(agent, Path(source))
+    return TrainedAgent(
+        agent, Path(source), folder, saved.get(ENVIRONMENT), saved.get(ENVIRONMENT_ARGUMENTS, {})
+    )
+
+
+def _newest(folder: RunFolder) -> str | Path:
+    """Return what holds the newest state of the agent: the model is removed when a run is made longer."""
+    if folder.model.exists():
+        return folder.model
+    place = folder.place_of_checkpoints()
+    if "://" not in str(place) and not Path(place).exists():
+        raise CheckpointError(
+            f"The run in {folder.path} has neither a model nor a checkpoint yet. Wait for its first "
+            "checkpoint, or type its command again."
+        )
+    return place
+
+
+def _known_runs(place: Path) -> str:
+    """Return a sentence that names the runs beside `place`, with a blank in front; or nothing."""
+    above = place.parent if place.parent.is_dir() else ROOT
+    known = sorted(str(each.parent) for each in above.glob("*/config.toml"))
+    if not known:
+        return " Train first, for instance by `dist-classicrl train FrozenLake-v1`."
+    return nearest(str(place), known) or f" There are {', '.join(known[:10])}."

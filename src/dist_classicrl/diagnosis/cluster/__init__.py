@@ -1,0 +1,1 @@
+"""What doctor examines where a training is to run on several hosts."""

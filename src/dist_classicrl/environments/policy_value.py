@@ -1,0 +1,157 @@
+"""The exact value of a policy in a model, without the model's time limit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dist_classicrl.environments import reachability
+from dist_classicrl.environments.model_checks import PROBABILITY_TOLERANCE
+from dist_classicrl.environments.sweeps import ROUNDING, OngoingRows, checked_discount, error_bound, evaluate
+from dist_classicrl.errors import ConvergenceError, SettingsError
+
+if TYPE_CHECKING:
+    from dist_classicrl.environments.model import TabularMDP
+
+#: Up to this many states a policy's value comes from one dense linear system, above it from sweeps.
+DENSE_STATES = 2_000
+
+#: The bound on the error of a policy's value where it comes from sweeps, unless rounding stops them earlier.
+POLICY_TOLERANCE = 1e-10
+
+
+def policy_value(model: TabularMDP, policy: np.ndarray, discount_factor: float) -> np.ndarray:
+    """Compute the exact value of a policy in every state.
+
+    Up to 2,000 states it is the solution of one dense linear system; above, of sweeps until the bound on
+    the error is below 1e-10, or until rounding stops them. At discount factor 1 the value must exist: from
+    every state that a reward can follow, the policy must reach, with some probability, a transition that
+    terminates or a state that no reward follows.
+
+    Parameters
+    ----------
+    model : TabularMDP
+    policy : ndarray of int, shape (S,), or of float, shape (S, A)
+        An action for each state, or probabilities; states without legal actions are ignored.
+    discount_factor : float
+        From 0 to 1.
+
+    Returns
+    -------
+    ndarray of float64, shape (S,)
+        0 in a state without legal actions.
+
+    Raises
+    ------
+    SettingsError
+        The policy or the discount factor is outside what is allowed, or the policy takes an illegal action.
+    ConvergenceError
+        The discount factor is 1 and rewards go on for ever.
+    """
+    discount = checked_discount(discount_factor)
+    chain = _chain(model, _checked_policy(model, policy))
+    active = np.ones(model.n_states, dtype=bool) if discount < 1.0 else _rewarded_states(chain)
+    if model.n_states <= DENSE_STATES:
+        return _value_by_linear_system(chain, active, discount)
+    return _value_by_sweeps(chain, active, discount)
+
+
+def _chain(model: TabularMDP, probability: np.ndarray) -> OngoingRows:
+    """Return the Markov reward process of a policy given as probabilities, shape (S, A)."""
+    used = np.flatnonzero(probability.reshape(-1) > 0)
+    outcome = reachability.elements_of(model.outcome_ptr, used)
+    pair = np.repeat(used, model.outcome_ptr[used + 1] - model.outcome_ptr[used])
+    weight = probability.reshape(-1)[pair] * model.outcome_prob[outcome]
+    return OngoingRows.of_rows(pair // model.n_actions, model.n_states, weight, outcome, model)
+
+
+def _rewarded_states(chain: OngoingRows) -> np.ndarray:
+    """Mark the states that a reward can follow, and make sure that each can get away from the rewards."""
+    n_states = chain.reward.size
+    source = reachability.rows_of(chain.pointer)
+    back_pointer, back = reachability.reverse_edges(source, chain.follow, n_states)
+    rewarded = reachability.successors_closure(back_pointer, back, chain.reward != 0.0)
+    leaving = chain.ends & rewarded
+    leaving[source[~rewarded[chain.follow]]] = True
+    escaping = reachability.successors_closure(back_pointer, back, leaving & rewarded)
+    trapped = np.flatnonzero(rewarded & ~escaping)
+    if trapped.size:
+        raise ConvergenceError(
+            f"at discount factor 1 this policy has no value in state {trapped[0]}: rewards go on for ever, "
+            "as no transition that terminates can be reached; use a discount factor below 1"
+        )
+    return rewarded
+
+
+def _value_by_linear_system(chain: OngoingRows, active: np.ndarray, discount: float) -> np.ndarray:
+    """Solve (I - discount P) v = r over the active states; the others are worth 0."""
+    states = np.flatnonzero(active)
+    n = states.size
+    index = np.full(active.size, -1, dtype=np.int64)
+    index[states] = np.arange(n)
+    source = reachability.rows_of(chain.pointer)
+    inside = active[source] & active[chain.follow]
+    cell = index[source[inside]] * n + index[chain.follow[inside]]
+    transition = np.bincount(cell, weights=chain.weight[inside], minlength=n * n).reshape(n, n)
+    v = np.zeros(active.size)
+    v[states] = np.linalg.solve(np.eye(n) - discount * transition, chain.reward[states])
+    return v
+
+
+def _value_by_sweeps(
+    chain: OngoingRows, active: np.ndarray, discount: float, max_sweeps: int = 1_000_000
+) -> np.ndarray:
+    v = np.zeros(active.size)
+    row = np.where(active, np.arange(active.size), -1)
+    previous = 0.0
+    for _ in range(max_sweeps):
+        change = evaluate(chain.pointer, chain.weight, chain.follow, chain.reward, row, discount, v)
+        if error_bound(change, previous, discount) < POLICY_TOLERANCE or change <= ROUNDING * np.abs(v).max():
+            return v
+        previous = change
+    raise ConvergenceError(
+        f"the policy's values at discount factor {discount} still changed by {change:.3g} in sweep "
+        f"{max_sweeps}; use a smaller discount factor"
+    )
+
+
+def _checked_policy(model: TabularMDP, policy: Any) -> np.ndarray:
+    """Return the policy as probabilities, float64, shape (S, A), zero in states without legal actions."""
+    given = np.asarray(policy)
+    S, A = model.n_states, model.n_actions
+    legal = model.legal_pairs()
+    acting = np.flatnonzero(legal.any(axis=1))
+    probability = np.zeros((S, A))
+    if given.shape == (S,) and given.dtype.kind in "iu":
+        outside = acting[(given[acting] < 0) | (given[acting] >= A)]
+        if outside.size:
+            raise SettingsError(
+                f"the policy takes action {given[outside[0]]} in state {outside[0]}; actions are 0 to {A - 1}"
+            )
+        probability[acting, given[acting]] = 1.0
+    elif given.shape == (S, A) and given.dtype.kind in "fiu":
+        probability[acting] = given[acting]
+        total = probability[acting].sum(axis=1)
+        # Written so that NaN fails the test as well.
+        sound = (np.abs(total - 1.0) <= PROBABILITY_TOLERANCE) & (probability[acting] >= 0).all(axis=1)
+        if not sound.all():
+            s = acting[np.flatnonzero(~sound)[0]]
+            raise SettingsError(
+                f"the policy's probabilities in state {s} are {given[s]}; they must be at least 0 "
+                "and add up to 1"
+            )
+        probability[acting] /= total[:, None]
+    else:
+        raise SettingsError(
+            f"the policy has shape {given.shape} and dtype {given.dtype}; it must be actions, int with "
+            f"shape ({S},), or probabilities, float with shape ({S}, {A})"
+        )
+    illegal = np.argwhere((probability > 0) & ~legal)
+    if illegal.size:
+        s, a = illegal[0]
+        raise SettingsError(
+            f"the policy takes action {a} in state {s}, which is illegal there; legal are "
+            f"{np.flatnonzero(legal[s]).tolist()}"
+        )
+    return probability

