@@ -4,12 +4,11 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from made_learners import learner_of
 
-from dist_classicrl.environments.stepped.make import make_stepped
-from dist_classicrl.learning.learners import Rates, SteppedLearner, Stream, Totals
+from dist_classicrl.learning.learner import Stream, Totals
 from dist_classicrl.schedules import Linear
 from dist_classicrl.settings import Settings
-from dist_classicrl.tables.local import LocalTable
 
 KEY = np.uint64(77)
 
@@ -48,17 +47,18 @@ def rewards_in_order(n_envs):
 def test_every_transition_is_learned_once_and_in_order(n_envs, batch_size, kind, ends):
     numbers = iter(range(n_envs))
     if kind == "vector":
-        made = gymnasium.vector.SyncVectorEnv(
+        env = gymnasium.vector.SyncVectorEnv(
             [lambda number=number: Ticker(number, ends) for number in range(n_envs)],
             autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP,
         )
-        env = make_stepped(made, n_envs)
     else:
-        env = make_stepped(lambda: Ticker(next(numbers), ends), n_envs)
+
+        def env():
+            return Ticker(next(numbers), ends)
+
     settings = Settings(learning_rate=Linear(0.9, 0.1, 150), batch_size=batch_size, discount_factor=0.0)
-    table = LocalTable(1, 1, np.dtype("f8"))
-    learner = SteppedLearner(env, table, settings, Rates(settings, 1), seed=1)
-    learner.prepare()
+    learner = learner_of(env, settings, n_envs=n_envs)
+    table = learner.table
     rng = np.random.default_rng(n_envs)
     expected, used, total = 0.0, 0, 0
     rewards = rewards_in_order(n_envs)
@@ -67,7 +67,7 @@ def test_every_transition_is_learned_once_and_in_order(n_envs, batch_size, kind,
         used = 0
         for _ in range(12):
             steps = int(rng.integers(1, 3 * batch_size))
-            learner.learn(stream, steps)
+            learner.learn(0, stream, steps)
             for _ in range(steps):
                 alpha = settings.learning_rate.at(start + used)
                 expected += alpha * (next(rewards) - expected)
@@ -102,14 +102,12 @@ class OneLegalAction(gymnasium.Env):
 @pytest.mark.parametrize("told_at_once", [True, False])
 @pytest.mark.parametrize("replay_ratio", [0.0, 4.0])
 def test_replay_keeps_to_the_mask(replay_ratio, told_at_once):
-    env = make_stepped(lambda: OneLegalAction(told_at_once), 2)
     settings = Settings(
         learning_rate=0.3, discount_factor=0.5, replay_ratio=replay_ratio, buffer_size=10, batch_size=2
     )
-    table = LocalTable(1, 2, np.dtype("f8"), with_replays=replay_ratio > 0)
-    learner = SteppedLearner(env, table, settings, Rates(settings, 1), seed=1)
-    learner.prepare()
-    learner.learn(Stream(KEY, 0), 200)
+    learner = learner_of(lambda: OneLegalAction(told_at_once), settings, n_envs=2)
+    table = learner.table
+    learner.learn(0, Stream(KEY, 0), 200)
     # Q = -1 + 0.5 Q. The illegal action's value, which is above that, must not count.
     assert table.q[0] == pytest.approx(-2.0, rel=1e-6)
     assert table.q[1] > table.q[0] + 0.1
