@@ -16,10 +16,12 @@ from dist_classicrl.environments.simulate import CompiledSimulator
 from dist_classicrl.environments.tictactoe import simulator as tictactoe
 from dist_classicrl.errors import CheckpointError
 from dist_classicrl.learning.learner import Stream
-from dist_classicrl.learning.state import STATE_ARRAYS, stack_states, unstack_states
+from dist_classicrl.learning.state import STATE_ARRAYS, check_replay, stack_states, unstack_states
 from dist_classicrl.schedules import Linear, PerVisit
 from dist_classicrl.settings import Settings
+from dist_classicrl.tables.local import LocalTable
 from dist_classicrl.tables.rows import VISIT_MASK
+from dist_classicrl.tables.shape import TableShape
 from dist_classicrl.tables.shared import RoundMerge, SharedTable
 
 KEY = np.uint64(2026)
@@ -388,6 +390,14 @@ def refuses(learner, state, message):
         learner.restore(0, state)
     assert "damaged or from other settings" in str(caught.value)
     assert {name: array.tolist() for name, array in learner.state(0).items()} == before
+
+
+def test_what_is_replayed_happened_in_a_state():
+    # A rule may have several tables, and shared numbers behind them; transitions are remembered once.
+    table = LocalTable(3, 2, np.dtype("f8"), shape=TableShape(3, 2, n_tables=2, n_shared=1))
+    check_replay(good_state(), table)
+    with pytest.raises(CheckpointError, match="replay_entries goes from 0 to 6, allowed is from 0 to 5"):
+        check_replay({**good_state(), "replay_entries": np.array([0, 6] * 4)}, table)
 
 
 FORMS = {
