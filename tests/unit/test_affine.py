@@ -289,6 +289,22 @@ def test_weights_of_exactly_zero_and_one():
     assert shared.counts.tolist() == [1, 3, 6, 2]
 
 
+@pytest.mark.parametrize("dtype", ["f8", "f4"])
+def test_what_is_only_added_is_added_up(dtype):
+    # Numbers that workers add to have maps of weight 1, with no target to go to.
+    first = packed([0, 2], [1.0, 1.0], [3.0, -0.5], [2, 1])
+    second = packed([0, 1], [1.0, 0.5], [4.0, 1.0], [5, 1])
+    merged, shared = (
+        round_merge([10.0] * 4, [first, second], dtype),
+        SharedTable(np.full(4, 10.0, dtype), np.zeros(4, np.int64)),
+    )
+    for worker, maps in enumerate((first, second)):
+        shared.apply(worker, 1, maps)
+    for table in (merged, shared):
+        assert table.values.tolist() == [17.0, 6.0, 9.5, 10.0] and table.values.dtype == dtype
+        assert table.counts.tolist() == [7, 1, 1, 0]
+
+
 def test_a_round_starts_from_nothing_of_the_one_before():
     maps = [packed([1, 2], [0.5, 0.25], [1.0, 2.0], [1, 2]), packed([2], [0.5], [1.0], [1])]
     shared = SharedTable(np.zeros(4), np.zeros(4, np.int64))

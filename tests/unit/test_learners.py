@@ -1,4 +1,6 @@
-"""Learning in stepped environments: each transition once, in order, however leases cut the work."""
+"""Learners: their kinds and their walkers; in stepped environments, each transition once and in order."""
+
+from dataclasses import replace
 
 import gymnasium
 import numpy as np
@@ -6,7 +8,13 @@ import pytest
 from gymnasium import spaces
 from made_learners import learner_of
 
-from dist_classicrl.learning.learner import Stream, Totals
+from dist_classicrl.environments.model import TabularMDP
+from dist_classicrl.environments.resolve import resolve
+from dist_classicrl.learning.compiled import CompiledLearner
+from dist_classicrl.learning.learner import LearnerKind, Stream, Totals, new_learner, register, unregister
+from dist_classicrl.learning.rates import Rates
+from dist_classicrl.learning.rules.q_learning import QLearning
+from dist_classicrl.learning.stepped import SteppedLearner
 from dist_classicrl.schedules import Linear
 from dist_classicrl.settings import Settings
 
@@ -112,6 +120,67 @@ def test_replay_keeps_to_the_mask(replay_ratio, told_at_once):
     assert table.q[0] == pytest.approx(-2.0, rel=1e-6)
     assert table.q[1] > table.q[0] + 0.1
     learner.close()
+
+
+class Closed(Ticker):
+    """Tells that it was closed."""
+
+    def __init__(self, closed):
+        super().__init__(0, 0)
+        self.closed = closed
+
+    def close(self):
+        self.closed.append(self)
+
+
+def test_a_walker_of_the_same_number_is_replaced():
+    closed, settings = [], Settings(learning_rate=1.0, discount_factor=0.0, batch_size=1)
+    source = resolve(lambda: Closed(closed), 2, None)
+    learner = new_learner(source, settings, Rates(settings, 1))
+    learner.add(5, source, 1)
+    learner.add(3, source.another(), 2)
+    assert learner.walkers == [5, 3] and not closed and learner.quantum == 2
+    learner.learn(5, Stream(KEY, 0), 4)
+    assert learner.table.q.tolist() == [20.0]
+    learner.add(5, source.another(), 3)
+    assert len(closed) == 2 and learner.walkers == [5, 3]
+    learner.learn(5, Stream(KEY, 0), 2)  # from its own first step on
+    assert learner.table.q.tolist() == [10.0]
+    learner.close()
+    assert len(closed) == 6
+
+
+def test_a_compiled_walker_of_the_same_number_is_replaced():
+    settings = Settings(learning_rate=0.5, replay_ratio=1.0, buffer_size=5)
+    source = resolve(TabularMDP.garnet(9, 3, 2, seed=1), 1, None)
+    learner = new_learner(source, settings, Rates(settings, 1))
+    for number in (0, 1):
+        learner.add(number, source, 0)
+    fresh = {name: array.tolist() for name, array in learner.state(0).items()}
+    for number in (0, 1):
+        learner.learn(number, Stream(KEY, 0), 7 + number)
+    other = {name: array.tolist() for name, array in learner.state(1).items()}
+    learner.add(0, source, 0)
+    assert {name: array.tolist() for name, array in learner.state(0).items()} == fresh
+    assert {name: array.tolist() for name, array in learner.state(1).items()} == other != fresh
+
+
+def test_the_newest_kind_of_learner_that_suits_is_taken():
+    settings = Settings()
+    compiled = resolve("FrozenLake-v1", 1, None)
+    steps_it = resolve(lambda: Ticker(0, 0), 1, None)
+    own = register(LearnerKind("own", lambda problem: problem.source.n_states == 16, lambda problem: problem))
+    try:
+        problem = new_learner(compiled, settings, Rates(settings, 3))
+        assert problem.source is compiled and problem.settings is settings and problem.rates.workers == 3
+        assert (problem.table.n_states, problem.table.n_actions) == (16, 4)
+        assert (problem.rule.name, problem.parameters) == ("q_learning", QLearning())
+        assert isinstance(new_learner(steps_it, settings, Rates(settings, 1)), SteppedLearner)
+    finally:
+        unregister(own)
+    assert isinstance(new_learner(compiled, settings, Rates(settings, 1)), CompiledLearner)
+    with pytest.raises(TypeError, match="no kind of learner for nothing"):
+        new_learner(replace(compiled, simulator=None, name="nothing"), settings, Rates(settings, 1))
 
 
 def test_totals_are_taken_once():

@@ -252,6 +252,14 @@ def test_a_games_mask_is_followed():
     assert not learner.table.updates.reshape(5, 2)[:, 0].any()
 
 
+def test_a_game_that_goes_on_where_nothing_is_legal_is_refused():
+    legal = [[False, True]] * 4 + [[False, False]]  # the walk ends with a step from there
+    learner = learner_of(walk(legal=legal), Settings(learning_rate=0.5))
+    learner.learn(0, Stream(np.uint64(1), 0), 4)
+    with pytest.raises(ActionMaskError, match="came to state 4, where its mask forbids every action"):
+        learner.learn(0, Stream(np.uint64(1), 4), 1)
+
+
 class Allocating(NamedTuple):
     prizes: np.ndarray
 
