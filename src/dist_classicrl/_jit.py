@@ -65,6 +65,17 @@ def overloads(stub: Callable[..., Any], inline: bool = False) -> Any:
     return numba.extending.overload(stub, jit_options=options)
 
 
+@cache
+def may_allocate(function: Any) -> Any:
+    """Return a user's jitted function as one that may make arrays, also where a `jit` function calls it.
+
+    Else numba compiles it by the caller's rules.
+    """
+    if "_nrt" in function.targetoptions:
+        return function
+    return numba.jit(**{**function.targetoptions, "_nrt": True})(function.py_func)
+
+
 def jit_for(kernel: Any, *parts: type) -> Any:
     """Return a kernel for NamedTuples of these classes, by which numba picks what the kernel calls.
 

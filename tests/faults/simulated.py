@@ -39,8 +39,8 @@ from dist_classicrl.engines.roles.worker_base import ServerLost, Working
 from dist_classicrl.engines.rounds.schedule import play, rounds
 from dist_classicrl.engines.run import Run
 from dist_classicrl.errors import CutOffError, RankLostError, RankTimeoutError, RemoteRankError
-from dist_classicrl.learning import q_learning
-from dist_classicrl.learning.learners import Rates, Stream, Totals
+from dist_classicrl.learning.learner import Stream, Totals
+from dist_classicrl.learning.rates import Rates
 from dist_classicrl.membership.election import Base, Deposed, Election
 from dist_classicrl.membership.group import Group, Timing
 from dist_classicrl.membership.handshake import Setup
@@ -48,6 +48,7 @@ from dist_classicrl.membership.heartbeat import Beat
 from dist_classicrl.membership.view import View
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.local import LocalTable
+from dist_classicrl.tables.rows import learn_target
 from dist_classicrl.tables.shared import RoundMerge, SharedTable
 
 INTERVAL, SILENCE, STUCK = 0.2, 1.0, 12.0
@@ -272,6 +273,7 @@ class _Source:
     n_states = ENTRIES
     name = "made-up"
     stepped = SimpleNamespace(n_envs=16)
+    make_another = None
 
     def __init__(self, story: Calls, wire: SimWire) -> None:
         self.simulator: Any = None
@@ -294,12 +296,14 @@ class _Made:
 class _Table(LocalTable):
     """A worker's table that takes its time to move to a new base, so that not each reply brings one."""
 
-    story: Calls
-    wire: SimWire
+    def __init__(self, story: Calls, wire: SimWire | None, dtype: np.dtype) -> None:
+        super().__init__(ENTRIES, 1, dtype)
+        self._story = story
+        self._wire = wire
 
     def rebase(self, *arguments: Any) -> None:
-        if self.story.rebase_seconds:
-            self.wire.work(self.story.rebase_seconds)
+        if self._story.rebase_seconds and self._wire is not None:
+            self._wire.work(self._story.rebase_seconds)
         super().rebase(*arguments)
 
     def touch(self, entry: int, target: float, step_size: float) -> None:
@@ -308,9 +312,7 @@ class _Table(LocalTable):
             self.touched[self.n_touched[0]] = entry
             self.n_touched[0] += 1
         self.updates[entry] += 1
-        q_learning.update_entry(
-            self.q, self.best, self.greedy, self.weight, self.shift, entry, entry, 1, target, step_size
-        )
+        learn_target(self.arrays, entry, entry, target, step_size)
 
 
 class _Learner:
@@ -318,53 +320,58 @@ class _Learner:
 
     quantum = 1
 
-    def __init__(self, story: Calls, wire: SimWire, table: _Table) -> None:
+    def __init__(self, story: Calls, wire: SimWire | None, dtype: np.dtype) -> None:
+        self.table = _Table(story, wire, dtype)
         self.totals = Totals()
+        self.walkers: list[int] = []
         self._story = story
         self._wire = wire
-        self._table = table
 
-    def prepare(self) -> None:
-        pass
+    def add(self, number: int, *_: Any) -> None:
+        if number not in self.walkers:
+            self.walkers.append(number)
 
     def close(self) -> None:
         pass
 
-    def learn(self, stream: Stream, steps: int) -> None:
-        self._wire.work(self._story.seconds_of(steps))
-        for _ in range(steps):
-            entry = self._story.next_entry(self._wire.rank)
-            self._table.touch(entry, 1.0 + entry, 0.5)
-            self._table.touch(stream.used % SHARED, 1.0, 0.1)
-            stream.used += 1
-        self.totals.values += steps
-
-
-class _ChainedLearner(_Learner):
-    """Learns each update at the entry of its step; what it learns follows from all that it learned before."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._chain = 1.0
-
-    def learn(self, stream: Stream, steps: int) -> None:
-        table = self._table
+    def learn(self, walker: int, stream: Stream, steps: int) -> None:
         if self._wire is not None:
             self._wire.work(self._story.seconds_of(steps))
         for _ in range(steps):
-            step = stream.start + stream.used
-            shared = step % SHARED
-            self._chain = math.fmod(1.7 * self._chain + table.q[shared] + 0.1 * step, 10.0)
-            table.touch(SHARED + step, self._chain, 0.5)
-            table.touch(shared, self._chain, 0.1)
+            self._learn_step(walker, stream)
             stream.used += 1
         self.totals.values += steps
 
-    def state(self) -> dict[str, np.ndarray]:
-        return {"running": np.array([self._chain])}
+    def _learn_step(self, walker: int, stream: Stream) -> None:
+        entry = self._story.next_entry(self._wire.rank)
+        self.table.touch(entry, 1.0 + entry, 0.5)
+        self.table.touch(stream.used % SHARED, 1.0, 0.1)
 
-    def restore(self, state: dict[str, np.ndarray]) -> None:
-        self._chain = float(state["running"][0])
+
+class _ChainedLearner(_Learner):
+    """Learns each update at the entry of its step; it follows from all that its walker learned before."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._chains: dict[int, float] = {}
+
+    def add(self, number: int, *_: Any) -> None:
+        super().add(number)
+        self._chains[number] = 1.0
+
+    def _learn_step(self, walker: int, stream: Stream) -> None:
+        table, step = self.table, stream.start + stream.used
+        shared = step % SHARED
+        chain = math.fmod(1.7 * self._chains[walker] + table.q[shared] + 0.1 * step, 10.0)
+        self._chains[walker] = chain
+        table.touch(SHARED + step, chain, 0.5)
+        table.touch(shared, chain, 0.1)
+
+    def state(self, walker: int) -> dict[str, np.ndarray]:
+        return {"running": np.array([self._chains[walker]])}
+
+    def restore(self, walker: int, state: dict[str, np.ndarray]) -> None:
+        self._chains[walker] = float(state["running"][0])
 
 
 class _Run(Run):
@@ -377,13 +384,13 @@ class _Run(Run):
         # In the reproducible mode rounds can be played again only where an environment is compiled.
         self.source.simulator = None if self.settings.async_updates else "compiled"
 
-    def local_table(self, n_states: int | None = None) -> _Table:
-        table = _Table(ENTRIES, 1, self.values.dtype)
-        table.story, table.wire = self.story, self.wire
-        return table
+    def learner(self, rates: Rates, n_states: int | None = None) -> Any:
+        kind = _Learner if self.logical is None else _ChainedLearner
+        return kind(self.story, self.wire, self.values.dtype)
 
-    def learner(self, source: Any, table: LocalTable, rates: Rates, number: int) -> Any:
-        return (_Learner if self.logical is None else _ChainedLearner)(self.story, self.wire, table)
+    def compile(self, *_: Any) -> None:
+        """Take the time that compilation takes."""
+        self.wire.work(self.story.seconds_of(20))
 
 
 class _Watched:
@@ -430,17 +437,11 @@ class _Unsettled:
         pass
 
 
-def _compile(run: _Run, *arguments: Any) -> None:
-    """Take the time that compilation takes."""
-    run.wire.work(run.story.seconds_of(20))
-
-
 @contextlib.contextmanager
 def _watched_parts() -> Iterator[None]:
     with (
         mock.patch.object(together, "AsyncPart", _AsyncPart),
         mock.patch.object(together, "RoundsPart", _RoundsPart),
-        mock.patch.object(together, "compile_kernels", _compile),
     ):
         yield
 
@@ -642,15 +643,15 @@ class Rounds(Calls):
 
     def _check_table(self, values: np.ndarray, counts: np.ndarray) -> None:
         right = SharedTable(np.zeros(ENTRIES), np.zeros(ENTRIES, np.int64))
-        table = _Table(ENTRIES, 1, right.values.dtype)
-        table.story, self.rebase_seconds = self, 0.0
+        learner = _ChainedLearner(self, None, right.values.dtype)
         merge = RoundMerge(right)
         for call in range(self.calls):
-            learners = [_ChainedLearner(self, None, table) for _ in range(self.settings.logical_workers)]
+            for number in range(self.settings.logical_workers):
+                learner.add(number)
             for quotas in rounds(self.settings, call * self.steps, self.steps):
                 version = right.version
-                merge.merge([play(quota, learners[quota.worker], table, 1) for quota in quotas])
-                table.rebase(right.refresh(version), [])
+                merge.merge([play(quota, learner, 1) for quota in quotas])
+                learner.table.rebase(right.refresh(version), [])
         self.claim(np.array_equal(values, right.values), "the values are not those of a run without deaths")
         self.claim(np.array_equal(counts, right.counts), "the counts are not those of a run without deaths")
 

@@ -22,7 +22,7 @@ from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.cli.commands.launch import command as launch
 from dist_classicrl.cli.config import tomllib
 from dist_classicrl.cli.options import OPTIONS
-from dist_classicrl.learning.learners import STATE_ARRAYS
+from dist_classicrl.learning.state import STATE_ARRAYS
 from dist_classicrl.membership.events import KINDS
 
 CHECKPOINTS = ROOT / "docs" / "checkpoints.md"

@@ -205,7 +205,7 @@ STOPPED = """
 import os, signal
 from mpi4py import MPI
 from dist_classicrl import DistAsyncQLearning
-from dist_classicrl.learning.learners import CompiledLearner
+from dist_classicrl.learning.compiled import CompiledLearner
 rank, learn = MPI.COMM_WORLD.rank, CompiledLearner.learn
 agent = DistAsyncQLearning(
     seed=1, heartbeat_interval={silence} / 6, heartbeat_timeout={silence}, async_updates={async_updates},
@@ -216,8 +216,8 @@ agent.train("FrozenLake-v1", total_steps=10_000)
 def stop(*anything):
     os.kill(os.getpid(), signal.{signal})
 
-def learn_and_stop(self, stream, steps):
-    learn(self, stream, steps)
+def learn_and_stop(self, walker, stream, steps):
+    learn(self, walker, stream, steps)
     CompiledLearner.left -= 1
     if CompiledLearner.left == 0:
         stop()

@@ -29,7 +29,7 @@ from dist_classicrl.errors import (
     TrainingInterrupted,
     TrainingStopped,
 )
-from dist_classicrl.learning.learners import CompiledLearner
+from dist_classicrl.learning.compiled import CompiledLearner
 from dist_classicrl.process import stop as stopping
 from dist_classicrl.schedules import Linear, PerVisit
 from dist_classicrl.tables import snapshot
@@ -112,8 +112,8 @@ def signal_soon(world, patched, ranks, number=signal.SIGUSR1):
         return stop_after(1, number)
     learn, seen = CompiledLearner.learn, []
 
-    def learning(self, stream, steps):
-        learn(self, stream, steps)
+    def learning(self, walker, stream, steps):
+        learn(self, walker, stream, steps)
         seen.append(None)
         if len(seen) == 3:
             os.kill(os.getpid(), number)
@@ -302,8 +302,8 @@ def test_a_server_that_was_replaced_stops_all_its_ranks(
 def test_at_a_stop_all_that_was_learned_is_saved(world, make_agent, lake, folder, monkeypatch):
     learn, made = CompiledLearner.learn, []
 
-    def learning(self, stream, steps):
-        learn(self, stream, steps)
+    def learning(self, walker, stream, steps):
+        learn(self, walker, stream, steps)
         made.append(steps)
 
     agent = make_agent(sync_frequency=1_000, prefetch_factor=4)
@@ -502,8 +502,8 @@ def test_an_error_on_any_rank_costs_nothing_that_rank_0_had_learned(
     agent = make_agent(sync_frequency=1, batch_size=500)
     learn, seen = CompiledLearner.learn, []
 
-    def learning(self, stream, steps):
-        learn(self, stream, steps)
+    def learning(self, walker, stream, steps):
+        learn(self, walker, stream, steps)
         seen.append(None)
         if world.rank == culprit and len(seen) == 8:
             raise ZeroDivisionError("over")

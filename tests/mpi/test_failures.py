@@ -31,7 +31,7 @@ from dist_classicrl.errors import (
     SettingsError,
     SpaceError,
 )
-from dist_classicrl.learning.learners import CompiledLearner
+from dist_classicrl.learning.compiled import CompiledLearner
 
 MODES = pytest.mark.parametrize("async_updates", [True, False])
 # An exception crosses ranks in far less; a rank that merely waits takes TIMEOUT_SECONDS.
@@ -156,11 +156,11 @@ def test_while_large_messages_are_on_their_way(world, make_agent, lake, monkeypa
     calls = []
     learn = CompiledLearner.learn
 
-    def breaking(self, stream, steps):
+    def breaking(self, walker, stream, steps):
         calls.append(None)
         if world.rank == culprit and len(calls) == 4:
             raise kind("the machine is on fire")
-        learn(self, stream, steps)
+        learn(self, walker, stream, steps)
 
     agent = make_agent(async_updates=async_updates, sync_frequency=500, prefetch_factor=8, logical_workers=4)
     with monkeypatch.context() as patched:

@@ -8,7 +8,7 @@ import pytest
 from rank_environments import UnevenLake
 
 from dist_classicrl.environments import TabularMDP
-from dist_classicrl.learning.learners import CompiledLearner
+from dist_classicrl.learning.compiled import CompiledLearner
 from dist_classicrl.schedules import Exponential, Linear, PerVisit
 
 
@@ -18,10 +18,10 @@ def uneven_ranks(world, monkeypatch):
     pace = random.Random(world.rank)
     learn = CompiledLearner.learn
 
-    def slow(self, stream, steps):
+    def slow(self, walker, stream, steps):
         if pace.random() < 0.3:
             time.sleep(0.01 * pace.random())
-        learn(self, stream, steps)
+        learn(self, walker, stream, steps)
 
     monkeypatch.setattr(CompiledLearner, "learn", slow)
 

@@ -172,9 +172,7 @@ def learn_differential(rule, context, now, step, learned):
     alpha = rule.eta * step_size(context, now, step.state, step.action)
     # Both from the same error: the scalar's own equation is r - x + max q' - q, so x moves towards the rest.
     old = value(context, step.state, step.action)
-    learned = update(
-        context, now, step.state, step.action, step.reward - mean_reward + next_value, learned
-    )
+    learned = update(context, now, step.state, step.action, step.reward - mean_reward + next_value, learned)
     learned = move(context, now, gain, step.reward + next_value - old, alpha, learned)
     return add(context, now, gain + 1, 1.0, learned)
 

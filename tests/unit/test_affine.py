@@ -4,9 +4,9 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from made_learners import learn_transitions
 from slow_server import limited
 
-from dist_classicrl.learning import q_learning
 from dist_classicrl.tables import kernels
 from dist_classicrl.tables.local import LocalTable
 from dist_classicrl.tables.maps import PackedMap, Refresh, index_dtype
@@ -18,12 +18,7 @@ SIZE = 24
 def learn(table, entries, targets, alpha):
     """Learn `targets` at `entries` in order: transitions that terminate, so the target is the reward."""
     n = len(entries)
-    entries = np.asarray(entries, np.int64)
-    states, ends = np.zeros(n, np.int64), np.ones(n, bool)
-    q_learning.learn_batch(
-        entries // table.n_actions, entries % table.n_actions, np.asarray(targets, float), states, ends,
-        None, 0, n, *table.arrays, None, alpha, 0.0, 0, 0.9, None, np.uint64(0), 0, np.zeros(4),
-    )  # fmt: skip
+    learn_transitions(table, entries, targets, np.zeros(n), np.ones(n), alpha)
 
 
 def local_table(values=None, dtype="f8", states=6, actions=4):
@@ -294,6 +289,22 @@ def test_weights_of_exactly_zero_and_one():
     assert shared.counts.tolist() == [1, 3, 6, 2]
 
 
+@pytest.mark.parametrize("dtype", ["f8", "f4"])
+def test_what_is_only_added_is_added_up(dtype):
+    # Numbers that workers add to have maps of weight 1, with no target to go to.
+    first = packed([0, 2], [1.0, 1.0], [3.0, -0.5], [2, 1])
+    second = packed([0, 1], [1.0, 0.5], [4.0, 1.0], [5, 1])
+    merged, shared = (
+        round_merge([10.0] * 4, [first, second], dtype),
+        SharedTable(np.full(4, 10.0, dtype), np.zeros(4, np.int64)),
+    )
+    for worker, maps in enumerate((first, second)):
+        shared.apply(worker, 1, maps)
+    for table in (merged, shared):
+        assert table.values.tolist() == [17.0, 6.0, 9.5, 10.0] and table.values.dtype == dtype
+        assert table.counts.tolist() == [7, 1, 1, 0]
+
+
 def test_a_round_starts_from_nothing_of_the_one_before():
     maps = [packed([1, 2], [0.5, 0.25], [1.0, 2.0], [1, 2]), packed([2], [0.5], [1.0], [1])]
     shared = SharedTable(np.zeros(4), np.zeros(4, np.int64))
@@ -395,13 +406,16 @@ def test_an_entry_is_touched_by_updates_not_by_its_weight():
 
 def test_map_load_is_the_mean_of_k_a():
     # 3 visits with step size 0.1 and 9 with 0.3: what the busier entry sees weighs more.
-    weight, visits = np.array([0.9**3, 0.7**9]), np.array([3, 9], np.uint32)
+    def load(weights, visits):
+        n = len(weights)
+        return kernels.map_load(packed(range(n), weights, np.zeros(n), visits))
+
     expected = (3 * -3 * np.log(0.9) + 9 * -9 * np.log(0.7)) / 12
-    assert kernels.map_load(weight, visits) == pytest.approx(expected, rel=1e-12)
-    assert kernels.map_load(np.array([0.0]), np.array([4], np.uint32)) == 30.0
-    assert kernels.map_load(np.zeros(0), np.zeros(0, np.uint32)) == 0.0
+    assert load([0.9**3, 0.7**9], [3, 9]) == pytest.approx(expected, rel=1e-12)
+    assert load([0.0], [4]) == 30.0
+    assert load([], []) == 0.0
     # Of many maps it looks at some, here all alike.
-    assert kernels.map_load(np.full(5000, 0.5), np.ones(5000, np.uint32)) == pytest.approx(np.log(2.0))
+    assert load(np.full(5000, 0.5), np.ones(5000)) == pytest.approx(np.log(2.0))
 
 
 @pytest.mark.parametrize("dtype", ["f8", "f4"])

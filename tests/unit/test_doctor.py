@@ -20,7 +20,7 @@ from dist_classicrl.diagnosis.probe import MARK
 from dist_classicrl.launch import launcher as launcher_module
 from dist_classicrl.launch.hosts import Host
 from dist_classicrl.launch.launcher import Launcher
-from dist_classicrl.learning.learners import ReplayMemory
+from dist_classicrl.learning.replay import ReplayMemory
 from dist_classicrl.process.jobs import is_running
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.local import LocalTable
@@ -406,11 +406,11 @@ def test_the_memory_that_is_told_is_the_memory_that_is_taken(dtype):
     table = SharedTable(np.zeros(size, dtype), np.zeros(size, np.int64))
     snapshot = TableSnapshot(table.values, table.counts)
     snapshot.copy_now()
-    log = table._sparse_limit * table._index_dtype.itemsize
+    log = table._sparse_limit * table.index_dtype.itemsize
     assert memory.server_bytes(states, actions, dtype) == held(table) + held(snapshot) + log
     settings = Settings(replay_ratio=1.0, buffer_size=5000)
     replay = ReplayMemory.for_settings(settings)
-    held_by_replay = sum(array.nbytes for array in replay.arrays[:3])
+    held_by_replay = sum(array.nbytes for name, array in replay.arrays.items() if name != "replay_ring")
     assert memory.replay_bytes(settings) == held_by_replay
     assert memory.replay_bytes(Settings()) == 0
     maps = local.pack()

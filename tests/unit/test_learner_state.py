@@ -8,27 +8,20 @@ import numba
 import numpy as np
 import pytest
 from gymnasium import spaces
+from made_learners import learner_of
 
 from dist_classicrl.engines.rounds.schedule import play, rounds
 from dist_classicrl.environments.model import TabularMDP
-from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.environments.simulate import CompiledSimulator
-from dist_classicrl.environments.stepped.make import make_stepped
 from dist_classicrl.environments.tictactoe import simulator as tictactoe
 from dist_classicrl.errors import CheckpointError
-from dist_classicrl.learning.learners import (
-    CompiledLearner,
-    Rates,
-    SteppedLearner,
-    Stream,
-    make_learner,
-    training_kernel,
-)
-from dist_classicrl.learning.q_learning import VISIT_MASK
-from dist_classicrl.learning.state import STATE_ARRAYS, stack_states, unstack_states
+from dist_classicrl.learning.learner import Stream
+from dist_classicrl.learning.state import STATE_ARRAYS, check_replay, stack_states, unstack_states
 from dist_classicrl.schedules import Linear, PerVisit
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.local import LocalTable
+from dist_classicrl.tables.rows import VISIT_MASK
+from dist_classicrl.tables.shape import TableShape
 from dist_classicrl.tables.shared import RoundMerge, SharedTable
 
 KEY = np.uint64(2026)
@@ -53,33 +46,16 @@ def moody_step(data, memory, state, action, random):
     return tictactoe.step(data.game, memory, state, action, random ^ np.uint64(memory[0]))
 
 
-_kernels = {}
-
-
-def source_of(name):
+def env_of(name):
     if name == "moody":
         legal = tictactoe.legal_actions()
         data = Moody(tictactoe.game_data())
-        game = CompiledSimulator.game(
+        return CompiledSimulator.game(
             "moody", *legal.shape, data, moody_reset, moody_step, legal, memory_size=2
         )
-        return resolve(game, 1, None)
     if name == "garnet":
-        return resolve(TabularMDP.garnet(15, 3, 3, seed=1, max_episode_steps=40), 1, None)
-    return resolve(name, 1, None)
-
-
-def new_table(source, settings):
-    legal = source.simulator.legal
-    dtype, replays = np.dtype(settings.dtype), settings.replay_ratio > 0
-    return LocalTable(source.n_states, source.n_actions, dtype, legal, replays)
-
-
-def new_learner(source, table, settings, workers=1):
-    name = source.name  # the kernel of a user's game is compiled once for all of these tests
-    if name not in _kernels:
-        _kernels[name] = training_kernel(source.simulator)
-    return make_learner(source, table, settings, Rates(settings, workers), 1, _kernels[name])
+        return TabularMDP.garnet(15, 3, 3, seed=1, max_episode_steps=40)
+    return name
 
 
 def through_files(arrays):
@@ -110,42 +86,43 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_the_next_steps_are_the_same_to_the_bit(case):
     name, more = CASES[case]
-    source, settings = source_of(name), Settings(**{"epsilon": 0.3, **more})
-    table = new_table(source, settings)
-    learner = new_learner(source, table, settings)
-    learner.learn(Stream(KEY, START), STEPS)
+    env, settings = env_of(name), Settings(**{"epsilon": 0.3, **more})
+    learner = learner_of(env, settings)
+    table = learner.table
+    learner.learn(0, Stream(KEY, START), STEPS)
 
-    first = new_table(source, settings)
-    saved = new_learner(source, first, settings)
+    saved = learner_of(env, settings)
+    first = saved.table
     stream = Stream(KEY, START)
-    saved.learn(stream, CUT)
+    saved.learn(0, stream, CUT)
     first.pack()  # so that the visits are all in `visits`
     exact = first.exact()
     checkpoint = {"values": exact.astype(settings.dtype), "counts": first.visits, "exact": exact}
-    read, state = through_files(checkpoint), saved.state()
+    read, state = through_files(checkpoint), saved.state(0)
     assert np.isfinite(read["exact"]).all()
-    second = new_table(source, settings)
+    restored = learner_of(env, settings)
+    second = restored.table
     second.load(read.pop("values"), read.pop("counts"), read.pop("exact"))
-    restored = new_learner(source, second, settings)
     restored.totals.values[:] = saved.totals.values
-    saved.learn(Stream(KEY ^ np.uint64(1), 0), 100)  # shares nothing with the state that it gave
-    restored.restore(through_files(state))
-    restored.learn(Stream(KEY, START, stream.used), STEPS - CUT)
+    saved.learn(0, Stream(KEY ^ np.uint64(1), 0), 100)  # shares nothing with the state that it gave
+    restored.restore(0, through_files(state))
+    restored.learn(0, Stream(KEY, START, stream.used), STEPS - CUT)
 
     assert second.q.tobytes() == table.q.tobytes()
     assert (second.visits + (second.updates & VISIT_MASK)).tolist() == (table.updates & VISIT_MASK).tolist()
     assert restored.totals.values.tobytes() == learner.totals.values.tobytes()
     assert learner.totals.values[0] > 50
-    for name, array in learner.state().items():
-        assert restored.state()[name].tobytes() == array.tobytes(), name
+    for name, array in learner.state(0).items():
+        assert restored.state(0)[name].tobytes() == array.tobytes(), name
 
 
 def test_float32_needs_the_exact_table():
-    source, settings = source_of("garnet"), Settings(dtype="float32")
-    table = new_table(source, settings)
-    new_learner(source, table, settings).learn(Stream(KEY, 0), CUT)
+    env, settings = env_of("garnet"), Settings(dtype="float32")
+    learner = learner_of(env, settings)
+    table = learner.table
+    learner.learn(0, Stream(KEY, 0), CUT)
     values = table.exact().astype("f4")
-    other = new_table(source, settings)
+    other = learner_of(env, settings).table
     other.load(values, table.visits)
     assert other.q.tolist() == values.tolist() != table.q.tolist()
     other.load(values, table.visits, table.exact())
@@ -156,61 +133,63 @@ def test_float32_needs_the_exact_table():
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize(("name", "ratio"), [("garnet", 0.0), ("garnet", 0.7), ("moody", 0.0)])
 def test_rounds_go_on_the_same_to_the_bit(name, ratio, dtype):
-    source = source_of(name)
+    env = env_of(name)
     settings = Settings(
         async_updates=False, logical_workers=4, sync_frequency=2, batch_size=25, dtype=dtype,
         learning_rate=PerVisit(0.7), epsilon=Linear(1.0, 0.1, 3_000), replay_ratio=ratio, buffer_size=200,
     )  # fmt: skip
 
     def begin(values, counts, states):
-        table = new_table(source, settings)
-        table.load(values, counts)
-        learners = [new_learner(source, table, settings, 4) for _ in range(4)]
-        for learner, state in zip(learners, states, strict=False):
-            learner.restore(state)
-        return SharedTable(values, counts), table, learners
+        learner = learner_of(env, settings, 4, range(4))
+        learner.table.load(values, counts)
+        for number, state in enumerate(states):
+            learner.restore(number, state)
+        return SharedTable(values, counts), learner
 
-    def go_on(shared, table, learners, start, steps):
+    def go_on(shared, learner, start, steps):
         merge = RoundMerge(shared)
         for quotas in rounds(settings, start, steps):
             version = shared.version
-            merge.merge([play(quota, learners[quota.worker], table, 9) for quota in quotas])
-            table.rebase(shared.refresh(version), [])
+            merge.merge([play(quota, learner, 9) for quota in quotas])
+            learner.table.rebase(shared.refresh(version), [])
 
-    size = source.n_states * source.n_actions
-    whole = begin(np.zeros(size, dtype), np.zeros(size, np.int64), [])
-    go_on(*whole, 0, 4_000)
-    shared, table, learners = begin(np.zeros(size, dtype), np.zeros(size, np.int64), [])
-    go_on(shared, table, learners, 0, 1_400)
-    states = stack_states([learner.state() for learner in learners])
+    size = learner_of(env, settings).table.q.size
+    whole, all_at_once = begin(np.zeros(size, dtype), np.zeros(size, np.int64), [])
+    go_on(whole, all_at_once, 0, 4_000)
+    shared, learner = begin(np.zeros(size, dtype), np.zeros(size, np.int64), [])
+    go_on(shared, learner, 0, 1_400)
+    states = stack_states([learner.state(number) for number in range(4)])
     read = through_files({"values": shared.values, "counts": shared.counts, **states})
-    again = begin(read.pop("values"), read.pop("counts"), unstack_states(read, 4))
-    for learner, before in zip(again[2], learners, strict=True):
-        learner.totals.values[:] = before.totals.values
-    go_on(*again, 1_400, 2_600)
-    assert again[0].values.tobytes() == whole[0].values.tobytes()
-    assert again[0].counts.tobytes() == whole[0].counts.tobytes()
-    for learner, other in zip(whole[2], again[2], strict=True):
-        assert learner.totals.values.tobytes() == other.totals.values.tobytes()
-        assert learner.state()["position"].tolist() == other.state()["position"].tolist()
+    again, restored = begin(read.pop("values"), read.pop("counts"), unstack_states(read, 4))
+    restored.totals.values[:] = learner.totals.values
+    go_on(again, restored, 1_400, 2_600)
+    assert again.values.tobytes() == whole.values.tobytes()
+    assert again.counts.tobytes() == whole.counts.tobytes()
+    assert restored.totals.values.tobytes() == all_at_once.totals.values.tobytes()
+    positions = [all_at_once.state(number)["position"].tolist() for number in range(4)]
+    assert positions == [restored.state(number)["position"].tolist() for number in range(4)]
 
 
 # Stepped environments
 
 
 class Pays(gymnasium.Env):
-    """One state, two actions; rewards -1, -2, -3, ...; `masked`: `info` says that action 1 is illegal."""
+    """One state, two actions; rewards -1, -2, -3, ...
+
+    `masked`: whether `info` says that action 1 is illegal, "late": from the first step on.
+    """
 
     observation_space = spaces.Discrete(1)
     action_space = spaces.Discrete(2)
 
     def __init__(self, masked, at=0):
+        self.masked = masked
         self.info = {"action_mask": np.array([1, 0], np.int8)} if masked else {}
         self.at = at
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        return 0, self.info
+        return 0, {} if self.masked == "late" else self.info
 
     def step(self, action):
         self.at -= 1
@@ -218,65 +197,56 @@ class Pays(gymnasium.Env):
 
 
 def stepped(masked=True, ratio=3.0, capacity=30, at=0):
-    env = make_stepped(lambda: Pays(masked, at), 2)
     settings = Settings(
         learning_rate=0.3, discount_factor=0.5, epsilon=0.0, batch_size=10,
         replay_ratio=ratio, buffer_size=capacity,
     )  # fmt: skip
-    table = LocalTable(1, 2, np.dtype("f8"), with_replays=ratio > 0)
-    return SteppedLearner(env, table, settings, Rates(settings, 1), seed=1), table
+    return learner_of(lambda: Pays(masked, at), settings, n_envs=2)
 
 
 @pytest.mark.parametrize("steps", [20, 200])
-@pytest.mark.parametrize("prepared", [True, False])
-def test_a_stepped_learner_keeps_its_replay_memory(steps, prepared):
-    learner, table = stepped()
-    learner.prepare()
+def test_a_stepped_learner_keeps_its_replay_memory(steps):
+    learner = stepped()
+    table = learner.table
     stream = Stream(KEY, 0)
-    learner.learn(stream, steps)
-    state = through_files(learner.state())
+    learner.learn(0, stream, steps)
+    state = through_files(learner.state(0))
     assert set(state) == {name for name in STATE_ARRAYS if name.startswith("replay")}
     table.pack()
-    restored, other = stepped(at=-steps // 2)
-    other.load(table.q, table.visits)
-    if prepared:
-        restored.prepare()
-    restored.restore(state)
-    if not prepared:
-        restored.prepare()
+    restored = stepped(at=-steps // 2)
+    restored.table.load(table.q, table.visits)
+    restored.restore(0, state)
     for again, before in ((restored, stream.used), (learner, stream.used)):
-        again.learn(Stream(KEY, 0, before), 100)
-    assert other.q.tobytes() == table.q.tobytes()
-    for name, array in learner.state().items():
-        assert restored.state()[name].tolist() == array.tolist()
+        again.learn(0, Stream(KEY, 0, before), 100)
+    assert restored.table.q.tobytes() == table.q.tobytes()
+    for name, array in learner.state(0).items():
+        assert restored.state(0)[name].tolist() == array.tolist()
 
 
 def test_a_stepped_learner_without_replay_has_no_state():
-    learner, _ = stepped(ratio=0.0)
-    assert learner.state() == {}
-    learner.restore({})
+    learner = stepped(ratio=0.0)
+    assert learner.state(0) == {}
+    learner.restore(0, {})
     with pytest.raises(CheckpointError, match="the array replay_masks is there, allowed is only nothing"):
-        learner.restore({"replay_masks": np.ones((30, 2), bool)})
+        learner.restore(0, {"replay_masks": np.ones((30, 2), bool)})
 
 
 def test_masks_are_optional_for_a_stepped_learner():
-    plain, _ = stepped(masked=False)
-    plain.prepare()
-    plain.learn(Stream(KEY, 0), 40)
-    without = plain.state()
+    plain = stepped(masked=False)
+    plain.learn(0, Stream(KEY, 0), 40)
+    without = plain.state(0)
     assert "replay_masks" not in without
-    masked, _ = stepped()
-    masked.prepare()
-    masked.learn(Stream(KEY, 0), 40)
-    with_masks = masked.state()
+    masked = stepped()
+    masked.learn(0, Stream(KEY, 0), 40)
+    with_masks = masked.state(0)
     assert with_masks["replay_masks"].tolist() == [[True, False]] * 30
 
-    masked.restore(without)
-    assert masked.state()["replay_masks"].all()
-    late, _ = stepped()  # has had no mask yet
-    assert "replay_masks" not in late.state()
-    late.restore(with_masks)
-    assert late.state()["replay_masks"].tolist() == with_masks["replay_masks"].tolist()
+    masked.restore(0, without)
+    assert masked.state(0)["replay_masks"].all()
+    late = stepped("late")  # has had no mask yet
+    assert "replay_masks" not in late.state(0)
+    late.restore(0, with_masks)
+    assert late.state(0)["replay_masks"].tolist() == with_masks["replay_masks"].tolist()
 
     both = stack_states([with_masks, without])
     assert set(both) == set(with_masks) and both["replay_masks"].shape == (2, 30, 2)
@@ -331,9 +301,7 @@ def line_learner(**more):
     simulator = CompiledSimulator.game(
         "line", 3, 2, Line(2), line_reset, line_step, LEGAL, memory_size=1, max_episode_steps=9
     )
-    settings = Settings(**{"replay_ratio": 1.0, "buffer_size": CAPACITY, **more})
-    table = LocalTable(3, 2, np.dtype("f8"), LEGAL, settings.replay_ratio > 0)
-    return CompiledLearner(simulator, table, settings, Rates(settings, 1), None)
+    return learner_of(simulator, Settings(**{"replay_ratio": 1.0, "buffer_size": CAPACITY, **more}))
 
 
 def good_state(held=CAPACITY, place=3):
@@ -353,15 +321,15 @@ def test_what_is_allowed_comes_back():
         state = good_state(held, place)
         if held == 5:
             state["replay_entries"][5:] = 99  # not held: overwritten before it is read
-        learner.restore(state)
-        assert {name: array.tolist() for name, array in learner.state().items()} == {
+        learner.restore(0, state)
+        assert {name: array.tolist() for name, array in learner.state(0).items()} == {
             name: array.tolist() for name, array in state.items()
         }
     fresh = line_learner()
-    learner.restore(fresh.state())
-    assert learner.state()["position"].tolist() == [-1, 0, 0]
-    learner.state()["position"][0] = 1
-    assert learner.state()["position"][0] == -1  # a copy
+    learner.restore(0, fresh.state(0))
+    assert learner.state(0)["position"].tolist() == [-1, 0, 0]
+    learner.state(0)["position"][0] = 1
+    assert learner.state(0)["position"][0] == -1  # a copy
 
 
 WRONG = {
@@ -417,11 +385,19 @@ def test_numbers_that_no_learner_could_have_are_refused(case):
 
 
 def refuses(learner, state, message):
-    before = {name: array.tolist() for name, array in learner.state().items()}
+    before = {name: array.tolist() for name, array in learner.state(0).items()}
     with pytest.raises(CheckpointError, match=message) as caught:
-        learner.restore(state)
+        learner.restore(0, state)
     assert "damaged or from other settings" in str(caught.value)
-    assert {name: array.tolist() for name, array in learner.state().items()} == before
+    assert {name: array.tolist() for name, array in learner.state(0).items()} == before
+
+
+def test_what_is_replayed_happened_in_a_state():
+    # A rule may have several tables, and shared numbers behind them; transitions are remembered once.
+    table = LocalTable(3, 2, np.dtype("f8"), shape=TableShape(3, 2, n_tables=2, n_shared=1))
+    check_replay(good_state(), table)
+    with pytest.raises(CheckpointError, match="replay_entries goes from 0 to 6, allowed is from 0 to 5"):
+        check_replay({**good_state(), "replay_entries": np.array([0, 6] * 4)}, table)
 
 
 FORMS = {
@@ -460,12 +436,12 @@ def test_replay_and_no_replay_do_not_mix():
     refuses(
         line_learner(replay_ratio=0.0), state, "replay_entries is there, allowed is only position, running"
     )
-    refuses(line_learner(), line_learner(replay_ratio=0.0).state(), "replay_entries is missing")
+    refuses(line_learner(), line_learner(replay_ratio=0.0).state(0), "replay_entries is missing")
 
 
 def test_a_stepped_learner_checks_its_replay_memory():
-    learner, _ = stepped()
-    state = learner.state()
+    learner = stepped()
+    state = learner.state(0)
     refuses(learner, {**state, "replay_masks": np.ones((30, 3), bool)}, r"\(30, 3\), allowed is .* \(30, 2\)")
     state["replay_ring"][:] = (1, 1, 0)
     state["replay_entries"][0] = 2

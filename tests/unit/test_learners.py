@@ -1,15 +1,22 @@
-"""Learning in stepped environments: each transition once, in order, however leases cut the work."""
+"""Learners: their kinds and their walkers; in stepped environments, each transition once and in order."""
+
+from dataclasses import replace
 
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from made_learners import learner_of
 
-from dist_classicrl.environments.stepped.make import make_stepped
-from dist_classicrl.learning.learners import Rates, SteppedLearner, Stream, Totals
+from dist_classicrl.environments.model import TabularMDP
+from dist_classicrl.environments.resolve import resolve
+from dist_classicrl.learning.compiled import CompiledLearner
+from dist_classicrl.learning.learner import LearnerKind, Stream, Totals, new_learner, register, unregister
+from dist_classicrl.learning.rates import Rates
+from dist_classicrl.learning.rules.q_learning import QLearning
+from dist_classicrl.learning.stepped import SteppedLearner
 from dist_classicrl.schedules import Linear
 from dist_classicrl.settings import Settings
-from dist_classicrl.tables.local import LocalTable
 
 KEY = np.uint64(77)
 
@@ -48,17 +55,18 @@ def rewards_in_order(n_envs):
 def test_every_transition_is_learned_once_and_in_order(n_envs, batch_size, kind, ends):
     numbers = iter(range(n_envs))
     if kind == "vector":
-        made = gymnasium.vector.SyncVectorEnv(
+        env = gymnasium.vector.SyncVectorEnv(
             [lambda number=number: Ticker(number, ends) for number in range(n_envs)],
             autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP,
         )
-        env = make_stepped(made, n_envs)
     else:
-        env = make_stepped(lambda: Ticker(next(numbers), ends), n_envs)
+
+        def env():
+            return Ticker(next(numbers), ends)
+
     settings = Settings(learning_rate=Linear(0.9, 0.1, 150), batch_size=batch_size, discount_factor=0.0)
-    table = LocalTable(1, 1, np.dtype("f8"))
-    learner = SteppedLearner(env, table, settings, Rates(settings, 1), seed=1)
-    learner.prepare()
+    learner = learner_of(env, settings, n_envs=n_envs)
+    table = learner.table
     rng = np.random.default_rng(n_envs)
     expected, used, total = 0.0, 0, 0
     rewards = rewards_in_order(n_envs)
@@ -67,7 +75,7 @@ def test_every_transition_is_learned_once_and_in_order(n_envs, batch_size, kind,
         used = 0
         for _ in range(12):
             steps = int(rng.integers(1, 3 * batch_size))
-            learner.learn(stream, steps)
+            learner.learn(0, stream, steps)
             for _ in range(steps):
                 alpha = settings.learning_rate.at(start + used)
                 expected += alpha * (next(rewards) - expected)
@@ -102,18 +110,77 @@ class OneLegalAction(gymnasium.Env):
 @pytest.mark.parametrize("told_at_once", [True, False])
 @pytest.mark.parametrize("replay_ratio", [0.0, 4.0])
 def test_replay_keeps_to_the_mask(replay_ratio, told_at_once):
-    env = make_stepped(lambda: OneLegalAction(told_at_once), 2)
     settings = Settings(
         learning_rate=0.3, discount_factor=0.5, replay_ratio=replay_ratio, buffer_size=10, batch_size=2
     )
-    table = LocalTable(1, 2, np.dtype("f8"), with_replays=replay_ratio > 0)
-    learner = SteppedLearner(env, table, settings, Rates(settings, 1), seed=1)
-    learner.prepare()
-    learner.learn(Stream(KEY, 0), 200)
+    learner = learner_of(lambda: OneLegalAction(told_at_once), settings, n_envs=2)
+    table = learner.table
+    learner.learn(0, Stream(KEY, 0), 200)
     # Q = -1 + 0.5 Q. The illegal action's value, which is above that, must not count.
     assert table.q[0] == pytest.approx(-2.0, rel=1e-6)
     assert table.q[1] > table.q[0] + 0.1
     learner.close()
+
+
+class Closed(Ticker):
+    """Tells that it was closed."""
+
+    def __init__(self, closed):
+        super().__init__(0, 0)
+        self.closed = closed
+
+    def close(self):
+        self.closed.append(self)
+
+
+def test_a_walker_of_the_same_number_is_replaced():
+    closed, settings = [], Settings(learning_rate=1.0, discount_factor=0.0, batch_size=1)
+    source = resolve(lambda: Closed(closed), 2, None)
+    learner = new_learner(source, settings, Rates(settings, 1))
+    learner.add(5, source, 1)
+    learner.add(3, source.another(), 2)
+    assert learner.walkers == [5, 3] and not closed and learner.quantum == 2
+    learner.learn(5, Stream(KEY, 0), 4)
+    assert learner.table.q.tolist() == [20.0]
+    learner.add(5, source.another(), 3)
+    assert len(closed) == 2 and learner.walkers == [5, 3]
+    learner.learn(5, Stream(KEY, 0), 2)  # from its own first step on
+    assert learner.table.q.tolist() == [10.0]
+    learner.close()
+    assert len(closed) == 6
+
+
+def test_a_compiled_walker_of_the_same_number_is_replaced():
+    settings = Settings(learning_rate=0.5, replay_ratio=1.0, buffer_size=5)
+    source = resolve(TabularMDP.garnet(9, 3, 2, seed=1), 1, None)
+    learner = new_learner(source, settings, Rates(settings, 1))
+    for number in (0, 1):
+        learner.add(number, source, 0)
+    fresh = {name: array.tolist() for name, array in learner.state(0).items()}
+    for number in (0, 1):
+        learner.learn(number, Stream(KEY, 0), 7 + number)
+    other = {name: array.tolist() for name, array in learner.state(1).items()}
+    learner.add(0, source, 0)
+    assert {name: array.tolist() for name, array in learner.state(0).items()} == fresh
+    assert {name: array.tolist() for name, array in learner.state(1).items()} == other != fresh
+
+
+def test_the_newest_kind_of_learner_that_suits_is_taken():
+    settings = Settings()
+    compiled = resolve("FrozenLake-v1", 1, None)
+    steps_it = resolve(lambda: Ticker(0, 0), 1, None)
+    own = register(LearnerKind("own", lambda problem: problem.source.n_states == 16, lambda problem: problem))
+    try:
+        problem = new_learner(compiled, settings, Rates(settings, 3))
+        assert problem.source is compiled and problem.settings is settings and problem.rates.workers == 3
+        assert (problem.table.n_states, problem.table.n_actions) == (16, 4)
+        assert (problem.rule.name, problem.parameters) == ("q_learning", QLearning())
+        assert isinstance(new_learner(steps_it, settings, Rates(settings, 1)), SteppedLearner)
+    finally:
+        unregister(own)
+    assert isinstance(new_learner(compiled, settings, Rates(settings, 1)), CompiledLearner)
+    with pytest.raises(TypeError, match="no kind of learner for nothing"):
+        new_learner(replace(compiled, simulator=None, name="nothing"), settings, Rates(settings, 1))
 
 
 def test_totals_are_taken_once():

@@ -19,7 +19,7 @@ from dist_classicrl.engines.server import server
 from dist_classicrl.engines.server.leases import LeaseBook
 from dist_classicrl.engines.server.worker import Worker
 from dist_classicrl.errors import CutOffError, RemoteRankError
-from dist_classicrl.learning.learners import Totals
+from dist_classicrl.learning.learner import Totals
 from dist_classicrl.membership.heartbeat import Beat
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.local import LocalTable
@@ -150,29 +150,20 @@ def play_rounds(monkeypatch):
     def run(channel, seconds):
         played = []
 
-        def play(quota, learner, table, seed):
+        def play(quota, learner, seed):
             played.append(quota.worker)
             time.sleep(seconds)
-            return table.pack()
+            return learner.table.pack()
 
         monkeypatch.setattr(rounds, "play", play)
-        learner = SimpleNamespace(totals=Totals())
-        table = LocalTable(2, 2, np.dtype("f8"))
-        worker = rounds.RoundWorker(
-            group(1, channel),
-            table,
-            lambda numbers: dict.fromkeys(numbers, learner),
-            SETTINGS,
-            0,
-            3,
-            7,
-            False,
-        )
+        learner = SimpleNamespace(table=LocalTable(2, 2, np.dtype("f8")), totals=Totals())
+        begun = []
+        worker = rounds.RoundWorker(group(1, channel), learner, begun.extend, SETTINGS, 0, 3, 7, False)
         worker.follow_on(channel)
         try:
             return worker.run()
         finally:
-            channel.played = played
+            channel.begun, channel.played = begun, played
 
     return run
 
@@ -227,14 +218,15 @@ def test_a_long_call_of_the_environment_is_not_the_servers_silence():
         0, (0.0, lease), (again, encode(Beat(1, (0, 0)))), (again + 1.0, done(4)), (again + 2.0, RELEASE)
     )
     learner = SimpleNamespace(
-        totals=Totals(), quantum=1, learn=lambda stream, steps: time.sleep(3.0 * SILENCE)
-    )
+        table=table, walkers=[1], totals=Totals(), quantum=1,
+        learn=lambda walker, stream, steps: time.sleep(3.0 * SILENCE),
+    )  # fmt: skip
     pacer = SimpleNamespace(
         interval=10, interval_seconds=1.0, longest_call=10, urgent=False, wants_refresh=False,
         learned=lambda *numbers: None, pushed=lambda *numbers: None,
         gauge=SimpleNamespace(look=lambda base: None),
     )  # fmt: skip
-    worker = Worker(group(1, channel), table, learner, pacer, PushWindow(table, 2, -1), 0.0, 7)
+    worker = Worker(group(1, channel), learner, pacer, PushWindow(table, 2, -1), 0.0, 7)
     worker.follow_on(channel)
     final, _ = worker.run()
     assert final.version == 1

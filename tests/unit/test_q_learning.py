@@ -5,18 +5,23 @@ from typing import NamedTuple
 import numba
 import numpy as np
 import pytest
+from made_learners import context_of, learner_of
 from slow_learner import SlowLearner, SlowModel, SlowReplay, SlowTable, share_of, splitmix, visit_slot
 
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.simulate import CompiledSimulator
 from dist_classicrl.environments.tictactoe import simulator as tictactoe
 from dist_classicrl.errors import RewardError
-from dist_classicrl.learning import q_learning
-from dist_classicrl.learning.learners import CompiledLearner, Rates, Stream, training_kernel
+from dist_classicrl.learning.learner import Stream
+from dist_classicrl.learning.loops import Batch, Stretch, choose_actions, learn_batch
+from dist_classicrl.learning.rates import Rates
+from dist_classicrl.learning.replay import ReplayMemory
+from dist_classicrl.learning.rules.q_learning import QLearning
 from dist_classicrl.schedules import Exponential, Linear, PerVisit
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.local import LocalTable
 from dist_classicrl.tables.maps import Refresh
+from dist_classicrl.tables.rows import pick_among_best, visit_bucket
 
 KEY = np.uint64(0x0123456789ABCDEF)
 
@@ -112,13 +117,9 @@ class Pair:
         values = rng.integers(-1, 2, size).astype(float)
         visits = rng.choice([0, 1, 2, 8188, 8191, 70_000, 10**9], size)
         replaying = settings.replay_ratio > 0.0
-        self.table = LocalTable(
-            simulator.n_states, simulator.n_actions, np.dtype("f8"), simulator.legal, replaying
-        )
+        self.fast = learner_of(simulator, settings, workers)
+        self.table = self.fast.table
         self.table.load(values, visits)
-        self.fast = CompiledLearner(
-            simulator, self.table, settings, Rates(settings, workers), training_kernel(simulator)
-        )
         model = (
             SlowTicTacToe(simulator)
             if simulator.model is None
@@ -144,7 +145,7 @@ class Pair:
         """Learn a stream that begins at global step `start` in `pieces`, comparing after each."""
         stream, used = Stream(KEY, start), 0
         for steps in pieces:
-            self.fast.learn(stream, steps)
+            self.fast.learn(0, stream, steps)
             self.slow.learn(int(KEY), start, used, steps)
             used += steps
             self.compare()
@@ -179,8 +180,9 @@ class Pair:
             slow.lengths,
             slow.errors,
         ]
-        assert self.fast._position.tolist() == [slow.state, slow.elapsed]
-        assert self.fast._running[0] == slow.collected
+        state = self.fast.state(0)
+        assert state["position"][:2].tolist() == [slow.state, slow.elapsed]
+        assert state["running"].tolist() == [slow.collected]
 
 
 SCHEDULES = {
@@ -239,14 +241,12 @@ def test_long_learning_without_a_push_keeps_weights_normal():
 @pytest.mark.parametrize("schedules", SCHEDULES)
 def test_cutting_a_stretch_changes_no_bit(schedules):
     def learned(pieces):
-        simulator = simulator_of("padded")
-        settings = Settings(**SCHEDULES[schedules])
-        table = LocalTable(simulator.n_states, simulator.n_actions, np.dtype("f8"))
-        learner = CompiledLearner(simulator, table, settings, Rates(settings, 2), q_learning.learn_steps)
-        stream = Stream(KEY, 500)
+        learner = learner_of(simulator_of("padded"), Settings(**SCHEDULES[schedules]), workers=2)
+        stream, table = Stream(KEY, 500), learner.table
         for steps in pieces:
-            learner.learn(stream, steps)
-        return [array.tobytes() for array in (*table.arrays[:-2], learner.totals.values, table.touched[:-1])]
+            learner.learn(0, stream, steps)
+        learned = (table.q, table.best, table.greedy, table.weight, table.shift, table.updates, table.visits)
+        return [array.tobytes() for array in (*learned, learner.totals.values, table.touched[:-1])]
 
     whole = learned([5000])
     assert learned([1] * 100 + [4900]) == whole
@@ -261,13 +261,10 @@ def test_a_truncated_step_bootstraps_from_the_state_it_reached():
     transition = np.zeros((3, 1, 3))
     transition[0, 0, 1] = transition[1, 0, 2] = transition[2, 0, 2] = 1.0
     model = TabularMDP.from_arrays(transition, np.ones((3, 1)), [1.0, 0.0, 0.0], max_episode_steps=1)
-    table = LocalTable(3, 1, np.dtype("f8"))
+    learner = learner_of(model, Settings(learning_rate=1.0, discount_factor=0.5, epsilon=0.0))
+    table = learner.table
     table.load(np.array([0.0, 10.0, 0.0]), np.zeros(3, np.int64))
-    settings = Settings(learning_rate=1.0, discount_factor=0.5, epsilon=0.0)
-    learner = CompiledLearner(
-        CompiledSimulator.from_model(model), table, settings, Rates(settings, 1), q_learning.learn_steps
-    )
-    learner.learn(Stream(KEY, 0), 3)
+    learner.learn(0, Stream(KEY, 0), 3)
     assert table.q.tolist() == [1.0 + 0.5 * 10.0, 10.0, 0.0]
     # The errors are 6 at first, and 0 once the value is what it always comes to.
     assert learner.totals.take().tolist() == [3.0, 3.0, 3.0, 6.0]
@@ -295,10 +292,10 @@ def test_a_state_without_legal_actions_is_worth_nothing_where_an_episode_is_trun
         "corridor", 3, 2, Corridor(2), corridor_reset, corridor_step, legal, max_episode_steps=2
     )
     settings = Settings(learning_rate=0.5, discount_factor=0.5, epsilon=0.5, replay_ratio=replay_ratio)
-    table = LocalTable(3, 2, np.dtype("f8"), legal, with_replays=replay_ratio > 0)
+    learner = learner_of(simulator, settings)
+    table = learner.table
     table.load(np.full(6, 9.0), np.zeros(6, np.int64))
-    learner = CompiledLearner(simulator, table, settings, Rates(settings, 1), training_kernel(simulator))
-    learner.learn(Stream(KEY, 0), 400)
+    learner.learn(0, Stream(KEY, 0), 400)
     assert table.q.tolist() == pytest.approx([1.5, -np.inf, 1.0, 1.0, -np.inf, -np.inf])
     assert table.best[2] == 0.0
     # A refresh from the server leaves it so, a whole one and one of some entries.
@@ -310,12 +307,12 @@ def test_a_state_without_legal_actions_is_worth_nothing_where_an_episode_is_trun
 def test_visit_bucket_against_brute_force():
     near = [2**k + d for k in range(13, 48) for d in (-2, -1, 0, 1, 2**k // 3)]
     for visits in [*range(1, 20_000, 7), *range(8100, 8300), *near]:
-        assert q_learning.visit_bucket(visits) == visit_slot(visits)
+        assert visit_bucket(visits) == visit_slot(visits)
     for workers in (1, 3):
         table = PerVisit(0.7).table(workers)
         for visits in [1, 2, 3, 8191, *near]:
             exact = max(visits / workers, 1.0) ** -0.7
-            assert table[q_learning.visit_bucket(visits)] == pytest.approx(exact, rel=0.71 / 4096)
+            assert table[visit_bucket(visits)] == pytest.approx(exact, rel=0.71 / 4096)
 
 
 def chi_square(counts, expected):
@@ -327,7 +324,7 @@ def test_ties_are_broken_evenly():
     q = np.array([1.0, 3.0, 3.0, -np.inf, 3.0])
     picks = np.zeros(5)
     for draw in range(30_000):
-        picks[q_learning.pick_among_best(q, 3.0, 0, 5, np.uint64(splitmix(draw)))] += 1
+        picks[pick_among_best(q, 3.0, 0, 5, np.uint64(splitmix(draw)))] += 1
     assert picks[0] == picks[3] == 0
     assert chi_square(picks[[1, 2, 4]], 10_000) < 13.8  # 99.9 % of 2 degrees of freedom
 
@@ -336,88 +333,76 @@ def test_every_learning_step_breaks_ties_and_explores_evenly():
     # Rewards are 0, so values stay 0 and every greedy action is a tie of all.
     model = TabularMDP.from_arrays(np.ones((1, 4, 1)), np.zeros((1, 4)), [1.0], max_episode_steps=5)
     for epsilon in (0.0, 1.0, 0.3):
-        table = LocalTable(1, 4, np.dtype("f8"))
-        settings = Settings(learning_rate=0.5, epsilon=epsilon)
-        learner = CompiledLearner(
-            CompiledSimulator.from_model(model), table, settings, Rates(settings, 1), q_learning.learn_steps
-        )
-        learner.learn(Stream(KEY, 0), 40_000)
-        assert chi_square(table.updates, 10_000) < 16.3  # 99.9 % of 3 degrees of freedom
+        learner = learner_of(model, Settings(learning_rate=0.5, epsilon=epsilon))
+        learner.learn(0, Stream(KEY, 0), 40_000)
+        assert chi_square(learner.table.updates, 10_000) < 16.3  # 99.9 % of 3 degrees of freedom
 
 
 def test_exploration_has_the_chance_that_was_asked_for():
     # Action 0 pays, so it is the greedy one; the others are chosen with epsilon / 4 each.
     model = TabularMDP.from_arrays(np.ones((1, 4, 1)), [[1.0, 0.0, 0.0, 0.0]], [1.0], max_episode_steps=5)
-    table = LocalTable(1, 4, np.dtype("f8"))
-    table.load(np.array([100.0, 0.0, 0.0, 0.0]), np.zeros(4, np.int64))
-    settings = Settings(learning_rate=1e-9, epsilon=0.2)
-    learner = CompiledLearner(
-        CompiledSimulator.from_model(model), table, settings, Rates(settings, 1), q_learning.learn_steps
-    )
-    learner.learn(Stream(KEY, 0), 100_000)
-    assert chi_square(table.updates, np.array([85_000, 5_000, 5_000, 5_000])) < 16.3
+    learner = learner_of(model, Settings(learning_rate=1e-9, epsilon=0.2))
+    learner.table.load(np.array([100.0, 0.0, 0.0, 0.0]), np.zeros(4, np.int64))
+    learner.learn(0, Stream(KEY, 0), 100_000)
+    assert chi_square(learner.table.updates, np.array([85_000, 5_000, 5_000, 5_000])) < 16.3
 
 
 # Batches of transitions
 
 
 def some_transitions(seed, n, n_states, n_actions, masked):
+    """Return a batch of transitions, and the legal actions of their next states."""
     rng = np.random.default_rng(seed)
     masks = rng.random((n, n_actions)) < 0.5 if masked else None
-    return (
+    batch = Batch(
+        np.arange(n) % 3,
         rng.integers(n_states, size=n),
         rng.integers(n_actions, size=n),
-        rng.normal(size=n),
         rng.integers(n_states, size=n),
+        rng.normal(size=n),
         rng.random(n) < 0.2,
-        masks,
+        rng.random(n) < 0.2,
     )
+    return batch, masks
 
 
 @pytest.mark.parametrize("learning_rate", [Linear(0.5, 0.1, 100), PerVisit(0.6)])
 @pytest.mark.parametrize("replaying", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
 def test_learn_batch_equals_the_twin(masked, replaying, learning_rate):
-    batch = some_transitions(1, 80, 6, 4, masked)
-    states, actions, rewards, next_states, terminated, masks = batch
+    batch, masks = some_transitions(1, 80, 6, 4, masked)
     rng = np.random.default_rng(2)
     values, visits = rng.normal(size=24), rng.integers(0, 9000, 24)
     table = LocalTable(6, 4, np.dtype("f8"), with_replays=replaying)
     table.load(values, visits)
     slow = SlowTable(6, 4, None, values.reshape(6, 4), visits)
     rates = Rates(Settings(learning_rate=learning_rate), 2)
-    arrays = (
-        (
-            np.zeros(9, np.int64),
-            np.zeros(9),
-            np.zeros(9, np.int64),
-            np.zeros(3),
-            1.5,
-            np.zeros((9, 4), bool) if masked else None,
-        )
-        if replaying
-        else None
-    )
-    replay = SlowReplay(9, 1.5) if replaying else None
-    (value, slope, into), _ = rates.step_size(0)
+    context = context_of(table, 0.9, rates.table, masks, walkers=3)
+    fast_replay = replay = None
+    if replaying:
+        memory, replay = ReplayMemory(9, 1.5), SlowReplay(9, 1.5)
+        if masked:
+            memory.keep_masks(4)
+        fast_replay = memory.in_context(context)
+    line, epsilon, _ = rates.at(0)
     totals, errors = np.zeros(4), 0.0
     # In two calls, as a lease may end within a batch.
     for first, last in ((0, 30), (30, 80)):
-        q_learning.learn_batch(
-            *batch, first, last, *table.arrays,
-            rates.table, value, slope, into + first, 0.9, arrays, KEY, first, totals,
-        )  # fmt: skip
+        stretch = Stretch(KEY, first, last - first, line._replace(at=line.at + first), epsilon)
+        learn_batch(QLearning(), batch, first, context, fast_replay, stretch, totals)
     for i in range(80):
-        entry = int(states[i] * 4 + actions[i])
-        alpha = value + i * slope if rates.table is None else slow.step_size(rates.table, entry, 1)
-        target = float(rewards[i])
+        entry = int(batch.states[i] * 4 + batch.actions[i])
+        alpha = line.value + i * line.slope if rates.table is None else slow.step_size(rates.table, entry, 1)
+        target = float(batch.rewards[i])
         allowed = [a for a in range(4) if masks is None or masks[i, a]]
-        if not terminated[i]:
-            target += 0.9 * slow.top_of(next_states[i], allowed)
+        if not batch.terminated[i]:
+            target += 0.9 * slow.top_of(batch.next_states[i], allowed)
         errors += abs(target - slow.q[entry // 4][entry % 4])
         slow.update(entry, target, alpha)
         if replay is not None:
-            replay.remember(entry, float(rewards[i]), int(next_states[i]), bool(terminated[i]), allowed)
+            replay.remember(
+                entry, float(batch.rewards[i]), int(batch.next_states[i]), bool(batch.terminated[i]), allowed
+            )
             bits = splitmix(int(KEY) + i * 0x9E3779B97F4A7C15)
             replay.replay(slow, 0.9, rates.table, alpha, ~bits)
     assert totals[:3].tolist() == [0.0] * 3 and totals[3] == pytest.approx(errors, rel=1e-12)
@@ -441,7 +426,7 @@ def test_choose_actions_equals_the_twin(epsilon, masked):
         masks = rng.random((500, 4)) < 0.5
         masks[np.arange(500), rng.integers(4, size=500)] = True
     actions = np.full(500, -1)
-    q_learning.choose_actions(table.q, table.best, table.greedy, 4, states, masks, epsilon, KEY, 11, actions)
+    choose_actions(QLearning(), context_of(table, 0.9), states, masks, epsilon, KEY, 11, actions)
     for i in range(500):
         bits = splitmix(int(KEY) + (11 + i) * 0x9E3779B97F4A7C15)
         row = table.q[states[i] * 4 : states[i] * 4 + 4].tolist()
@@ -477,19 +462,7 @@ def bad_step(data, memory, state, action, random):
 def test_a_reward_that_is_no_finite_number_is_an_error(reward, at):
     simulator = CompiledSimulator.game("bad", 1, 4, BadGame(reward, at), bad_reset, bad_step, memory_size=1)
     settings = Settings(learning_rate=0.1)
-    table = LocalTable(1, 4, np.dtype("f8"))
-    learner = CompiledLearner(simulator, table, settings, Rates(settings, 1), bad_kernel())
-    learner.learn(Stream(KEY, 0), 2)
+    learner = learner_of(simulator, settings)
+    learner.learn(0, Stream(KEY, 0), 2)
     with pytest.raises(RewardError, match="NaN or infinite"):
-        learner.learn(Stream(KEY, 2), 40)
-
-
-_kernels = []
-
-
-def bad_kernel():
-    """Compile once for all of these tests."""
-    if not _kernels:
-        simulator = CompiledSimulator.game("bad", 1, 4, BadGame(0.0, 1), bad_reset, bad_step, memory_size=1)
-        _kernels.append(training_kernel(simulator))
-    return _kernels[0]
+        learner.learn(0, Stream(KEY, 2), 40)

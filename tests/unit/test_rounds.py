@@ -2,15 +2,13 @@
 
 import numpy as np
 import pytest
+from made_learners import learner_of
 
 from dist_classicrl.engines.rounds.exchange import carriers
 from dist_classicrl.engines.rounds.schedule import play, round_steps, rounds
 from dist_classicrl.environments.model import TabularMDP
-from dist_classicrl.environments.resolve import resolve
-from dist_classicrl.learning.learners import Rates, make_learner
 from dist_classicrl.schedules import Linear, PerVisit
 from dist_classicrl.settings import ROUND_UPDATES, Settings
-from dist_classicrl.tables.local import LocalTable
 from dist_classicrl.tables.shared import RoundMerge, SharedTable
 
 MODEL = TabularMDP.garnet(15, 3, 3, seed=1, max_episode_steps=40)
@@ -53,27 +51,23 @@ def test_the_table_is_the_same_bits_whoever_plays(learning_rate):
         async_updates=False, logical_workers=5, sync_frequency=3, batch_size=10,
         learning_rate=learning_rate, epsilon=Linear(1.0, 0.1, 1500),
     )  # fmt: skip
-    source = resolve(MODEL, 1, None)
 
     def trained(ranks):
         shared = SharedTable(np.zeros(45), np.zeros(45, np.int64))
         merge = RoundMerge(shared)
-        tables = [LocalTable(15, 3, np.dtype("f8")) for _ in range(ranks)]
-        learners = {}
-        for logical in range(5):
-            table = tables[logical % ranks]
-            learners[logical] = table, make_learner(source, table, settings, Rates(settings, 5), logical)
+        learners = [learner_of(MODEL, settings, 5, range(rank, 5, ranks)) for rank in range(ranks)]
         rng = np.random.default_rng(ranks)
         for quotas in rounds(settings, 0, 1517):
             maps = {}
             for i in rng.permutation(5):  # ranks are not equally fast
-                table, learner = learners[int(i)]
+                learner = learners[i % ranks]
+                table = learner.table
                 before = table.q.copy(), table.visits.copy()
-                maps[int(i)] = play(quotas[i], learner, table, seed=9)
+                maps[int(i)] = play(quotas[i], learner, seed=9)
                 assert table.q.tolist() == before[0].tolist() and table.visits.tolist() == before[1].tolist()
             version = shared.version
             merge.merge([maps[logical] for logical in range(5)])
-            for table in tables:
+            for table in (learner.table for learner in learners):
                 table.rebase(shared.refresh(version), [])
                 assert table.q.tolist() == shared.values.tolist()
                 assert table.visits.tolist() == shared.counts.tolist()

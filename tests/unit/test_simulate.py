@@ -5,20 +5,25 @@ from typing import NamedTuple
 import numba
 import numpy as np
 import pytest
+from made_learners import learner_of
 from slow_learner import SlowModel, splitmix
 
+from dist_classicrl._jit import jit_for
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.simulate import (
     CompiledSimulator,
+    ModelTables,
     advance,
     begin,
     compile_model,
     register_game,
 )
 from dist_classicrl.errors import ActionMaskError, ModelError
-from dist_classicrl.learning.learners import CompiledLearner, Rates, Stream, training_kernel
+from dist_classicrl.evaluation.episodes import evaluate
+from dist_classicrl.learning.learner import Stream
+from dist_classicrl.learning.loops import learn_steps
+from dist_classicrl.learning.rules.q_learning import QLearning
 from dist_classicrl.settings import Settings
-from dist_classicrl.tables.local import LocalTable
 
 
 def uneven_model(seed, n_states, n_actions, sizes, terminated=0.2):
@@ -214,30 +219,70 @@ def walk(**more):
     return CompiledSimulator.game(**{**arguments, **more})
 
 
+def test_kernels_for_a_users_game_do_not_stay_on_disk():
+    assert jit_for(learn_steps, ModelTables, QLearning) is learn_steps
+    assert learn_steps.stats.cache_path is not None
+    own = jit_for(learn_steps, type(walk().tables), QLearning)
+    assert own is not learn_steps and own.stats.cache_path is None
+    assert jit_for(learn_steps, WalkData, QLearning) is own  # all learners of a process share it
+
+
 def test_a_users_game_is_learned():
-    simulator = walk(max_episode_steps=50)
-    assert not simulator.built_in
-    settings = Settings(learning_rate=0.5, discount_factor=0.9, epsilon=0.3)
-    table = LocalTable(5, 2, np.dtype("f8"), simulator.legal)
-    learner = CompiledLearner(simulator, table, settings, Rates(settings, 1), training_kernel(simulator))
-    learner.prepare()
-    assert learner._memory[0] == 0  # compiling plays nothing
-    learner.learn(Stream(np.uint64(1), 0), 20_000)
+    learner = learner_of(
+        walk(max_episode_steps=50), Settings(learning_rate=0.5, discount_factor=0.9, epsilon=0.3)
+    )
+
+    def episodes_begun():
+        return learner.state(0)["position"][2]
+
+    assert episodes_begun() == 0  # compiling plays nothing
+    learner.learn(0, Stream(np.uint64(1), 0), 20_000)
+    values = learner.table.q.reshape(5, 2)
     ahead = 10.0 * 0.9 ** np.arange(4, -1, -1)
-    assert table.q.reshape(5, 2)[:, 1] == pytest.approx(ahead, abs=1e-9)
-    assert table.q.reshape(5, 2)[:, 0] == pytest.approx(np.full(5, 0.9 * ahead[0]), abs=1e-9)
-    assert learner._memory[0] == learner.totals.values[0] + 1
+    assert values[:, 1] == pytest.approx(ahead, abs=1e-9)
+    assert values[:, 0] == pytest.approx(np.full(5, 0.9 * ahead[0]), abs=1e-9)
+    assert episodes_begun() == learner.totals.values[0] + 1
 
 
 def test_a_games_mask_is_followed():
     legal = np.array([[False, True]] * 5)
-    simulator = walk(legal=legal.tolist())
-    settings = Settings(learning_rate=0.5, epsilon=1.0)
-    table = LocalTable(5, 2, np.dtype("f8"), simulator.legal)
-    learner = CompiledLearner(simulator, table, settings, Rates(settings, 1), training_kernel(simulator))
-    learner.learn(Stream(np.uint64(1), 0), 100)
+    learner = learner_of(walk(legal=legal.tolist()), Settings(learning_rate=0.5, epsilon=1.0))
+    learner.learn(0, Stream(np.uint64(1), 0), 100)
     assert learner.totals.take()[:3].tolist() == [20.0, 200.0, 100.0]
-    assert not table.updates.reshape(5, 2)[:, 0].any()
+    assert not learner.table.updates.reshape(5, 2)[:, 0].any()
+
+
+def test_a_game_that_goes_on_where_nothing_is_legal_is_refused():
+    legal = [[False, True]] * 4 + [[False, False]]  # the walk ends with a step from there
+    learner = learner_of(walk(legal=legal), Settings(learning_rate=0.5))
+    learner.learn(0, Stream(np.uint64(1), 0), 4)
+    with pytest.raises(ActionMaskError, match="came to state 4, where its mask forbids every action"):
+        learner.learn(0, Stream(np.uint64(1), 4), 1)
+
+
+class Allocating(NamedTuple):
+    prizes: np.ndarray
+
+
+@numba.njit
+def allocating_reset(data, memory, random):
+    return np.argmin(np.array([1, 0, 1]))
+
+
+@numba.njit
+def allocating_step(data, memory, state, action, random):
+    prizes = 2.0 * data.prizes
+    return 0, prizes[action], True
+
+
+def test_a_game_may_make_arrays():
+    game = CompiledSimulator.game(
+        "allocating", 2, 2, Allocating(np.array([1.0, 3.0])), allocating_reset, allocating_step
+    )
+    learner = learner_of(game, Settings(learning_rate=1.0, epsilon=1.0))
+    learner.learn(0, Stream(np.uint64(1), 0), 100)
+    assert learner.table.q.tolist() == [0.0, 0.0, 2.0, 6.0]
+    assert evaluate(game, np.array([[0.0, 1.0]] * 2), Settings(), 3, 0, 9).returns.tolist() == [6.0] * 3
 
 
 def test_games_of_one_class_share_their_functions():

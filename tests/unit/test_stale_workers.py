@@ -5,14 +5,13 @@ The workers are simulated, in turns in one process; learning, tables, windows an
 
 import numpy as np
 import pytest
+from made_learners import learner_of
 
 from dist_classicrl._random import stream_key
 from dist_classicrl.environments.model import TabularMDP
-from dist_classicrl.environments.simulate import CompiledSimulator
-from dist_classicrl.learning.learners import CompiledLearner, Rates, Stream, training_kernel
+from dist_classicrl.learning.learner import Stream
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
-from dist_classicrl.tables.local import LocalTable
 from dist_classicrl.tables.shared import SharedTable
 from dist_classicrl.tables.window import PushWindow
 
@@ -30,20 +29,17 @@ def model():
 def values_reached(model, seed):
     """Return the value of the greedy policy of the server's table after each turn, relative to the best."""
     settings = Settings(learning_rate=PerVisit(0.7), epsilon=0.5, discount_factor=DISCOUNT)
-    simulator = CompiledSimulator.from_model(model)
-    kernel, rates = training_kernel(simulator), Rates(settings, WORKERS)
     shape = model.n_states, model.n_actions
     server = SharedTable(np.zeros(shape).ravel(), np.zeros(shape, np.int64).ravel())
     workers = []
     for number in range(WORKERS):
-        table = LocalTable(*shape, np.dtype("f8"))
-        learner = CompiledLearner(simulator, table, settings, rates, kernel)
-        workers.append((learner, PushWindow(table, 1, 0), Stream(stream_key(seed, number), 0)))
+        learner = learner_of(model, settings, WORKERS)
+        workers.append((learner, PushWindow(learner.table, 1, 0), Stream(stream_key(seed, number), 0)))
     best = model.start_value(model.solve(DISCOUNT).v)
     reached = []
     for _ in range(TURNS):
         for number, (learner, window, stream) in enumerate(workers):
-            learner.learn(stream, STEPS)
+            learner.learn(0, stream, STEPS)
             sequence, packed = window.push()
             server.apply(number, sequence, packed)
             # Until its next turn fourteen others push what they learned without knowing of this.

@@ -8,12 +8,12 @@ and not included in the base, oldest first, and after them the updates since.
 
 import numpy as np
 import pytest
+from made_learners import learn_transitions
 from slow_server import limited
 
 from dist_classicrl.comm import envelope
 from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.errors import ProtocolError
-from dist_classicrl.learning import q_learning
 from dist_classicrl.tables.local import LocalTable
 from dist_classicrl.tables.maps import PackedMap, Refresh
 from dist_classicrl.tables.shared import SharedTable
@@ -96,10 +96,7 @@ class History:
         rewards, next_states = rng.normal(size=n), rng.integers(STATES, size=n)
         terminated = rng.random(n) < 0.3
         alpha = float(rng.choice([0.1, 0.5, 1.0, 1e-3]))
-        q_learning.learn_batch(
-            entries // ACTIONS, entries % ACTIONS, rewards, next_states, terminated, None, 0, n,
-            *table.arrays, None, alpha, 0.0, 0, DISCOUNT, None, np.uint64(0), 0, np.zeros(4),
-        )  # fmt: skip
+        learn_transitions(table, entries, rewards, next_states, terminated, alpha, DISCOUNT)
         values = slow.table
         if self.legal is not None:
             values[~self.legal.ravel()] = -np.inf
@@ -359,9 +356,15 @@ def test_what_the_log_has_forgotten_is_refreshed_whole():
     table = shared_table(10)
     for number in range(1, 40):
         table.apply(1, number, maps_of([number % 3]))
-    assert 0 < table.log_is_short_for < 39
-    assert table.refresh(table.log_is_short_for - 1).entries is None
-    assert sorted(table.refresh(table.log_is_short_for).entries.tolist()) == [0, 1, 2]
+    refreshes = [table.refresh(since) for since in range(40)]
+    oldest = [refresh.entries is None for refresh in refreshes].index(False)
+    assert 0 < oldest <= 36  # what is remembered is of all three entries
+    for since, refresh in enumerate(refreshes):
+        if since < oldest:
+            assert refresh.entries is None and refresh.values.size == 10
+        else:
+            changed = {number % 3 for number in range(since + 1, 40)}
+            assert sorted(refresh.entries.tolist()) == sorted(changed)
 
 
 def test_the_log_keeps_entries_and_not_the_messages_they_came_in():
@@ -430,14 +433,18 @@ def test_undo_brings_back_the_base():
     history.learn(0)
     table = history.tables[0]
     table.load(rng.normal(size=SIZE), rng.integers(0, 9, SIZE))
-    before = [array.copy() for array in (*table.arrays[:-2], table.base)]
+
+    def held():
+        learned = (table.q, table.best, table.greedy, table.weight, table.shift, table.updates, table.visits)
+        return [array.tolist() for array in (*learned, table.base)]
+
+    before = held()
     history.learn(0)
     packed = table.pack()
     assert packed.size
     table.undo(packed)
     assert table.n_touched[0] == 0
-    for array, old in zip((*table.arrays[:-2], table.base), before, strict=True):
-        assert array.tolist() == old.tolist()
+    assert held() == before
 
 
 def test_slow_worker_is_right_itself():

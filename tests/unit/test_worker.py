@@ -10,7 +10,7 @@ from timed_channel import RELEASE, TimedChannel, done, group_of, stop_clock
 from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.engines.server import server
 from dist_classicrl.engines.server.worker import Worker
-from dist_classicrl.learning.learners import Totals
+from dist_classicrl.learning.learner import Totals
 from dist_classicrl.tables.local import LocalTable
 from dist_classicrl.tables.window import PushWindow
 
@@ -29,7 +29,7 @@ def test_bytes_saved_are_what_pushes_without_a_threshold_had_carried_besides(
     draw = random.Random(5)
     learned = []
 
-    def learn(stream, steps):
+    def learn(walker, stream, steps):
         learned.append(draw.sample(range(20), 6))
         for entry in learned[-1]:
             if table.updates[entry] == 0:
@@ -45,9 +45,9 @@ def test_bytes_saved_are_what_pushes_without_a_threshold_had_carried_besides(
         learned=lambda *numbers: None, pushed=lambda *numbers: None,
         gauge=SimpleNamespace(look=lambda base: None),
     )  # fmt: skip
-    learner = SimpleNamespace(totals=Totals(), quantum=1, learn=learn)
+    learner = SimpleNamespace(table=table, walkers=[1], totals=Totals(), quantum=1, learn=learn)
     group, window = group_of(1, [channel], 1.0, 60.0, 60.0), PushWindow(table, PUSHES, -1)
-    worker = Worker(group, table, learner, pacer, window, threshold, 7)
+    worker = Worker(group, learner, pacer, window, threshold, 7)
     worker.follow_on(channel)
     worker.run()
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numba import types
 
-from dist_classicrl._jit import jit_allocating, jit_inline, overloads
+from dist_classicrl._jit import jit_allocating, jit_inline, may_allocate, overloads
 from dist_classicrl._random import SHIFT_32, below
 from dist_classicrl.errors import ActionMaskError, ModelError
 
@@ -327,7 +327,7 @@ def _overload_begin(simulation, memory, random):
     game = _game_of(simulation)
     if game is None:
         return None
-    reset = game[0]
+    reset = may_allocate(game[0])
 
     def impl(simulation, memory, random):
         return reset(simulation, memory, random)
@@ -343,7 +343,7 @@ def _overload_advance(simulation, memory, state, action, random, n_actions):
     game = _game_of(simulation)
     if game is None:
         return None
-    step = game[1]
+    step = may_allocate(game[1])
 
     def impl(simulation, memory, state, action, random, n_actions):
         return step(simulation, memory, state, action, random)

@@ -99,7 +99,7 @@ def check_replay(state: State, table: LocalTable) -> None:
     if not 0.0 <= owed < 1.0:
         raise refused("replay_ring", f"owes {owed} updates", "a number of at least 0 and below 1")
     count = int(held)
-    check_range("replay_entries", entries[:count], 0, table.q.size - 1)
+    check_range("replay_entries", entries[:count], 0, table.n_states * table.n_actions - 1)
     check_range("replay_targets", targets[:count], 0, 2 * table.n_states - 1)
     if table.illegal is not None and table.illegal[entries[:count]].any():
         raise refused("replay_entries", "holds an illegal action", "legal ones only")

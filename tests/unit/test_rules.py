@@ -1,0 +1,213 @@
+"""The catalog of learning rules, and what a rule's declaration says of the tables that it needs."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from dist_classicrl import rules
+from dist_classicrl.environments.model import TabularMDP
+from dist_classicrl.environments.resolve import resolve
+from dist_classicrl.errors import SettingsError
+from dist_classicrl.learning.learner import new_learner
+from dist_classicrl.learning.memory import RuleMemory
+from dist_classicrl.learning.rates import Rates
+from dist_classicrl.learning.rules import find
+from dist_classicrl.learning.rules.q_learning import RULE as Q_LEARNING
+from dist_classicrl.learning.rules.q_learning import QLearning
+from dist_classicrl.rules import LearningRule, Shared
+from dist_classicrl.settings import Settings
+from dist_classicrl.tables.shape import TableShape
+
+
+class Watkins(NamedTuple):
+    trace_decay: float = 0.9
+    steps: int = 2
+
+
+class Sutton(NamedTuple):
+    trace_decay: float = 0.9
+
+
+def check(parameters):
+    if not 0.0 <= parameters.trace_decay <= 1.0:
+        raise SettingsError(f"trace_decay must lie between 0 and 1, got {parameters.trace_decay}.")
+
+
+def made(name="own", parameters=Watkins, **more):
+    return LearningRule(name, parameters, learn=None, truth=None, **more)
+
+
+@pytest.fixture
+def own():
+    """Register a rule for one test."""
+    rule = rules.register(made(check=check))
+    yield rule
+    rules.unregister(rule)
+
+
+# The catalog
+
+
+def test_the_names_are_those_of_the_package_and_what_was_registered(own):
+    assert rules.names()[: len(rules.BUILT_IN)] == rules.BUILT_IN and "own" in rules.names()
+    rules.unregister(own)
+    assert "own" not in rules.names() and rules.registered("own") is None
+    assert rules.of_class(Watkins) is None
+    with pytest.raises(SettingsError, match="got 'own'"):
+        find("own")
+    rules.register(own)
+
+
+def test_rules_of_the_package_are_known_before_anything_is_compiled():
+    program = """
+import sys
+from dist_classicrl import rules
+from dist_classicrl.settings import Settings
+assert Settings(algorithm="q_learning").algorithm == "q_learning" in rules.names()
+assert rules.registered("q_learning") is None
+assert "numba" not in sys.modules
+from dist_classicrl.learning.rules import find
+rule, parameters = find("q_learning")
+assert rules.registered("q_learning") is rule and type(parameters) is rule.parameters
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+@pytest.mark.parametrize("name", rules.BUILT_IN)
+def test_each_rule_of_the_package_is_found_under_its_name(name):
+    rule, parameters = find(name)
+    assert rule.name == name == rules.to_data(parameters)
+    assert find(parameters) == (rule, parameters) == find({"name": name})
+    assert rules.of_class(rule.parameters) is rules.registered(name) is rule
+    assert rule.parameters.__module__ == f"dist_classicrl.learning.rules.{name}"
+    assert rule.parameters.__doc__ and set(rule.defaults) <= {"learning_rate", "epsilon"}
+
+
+def test_a_rule_is_found_by_name_by_its_parameters_and_by_data(own):
+    assert find("own") == (own, Watkins()) == find(Watkins()) == find({"name": "own"})
+    assert find(Watkins(0.5)) == (own, Watkins(0.5))
+    assert find({"name": "own", "steps": 7}) == (own, Watkins(0.9, 7))
+    assert find("q_learning") == (Q_LEARNING, QLearning())  # an empty tuple like any other, but of its class
+
+
+@pytest.mark.parametrize(
+    "parameters, data",
+    [
+        (Watkins(), "own"),
+        (Watkins(0.5), {"name": "own", "trace_decay": 0.5}),
+        (Watkins(steps=9), {"name": "own", "steps": 9}),
+        (Watkins(0.1, 1), {"name": "own", "trace_decay": 0.1, "steps": 1}),
+    ],
+)
+def test_data_are_plain_and_lead_back_to_the_parameters(own, parameters, data):
+    assert rules.to_data(parameters) == data == Settings(algorithm=parameters).algorithm
+    read = json.loads(json.dumps(data))
+    assert find(read) == (own, parameters)
+    assert rules.to_data(read) == data
+
+
+def test_a_name_and_a_class_belong_to_one_rule(own):
+    assert rules.register(own) is own
+    with pytest.raises(SettingsError, match="'own' of Sutton cannot be registered: the name or the class"):
+        rules.register(made(parameters=Sutton))
+    with pytest.raises(SettingsError, match="'other' of Watkins cannot be registered"):
+        rules.register(made("other"))
+    with pytest.raises(SettingsError, match="'q_learning' of Sutton cannot be registered"):
+        rules.register(made("q_learning", Sutton))
+    with pytest.raises(SettingsError, match="'mine' of QLearning cannot be registered"):
+        rules.register(made("mine", QLearning))
+    assert find("own") == (own, Watkins()) and rules.of_class(Sutton) is None
+    assert find("q_learning") == (Q_LEARNING, QLearning())
+
+
+@pytest.mark.parametrize("name", rules.BUILT_IN)
+def test_the_names_of_the_package_are_taken_before_its_rules_are_loaded(monkeypatch, name):
+    monkeypatch.setattr(rules, "_known", {})
+    with pytest.raises(SettingsError, match=f"'{name}' of Sutton cannot be registered"):
+        rules.register(made(name, Sutton))
+
+
+@pytest.mark.parametrize("algorithm", ["sarsa", "", {"name": "sarsa"}, {}, None, 3, (), Sutton(), Sutton])
+def test_what_is_no_rule_is_refused_with_the_names_of_those_that_there_are(own, algorithm):
+    for ask in (find, rules.to_data, lambda algorithm: Settings(algorithm=algorithm)):
+        with pytest.raises(SettingsError) as caught:
+            ask(algorithm)
+        said = str(caught.value)
+        assert f"algorithm must be one of {', '.join(map(repr, rules.names()))}, got {algorithm!r}." in said
+        assert ("Register a rule of your own first, on every rank." in said) is (
+            algorithm not in ("sarsa", "")
+        )
+
+
+def test_hyper_parameters_that_are_not_allowed_are_refused(own):
+    with pytest.raises(SettingsError, match="trace_decay must lie between 0 and 1, got 2"):
+        find(Watkins(2.0))
+    with pytest.raises(SettingsError, match="trace_decay must lie between 0 and 1, got -1"):
+        find({"name": "own", "trace_decay": -1.0})
+    with pytest.raises(SettingsError, match="between 0 and 1"):
+        Settings(algorithm=Watkins(2.0))
+    with pytest.raises(SettingsError, match=r"{'name': 'own', 'decay': 1} is no learning rule: .*'decay'"):
+        find({"name": "own", "decay": 1})
+
+
+# What a rule declares
+
+
+STATES, ACTIONS = 5, 3
+SHARED = (
+    Shared("a mean", "affine"),
+    Shared("of each state", "sum", lambda parameters, states, actions: states * parameters.steps),
+    Shared("kept", "owner", 4),
+    Shared("of each pair", "owner", lambda parameters, states, actions: states * actions),
+)
+
+
+def test_shared_numbers_are_counted_by_their_merge():
+    rule = made(shared=SHARED)
+    for steps in (1, 2, 5):
+        counted = Watkins(steps=steps), STATES, ACTIONS
+        assert [shared.count(*counted) for shared in SHARED] == [1, STATES * steps, 4, STATES * ACTIONS]
+        assert rule.n_merged(*counted) == 1 + STATES * steps
+        assert rule.n_owned(*counted) == 4 + STATES * ACTIONS
+    nothing = Watkins(), STATES, ACTIONS
+    assert made().n_merged(*nothing) == made().n_owned(*nothing) == 0
+    assert made().tables == ("q",) and made().memory(Watkins()) == (0, 0)
+
+
+@pytest.mark.parametrize("n_tables", [1, 2])
+@pytest.mark.parametrize("n_shared, rows", [(0, 0), (1, 1), (3, 1), (4, 2), (11, 4)])
+def test_shared_numbers_have_rows_of_their_own_behind_the_tables(n_tables, n_shared, rows):
+    shape = TableShape(STATES, ACTIONS, n_tables, n_shared)
+    assert shape.n_rows == n_tables * STATES + rows and shape.size == shape.n_rows * ACTIONS
+
+
+@pytest.mark.parametrize("legal", [False, True])
+def test_a_learners_table_has_room_for_what_its_rule_declares(legal):
+    mask = np.arange(STATES * ACTIONS).reshape(STATES, ACTIONS) % 4 != 1 if legal else None
+    model = TabularMDP.garnet(STATES, ACTIONS, 2, seed=1)
+    source = resolve(replace(model, action_mask=mask), 1, None)
+    rule = rules.register(made(tables=("first", "second"), shared=SHARED, memory=lambda own: (own.steps, 1)))
+    try:
+        parameters = Watkins(steps=2)
+        settings = Settings(algorithm=parameters)
+        table = new_learner(source, settings, Rates(settings, 1)).table
+        one_state = new_learner(source, settings, Rates(settings, 1), n_states=1).table
+    finally:
+        rules.unregister(rule)
+    rows = 2 * STATES + 4  # 11 shared numbers in rows of 3
+    assert table.best.size == rows and table.q.size == rows * ACTIONS == table.base.size
+    assert (table.n_states, table.n_actions, table.arrays.n_states) == (STATES, ACTIONS, STATES)
+    assert one_state.best.size == 2 + 1
+    values = table.q.reshape(rows, ACTIONS)
+    for first in (0, STATES):
+        illegal = values[first : first + STATES] == -np.inf
+        assert illegal.tolist() == (~mask if legal else np.zeros((STATES, ACTIONS), bool)).tolist()
+    assert (values[2 * STATES :] == 0.0).all()
+    context = RuleMemory(rule, parameters, table, 4).context(table, None, 0.9)
+    assert context.whole.shape == (4, 2) and context.real.shape == (4, 1)
+    assert context.owned.shape == (4, 4 + STATES * ACTIONS)
