@@ -29,11 +29,11 @@ import numpy as np
 from simulated_network import Conditions, Plan, SimNetwork, SimWire, simulated_time
 
 from dist_classicrl.comm.messages import Kind, decode
-from dist_classicrl.engines.outcome import Tally, TrainingResult
+from dist_classicrl.engines.outcome import Outcome, Tally
 from dist_classicrl.engines.progress import Observer, Reporter
 from dist_classicrl.engines.roles import participants as together
 from dist_classicrl.engines.roles.changes import join
-from dist_classicrl.engines.roles.server_base import FIRST_ADMISSION, NobodyLeft, Policy, Serving
+from dist_classicrl.engines.roles.server_base import FIRST_ADMISSION, LossPolicy, NobodyLeft, Serving
 from dist_classicrl.engines.roles.worker_base import ServerLost, Working
 from dist_classicrl.engines.rounds.schedule import play, rounds
 from dist_classicrl.engines.run import Run
@@ -212,8 +212,8 @@ class Elections(Story):
             self.claim(not is_new or same, f"{mine} and {servers} are both in {view}")
 
     def serve(self, group: Group) -> None:
-        table, tally = SharedTable(np.zeros(1), np.zeros(1, np.int64)), Tally(0)
-        serving = _Hollow(group, table, Policy(), tally, Reporter(tally))
+        table, tally = SharedTable(np.zeros(1), np.zeros(1, np.int64)), Tally(total_steps=0)
+        serving = _Hollow(group, table, LossPolicy(), tally, Reporter(tally))
         try:
             while group.wire.now() < self.until:
                 now = serving.wake()
@@ -390,7 +390,7 @@ class _Watched:
         self.run.story.begins_anew(self.group)
         super().begin_anew(entry)
 
-    def serve(self) -> TrainingResult:
+    def serve(self) -> Outcome:
         self.run.story.serves(self.group)
         return super().serve()
 
@@ -476,7 +476,7 @@ class Calls(Story):
         self.made: dict[int, _Made] = {}
         self.lives = [0] * size
         self.servers: dict[int, int] = {}
-        self.runs: list[dict[int, tuple[_Run, TrainingResult]]] = [{} for _ in range(self.calls)]
+        self.runs: list[dict[int, tuple[_Run, Outcome]]] = [{} for _ in range(self.calls)]
 
     def random_settings(self, rng: random.Random) -> Settings:
         """Return those that the protocol depends on."""
@@ -523,9 +523,7 @@ class Calls(Story):
             self.runs[call][wire.rank] = run, result
         return "done"
 
-    def _train(
-        self, group: Group, call: int, values: np.ndarray, counts: np.ndarray
-    ) -> tuple[_Run, TrainingResult]:
+    def _train(self, group: Group, call: int, values: np.ndarray, counts: np.ndarray) -> tuple[_Run, Outcome]:
         """Do what `train` does on each of many ranks."""
         while True:
             start = call * self.steps

@@ -8,12 +8,12 @@ import sys
 import numpy as np
 import pytest
 
-from dist_classicrl.agent import resuming
 from dist_classicrl.checkpoint.folder import MANIFEST
 from dist_classicrl.cli import runs, starting, training
 from dist_classicrl.cli.job import gather
 from dist_classicrl.cli.main import main
 from dist_classicrl.errors import CheckpointError, SettingsError, TrainingStopped
+from dist_classicrl.model import places
 from dist_classicrl.monitoring import read_metrics
 from dist_classicrl.schedules import Linear, PerVisit
 
@@ -33,7 +33,7 @@ def place(tmp_path, monkeypatch):
 
 
 def train(*words):
-    resuming._agents.clear()  # as in a process of its own, each time
+    places._agents.clear()  # as in a process of its own, each time
     return main(["train", *map(str, words)])
 
 

@@ -10,6 +10,7 @@ import click
 
 if TYPE_CHECKING:
     from dist_classicrl.agent.agent import DistAsyncQLearning
+    from dist_classicrl.model.agent_state import AgentState
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -33,6 +34,13 @@ class Learned:
     env: Any
     name: str | None
     arguments: dict[str, Any]
+
+    @property
+    def state(self) -> AgentState:
+        """What the agent holds."""
+        from dist_classicrl.agent.agent import state_of
+
+        return state_of(self.agent)
 
     def described(self) -> dict[str, Any]:
         """Return what it is as plain data for JSON."""
@@ -83,9 +91,9 @@ def load(run: str, env: str | None, env_args: Sequence[str], needs_env: bool = F
     EnvError
         If the environment is not the one that the table was made for.
     """
+    from dist_classicrl.agent.agent import state_of
     from dist_classicrl.cli import runs
     from dist_classicrl.cli.environment import parse_arguments
-    from dist_classicrl.model.policy import check_made_for
 
     loaded = runs.load(run)
     arguments = parse_arguments(env_args)
@@ -93,6 +101,6 @@ def load(run: str, env: str | None, env_args: Sequence[str], needs_env: bool = F
     if name is None and not needs_env and not arguments:
         return Learned(loaded.agent, None, None, {})
     made = loaded.make_env(env, arguments)
-    check_made_for(loaded.agent, made)
+    state_of(loaded.agent).check_made_for(made)
     own = loaded.env_arguments if name == loaded.env else {}
     return Learned(loaded.agent, made, name, {**own, **arguments})

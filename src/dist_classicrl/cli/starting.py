@@ -14,7 +14,7 @@ from dist_classicrl.cli.job import Job, continued, is_done
 from dist_classicrl.cli.runs import RunFolder, other_folder, steps_saved
 from dist_classicrl.cli.terminal import bar_of_a_job, has_terminal
 from dist_classicrl.cli.training import Display, short, summary, train_here
-from dist_classicrl.launch.plan import LaunchOptions, plan_of
+from dist_classicrl.launch.plan import LaunchOptions, launch_plan
 from dist_classicrl.launch.restart import Supervisor
 
 _STEP_TASKS = "SLURM_STEP_NUM_TASKS"
@@ -101,7 +101,7 @@ def _set_aside(folder: RunFolder) -> None:
 
 
 def _say_done(job: Job) -> None:
-    from dist_classicrl.engines.outcome import TrainingResult
+    from dist_classicrl.agent.result import TrainingResult
 
     result = TrainingResult.from_dict(job.folder.read_result() or {})
     asked = job.folder.read_config()["total_steps"]
@@ -121,7 +121,7 @@ def _start(job: Job, start: LaunchOptions, display: Display, has_bar: bool) -> i
     words += ["--verbose"] if display.is_verbose else []
     words += ["--quiet"] if display.is_quiet else []
     words += ["--status", str(place.status)] if has_bar else []
-    supervisor = Supervisor(plan_of(start, words), display.is_verbose)
+    supervisor = Supervisor(launch_plan(start, words), display.is_verbose)
     with ExitStack() as stack:
         stack.callback(place.asked.unlink, missing_ok=True)
         job.ask()

@@ -10,40 +10,38 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dist_classicrl._files import whole_file
 from dist_classicrl.errors import ExportError
 from dist_classicrl.export import program as policy_program
 from dist_classicrl.model import model_file
+from dist_classicrl.model.agent_state import AgentState
 from dist_classicrl.model.policy import Policy, policy_of
-
-if TYPE_CHECKING:
-    from dist_classicrl.agent.agent import DistAsyncQLearning
 
 FORMAT = "dist_classicrl policy"
 FORMAT_VERSION = 1
 
 
 @dataclass(frozen=True)
-class Source:
+class Exported:
     """What is exported.
 
     Attributes
     ----------
-    agent : DistAsyncQLearning
+    agent : AgentState
     policy : Policy
     environment : str or None
         What the environment is called.
     """
 
-    agent: DistAsyncQLearning
+    agent: AgentState
     policy: Policy
     environment: str | None
 
 
 def export(
-    agent: DistAsyncQLearning,
+    agent: AgentState,
     path: str | os.PathLike[str],
     env: Any = None,
     *,
@@ -55,7 +53,7 @@ def export(
 
     Parameters
     ----------
-    agent : DistAsyncQLearning
+    agent : AgentState
     path : str or path
     env : optional
         The environment that was trained in, as `train` takes it, for observations and names.
@@ -82,11 +80,11 @@ def export(
         raise ExportError(f"{target} is there already. Give another name, or replace it with --force.")
     if not target.parent.is_dir():
         raise ExportError(f"There is no folder {target.parent}. Make it first, or write somewhere else.")
-    write(Source(agent, policy_of(agent, env), environment), target)
+    write(Exported(agent, policy_of(agent, env), environment), target)
     return target
 
 
-def _writer(target: Path, kind: str | None) -> Callable[[Source, Path], None]:
+def _writer(target: Path, kind: str | None) -> Callable[[Exported, Path], None]:
     name = target.suffix.removeprefix(".") if kind is None else kind
     if name not in _WRITERS:
         near = get_close_matches(name, KINDS, n=1)
@@ -97,12 +95,9 @@ def _writer(target: Path, kind: str | None) -> Callable[[Source, Path], None]:
     return _WRITERS[name]
 
 
-def _write_npz(source: Source, target: Path) -> None:
-    agent, policy = source.agent, source.policy
-    model = model_file.SavedModel(
-        agent.settings, agent.q_table, agent.visits, agent.steps, agent._n_actions, agent._legal
-    )
-    model_file.write(target, model, {"policy": policy.greedy, "values": policy.values})
+def _write_npz(exported: Exported, target: Path) -> None:
+    agent, policy = exported.agent, exported.policy
+    model_file.write(target, agent.to_model(), {"policy": policy.greedy, "values": policy.values})
 
 
 def _write_text(target: Path, pieces: Iterable[str]) -> None:
@@ -111,8 +106,8 @@ def _write_text(target: Path, pieces: Iterable[str]) -> None:
             file.write(piece.encode())
 
 
-def _write_csv(source: Source, target: Path) -> None:
-    policy = source.policy
+def _write_csv(exported: Exported, target: Path) -> None:
+    policy = exported.policy
     names = policy.action_names
     head = ["state", *(["observation"] if policy.has_observations else [])]
     head += [f"q:{name}" for name in names] + [f"visits:{name}" for name in names] + ["greedy"]
@@ -134,13 +129,13 @@ def _line(cells: list[Any]) -> str:
     return text.getvalue()
 
 
-def _write_json(source: Source, target: Path) -> None:
-    agent, policy = source.agent, source.policy
+def _write_json(exported: Exported, target: Path) -> None:
+    agent, policy = exported.agent, exported.policy
     observations = policy.observations
     data = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
-        "environment": source.environment,
+        "environment": exported.environment,
         "steps": agent.steps,
         "discount_factor": agent.settings.discount_factor,
         "actions": policy.action_names,
@@ -157,17 +152,17 @@ def _write_json(source: Source, target: Path) -> None:
     _write_text(target, json.JSONEncoder(indent=None).iterencode(data))
 
 
-def _write_program(source: Source, target: Path) -> None:
-    policy = source.policy
+def _write_program(exported: Exported, target: Path) -> None:
+    policy = exported.policy
     title = (
-        f"What was learned{'' if source.environment is None else ' in ' + source.environment}: "
-        f"{policy.n_states} states, {policy.n_actions} actions, {source.agent.steps} steps."
+        f"What was learned{'' if exported.environment is None else ' in ' + exported.environment}: "
+        f"{policy.n_states} states, {policy.n_actions} actions, {exported.agent.steps} steps."
     )
     module = target.stem if target.stem.isidentifier() else "policy"
     _write_text(target, policy_program.program(policy, title, module))
 
 
-_WRITERS: dict[str, Callable[[Source, Path], None]] = {
+_WRITERS: dict[str, Callable[[Exported, Path], None]] = {
     "npz": _write_npz,
     "csv": _write_csv,
     "py": _write_program,

@@ -86,7 +86,7 @@ def checked_script(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(words)
 
 
-def plan_of(options: LaunchOptions, words: Sequence[str]) -> Plan:
+def launch_plan(options: LaunchOptions, words: Sequence[str]) -> Plan:
     """Return the plan for starting `words`, which are a script, or `-m` and a module, and arguments.
 
     Raises

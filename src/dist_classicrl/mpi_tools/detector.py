@@ -17,13 +17,13 @@ from typing import Any, Literal
 
 import numpy as np
 
+from dist_classicrl.checks import checked_positive, checked_whole
 from dist_classicrl.comm import messages
 from dist_classicrl.comm.collectives import own_communicator
 from dist_classicrl.comm.messages import Kind
 from dist_classicrl.comm.transport import Channel, Wire
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.membership.phi_accrual import THRESHOLD, Arrivals
-from dist_classicrl.settings import checked_positive, checked_whole
 
 logger = logging.getLogger(__name__)
 

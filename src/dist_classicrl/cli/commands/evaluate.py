@@ -53,7 +53,7 @@ def command(
     from dist_classicrl.evaluation.assessment import assess
 
     learned = load(run, env, env_args, needs_env=True)
-    found = assess(learned.agent, learned.env, episodes, seed, exact)
+    found = assess(learned.state, learned.env, episodes, seed, exact)
     if as_json:
         tables.show_json({"run": run, **learned.described(), **found.to_dict()})
         return

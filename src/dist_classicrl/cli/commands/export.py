@@ -54,5 +54,5 @@ def command(
     from dist_classicrl.export.formats import export
 
     learned = load(run, env, env_args)
-    written = export(learned.agent, target, learned.env, environment=learned.title, kind=kind, force=force)
+    written = export(learned.state, target, learned.env, environment=learned.title, kind=kind, force=force)
     click.echo(f"{written}: {written.stat().st_size:,} bytes")

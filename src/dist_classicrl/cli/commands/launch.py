@@ -178,7 +178,7 @@ class _ScriptCommand(click.Command):
 def command(verbose: bool, dry_run: bool, script: tuple[str, ...], **options: Any) -> int:
     """Start a script on many ranks and see it through."""
     asked = taken_from(options)
-    plan = launch.plan_of(asked, launch.checked_script(script))
+    plan = launch.launch_plan(asked, launch.checked_script(script))
     if dry_run:
         click.echo(launch.shown(plan, asked))
         return 0

@@ -57,7 +57,7 @@ def command(
     from dist_classicrl.model.policy import policy_of
 
     learned = load(run, env, env_args)
-    policy = policy_of(learned.agent, learned.env)
+    policy = policy_of(learned.state, learned.env)
     asked = [_state_of(policy, text) for text in observations]
     listed = asked or policy.shown_states(20 if states is None else states)
     if as_json:
