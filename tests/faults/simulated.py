@@ -29,6 +29,7 @@ import numpy as np
 from simulated_network import Conditions, Plan, SimNetwork, SimWire, simulated_time
 
 from dist_classicrl.comm.messages import Kind, decode
+from dist_classicrl.engines.engine import engine_for
 from dist_classicrl.engines.outcome import Outcome, Tally
 from dist_classicrl.engines.progress import Observer, Reporter
 from dist_classicrl.engines.roles import participants as together
@@ -525,6 +526,7 @@ class Calls(Story):
 
     def _train(self, group: Group, call: int, values: np.ndarray, counts: np.ndarray) -> tuple[_Run, Outcome]:
         """Do what `train` does on each of many ranks."""
+        engine = engine_for(self.settings, group.wire.size, "auto")
         while True:
             start = call * self.steps
             table = values.copy(), counts.copy()
@@ -533,13 +535,13 @@ class Calls(Story):
             )  # type: ignore[arg-type]
             try:
                 if not group.is_member:
-                    return run, together.run_together(run, group, join(group))
+                    return run, engine.train(run, group, join(group))
                 setup = Setup(group, SETUP_SECONDS) if self.network.conditions.has_word else _Unsettled(group)
                 try:
                     setup.agree(None, {}, [call])
                     setup.broadcast(run.values, "the values")
                     setup.broadcast(run.counts, "the counts")
-                    return run, together.run_together(run, group, setup)
+                    return run, engine.train(run, group, setup)
                 finally:
                     setup.close(LINGER)
             except Deposed:

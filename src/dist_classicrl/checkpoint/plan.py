@@ -214,7 +214,10 @@ def checked_mode(name: str, value: Any) -> int:
     return int(value)
 
 
-_saving = partial(setting, section="Checkpoints and stopping")
+SECTION = "Checkpoints and stopping"
+"""Of the help of `train`."""
+
+_saving = partial(setting, section=SECTION)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -123,13 +123,12 @@ def _of_fields(settings: type[Checked]) -> list[Option]:
 
 OF_SETTINGS = _of_fields(Settings)
 
-_OF_SAVING = _of_fields(plan.CheckpointPlan)
-SAVING = _OF_SAVING[0].section
-
 OF_TRAIN = [
     Option("total_steps", Whole(1, most=2**62 - 1), 10_000_000, "Steps of all ranks together.", RUN),
-    *_OF_SAVING,
-    Option("leave_signals", Names(), (), "Signals on which a worker leaves, and the others go on.", SAVING),
+    *_of_fields(plan.CheckpointPlan),
+    Option(
+        "leave_signals", Names(), (), "Signals on which a worker leaves, and the others go on.", plan.SECTION
+    ),
     Option("progress_interval", Real(0.0), 1.0, "Seconds between two records.", SHOWING),
 ]
 

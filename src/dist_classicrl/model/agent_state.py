@@ -5,19 +5,21 @@ from __future__ import annotations
 import dataclasses
 import zlib
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dist_classicrl._random import fresh_seed
-from dist_classicrl.engines.run import Resumed
 from dist_classicrl.environments.resolve import Source, resolve
-from dist_classicrl.environments.stepped.spaces import SpaceIndex
 from dist_classicrl.errors import EnvError, NotTrainedError, SettingsError
 from dist_classicrl.model.model_file import SavedModel
 from dist_classicrl.model.places import Places
 from dist_classicrl.process.leave import LeaveWatch
 from dist_classicrl.settings import Settings
+
+if TYPE_CHECKING:
+    from dist_classicrl.engines.run import Resumed
+    from dist_classicrl.environments.stepped.spaces import SpaceIndex
 
 _BLOCK_BYTES = 1 << 15
 
