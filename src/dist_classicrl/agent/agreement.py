@@ -1,48 +1,19 @@
-"""What the ranks of a call of `train` agree on before they begin, and how one process does."""
+"""How the ranks of a call of `train` agree before they begin: with messages, or as a process alone."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-
-class Agreement(Protocol):
-    """How ranks agree; `dist_classicrl.membership.handshake.Setup` says more, and does it with messages.
-
-    Attributes
-    ----------
-    rank : int
-    members : tuple of int
-        The ranks that take part, in whose order everything gathered stands.
-    head : int
-        The one that decides, and serves afterwards.
-    is_head : bool
-        Whether this rank is that one.
-    """
-
-    rank: int
-    members: tuple[int, ...]
-    head: int
-    is_head: bool
-
-    def agree(
-        self, error: BaseException | None, description: dict[str, Any], numbers: list[int], what: str = ...
-    ) -> np.ndarray:
-        """Return every member's `numbers`, if none has an `error` and all have the same `description`."""
-
-    def broadcast(self, array: np.ndarray, what: str) -> None:
-        """Overwrite `array` with the head's."""
-
-    def broadcast_message(self, message: np.ndarray | None, what: str) -> np.ndarray:
-        """Return the head's `message`."""
+from dist_classicrl.membership.handshake import Setup
 
 
 class Alone:
-    """A process alone, which agrees with itself."""
+    """A process alone, which agrees with itself; `Setup` says what each step is among several ranks."""
 
     rank = 0
-    members: tuple[int, ...] = (0,)
+    members = (0,)
     head = 0
     is_head = True
 
@@ -59,5 +30,8 @@ class Alone:
 
     def broadcast_message(self, message: np.ndarray | None, what: str) -> np.ndarray:
         """Return its `message`."""
-        assert message is not None
+        assert message is not None  # the head always has one
         return message
+
+
+Agreement = Setup | Alone

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -42,10 +43,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
 class Session:
     """One attempt at a call of `train`.
 
-    Parameters
+    Attributes
     ----------
     agent : DistAsyncQLearning
         What callbacks get.
@@ -60,23 +62,14 @@ class Session:
         The ranks that train together; None: this process is alone.
     """
 
-    def __init__(
-        self,
-        agent: DistAsyncQLearning,
-        state: AgentState,
-        asked: Request,
-        plan: CheckpointPlan | None,
-        watch: StopWatch | None,
-        group: Group | None = None,
-    ) -> None:
-        self._agent = agent
-        self._state = state
-        self._asked = asked
-        self._plan = plan
-        self._watch = watch
-        self._group = group
+    agent: DistAsyncQLearning
+    state: AgentState
+    asked: Request
+    plan: CheckpointPlan | None
+    watch: StopWatch | None
+    group: Group | None = None
 
-    def begin(self, agreement: Setup | Alone, error: BaseException | None) -> TrainingResult:
+    def begin(self, agreement: Agreement, error: BaseException | None) -> TrainingResult:
         """Train, after all ranks agree on what; `error` is what this rank found wrong before.
 
         Raises
@@ -84,11 +77,11 @@ class Session:
         Deposed
             If all have to begin anew, with other members.
         """
-        state = self._state
-        ranks = 1 if self._group is None else self._group.wire.size
+        state = self.state
+        ranks = 1 if self.group is None else self.group.wire.size
         with ExitStack() as until_training:
             source, engine, total = self._settle(agreement, ranks, error, until_training)
-            beginning, place = begin_call(state, source, total, ranks, self._plan, self._watch, agreement)
+            beginning, place = begin_call(state, source, total, ranks, self.plan, self.watch, agreement)
             if state.steps >= beginning.end:
                 return self._made_before(beginning, place, agreement)
             until_training.pop_all()  # the engine closes the environment
@@ -97,17 +90,17 @@ class Session:
 
     def join(self, entry: Entry) -> TrainingResult:
         """Train with those who have begun already."""
-        source = self._state.get_to_know(self._asked.env)
+        source = self.state.get_to_know(self.asked.env)
         beginning = Beginning.from_dict(entry.told)
-        adopt(self._state, beginning, self._plan, self._watch)
-        engine = engine_for(self._state.settings, beginning.ranks, self._asked.placement)
+        adopt(self.state, beginning, self.plan, self.watch)
+        engine = engine_for(self.state.settings, beginning.ranks, self.asked.placement)
         return self._train(engine, source, beginning, None, entry)
 
     def _settle(
         self, agreement: Agreement, ranks: int, error: BaseException | None, until_training: ExitStack
     ) -> tuple[Source, Engine, int]:
         """Return the environment, the engine, and the steps of all ranks together, which all agree on."""
-        state, asked = self._state, self._asked
+        state, asked = self.state, self.asked
         found: tuple[Source, Engine] | None = None
         described: dict[str, Any] = {}
         steps = 0
@@ -126,7 +119,7 @@ class Session:
 
     def _description(self, source: Source, engine: Engine, steps: int) -> dict[str, Any]:
         """Return what must be the same on all ranks."""
-        state, asked = self._state, self._asked
+        state, asked = self.state, self.asked
         settings = state.settings.to_dict()
         del settings["epsilon"]  # rank 0's counts
         placement = asked.placement if isinstance(asked.placement, str) else "engine"
@@ -137,7 +130,7 @@ class Session:
             "total_steps": steps if asked.names_total else None,
             "steps so far": state.steps,
             # Where it is, rank 0 alone needs to know.
-            "checkpoints": self._plan is not None,
+            "checkpoints": self.plan is not None,
             "placement": f"{placement} ({engine.name})",
         }
 
@@ -148,7 +141,7 @@ class Session:
             workers = max(1, len(agreement.members) - 1)
             text = messages.text(self._result_before(beginning, place, workers).to_dict())
         told = messages.from_text(agreement.broadcast_message(text, "the server's result"))
-        self._state.requested = beginning.end
+        self.state.requested = beginning.end
         return TrainingResult.from_dict(told)
 
     def _result_before(self, beginning: Beginning, place: Place | None, workers: int) -> Outcome:
@@ -159,9 +152,9 @@ class Session:
         logger.warning(
             "All %s steps that this call of train asks for had been made before (%s in all): nothing to do.",
             f"{beginning.asked - beginning.begin:,}",
-            f"{self._state.steps:,}",
+            f"{self.state.steps:,}",
         )
-        for call in self._state.finished:
+        for call in self.state.finished:
             if (call["begin"], call["end"]) == (beginning.begin, beginning.asked):
                 return Outcome.from_dict({**call["result"], "resumed_from": read})
         return Outcome(steps=beginning.asked - beginning.begin, resumed_from=read)
@@ -174,11 +167,11 @@ class Session:
         place: Place | None,
         start: Setup | Entry | None,
     ) -> TrainingResult:
-        state, asked, settings = self._state, self._asked, self._state.settings
+        state, asked, settings = self.state, self.asked, self.state.settings
         corner = state.corner(source)
         callbacks = callback_list(asked.callbacks)
-        observer = CallbackObserver(self._agent, callbacks, asked.progress, corner, beginning.begin)
-        rank = 0 if self._group is None else self._group.rank
+        observer = CallbackObserver(self.agent, callbacks, asked.progress, corner, beginning.begin)
+        rank = 0 if self.group is None else self.group.rank
         with closing(observer):
             run = Run(
                 settings=settings,
@@ -190,7 +183,7 @@ class Session:
                 seed=beginning.seed,
                 observer=observer if observer.is_needed else Observer(),
                 progress_interval=asked.progress_interval if observer.is_needed else math.inf,
-                watch=self._watch,
+                watch=self.watch,
                 saver=self._saver(source, beginning, place),
                 resumed=beginning.resumed,
                 generation=beginning.generation,
@@ -200,7 +193,7 @@ class Session:
                 wants_to_leave=lambda: state.leaving.why,
             )
             try:
-                outcome = engine.train(run, self._group, start)
+                outcome = engine.train(run, self.group, start)
             except Deposed:
                 raise
             except BaseException as error:
@@ -208,13 +201,13 @@ class Session:
                 raise
             result = TrainingResult.of(outcome)
             self._keep(run, corner, beginning, result)
-            if self._group is None or self._group.is_server:
+            if self.group is None or self.group.is_server:
                 observer.ended(result)
             return result
 
     def _keep(self, run: Run, corner: Corner, beginning: Beginning, result: TrainingResult) -> None:
         """Bring the agent to the end of a call."""
-        state = self._state
+        state = self.state
         corner.put_back()
         state.steps = state.requested = beginning.begin + result.steps  # a callback may have ended it early
         state.pending = None
@@ -226,8 +219,8 @@ class Session:
 
         A process alone has all that it learned. Of several ranks the server has, if they stopped in order.
         """
-        state = self._state
-        if self._group is None or isinstance(error, TrainingStopped) and self._group.is_server:
+        state = self.state
+        if self.group is None or isinstance(error, TrainingStopped) and self.group.is_server:
             corner.put_back()
             state.steps = run.start + run.kept
         else:
@@ -239,28 +232,28 @@ class Session:
 
     def _saver(self, source: Source, beginning: Beginning, place: Place | None) -> Saver | None:
         """Return what saves the call, where this rank has a place for that."""
-        state = self._state
-        if self._plan is None or place is None or self._watch is None:
+        state = self.state
+        if self.plan is None or place is None or self.watch is None:
             return None
         return Saver(
-            self._plan,
+            self.plan,
             place.writer,
             description(state, source, place, beginning.begin, beginning.asked),
             (state.q_table, state.visits),
             (source.n_states, source.n_actions),
             constant_arrays(state),
             state.finished,
-            self._watch,
+            self.watch,
             state.steps,
             state.settings.timeout,
         )
 
     def _take_over_saving(self, source: Source, beginning: Beginning, rank: int) -> Saver | None:
         """Return what saves the run from this rank, which has to serve in place of one that was lost."""
-        if self._plan is None or beginning.place is None:
+        if self.plan is None or beginning.place is None:
             return None
         try:
-            place = self._state.places.take_over(self._plan, beginning.place)
+            place = self.state.places.take_over(self.plan, beginning.place)
         except CheckpointError as error:
             logger.warning("Rank %d cannot save the run, and goes on without: %s", rank, error)
             return None
