@@ -172,6 +172,8 @@ class Session:
         callbacks = callback_list(asked.callbacks)
         observer = CallbackObserver(self.agent, callbacks, asked.progress, corner, beginning.begin)
         rank = 0 if self.group is None else self.group.rank
+        if self.group is None:  # who is not alone may have to begin anew
+            state.pending = None
         with closing(observer):
             run = Run(
                 settings=settings,
