@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dist_classicrl.agent.manifest import checkpoint_fault, environment_text
+from dist_classicrl.agent.checkpoint_body import checkpoint_fault, environment_text
 from dist_classicrl.checkpoint.folder import Saved
 from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.engines.run import Resumed

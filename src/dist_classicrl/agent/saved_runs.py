@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from dist_classicrl.agent.manifest import checkpoint_fault
+from dist_classicrl.agent.checkpoint_body import checkpoint_fault
 from dist_classicrl.checkpoint.folder import MANIFEST, CheckpointFolder, Saved
 from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.checkpoint.storage import LocalStorage, open_storage

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dist_classicrl.agent.agreement import Agreement, Alone
 from dist_classicrl.agent.beginning import Beginning, adopt, begin_call
-from dist_classicrl.agent.manifest import constant_arrays, description, environment_text
+from dist_classicrl.agent.checkpoint_body import constant_arrays, description, environment_text
 from dist_classicrl.agent.observer import CallbackObserver
 from dist_classicrl.agent.request import Request
 from dist_classicrl.agent.result import TrainingResult
