@@ -13,7 +13,7 @@ from dist_classicrl._lazy import lazy_names
 
 if TYPE_CHECKING:
     from dist_classicrl.agent.agent import DistAsyncQLearning
-    from dist_classicrl.engines.outcome import TrainingResult
+    from dist_classicrl.agent.result import TrainingResult
     from dist_classicrl.engines.progress import Progress
     from dist_classicrl.environments.model import TabularMDP
     from dist_classicrl.environments.simulate import CompiledSimulator
@@ -31,7 +31,7 @@ _HOMES = {
     "FailureDetector": "dist_classicrl.mpi_tools.detector",
     "Progress": "dist_classicrl.engines.progress",
     "TabularMDP": "dist_classicrl.environments.model",
-    "TrainingResult": "dist_classicrl.engines.outcome",
+    "TrainingResult": "dist_classicrl.agent.result",
 }
 
 __all__ = [

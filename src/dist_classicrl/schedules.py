@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from dist_classicrl.checks import is_real
 from dist_classicrl.errors import SettingsError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _BUCKET_BITS = 12
 EXACT_VISITS = 2 << _BUCKET_BITS
@@ -23,7 +25,7 @@ _MAX_VISIT_BITS = 48
 
 
 def _check_number(owner: str, name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+    if not is_real(value):
         raise SettingsError(
             f"{owner}: {name} must be a number, got {value!r} of type {type(value).__name__}."
         )
@@ -191,6 +193,8 @@ class PerVisit:
         `dist_classicrl.tables.rows.visit_bucket`), so the clock is exact at first and within 1/4096
         later.
         """
+        import numpy as np
+
         octaves = _MAX_VISIT_BITS - _BUCKET_BITS
         low = np.arange(EXACT_VISITS, dtype=np.float64)
         mantissa = np.arange(1 << _BUCKET_BITS, 2 << _BUCKET_BITS, dtype=np.float64)
@@ -200,9 +204,11 @@ class PerVisit:
 
     def at_visit(self, visit: int, workers: int) -> float:
         """Return the step size of `workers` workers at visit number `visit` of an entry."""
-        return float(self._after(np.float64(visit), workers))
+        return float(self._after(float(visit), workers))
 
     def _after(self, visits: Any, workers: int) -> Any:
+        import numpy as np
+
         return self.scale * np.maximum(visits / workers, 1.0) ** -self.exponent
 
 
@@ -222,7 +228,7 @@ def as_schedule(name: str, value: Any) -> Schedule:
     """
     if isinstance(value, (Constant, Linear, Exponential, PerVisit)):
         return value
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+    if not is_real(value):
         raise SettingsError(
             f"{name} must be a number or a schedule ({', '.join(_KINDS)} of dist_classicrl.schedules), "
             f"got {value!r} of type {type(value).__name__}."

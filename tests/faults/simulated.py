@@ -30,11 +30,12 @@ from simulated_network import Conditions, Plan, SimNetwork, SimWire, simulated_t
 
 from dist_classicrl.comm.envelope import Kind, decode
 from dist_classicrl.comm.parts import from_parts
-from dist_classicrl.engines.outcome import Tally, TrainingResult
+from dist_classicrl.engines.engine import engine_for
+from dist_classicrl.engines.outcome import Outcome, Tally
 from dist_classicrl.engines.progress import Observer, Reporter
 from dist_classicrl.engines.roles import participants as together
 from dist_classicrl.engines.roles.changes import join
-from dist_classicrl.engines.roles.server_base import FIRST_ADMISSION, NobodyLeft, Policy, Serving
+from dist_classicrl.engines.roles.server_base import FIRST_ADMISSION, LossPolicy, NobodyLeft, Serving
 from dist_classicrl.engines.roles.worker_base import ServerLost, Working
 from dist_classicrl.engines.rounds.schedule import play, rounds
 from dist_classicrl.engines.run import Run
@@ -215,8 +216,8 @@ class Elections(Story):
             self.claim(not is_new or same, f"{mine} and {servers} are both in {view}")
 
     def serve(self, group: Group) -> None:
-        table, tally = SharedTable(np.zeros(1), np.zeros(1, np.int64)), Tally(0)
-        serving = _Hollow(group, table, Policy(), tally, Reporter(tally))
+        table, tally = SharedTable(np.zeros(1), np.zeros(1, np.int64)), Tally(total_steps=0)
+        serving = _Hollow(group, table, LossPolicy(), tally, Reporter(tally))
         try:
             while group.wire.now() < self.until:
                 now = serving.wake()
@@ -400,7 +401,7 @@ class _Watched:
         self.run.story.begins_anew(self.group)
         super().begin_anew(entry)
 
-    def serve(self) -> TrainingResult:
+    def serve(self) -> Outcome:
         self.run.story.serves(self.group)
         return super().serve()
 
@@ -480,7 +481,7 @@ class Calls(Story):
         self.made: dict[int, _Made] = {}
         self.lives = [0] * size
         self.servers: dict[int, int] = {}
-        self.runs: list[dict[int, tuple[_Run, TrainingResult]]] = [{} for _ in range(self.calls)]
+        self.runs: list[dict[int, tuple[_Run, Outcome]]] = [{} for _ in range(self.calls)]
 
     def random_settings(self, rng: random.Random) -> Settings:
         """Return those that the protocol depends on."""
@@ -527,10 +528,9 @@ class Calls(Story):
             self.runs[call][wire.rank] = run, result
         return "done"
 
-    def _train(
-        self, group: Group, call: int, values: np.ndarray, counts: np.ndarray
-    ) -> tuple[_Run, TrainingResult]:
+    def _train(self, group: Group, call: int, values: np.ndarray, counts: np.ndarray) -> tuple[_Run, Outcome]:
         """Do what `train` does on each of many ranks."""
+        engine = engine_for(self.settings, group.wire.size, "auto")
         while True:
             start = call * self.steps
             table = values.copy(), counts.copy()
@@ -539,13 +539,13 @@ class Calls(Story):
             )  # type: ignore[arg-type]
             try:
                 if not group.is_member:
-                    return run, together.run_together(run, group, join(group))
+                    return run, engine.train(run, group, join(group))
                 setup = Setup(group, SETUP_SECONDS) if self.network.conditions.has_word else _Unsettled(group)
                 try:
                     setup.agree(None, {}, [call])
                     setup.broadcast(run.values, "the values")
                     setup.broadcast(run.counts, "the counts")
-                    return run, together.run_together(run, group, setup)
+                    return run, engine.train(run, group, setup)
                 finally:
                     setup.close(LINGER)
             except Deposed:

@@ -29,7 +29,7 @@ CHECKPOINTS = ROOT / "docs" / "checkpoints.md"
 DESIGN = ROOT / "docs" / "design.md"
 FAULT_TOLERANCE = ROOT / "docs" / "fault-tolerance.md"
 # Arguments of train that have nothing to do with checkpoints.
-ELSEWHERE = ("leave_signals", "callbacks")
+ELSEWHERE = ("leave_signals", "callbacks", "placement")
 # Pages whose programs are for several ranks, too.
 TOGETHER = [ROOT / "README.md", ROOT / "docs" / "tutorial.md", CHECKPOINTS, FAULT_TOLERANCE]
 PROGRAM = Path(documents.__file__)

@@ -29,11 +29,11 @@ import json, pathlib, runpy, sys, time
 import gymnasium
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
 from dist_classicrl import DistAsyncQLearning
-from dist_classicrl.agent import session as together
+from dist_classicrl.agent import training
 
 del sys.argv[0]
 extra = json.loads(sys.argv.pop(1))
-train, group_of, calls, agents = DistAsyncQLearning.train, together.group_of, [], []
+train, group_of, calls, agents = DistAsyncQLearning.train, training.group_of, [], []
 
 def train_here(agent, *arguments, **options):
     calls.append(agent.rank)
@@ -64,7 +64,7 @@ class Hanging(FrozenLakeEnv):
         return super().step(action)
 
 gymnasium.register("Hanging-v0", Hanging, max_episode_steps=100)
-DistAsyncQLearning.train, together.group_of = train_here, wait_for_others
+DistAsyncQLearning.train, training.group_of = train_here, wait_for_others
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 

@@ -28,6 +28,13 @@ def alone():
 
 
 @pytest.fixture
+def several_ranks(world):
+    """Skip what takes more than one rank."""
+    if world.size == 1:
+        pytest.skip("takes two ranks to disagree")
+
+
+@pytest.fixture
 def make_agent():
     """Give a function that makes an agent with a fixed seed and a short deadline."""
 

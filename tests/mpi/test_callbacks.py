@@ -10,10 +10,10 @@ import pytest
 from own_signals import own_signals
 from rank_environments import Corridor
 
-from dist_classicrl.agent import resuming
 from dist_classicrl.callbacks import BaseCallback
 from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.errors import RemoteRankError, SettingsError, TrainingStopped
+from dist_classicrl.model import places
 
 
 @pytest.fixture(autouse=True)
@@ -133,13 +133,13 @@ def test_a_run_that_was_ended_early_is_not_taken_up_again(
     settings = {"total_steps": 50_000_000, "checkpoint_dir": folder, "progress_interval": 0.01}
     ended = first.train(lake, callbacks=listener, **settings)
     # The same script in another process.
-    monkeypatch.setattr(resuming, "_agents", {})
+    monkeypatch.setattr(places, "_agents", {})
     again = make_agent()
     result = again.train(lake, callbacks=Listener(), **settings)
     assert (result.steps, again.steps) == (ended.steps, ended.steps) and result.resumed_from is not None
     assert again.q_table.tobytes() == first.q_table.tobytes()
     # A larger number of steps is another call: it goes on.
-    monkeypatch.setattr(resuming, "_agents", {})
+    monkeypatch.setattr(places, "_agents", {})
     further = make_agent()
     result = further.train(lake, **{**settings, "total_steps": ended.steps + 1_000})
     assert result.steps == further.steps == further.visits.sum() == ended.steps + 1_000

@@ -14,7 +14,6 @@ from own_signals import own_signals
 from rank_environments import SteppedLake
 
 from dist_classicrl import TabularMDP
-from dist_classicrl.agent import resuming
 from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.engines.roles import participants as together
 from dist_classicrl.engines.server import server
@@ -30,6 +29,7 @@ from dist_classicrl.errors import (
     TrainingStopped,
 )
 from dist_classicrl.learning.compiled import CompiledLearner
+from dist_classicrl.model import places
 from dist_classicrl.process import stop as stopping
 from dist_classicrl.schedules import Linear, PerVisit
 from dist_classicrl.tables import snapshot
@@ -49,8 +49,8 @@ def only_the_signals_of_this_test(monkeypatch):
 @pytest.fixture
 def restart(monkeypatch):
     """Give a function after which agents are numbered as in a new process."""
-    monkeypatch.setattr(resuming, "_agents", {})
-    return resuming._agents.clear
+    monkeypatch.setattr(places, "_agents", {})
+    return places._agents.clear
 
 
 @pytest.fixture

@@ -40,12 +40,6 @@ NEVER = 1 << 60
 SHORT_TIMEOUT = 2.0
 
 
-@pytest.fixture
-def several_ranks(world):
-    if world.size == 1:
-        pytest.skip("takes two ranks to disagree")
-
-
 def raised_by(world, culprits, kind, text, train):
     """Check that `train` raises `kind` on the ranks `culprits`, and word of it on all others.
 

@@ -98,10 +98,10 @@ def test_seeds_give_different_tables(world, alone, make_agent, lake):
 def test_without_a_seed_all_ranks_take_what_rank_0_draws(world, alone, make_agent, lake):
     together = make_agent(seed=None, async_updates=False)
     together.train(lake, total_steps=20_000)
-    drawn = world.bcast(together._seed)
+    drawn = world.bcast(together.seed)
     together.train(lake, total_steps=5_000)
     single = make_agent(seed=drawn, async_updates=False, comm=alone)
     for steps in (20_000, 5_000):
         single.train(lake, total_steps=steps)
     assert digest(together) == digest(single)
-    assert together._seed == drawn
+    assert together.seed == drawn

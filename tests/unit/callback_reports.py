@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dist_classicrl import DistAsyncQLearning
+from dist_classicrl.agent.agent import state_of
 from dist_classicrl.callbacks import callback_list
 from dist_classicrl.engines.progress import Progress, RankProgress
 
@@ -43,7 +44,7 @@ class Reports:
     def start(self, steps=0, before=0, **others):
         """Begin, or go on, after `steps`."""
         self.before = before
-        self.agent._steps = steps
+        state_of(self.agent).steps = steps
         self.callbacks.init_callback(self.agent)
         self.callbacks.on_training_start(progress(steps, before=before, **others))
         self.callbacks.on_rollout_start()
@@ -51,7 +52,7 @@ class Reports:
 
     def report(self, steps, **others):
         """Report, and return whether the training is to go on."""
-        self.agent._steps = steps
+        state_of(self.agent).steps = steps
         told = progress(steps, before=self.before, **others)
         self.callbacks.on_rollout_end(told)
         goes_on = self.callbacks.on_step(told)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from dist_classicrl import DistAsyncQLearning
-from dist_classicrl.agent.agent_run import get_to_know
+from dist_classicrl.agent.agent import state_of
 from dist_classicrl.cli import config, environment
 from dist_classicrl.cli.main import main
 
@@ -11,12 +11,12 @@ from dist_classicrl.cli.main import main
 def agent_for(env, values=None, visits=None, **settings):
     """Return an agent that knows `env`, with a table that is a function of (states, actions) or an array."""
     agent = DistAsyncQLearning(seed=1, n_envs=2, **settings)
-    get_to_know(agent, env).close()
+    state_of(agent).get_to_know(env).close()
     if values is not None:
         agent.q_table = values
     if visits is not None:
         agent.visits[:] = visits
-    agent._steps = 1_234_567
+    state_of(agent).steps = 1_234_567
     return agent
 
 

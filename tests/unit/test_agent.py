@@ -15,6 +15,7 @@ from gymnasium import spaces
 from rank_environments import SteppedLake
 
 from dist_classicrl import DistAsyncQLearning
+from dist_classicrl.agent.agent import state_of
 from dist_classicrl.comm import remote_errors as failures
 from dist_classicrl.engines.local import training as alone
 from dist_classicrl.environments import TicTacToeEnv
@@ -129,7 +130,7 @@ def test_a_stepped_environment_is_learned():
     # Dict observations count with the key "odd" first, as Gymnasium sorts keys.
     for value in range(5):
         assert agent.predict({"value": 10 + value, "odd": np.array([value % 2], np.int8)}) == 7
-    start = agent.q_table[agent._observations.encode({"value": 10, "odd": np.array([0], np.int8)})]
+    start = agent.q_table[state_of(agent).observations.encode({"value": 10, "odd": np.array([0], np.int8)})]
     best = sum(-0.1 * 0.9**k for k in range(4)) + 0.9**4
     assert start.max() == pytest.approx(best, abs=1e-6)
     assert start[0] == pytest.approx(-0.1 + 0.9 * best, abs=1e-6)

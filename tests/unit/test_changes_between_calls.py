@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from dist_classicrl import DistAsyncQLearning
-from dist_classicrl.agent import beginning, resuming
+from dist_classicrl.model import places
+from dist_classicrl.model.agent_state import digest
 
 ENV = "FrozenLake-v1"
 STEPS = 5_000
@@ -17,7 +18,7 @@ def script(tmp_path, monkeypatch):
     """Give a function that runs a script of several calls, as a new process would."""
 
     def run(calls, change=lambda agent: None, folder=tmp_path, **settings):
-        monkeypatch.setattr(resuming, "_agents", {})
+        monkeypatch.setattr(places, "_agents", {})
         agent = DistAsyncQLearning(seed=3, epsilon=0.5, **settings)
         for _ in range(calls):
             agent.train(ENV, total_steps=STEPS, checkpoint_dir=folder)
@@ -54,19 +55,19 @@ def test_a_change_after_the_last_call_that_was_made_counts(script, tmp_path):
 def test_digests_tell_tables_apart():
     table = np.random.default_rng(0).random((3000, 7))
     for change in (lambda t: t[::-1], lambda t: t + 1.0, lambda t: np.where(np.arange(7) == 6, 0.0, t)):
-        assert beginning.digest(np.ascontiguousarray(change(table))) != beginning.digest(table)
+        assert digest(np.ascontiguousarray(change(table))) != digest(table)
     one = table.copy()
     one[1500, 3] = np.nextafter(one[1500, 3], 1.0)
     last = table.copy()
     last[-1, -1] = 0.0
-    assert len({beginning.digest(array) for array in (table, one, last)}) == 3
-    assert beginning.digest(table.copy()) == beginning.digest(table)
+    assert len({digest(array) for array in (table, one, last)}) == 3
+    assert digest(table.copy()) == digest(table)
     odd = np.ones((1, 3), np.float32)
-    assert beginning.digest(odd) != beginning.digest(2 * odd)
+    assert digest(odd) != digest(2 * odd)
 
 
 def test_a_second_agent_of_a_notebook_is_told_where_it_saves(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(resuming, "_agents", {})
+    monkeypatch.setattr(places, "_agents", {})
     for expected in (0, 0):
         DistAsyncQLearning(seed=1).train(ENV, total_steps=10, checkpoint_dir=tmp_path)
         assert len(caplog.records) == expected

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP, _files
-from dist_classicrl.agent import resuming
 from dist_classicrl.checkpoint import arrays as arrays_module
 from dist_classicrl.checkpoint import fence as fence_module
 from dist_classicrl.checkpoint import local as local_module
 from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.checkpoint.local import LocalStorage
 from dist_classicrl.errors import CheckpointError, CheckpointFencedError, SettingsError
+from dist_classicrl.model import places
 
 RUN, OTHER_RUN = "0123abcd", "99999999"
 
@@ -825,11 +825,11 @@ def test_a_run_that_begins_while_a_damaged_one_is_read_is_taken(tmp_path):
 def test_neither_training_nor_load_model_takes_another_run_for_a_damaged_one(tmp_path, monkeypatch):
     lake = TabularMDP.from_gymnasium("FrozenLake-v1")
     for _ in range(2):
-        monkeypatch.setattr(resuming, "_agents", {})
+        monkeypatch.setattr(places, "_agents", {})
         DistAsyncQLearning(seed=1).train(lake, total_steps=500, checkpoint_dir=tmp_path, resume="never")
     folder = CheckpointFolder(tmp_path, "agent-0")
     (broken,), names = break_newest(folder), folder.names()
-    monkeypatch.setattr(resuming, "_agents", {})
+    monkeypatch.setattr(places, "_agents", {})
     agent = DistAsyncQLearning(seed=1)
     for attempt in (
         lambda: agent.train(lake, total_steps=1_000, checkpoint_dir=tmp_path),

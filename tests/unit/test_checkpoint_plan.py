@@ -11,30 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_classicrl import durations
-from dist_classicrl.checkpoint.plan import (
-    DEFAULT_INTERVAL,
-    DEFAULT_KEEP_LAST,
-    DEFAULT_MODE,
-    DEFAULT_SIGNALS,
-    plan_of,
-)
+from dist_classicrl.checkpoint.plan import checkpoint_plan
 from dist_classicrl.errors import SettingsError
-
-DEFAULTS = {
-    "checkpoint_dir": "/tmp/run",
-    "checkpoint_interval": DEFAULT_INTERVAL,
-    "keep_last": DEFAULT_KEEP_LAST,
-    "keep_every": None,
-    "resume": "auto",
-    "strict": True,
-    "time_limit": None,
-    "stop_signals": DEFAULT_SIGNALS,
-    "checkpoint_mode": DEFAULT_MODE,
-}
 
 
 def plan(**arguments):
-    return plan_of(**{**DEFAULTS, **arguments})
+    return checkpoint_plan(**{"checkpoint_dir": "/tmp/run", **arguments})
 
 
 def refused(**arguments):
@@ -46,12 +28,12 @@ def refused(**arguments):
 
 def test_the_defaults():
     made = plan()
-    assert made.location == "/tmp/run"
-    assert (made.interval_steps, made.interval_seconds) == (None, 30.0)
+    assert made.checkpoint_dir == "/tmp/run"
+    assert made.checkpoint_interval == (None, 30.0)
     assert (made.keep_last, made.keep_every, made.resume, made.strict) == (3, None, "auto", True)
     assert made.time_limit is None
     assert made.stop_signals == (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
-    assert made.mode == 0o600
+    assert made.checkpoint_mode == 0o600
 
 
 # Without a folder
@@ -105,18 +87,18 @@ def test_a_relative_folder_is_absolute_at_once(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     made = plan(checkpoint_dir="runs/../one")
     monkeypatch.chdir("/")
-    assert made.location == str(tmp_path / "one")
+    assert made.checkpoint_dir == str(tmp_path / "one")
 
 
 @pytest.mark.parametrize("value", ["one/a b:c", Path("one/a b:c"), "./one//a b:c/"])
 def test_ways_to_write_a_folder(tmp_path, monkeypatch, value):
     monkeypatch.chdir(tmp_path)
-    assert plan(checkpoint_dir=value).location == f"{tmp_path}/one/a b:c"
+    assert plan(checkpoint_dir=value).checkpoint_dir == f"{tmp_path}/one/a b:c"
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/run", "simplecache::s3://b/x"])
 def test_permissions_behind_a_url_are_refused_and_not_ignored(url):
-    assert plan(checkpoint_dir=url, checkpoint_mode=0o600).location == url
+    assert plan(checkpoint_dir=url, checkpoint_mode=0o600).checkpoint_dir == url
     assert "0o640 would be ignored" in refused(checkpoint_dir=url, checkpoint_mode=0o640)
 
 
@@ -124,8 +106,8 @@ def test_permissions_behind_a_url_are_refused_and_not_ignored(url):
     "url", ["s3://bucket/run", "memory://run", "gs://b/a%20b", "abfss://c@a.dfs/x", "simplecache::s3://b/x"]
 )
 def test_urls_stay_as_they_are_but_for_a_slash_at_the_end(url):
-    assert plan(checkpoint_dir=url).location == url
-    assert plan(checkpoint_dir=f"{url}/").location == url
+    assert plan(checkpoint_dir=url).checkpoint_dir == url
+    assert plan(checkpoint_dir=f"{url}/").checkpoint_dir == url
 
 
 @pytest.mark.parametrize(
@@ -139,12 +121,12 @@ def test_urls_stay_as_they_are_but_for_a_slash_at_the_end(url):
     ],
 )
 def test_a_file_url_becomes_a_path(url, path):
-    assert plan(checkpoint_dir=url).location == path
+    assert plan(checkpoint_dir=url).checkpoint_dir == path
 
 
 def test_a_folder_whose_name_looks_like_a_url(tmp_path):
-    assert plan(checkpoint_dir="/a/s3://b").location == "/a/s3:/b"
-    assert plan(checkpoint_dir="./s3:/b").location == os.path.abspath("s3:/b")
+    assert plan(checkpoint_dir="/a/s3://b").checkpoint_dir == "/a/s3:/b"
+    assert plan(checkpoint_dir="./s3:/b").checkpoint_dir == os.path.abspath("s3:/b")
 
 
 class BytesPath:
@@ -182,8 +164,8 @@ def test_a_path_with_a_nul(value):
 @pytest.mark.parametrize("value", [1, 10_000, np.int32(7), np.uint64(8), 1e6, np.float32(64.0), 2**70])
 def test_an_interval_in_steps(value):
     made = plan(checkpoint_interval=value)
-    assert type(made.interval_steps) is int and made.interval_steps == value
-    assert made.interval_seconds is None
+    assert type(made.checkpoint_interval.steps) is int and made.checkpoint_interval.steps == value
+    assert made.checkpoint_interval.seconds is None
 
 
 TEXTS = [
@@ -200,8 +182,10 @@ TEXTS = [
 @pytest.mark.parametrize(("text", "seconds"), TEXTS)
 def test_an_interval_in_seconds(text, seconds):
     made = plan(checkpoint_interval=text)
-    assert made.interval_steps is None
-    assert type(made.interval_seconds) is float and made.interval_seconds == pytest.approx(seconds, rel=1e-15)
+    assert made.checkpoint_interval.steps is None
+    assert type(
+        made.checkpoint_interval.seconds
+    ) is float and made.checkpoint_interval.seconds == pytest.approx(seconds, rel=1e-15)
 
 
 @pytest.mark.parametrize(
@@ -386,7 +370,7 @@ def test_signals_that_cannot_ask_to_stop(names, why):
 
 @pytest.mark.parametrize("value", [0o600, 0o640, 0o644, 0o660, 0o664, 0o666, np.int64(0o600)])
 def test_modes(value):
-    mode = plan(checkpoint_mode=value).mode
+    mode = plan(checkpoint_mode=value).checkpoint_mode
     assert type(mode) is int and mode == value
 
 

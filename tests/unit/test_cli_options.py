@@ -3,7 +3,8 @@ import inspect
 
 import pytest
 
-from dist_classicrl import DistAsyncQLearning, settings
+from dist_classicrl import DistAsyncQLearning
+from dist_classicrl.checks import OneOf
 from dist_classicrl.cli import options
 from dist_classicrl.cli.main import main
 from dist_classicrl.cli.option_types import (
@@ -21,13 +22,14 @@ from dist_classicrl.cli.option_types import (
 )
 from dist_classicrl.cli.options import OF_SETTINGS, OF_TRAIN, OPTIONS
 from dist_classicrl.schedules import Constant, Exponential, Linear, PerVisit
+from dist_classicrl.settings import Settings
 
 # Of train: what is no setting, but an object, or one of two ways to say the same.
-NO_OPTIONS = {"self", "env", "steps", "progress", "callbacks"}
+NO_OPTIONS = {"self", "env", "steps", "progress", "callbacks", "placement"}
 
 
 def test_every_setting_is_an_option_with_the_default_of_the_library():
-    fields = {field.name: field.default for field in dataclasses.fields(settings.Settings)}
+    fields = {field.name: field.default for field in dataclasses.fields(Settings)}
     assert {option.name: option.default for option in OF_SETTINGS} == fields
     constructor = inspect.signature(DistAsyncQLearning).parameters
     assert set(constructor) - {"comm"} == set(fields)
@@ -42,18 +44,11 @@ def test_every_argument_of_train_is_an_option_with_the_default_of_the_library():
         assert option.name in own or option.default == parameters[option.name].default, option.name
 
 
-@pytest.mark.parametrize(
-    "name, allowed",
-    [
-        ("algorithm", settings._ALGORITHMS),
-        ("dtype", settings._DTYPES),
-        ("communication_backend", settings._BACKENDS),
-        ("on_failure", settings._ON_FAILURE),
-        ("on_error", settings._ON_ERROR),
-    ],
-)
-def test_the_words_to_choose_from_are_those_of_the_library(name, allowed):
-    assert sorted(OPTIONS[name].kind.words) == sorted(allowed)
+def test_the_words_to_choose_from_are_those_of_the_library():
+    checks = {field.name: field.metadata["check"] for field in dataclasses.fields(Settings)}
+    words = {name: check.words for name, check in checks.items() if isinstance(check, OneOf)}
+    assert {"algorithm", "dtype", "communication_backend", "on_failure", "on_error"} <= set(words)
+    assert {name: OPTIONS[name].kind.words for name in words} == words
 
 
 def test_no_option_is_there_twice():

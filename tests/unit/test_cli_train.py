@@ -8,7 +8,6 @@ import sys
 import numpy as np
 import pytest
 
-from dist_classicrl.agent import resuming
 from dist_classicrl.checkpoint.manifest import MANIFEST
 from dist_classicrl.cli import start, training
 from dist_classicrl.cli.main import main
@@ -16,6 +15,7 @@ from dist_classicrl.cli.requested_run import gather
 from dist_classicrl.cli.run_folder import RunFolder, short_path, steps_saved
 from dist_classicrl.cli.trained_agent import load
 from dist_classicrl.errors import CheckpointError, SettingsError, TrainingStopped
+from dist_classicrl.model import places
 from dist_classicrl.monitoring import read_metrics
 from dist_classicrl.schedules import Linear, PerVisit
 
@@ -35,7 +35,7 @@ def place(tmp_path, monkeypatch):
 
 
 def train(*words):
-    resuming._agents.clear()  # as in a process of its own, each time
+    places._agents.clear()  # as in a process of its own, each time
     return main(["train", *map(str, words)])
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from learned_runs import agent_for, make_run, run_command
 
+from dist_classicrl.agent.agent import state_of
 from dist_classicrl.environments import TabularMDP, TicTacToeEnv
 from dist_classicrl.environments.tictactoe import model as tictactoe_model
 from dist_classicrl.errors import SettingsError
@@ -56,7 +57,7 @@ def test_the_game_has_an_exact_value_in_which_illegal_moves_play_no_part(plays):
     model = tictactoe_model.model(plays)
     values = np.where(model.legal_pairs(), model.solve(0.99).q, 100.0)
     env = TicTacToeEnv(agent_plays=plays)
-    found = assess(agent_for(env, values), env, 2000, 1)
+    found = assess(state_of(agent_for(env, values)), env, 2000, 1)
     assert found.exact.gap == pytest.approx(0.0, abs=1e-9)
     assert found.exact.optimum == pytest.approx(model.start_value(model.solve(0.99).v))
     # Every game of a policy that is optimal here ends soon, so discounting takes little.

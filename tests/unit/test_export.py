@@ -11,6 +11,7 @@ from gymnasium import spaces
 from learned_runs import agent_for, make_run, run_command, tied_values
 
 from dist_classicrl import DistAsyncQLearning
+from dist_classicrl.agent.agent import state_of
 from dist_classicrl.environments import TabularMDP, TicTacToeEnv
 from dist_classicrl.errors import ExportError, ModelFileError
 from dist_classicrl.export import program as policy_program
@@ -116,8 +117,8 @@ def test_the_program_plays_as_predict_does_without_any_library(tmp_path):
     jobs = {}
     for name in CASES:
         agent, env = case(name)
-        policy = policy_of(agent, env)
-        path = export(agent, tmp_path / f"{name}.py", env)
+        policy = policy_of(state_of(agent), env)
+        path = export(state_of(agent), tmp_path / f"{name}.py", env)
         refused = [[policy.observation_of(0), [0] * policy.n_actions], [policy.observation_of(0), [1]]]
         refused += [[policy.n_states], [[99, 0, 0, 0, 0]], [None], ["x"], [-3]]
         jobs[name] = [str(path), moves_of(agent, policy), refused]
@@ -143,8 +144,8 @@ def module_at(path):
 @pytest.mark.parametrize("name", ["lake", "blackjack", "multi", "masked", "nested_actions"])
 def test_observations_as_the_environment_gives_them(tmp_path, name):
     agent, env = case(name)
-    policy = policy_of(agent, env)
-    act = module_at(export(agent, tmp_path / "policy.py", env))["act"]
+    policy = policy_of(state_of(agent), env)
+    act = module_at(export(state_of(agent), tmp_path / "policy.py", env))["act"]
     space = env().observation_space
     space.seed(1)
     for _ in range(50):
@@ -170,14 +171,14 @@ def test_observations_as_the_environment_gives_them(tmp_path, name):
 )
 def test_an_observation_of_another_length_is_refused(tmp_path, name, observation):
     agent, env = case(name)
-    act = module_at(export(agent, tmp_path / "policy.py", env))["act"]
+    act = module_at(export(state_of(agent), tmp_path / "policy.py", env))["act"]
     with pytest.raises(ValueError, match="entries in place of"):
         act(observation)
 
 
 def test_an_action_that_was_given_out_can_be_changed(tmp_path):
     agent, env = case("multi")
-    act = module_at(export(agent, tmp_path / "policy.py", env))["act"]
+    act = module_at(export(state_of(agent), tmp_path / "policy.py", env))["act"]
     observation = [[0, 5], [-1, 0]]
     first = act(observation)
     kept = list(first)
@@ -187,20 +188,20 @@ def test_an_action_that_was_given_out_can_be_changed(tmp_path):
 
 def test_small_tables_can_be_read_and_large_ones_are_packed(tmp_path):
     agent, env = case("lake")
-    text = export(agent, tmp_path / "lake.py", env, environment="FrozenLake-v1").read_text()
+    text = export(state_of(agent), tmp_path / "lake.py", env, environment="FrozenLake-v1").read_text()
     order = np.argsort(-agent.q_table[6], kind="stable")
     assert f"    {', '.join(map(str, order))},  # 6\n" in text
     assert "# They are called left, down, right, up." in text
     assert text.startswith('"""What was learned in FrozenLake-v1: 16 states, 4 actions, 1234567 steps.\n')
     assert "from lake import act" in text and max(map(len, text.splitlines())) <= 110
     agent, env = case("large")
-    packed = export(agent, tmp_path / "large.py", env).read_text()
+    packed = export(state_of(agent), tmp_path / "large.py", env).read_text()
     assert len(packed) < 2 * agent.q_table.size and max(map(len, packed.splitlines())) <= 110
 
 
 def test_illegal_moves_are_left_out_of_values_and_policy(tmp_path):
     agent, env = case("tictactoe")
-    policy = policy_of(agent, env)
+    policy = policy_of(state_of(agent), env)
     legal = CASES["tictactoe"]()._rules.legal
     assert np.array_equal(policy.values, np.where(legal, agent.q_table, -np.inf).max(axis=1))
     assert [agent.predict(state) for state in range(627)] == policy.greedy.tolist()
@@ -216,7 +217,7 @@ def test_a_table_comes_back_as_it_went(tmp_path, name, kind, dtype):
     rng = np.random.default_rng(1)
     agent = agent_for(env, rng.normal(size=shape) * 10.0 ** rng.integers(-9, 9, shape), dtype=dtype)
     agent.visits[:] = rng.integers(0, 1 << 47, shape)
-    values, visits = read_table(export(agent, tmp_path / f"table.{kind}", env))
+    values, visits = read_table(export(state_of(agent), tmp_path / f"table.{kind}", env))
     back = DistAsyncQLearning(dtype=dtype)
     back.q_table, back.visits[:] = values, visits
     assert back.q_table.tobytes() == agent.q_table.tobytes()
@@ -225,10 +226,10 @@ def test_a_table_comes_back_as_it_went(tmp_path, name, kind, dtype):
 
 def test_the_arrays_of_an_npz_are_plain_and_it_is_a_model(tmp_path, capsys):
     agent, env = case("tictactoe")
-    path = export(agent, tmp_path / "policy.npz", env)
+    path = export(state_of(agent), tmp_path / "policy.npz", env)
     with np.load(path, allow_pickle=False) as file:
         held = dict(file)
-    policy = policy_of(agent, env)
+    policy = policy_of(state_of(agent), env)
     assert held["q_table"].tobytes() == agent.q_table.tobytes()
     assert held["policy"].tolist() == [agent.predict(state) for state in range(627)]
     assert np.array_equal(held["values"], policy.values)
@@ -241,7 +242,9 @@ def test_the_arrays_of_an_npz_are_plain_and_it_is_a_model(tmp_path, capsys):
 
 def test_json_says_what_a_reader_needs(tmp_path):
     agent, env = case("blackjack")
-    data = json.loads(export(agent, tmp_path / "policy.json", env, environment="Blackjack-v1").read_text())
+    data = json.loads(
+        export(state_of(agent), tmp_path / "policy.json", env, environment="Blackjack-v1").read_text()
+    )
     assert data["observations"][461] == [20, 10, 1] and data["actions"] == ["stick", "hit"]
     assert data["q_table"] == agent.q_table.tolist() and data["environment"] == "Blackjack-v1"
     assert data["policy"] == agent.q_table.argmax(axis=1).tolist()
@@ -304,7 +307,7 @@ def test_the_command_writes_every_format_and_replaces_nothing_unasked(tmp_path, 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     agent, env = case("lake")
-    path = export(agent, tmp_path / "policy.py", env)
+    path = export(state_of(agent), tmp_path / "policy.py", env)
     before = path.read_text()
 
     def broken(*_):
@@ -313,7 +316,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
 
     monkeypatch.setattr(policy_program, "program", broken)
     with pytest.raises(OSError, match="disk is full"):
-        export(agent, path, env, force=True)
+        export(state_of(agent), path, env, force=True)
     assert path.read_text() == before and list(tmp_path.iterdir()) == [path]
     with pytest.raises(ExportError, match="is there already"):
-        export(agent, path, env)
+        export(state_of(agent), path, env)

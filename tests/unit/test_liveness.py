@@ -12,7 +12,7 @@ from dist_classicrl.comm.messages import encode
 from dist_classicrl.comm.remote_errors import Failed
 from dist_classicrl.engines.outcome import Tally
 from dist_classicrl.engines.progress import Observer, Reporter
-from dist_classicrl.engines.roles.server_base import NobodyLeft, Policy
+from dist_classicrl.engines.roles.server_base import LossPolicy, NobodyLeft
 from dist_classicrl.engines.roles.worker_base import ServerLost
 from dist_classicrl.engines.rounds import exchange as rounds
 from dist_classicrl.engines.server import server
@@ -63,9 +63,9 @@ class Reported(Observer):
 
 
 def serve(async_updates, channel, report, *others):
-    tally, table = Tally(100), SharedTable(np.zeros(4), np.zeros(4, np.int64))
+    tally, table = Tally(total_steps=100), SharedTable(np.zeros(4), np.zeros(4, np.int64))
     reporter = Reporter(tally, Reported(report), SILENCE)
-    common = (group(0, channel, *others), table, Policy(), tally, reporter)
+    common = (group(0, channel, *others), table, LossPolicy(), tally, reporter)
     if async_updates:
         leases = LeaseBook(0, 100, [1, *(other.peer for other in others)], 10)
         serving = server.Server(*common, leases=leases)

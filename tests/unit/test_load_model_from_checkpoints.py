@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP
-from dist_classicrl.agent import resuming
 from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.environments.tictactoe.model import model as tictactoe_model
 from dist_classicrl.errors import CheckpointError, ModelFileError
+from dist_classicrl.model import places
 from dist_classicrl.schedules import Linear, PerVisit
 
 LAKE = TabularMDP.from_gymnasium("FrozenLake-v1")
@@ -20,7 +20,7 @@ LAKE = TabularMDP.from_gymnasium("FrozenLake-v1")
 
 @pytest.fixture(autouse=True)
 def new_process(monkeypatch):
-    monkeypatch.setattr(resuming, "_agents", {})
+    monkeypatch.setattr(places, "_agents", {})
 
 
 def trained(folder, env=LAKE, calls=3, **settings):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from dist_classicrl import DistAsyncQLearning
+from dist_classicrl.agent.agent import state_of
 from dist_classicrl.environments import TicTacToeEnv
 from dist_classicrl.errors import EnvError, ModelFileError, SettingsError
 from dist_classicrl.model import model_file
@@ -30,7 +31,9 @@ def test_predict_names_legal_actions_of_a_compiled_game_also_after_loading(tmp_p
 
 def test_a_mask_in_the_observation_is_followed():
     agent = DistAsyncQLearning(state_size=3, action_size=2)
-    agent._observations = type("Index", (), {"encode": staticmethod(lambda observation: observation["at"])})()
+    state_of(agent).observations = type(
+        "Index", (), {"encode": staticmethod(lambda observation: observation["at"])}
+    )()
     agent.q_table = [[1.0, 0.0]] * 3
     assert agent.predict({"at": 1, "action_mask": np.array([0, 1], np.int8)}) == 1
     assert agent.predict({"at": 1}) == 0
@@ -42,7 +45,7 @@ def test_a_loaded_agent_can_be_told_its_environment(tmp_path):
     path = agent.save_model(tmp_path / "blackjack.pkl")
     hand = (20, 10, 0)
     agent.q_table[:] = 0.0
-    agent.q_table[agent._observations.encode(hand), 1] = 1.0
+    agent.q_table[state_of(agent).observations.encode(hand), 1] = 1.0
     agent.save_model(path)
     with pytest.raises(SettingsError, match=r"load_model\(path, env=...\)"):
         DistAsyncQLearning.load_model(path).predict(hand)

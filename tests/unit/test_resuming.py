@@ -19,7 +19,8 @@ from own_signals import own_signals
 from rank_environments import SteppedLake
 
 from dist_classicrl import CompiledSimulator, DistAsyncQLearning, TabularMDP
-from dist_classicrl.agent import resuming
+from dist_classicrl.agent import session
+from dist_classicrl.agent.agent import state_of
 from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.engines.local import training as alone
 from dist_classicrl.environments.tictactoe.env import TicTacToeEnv
@@ -31,6 +32,7 @@ from dist_classicrl.errors import (
     TrainingInterrupted,
     TrainingStopped,
 )
+from dist_classicrl.model import places
 from dist_classicrl.process import stop as stopping
 from dist_classicrl.schedules import Exponential, Linear, PerVisit
 
@@ -56,8 +58,8 @@ def small_slices(monkeypatch):
 @pytest.fixture
 def restart(monkeypatch):
     """Give a function after which agents are numbered as in a new process."""
-    monkeypatch.setattr(resuming, "_agents", {})
-    return resuming._agents.clear
+    monkeypatch.setattr(places, "_agents", {})
+    return places._agents.clear
 
 
 def stop_after(steps, number=signal.SIGUSR1):
@@ -241,7 +243,7 @@ def stopped(tmp_path_factory):
     """Give a folder in which a run was stopped."""
     folder = tmp_path_factory.mktemp("stopped")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(resuming, "_agents", {})
+        patched.setattr(places, "_agents", {})
         with pytest.raises(TrainingStopped):
             DistAsyncQLearning(seed=11).train(
                 LAKE, total_steps=100_000, checkpoint_dir=folder, **stop_after(1)
@@ -310,12 +312,12 @@ def test_a_request_in_a_call_that_was_made_before_is_answered_by_the_next(tmp_pa
                 os.kill(os.getpid(), signal.SIGTERM)
 
     handler = Stopping()
-    resuming.logger.addHandler(handler)
+    session.logger.addHandler(handler)
     agent = DistAsyncQLearning(seed=11)
     try:
         assert agent.train(LAKE, total_steps=100, checkpoint_dir=tmp_path).steps == 100
     finally:
-        resuming.logger.removeHandler(handler)
+        session.logger.removeHandler(handler)
     with pytest.raises(TrainingStopped, match="SIGTERM"):
         agent.train(LAKE, total_steps=10_000_000, checkpoint_dir=tmp_path)
     assert 100 <= agent.steps < 10_000_000
@@ -986,7 +988,7 @@ def waiting_for_the_writer(agent):
     """Return arguments of `train` with which each report waits for the writer, so no checkpoint is late."""
 
     def report(progress):
-        for place in agent._places.values():
+        for place in state_of(agent).places:
             assert place.writer.wait(30.0)
 
     return {"progress": report, "progress_interval": 0}

@@ -13,15 +13,16 @@ import numpy as np
 import pytest
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP
-from dist_classicrl.agent import resuming
+from dist_classicrl.agent.agent import state_of
 from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.checkpoint.local import LocalStorage
-from dist_classicrl.checkpoint.plan import plan_of
+from dist_classicrl.checkpoint.plan import checkpoint_plan
 from dist_classicrl.engines import saving
 from dist_classicrl.engines.local import training as alone
-from dist_classicrl.engines.outcome import Tally, TrainingResult
+from dist_classicrl.engines.outcome import Outcome, Tally
 from dist_classicrl.engines.saving import Position, Saver
 from dist_classicrl.errors import CheckpointFencedError, RankTimeoutError, TrainingStopped
+from dist_classicrl.model import places
 from dist_classicrl.process import stop as stopping
 from dist_classicrl.process.stop import Stop, StopWatch
 
@@ -105,7 +106,7 @@ def make_saver(
     values, counts = np.full(table, 7.0), np.full(table, 7)
     watch = StopWatch((), None, None)
     saver = Saver(
-        plan_of("somewhere", **{**PLAN, **plan}),
+        checkpoint_plan(checkpoint_dir="somewhere", **{**PLAN, **plan}),
         writer,
         {"run": "0123abcd", "call": {"begin": 10, "end": 90}, "seed": 5},
         (values, counts),
@@ -120,7 +121,7 @@ def make_saver(
 
 
 def position(steps=60, **more):
-    return Position(steps, Tally(80).to_dict(1.5), "async", **more)
+    return Position(steps, Tally(total_steps=80).to_dict(1.5), "async", **more)
 
 
 VALUES, COUNTS = np.arange(6.0), np.arange(6)
@@ -159,7 +160,7 @@ def test_it_is_never_due_before_the_last_one_is_on_disk(clock, interval):
 
 
 def test_what_a_checkpoint_says(clock):
-    finished = [{"begin": 0, "end": 10, "result": TrainingResult(steps=10).to_dict()}]
+    finished = [{"begin": 0, "end": 10, "result": Outcome(steps=10).to_dict()}]
     saver, writer, _ = make_saver(clock, finished=finished)
     learners = {"position": np.zeros((1, 2), np.int64)}
     saver.save(VALUES, COUNTS, position(version=4, applied={"1": 3}, learners=learners, exact=np.ones(6)))
@@ -178,7 +179,7 @@ def test_what_a_checkpoint_says(clock):
         "stream": None,
         "version": 4,
         "applied": {"1": 3},
-        "tally": Tally(80).to_dict(1.5),
+        "tally": Tally(total_steps=80).to_dict(1.5),
         "finished": finished[:1],
     }
 
@@ -282,7 +283,7 @@ def test_one_that_could_not_be_written_is_nowhere(clock):
     writer.fails = True
     # Not where the one before it is
     assert saver.save_last(VALUES, COUNTS, position(70)) is None
-    assert saver.finish(VALUES, COUNTS, position(70), TrainingResult()) is None
+    assert saver.finish(VALUES, COUNTS, position(70), Outcome()) is None
 
 
 def test_somebody_else_in_the_folder_is_raised_but_does_not_hide_another_error(clock, caplog):
@@ -306,17 +307,17 @@ def test_an_error_does_not_wait_for_long(clock):
 def test_the_end_of_a_call_is_saved_with_its_result(clock):
     finished = []
     saver, writer, _ = make_saver(clock, finished=finished)
-    result = TrainingResult(steps=80, episodes=3, mean_return=0.5)
+    result = Outcome(steps=80, episodes=3, mean_return=0.5)
     assert saver.finish(VALUES, COUNTS, position(90), result) == "checkpoint 1"
     assert writer.written[0][1]["finished"] == finished
     assert finished == [{"begin": 10, "end": 90, "result": result.to_dict()}]
-    assert TrainingResult.is_described_by(json.loads(json.dumps(finished[0]["result"])))
+    assert Outcome.is_described_by(json.loads(json.dumps(finished[0]["result"])))
 
 
 def test_only_so_many_results_are_kept():
     finished = []
     for call in range(saving._KEPT_RESULTS + 5):
-        saving.note_finished(finished, call, call + 1, TrainingResult(steps=1 if call != 2 else 0))
+        saving.note_finished(finished, call, call + 1, Outcome(steps=1 if call != 2 else 0))
     # The third was ended early: where it ended has to be known for good.
     assert len(finished) == saving._KEPT_RESULTS + 1
     assert [call["begin"] for call in (*finished[:2], finished[-1])] == [2, 5, saving._KEPT_RESULTS + 4]
@@ -337,7 +338,7 @@ def test_a_request_to_stop_is_found(clock):
 def broken_disk(monkeypatch):
     """Let every write fail while the list that this gives is not empty."""
     reasons, write = [], CheckpointFolder.write
-    monkeypatch.setattr(resuming, "_agents", {})
+    monkeypatch.setattr(places, "_agents", {})
     monkeypatch.setattr(stopping, "REPEAT_SECONDS", 0.0)
 
     def writing(*arguments):
@@ -356,7 +357,7 @@ def test_training_goes_on_while_the_disk_is_full_and_says_so_once(broken_disk, t
     options = {"total_steps": 3_000, "checkpoint_dir": tmp_path, "checkpoint_interval": 100}
 
     def report(progress):
-        for place in agent._places.values():
+        for place in state_of(agent).places:
             place.writer.wait(30.0)
         broken_disk[:] = [(errno.ENOSPC, "No space left on device")] if 500 < progress.steps < 2_000 else []
 
@@ -391,7 +392,7 @@ def test_a_stop_without_a_checkpoint_says_that_there_is_none(broken_disk, tmp_pa
 def test_a_process_that_was_replaced_stops(broken_disk, tmp_path):
     first = DistAsyncQLearning(seed=1)
     first.train(LAKE, total_steps=1_000, checkpoint_dir=tmp_path)
-    resuming._agents.clear()
+    places._agents.clear()
     second = DistAsyncQLearning(seed=1)
     second.train(LAKE, total_steps=2_000, checkpoint_dir=tmp_path)
     newest = CheckpointFolder(tmp_path, "agent-0").names()
@@ -415,7 +416,7 @@ def test_a_process_that_was_replaced_stops(broken_disk, tmp_path):
 @pytest.mark.parametrize("way", ["patience", "second Ctrl-C", "error"])
 def test_a_table_that_changes_while_it_is_read_is_never_published(way, tmp_path, monkeypatch, caplog):
     """Each file is hashed as it is read, so a torn table would pass every check."""
-    monkeypatch.setattr(resuming, "_agents", {})
+    monkeypatch.setattr(places, "_agents", {})
     monkeypatch.setattr(saving, "RESCUE_SECONDS", 1.0)
     agent = DistAsyncQLearning(seed=1, timeout=1.0 if way == "patience" else 100.0)
     entered, goes_on, write = threading.Event(), threading.Event(), LocalStorage.write
@@ -439,7 +440,7 @@ def test_a_table_that_changes_while_it_is_read_is_never_published(way, tmp_path,
     with suppress(errors[way]):
         agent.train(LAKE, total_steps=1_000, checkpoint_dir=tmp_path, **failing)
         assert way == "patience"
-    (place,) = agent._places.values()
+    (place,) = state_of(agent).places
     assert place.writer.busy
     assert ("did not get ready within 1 s" in caplog.text) == (way != "second Ctrl-C")
     agent.q_table[:] = agent.visits[:] = 99

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from dist_classicrl import TrainingResult
 from dist_classicrl.cli.commands.report import command
-from dist_classicrl.engines.outcome import TrainingResult
 from dist_classicrl.errors import MetricsError, PlotError
 from dist_classicrl.monitoring.reading import read_metrics
 from dist_classicrl.plotting import plot_scaling

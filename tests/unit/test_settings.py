@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dist_classicrl import DistAsyncQLearning
+from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.schedules import Constant, Exponential, Linear, PerVisit
 from dist_classicrl.settings import Settings
@@ -201,6 +202,39 @@ def test_settings_survive_json():
 
 def test_the_agents_arguments_are_the_settings():
     parameters = inspect.signature(DistAsyncQLearning).parameters
+    # Scripts give these by their place.
+    assert [name for name, given in parameters.items() if given.kind is not given.KEYWORD_ONLY] == [
+        "state_size",
+        "action_size",
+        "learning_rate",
+        "discount_factor",
+        "epsilon",
+        "batch_size",
+        "sync_frequency",
+        "compression_threshold",
+        "async_updates",
+        "buffer_size",
+        "prefetch_factor",
+        "communication_backend",
+        "algorithm",
+        "dtype",
+        "seed",
+        "comm",
+    ]
     fields = {field.name: field.default for field in dataclasses.fields(Settings)}
     assert {name: parameter.default for name, parameter in parameters.items() if name != "comm"} == fields
     assert DistAsyncQLearning(batch_size=7, seed=4).settings == Settings(batch_size=7, seed=4)
+    assert DistAsyncQLearning(3, 2, 0.5).settings == Settings(state_size=3, action_size=2, learning_rate=0.5)
+
+
+def test_the_arguments_of_train_about_checkpoints_are_those_of_the_plan():
+    parameters = inspect.signature(DistAsyncQLearning.train).parameters
+    for field in dataclasses.fields(CheckpointPlan):
+        assert parameters[field.name].default == field.default, field.name
+
+
+@pytest.mark.parametrize("kind", [Settings, CheckpointPlan])
+def test_every_default_is_allowed(kind):
+    made = kind()
+    for field in dataclasses.fields(kind):
+        assert field.metadata["check"](field.name, field.default) == getattr(made, field.name)

@@ -23,6 +23,7 @@ from dist_classicrl.evaluation.episodes import evaluate
 from dist_classicrl.learning.learner import Stream
 from dist_classicrl.learning.loops import learn_steps
 from dist_classicrl.learning.rules.q_learning import QLearning
+from dist_classicrl.model.agent_state import AgentState
 from dist_classicrl.settings import Settings
 
 
@@ -282,7 +283,9 @@ def test_a_game_may_make_arrays():
     learner = learner_of(game, Settings(learning_rate=1.0, epsilon=1.0))
     learner.learn(0, Stream(np.uint64(1), 0), 100)
     assert learner.table.q.tolist() == [0.0, 0.0, 2.0, 6.0]
-    assert evaluate(game, np.array([[0.0, 1.0]] * 2), Settings(), 3, 0, 9).returns.tolist() == [6.0] * 3
+    agent = AgentState(Settings())
+    agent.set_values([[0.0, 1.0]] * 2)
+    assert evaluate(game, agent, 3, 0, 9).returns.tolist() == [6.0] * 3
 
 
 def test_games_of_one_class_share_their_functions():

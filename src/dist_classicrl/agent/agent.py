@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
-import logging
 import os
 from collections.abc import Callable, Iterable
-from functools import partial
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from dist_classicrl import schedules
-from dist_classicrl._random import fresh_seed
-from dist_classicrl.checkpoint.plan import (
-    DEFAULT_INTERVAL,
-    DEFAULT_KEEP_LAST,
-    DEFAULT_MODE,
-    DEFAULT_SIGNALS,
-    plan_of,
-)
-from dist_classicrl.comm.world import find_world, watch_for_unhandled_errors
-from dist_classicrl.engines.outcome import TrainingResult
+from dist_classicrl.agent.result import TrainingResult
+from dist_classicrl.checkpoint.plan import CheckpointPlan
+from dist_classicrl.comm.world import watch_for_unhandled_errors
 from dist_classicrl.engines.progress import Progress
-from dist_classicrl.errors import EnvError, NotTrainedError, SettingsError
-from dist_classicrl.evaluation.episodes import EvaluationResult
+from dist_classicrl.evaluation.episodes import EvaluationResult, evaluate
 from dist_classicrl.model import model_file
-from dist_classicrl.process.leave import LeaveWatch
+from dist_classicrl.model.agent_state import AgentState
+from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from dist_classicrl.engines.engine import Engine
 
 # From here on and not only once there is an agent: a rank whose script fails before that would leave the
 # others waiting in train(), and wait for them itself in MPI's finalisation.
@@ -152,69 +143,22 @@ class DistAsyncQLearning:
         max_replacements: int = 3,
         on_error: str = "raise",
     ) -> None:
-        self._settings = Settings(
-            state_size=state_size,
-            action_size=action_size,
-            learning_rate=learning_rate,
-            discount_factor=discount_factor,
-            epsilon=epsilon,
-            batch_size=batch_size,
-            sync_frequency=sync_frequency,
-            compression_threshold=compression_threshold,
-            async_updates=async_updates,
-            buffer_size=buffer_size,
-            prefetch_factor=prefetch_factor,
-            communication_backend=communication_backend,
-            algorithm=algorithm,
-            dtype=dtype,
-            seed=seed,
-            logical_workers=logical_workers,
-            replay_ratio=replay_ratio,
-            n_envs=n_envs,
-            use_action_mask=use_action_mask,
-            allow_singletons=allow_singletons,
-            timeout=timeout,
-            heartbeat_interval=heartbeat_interval,
-            heartbeat_timeout=heartbeat_timeout,
-            on_failure=on_failure,
-            min_workers=min_workers,
-            max_replacements=max_replacements,
-            on_error=on_error,
-        )
+        given = locals()
+        settings = Settings(**{each.name: given[each.name] for each in fields(Settings)})
+        self._state = AgentState(settings)
         self._comm = comm
-        self._leaving = LeaveWatch()
-        self._is_training = False
-        self._seed = seed
-        self._steps = 0
-        self._requested = 0  # steps asked for in the calls of train that have ended
-        self._finished: list[dict[str, Any]] = []  # begin, end and result of calls of train
-        self._places: dict[str, Any] = {}  # where it is saved, by checkpoint_dir
-        self._told_places: dict[str, dict[str, Any]] = {}  # where another rank saves it, likewise
-        self._pending: Any = None  # where a checkpoint said that learning goes on
-        self._taken: tuple[np.ndarray, np.ndarray] | None = None  # its table, until learning goes on
-        self._behind: Any = (
-            None  # checksum of a table that is older than rank 0's because training did not end
-        )
-        self._q: np.ndarray | None = None
-        self._visits: np.ndarray | None = None
-        self._n_actions: int | None = None  # of the environment, where the table may have more
-        self._legal: np.ndarray | None = None  # of a compiled environment
-        self._observations: Any = None
-        self._actions: Any = None
-        if state_size is not None and action_size is not None:
-            self._allocate(self._settings.state_size or 0, self._settings.action_size or 0)
 
     # State that can be read and set between calls of train
 
     @property
     def settings(self) -> Settings:
         """The settings in force."""
-        return self._settings
+        return self._state.settings
 
     @property
     def seed(self) -> int | None:
         """The seed of all random numbers: that of the settings, or what was drawn; None before training."""
-        return self._seed
+        return self._state.seed
 
     @property
     def rank(self) -> int:
@@ -229,24 +173,14 @@ class DistAsyncQLearning:
         SingletonError
             If the launcher promised several ranks and this process is alone.
         """
-        from dist_classicrl.membership.group import serving_rank
-        from dist_classicrl.process.parent import find_parent
+        from dist_classicrl.agent.training import rank_of
 
-        parent = find_parent()
-        if parent is not None:
-            from dist_classicrl.agent.replacements import visit_of
-
-            return visit_of(parent).rank
-        world = find_world(self._comm, self._settings.allow_singletons)
-        if world is None:
-            return 0
-        own, server = world.Get_rank(), serving_rank(world)
-        return {server: 0, 0: server}.get(own, own)
+        return rank_of(self._comm, self._state.settings)
 
     @property
     def steps(self) -> int:
         """Environment steps learned so far, by all ranks, in all calls of `train`: where schedules stand."""
-        return self._steps
+        return self._state.steps
 
     @property
     def q_table(self) -> np.ndarray:
@@ -257,74 +191,35 @@ class DistAsyncQLearning:
         NotTrainedError
             If the shape is not known yet: neither given, nor told by an environment.
         """
-        return self._table()[0]
+        return self._state.q_table
 
     @q_table.setter
     def q_table(self, values: Any) -> None:
-        given = np.asarray(values)
-        if given.ndim != 2 or (self._q is not None and given.shape != self._q.shape):
-            allowed = "two dimensions" if self._q is None else f"the shape {self._q.shape}"
-            raise SettingsError(
-                f"q_table must have {allowed} (states, actions), got an array of shape {given.shape}."
-            )
-        if given.dtype.kind not in "fiu" or not np.isfinite(given).all():
-            raise SettingsError(
-                f"q_table must hold finite numbers, got {given.dtype} with NaN, infinity or no numbers."
-            )
-        if self._q is None:
-            settings = self._settings
-            wanted = (settings.state_size or given.shape[0], settings.action_size or given.shape[1])
-            if given.shape != wanted:
-                raise SettingsError(
-                    f"q_table has the shape {given.shape}, but state_size={settings.state_size} and "
-                    f"action_size={settings.action_size} ask for {wanted}."
-                )
-            self._allocate(*given.shape)
-        self.q_table[:] = given
+        self._state.set_values(values)
 
     @property
     def visits(self) -> np.ndarray:
         """How often each state-action pair was visited, ndarray(int64) of shape (states, actions)."""
-        return self._table()[1]
+        return self._state.visits
 
     @property
     def epsilon(self) -> float:
         """The current chance of a random action; set it to a number or a schedule."""
-        return self._settings.epsilon.at(self._steps)
+        return self._state.settings.epsilon.at(self._state.steps)
 
     @epsilon.setter
     def epsilon(self, value: Any) -> None:
-        self._settings = dataclasses.replace(self._settings, epsilon=value)
+        self._state.change(epsilon=value)
 
     @property
     def learning_rate(self) -> Any:
         """The current step size, or the `PerVisit` schedule; set it to a number or a schedule."""
-        schedule = self._settings.learning_rate
-        return schedule if isinstance(schedule, schedules.PerVisit) else schedule.at(self._steps)
+        schedule = self._state.settings.learning_rate
+        return schedule if isinstance(schedule, PerVisit) else schedule.at(self._state.steps)
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:
-        self._settings = dataclasses.replace(self._settings, learning_rate=value)
-
-    def _table(self) -> tuple[np.ndarray, np.ndarray]:
-        if self._q is None or self._visits is None:
-            raise NotTrainedError(
-                "The table has no shape yet. Call train(env=...), or give state_size and action_size to the "
-                "constructor."
-            )
-        return self._q, self._visits
-
-    def _allocate(self, states: int, actions: int) -> None:
-        try:
-            self._q = np.zeros((states, actions), self._settings.dtype)
-            self._visits = np.zeros((states, actions), np.int64)
-        except (MemoryError, ValueError) as error:
-            size = states * actions * (np.dtype(self._settings.dtype).itemsize + 8)
-            raise SettingsError(
-                f"A table of {states} states and {actions} actions needs {size / 2**30:.3g} GiB with its "
-                "visits, which cannot be had. Leave state_size and action_size out to take what the "
-                "environment needs."
-            ) from error
+        self._state.change(learning_rate=value)
 
     # Training
 
@@ -337,16 +232,17 @@ class DistAsyncQLearning:
         progress: Callable[[Progress], None] | None = None,
         progress_interval: float = 5.0,
         checkpoint_dir: str | os.PathLike[str] | None = None,
-        checkpoint_interval: int | str = DEFAULT_INTERVAL,
-        keep_last: int = DEFAULT_KEEP_LAST,
+        checkpoint_interval: int | str = "30s",
+        keep_last: int = 3,
         keep_every: int | None = None,
         resume: str | bool = "auto",
         strict: bool = True,
         time_limit: float | str | None = None,
-        stop_signals: Iterable[int | str] = DEFAULT_SIGNALS,
-        checkpoint_mode: int = DEFAULT_MODE,
+        stop_signals: Iterable[int | str] = ("SIGUSR1", "SIGUSR2", "SIGTERM"),
+        checkpoint_mode: int = 0o600,
         leave_signals: Iterable[int | str] = (),
         callbacks: Any = None,
+        placement: str | Engine = "auto",
     ) -> TrainingResult:
         """Learn for a number of environment steps; every rank of the communicator calls this.
 
@@ -397,6 +293,11 @@ class DistAsyncQLearning:
         callbacks : BaseCallback, callable, or sequence of them, optional
             What `dist_classicrl.callbacks` has, or of its kind: called on rank 0, or the rank that took its
             place, whenever `progress` is, and when something happens. A callback can end the run early.
+        placement : "auto", "replicated" or Engine
+            Where the table is and how the training is spread, the same on all ranks. With "replicated" every
+            rank has the whole table: a process alone learns by itself, and several ranks learn with a server,
+            or in rounds in the reproducible mode. "auto" is that, too. An engine of your own, as
+            `dist_classicrl.engines.engine` describes it, is used as it is.
 
         Returns
         -------
@@ -443,27 +344,23 @@ class DistAsyncQLearning:
         many ranks the table is what the server had by then on rank 0 and as before on the others, and `steps`
         is as before; rank 0's table counts at the next call.
         """
+        given = locals()
         from dist_classicrl.agent.request import Request
         from dist_classicrl.agent.training import train
 
-        make_plan = partial(
-            plan_of,
-            checkpoint_dir,
-            checkpoint_interval,
-            keep_last,
-            keep_every,
-            resume,
-            strict,
-            time_limit,
-            stop_signals,
-            checkpoint_mode,
+        saving = {each.name: given[each.name] for each in fields(CheckpointPlan)}
+        asked = Request(
+            env=env,
+            steps=steps,
+            total_steps=total_steps,
+            progress=progress,
+            progress_interval=progress_interval,
+            leave_signals=leave_signals,
+            callbacks=callbacks,
+            placement=placement,
+            saving=saving,
         )
-        return train(
-            self,
-            Request(
-                env, steps, total_steps, progress, progress_interval, make_plan, leave_signals, callbacks
-            ),
-        )
+        return train(self, self._state, asked, self._comm)
 
     def leave(self, why: str = "leave() was called") -> None:
         """Let this worker leave the training in good order, from another thread or a callback.
@@ -472,7 +369,7 @@ class DistAsyncQLearning:
         `WorkerLeft`, a `SystemExit` with code 0. A server, and a process that trains alone, cannot leave:
         they take no note, and are stopped by a stop signal instead.
         """
-        self._leaving.ask(why)
+        self._state.leaving.ask(why)
 
     # Using what was learned
 
@@ -491,12 +388,7 @@ class DistAsyncQLearning:
         max_steps : int
             An episode that is longer is cut off there, for environments without a time limit.
         """
-        from dist_classicrl.evaluation.episodes import evaluate
-
-        seed = self._seed if seed is None else seed
-        return evaluate(
-            env, self.q_table, self._settings, episodes, fresh_seed() if seed is None else seed, max_steps
-        )
+        return evaluate(env, self._state, episodes, seed, max_steps)
 
     def predict(self, observation: Any, action_mask: Any = None) -> Any:
         """Return the greedy action for `observation`, the first of several that are equally good.
@@ -516,39 +408,14 @@ class DistAsyncQLearning:
         OutsideSpaceError
             If the observation is not in the environment's space.
         """
-        state = observation if self._observations is None else self._observations.encode(observation)
-        values = self.q_table
-        if not isinstance(state, (int, np.integer)) or not 0 <= state < values.shape[0]:
-            raise SettingsError(
-                f"observation must be a state from 0 to {values.shape[0] - 1}, got {observation!r}. "
-                "Observations of another kind can be given after train(env=...) or load_model(path, "
-                "env=...), which tell how to number them."
-            )
-        row = values[state, : self._n_actions].astype(np.float64)
-        if action_mask is None and isinstance(observation, dict):
-            action_mask = observation.get("action_mask")
-        if action_mask is None and self._legal is not None and state < len(self._legal):
-            # A state in which a game has ended has no legal action, and any answer will do.
-            action_mask = self._legal[state] if self._legal[state].any() else None
-        if action_mask is not None:
-            mask = np.asarray(action_mask)
-            if mask.shape != row.shape or not mask.any():
-                raise SettingsError(
-                    f"action_mask must have shape {row.shape} and allow an action, got shape {mask.shape} "
-                    f"with {int(mask.sum())}."
-                )
-            row[~mask.astype(bool)] = -np.inf
-        action = int(np.argmax(row))
-        return action if self._actions is None else self._actions.decode(action)
+        return self._state.greedy_action(observation, action_mask)
 
     def save_model(self, path: str | os.PathLike[str]) -> Path:
         """Write table, visits and settings to exactly `path`, with whatever suffix.
 
         The file is written whole or not at all, and holds no pickle.
         """
-        q, visits = self._table()
-        model = model_file.SavedModel(self._settings, q, visits, self._steps, self._n_actions, self._legal)
-        return model_file.write(path, model)
+        return model_file.write(path, self._state.to_model())
 
     @classmethod
     def load_model(
@@ -586,30 +453,13 @@ class DistAsyncQLearning:
             saved = saved_model_of(path)
         else:
             saved = model_file.read(path)
-        arguments = {
-            field.name: getattr(saved.settings, field.name) for field in dataclasses.fields(Settings)
-        }
-        agent = cls(**arguments, comm=comm)
-        agent._q = saved.q_table
-        agent._visits = saved.visits
-        agent._steps = agent._requested = saved.steps
-        agent._n_actions = saved.actions
-        agent._legal = saved.legal
+        agent = cls(**saved.settings.arguments(), comm=comm)
+        agent._state.take_model(saved)
         if env is not None:
-            from dist_classicrl.agent.agent_run import get_to_know
-
-            get_to_know(agent, env).close()
+            agent._state.get_to_know(env).close()
         return agent
 
-    def _check_size(self, n_states: int, n_actions: int) -> None:
-        """Make the table if there is none, and check that an environment of this size fits."""
-        if self._q is None:
-            self._allocate(self._settings.state_size or n_states, self._settings.action_size or n_actions)
-        states, actions = self.q_table.shape
-        if states < n_states or actions < n_actions:
-            raise EnvError(
-                f"The environment needs a table of {n_states} states and {n_actions} actions, but this one "
-                f"has {states} and {actions}. Leave state_size and action_size out, or give at least "
-                f"state_size={n_states}, action_size={n_actions}."
-            )
-        self._n_actions = n_actions
+
+def state_of(agent: DistAsyncQLearning) -> AgentState:
+    """Return what an agent holds, for the other parts of this library."""
+    return agent._state

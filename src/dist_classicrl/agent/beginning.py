@@ -1,45 +1,35 @@
-"""Where a call of `train` begins: from what agents hold, or from a checkpoint; on all ranks alike."""
+"""Where a call of `train` begins: from what agents hold, or from a checkpoint; on all ranks alike.
+
+The rank that serves finds it out, tells the others, and these bring their agents to it.
+"""
 
 from __future__ import annotations
 
 import logging
-import zlib
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from dist_classicrl import schedules
-from dist_classicrl._random import fresh_seed
-from dist_classicrl.agent.resuming import (
-    Place,
-    end_of,
-    find,
-    note_place,
-    place_of,
-    resumed_of,
-    take_up,
-    undo_changes,
-)
+from dist_classicrl.agent.agreement import Agreement
+from dist_classicrl.agent.checkpoints import find, put_table_back, take_up
 from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.comm import envelope
-from dist_classicrl.engines.rounds.exchange import learners_message, learners_of
+from dist_classicrl.engines.outcome import Tally
 from dist_classicrl.engines.run import Resumed
 from dist_classicrl.environments.resolve import Source
-from dist_classicrl.membership.handshake import Setup
+from dist_classicrl.model.agent_state import AgentState
+from dist_classicrl.model.places import Place, PlaceName
 from dist_classicrl.process.stop import StopWatch
-
-if TYPE_CHECKING:
-    from dist_classicrl.agent.agent import DistAsyncQLearning
+from dist_classicrl.schedules import Schedule
 
 logger = logging.getLogger(__name__)
 
-_BLOCK_BYTES = 1 << 15
 
-
-@dataclass
+@dataclass(frozen=True)
 class Beginning:
-    """Where a call begins and ends, on rank 0 or alone.
+    """Where a call begins and ends, as the rank that serves tells it to all.
 
     Attributes
     ----------
@@ -47,144 +37,205 @@ class Beginning:
         Global steps of the whole call, whoever makes them.
     asked : int
         The end that was asked for: a callback may have ended the call before.
-    place : Place or None
-        Where it is saved; known on rank 0.
-    resumed : Resumed or None
+    steps : int
+        Global step from which learning goes on.
+    seed : int
+    epsilon : Schedule
+    finished : list of dict
+        See `AgentState`.
+    ranks : int
+        Of the communicator; 1 where a process is alone.
+    place : PlaceName or None
+        Where the call is saved.
     generation : int
-        See `Run`.
+        How many processes saved there before.
     has_loaded : bool
         Whether a checkpoint was taken up just now.
-    told : dict
-        What the server tells all ranks of this, where there are several.
+    resumed : Resumed or None
+        What it says besides the table, where the call was begun by an earlier process.
+    slurm_left : float or None
+        Seconds that SLURM leaves to the job.
     """
 
     begin: int
     end: int
     asked: int
-    place: Place | None = None
-    resumed: Resumed | None = None
+    steps: int
+    seed: int
+    epsilon: Schedule
+    finished: list[dict[str, Any]]
+    ranks: int
+    place: PlaceName | None = None
     generation: int = 0
     has_loaded: bool = False
-    told: dict[str, Any] = field(default_factory=dict)
+    resumed: Resumed | None = None
+    slurm_left: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain data for JSON, without the learners' arrays."""
+        resumed = None if self.resumed is None else self.resumed.without_arrays()
+        return {**vars(self), "epsilon": schedules.to_dict(self.epsilon), "resumed": resumed}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Beginning:
+        """Return what `to_dict` described."""
+        place, resumed = data["place"], data["resumed"]
+        read = {
+            "epsilon": schedules.from_dict(data["epsilon"]),
+            "place": None if place is None else PlaceName(*place),
+            "resumed": None if resumed is None else Resumed(**resumed),
+        }
+        return cls(**{**data, **read})
 
 
 def begin_call(
-    agent: DistAsyncQLearning, source: Source, total: int, plan: CheckpointPlan | None
-) -> Beginning:
-    """Find out where a call begins and ends, and take up a checkpoint if there is one. On rank 0 or alone."""
-    begin = agent._requested
-    beginning = Beginning(begin, begin + total, begin + total)
-    undo_changes(agent)
-    if plan is not None and total > 0:
-        place = place_of(agent, plan)
-        beginning.place = place
-        found = None if place.is_looked_through else find(agent, source, place, plan)
-        steps, read = (agent._steps, place.read) if found is None else (found.steps, found.name)
-        finished = agent._finished if found is None else found.finished
-        if steps < end_of(finished, begin, beginning.asked) and not place.claim(read):
-            found = find(agent, source, place, plan)
-        # Nothing can fail from here on: the agent is as before, or as the checkpoint has it.
-        if found is not None:
-            take_up(agent, place, found)
-            beginning.has_loaded = True
-        place.is_looked_through = True
-        beginning.generation = place.generation
-    beginning.end = end_of(agent._finished, begin, beginning.asked)
-    if agent._steps < beginning.end:
-        beginning.resumed = resumed_of(agent, begin)
-    _seed(agent)
-    return beginning
-
-
-def begin_together(
-    agent: DistAsyncQLearning,
+    state: AgentState,
     source: Source,
     total: int,
+    ranks: int,
     plan: CheckpointPlan | None,
     watch: StopWatch | None,
-    setup: Setup,
-) -> Beginning:
-    """Let the server find out where the call begins, and bring the agents of the other ranks to that."""
-    end = agent._requested + total
-    beginning = Beginning(agent._requested, end, end)
+    agreement: Agreement,
+) -> tuple[Beginning, Place | None]:
+    """Bring the agents of all ranks to where a call of `total` steps begins.
+
+    Return that, and where this rank saves the call.
+    """
+    found: Beginning | None = None
+    place: Place | None = None
     error: BaseException | None = None
-    if setup.is_head:
+    if agreement.is_head:
         try:
-            beginning = begin_call(agent, source, total, plan)
+            found, place = find_out(state, source, total, ranks, plan, watch)
         except BaseException as caught:  # whatever it is, the others must hear of it
             error = caught
-    table = [digest(agent.q_table), digest(agent.visits)]
-    tables = setup.agree(error, {}, table, "the server to read its checkpoint, if there is one")
-    resumed = beginning.resumed
-    text = None
-    if setup.is_head:
-        text = envelope.text(
-            {
-                "begin": beginning.begin,
-                "end": beginning.end,
-                "asked": beginning.asked,
-                "steps": agent.steps,
-                "seed": agent._seed,
-                "epsilon": schedules.to_dict(agent.settings.epsilon),
-                "generation": beginning.generation,
-                "has_loaded": beginning.has_loaded,
-                "finished": agent._finished,
-                "place": None if beginning.place is None else beginning.place.told,
-                "slurm_left": None if watch is None else watch.slurm_left,
-                "resumed": None if resumed is None else resumed.without_arrays(),
-            }
-        )
-    told = envelope.from_text(setup.broadcast_message(text, "the server's state"))
-    beginning.told, beginning.end = told, told["end"]
-    if not setup.is_head:
-        # Whoever has touched nothing has nothing to be told: a new agent, or one whose training was stopped.
-        # Nor who does over what the script did before the checkpoint was written.
-        is_own = table[0] != agent._behind and (agent.steps > 0 or agent.q_table.any())
-        is_over = told["has_loaded"] or beginning.begin < told["steps"]
-        if not is_over and is_own and tables[setup.members.index(setup.head), 0] != table[0]:
-            _warn_of_difference(setup.rank, "q_table")
-        if schedules.from_dict(told["epsilon"]) != agent.settings.epsilon:
-            _warn_of_difference(setup.rank, "epsilon")
-        take_told(agent, beginning, told, plan, watch)
-    if told["has_loaded"] or (tables != tables[0]).any():
-        setup.broadcast(agent.q_table, "the server's table")
-        setup.broadcast(agent.visits, "the server's visits")
-    if told["resumed"] is not None:
-        states = None if resumed is None else learners_message(resumed.learners)
-        states = setup.broadcast_message(states, "the server's learners")
-        if not setup.is_head:
-            beginning.resumed = Resumed(**told["resumed"], learners=learners_of(states))
-    return beginning
+    own = state.digests() if len(agreement.members) > 1 else []
+    everyone = agreement.agree(error, {}, own, "the server to read its checkpoint, if there is one")
+    beginning = tell(found, agreement)
+    if not agreement.is_head:
+        _warn_of_differences(state, beginning, own, everyone, agreement)
+        adopt(state, beginning, plan, watch)
+    if beginning.has_loaded or (everyone != everyone[0]).any():
+        agreement.broadcast(state.q_table, "the server's table")
+        agreement.broadcast(state.visits, "the server's visits")
+    return beginning, place
 
 
-def take_told(
-    agent: DistAsyncQLearning,
-    beginning: Beginning,
-    told: dict[str, Any],
+def find_out(
+    state: AgentState,
+    source: Source,
+    total: int,
+    ranks: int,
     plan: CheckpointPlan | None,
     watch: StopWatch | None,
+) -> tuple[Beginning, Place | None]:
+    """Find out where a call begins and ends, on the rank that serves; take up a checkpoint if there is one.
+
+    Return that, and where the call is saved.
+    """
+    begin = state.requested
+    asked = begin + total
+    if begin < state.steps:
+        # This call was begun by an earlier process. What the script does to the table between its calls, it
+        # did then as well: the checkpoint contains it.
+        put_table_back(state)
+    place, has_loaded = None, False
+    if plan is not None and total > 0:
+        place = state.places.of(plan)
+        found = None if place.is_looked_through else find(state, source, place, plan)
+        steps, read = (state.steps, place.read) if found is None else (found.steps, found.name)
+        finished = state.finished if found is None else found.finished
+        if steps < end_of(finished, begin, asked) and not place.claim(read):
+            found = find(state, source, place, plan)
+        # Nothing can fail from here on: the agent is as before, or as the checkpoint has it.
+        if found is not None:
+            take_up(state, place, found)
+            has_loaded = True
+        place.is_looked_through = True
+    end = end_of(state.finished, begin, asked)
+    beginning = Beginning(
+        begin=begin,
+        end=end,
+        asked=asked,
+        steps=state.steps,
+        seed=state.drawn_seed(),
+        epsilon=state.settings.epsilon,
+        finished=list(state.finished),
+        ranks=ranks,
+        place=None if place is None else place.name,
+        generation=0 if place is None else place.generation,
+        has_loaded=has_loaded,
+        resumed=resumed_of(state, begin) if state.steps < end else None,
+        slurm_left=None if watch is None else watch.slurm_left,
+    )
+    return beginning, place
+
+
+def end_of(finished: list[dict[str, Any]], begin: int, asked: int) -> int:
+    """Return the global step at which the call from `begin` to `asked` ends, or has ended before that."""
+    for call in finished:
+        if (call["begin"], call["end"]) == (begin, asked):
+            return begin + int(call["result"]["steps"])
+    return asked
+
+
+def resumed_of(state: AgentState, begin: int) -> Resumed | None:
+    """Return where a call that began at global step `begin` goes on from a checkpoint, if it does."""
+    pending = state.pending
+    if pending is None:
+        return None
+    resumed, made = pending.resumed, state.steps - begin
+    nothing = Tally(total_steps=0).to_dict(0.0)
+    if made == 0:  # between two calls: this one begins new episodes, as it would have without a stop
+        return Resumed(resumed.checkpoint, 0, nothing, resumed.mode)
+    tally = resumed.tally if pending.begin == begin else nothing
+    return replace(resumed, made=made, tally={**tally, "steps": made})
+
+
+def tell(found: Beginning | None, agreement: Agreement) -> Beginning:
+    """Tell all ranks what the head, which alone knows it, has found out."""
+    if found is not None and len(agreement.members) == 1:
+        return found
+    from dist_classicrl.engines.rounds.exchange import learners_message, learners_of
+
+    text = None if found is None else envelope.text(found.to_dict())
+    told = agreement.broadcast_message(text, "the server's state")
+    beginning = found or Beginning.from_dict(envelope.from_text(told))
+    resumed = beginning.resumed
+    if resumed is None:
+        return beginning
+    states = None if found is None else learners_message(resumed.learners)
+    states = agreement.broadcast_message(states, "the server's learners")
+    return found or replace(beginning, resumed=replace(resumed, learners=learners_of(states)))
+
+
+def adopt(
+    state: AgentState, beginning: Beginning, plan: CheckpointPlan | None, watch: StopWatch | None
 ) -> None:
-    """Bring this rank's agent to what the server says of the call."""
-    if plan is not None and told["place"] is not None:
-        note_place(agent, plan, told["place"])
-    if watch is not None and told["slurm_left"] is not None:
-        watch.slurm_left = told["slurm_left"]
-    epsilon = schedules.from_dict(told["epsilon"])
-    if epsilon != agent.settings.epsilon:
-        agent.epsilon = epsilon
-    agent._steps, agent._seed = told["steps"], told["seed"]
-    agent._finished = told["finished"]
-    agent._requested = told["begin"]
-    beginning.generation = told["generation"]
+    """Bring the agent of a rank that does not serve to where a call begins, apart from the table."""
+    if plan is not None and beginning.place is not None:
+        state.places.note(plan, beginning.place)
+    if watch is not None and beginning.slurm_left is not None:
+        watch.slurm_left = beginning.slurm_left
+    if beginning.epsilon != state.settings.epsilon:
+        state.change(epsilon=beginning.epsilon)
+    state.steps, state.seed = beginning.steps, beginning.seed
+    state.finished = list(beginning.finished)
+    state.requested = beginning.begin
 
 
-def digest(array: np.ndarray) -> int:
-    """Return a number that differs where arrays differ, at the speed of reading them."""
-    words = array.reshape(-1).view(np.uint8)
-    whole = words[: words.size // _BLOCK_BYTES * _BLOCK_BYTES].view(np.uint64).reshape(-1, _BLOCK_BYTES // 8)
-    digest = zlib.crc32(np.add.reduce(whole, axis=1).data)
-    digest = zlib.crc32(np.bitwise_xor.reduce(whole, axis=1).data, digest)
-    return zlib.crc32(words[whole.nbytes :].data, digest)
+def _warn_of_differences(
+    state: AgentState, beginning: Beginning, own: list[int], everyone: np.ndarray, agreement: Agreement
+) -> None:
+    """Say what a script has set on this rank in another way than on the one that serves."""
+    # Whoever has touched nothing has nothing to be told: a new agent, or one whose training was stopped.
+    # Nor who does over what the script did before the checkpoint was written.
+    is_own = own[0] != state.behind and (state.steps > 0 or state.q_table.any())
+    is_over = beginning.has_loaded or beginning.begin < beginning.steps
+    if not is_over and is_own and everyone[agreement.members.index(agreement.head), 0] != own[0]:
+        _warn_of_difference(agreement.rank, "q_table")
+    if beginning.epsilon != state.settings.epsilon:
+        _warn_of_difference(agreement.rank, "epsilon")
 
 
 def _warn_of_difference(rank: int, name: str) -> None:
@@ -194,9 +245,3 @@ def _warn_of_difference(rank: int, name: str) -> None:
         name,
         rank,
     )
-
-
-def _seed(agent: DistAsyncQLearning) -> int:
-    if agent._seed is None:
-        agent._seed = fresh_seed()
-    return agent._seed

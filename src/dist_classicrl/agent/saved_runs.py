@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 
-from dist_classicrl.agent.resuming import checkpoint_fault
+from dist_classicrl.agent.checkpoint_body import checkpoint_fault
 from dist_classicrl.checkpoint.folder import CheckpointFolder, Saved
 from dist_classicrl.checkpoint.local import LocalStorage
 from dist_classicrl.checkpoint.location import open_storage
 from dist_classicrl.checkpoint.manifest import MANIFEST
-from dist_classicrl.checkpoint.plan import DEFAULT_MODE
+from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.errors import CheckpointError
 from dist_classicrl.model.model_file import SavedModel, model_of
 
@@ -44,7 +44,7 @@ def saved_model_of(path: str | os.PathLike[str]) -> SavedModel:
 
 
 def _saved_of(path: str | os.PathLike[str]) -> Saved:
-    storage = open_storage(path, "", DEFAULT_MODE)
+    storage = open_storage(path, "", CheckpointPlan.checkpoint_mode)
     url = storage.url.removesuffix("/") or "/"
     # A link to a checkpoint's folder may have any name.
     location = os.path.realpath(storage.url) if isinstance(storage, LocalStorage) else os.fspath(path)

@@ -1,48 +1,40 @@
-"""One call of `train` on many ranks, from the side of an agent: what is agreed on, and who begins anew."""
+"""One call of `train` in one process: what is asked for is agreed on, begun, run and kept.
+
+It is the same for a process alone, for many ranks that begin together, and for a rank that joins later.
+"""
 
 from __future__ import annotations
 
 import logging
+import math
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dist_classicrl.agent.agent_run import (
-    common_description,
-    get_to_know,
-    keep,
-    made_before,
-    run_of,
-    saver_of,
-    store,
-)
-from dist_classicrl.agent.beginning import Beginning, begin_together, digest, take_told
-from dist_classicrl.agent.request import Request, check, leave_signals_of, observed, steps_asked, watching
-from dist_classicrl.agent.resuming import (
-    take_over_place,
-)
+from dist_classicrl.agent.agreement import Agreement, Alone
+from dist_classicrl.agent.beginning import Beginning, adopt, begin_call
+from dist_classicrl.agent.checkpoint_body import constant_arrays, description, environment_text
+from dist_classicrl.agent.observer import CallbackObserver
+from dist_classicrl.agent.request import Request
+from dist_classicrl.agent.result import TrainingResult
+from dist_classicrl.callbacks import callback_list
 from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.comm import envelope
-from dist_classicrl.comm.transport import Wire
-from dist_classicrl.engines.outcome import TrainingResult
+from dist_classicrl.engines.engine import Engine, engine_for
+from dist_classicrl.engines.outcome import Outcome, Tally
 from dist_classicrl.engines.progress import Observer
-from dist_classicrl.engines.roles.changes import Entry, join
-from dist_classicrl.engines.roles.participants import run_together
-from dist_classicrl.engines.roles.shutdown import await_ends, say_ended
-from dist_classicrl.engines.run import Resumed
-from dist_classicrl.engines.saving import Saver
+from dist_classicrl.engines.roles.changes import Entry
+from dist_classicrl.engines.roles.server_base import LossPolicy
+from dist_classicrl.engines.run import Run
+from dist_classicrl.engines.saving import Saver, note_finished
 from dist_classicrl.environments.resolve import Source
-from dist_classicrl.errors import (
-    CheckpointError,
-    RankMismatchError,
-    RemoteRankError,
-    TrainingStopped,
-    WorkerLeft,
-)
-from dist_classicrl.membership.admission import Join
+from dist_classicrl.errors import CheckpointError, TrainingStopped
 from dist_classicrl.membership.election import Deposed
-from dist_classicrl.membership.group import Group, NewView, Over, Timing, group_of
+from dist_classicrl.membership.group import Group
 from dist_classicrl.membership.handshake import Setup
-from dist_classicrl.process import exit as process_exit
+from dist_classicrl.model.agent_state import AgentState, Corner, digest
+from dist_classicrl.model.places import Place
 from dist_classicrl.process.stop import StopWatch
 
 if TYPE_CHECKING:
@@ -50,206 +42,221 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_LINGER_SECONDS = 1.0
 
+@dataclass(frozen=True)
+class Session:
+    """One attempt at a call of `train`.
 
-def train_together(agent: DistAsyncQLearning, asked: Request, world: Any) -> TrainingResult:
-    """Train with the other ranks of `world`, an mpi4py.MPI.Comm."""
-    plan: CheckpointPlan | None = None
-    signals: tuple[int, ...] = ()
-    error: BaseException | None = None
-    try:
-        plan = asked.make_plan()
-        signals = leave_signals_of(asked)
-    except BaseException as caught:  # whatever it is, the others must hear of it
-        error = caught
-    # Before the first thing that waits for other ranks: these may still be busy with something else.
-    with watching(plan, world.Get_rank()) as watch, agent._leaving.listening_to(signals):
-        group = group_of(world, agent.settings.timeout)
-        group.begin_call(timing_of(agent, group.wire))
-        if group.call == 1 and group.is_server and (advice := process_exit.survival_advice()) is not None:
-            logger.info("%s", advice)
-        clean = False
-        try:
-            while True:
-                try:
-                    result = Call(agent, asked, group, plan, watch).make(error)
-                    clean = True
-                    return result
-                except Deposed:
-                    # A rank was lost before training began: all begin anew without it.
-                    continue
-        except WorkerLeft:
-            clean = True
-            process_exit.note_aside()
-            if process_exit.fault_tolerant():  # else MPI ends the job where a process ends by itself
-                process_exit.note_losses()
-            raise
-        except (TrainingStopped, RemoteRankError, RankMismatchError):
-            clean = True
-            raise
-        finally:
-            _hear_out(group)
-            _note_ending(group)
-            group.end_call(_LINGER_SECONDS if clean else 0.0)
+    Attributes
+    ----------
+    agent : DistAsyncQLearning
+        What callbacks get.
+    state : AgentState
+        What it holds.
+    asked : Request
+    plan : CheckpointPlan or None
+        Where the call is saved.
+    watch : StopWatch or None
+        Hears requests to stop, where it is.
+    group : Group or None
+        The ranks that train together; None: this process is alone.
+    """
 
+    agent: DistAsyncQLearning
+    state: AgentState
+    asked: Request
+    plan: CheckpointPlan | None
+    watch: StopWatch | None
+    group: Group | None = None
 
-def timing_of(agent: DistAsyncQLearning, wire: Wire) -> Timing:
-    """Return when a rank counts as lost, by the agent's settings and what MPI allows."""
-    settings = agent.settings
-    silence = min(settings.heartbeat_timeout, settings.timeout)
-    if not wire.has_threads:  # nobody speaks while an environment makes a long step
-        silence = settings.timeout
-    return Timing(min(settings.heartbeat_interval, silence / 4.0), silence, settings.timeout)
-
-
-def _hear_out(group: Group) -> None:
-    """Take in the last control messages of a call: who is away, and who asks to take part too late."""
-    for sender, control in group.poll():
-        if isinstance(control, NewView):
-            group.accept(control)
-        elif isinstance(control, Join) and group.is_server:
-            group.send(sender, Over())
-
-
-def _note_ending(group: Group) -> None:
-    """Let the end of the process know who died, who hangs, and who is in charge."""
-    process_exit.note_head(group.is_server)
-    left = {event["rank"] for event in group.events.entries if event["kind"] == "left"}
-    away = set(range(group.wire.size)) - set(group.view.members) - group.dead - left
-    if group.dead or away:
-        process_exit.note_losses()
-    others = sorted(set(group.view.members) - group.dead - {group.rank})
-    process_exit.note_hanging(
-        group.wire.abort if away and group.is_server else None,
-        partial(await_ends, group.wire, others),
-        partial(say_ended, group.wire, group.view.server) if away and group.is_member else None,
-    )
-
-
-class Call:
-    """One attempt at a call of `train` on many ranks."""
-
-    def __init__(
-        self,
-        agent: DistAsyncQLearning,
-        asked: Request,
-        group: Group,
-        plan: CheckpointPlan | None,
-        watch: StopWatch | None,
-    ) -> None:
-        self._agent = agent
-        self._asked = asked
-        self._group = group
-        self._plan = plan
-        self._watch = watch
-
-    def make(self, error: BaseException | None) -> TrainingResult:
+    def begin(self, agreement: Agreement, error: BaseException | None) -> TrainingResult:
         """Train, after all ranks agree on what; `error` is what this rank found wrong before.
 
         Raises
         ------
         Deposed
-            If it has to begin anew, with other members.
+            If all have to begin anew, with other members.
         """
-        group = self._group
-        if not group.is_member:
-            if error is not None:
-                raise error
-            return self.join(join(group))
-        setup = Setup(group, self._agent.settings.timeout)
-        try:
-            source, beginning = self._agree(error, setup)
-            if self._agent.steps >= beginning.end:
-                source.close()
-                return self._made_before(source, beginning, setup)
-            return self._train(source, beginning, setup)
-        finally:
-            setup.close(_LINGER_SECONDS)
+        state = self.state
+        ranks = 1 if self.group is None else self.group.wire.size
+        with ExitStack() as until_training:
+            source, engine, total = self._settle(agreement, ranks, error, until_training)
+            beginning, place = begin_call(state, source, total, ranks, self.plan, self.watch, agreement)
+            if state.steps >= beginning.end:
+                return self._made_before(beginning, place, agreement)
+            until_training.pop_all()  # the engine closes the environment
+        start = None if isinstance(agreement, Alone) else agreement
+        return self._train(engine, source, beginning, place, start)
 
     def join(self, entry: Entry) -> TrainingResult:
         """Train with those who have begun already."""
-        source = get_to_know(self._agent, self._asked.env)
-        return self._train(source, self._told(entry.told), entry)
+        source = self.state.get_to_know(self.asked.env)
+        beginning = Beginning.from_dict(entry.told)
+        adopt(self.state, beginning, self.plan, self.watch)
+        engine = engine_for(self.state.settings, beginning.ranks, self.asked.placement)
+        return self._train(engine, source, beginning, None, entry)
 
-    def _agree(self, error: BaseException | None, setup: Setup) -> tuple[Source, Beginning]:
-        agent, asked, plan = self._agent, self._asked, self._plan
-        source: Source | None = None
-        share, whole = 0, False
+    def _settle(
+        self, agreement: Agreement, ranks: int, error: BaseException | None, until_training: ExitStack
+    ) -> tuple[Source, Engine, int]:
+        """Return the environment, the engine, and the steps of all ranks together, which all agree on."""
+        state, asked = self.state, self.asked
+        found: tuple[Source, Engine] | None = None
+        described: dict[str, Any] = {}
+        steps = 0
         try:
-            share, whole = steps_asked(asked.steps, asked.total_steps)
-            check(agent, share * (1 if whole else len(setup.members)), asked)
+            steps = asked.checked_steps(state.steps, len(agreement.members))
+            engine = engine_for(state.settings, ranks, asked.placement)
             if error is None:
-                source = get_to_know(agent, asked.env)
-        except BaseException as caught:
+                source = state.get_to_know(asked.env)
+                until_training.callback(source.close)
+                found, described = (source, engine), self._description(source, engine, steps)
+        except BaseException as caught:  # whatever it is, the others must hear of it
             error = caught
-        try:
-            description = (
-                {} if source is None else common_description(agent, source, plan, share if whole else None)
-            )
-            everyone = setup.agree(error, description, [share])
-            assert source is not None  # else there was an error, which agree() raised
-            total = share if whole else sum(everyone[:, 0].tolist())
-            return source, begin_together(agent, source, total, plan, self._watch, setup)
-        except BaseException:
-            if source is not None:
-                source.close()
-            raise
+        everyone = agreement.agree(error, described, [steps], "all ranks to prepare their environments")
+        assert found is not None  # else there was an error, which agree() raised
+        return *found, steps if asked.names_total else int(everyone[:, 0].sum())
 
-    def _told(self, told: dict[str, Any]) -> Beginning:
-        """Bring this rank's agent to what a run says that it joins."""
-        beginning = Beginning(told["begin"], told["end"], told["asked"], told=told)
-        take_told(self._agent, beginning, told, self._plan, self._watch)
-        if told["resumed"] is not None:
-            beginning.resumed = Resumed(**told["resumed"])
-        return beginning
+    def _description(self, source: Source, engine: Engine, steps: int) -> dict[str, Any]:
+        """Return what must be the same on all ranks."""
+        state, asked = self.state, self.asked
+        settings = state.settings.to_dict()
+        del settings["epsilon"]  # rank 0's counts
+        placement = asked.placement if isinstance(asked.placement, str) else "engine"
+        return {
+            **settings,
+            "table": list(state.q_table.shape),
+            "environment": environment_text(source),
+            "total_steps": steps if asked.names_total else None,
+            "steps so far": state.steps,
+            # Where it is, rank 0 alone needs to know.
+            "checkpoints": self.plan is not None,
+            "placement": f"{placement} ({engine.name})",
+        }
 
-    def _made_before(self, source: Source, beginning: Beginning, setup: Setup) -> TrainingResult:
-        agent = self._agent
-        run = run_of(agent, source, self._asked, beginning, self._watch, self._plan, Observer())
+    def _made_before(self, beginning: Beginning, place: Place | None, agreement: Agreement) -> TrainingResult:
+        """Return the result of a call that has nothing left to do."""
         text = None
-        if setup.is_head:
-            text = envelope.text(made_before(agent, run, beginning, len(setup.members) - 1).to_dict())
-        told = envelope.from_text(setup.broadcast_message(text, "the server's result"))
-        return keep(agent, run, beginning, TrainingResult.from_dict(told))
+        if agreement.is_head:
+            workers = max(1, len(agreement.members) - 1)
+            text = envelope.text(self._result_before(beginning, place, workers).to_dict())
+        told = envelope.from_text(agreement.broadcast_message(text, "the server's result"))
+        self.state.requested = beginning.end
+        return TrainingResult.from_dict(told)
 
-    def _train(self, source: Source, beginning: Beginning, begin_from: Setup | Entry) -> TrainingResult:
-        with observed(self._agent, self._asked) as observer:
-            return self._train_observed(source, beginning, begin_from, observer)
+    def _result_before(self, beginning: Beginning, place: Place | None, workers: int) -> Outcome:
+        """Return what a call did whose steps have all been made before, and say so."""
+        if beginning.begin == beginning.end:
+            return Tally(total_steps=0).result(0.0, 0.0, workers)
+        read = None if place is None or place.read is None else f"{place.folder.url}/{place.read}"
+        logger.warning(
+            "All %s steps that this call of train asks for had been made before (%s in all): nothing to do.",
+            f"{beginning.asked - beginning.begin:,}",
+            f"{self.state.steps:,}",
+        )
+        for call in self.state.finished:
+            if (call["begin"], call["end"]) == (beginning.begin, beginning.asked):
+                return Outcome.from_dict({**call["result"], "resumed_from": read})
+        return Outcome(steps=beginning.asked - beginning.begin, resumed_from=read)
 
-    def _train_observed(
-        self, source: Source, beginning: Beginning, begin_from: Setup | Entry, observer: Observer
+    def _train(
+        self,
+        engine: Engine,
+        source: Source,
+        beginning: Beginning,
+        place: Place | None,
+        start: Setup | Entry | None,
     ) -> TrainingResult:
-        agent, plan, watch = self._agent, self._plan, self._watch
-        run = run_of(agent, source, self._asked, beginning, watch, plan, observer)
-        if plan is not None and watch is not None:
-            run.take_over_saving = partial(self._take_over_saving, source, beginning)
-        try:
-            result = run_together(run, self._group, begin_from)
-        except TrainingStopped as stopped:
-            if self._group.is_server:
-                store(agent, run, run.kept)
-            else:
-                agent._behind = digest(agent.q_table)
-            agent._steps = agent._requested = stopped.steps
-            agent._pending = agent._taken = None
-            raise
-        except Deposed:
-            raise
-        except BaseException:
-            agent._requested = agent._steps
-            agent._behind = digest(agent.q_table)
-            agent._pending = agent._taken = None
-            raise
-        return keep(agent, run, beginning, result, self._group.is_server)
+        state, asked, settings = self.state, self.asked, self.state.settings
+        corner = state.corner(source)
+        callbacks = callback_list(asked.callbacks)
+        observer = CallbackObserver(self.agent, callbacks, asked.progress, corner, beginning.begin)
+        rank = 0 if self.group is None else self.group.rank
+        if self.group is None:  # who is not alone may have to begin anew
+            state.pending = None
+        with closing(observer):
+            run = Run(
+                settings=settings,
+                source=source,
+                values=corner.values,
+                counts=corner.counts,
+                start=state.steps,
+                steps=beginning.end - state.steps,
+                seed=beginning.seed,
+                observer=observer if observer.is_needed else Observer(),
+                progress_interval=asked.progress_interval if observer.is_needed else math.inf,
+                watch=self.watch,
+                saver=self._saver(source, beginning, place),
+                resumed=beginning.resumed,
+                generation=beginning.generation,
+                policy=LossPolicy(settings.on_failure, settings.min_workers, settings.max_replacements),
+                told=beginning.to_dict(),
+                take_over_saving=partial(self._take_over_saving, source, beginning, rank),
+                wants_to_leave=lambda: state.leaving.why,
+            )
+            try:
+                outcome = engine.train(run, self.group, start)
+            except Deposed:
+                raise
+            except BaseException as error:
+                self._keep_what_is_there(run, corner, error)
+                raise
+            result = TrainingResult.of(outcome)
+            self._keep(run, corner, beginning, result)
+            if self.group is None or self.group.is_server:
+                observer.ended(result)
+            return result
 
-    def _take_over_saving(self, source: Source, beginning: Beginning) -> Saver | None:
-        """Return what saves the run from this rank, which has to serve in place of one that was lost."""
-        assert self._plan is not None
-        try:
-            place = take_over_place(self._agent, self._plan, beginning.told["place"])
-        except CheckpointError as error:
-            logger.warning("Rank %d cannot save the run, and goes on without: %s", self._group.rank, error)
+    def _keep(self, run: Run, corner: Corner, beginning: Beginning, result: TrainingResult) -> None:
+        """Bring the agent to the end of a call."""
+        state = self.state
+        corner.put_back()
+        state.steps = state.requested = beginning.begin + result.steps  # a callback may have ended it early
+        state.pending = None
+        if run.saver is None:
+            note_finished(state.finished, beginning.begin, beginning.asked, result)
+
+    def _keep_what_is_there(self, run: Run, corner: Corner, error: BaseException) -> None:
+        """Bring the agent to where a call was ended by an error.
+
+        A process alone has all that it learned. Of several ranks the server has, if they stopped in order.
+        """
+        state = self.state
+        if self.group is None or isinstance(error, TrainingStopped) and self.group.is_server:
+            corner.put_back()
+            state.steps = run.start + run.kept
+        else:
+            state.behind = digest(state.q_table)
+        if isinstance(error, TrainingStopped):
+            state.steps = error.steps
+        state.requested = state.steps
+        state.pending = None
+
+    def _saver(self, source: Source, beginning: Beginning, place: Place | None) -> Saver | None:
+        """Return what saves the call, where this rank has a place for that."""
+        state = self.state
+        if self.plan is None or place is None or self.watch is None:
             return None
-        beginning.place = place
-        return saver_of(self._agent, source, beginning, self._watch, self._plan)
+        return Saver(
+            self.plan,
+            place.writer,
+            description(state, source, place, beginning.begin, beginning.asked),
+            (state.q_table, state.visits),
+            (source.n_states, source.n_actions),
+            constant_arrays(state),
+            state.finished,
+            self.watch,
+            state.steps,
+            state.settings.timeout,
+        )
+
+    def _take_over_saving(self, source: Source, beginning: Beginning, rank: int) -> Saver | None:
+        """Return what saves the run from this rank, which has to serve in place of one that was lost."""
+        if self.plan is None or beginning.place is None:
+            return None
+        try:
+            place = self.state.places.take_over(self.plan, beginning.place)
+        except CheckpointError as error:
+            logger.warning("Rank %d cannot save the run, and goes on without: %s", rank, error)
+            return None
+        return self._saver(source, beginning, place)

@@ -1,70 +1,220 @@
-"""`train` from the side of an agent: alone, with others, or in place of one that was lost."""
+"""`train` from the side of an agent: alone, with other ranks, or in place of one that was lost."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from dist_classicrl.agent.agent_run import get_to_know, keep, made_before, run_of, store
-from dist_classicrl.agent.beginning import begin_call
-from dist_classicrl.agent.replacements import train_as_replacement
-from dist_classicrl.agent.request import Request, check, leave_signals_of, observed, steps_asked, watching
-from dist_classicrl.agent.session import train_together
+from dist_classicrl.agent.agreement import Alone
+from dist_classicrl.agent.replacement import Visit, visit_of
+from dist_classicrl.agent.request import Request
+from dist_classicrl.agent.result import TrainingResult
+from dist_classicrl.agent.session import Session
+from dist_classicrl.checkpoint.plan import CheckpointPlan
+from dist_classicrl.comm.transport import Wire
 from dist_classicrl.comm.world import find_world
-from dist_classicrl.engines.local.training import run_alone
-from dist_classicrl.engines.outcome import TrainingResult
-from dist_classicrl.errors import SettingsError
-from dist_classicrl.process.parent import find_parent
+from dist_classicrl.engines.roles.changes import Entry, join
+from dist_classicrl.engines.roles.shutdown import await_ends, say_ended
+from dist_classicrl.errors import (
+    RankMismatchError,
+    RemoteRankError,
+    SettingsError,
+    TrainingStopped,
+    WorkerLeft,
+)
+from dist_classicrl.launch import slurm
+from dist_classicrl.membership.admission import Join
+from dist_classicrl.membership.election import Deposed
+from dist_classicrl.membership.group import Group, NewView, Over, Timing, group_of, serving_rank
+from dist_classicrl.membership.handshake import Setup
+from dist_classicrl.model.agent_state import AgentState
+from dist_classicrl.process import exit as process_exit
+from dist_classicrl.process.parent import find_parent, replacement_mark
+from dist_classicrl.process.stop import StopWatch
+from dist_classicrl.settings import Settings
 
 if TYPE_CHECKING:
     from dist_classicrl.agent.agent import DistAsyncQLearning
 
+logger = logging.getLogger(__name__)
 
-def train(agent: DistAsyncQLearning, asked: Request) -> TrainingResult:
-    """Do what `DistAsyncQLearning.train` says."""
-    if agent._is_training:
+_LINGER_SECONDS = 1.0
+
+
+def rank_of(comm: Any, settings: Settings) -> int:
+    """Return what `DistAsyncQLearning.rank` is."""
+    parent = find_parent()
+    if parent is not None:
+        return visit_of(parent).rank
+    world = find_world(comm, settings.allow_singletons)
+    if world is None:
+        return 0
+    own, server = world.Get_rank(), serving_rank(world)
+    return {server: 0, 0: server}.get(own, own)
+
+
+def train(agent: DistAsyncQLearning, state: AgentState, asked: Request, comm: Any) -> TrainingResult:
+    """Do what `DistAsyncQLearning.train` says, for an agent that holds `state`."""
+    if state.is_training:
         raise SettingsError(
             "train() was called for an agent that is training: a callback cannot do that. Let the callback "
             "return False to end the training, and call train() again when it has returned."
         )
-    agent._is_training = True
+    state.is_training = True
     try:
-        return _train(agent, asked)
+        parent = find_parent()
+        if parent is not None:
+            return _train_as_replacement(agent, state, asked, visit_of(parent))
+        world = find_world(comm, state.settings.allow_singletons)
+        if world is None:
+            return _train_alone(agent, state, asked)
+        return _train_together(agent, state, asked, world)
     finally:
-        agent._is_training = False
+        state.is_training = False
 
 
-def _train(agent: DistAsyncQLearning, asked: Request) -> TrainingResult:
-    parent = find_parent()
-    if parent is not None:
-        return train_as_replacement(agent, asked, parent)
-    world = find_world(agent._comm, agent.settings.allow_singletons)
-    if world is None:
-        leave_signals_of(asked)
-        return _train_alone(agent, asked)
-    return train_together(agent, asked, world)
+def _train_alone(agent: DistAsyncQLearning, state: AgentState, asked: Request) -> TrainingResult:
+    plan, _ = asked.plan_and_signals()
+    with _watching(plan, 0) as watch:
+        return Session(agent, state, asked, plan, watch).begin(Alone(), None)
 
 
-def _train_alone(agent: DistAsyncQLearning, asked: Request) -> TrainingResult:
-    share, _ = steps_asked(asked.steps, asked.total_steps)
-    check(agent, share, asked)
-    plan = asked.make_plan()
-    with watching(plan, 0) as watch:
-        source = get_to_know(agent, asked.env)
-        try:
-            beginning = begin_call(agent, source, share, plan)
-        except BaseException:
-            source.close()
-            raise
-        with observed(agent, asked) as observer:
-            run = run_of(agent, source, asked, beginning, watch, plan, observer)
-            if run.steps == 0:
-                source.close()
-                return keep(agent, run, beginning, made_before(agent, run, beginning, 1))
-            agent._pending = agent._taken = None
-            try:
-                result = run_alone(run)
-            except BaseException:
-                store(agent, run, run.kept)  # what was learned until then is not lost
-                agent._requested = agent._steps
-                raise
-            return keep(agent, run, beginning, result)
+def _train_together(
+    agent: DistAsyncQLearning, state: AgentState, asked: Request, world: Any
+) -> TrainingResult:
+    """Train with the other ranks of `world`, an mpi4py.MPI.Comm."""
+    plan: CheckpointPlan | None = None
+    signals: tuple[int, ...] = ()
+    error: BaseException | None = None
+    try:
+        plan, signals = asked.plan_and_signals()
+    except BaseException as caught:  # whatever it is, the others must hear of it
+        error = caught
+    # Before the first thing that waits for other ranks: these may still be busy with something else.
+    with _watching(plan, world.Get_rank()) as watch, state.leaving.listening_to(signals):
+        group = group_of(world, state.settings.timeout)
+        group.begin_call(timing_of(state.settings, group.wire))
+        if group.call == 1 and group.is_server and (advice := process_exit.survival_advice()) is not None:
+            logger.info("%s", advice)
+        with _ended_in_order(group):
+            while True:
+                session = Session(agent, state, asked, plan, watch, group)
+                try:
+                    return _attempt(session, group, error, state.settings.timeout)
+                except Deposed:
+                    # A rank was lost before training began: all begin anew without it.
+                    continue
+
+
+def _attempt(session: Session, group: Group, error: BaseException | None, timeout: float) -> TrainingResult:
+    """Train from the beginning, or, where this rank is no member any more, with those who have begun.
+
+    Raises
+    ------
+    Deposed
+        If this rank has to begin anew, with other members.
+    """
+    if not group.is_member:
+        if error is not None:
+            raise error
+        return session.join(join(group))
+    setup = Setup(group, timeout)
+    try:
+        return session.begin(setup, error)
+    finally:
+        setup.close(_LINGER_SECONDS)
+
+
+def _train_as_replacement(
+    agent: DistAsyncQLearning, state: AgentState, asked: Request, visit: Visit
+) -> TrainingResult:
+    """Work for the call of `train` that this process was started for, and end with it.
+
+    Calls before that return what is known of them.
+
+    Raises
+    ------
+    WorkerLeft
+        At the end of that call.
+    """
+    visit.calls += 1
+    if visit.calls < int(replacement_mark() or 1):
+        state.get_to_know(asked.env).close()
+        results = [call["result"] for call in visit.told["finished"]][visit.calls - 1 : visit.calls]
+        return TrainingResult.from_dict(results[0]) if results else TrainingResult()
+    process_exit.note_losses()
+    plan, _ = asked.plan_and_signals()
+    with _watching(plan, visit.rank) as watch:
+        group = Group.of_replacement(
+            visit.wire, visit.rank, visit.view, timing_of(state.settings, visit.wire)
+        )
+        return Session(agent, state, asked, plan, watch, group).join(Entry(visit.channel, 0, visit.told))
+
+
+@contextmanager
+def _watching(plan: CheckpointPlan | None, rank: int) -> Iterator[StopWatch | None]:
+    """Listen for requests to stop; give None where nothing is saved."""
+    if plan is None:
+        yield None
+        return
+    left = slurm.job_seconds_left() if rank == 0 and plan.time_limit is None else None
+    watch = StopWatch(plan.stop_signals, plan.time_limit, left, rank)
+    with watch:
+        yield watch
+
+
+def timing_of(settings: Settings, wire: Wire) -> Timing:
+    """Return when a rank counts as lost, by the settings and what MPI allows."""
+    silence = min(settings.heartbeat_timeout, settings.timeout)
+    if not wire.has_threads:  # nobody speaks while an environment makes a long step
+        silence = settings.timeout
+    return Timing(min(settings.heartbeat_interval, silence / 4.0), silence, settings.timeout)
+
+
+@contextmanager
+def _ended_in_order(group: Group) -> Iterator[None]:
+    """End a call of a group, however it went."""
+    clean = False
+    try:
+        yield
+        clean = True
+    except WorkerLeft:
+        clean = True
+        process_exit.note_aside()
+        if process_exit.fault_tolerant():  # else MPI ends the job where a process ends by itself
+            process_exit.note_losses()
+        raise
+    except (TrainingStopped, RemoteRankError, RankMismatchError):
+        clean = True
+        raise
+    finally:
+        _hear_out(group)
+        _note_ending(group)
+        group.end_call(_LINGER_SECONDS if clean else 0.0)
+
+
+def _hear_out(group: Group) -> None:
+    """Take in the last control messages of a call: who is away, and who asks to take part too late."""
+    for sender, control in group.poll():
+        if isinstance(control, NewView):
+            group.accept(control)
+        elif isinstance(control, Join) and group.is_server:
+            group.send(sender, Over())
+
+
+def _note_ending(group: Group) -> None:
+    """Let the end of the process know who died, who hangs, and who is in charge."""
+    process_exit.note_head(group.is_server)
+    left = {event["rank"] for event in group.events.entries if event["kind"] == "left"}
+    away = set(range(group.wire.size)) - set(group.view.members) - group.dead - left
+    if group.dead or away:
+        process_exit.note_losses()
+    others = sorted(set(group.view.members) - group.dead - {group.rank})
+    process_exit.note_hanging(
+        group.wire.abort if away and group.is_server else None,
+        partial(await_ends, group.wire, others),
+        partial(say_ended, group.wire, group.view.server) if away and group.is_member else None,
+    )

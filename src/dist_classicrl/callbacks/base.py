@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dist_classicrl.errors import SettingsError
 
 if TYPE_CHECKING:
-    from dist_classicrl.engines.outcome import TrainingResult
+    from dist_classicrl.agent.result import TrainingResult
     from dist_classicrl.engines.progress import Progress
 
 

@@ -7,9 +7,9 @@ import math
 from typing import TYPE_CHECKING
 
 from dist_classicrl.callbacks.base import BaseCallback
+from dist_classicrl.checks import checked_whole
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.monitoring.recent import WINDOW, RecentEpisodes
-from dist_classicrl.settings import checked_whole
 
 if TYPE_CHECKING:
     from dist_classicrl.callbacks.evaluation import EvalCallback

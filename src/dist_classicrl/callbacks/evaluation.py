@@ -15,10 +15,10 @@ from dist_classicrl._random import stream_key
 from dist_classicrl.callbacks.base import BaseCallback, one_callback
 from dist_classicrl.callbacks.evaluation_log import EvaluationLog
 from dist_classicrl.callbacks.events import EventCallback, next_multiple
+from dist_classicrl.checks import checked_whole
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.errors import ConvergenceError, SettingsError
 from dist_classicrl.monitoring.files import set_aside
-from dist_classicrl.settings import checked_whole
 
 logger = logging.getLogger(__name__)
 

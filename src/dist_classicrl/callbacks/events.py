@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dist_classicrl.callbacks.base import BaseCallback, one_callback
-from dist_classicrl.settings import checked_whole
+from dist_classicrl.checks import checked_whole
 
 
 class EventCallback(BaseCallback):

@@ -19,8 +19,8 @@ from dist_classicrl.checkpoint.fence import Fence, time_text
 from dist_classicrl.checkpoint.location import open_storage
 from dist_classicrl.checkpoint.manifest import MANIFEST
 from dist_classicrl.checkpoint.names import CheckpointName, checkpoints_in
+from dist_classicrl.checks import checked_whole
 from dist_classicrl.errors import CheckpointError, SettingsError
-from dist_classicrl.settings import checked_whole
 
 logger = logging.getLogger(__name__)
 

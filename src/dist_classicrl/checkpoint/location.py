@@ -52,8 +52,10 @@ def open_storage(location: str | os.PathLike[str], subfolder: str, mode: int) ->
     return LocalStorage(os.path.join(place, subfolder), mode)
 
 
-def checked_location(value: Any) -> str:
-    """Return `checkpoint_dir` as the absolute path of a folder, or as a URL without a slash at its end.
+def checked_location(name: str, value: Any) -> str:
+    """Return the absolute path of a folder, or a URL without a slash at its end.
+
+    `name` is that of the argument.
 
     Raises
     ------
@@ -63,35 +65,35 @@ def checked_location(value: Any) -> str:
     text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else value
     if not isinstance(text, str) or not text.strip():
         raise SettingsError(
-            f"checkpoint_dir must be the path of a folder, a URL such as s3://bucket/run, or None to save "
-            f'nothing; got {value!r}. Write for instance checkpoint_dir="checkpoints".'
+            f"{name} must be the path of a folder, a URL such as s3://bucket/run, or None to save "
+            f'nothing; got {value!r}. Write for instance {name}="checkpoints".'
         )
     text = str(text)
     scheme, separator, rest = text.partition("://")
     is_url = bool(separator) and "/" not in scheme
     if is_url and not _URL.fullmatch(text):
         raise SettingsError(
-            f"checkpoint_dir={text!r} is no complete URL. Write for instance s3://bucket/run, or the path of "
+            f"{name}={text!r} is no complete URL. Write for instance s3://bucket/run, or the path of "
             "a folder."
         )
     if _SQUEEZED_URL.fullmatch(text):
         raise SettingsError(
-            f"checkpoint_dir={text!r} looks like a URL that lost a slash, as in pathlib.Path. Give the URL "
+            f"{name}={text!r} looks like a URL that lost a slash, as in pathlib.Path. Give the URL "
             f'as text, or write "./{text}" for a folder of that name.'
         )
     if is_url and scheme.lower() not in _FILE_SCHEMES:
         return f"{scheme}://{rest.rstrip('/')}"  # one spelling, since agents are numbered per folder
-    path = _path_of_file_url(text, rest) if is_url else text
+    path = _path_of_file_url(name, text, rest) if is_url else text
     if "\0" in path:
-        raise SettingsError(f"checkpoint_dir must not contain a NUL character, got {value!r}.")
+        raise SettingsError(f"{name} must not contain a NUL character, got {value!r}.")
     return os.path.abspath(path)
 
 
-def _path_of_file_url(url: str, rest: str) -> str:
+def _path_of_file_url(name: str, url: str, rest: str) -> str:
     path = unquote(rest.removeprefix("localhost"))
     if not path.startswith("/"):
         raise SettingsError(
-            f"checkpoint_dir={url!r} must hold an absolute path of this machine: write "
+            f"{name}={url!r} must hold an absolute path of this machine: write "
             "file:///path/of/folder, or the path alone."
         )
     return path

@@ -6,22 +6,28 @@ import math
 import re
 import signal
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any, NamedTuple
 
 from dist_classicrl import durations
 from dist_classicrl.checkpoint.location import checked_location
+from dist_classicrl.checks import (
+    Checked,
+    OneOf,
+    Or,
+    WholeNumber,
+    YesOrNo,
+    is_flag,
+    is_real,
+    is_whole,
+    setting,
+)
 from dist_classicrl.errors import SettingsError
-from dist_classicrl.settings import checked_flag, checked_whole
 
-DEFAULT_INTERVAL = "30s"
-DEFAULT_KEEP_LAST = 3
-DEFAULT_SIGNALS = ("SIGUSR1", "SIGUSR2", "SIGTERM")
-DEFAULT_MODE = 0o600
+SIGNALS = ("SIGUSR1", "SIGUSR2", "SIGTERM")
+"""What stops a training in order by default."""
 
-_RESUME: dict[Any, str] = {"auto": "auto", "must": "must", "never": "never", True: "must", False: "never"}
 _UNCATCHABLE = {signal.SIGKILL, signal.SIGSTOP}
 _CRASHES = {
     signal.SIGABRT,
@@ -44,126 +50,28 @@ _HARMLESS = {
 }
 
 
-@dataclass(frozen=True)
-class CheckpointPlan:
-    """Where and when checkpoints are written, which are kept, and what stops the training.
+class Interval(NamedTuple):
+    """The steps or the seconds from one checkpoint to the next; the other is None."""
 
-    Attributes
-    ----------
-    location : str
-        Absolute path of a folder, or an fsspec URL ("scheme://...").
-    interval_steps : int or None
-        Steps between checkpoints; exactly one of this and `interval_seconds` is set.
-    interval_seconds : float or None
-        Seconds between checkpoints.
-    keep_last : int
-        How many of the newest are kept.
-    keep_every : int or None
-        Older ones whose number is a multiple of this are kept for good; None: none are.
-    resume : str
-        "auto": go on from a checkpoint if there is one; "must": there has to be one; "never": begin anew.
-    strict : bool
-        As `train` was given it.
-    time_limit : float or None
-        Seconds after which the training stops in order.
-    stop_signals : tuple of signal.Signals
-        What stops it in order, besides SIGINT.
-    mode : int
-        Permission bits of the files.
-    """
-
-    location: str
-    interval_steps: int | None
-    interval_seconds: float | None
-    keep_last: int
-    keep_every: int | None
-    resume: str
-    strict: bool
-    time_limit: float | None
-    stop_signals: tuple[signal.Signals, ...]
-    mode: int
+    steps: int | None = None
+    seconds: float | None = None
 
 
-def plan_of(
-    checkpoint_dir: Any,
-    checkpoint_interval: Any,
-    keep_last: Any,
-    keep_every: Any,
-    resume: Any,
-    strict: Any,
-    time_limit: Any,
-    stop_signals: Any,
-    checkpoint_mode: Any,
-) -> CheckpointPlan | None:
-    """Return the plan that these arguments of `train` describe, or None without `checkpoint_dir`.
-
-    Raises
-    ------
-    SettingsError
-        If one of them is not allowed, or would be ignored because there is no `checkpoint_dir`.
-    """
-    steps, seconds = _interval(checkpoint_interval)
-    checked: dict[str, Any] = {
-        "checkpoint_interval": (steps, seconds),
-        "keep_last": checked_whole("keep_last", keep_last, 1),
-        "keep_every": None if keep_every is None else checked_whole("keep_every", keep_every, 1, "None"),
-        "resume": _resume(resume),
-        "strict": checked_flag("strict", strict),
-        "time_limit": _time_limit(time_limit),
-        "stop_signals": checked_signals("stop_signals", stop_signals),
-        "checkpoint_mode": _mode(checkpoint_mode),
-    }
-    if checkpoint_dir is None:
-        defaults = {
-            "checkpoint_interval": _interval(DEFAULT_INTERVAL),
-            "keep_last": DEFAULT_KEEP_LAST,
-            "keep_every": None,
-            "resume": "auto",
-            "strict": True,
-            "time_limit": None,
-            "stop_signals": checked_signals("stop_signals", DEFAULT_SIGNALS),
-            "checkpoint_mode": DEFAULT_MODE,
-        }
-        ignored = [name for name, value in checked.items() if value != defaults[name]]
-        if ignored:
-            raise SettingsError(
-                f"{', '.join(ignored)} would be ignored: without checkpoint_dir nothing is saved. Add for "
-                f'instance checkpoint_dir="checkpoints", or leave out {", ".join(ignored)}.'
-            )
-        return None
-    location = checked_location(checkpoint_dir)
-    if "://" in location and checked["checkpoint_mode"] != DEFAULT_MODE:
-        raise SettingsError(
-            f"checkpoint_mode=0o{checked['checkpoint_mode']:o} would be ignored: it is for folders, and "
-            f"checkpoint_dir={location!r} is a URL, where the store has rules of its own. Leave it out."
-        )
-    return CheckpointPlan(
-        location=location,
-        interval_steps=steps,
-        interval_seconds=seconds,
-        keep_last=checked["keep_last"],
-        keep_every=checked["keep_every"],
-        resume=checked["resume"],
-        strict=checked["strict"],
-        time_limit=checked["time_limit"],
-        stop_signals=checked["stop_signals"],
-        mode=checked["checkpoint_mode"],
-    )
-
-
-def _interval(value: Any) -> tuple[int | None, float | None]:
+def checked_interval(name: str, value: Any) -> Interval:
+    """Return the interval between checkpoints; SettingsError for what is none."""
     if isinstance(value, str):
         seconds = durations.with_unit(value)
         if seconds is not None and 0.0 < seconds < math.inf:
-            return None, seconds
+            return Interval(seconds=seconds)
         hint = _unit_hint(value, f"{value.strip()} without quotes for steps")
     else:
-        whole = int(value) if isinstance(value, (float, np.floating)) and float(value).is_integer() else value
-        if isinstance(whole, (int, np.integer)) and not isinstance(whole, bool) and whole >= 1:
-            return int(whole), None
+        is_float = is_real(value) and not is_whole(value)
+        whole = int(value) if is_float and float(value).is_integer() else value
+        if is_whole(whole) and whole >= 1:
+            return Interval(steps=int(whole))
         hint = ""
     raise SettingsError(
-        "checkpoint_interval must be a whole number of steps of at least 1, such as 100_000, or a duration "
+        f"{name} must be a whole number of steps of at least 1, such as 100_000, or a duration "
         f'above 0 with its unit (ms, s, m or min, h, d), such as "30s" or "1.5min"; got {value!r}.{hint}'
     )
 
@@ -175,33 +83,37 @@ def _unit_hint(text: str, otherwise: str) -> str:
     return f' Write "{number}s" for seconds, "{number}min" for minutes, or {otherwise}.'
 
 
-def _time_limit(value: Any) -> float | None:
-    if value is None:
-        return None
+def checked_time_limit(name: str, value: Any) -> float:
+    """Return a time limit in seconds; SettingsError for others."""
     seconds, hint = None, ""
     if isinstance(value, str):
         seconds = durations.with_unit(value)
         if seconds is None:
             seconds = durations.of_clock(value)
         hint = _unit_hint(value, f'"{value.strip()}:00" for minutes as SLURM writes them')
-    elif isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool):
+    elif is_real(value):
         seconds = float(value)
     if seconds is None or not 0.0 < seconds < math.inf:
         raise SettingsError(
-            "time_limit must be a number of seconds above 0, a duration above 0 with its unit (ms, s, m or "
+            f"{name} must be a number of seconds above 0, a duration above 0 with its unit (ms, s, m or "
             'min, h, d), such as "55min", or one of SLURM\'s forms MM:SS, HH:MM:SS, D-HH, D-HH:MM and '
             f"D-HH:MM:SS, or None for no limit; got {value!r}.{hint}"
         )
     return seconds
 
 
-def _resume(value: Any) -> str:
-    if isinstance(value, (str, bool, np.bool_)) and value in _RESUME:
-        return _RESUME[value]
-    raise SettingsError(
-        'resume must be "auto" (go on from a checkpoint if there is one), True or "must" (there has to be '
-        f'one), or False or "never" (begin anew); got {value!r}.'
-    )
+class Resume(OneOf):
+    """Whether to go on from a checkpoint, in words, or as True or False."""
+
+    def __call__(self, name: str, value: Any) -> str:
+        """Return the word."""
+        word = {True: "must", False: "never"}[bool(value)] if is_flag(value) else value
+        if not isinstance(word, str) or word not in self.words:
+            raise SettingsError(
+                f'{name} must be "auto" (go on from a checkpoint if there is one), True or "must" (there has '
+                f'to be one), or False or "never" (begin anew); got {value!r}.'
+            )
+        return word
 
 
 def checked_signals(name: str, value: Any) -> tuple[signal.Signals, ...]:
@@ -224,14 +136,14 @@ def _signal(name: str, value: Any) -> signal.Signals:
     try:
         if isinstance(value, str):
             found = signal.Signals[value if value.startswith("SIG") else f"SIG{value}"]
-        elif isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+        elif is_whole(value):
             found = signal.Signals(int(value))
         else:
             raise ValueError
     except (KeyError, ValueError):
         raise SettingsError(
             f"{name} holds {value!r}, which is no signal of this system. Write for instance "
-            f"{name}={DEFAULT_SIGNALS!r}."
+            f"{name}={SIGNALS!r}."
         ) from None
     if found == signal.SIGINT:
         why = "it stops the training always"
@@ -243,17 +155,78 @@ def _signal(name: str, value: Any) -> signal.Signals:
         why = "it asks no program to end"
     else:
         return found
-    raise SettingsError(
-        f"{name} must not hold {found.name}: {why}. Leave it out, as in {name}={DEFAULT_SIGNALS!r}."
-    )
+    raise SettingsError(f"{name} must not hold {found.name}: {why}. Leave it out, as in {name}={SIGNALS!r}.")
 
 
-def _mode(value: Any) -> int:
-    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+def checked_mode(name: str, value: Any) -> int:
+    """Return the permission bits of files; SettingsError where one could not read and write them."""
+    whole = is_whole(value)
     if not whole or value & 0o600 != 0o600 or value & ~0o666:
         got = f"{value!r} (0o{value:o})" if whole and value >= 0 else repr(value)
         raise SettingsError(
-            "checkpoint_mode must be permission bits with which you can read and write and nobody can "
+            f"{name} must be permission bits with which you can read and write and nobody can "
             f"execute, from 0o600 to 0o666; got {got}. Write 0o640 to let your group read."
         )
     return int(value)
+
+
+SECTION = "Checkpoints and stopping"
+"""Of the help of `train`."""
+
+_saving = partial(setting, section=SECTION)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointPlan(Checked):
+    """Where and when checkpoints are written, which are kept, and what stops the training.
+
+    The fields are arguments of `DistAsyncQLearning.train`, whose docstring says what they mean, checked: the
+    folder is an absolute path or an fsspec URL ("scheme://..."), and times are in seconds.
+    """
+
+    checkpoint_dir: Any = _saving(
+        None, Or(None, checked_location), "Folder or URL; by default checkpoints in the run's folder."
+    )
+    checkpoint_interval: Interval = _saving("30s", checked_interval, "Between checkpoints.")
+    keep_last: int = _saving(3, WholeNumber(1), "How many of the newest checkpoints stay.")
+    keep_every: int | None = _saving(
+        None, Or(None, WholeNumber(1, "None")), "Besides, keep every so many-th for good."
+    )
+    resume: str = _saving(
+        "auto", Resume(("auto", "must", "never")), "Go on from a checkpoint: if there is one, ..."
+    )
+    strict: bool = _saving(True, YesOrNo(), "Refuse checkpoints of something else.")
+    time_limit: float | None = _saving(
+        None, Or(None, checked_time_limit), "Stop in order after a time; by default SLURM's limit."
+    )
+    stop_signals: tuple[signal.Signals, ...] = _saving(
+        SIGNALS, checked_signals, "Signals that stop it in order."
+    )
+    checkpoint_mode: int = _saving(0o600, checked_mode, "Permissions of the checkpoints.")
+
+
+def checkpoint_plan(**arguments: Any) -> CheckpointPlan | None:
+    """Return the plan that these arguments of `train` describe, or None without `checkpoint_dir`.
+
+    Raises
+    ------
+    SettingsError
+        If one of them is not allowed, or would be ignored.
+    """
+    plan, default = CheckpointPlan(**arguments), CheckpointPlan()
+    if plan.checkpoint_dir is None:
+        names = [each.name for each in fields(plan)]
+        ignored = ", ".join(name for name in names if getattr(plan, name) != getattr(default, name))
+        if ignored:
+            raise SettingsError(
+                f"{ignored} would be ignored: without checkpoint_dir nothing is saved. Add for instance "
+                f'checkpoint_dir="checkpoints", or leave out {ignored}.'
+            )
+        return None
+    if "://" in plan.checkpoint_dir and plan.checkpoint_mode != default.checkpoint_mode:
+        raise SettingsError(
+            f"checkpoint_mode=0o{plan.checkpoint_mode:o} would be ignored: it is for folders, and "
+            f"checkpoint_dir={plan.checkpoint_dir!r} is a URL, where the store has rules of its own. Leave "
+            "it out."
+        )
+    return plan

@@ -1,16 +1,20 @@
 """The table of everything that `train` can be told: an option of the command, and a key in a TOML file.
 
-An option `--learning-rate` is the key `learning_rate`. Names and defaults of the library's own settings are
-those of `Settings` and of `DistAsyncQLearning.train`, except that records are closer together.
+An option `--learning-rate` is the key `learning_rate`. Those of the library's own settings are derived from
+the fields of `Settings` and of `CheckpointPlan`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from inspect import isfunction
 from typing import Any
 
 import click
 
+from dist_classicrl.checkpoint import plan
+from dist_classicrl.checkpoint.location import checked_location
+from dist_classicrl.checks import Checked, OneOf, Or, RealNumber, WholeNumber, YesOrNo
 from dist_classicrl.cli.option_types import (
     Choice,
     Flag,
@@ -25,10 +29,8 @@ from dist_classicrl.cli.option_types import (
     Whole,
     WholeOr,
 )
+from dist_classicrl.settings import Chance, Settings, StepSize
 
-AGENT = "Learning"
-TALKING = "Communication and lost ranks"
-SAVING = "Checkpoints and stopping"
 SHOWING = "Records, evaluation and display"
 RUN = "The run"
 
@@ -81,83 +83,71 @@ class Option:
         return f"  [default: {shown}]"
 
 
-def _settings(section: str, is_kept: bool, *rows: tuple[str, Kind, Any, str]) -> list[Option]:
-    return [Option(*row, section, is_kept) for row in rows]
+def kind_of(check: Any) -> Kind:
+    """Return the kind of option for the values that a check of `dist_classicrl.checks` takes."""
+    match check:
+        case Or():
+            return kind_of(check.check) if check.word is None else WholeOr(check.word)
+        case WholeNumber():
+            return Whole(check.least)
+        case OneOf():
+            return Choice(*check.words)
+    return _KINDS[check if isfunction(check) else type(check)]()
 
 
-OF_SETTINGS = [
-    *_settings(
-        AGENT,
-        True,
-        ("algorithm", Choice("q_learning"), "q_learning", "Learning rule."),
-        ("learning_rate", Schedule(), 0.1, "Step size; per_visit:0.7 is n^-0.7 and converges."),
-        ("discount_factor", Real(), 0.99, "From 0 to 1."),
-        ("epsilon", Schedule(), 0.1, "Chance of a random action; a schedule follows the global step."),
-        ("seed", Whole(0), None, "Of all random numbers; drawn if left out."),
-        ("dtype", Choice("float64", "float32"), "float64", "Of the table."),
-        ("state_size", Whole(1), None, "Rows of the table; by default what the environment needs."),
-        ("action_size", Whole(1), None, "Columns, likewise."),
-        ("use_action_mask", Flag(), None, "Follow action masks; by default yes, except Taxi's."),
-        ("replay_ratio", Real(), 0.0, "Replayed updates per step."),
-        ("buffer_size", Whole(1), 10_000, "Transitions that each worker keeps for replay."),
-        ("batch_size", Whole(1), 32, "Transitions per update."),
-        ("n_envs", Whole(1), 16, "Copies per worker of an environment that is stepped."),
-        ("async_updates", Flag(), True, "No: the same table bit for bit on any number of ranks."),
-        ("logical_workers", Whole(1), 16, "Of that reproducible mode."),
-    ),
-    *_settings(
-        TALKING,
-        False,
-        ("sync_frequency", WholeOr("auto"), "auto", "Updates of a worker between two pushes."),
-        ("compression_threshold", Real(), 0.0, "Changes of values below this may wait."),
-        ("prefetch_factor", Whole(1), 2, "Pushes in flight per worker."),
-        ("communication_backend", Choice("mpi"), "mpi", "What carries messages."),
-        ("timeout", Real(), 600.0, "Seconds without progress after which a rank counts as lost."),
-        ("heartbeat_interval", Real(), 1.0, "Seconds of silence after which a rank says that it is there."),
-        ("heartbeat_timeout", Real(), 30.0, "Seconds of silence after which a rank counts as lost."),
-        ("on_failure", Choice("continue", "replace", "abort"), "continue", "What a lost worker means."),
-        ("min_workers", Whole(0), 0, "With fewer the run ends."),
-        ("max_replacements", Whole(0), 3, "Most ranks started anew where --on-failure is replace."),
-        ("on_error", Choice("raise", "exclude"), "raise", "What an exception in an environment means."),
-        ("allow_singletons", Flag(), False, "Train alone although several ranks were promised."),
-    ),
-]
+_KINDS: dict[Any, type[Kind]] = {
+    Chance: Schedule,
+    RealNumber: Real,
+    StepSize: Schedule,
+    YesOrNo: Flag,
+    checked_location: Folder,
+    plan.checked_interval: StepsOrTime,
+    plan.checked_mode: Mode,
+    plan.checked_signals: Names,
+    plan.checked_time_limit: Time,
+}
+
+
+def _of_fields(settings: type[Checked]) -> list[Option]:
+    return [
+        Option(
+            field.name,
+            kind_of(field.metadata["check"]),
+            field.default,
+            field.metadata["help"],
+            field.metadata["section"],
+            field.metadata["is_kept"],
+        )
+        for field in fields(settings)
+    ]
+
+
+OF_SETTINGS = _of_fields(Settings)
 
 OF_TRAIN = [
     Option("total_steps", Whole(1, most=2**62 - 1), 10_000_000, "Steps of all ranks together.", RUN),
-    *_settings(
-        SAVING,
-        False,
-        ("checkpoint_dir", Folder(), None, "Folder or URL; by default checkpoints in the run's folder."),
-        ("checkpoint_interval", StepsOrTime(), "30s", "Between checkpoints."),
-        ("keep_last", Whole(1), 3, "How many of the newest checkpoints stay."),
-        ("keep_every", Whole(1), None, "Besides, keep every so many-th for good."),
-        ("resume", Choice("auto", "must", "never"), "auto", "Go on from a checkpoint: if there is one, ..."),
-        ("strict", Flag(), True, "Refuse checkpoints of something else."),
-        ("time_limit", Time(), None, "Stop in order after a time; by default SLURM's limit."),
-        ("stop_signals", Names(), ("SIGUSR1", "SIGUSR2", "SIGTERM"), "Signals that stop it in order."),
-        ("checkpoint_mode", Mode(), 0o600, "Permissions of the checkpoints."),
-        ("leave_signals", Names(), (), "Signals on which a worker leaves, and the others go on."),
+    *_of_fields(plan.CheckpointPlan),
+    Option(
+        "leave_signals", Names(), (), "Signals on which a worker leaves, and the others go on.", plan.SECTION
     ),
     Option("progress_interval", Real(0.0), 1.0, "Seconds between two records.", SHOWING),
 ]
 
 OF_COMMAND = [
-    *_settings(
+    Option(
+        "eval_every",
+        Whole(1),
+        None,
+        "Steps between evaluations of the greedy policy; the best model is kept.",
         SHOWING,
-        False,
-        (
-            "eval_every",
-            Whole(1),
-            None,
-            "Steps between evaluations of the greedy policy; the best model is kept.",
-        ),
-        ("eval_episodes", Whole(1), 100, "Episodes of each evaluation, and of the last one."),
-        ("stop_at_return", Real(), None, "End the run when its recent mean return is this high."),
-        ("tensorboard", Flag(), False, "Write TensorBoard's records; needs the extra tensorboard."),
-        ("log_interval", Real(0.0), 30.0, "Seconds between two log lines, where there is no bar."),
-        ("log_dir", Folder(), None, "Where each rank logs; by default logs in the run's folder."),
     ),
+    Option("eval_episodes", Whole(1), 100, "Episodes of each evaluation, and of the last one.", SHOWING),
+    Option("stop_at_return", Real(), None, "End the run when its recent mean return is this high.", SHOWING),
+    Option(
+        "tensorboard", Flag(), False, "Write TensorBoard's records; needs the extra tensorboard.", SHOWING
+    ),
+    Option("log_interval", Real(0.0), 30.0, "Seconds between two log lines, where there is no bar.", SHOWING),
+    Option("log_dir", Folder(), None, "Where each rank logs; by default logs in the run's folder.", SHOWING),
 ]
 
 OPTIONS = {option.name: option for option in (*OF_TRAIN, *OF_SETTINGS, *OF_COMMAND)}

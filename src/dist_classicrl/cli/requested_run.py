@@ -78,14 +78,14 @@ class RequestedRun:
         CheckpointError
             If there is no checkpoint, and one is asked for.
         """
-        from dist_classicrl.checkpoint.plan import plan_of
+        from dist_classicrl.checkpoint.plan import checkpoint_plan
         from dist_classicrl.settings import Settings
 
         Settings(**self.of_agent())
         saving = self.of_train()
         for name in ("total_steps", "progress_interval", "leave_signals"):
             del saving[name]
-        plan_of(**saving)
+        checkpoint_plan(**saving)
         self.make_env()
         log_dir = self.settings["log_dir"]
         if log_dir is not None and Path(log_dir).exists() and not Path(log_dir).is_dir():

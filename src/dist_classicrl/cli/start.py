@@ -102,7 +102,7 @@ def _set_aside(folder: RunFolder) -> None:
 
 
 def _say_done(run: RequestedRun) -> None:
-    from dist_classicrl.engines.outcome import TrainingResult
+    from dist_classicrl.agent.result import TrainingResult
 
     result = TrainingResult.from_dict(run.folder.read_result() or {})
     asked = run.folder.read_config()["total_steps"]

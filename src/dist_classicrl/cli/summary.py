@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dist_classicrl.cli.run_folder import RunFolder, short_path
 
 if TYPE_CHECKING:
-    from dist_classicrl.engines.outcome import TrainingResult
+    from dist_classicrl.agent.result import TrainingResult
     from dist_classicrl.evaluation.episodes import EvaluationResult
 
 

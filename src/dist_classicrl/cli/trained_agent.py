@@ -18,6 +18,7 @@ from dist_classicrl.errors import CheckpointError, SettingsError
 
 if TYPE_CHECKING:
     from dist_classicrl.agent.agent import DistAsyncQLearning
+    from dist_classicrl.model.agent_state import AgentState
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -44,6 +45,13 @@ class TrainedAgent:
     folder: RunFolder | None = None
     env_name: str | None = None
     env_arguments: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def state(self) -> AgentState:
+        """What the agent holds."""
+        from dist_classicrl.agent.agent import state_of
+
+        return state_of(self.agent)
 
     def in_environment(self, name: str | None, arguments: Mapping[str, Any] | None = None) -> TrainedAgent:
         """Return the agent with another environment.
@@ -125,15 +133,13 @@ def load_with_env(
     EnvError
         If the environment is not the one that the table was made for.
     """
-    from dist_classicrl.model.policy import check_made_for
-
     loaded = load(run)
     arguments = environment.parse_arguments(env_args)
     trained = loaded.in_environment(env, arguments)
     if trained.env_name is None and not needs_env and not arguments:
         return trained, None
     made = trained.make_env()
-    check_made_for(trained.agent, made)
+    trained.state.check_made_for(made)
     return trained, made
 
 

@@ -23,7 +23,7 @@ from dist_classicrl.cli.terminal import bar_of_this_process
 
 if TYPE_CHECKING:
     from dist_classicrl.agent.agent import DistAsyncQLearning
-    from dist_classicrl.engines.outcome import TrainingResult
+    from dist_classicrl.agent.result import TrainingResult
     from dist_classicrl.evaluation.episodes import EvaluationResult
 
 

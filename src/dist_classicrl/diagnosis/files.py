@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from dist_classicrl.checkpoint.plan import DEFAULT_KEEP_LAST
+from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.diagnosis.children import make_trial
 from dist_classicrl.diagnosis.findings import Finding, failure, ok, warning
 from dist_classicrl.diagnosis.memory import bytes_text, checkpoint_bytes
@@ -109,8 +109,9 @@ def _space(plan: TrainingPlan, free: int) -> Finding:
     if plan.states is None or plan.actions is None:
         return ok(check, f"{bytes_text(free)} free; give --states and --actions to compare")
     # Those that stay, and the one that is being written.
-    needed = (DEFAULT_KEEP_LAST + 1) * checkpoint_bytes(plan)
-    text = f"{DEFAULT_KEEP_LAST + 1} checkpoints need {bytes_text(needed)}, and {bytes_text(free)} are free"
+    number = CheckpointPlan.keep_last + 1
+    needed = number * checkpoint_bytes(plan)
+    text = f"{number} checkpoints need {bytes_text(needed)}, and {bytes_text(free)} are free"
     if needed > free:
         return failure(
             check, text, "Make room, give another --checkpoint-dir, or keep fewer (--keep-last 1)."

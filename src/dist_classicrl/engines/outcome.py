@@ -1,82 +1,32 @@
-"""What a run was: counters that the server and the workers keep, and the result that every rank gets."""
+"""What a run was: counters that are kept while it goes on, and the outcome that every rank gets."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, TypeVar
 
 import numpy as np
 
-from dist_classicrl.engines.progress import communication_fraction, with_nan, without_nan
 from dist_classicrl.membership.events import EventLog, is_event
 
 _MEANS = ("mean_return", "mean_length")
-# What a checkpoint carries of a tally, besides steps and seconds.
-_COUNTERS = (
-    "episodes",
-    "returns",
-    "lengths",
-    "td_errors",
-    "pushes",
-    "bytes_pushed",
-    "bytes_pulled",
-    "bytes_saved",
-    "staleness",
-    "learning_seconds",
-    "worker_seconds",
-)
+
+_Outcome = TypeVar("_Outcome", bound="Outcome")
 
 
 @dataclass(frozen=True)
-class TrainingResult:
-    """What `train` did; the same on every rank.
+class Outcome:
+    """What an engine gives when it has trained; the same on every rank.
 
-    Attributes
-    ----------
-    steps : int
-        Environment steps made and learned.
-    episodes : int
-        Episodes that ended.
-    mean_return : float
-        Mean undiscounted return of those episodes, under the exploring policy; NaN if none ended.
-    mean_length : float
-        Their mean length in steps; NaN if none ended.
-    seconds : float
-        Wall time of training alone, compilation and set-up apart.
-    compile_seconds : float
-        Wall time of compiling or loading compiled code, on the slowest rank.
-    steps_per_second : float
-    workers : int
-        Ranks that learned; 1 where one process trained alone.
-    lost_workers : tuple of int
-        Ranks that were lost on the way, or left, and did not come back.
-    events : tuple of dict
-        What happened to ranks, in order: "kind" is one of `dist_classicrl.membership.events.KINDS`, "rank"
-        whom it is about, "seconds" the time since training began, "steps_returned" the steps that the rank
-        held and had not reported, "detail" why.
-    pushes : int
-        Messages with maps, or logical workers' rounds in the reproducible mode.
-    bytes_pushed, bytes_pulled : int
-        Bytes that workers sent to the server, and it to them.
-    bytes_saved : int
-        Bytes of maps that `compression_threshold` spared: what pushes would have carried, had each taken all
-        entries learned since the one before, less what they did carry.
-    communication_fraction : float
-        Share of the workers' time that did not go into learning.
-    resumed_from : str or None
-        The checkpoint from which the run went on; None: it began afresh.
-
-    Notes
-    -----
-    A call that went on from a checkpoint is described from its first beginning: what the checkpoint had
-    counted is included everywhere, except in `compile_seconds`.
+    `dist_classicrl.TrainingResult`, which `train` makes of it, says what the fields mean.
     """
 
     steps: int = 0
     episodes: int = 0
-    mean_return: float = float("nan")
-    mean_length: float = float("nan")
+    mean_return: float = math.nan
+    mean_length: float = math.nan
     seconds: float = 0.0
     compile_seconds: float = 0.0
     steps_per_second: float = 0.0
@@ -91,12 +41,12 @@ class TrainingResult:
     resumed_from: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result as plain data for JSON, which has no NaN: None stands for it."""
+        """Return it as plain data for JSON, which has no NaN: None stands for it."""
         return without_nan(asdict(self), _MEANS)
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> TrainingResult:
-        """Return the result that `to_dict` described."""
+    def from_dict(cls: type[_Outcome], data: Mapping[str, Any]) -> _Outcome:
+        """Return what `to_dict` described."""
         lists = {name: tuple(data[name]) for name in ("lost_workers", "events")}
         return cls(**{**with_nan(data, _MEANS), **lists})
 
@@ -122,7 +72,81 @@ class TrainingResult:
 
 
 @dataclass
-class Tally:
+class Counters:
+    """What is counted of a run, from its beginning or since a report.
+
+    Attributes
+    ----------
+    steps : int
+    episodes : float
+        That ended.
+    returns, lengths : float
+        Sums over those episodes.
+    td_errors : float
+        Sum of absolute temporal-difference errors over the steps.
+    pushes : int
+    bytes_pushed, bytes_pulled, bytes_saved : int
+        See `TrainingResult`.
+    staleness : int
+        Sum over the pushes of the other workers' pushes that each did not know of.
+    learning_seconds, worker_seconds : float
+        Of all workers: spent on learning, and in all.
+    """
+
+    steps: int = 0
+    episodes: float = 0.0
+    returns: float = 0.0
+    lengths: float = 0.0
+    td_errors: float = 0.0
+    pushes: int = 0
+    bytes_pushed: int = 0
+    bytes_pulled: int = 0
+    bytes_saved: int = 0
+    staleness: int = 0
+    learning_seconds: float = 0.0
+    worker_seconds: float = 0.0
+
+    def counted(self) -> dict[str, Any]:
+        """Return all counters by name."""
+        return {name: getattr(self, name) for name in _COUNTERS}
+
+    def since(self, before: Counters) -> Counters:
+        """Return what was counted after `before`."""
+        return Counters(**{name: getattr(self, name) - getattr(before, name) for name in _COUNTERS})
+
+    @property
+    def mean_return(self) -> float:
+        """Mean return of the episodes; NaN if none ended."""
+        return self.returns / self.episodes if self.episodes else math.nan
+
+    @property
+    def mean_length(self) -> float:
+        """Mean length of the episodes; NaN if none ended."""
+        return self.lengths / self.episodes if self.episodes else math.nan
+
+    @property
+    def mean_td_error(self) -> float:
+        """Mean absolute temporal-difference error of the steps; NaN if there were none."""
+        return self.td_errors / self.steps if self.steps else math.nan
+
+    @property
+    def mean_staleness(self) -> float:
+        """Mean staleness of the pushes; 0.0 if there were none."""
+        return self.staleness / self.pushes if self.pushes else 0.0
+
+    @property
+    def communication_fraction(self) -> float:
+        """The share of the workers' time that did not go into learning; 0.0 if there was no time."""
+        if self.worker_seconds <= 0.0:
+            return 0.0
+        return max(0.0, 1.0 - self.learning_seconds / self.worker_seconds)
+
+
+_COUNTERS = [each.name for each in fields(Counters)]
+
+
+@dataclass
+class Tally(Counters):
     """Counters of one call of `train` while it goes on, from where a checkpoint left them.
 
     Attributes
@@ -137,52 +161,38 @@ class Tally:
         The checkpoint that says so.
     """
 
-    total_steps: int
-    steps: int = 0
+    total_steps: int = field(kw_only=True)
     earlier_steps: int = 0
     earlier_seconds: float = 0.0
     resumed_from: str | None = None
-    episodes: float = 0.0
-    returns: float = 0.0
-    lengths: float = 0.0
-    td_errors: float = 0.0
-    pushes: int = 0
-    bytes_pushed: int = 0
-    bytes_pulled: int = 0
-    bytes_saved: int = 0
-    staleness: int = 0
-    learning_seconds: float = 0.0
-    worker_seconds: float = 0.0
 
     def to_dict(self, seconds: float) -> dict[str, float]:
         """Return what has to be counted on from, `seconds` after this process began, as data for JSON."""
-        counted = {name: getattr(self, name) for name in _COUNTERS}
-        return {**counted, "steps": self.steps, "seconds": self.earlier_seconds + seconds}
-
-    def go_on_from(self, data: Mapping[str, float], resumed_from: str) -> None:
-        """Count on from what `to_dict` returned."""
-        for name in _COUNTERS:
-            setattr(self, name, type(getattr(self, name))(data[name]))
-        self.steps = self.earlier_steps = int(data["steps"])
-        self.earlier_seconds = float(data["seconds"])
-        self.resumed_from = resumed_from
+        return {**self.counted(), "seconds": self.earlier_seconds + seconds}
 
     def to_numbers(self, seconds: float) -> np.ndarray:
         """Return what `to_dict` does, as float64."""
         return np.array(list(self.to_dict(seconds).values()))
 
-    def end_as(self, result: Mapping[str, Any]) -> None:
-        """Be what it was at the end of a call with this `TrainingResult.to_dict`."""
-        self.steps = int(result["steps"])
-        self.earlier_seconds = float(result["seconds"])
+    def go_on_from(self, data: Mapping[str, float], resumed_from: str) -> None:
+        """Count on from what `to_dict` returned."""
+        self._take(data)
+        self.earlier_steps = self.steps
+        self.resumed_from = resumed_from
 
     def take_over(self, numbers: np.ndarray) -> None:
         """Count on from what `to_numbers` said on another rank of the same call."""
-        data = dict(zip(self.to_dict(0.0), numbers.tolist(), strict=True))
-        for name in _COUNTERS:
-            setattr(self, name, type(getattr(self, name))(data[name]))
-        self.steps = int(data["steps"])
-        self.earlier_seconds = data["seconds"]
+        self._take(dict(zip(self.to_dict(0.0), numbers.tolist(), strict=True)))
+
+    def end_as(self, result: Mapping[str, Any]) -> None:
+        """Be what it was at the end of a call with this `Outcome.to_dict`."""
+        self.steps = int(result["steps"])
+        self.earlier_seconds = float(result["seconds"])
+
+    def _take(self, data: Mapping[str, float]) -> None:
+        for name, count in self.counted().items():
+            setattr(self, name, type(count)(data[name]))
+        self.earlier_seconds = float(data["seconds"])
 
     def add_totals(self, totals: Any) -> None:
         """Add (episodes, returns, lengths, errors), as of `dist_classicrl.learning.learner.Totals`."""
@@ -198,14 +208,14 @@ class Tally:
         workers: int,
         record: EventLog | None = None,
         away: Iterable[int] = (),
-    ) -> TrainingResult:
-        """Return the call's result, `seconds` after this process began, with those lost who are `away`."""
+    ) -> Outcome:
+        """Return the call's outcome, `seconds` after this process began, with those lost who are `away`."""
         seconds += self.earlier_seconds
-        return TrainingResult(
+        return Outcome(
             steps=self.steps,
             episodes=int(self.episodes),
-            mean_return=self.returns / self.episodes if self.episodes else float("nan"),
-            mean_length=self.lengths / self.episodes if self.episodes else float("nan"),
+            mean_return=self.mean_return,
+            mean_length=self.mean_length,
             seconds=seconds,
             compile_seconds=compile_seconds,
             steps_per_second=self.steps / seconds if seconds > 0.0 else 0.0,
@@ -216,6 +226,16 @@ class Tally:
             bytes_pushed=self.bytes_pushed,
             bytes_pulled=self.bytes_pulled,
             bytes_saved=self.bytes_saved,
-            communication_fraction=communication_fraction(self.learning_seconds, self.worker_seconds),
+            communication_fraction=self.communication_fraction,
             resumed_from=self.resumed_from,
         )
+
+
+def without_nan(data: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return `data` for JSON, which has no NaN: None stands for it under these `names`."""
+    return {**data, **{name: None for name in names if math.isnan(data[name])}}
+
+
+def with_nan(data: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return what `without_nan` was made of."""
+    return {**data, **{name: math.nan for name in names if data[name] is None}}

@@ -4,29 +4,16 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from dist_classicrl.engines.outcome import Counters, Tally, with_nan, without_nan
+
 if TYPE_CHECKING:
-    from dist_classicrl.engines.outcome import Tally
     from dist_classicrl.engines.saving import Saver
     from dist_classicrl.membership.events import EventLog
 
-# What Progress counts since the last report, as a Tally counts it from the beginning.
-_COUNTED = (
-    "steps",
-    "episodes",
-    "returns",
-    "lengths",
-    "td_errors",
-    "pushes",
-    "bytes_pushed",
-    "bytes_pulled",
-    "staleness",
-    "learning_seconds",
-    "worker_seconds",
-)
 _MAY_BE_NAN = ("mean_return", "mean_length", "td_error")
 
 
@@ -157,17 +144,6 @@ class Observer:
         """Hear of a push of `rank`."""
 
 
-@dataclass
-class _Share:
-    """What a rank has done since the last report."""
-
-    steps: int = 0
-    pushes: int = 0
-    staleness: int = 0
-    learning_seconds: float = 0.0
-    worker_seconds: float = 0.0
-
-
 @dataclass(frozen=True)
 class Learning:
     """A rank that learns, and for how many seconds it has been silent."""
@@ -220,17 +196,17 @@ class Reporter:
     wants_end: bool = False
 
     def __post_init__(self) -> None:
-        self._shares: dict[int, _Share] = {}
+        self._shares: dict[int, Counters] = {}  # of each rank, since the last report
         self._events: list[dict[str, Any]] = []
         self._next = self.every
         self._then = 0.0
-        self._last = self._counted()
+        self._last = Counters(**self.tally.counted())
         self._has_begun = False
 
     def begin(self, seconds: float, learning: Iterable[Learning]) -> None:
         """Count from now on, `seconds` after this process began."""
         self._has_begun = True
-        self._last = self._counted()
+        self._last = Counters(**self.tally.counted())
         self._then, self._next = seconds, seconds + self.every
         self._shares.clear()
         self.observer.started(self._progress(seconds, tuple(learning)))
@@ -247,7 +223,7 @@ class Reporter:
         """Take note of a push."""
         share = self._shares.get(rank)
         if share is None:
-            share = self._shares[rank] = _Share()
+            share = self._shares[rank] = Counters()
         share.steps += steps
         share.pushes += 1
         share.staleness += staleness
@@ -272,7 +248,7 @@ class Reporter:
     def report(self, seconds: float, learning: Iterable[Learning]) -> None:
         """Report, `seconds` after this process began; who learns is told by `learning`."""
         progress = self._progress(seconds, tuple(learning))
-        self._last = self._counted()
+        self._last = Counters(**self.tally.counted())
         self._then, self._next = seconds, seconds + self.every
         self._shares.clear()
         self._events.clear()
@@ -289,61 +265,42 @@ class Reporter:
     @property
     def has_news(self) -> bool:
         """Whether steps were made since the last report."""
-        return self.tally.steps > self._last["steps"]
-
-    def _counted(self) -> dict[str, float]:
-        return {name: getattr(self.tally, name) for name in _COUNTED}
+        return self.tally.steps > self._last.steps
 
     def _progress(self, seconds: float, learning: Sequence[Learning]) -> Progress:
         tally = self.tally
         passed = max(seconds - self._then, 1e-9)
-        since = {name: getattr(tally, name) - self._last[name] for name in _COUNTED}
-        episodes, steps, pushes = since["episodes"], since["steps"], since["pushes"]
+        since = tally.since(self._last)
         epsilon, step_size = self.rates(tally.steps, len(learning))
         return Progress(
             steps=tally.steps,
             total_steps=tally.total_steps,
-            steps_per_second=steps / passed,
-            episodes=int(episodes),
-            mean_return=since["returns"] / episodes if episodes else math.nan,
+            steps_per_second=since.steps / passed,
+            episodes=int(since.episodes),
+            mean_return=since.mean_return,
             seconds=tally.earlier_seconds + seconds,
-            mean_length=since["lengths"] / episodes if episodes else math.nan,
-            td_error=since["td_errors"] / steps if steps else math.nan,
+            mean_length=since.mean_length,
+            td_error=since.mean_td_error,
             epsilon=epsilon,
             learning_rate=step_size,
-            communication_fraction=communication_fraction(since["learning_seconds"], since["worker_seconds"]),
-            pushes=int(pushes),
-            bytes_pushed=int(since["bytes_pushed"]),
-            bytes_pulled=int(since["bytes_pulled"]),
-            staleness=since["staleness"] / pushes if pushes else 0.0,
+            communication_fraction=since.communication_fraction,
+            pushes=since.pushes,
+            bytes_pushed=since.bytes_pushed,
+            bytes_pulled=since.bytes_pulled,
+            staleness=since.mean_staleness,
             workers=len(learning),
             ranks=tuple(self._rank_progress(one, passed) for one in learning),
             events=tuple(self._events),
         )
 
     def _rank_progress(self, one: Learning, passed: float) -> RankProgress:
-        share = self._shares.get(one.rank, _Share())
+        share = self._shares.get(one.rank, Counters())
         return RankProgress(
             rank=one.rank,
             host=one.host,
             steps=share.steps,
             steps_per_second=share.steps / passed,
-            communication_fraction=communication_fraction(share.learning_seconds, share.worker_seconds),
-            staleness=share.staleness / share.pushes if share.pushes else 0.0,
+            communication_fraction=share.communication_fraction,
+            staleness=share.mean_staleness,
             silence=one.silence,
         )
-
-
-def communication_fraction(learning_seconds: float, worker_seconds: float) -> float:
-    """Return the share of workers' time that did not go into learning; 0.0 if there was no time."""
-    return max(0.0, 1.0 - learning_seconds / worker_seconds) if worker_seconds > 0.0 else 0.0
-
-
-def without_nan(data: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Return `data` for JSON, which has no NaN: None stands for it under these `names`."""
-    return {**data, **{name: None for name in names if math.isnan(data[name])}}
-
-
-def with_nan(data: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Return what `without_nan` was made of."""
-    return {**data, **{name: math.nan for name in names if data[name] is None}}

@@ -13,7 +13,7 @@ import numpy as np
 from dist_classicrl._random import stream_key
 from dist_classicrl.engines.outcome import Tally
 from dist_classicrl.engines.progress import Observer, Reporter
-from dist_classicrl.engines.roles.server_base import Policy
+from dist_classicrl.engines.roles.server_base import LossPolicy
 from dist_classicrl.engines.saving import Saver
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.errors import EnvError, TrainingStopped
@@ -90,7 +90,7 @@ class Run:
         What a checkpoint says besides the table, if this call was begun by an earlier process.
     generation : int
         How many processes were at this run before: what is learned again gets other random numbers.
-    policy : Policy
+    policy : LossPolicy
         What is done about lost ranks.
     told : dict
         What a rank that joins in the middle has to be told.
@@ -114,7 +114,7 @@ class Run:
     saver: Saver | None = None
     resumed: Resumed | None = None
     generation: int = 0
-    policy: Policy = field(default_factory=Policy)
+    policy: LossPolicy = field(default_factory=LossPolicy)
     told: dict[str, Any] = field(default_factory=dict)
     take_over_saving: Callable[[], Saver | None] | None = None
     wants_to_leave: Callable[[], str | None] = lambda: None
@@ -122,7 +122,7 @@ class Run:
     def __post_init__(self) -> None:
         self._has_used_source = False
         resumed = self.resumed
-        self.tally = Tally(self.steps + (0 if resumed is None else resumed.made))
+        self.tally = Tally(total_steps=self.steps + (0 if resumed is None else resumed.made))
         if resumed is not None:
             self.tally.go_on_from(resumed.tally, resumed.checkpoint)
         self.reporter = Reporter(

@@ -13,7 +13,7 @@ import numpy as np
 
 from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.checkpoint.writer import Writer
-from dist_classicrl.engines.outcome import TrainingResult
+from dist_classicrl.engines.outcome import Outcome
 from dist_classicrl.errors import CheckpointFencedError
 from dist_classicrl.process.stop import Stop, StopWatch
 
@@ -61,7 +61,7 @@ class Position:
     exact: np.ndarray | None = None
 
 
-def note_finished(finished: list[dict[str, Any]], begin: int, end: int, result: TrainingResult) -> None:
+def note_finished(finished: list[dict[str, Any]], begin: int, end: int, result: Outcome) -> None:
     """Add a call of `train` to those that are known, for whoever asks for the same again.
 
     `end` is what was asked for; a callback may have ended it before.
@@ -155,12 +155,12 @@ class Saver:
         if self._writer.busy:
             self._report_slow()
             return False
-        interval = math.inf if self._plan.interval_seconds is None else self._plan.interval_seconds
+        in_steps, in_seconds = self._plan.checkpoint_interval
+        interval = math.inf if in_seconds is None else in_seconds
         if self._writer.failed:
             interval = min(interval, _RETRY_SECONDS)
         if time.monotonic() - self._saved_at >= interval:
             return True
-        in_steps = self._plan.interval_steps
         return in_steps is not None and steps - self._saved_steps >= in_steps
 
     def news(self) -> tuple[int, str] | None:
@@ -244,7 +244,7 @@ class Saver:
         values: np.ndarray,
         counts: np.ndarray,
         position: Position,
-        result: TrainingResult,
+        result: Outcome,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> str | None:
         """Save the end of the call, with its result for whoever asks for the same again.
@@ -263,7 +263,7 @@ class Saver:
         return True
 
     def _report_slow(self) -> None:
-        self._writer.report_slow(max(self._plan.interval_seconds or 0.0, _SLOW_SECONDS))
+        self._writer.report_slow(max(self._plan.checkpoint_interval.seconds or 0.0, _SLOW_SECONDS))
 
     def _arrays(self, values: np.ndarray, counts: np.ndarray, position: Position) -> dict[str, np.ndarray]:
         arrays = {

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dist_classicrl.errors import ConvergenceError
-from dist_classicrl.evaluation.episodes import EvaluationResult
+from dist_classicrl.evaluation.episodes import EvaluationResult, evaluate
 from dist_classicrl.evaluation.exact import ExactValue, exact_value, model_of
-
-if TYPE_CHECKING:
-    from dist_classicrl.agent.agent import DistAsyncQLearning
+from dist_classicrl.model.agent_state import AgentState
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,7 @@ class Assessment:
 
 
 def assess(
-    agent: DistAsyncQLearning, env: Any, episodes: int, seed: int | None = None, exactly: bool = True
+    agent: AgentState, env: Any, episodes: int, seed: int | None = None, exactly: bool = True
 ) -> Assessment:
     """Play greedy episodes of `agent` in `env`, and compute the exact value where its model is known.
 
@@ -89,7 +87,7 @@ def assess(
     exactly : bool
         False: only play. A model of 100,000 states takes some seconds to solve.
     """
-    played = agent.evaluate(env, episodes, seed)
+    played = evaluate(env, agent, episodes, seed)
     model = model_of(env, agent.settings.use_action_mask) if exactly else None
     try:
         exact = None if model is None else exact_value(model, agent.q_table, agent.settings.discount_factor)

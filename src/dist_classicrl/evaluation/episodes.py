@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dist_classicrl._jit import jit_for
-from dist_classicrl._random import stream_key
+from dist_classicrl._random import fresh_seed, stream_key
 from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.environments.simulate import CompiledSimulator
 from dist_classicrl.errors import SettingsError
@@ -16,7 +16,7 @@ from dist_classicrl.evaluation.greedy import play_greedily
 from dist_classicrl.learning.loops import choose_actions
 from dist_classicrl.learning.memory import RuleMemory
 from dist_classicrl.learning.rules.q_learning import RULE, QLearning
-from dist_classicrl.settings import Settings
+from dist_classicrl.model.agent_state import AgentState
 from dist_classicrl.tables.local import LocalTable
 
 if TYPE_CHECKING:
@@ -68,9 +68,12 @@ class EvaluationResult:
 
 
 def evaluate(
-    env: Any, q_table: np.ndarray, settings: Settings, episodes: int, seed: int, max_steps: int
+    env: Any, agent: AgentState, episodes: int, seed: int | None = None, max_steps: int = 1_000_000
 ) -> EvaluationResult:
-    """Play `episodes` greedy episodes of `q_table` in `env`; see `DistAsyncQLearning.evaluate`."""
+    """Play `episodes` greedy episodes of an agent in `env`; see `DistAsyncQLearning.evaluate`."""
+    q_table, settings = agent.q_table, agent.settings
+    seed = agent.seed if seed is None else seed
+    seed = fresh_seed() if seed is None else seed
     for name, value in (("episodes", episodes), ("max_steps", max_steps)):
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
             raise SettingsError(f"{name} must be a whole number of at least 1, got {value!r}.")

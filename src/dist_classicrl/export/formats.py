@@ -9,17 +9,15 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dist_classicrl._files import whole_file
 from dist_classicrl._nearest import nearest
 from dist_classicrl.errors import ExportError
 from dist_classicrl.export import program as policy_program
 from dist_classicrl.model import model_file
+from dist_classicrl.model.agent_state import AgentState
 from dist_classicrl.model.policy import Policy, policy_of
-
-if TYPE_CHECKING:
-    from dist_classicrl.agent.agent import DistAsyncQLearning
 
 FORMAT = "dist_classicrl policy"
 FORMAT_VERSION = 1
@@ -31,19 +29,19 @@ class Exported:
 
     Attributes
     ----------
-    agent : DistAsyncQLearning
+    agent : AgentState
     policy : Policy
     environment : str or None
         What the environment is called.
     """
 
-    agent: DistAsyncQLearning
+    agent: AgentState
     policy: Policy
     environment: str | None
 
 
 def export(
-    agent: DistAsyncQLearning,
+    agent: AgentState,
     path: str | os.PathLike[str],
     env: Any = None,
     *,
@@ -55,7 +53,7 @@ def export(
 
     Parameters
     ----------
-    agent : DistAsyncQLearning
+    agent : AgentState
     path : str or path
     env : optional
         The environment that was trained in, as `train` takes it, for observations and names.
@@ -98,10 +96,7 @@ def _writer(target: Path, kind: str | None) -> Callable[[Exported, Path], None]:
 
 def _write_npz(exported: Exported, target: Path) -> None:
     agent, policy = exported.agent, exported.policy
-    model = model_file.SavedModel(
-        agent.settings, agent.q_table, agent.visits, agent.steps, agent._n_actions, agent._legal
-    )
-    model_file.write(target, model, {"policy": policy.greedy, "values": policy.values})
+    model_file.write(target, agent.to_model(), {"policy": policy.greedy, "values": policy.values})
 
 
 def _write_text(target: Path, pieces: Iterable[str]) -> None:

@@ -21,7 +21,7 @@ class SilenceWatch:
     ----------
     job : str
         The name that `start_job` gave.
-    record : Record
+    record : ExitRecord
     now : float
         The monotonic time.
     """

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from dist_classicrl.environments.labels import Labels, labels_of
-from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.environments.stepped.spaces import SpaceIndex
-from dist_classicrl.errors import EnvError, OutsideSpaceError
-
-if TYPE_CHECKING:
-    from dist_classicrl.agent.agent import DistAsyncQLearning
+from dist_classicrl.errors import OutsideSpaceError
+from dist_classicrl.model.agent_state import AgentState
 
 _CHUNK = 1 << 16
 
@@ -132,12 +129,12 @@ class Policy:
         return list(visited or range(min(count, self.n_states)))
 
 
-def policy_of(agent: DistAsyncQLearning, env: Any = None) -> Policy:
-    """Return what `agent` has learned.
+def policy_of(agent: AgentState, env: Any = None) -> Policy:
+    """Return what an agent has learned.
 
     Parameters
     ----------
-    agent : DistAsyncQLearning
+    agent : AgentState
     env : optional
         The environment that was trained in, as `train` takes it. Without it, names and observations are
         known only where the agent itself has trained, or was loaded with it.
@@ -150,47 +147,22 @@ def policy_of(agent: DistAsyncQLearning, env: Any = None) -> Policy:
         If the agent has no table yet.
     """
     if env is not None:
-        from dist_classicrl.agent.agent_run import get_to_know
-
-        get_to_know(agent, env).close()
-    observations = agent._observations
+        agent.get_to_know(env).close()
     states, actions = agent.q_table.shape
-    states = states if observations is None else observations.n
-    actions = agent._n_actions or actions
+    states = states if agent.observations is None else agent.observations.n
+    actions = agent.n_actions or actions
     legal = None
-    if agent._legal is not None:
+    if agent.legal is not None:
         legal = np.ones((states, actions), bool)
-        legal[: len(agent._legal)] = agent._legal[:, :actions]
+        legal[: len(agent.legal)] = agent.legal[:, :actions]
     return Policy(
         agent.q_table[:states, :actions],
         agent.visits[:states, :actions],
         legal,
-        observations,
-        agent._actions,
+        agent.observations,
+        agent.actions,
         labels_of(env),
     )
-
-
-def check_made_for(agent: DistAsyncQLearning, env: Any) -> None:
-    """See whether a table that took its size from an environment has the size that `env` asks for.
-
-    Raises
-    ------
-    EnvError
-        If it has another.
-    """
-    source = resolve(env, 1, agent.settings.use_action_mask)
-    source.close()
-    states, actions = agent.q_table.shape
-    settings = agent.settings
-    other_states = settings.state_size is None and states != source.n_states
-    other_actions = settings.action_size is None and actions != source.n_actions
-    if other_states or other_actions:
-        raise EnvError(
-            f"The table is of an environment with {states} states and {actions} actions, but {source.name} "
-            f"has {source.n_states} and {source.n_actions}. Name the environment that was trained in, with "
-            "its arguments."
-        )
 
 
 def plain_value(value: Any) -> Any:

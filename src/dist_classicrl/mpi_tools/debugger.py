@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from dist_classicrl.checks import checked_positive, checked_whole
 from dist_classicrl.comm.collectives import own_communicator
 from dist_classicrl.comm.rooted import RootedCollectives
 from dist_classicrl.mpi_tools import communication_profile, consistency
 from dist_classicrl.mpi_tools.communication_profile import POINT_TO_POINT, Measurement
 from dist_classicrl.mpi_tools.consistency import Consistency
-from dist_classicrl.settings import checked_positive, checked_whole
 
 LEAST_BYTES = 8
 """The message whose time is the latency."""

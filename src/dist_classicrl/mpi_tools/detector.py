@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from dist_classicrl.checks import checked_positive, checked_whole
 from dist_classicrl.comm.collectives import own_communicator
 from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.comm.messages import message
@@ -22,7 +23,6 @@ from dist_classicrl.comm.transport import Channel, Wire
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.membership.phi_accrual import THRESHOLD, Arrivals
 from dist_classicrl.mpi_tools.links import Link, receive
-from dist_classicrl.settings import checked_positive, checked_whole
 
 logger = logging.getLogger(__name__)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dist_classicrl.checks import checked_positive, checked_whole
 from dist_classicrl.comm.collectives import own_communicator
 from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.comm.messages import message
@@ -18,7 +19,6 @@ from dist_classicrl.comm.transport import Channel, Wire
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.monitoring.loop_records import COLUMNS, LoopRecords
 from dist_classicrl.mpi_tools.links import Link, receive
-from dist_classicrl.settings import checked_positive, checked_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import textwrap
+from collections.abc import Callable
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dist_classicrl.cli import output
 from dist_classicrl.cli.launch_options import takes_hosts
-from dist_classicrl.cli.option_types import Folder, Real, Text, Whole
+from dist_classicrl.cli.option_types import Folder, Kind, Real, Text, Whole
 from dist_classicrl.cli.signals import cleaned_up
-from dist_classicrl.launch.folders import STATE_FOLDER
+from dist_classicrl.diagnosis.plan import TrainingPlan
+from dist_classicrl.settings import Settings
 
 if TYPE_CHECKING:
     from dist_classicrl.diagnosis.findings import Finding
@@ -45,6 +47,14 @@ _WIDTH = 100
 _COLORS = {"ok": "green", "warning": "yellow", "failure": "red"}
 
 
+def _setting(name: str, metavar: str, text: str = "", kind: Kind | None = None) -> Callable[[Any], Any]:
+    """Return an option for one of the agent's settings, with its default."""
+    default = getattr(Settings, name)
+    shown = f"{default:g}" if isinstance(default, float) else default
+    words, text = f"--{name.replace('_', '-')}", f"{text}  [default: {shown}]".strip()
+    return click.option(words, type=kind, default=default, metavar=metavar, help=text)
+
+
 @click.command("doctor", help=_HELP, epilog=_EPILOG)
 @click.option(
     "-n",
@@ -57,44 +67,30 @@ _COLORS = {"ok": "green", "warning": "yellow", "failure": "red"}
 @click.option(
     "--checkpoint-dir",
     type=Folder(),
-    default=".",
+    default=TrainingPlan.checkpoint_dir,
     metavar="FOLDER",
     help="Where checkpoints are to be: a path or a URL.  [default: this folder]",
 )
 @click.option(
     "--state-dir",
     type=Text(),
-    default=STATE_FOLDER,
+    default=TrainingPlan.state_dir,
     metavar="FOLDER",
-    help=f"Where ranks tell how they end, as of launch.  [default: ./{STATE_FOLDER}]",
+    help=f"Where ranks tell how they end, as of launch.  [default: ./{TrainingPlan.state_dir}]",
 )
 @click.option("--states", type=Whole(1), metavar="N", help="Rows of the table.")
 @click.option("--actions", type=Whole(1), metavar="N", help="Columns of the table.")
-@click.option("--algorithm", default="q_learning", metavar="NAME", help="[default: q_learning]")
-@click.option("--dtype", default="float64", metavar="TYPE", help="Of the table.  [default: float64]")
-@click.option(
-    "--buffer-size",
-    type=Whole(1),
-    default=10_000,
-    metavar="N",
-    help="Of the replay memory.  [default: 10000]",
-)
-@click.option(
-    "--replay-ratio",
-    type=Real(0.0),
-    default=0.0,
-    metavar="RATIO",
-    help="Replayed updates per step.  [default: 0]",
-)
-@click.option(
-    "--prefetch-factor", type=Whole(1), default=2, metavar="N", help="Pushes in flight.  [default: 2]"
-)
+@_setting("algorithm", "NAME")
+@_setting("dtype", "TYPE", "Of the table.")
+@_setting("buffer_size", "N", "Of the replay memory.", Whole(1))
+@_setting("replay_ratio", "RATIO", "Replayed updates per step.", Real(0.0))
+@_setting("prefetch_factor", "N", "Pushes in flight.", Whole(1))
 @click.option(
     "--timeout",
     type=Real(1.0),
-    default=60.0,
+    default=TrainingPlan.seconds,
     metavar="SECONDS",
-    help="How long anything that is tried may take.  [default: 60]",
+    help=f"How long anything that is tried may take.  [default: {TrainingPlan.seconds:g}]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Write JSON in place of text.")
 def command(
@@ -106,36 +102,24 @@ def command(
     state_dir: str,
     states: int | None,
     actions: int | None,
-    algorithm: str,
-    dtype: str,
-    buffer_size: int,
-    replay_ratio: float,
-    prefetch_factor: int,
     timeout: float,
     as_json: bool,
+    **given: Any,
 ) -> int:
     """Check MPI, files, threads and memory, with a remedy for each trouble."""
     from dist_classicrl._hints import rank_of_environment
     from dist_classicrl.diagnosis import cores
     from dist_classicrl.diagnosis.examination import examine
     from dist_classicrl.diagnosis.findings import is_fit
-    from dist_classicrl.diagnosis.plan import TrainingPlan
     from dist_classicrl.launch.hosts import read_hostfile, slurm_hosts
     from dist_classicrl.launch.launcher import find_launcher
     from dist_classicrl.launch.network import network_words
-    from dist_classicrl.settings import Settings
 
     if rank_of_environment() is not None:
         raise click.UsageError("doctor starts ranks by itself. Type it without mpirun.")
     if (states is None) != (actions is None):
         raise click.UsageError("--states and --actions belong together.")
-    settings = Settings(
-        algorithm=algorithm,
-        dtype=dtype,
-        buffer_size=buffer_size,
-        replay_ratio=replay_ratio,
-        prefetch_factor=prefetch_factor,
-    )
+    settings = Settings(**given)
     hosts = () if hostfile is None else read_hostfile(hostfile)
     if ranks is None:
         ranks = cores.default_ranks(hosts)

@@ -53,7 +53,7 @@ def command(
     from dist_classicrl.evaluation.assessment import assess
 
     trained, made = load_with_env(run, env, env_args, needs_env=True)
-    found = assess(trained.agent, made, episodes, seed, exact)
+    found = assess(trained.state, made, episodes, seed, exact)
     if as_json:
         output.show_json({"run": run, **trained.described(), **found.to_dict()})
         return

@@ -54,5 +54,5 @@ def command(
     from dist_classicrl.export.formats import export
 
     trained, made = load_with_env(run, env, env_args)
-    written = export(trained.agent, target, made, environment=trained.title, kind=kind, force=force)
+    written = export(trained.state, target, made, environment=trained.title, kind=kind, force=force)
     click.echo(f"{written}: {written.stat().st_size:,} bytes")

@@ -57,7 +57,7 @@ def command(
     from dist_classicrl.model.policy import policy_of
 
     trained, made = load_with_env(run, env, env_args)
-    policy = policy_of(trained.agent, made)
+    policy = policy_of(trained.state, made)
     asked = [_state_of(policy, text) for text in observations]
     listed = asked or policy.shown_states(20 if states is None else states)
     if as_json:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from dist_classicrl.engines.outcome import TrainingResult
+from dist_classicrl.engines.outcome import Outcome
 from dist_classicrl.engines.progress import Company, Learning
 from dist_classicrl.engines.rounds.schedule import play, rounds
 from dist_classicrl.engines.run import Run
@@ -25,7 +25,7 @@ _FIRST_SLICE_STEPPED = 1  # that is one batch: a step may take a second, and a s
 _FOLD_SECONDS = 1.0
 
 
-def run_alone(run: Run) -> TrainingResult:
+def run_alone(run: Run) -> Outcome:
     """Train in this process.
 
     Raises

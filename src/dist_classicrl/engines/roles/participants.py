@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from dist_classicrl.comm.transport import Channel
 from dist_classicrl.engines.local.training import LearningOn
-from dist_classicrl.engines.outcome import TrainingResult
+from dist_classicrl.engines.outcome import Outcome
 from dist_classicrl.engines.roles.changes import Entry, take_part
 from dist_classicrl.engines.roles.server_base import FIRST_ADMISSION, NobodyLeft, Serving
 from dist_classicrl.engines.roles.shutdown import fail, tell_rescued, tell_stopped, wait_for_rescue
@@ -48,8 +48,8 @@ _LINGER_SECONDS = 1.0
 _FIRST_LEASE_COMPILED = 20_000
 
 
-def run_together(run: Run, group: Group, begin_from: Setup | Entry) -> TrainingResult:
-    """Train on all ranks of `group`: one serves, the others learn.
+def run_together(make_part: type[_Part], run: Run, group: Group, begin_from: Setup | Entry) -> Outcome:
+    """Train on all ranks of `group`: one serves, the others learn, each with its part.
 
     The result and the table are the same everywhere. With an `Entry` this rank joins a call that the others
     have begun.
@@ -64,7 +64,7 @@ def run_together(run: Run, group: Group, begin_from: Setup | Entry) -> TrainingR
         If the setup has to begin anew, with other members.
     """
     rates = Rates(run.settings, run.logical or max(1, len(group.view.workers)))
-    part = (AsyncPart if run.logical is None else RoundsPart)(run, group, rates)
+    part = make_part(run, group, rates)
     clean = False
     try:
         if isinstance(begin_from, Entry):
@@ -177,7 +177,7 @@ class _Part:
         """How new what this rank holds is."""
         return Base() if self.worker is None else self.worker.base
 
-    def work(self) -> TrainingResult:
+    def work(self) -> Outcome:
         """Work to the end."""
         run, worker = self.run, self.worker
         assert worker is not None
@@ -195,7 +195,7 @@ class _Part:
         refresh, data = final
         run.values[:] = refresh.values
         run.counts[:] = refresh.counts
-        return TrainingResult.from_dict(data)
+        return Outcome.from_dict(data)
 
     def step_down(self) -> None:
         """Have nothing more to do with the view that was."""
@@ -249,7 +249,7 @@ class _Part:
 
     # Serving
 
-    def serve(self) -> TrainingResult:
+    def serve(self) -> Outcome:
         """Serve to the end."""
         run = self.run
         if self.server is None:
@@ -262,9 +262,9 @@ class _Part:
             if self._result is None:
                 return self._serve(server)
             server.finish(self._result)
-            return TrainingResult.from_dict(self._result)
+            return Outcome.from_dict(self._result)
 
-    def _serve(self, server: Server | RoundServer) -> TrainingResult:
+    def _serve(self, server: Server | RoundServer) -> Outcome:
         run, saver = self.run, self.run.saver
         stop: Stop | None = None
         try:

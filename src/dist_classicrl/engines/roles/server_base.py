@@ -35,7 +35,7 @@ FIRST_ADMISSION = 1
 
 
 @dataclass(frozen=True)
-class Policy:
+class LossPolicy:
     """What is done about lost ranks.
 
     Attributes
@@ -76,7 +76,7 @@ class Serving:
     ----------
     group : Group
     table : SharedTable
-    policy : Policy
+    policy : LossPolicy
     tally : Tally
     reporter : Reporter
     told : dict
@@ -87,7 +87,7 @@ class Serving:
 
     group: Group
     table: SharedTable
-    policy: Policy
+    policy: LossPolicy
     tally: Tally
     reporter: Reporter
     told: dict[str, Any] = field(default_factory=dict)

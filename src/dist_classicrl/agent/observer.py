@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from dist_classicrl.agent.result import TrainingResult
 from dist_classicrl.callbacks.base import CallbackList
-from dist_classicrl.engines.outcome import TrainingResult
 from dist_classicrl.engines.progress import Observer, Progress
+from dist_classicrl.model.agent_state import Corner
 
 if TYPE_CHECKING:
     from dist_classicrl.agent.agent import DistAsyncQLearning
@@ -23,9 +24,14 @@ class CallbackObserver(Observer):
     Parameters
     ----------
     agent : DistAsyncQLearning
+        What callbacks get.
     callbacks : CallbackList
     progress : callable or None
         See `DistAsyncQLearning.train`.
+    corner : Corner
+        The part of the agent's table that is trained.
+    begin : int
+        Global step at which the call began.
     """
 
     def __init__(
@@ -33,25 +39,22 @@ class CallbackObserver(Observer):
         agent: DistAsyncQLearning,
         callbacks: CallbackList,
         progress: Callable[[Progress], None] | None,
+        corner: Corner,
+        begin: int,
     ) -> None:
         self._agent = agent
         self._callbacks = callbacks
         self._progress = progress
+        self._corner = corner
+        self._begin = begin
         self._has_begun = False
-        self._before = 0
         self._steps = 0
-        self._put_back: Callable[[], None] | None = None
         self.wants_pushes = callbacks.wants_pushes
 
     @property
     def is_needed(self) -> bool:
         """Whether there is anybody to be told."""
         return self._progress is not None or bool(self._callbacks.children)
-
-    def begin(self, before: int, put_back: Callable[[], None] | None) -> None:
-        """Take note of the agent's steps before the call, and of what brings the agent's table up to date."""
-        self._before = before
-        self._put_back = put_back
 
     def started(self, progress: Progress) -> None:
         """See `Observer`."""
@@ -77,15 +80,14 @@ class CallbackObserver(Observer):
     @contextmanager
     def _agent_as_it_is(self) -> Iterator[None]:
         """Let the agent be what it was at the last report: callbacks evaluate and save it."""
-        agent = self._agent
-        if self._put_back is not None:
-            self._put_back()
-        steps = agent._steps
-        agent._steps = self._before + self._steps
+        state = self._corner.state
+        self._corner.put_back()
+        steps = state.steps
+        state.steps = self._begin + self._steps
         try:
             yield
         finally:
-            agent._steps = steps
+            state.steps = steps
 
     def happened(self, event: dict[str, Any]) -> None:
         """See `Observer`."""

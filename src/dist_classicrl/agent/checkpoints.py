@@ -1,0 +1,191 @@
+"""From the checkpoints in an agent's place back to the agent: what fits, and what is taken up."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dist_classicrl.agent.checkpoint_body import checkpoint_fault, environment_text
+from dist_classicrl.checkpoint.folder import Saved
+from dist_classicrl.checkpoint.plan import CheckpointPlan
+from dist_classicrl.engines.run import Resumed
+from dist_classicrl.environments.resolve import Source
+from dist_classicrl.errors import CheckpointError, CheckpointMismatchError
+from dist_classicrl.learning.state import STATE_ARRAYS, unstack_states
+from dist_classicrl.model.agent_state import AgentState, Pending
+from dist_classicrl.model.places import Place
+
+logger = logging.getLogger(__name__)
+
+# Settings that say what is learned: another value makes another experiment. Those of the second line do so in
+# the reproducible mode only.
+_SAME = ("algorithm", "dtype", "discount_factor", "async_updates")
+_SAME_IN_ROUNDS = ("logical_workers", "sync_frequency", "batch_size", "replay_ratio")
+# Settings that the state of learners depends on.
+_STATE_SETTINGS = ("buffer_size", "replay_ratio", "use_action_mask")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint that was read and checked against what the agent is to learn.
+
+    Attributes
+    ----------
+    name : str
+    steps : int
+    seed : int or None
+        None: the agent keeps its own.
+    run : str or None
+        None: it is of something else, and what is saved from now on is a run of its own.
+    finished : list of dict
+    pending : Pending
+        The rest, with the table.
+    """
+
+    name: str
+    steps: int
+    seed: int | None
+    run: str | None
+    finished: list[dict[str, Any]]
+    pending: Pending
+
+
+def find(state: AgentState, source: Source, place: Place, plan: CheckpointPlan) -> Found | None:
+    """Return the newest checkpoint of the agent's place, if there is one to go on from; change nothing.
+
+    Raises
+    ------
+    CheckpointError
+        If there are checkpoints and none is good, or `plan` asks for one and there is none.
+    CheckpointMismatchError
+        If it is of something else than the agent is to learn.
+    """
+    saved = None if plan.resume == "never" else place.folder.read_newest()
+    if saved is None:
+        if plan.resume == "must":
+            raise CheckpointError(
+                f'There is no checkpoint in {place.folder.url}, but resume="must" asks for one. Correct '
+                'checkpoint_dir, or write resume="auto" to begin afresh where there is none.'
+            )
+        return None
+    fault = checkpoint_fault(saved)
+    if fault is not None:
+        raise _refused(saved, fault)
+    if _is_outdated(state, place, saved):
+        return None
+    fits = _check(state, source, saved, plan.strict)
+    body, arrays = saved.body, saved.arrays
+    there, here = arrays["q_table"], state.q_table
+    rows, columns = (min(sizes) for sizes in zip(here.shape, there.shape, strict=True))
+    with np.errstate(over="ignore"):
+        q_table = there[:rows, :columns].astype(here.dtype, copy=False)
+    if not np.isfinite(q_table).all():
+        raise _refused(saved, f"its values are too large for a table of {here.dtype}")
+    stream, exact = None, None
+    learners: dict[int, dict[str, np.ndarray]] = {}
+    if fits:
+        stream = None if body["stream"] is None else (body["stream"]["start"], body["stream"]["used"])
+        exact = arrays.get("exact")
+        if exact is not None and exact.shape != (source.n_states * source.n_actions,):
+            raise _refused(saved, f"its exact values have the shape {exact.shape}")
+        learners = _learners(state, saved)
+    begin = body["call"]["begin"]
+    made = body["steps"] - begin
+    resumed = Resumed(saved.url, made, body["tally"], body["mode"], stream, learners, exact)
+    return Found(
+        name=saved.name,
+        steps=body["steps"],
+        seed=body["seed"] if fits or state.seed is None else None,
+        run=body["run"] if fits else None,
+        finished=list(body["finished"]) if fits else [],
+        pending=Pending(begin, resumed, q_table, arrays["visits"][:rows, :columns]),
+    )
+
+
+def _is_outdated(state: AgentState, place: Place, saved: Saved) -> bool:
+    """Whether the agent, which saves to several folders, has already taken up more from another one."""
+    resumed = any(other.read is not None for other in state.places if other is not place)
+    return resumed and state.steps > saved.body["steps"]
+
+
+def take_up(state: AgentState, place: Place, found: Found) -> None:
+    """Bring the agent to a checkpoint."""
+    state.steps = found.steps
+    state.finished = found.finished
+    if found.seed is not None:
+        state.seed = found.seed
+    if found.run is not None:
+        place.run = found.run
+    place.read = found.name
+    state.pending = found.pending
+    put_table_back(state)
+
+
+def put_table_back(state: AgentState) -> None:
+    """Let the agent's table be that of the checkpoint from which it goes on."""
+    if state.pending is not None:
+        rows, columns = state.pending.q_table.shape
+        state.q_table[:rows, :columns] = state.pending.q_table
+        state.visits[:rows, :columns] = state.pending.visits
+
+
+def _refused(saved: Saved, fault: str) -> CheckpointError:
+    return CheckpointError(
+        f"{saved.url} is no usable checkpoint: {fault}. Remove it to go on from the one before it, or "
+        'write resume="never" to begin afresh.'
+    )
+
+
+def _check(state: AgentState, source: Source, saved: Saved, strict: bool) -> bool:
+    """Return whether all of a checkpoint fits, or only its table.
+
+    Raises
+    ------
+    CheckpointMismatchError
+        If `strict` and something differs, or if the agent is further than the checkpoint.
+    """
+    settings, body = state.settings, saved.body
+    there = body["settings"]
+    here = settings.to_dict()
+    names = _SAME if settings.async_updates else (*_SAME, *_SAME_IN_ROUNDS)
+    both = [(name, there.get(name), here[name]) for name in names]
+    both.append(("environment", body["environment"]["text"], environment_text(source)))
+    both.append(("table", saved.arrays["q_table"].shape, state.q_table.shape))
+    if settings.seed is not None:
+        both.append(("seed", body["seed"], settings.seed))
+    differing = [f"{name}: {one!r} there, {other!r} here" for name, one, other in both if one != other]
+    if differing and strict:
+        raise CheckpointMismatchError(
+            f"The checkpoint {saved.url} is of something else: {'; '.join(differing)}. Give this training a "
+            "checkpoint_dir of its own, or write strict=False to take over as much of the table as fits."
+        )
+    if state.steps > body["steps"]:
+        raise CheckpointMismatchError(
+            f"The checkpoint {saved.url} has {body['steps']} steps, and this agent has made {state.steps} "
+            "already: it cannot be a later state of this training. Give it a checkpoint_dir of its own, or "
+            'write resume="never" to save next to what is there.'
+        )
+    if differing:
+        logger.warning("Taking over what fits of %s, which differs: %s.", saved.url, "; ".join(differing))
+    return not differing
+
+
+def _learners(state: AgentState, saved: Saved) -> dict[int, dict[str, np.ndarray]]:
+    """Return the state of a checkpoint's learners, by number; none where new episodes are to begin."""
+    number = {"alone": 1, "rounds": state.settings.logical_workers}.get(saved.body["mode"])
+    arrays = {name: saved.arrays[name] for name in STATE_ARRAYS if name in saved.arrays}
+    if number is None or not arrays:
+        return {}
+    there, here = saved.body["settings"], state.settings.to_dict()
+    changed = [name for name in _STATE_SETTINGS if there.get(name) != here[name]]
+    if changed:
+        logger.warning(
+            "New episodes begin, with an empty replay memory: since %s was written, %s changed.",
+            saved.url,
+            ", ".join(f"{name} (from {there.get(name)!r} to {here[name]!r})" for name in changed),
+        )
+        return {}
+    return dict(enumerate(unstack_states(arrays, number)))

@@ -1,0 +1,181 @@
+"""What values of settings and arguments may be: each check returns the value as it is kept, or refuses it.
+
+A check takes the name of a setting and a value, and raises `SettingsError` with what is allowed. Those of a
+dataclass stand at its fields (`setting`, `Checked`), where the command line finds them, too.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from dist_classicrl.errors import SettingsError
+
+Check = Callable[[str, Any], Any]
+
+
+def setting(default: Any, check: Check, help: str, section: str, is_kept: bool = False) -> Any:
+    """Return a field of a `Checked` dataclass.
+
+    Parameters
+    ----------
+    default : object
+    check : callable
+        Takes the field's name and a value, and returns the value as it is kept.
+    help : str
+        The line that `train --help` has for it.
+    section : str
+        Of that help.
+    is_kept : bool
+        Whether a run keeps it for good: with another value it would be another experiment.
+    """
+    described = {"check": check, "help": help, "section": section, "is_kept": is_kept}
+    return field(default=default, metadata=described)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """A dataclass whose fields are settings, each checked when an instance is made."""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            checked = each.metadata["check"](each.name, getattr(self, each.name))
+            object.__setattr__(self, each.name, checked)
+
+
+@dataclass(frozen=True)
+class WholeNumber:
+    """Whole numbers of at least `least`, below 2 to the power of `bits` if given, as int.
+
+    `otherwise` names for the message what may be written in place of a number.
+    """
+
+    least: int
+    otherwise: str = ""
+    bits: int | None = None
+
+    def __call__(self, name: str, value: Any) -> int:
+        """Return the number."""
+        number = checked_whole(name, value, self.least, self.otherwise)
+        if self.bits is not None and number >= 2**self.bits:
+            raise SettingsError(f"{name} must be below 2**{self.bits}, got {value!r}.")
+        return number
+
+
+@dataclass(frozen=True)
+class RealNumber:
+    """Finite numbers from `least` to `most`, as float."""
+
+    least: float
+    most: float = math.inf
+
+    def __call__(self, name: str, value: Any) -> float:
+        """Return the number."""
+        least, most = self.least, self.most
+        if not is_real(value) or not least <= value <= most or math.isinf(value):
+            limits = (
+                f"from {least:g} to {most:g}" if math.isfinite(most) else f"finite and at least {least:g}"
+            )
+            raise SettingsError(f"{name} must be a number {limits}, got {value!r}.")
+        return float(value)
+
+
+@dataclass(frozen=True)
+class YesOrNo:
+    """True or False; `otherwise` names for the message what may be written in place of them."""
+
+    otherwise: str = ""
+
+    def __call__(self, name: str, value: Any) -> bool:
+        """Return the flag."""
+        return checked_flag(name, value, self.otherwise)
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """One of several words; `reasons` say of known others why they are refused."""
+
+    words: tuple[str, ...]
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+    def __call__(self, name: str, value: Any) -> str:
+        """Return the word."""
+        if isinstance(value, str) and value in self.reasons:
+            raise SettingsError(self.reasons[value])
+        return self.chosen(name, value, value)
+
+    def chosen(self, name: str, value: Any, word: Any) -> str:
+        """Return `word`, which `value` means, if it is one of them."""
+        if word not in self.words:
+            raise SettingsError(f"{name} must be one of {', '.join(map(repr, self.words))}, got {value!r}.")
+        return word
+
+
+class NumberType(OneOf):
+    """NumPy's name of a type of numbers, from whatever NumPy takes for one."""
+
+    def __call__(self, name: str, value: Any) -> str:
+        """Return the name."""
+        import numpy as np
+
+        try:
+            return self.chosen(name, value, np.dtype(value).name)
+        except TypeError:
+            return self.chosen(name, value, None)
+
+
+@dataclass(frozen=True)
+class Or:
+    """One `word`, or None, besides what another check allows."""
+
+    word: str | None
+    check: Check
+
+    def __call__(self, name: str, value: Any) -> Any:
+        """Return the value."""
+        is_word = value is None if self.word is None else isinstance(value, str) and value == self.word
+        return value if is_word else self.check(name, value)
+
+
+def checked_whole(name: str, value: Any, least: int, otherwise: str = "") -> int:
+    """Return `value` as an int of at least `least`; SettingsError, which names `otherwise`, for others."""
+    if not is_whole(value) or value < least:
+        hint = f", or {otherwise}" if otherwise else ""
+        raise SettingsError(f"{name} must be a whole number of at least {least}{hint}, got {value!r}.")
+    return int(value)
+
+
+def checked_positive(name: str, value: Any) -> float:
+    """Return `value` as a finite float above 0; SettingsError for others."""
+    if not is_real(value) or not 0.0 < value < math.inf:
+        raise SettingsError(f"{name} must be a finite number above 0, got {value!r}.")
+    return float(value)
+
+
+def checked_flag(name: str, value: Any, otherwise: str = "") -> bool:
+    """Return `value` as a bool; SettingsError, which names `otherwise`, for others."""
+    if not is_flag(value):
+        raise SettingsError(f"{name} must be True or False{otherwise}, got {value!r}.")
+    return bool(value)
+
+
+def is_whole(value: Any) -> bool:
+    """Whether `value` is a whole number of Python's or NumPy's, which counts its own among `numbers`."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def is_real(value: Any) -> bool:
+    """Whether `value` is a real number of Python's or NumPy's."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def is_flag(value: Any) -> bool:
+    """Whether `value` is True or False, of Python or of NumPy."""
+    if isinstance(value, bool):
+        return True
+    import numpy as np  # not before: `--help` has no need of it
+
+    return isinstance(value, np.bool_)

@@ -1,0 +1,321 @@
+"""What an agent holds between and during calls of `train`: its table, and how far it is."""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dist_classicrl._random import fresh_seed
+from dist_classicrl.environments.resolve import Source, resolve
+from dist_classicrl.errors import EnvError, NotTrainedError, SettingsError
+from dist_classicrl.model.model_file import SavedModel
+from dist_classicrl.model.places import Places
+from dist_classicrl.process.leave import LeaveWatch
+from dist_classicrl.settings import Settings
+
+if TYPE_CHECKING:
+    from dist_classicrl.engines.run import Resumed
+    from dist_classicrl.environments.stepped.spaces import SpaceIndex
+
+_BLOCK_BYTES = 1 << 15
+
+
+@dataclass(frozen=True, eq=False)
+class Pending:
+    """A checkpoint that an agent was brought to, until it has learned more.
+
+    Attributes
+    ----------
+    begin : int
+        Global step at which the call of `train` began in which it was written.
+    resumed : Resumed
+        What it says of that call.
+    q_table, visits : ndarray
+        As much of its table as the agent's has room for.
+    """
+
+    begin: int
+    resumed: Resumed
+    q_table: np.ndarray
+    visits: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Corner:
+    """The part of an agent's table that an environment uses.
+
+    Attributes
+    ----------
+    state : AgentState
+    shape : tuple of int
+        States and actions of the environment.
+    values : ndarray(float64 or float32), shape (S * A,)
+    counts : ndarray(int64), shape (S * A,)
+        Visits. Both are views where the table is as large as the environment, and copies where it is larger.
+    """
+
+    state: AgentState
+    shape: tuple[int, int]
+    values: np.ndarray
+    counts: np.ndarray
+
+    def put_back(self) -> None:
+        """Let the agent's table be what `values` and `counts` are."""
+        states, actions = self.shape
+        for table, part in ((self.state.q_table, self.values), (self.state.visits, self.counts)):
+            if not np.shares_memory(table, part):
+                table[:states, :actions] = part.reshape(self.shape)
+
+
+@dataclass(eq=False)
+class AgentState:
+    """What an agent holds.
+
+    Attributes
+    ----------
+    settings : Settings
+    seed : int or None
+        Of all random numbers; None: not drawn yet.
+    steps : int
+        Environment steps learned so far, by all ranks, in all calls of `train`.
+    requested : int
+        Global step at which the next call begins: where the last one was to end, or did.
+    finished : list of dict
+        Begin, end and result of calls that have ended.
+    pending : Pending or None
+        The checkpoint from which the next steps go on.
+    behind : int or None
+        Digest of a table that is older than rank 0's, because a call failed.
+    places : Places
+        Where the agent is saved.
+    n_actions : int or None
+        Actions of the environment; the table may have more.
+    legal : ndarray(bool) or None
+        Its legal actions, where it is compiled.
+    observations, actions : SpaceIndex or None
+        Between its own values and the integers, where it is stepped.
+    leaving : LeaveWatch
+        Whether this rank was asked to leave.
+    is_training : bool
+    """
+
+    settings: Settings
+    steps: int = 0
+    requested: int = 0
+    finished: list[dict[str, Any]] = field(default_factory=list)
+    pending: Pending | None = None
+    behind: int | None = None
+    places: Places = field(default_factory=Places)
+    n_actions: int | None = None
+    legal: np.ndarray | None = None
+    observations: SpaceIndex | None = None
+    actions: SpaceIndex | None = None
+    leaving: LeaveWatch = field(default_factory=LeaveWatch)
+    is_training: bool = False
+
+    def __post_init__(self) -> None:
+        self.seed = self.settings.seed
+        self._table: tuple[np.ndarray, np.ndarray] | None = None
+        if self.settings.state_size is not None and self.settings.action_size is not None:
+            self._allocate(self.settings.state_size, self.settings.action_size)
+
+    # The table
+
+    @property
+    def q_table(self) -> np.ndarray:
+        """The action values, ndarray of shape (states, actions).
+
+        Raises
+        ------
+        NotTrainedError
+            If the shape is not known yet.
+        """
+        return self._known_table()[0]
+
+    @property
+    def visits(self) -> np.ndarray:
+        """How often each state-action pair was visited, ndarray(int64) of shape (states, actions)."""
+        return self._known_table()[1]
+
+    def _known_table(self) -> tuple[np.ndarray, np.ndarray]:
+        if self._table is None:
+            raise NotTrainedError(
+                "The table has no shape yet. Call train(env=...), or give state_size and action_size to the "
+                "constructor."
+            )
+        return self._table
+
+    def set_values(self, values: Any) -> None:
+        """Overwrite the action values; where there is no table yet, make one.
+
+        Raises
+        ------
+        SettingsError
+            If they are no finite numbers, or the shape does not fit.
+        """
+        given = np.asarray(values)
+        shape = None if self._table is None else self.q_table.shape
+        if given.ndim != 2 or (shape is not None and given.shape != shape):
+            allowed = "two dimensions" if shape is None else f"the shape {shape}"
+            raise SettingsError(
+                f"q_table must have {allowed} (states, actions), got an array of shape {given.shape}."
+            )
+        if given.dtype.kind not in "fiu" or not np.isfinite(given).all():
+            raise SettingsError(
+                f"q_table must hold finite numbers, got {given.dtype} with NaN, infinity or no numbers."
+            )
+        if shape is None:
+            settings = self.settings
+            wanted = (settings.state_size or given.shape[0], settings.action_size or given.shape[1])
+            if given.shape != wanted:
+                raise SettingsError(
+                    f"q_table has the shape {given.shape}, but state_size={settings.state_size} and "
+                    f"action_size={settings.action_size} ask for {wanted}."
+                )
+            self._allocate(*given.shape)
+        self.q_table[:] = given
+
+    def _allocate(self, states: int, actions: int) -> None:
+        dtype = np.dtype(self.settings.dtype)
+        try:
+            self._table = np.zeros((states, actions), dtype), np.zeros((states, actions), np.int64)
+        except (MemoryError, ValueError) as error:
+            size = states * actions * (dtype.itemsize + 8)
+            raise SettingsError(
+                f"A table of {states} states and {actions} actions needs {size / 2**30:.3g} GiB with its "
+                "visits, which cannot be had. Leave state_size and action_size out to take what the "
+                "environment needs."
+            ) from error
+
+    def corner(self, source: Source) -> Corner:
+        """Return the part of the table that an environment uses."""
+        shape = source.n_states, source.n_actions
+        inner = (slice(shape[0]), slice(shape[1]))
+        return Corner(self, shape, self.q_table[inner].reshape(-1), self.visits[inner].reshape(-1))
+
+    def digests(self) -> list[int]:
+        """Return numbers that differ where values, or visits, of two agents differ."""
+        return [digest(self.q_table), digest(self.visits)]
+
+    # The environment
+
+    def get_to_know(self, env: Any) -> Source:
+        """Return `env` as a `Source`, and take note of its size, its spaces and its legal actions.
+
+        Raises
+        ------
+        EnvError
+            If it cannot be learned in, or is larger than the table.
+        """
+        source = resolve(env, self.settings.n_envs, self.settings.use_action_mask)
+        try:
+            self._check_size(source.n_states, source.n_actions)
+        except BaseException:
+            source.close()
+            raise
+        self.legal = None if source.simulator is None else source.simulator.legal
+        self.observations = None if source.stepped is None else source.stepped.observations
+        self.actions = None if source.stepped is None else source.stepped.actions
+        return source
+
+    def _check_size(self, n_states: int, n_actions: int) -> None:
+        """Make the table if there is none, and check that an environment of this size fits."""
+        if self._table is None:
+            self._allocate(self.settings.state_size or n_states, self.settings.action_size or n_actions)
+        states, actions = self.q_table.shape
+        if states < n_states or actions < n_actions:
+            raise EnvError(
+                f"The environment needs a table of {n_states} states and {n_actions} actions, but this one "
+                f"has {states} and {actions}. Leave state_size and action_size out, or give at least "
+                f"state_size={n_states}, action_size={n_actions}."
+            )
+        self.n_actions = n_actions
+
+    def check_made_for(self, env: Any) -> None:
+        """See whether a table that took its size from an environment has the size that `env` asks for.
+
+        Raises
+        ------
+        EnvError
+            If it has another.
+        """
+        settings = self.settings
+        source = resolve(env, 1, settings.use_action_mask)
+        source.close()
+        states, actions = self.q_table.shape
+        other_states = settings.state_size is None and states != source.n_states
+        other_actions = settings.action_size is None and actions != source.n_actions
+        if other_states or other_actions:
+            raise EnvError(
+                f"The table is of an environment with {states} states and {actions} actions, but "
+                f"{source.name} has {source.n_states} and {source.n_actions}. Name the environment that was "
+                "trained in, with its arguments."
+            )
+
+    def greedy_action(self, observation: Any, action_mask: Any = None) -> Any:
+        """Return what `DistAsyncQLearning.predict` does."""
+        state = observation if self.observations is None else self.observations.encode(observation)
+        values = self.q_table
+        if not isinstance(state, (int, np.integer)) or not 0 <= state < values.shape[0]:
+            raise SettingsError(
+                f"observation must be a state from 0 to {values.shape[0] - 1}, got {observation!r}. "
+                "Observations of another kind can be given after train(env=...) or load_model(path, "
+                "env=...), which tell how to number them."
+            )
+        row = values[state, : self.n_actions].astype(np.float64)
+        if action_mask is None and isinstance(observation, dict):
+            action_mask = observation.get("action_mask")
+        if action_mask is None and self.legal is not None and state < len(self.legal):
+            # A state in which a game has ended has no legal action, and any answer will do.
+            action_mask = self.legal[state] if self.legal[state].any() else None
+        if action_mask is not None:
+            mask = np.asarray(action_mask)
+            if mask.shape != row.shape or not mask.any():
+                raise SettingsError(
+                    f"action_mask must have shape {row.shape} and allow an action, got shape {mask.shape} "
+                    f"with {int(mask.sum())}."
+                )
+            row[~mask.astype(bool)] = -np.inf
+        action = int(np.argmax(row))
+        return action if self.actions is None else self.actions.decode(action)
+
+    # Settings, and what is kept
+
+    def change(self, **settings: Any) -> None:
+        """Put other values in place of some settings.
+
+        Raises
+        ------
+        SettingsError
+            If one is not allowed.
+        """
+        self.settings = dataclasses.replace(self.settings, **settings)
+
+    def drawn_seed(self) -> int:
+        """Return the seed, which is drawn now where there is none."""
+        if self.seed is None:
+            self.seed = fresh_seed()
+        return self.seed
+
+    def to_model(self) -> SavedModel:
+        """Return what a model file holds of the agent."""
+        return SavedModel(self.settings, self.q_table, self.visits, self.steps, self.n_actions, self.legal)
+
+    def take_model(self, saved: SavedModel) -> None:
+        """Be what a model file holds, apart from the settings."""
+        self._table = saved.q_table, saved.visits
+        self.steps = self.requested = saved.steps
+        self.n_actions, self.legal = saved.actions, saved.legal
+
+
+def digest(array: np.ndarray) -> int:
+    """Return a number that differs where arrays differ, at the speed of reading them."""
+    words = array.reshape(-1).view(np.uint8)
+    whole = words[: words.size // _BLOCK_BYTES * _BLOCK_BYTES].view(np.uint64).reshape(-1, _BLOCK_BYTES // 8)
+    digest = zlib.crc32(np.add.reduce(whole, axis=1).data)
+    digest = zlib.crc32(np.bitwise_xor.reduce(whole, axis=1).data, digest)
+    return zlib.crc32(words[whole.nbytes :].data, digest)

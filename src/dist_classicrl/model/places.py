@@ -1,0 +1,148 @@
+"""Where agents are saved: each has a subfolder of its own in a folder of checkpoints."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from dist_classicrl.checkpoint.folder import CheckpointFolder
+from dist_classicrl.checkpoint.plan import CheckpointPlan
+from dist_classicrl.checkpoint.writer import Writer
+
+logger = logging.getLogger(__name__)
+
+_agents: dict[str, int] = {}  # how many agents of this process are saved in a folder
+
+
+class PlaceName(NamedTuple):
+    """What another rank needs to go on in a place: the agent's number, and the run's name."""
+
+    number: int
+    run: str
+
+
+@dataclass
+class Place:
+    """An agent's own subfolder of a checkpoint folder.
+
+    Attributes
+    ----------
+    number : int
+        Of the agent among those of its script.
+    folder : CheckpointFolder
+    writer : Writer
+    run : str
+        The name of what is learned here from one beginning on, eight hexadecimal digits.
+    fence : int
+        The number under which this process may write here; 0: none yet.
+    read : str or None
+        The checkpoint that was last taken up.
+    is_looked_through : bool
+        Whether the agent has taken up what was here.
+    """
+
+    number: int
+    folder: CheckpointFolder
+    writer: Writer
+    run: str
+    fence: int = 0
+    read: str | None = None
+    is_looked_through: bool = False
+
+    @property
+    def name(self) -> PlaceName:
+        """What another rank needs to go on here in place of this one."""
+        return PlaceName(self.number, self.run)
+
+    @property
+    def generation(self) -> int:
+        """How many processes wrote here before this one."""
+        return max(0, self.fence - 1)
+
+    def claim(self, read: str | None) -> bool:
+        """Make sure of being the only one who writes here.
+
+        Return False if another process wrote a checkpoint after `read`, the last one that was read.
+        """
+        if self.fence == 0:
+            newest = self.folder.names()[:1]
+            self.fence = self.folder.claim()
+            return self.folder.names()[:1] == newest and (read is None or newest == [read])
+        return True
+
+
+class Places:
+    """The places of one agent, one in each folder in which it is saved."""
+
+    def __init__(self) -> None:
+        self._own: dict[str, Place] = {}
+        self._told: dict[str, PlaceName] = {}  # where another rank saves the agent
+
+    def __iter__(self) -> Iterator[Place]:
+        return iter(self._own.values())
+
+    def of(self, plan: CheckpointPlan) -> Place:
+        """Return the agent's place for a plan.
+
+        The agents of a script are numbered in the order in which they first train with a folder.
+        """
+        folder = plan.checkpoint_dir
+        place = self._own.get(folder)
+        if place is not None:
+            place.folder.keep(plan.keep_last, plan.keep_every)
+            place.folder.mode = plan.checkpoint_mode
+            return place
+        if folder in self._told:  # another rank served until now
+            return self.take_over(plan, self._told[folder], claim=False)
+        number = _agents.get(folder, 0)
+        if number > 0 and hasattr(sys, "ps1"):
+            logger.warning(
+                "%d agents of this session trained with %s before this one, which has a subfolder of its "
+                "own. To go on from what an earlier one saved, call its train() again, or restart the "
+                "session.",
+                number,
+                folder,
+            )
+        return self._make(plan, PlaceName(number, os.urandom(4).hex()))
+
+    def note(self, plan: CheckpointPlan, name: PlaceName) -> None:
+        """Note where the server saves the agent, for this rank to go on there if it has to."""
+        self._told[plan.checkpoint_dir] = name
+        _count(plan, name)
+
+    def take_over(self, plan: CheckpointPlan, name: PlaceName, claim: bool = True) -> Place:
+        """Return the place in which a rank saved that is lost, for this one to go on there.
+
+        Raises
+        ------
+        CheckpointError
+            If this rank cannot use the folder.
+        """
+        place = self._own.get(plan.checkpoint_dir) or self._make(plan, name)
+        place.run = name.run
+        place.writer = Writer(place.folder)
+        if claim:
+            place.fence = place.folder.claim()
+        place.is_looked_through = True
+        return place
+
+    def _make(self, plan: CheckpointPlan, name: PlaceName) -> Place:
+        folder = CheckpointFolder(
+            plan.checkpoint_dir,
+            f"agent-{name.number}",
+            plan.keep_last,
+            plan.keep_every,
+            plan.checkpoint_mode,
+        )
+        place = Place(name.number, folder, Writer(folder), name.run)
+        _count(plan, name)
+        self._own[plan.checkpoint_dir] = place
+        return place
+
+
+def _count(plan: CheckpointPlan, name: PlaceName) -> None:
+    _agents[plan.checkpoint_dir] = max(_agents.get(plan.checkpoint_dir, 0), name.number + 1)

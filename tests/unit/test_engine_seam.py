@@ -1,0 +1,190 @@
+"""Engines: which of them trains, and one of this file's own that is plugged in."""
+
+import subprocess
+import sys
+
+import pytest
+
+from dist_classicrl import DistAsyncQLearning, TabularMDP, TrainingResult
+from dist_classicrl.engines import engine as engines
+from dist_classicrl.engines.engine import engine_for
+from dist_classicrl.engines.saving import Position
+from dist_classicrl.errors import SettingsError
+from dist_classicrl.model import places
+from dist_classicrl.settings import Settings
+
+LAKE = TabularMDP.from_gymnasium("FrozenLake-v1")
+PAIRS = 16 * 4
+
+
+class Walk:
+    """Visits one pair of state and action after the other, and values each by its number."""
+
+    name = "walk"
+
+    def __init__(self, most_ranks=1, fails_after=None):
+        self.most_ranks = most_ranks
+        self.fails_after = fails_after
+        self.asked = []
+        self.started = []
+
+    def suits(self, settings, ranks):
+        self.asked.append((settings, ranks))
+        return ranks <= self.most_ranks
+
+    def train(self, run, group, start):
+        self.started.append((run.start, run.steps, group, start))
+        try:
+            run.reporter.begin(0.0, [])
+            for step in range(run.start, run.start + run.steps):
+                if step == self.fails_after:
+                    raise OSError("a stone on the way")
+                run.values[step % run.values.size] = step % run.values.size
+                run.counts[step % run.counts.size] += 1
+                run.kept += 1
+                run.tally.steps += 1
+        finally:
+            run.close([])
+        outcome = run.tally.result(seconds=2.0, compile_seconds=0.5, workers=1)
+        if run.saver is not None:
+            position = Position(run.start + run.kept, run.tally.to_dict(2.0), "async")
+            run.saver.finish(run.values, run.counts, position, outcome)
+        run.reporter.report(2.0, [])
+        return outcome
+
+
+@pytest.fixture
+def registered():
+    """Give a function that registers an engine for the time of the test."""
+    names = []
+
+    def register(engine):
+        engines.register(engine)
+        names.append(engine.name)
+        return engine
+
+    yield register
+    for name in names:
+        engines.unregister(name)
+
+
+@pytest.mark.parametrize("placement", ["auto", "replicated"])
+@pytest.mark.parametrize(
+    "ranks, async_updates, name",
+    [(1, True, "local"), (1, False, "local"), (2, True, "server"), (9, True, "server"), (2, False, "rounds")],
+)
+def test_the_engines_of_the_library(ranks, async_updates, name, placement):
+    assert engine_for(Settings(async_updates=async_updates), ranks, placement).name == name
+
+
+def test_an_engine_that_is_given_trains_as_it_is():
+    engine, reports = Walk(most_ranks=0), []
+    agent = DistAsyncQLearning(seed=5)
+    result = agent.train(LAKE, total_steps=100, placement=engine, progress=reports.append)
+    assert type(result) is TrainingResult
+    assert (result.steps, result.seconds, result.compile_seconds, result.workers) == (100, 2.0, 0.5, 1)
+    assert engine.started == [(0, 100, None, None)] and engine.asked == []
+    assert agent.q_table.reshape(-1).tolist() == list(range(PAIRS))
+    assert agent.visits.sum() == agent.steps == 100 and agent.visits.max() == 2
+    assert [progress.steps for progress in reports] == [100]
+    # The next call goes on there, with any engine.
+    assert agent.train(LAKE, total_steps=28, placement=engine).steps == 28
+    assert engine.started[1] == (100, 28, None, None) and (agent.visits == 2).all()
+    agent.train(LAKE, total_steps=1_000)
+    assert agent.steps == agent.visits.sum() == 1_128 and len(engine.started) == 2
+
+
+def test_a_table_that_is_larger_than_the_environment_gets_what_an_engine_learned():
+    agent = DistAsyncQLearning(state_size=20, action_size=6, seed=5)
+    agent.q_table[:] = -1.0
+    agent.train(LAKE, total_steps=PAIRS, placement=Walk())
+    assert (agent.visits[:16, :4] == 1).all() and agent.visits.sum() == PAIRS
+    assert agent.q_table[:16, :4].reshape(-1).tolist() == list(range(PAIRS))
+    assert (agent.q_table[16:] == -1.0).all() and (agent.q_table[:, 4:] == -1.0).all()
+
+
+def test_checkpoints_are_written_and_read_by_an_engine_of_ones_own(tmp_path, monkeypatch):
+    def train(calls):
+        monkeypatch.setattr(places, "_agents", {})
+        agent, engine = DistAsyncQLearning(seed=5), Walk()
+        results = [
+            agent.train(LAKE, total_steps=40, checkpoint_dir=tmp_path, placement=engine) for _ in range(calls)
+        ]
+        return agent, engine, results
+
+    _, _, before = train(2)
+    agent, engine, results = train(3)
+    assert engine.started == [(80, 40, None, None)]
+    assert [result.steps for result in results] == [40, 40, 40]
+    assert results[1].seconds == before[1].seconds and results[1].resumed_from is not None
+    assert agent.steps == agent.visits.sum() == 120 and agent.visits.min() == 1
+
+
+def test_what_an_engine_has_made_before_an_error_is_kept():
+    agent = DistAsyncQLearning(seed=5)
+    with pytest.raises(OSError, match="a stone on the way"):
+        agent.train(LAKE, total_steps=100, placement=Walk(fails_after=30))
+    assert agent.steps == agent.visits.sum() == 30
+    assert agent.train(LAKE, total_steps=10, placement=Walk()).steps == 10 and agent.visits[8:10].all()
+
+
+def test_an_engine_that_is_registered_is_taken_where_it_suits(registered):
+    engine = registered(Walk())
+    settings = Settings()
+    assert engine_for(settings, 1, "auto") is engine_for(settings, 1, "replicated") is engine
+    assert engine.asked == [(settings, 1)] * 2
+    assert engine_for(settings, 2, "auto").name == "server"
+    agent = DistAsyncQLearning(seed=5)
+    assert agent.train(LAKE, total_steps=10).seconds == 2.0 and len(engine.started) == 1
+    engines.unregister("walk")
+    assert engine_for(settings, 1, "auto").name == "local"
+    engines.register(engine)
+
+
+def test_the_engine_that_was_registered_last_comes_first(registered):
+    first, last = registered(Walk()), Walk()
+    last.name = "run"
+    assert engine_for(Settings(), 1, "auto") is first
+    registered(last)
+    assert engine_for(Settings(), 1, "auto") is last
+    last.most_ranks = 0
+    assert engine_for(Settings(), 1, "auto") is first
+
+
+def test_engines_that_cannot_be_registered(registered):
+    registered(Walk())
+    with pytest.raises(SettingsError, match="an engine 'walk' already. Give this one another name"):
+        engines.register(Walk())
+    local = Walk()
+    local.name = "local"
+    with pytest.raises(SettingsError, match="an engine 'local' already"):
+        engines.register(local)
+    for bad in (Walk, "walk", None):
+        with pytest.raises(SettingsError, match="An engine has a name and methods suits and train, got "):
+            engines.register(bad)
+    with pytest.raises(SettingsError, match="No engine 'swim' was registered, but 'walk'"):
+        engines.unregister("swim")
+
+
+@pytest.mark.parametrize("placement", ["sharded", "", None, 1, Walk, object()])
+def test_what_is_no_placement_is_refused(placement):
+    agent = DistAsyncQLearning(seed=5)
+    with pytest.raises(
+        SettingsError, match="placement must be one of 'auto', 'replicated', or an engine.*got"
+    ):
+        agent.train(LAKE, total_steps=100, placement=placement)
+    assert agent.steps == 0 and agent.train(LAKE, total_steps=10).steps == 10
+
+
+def test_a_process_alone_loads_no_other_engine():
+    program = (
+        "import sys\nfrom dist_classicrl import DistAsyncQLearning\n"
+        "DistAsyncQLearning(seed=1).train('FrozenLake-v1', total_steps=100)\n"
+        "print(*(name for name in sys.modules if name.startswith('dist_classicrl.engines.')))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    loaded = {name.removeprefix("dist_classicrl.engines.") for name in done.stdout.split()}
+    assert "local.training" in loaded
+    others = {"roles.participants", "rounds.exchange", "server.server", "server.worker"}
+    assert loaded.isdisjoint(others)
