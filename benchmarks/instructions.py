@@ -21,7 +21,8 @@ import numpy as np
 
 from dist_classicrl._random import stream_key
 from dist_classicrl.environments.resolve import resolve
-from dist_classicrl.learning.learner import Learner, Stream, new_learner
+from dist_classicrl.learning.kinds import new_learner
+from dist_classicrl.learning.learner import Learner, Stream
 from dist_classicrl.learning.rates import Rates
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
