@@ -67,8 +67,9 @@ class DistAsyncQLearning:
         Pushes that a worker may have in flight.
     communication_backend : str
         "mpi".
-    algorithm : str
-        "q_learning".
+    algorithm : str or NamedTuple
+        "q_learning", or a rule of your own, by its name or its hyper-parameters; see
+        `dist_classicrl.rules.register`.
     dtype : str
         Of the table, "float64" or "float32". Maps and targets are float64 in either case.
     seed : int, optional
@@ -125,7 +126,7 @@ class DistAsyncQLearning:
         buffer_size: int = 10_000,
         prefetch_factor: int = 2,
         communication_backend: str = "mpi",
-        algorithm: str = "q_learning",
+        algorithm: Any = "q_learning",
         dtype: str = "float64",
         seed: int | None = None,
         comm: Any = None,
