@@ -22,11 +22,11 @@ import common
 import numpy as np
 
 from dist_classicrl._random import stream_key
+from dist_classicrl.environments.resolve import Source, resolve
 from dist_classicrl.environments.simulate import CompiledSimulator
-from dist_classicrl.learning.learners import CompiledLearner, Rates, Stream, training_kernel
+from dist_classicrl.learning.learner import Stream
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
-from dist_classicrl.tables.local import LocalTable
 
 C_SOURCE = r"""
 #include <math.h>
@@ -219,38 +219,36 @@ class CLearner:
 class PackageLearner:
     """A table that the package learns, as a worker does."""
 
-    def __init__(self, simulator: CompiledSimulator, step_size: Any) -> None:
+    def __init__(self, source: Source, step_size: Any) -> None:
         settings = Settings(learning_rate=step_size, epsilon=EPSILON, discount_factor=DISCOUNT)
-        self.table = LocalTable(
-            simulator.n_states, simulator.n_actions, np.dtype(np.float64), simulator.legal
-        )
-        kernel = training_kernel(simulator)
-        self._learner = CompiledLearner(simulator, self.table, settings, Rates(settings, 1), kernel)
-        self._learner.prepare()
+        self._learner = common.learner_in(source, settings)
+        self.table = self._learner.table
         self.table.pack()
 
     def learn(self, key: int, steps: int, chunk: int) -> None:
         """Learn `steps` steps of stream `key`, packing the maps after each chunk."""
         stream = Stream(np.uint64(key), 0)
         while stream.used < steps:
-            self._learner.learn(stream, chunk)
+            self._learner.learn(0, stream, chunk)
             self.table.pack()
 
 
 def measure(name: str, step_size: str, steps: int, chunk: int, rounds: int, folder: str) -> dict[str, Any]:
     """Compare values, then time, on one environment."""
-    simulator = CompiledSimulator.from_model(common.problem(name))
+    source = resolve(common.problem(name), 1, None)
+    simulator = source.simulator
+    assert simulator is not None
     if simulator.tables.first is not None:
         raise SystemExit(f"{name}: the C loop reads padded alias tables only")
     rate = STEP_SIZES[step_size]
     actions = f"-DN_ACTIONS={simulator.n_actions}"
     twin = CLearner(build(folder, f"twin{simulator.n_actions}", "-ffp-contract=off"), simulator, rate)
-    package = PackageLearner(simulator, rate)
+    package = PackageLearner(source, rate)
     for learner in (twin, package):
         learner.learn(int(stream_key(0, "check")), 2_000_000, chunk)
     difference = float(np.abs(twin.q - package.table.q).max())
     learners: dict[str, Any] = {
-        "package": PackageLearner(simulator, rate),
+        "package": PackageLearner(source, rate),
         "c": CLearner(build(folder, "plain"), simulator, rate),
         "c_fixed": CLearner(build(folder, f"fixed{simulator.n_actions}", actions), simulator, rate),
     }

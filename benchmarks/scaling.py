@@ -13,28 +13,23 @@ from pathlib import Path
 from typing import Any
 
 import common
-import numpy as np
 
 from dist_classicrl import DistAsyncQLearning
 from dist_classicrl._random import stream_key
-from dist_classicrl.environments.simulate import CompiledSimulator
-from dist_classicrl.learning.learners import CompiledLearner, Rates, Stream, training_kernel
+from dist_classicrl.environments.resolve import Source, resolve
+from dist_classicrl.learning.learner import Stream
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
-from dist_classicrl.tables.local import LocalTable
 
 STEP_SIZES: dict[str, Any] = {"0.1": 0.1, "n^-0.7": PerVisit(0.7)}
 _SLICE = 1_000_000
 
 
-def alone_together(comm: Any, simulator: CompiledSimulator, step_size: Any, seconds: float) -> float:
+def alone_together(comm: Any, source: Source, step_size: Any, seconds: float) -> float:
     """Return the steps per second of all ranks but 0, each learning for `seconds` by itself."""
     from dist_classicrl.comm.transport import wait_until
 
-    settings = Settings(learning_rate=step_size)
-    table = LocalTable(simulator.n_states, simulator.n_actions, np.dtype(np.float64))
-    learner = CompiledLearner(simulator, table, settings, Rates(settings, 1), training_kernel(simulator))
-    learner.prepare()
+    learner = common.learner_in(source, Settings(learning_rate=step_size))
     # Waits that sleep: MPI's own would take a core while the others still work.
     wait_until(comm.Ibarrier().Test, 60.0, "all ranks to begin")
     rate = 0.0
@@ -42,7 +37,7 @@ def alone_together(comm: Any, simulator: CompiledSimulator, step_size: Any, seco
         stream = Stream(stream_key(0, comm.Get_rank()), 0)
         begin = now = time.perf_counter()
         while now - begin < seconds:
-            learner.learn(stream, _SLICE)
+            learner.learn(0, stream, _SLICE)
             now = time.perf_counter()
         rate = stream.used / (now - begin)
     wait_until(comm.Ibarrier().Test, 60.0 + 10.0 * seconds, "all ranks to finish")
@@ -56,11 +51,11 @@ def run_rank(step_size: str, seconds: float, rounds: int) -> None:
     comm = MPI.COMM_WORLD
     rate = STEP_SIZES[step_size]
     model = common.problem(common.FROZEN_LAKE)
-    simulator = CompiledSimulator.from_model(model)
+    source = resolve(model, 1, None)
     results = []
-    guess = alone_together(comm, simulator, rate, 0.5)
+    guess = alone_together(comm, source, rate, 0.5)
     for number in range(rounds):
-        alone = alone_together(comm, simulator, rate, seconds)
+        alone = alone_together(comm, source, rate, seconds)
         agent = DistAsyncQLearning(learning_rate=rate, seed=number)
         trained = agent.train(env=model, total_steps=int(seconds * max(alone, guess)))
         results.append({"alone": alone, **trained.to_dict()})

@@ -21,11 +21,10 @@ import common
 import numpy as np
 
 from dist_classicrl._random import stream_key
-from dist_classicrl.environments.simulate import CompiledSimulator
-from dist_classicrl.learning.learners import CompiledLearner, Rates, Stream, training_kernel
+from dist_classicrl.environments.resolve import resolve
+from dist_classicrl.learning.learner import Stream
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables import kernels
-from dist_classicrl.tables.local import LocalTable
 from dist_classicrl.tables.shared import SharedTable
 from dist_classicrl.tables.window import PushWindow
 
@@ -43,39 +42,36 @@ class Workers:
 
     def __init__(self, name: str, workers: int, step_size: float, epsilon: float, seed: int) -> None:
         self.model = common.problem(name)
-        simulator = CompiledSimulator.from_model(self.model)
+        source = resolve(self.model, 1, None)
         settings = Settings(learning_rate=step_size, epsilon=epsilon, discount_factor=DISCOUNT)
-        size = simulator.n_states * simulator.n_actions
+        size = source.n_states * source.n_actions
         self.server = SharedTable(np.zeros(size), np.zeros(size, np.int64))
-        kernel, rates = training_kernel(simulator), Rates(settings, workers)
-        self.tables = []
         self.windows = []
         self.learners = []
         self.streams = []
         for worker in range(workers):
-            table = LocalTable(simulator.n_states, simulator.n_actions, np.dtype(np.float64))
-            self.tables.append(table)
-            self.windows.append(PushWindow(table, 1, 0))
-            self.learners.append(CompiledLearner(simulator, table, settings, rates, kernel))
+            learner = common.learner_in(source, settings, workers)
+            self.learners.append(learner)
+            self.windows.append(PushWindow(learner.table, 1, 0))
             self.streams.append(Stream(stream_key(seed, worker), 0))
         self.loads: list[float] = []
 
     def turn(self, worker: int, steps: int) -> None:
         """Let a worker learn, push and be re-based."""
         window = self.windows[worker]
-        self.learners[worker].learn(self.streams[worker], steps)
+        self.learners[worker].learn(0, self.streams[worker], steps)
         sequence, packed = window.push()
         self.server.apply(worker + 1, sequence, packed)
         window.refresh(self.server.refresh(window.version), sequence)
-        self.loads.append(kernels.map_load(packed.weight, packed.visits))
+        self.loads.append(kernels.map_load(packed))
 
     def add_differences(self, steps: int) -> None:
         """Let all workers learn from the same table, and add what each changed: the rule that diverges."""
         total = np.zeros_like(self.server.values)
-        for worker, table in enumerate(self.tables):
-            table.load(self.server.values, self.server.counts)
-            self.learners[worker].learn(self.streams[worker], steps)
-            total += table.q - self.server.values
+        for learner, stream in zip(self.learners, self.streams, strict=True):
+            learner.table.load(self.server.values, self.server.counts)
+            learner.learn(0, stream, steps)
+            total += learner.table.q - self.server.values
         self.server.values += total
 
 

@@ -30,18 +30,18 @@ def run_rank() -> None:
     """Be one rank of the training job; rank 0 prints when ranks were where, in seconds since the epoch."""
     began = time.time()
     from dist_classicrl import DistAsyncQLearning
-    from dist_classicrl.learning import learners
+    from dist_classicrl.learning.compiled import CompiledLearner
 
     imported = time.time()
     first_step: list[float] = []
-    learn = learners.CompiledLearner.learn
+    learn = CompiledLearner.learn
 
     def noting(self: Any, *arguments: Any) -> None:
         if not first_step:
             first_step.append(time.time())
         learn(self, *arguments)
 
-    learners.CompiledLearner.learn = noting  # type: ignore[method-assign]
+    CompiledLearner.learn = noting  # type: ignore[method-assign]
     result = DistAsyncQLearning(seed=0).train(env="FrozenLake-v1", total_steps=20_000_000)
     trained = time.time()
     from mpi4py import MPI

@@ -18,10 +18,9 @@ import numpy as np
 
 from dist_classicrl._random import stream_key
 from dist_classicrl.environments.resolve import resolve
-from dist_classicrl.learning.learners import Rates, SteppedLearner, Stream
+from dist_classicrl.learning.learner import Stream
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
-from dist_classicrl.tables.local import LocalTable
 
 N_ENVS = 16
 
@@ -118,10 +117,7 @@ def measure(name: str, step_size: str, steps: int, rounds: int) -> dict[str, Any
     step_rate = PerVisit(0.7) if step_size == "n^-0.7" else float(step_size)
     settings = Settings(learning_rate=step_rate, epsilon=1.0)
     source = resolve(given, N_ENVS, None, compile_env=False)
-    assert source.stepped is not None
-    table = LocalTable(source.n_states, source.n_actions, np.dtype(np.float64))
-    learner = SteppedLearner(source.stepped, table, settings, Rates(settings, 1), 0)
-    learner.prepare()
+    learner = common.learner_in(source, settings)
     stepped = resolve(factory() if is_instance else factory, N_ENVS, None, compile_env=False).stepped
     assert stepped is not None
     stepped.reset(0)
@@ -140,7 +136,7 @@ def measure(name: str, step_size: str, steps: int, rounds: int) -> dict[str, Any
 
     seconds = common.interleave(
         {
-            "learn": lambda _: common.timed(lambda: learner.learn(stream, steps * N_ENVS)),
+            "learn": lambda _: common.timed(lambda: learner.learn(0, stream, steps * N_ENVS)),
             "step": lambda _: common.timed(step_only),
             "gymnasium": lambda _: common.timed(step_vector),
         },
