@@ -128,8 +128,8 @@ def register(rule: LearningRule) -> LearningRule:
     same_class = (of_class(rule.parameters) or rule) is not rule
     if same_name or same_class:
         raise SettingsError(
-            f"The rule {rule.name!r} of {rule.parameters.__name__} cannot be registered: the name or the class "
-            "belongs to another. Give it others."
+            f"The rule {rule.name!r} of {rule.parameters.__name__} cannot be registered: the name or the "
+            "class belongs to another. Give it others."
         )
     _known[rule.name] = rule
     return rule
