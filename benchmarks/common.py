@@ -46,7 +46,7 @@ def problem(name: str) -> TabularMDP:
 
 def learner_in(source: Source, settings: Settings, workers: int = 1) -> Learner:
     """Return a learner with walker 0, compiled, as one of so many workers has it."""
-    from dist_classicrl.learning.learner import new_learner
+    from dist_classicrl.learning.kinds import new_learner
     from dist_classicrl.learning.rates import Rates
 
     learner = new_learner(source, settings, Rates(settings, workers))

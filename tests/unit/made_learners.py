@@ -3,7 +3,7 @@
 import numpy as np
 
 from dist_classicrl.environments.resolve import resolve
-from dist_classicrl.learning.learner import new_learner
+from dist_classicrl.learning.kinds import new_learner
 from dist_classicrl.learning.loops import Batch, Line, Stretch, learn_batch
 from dist_classicrl.learning.memory import RuleMemory
 from dist_classicrl.learning.rates import Rates

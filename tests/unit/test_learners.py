@@ -11,7 +11,8 @@ from made_learners import learner_of
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.learning.compiled import CompiledLearner
-from dist_classicrl.learning.learner import LearnerKind, Stream, Totals, new_learner, register, unregister
+from dist_classicrl.learning.kinds import LearnerKind, new_learner, register, unregister
+from dist_classicrl.learning.learner import Stream, Totals
 from dist_classicrl.learning.rates import Rates
 from dist_classicrl.learning.rules.q_learning import QLearning
 from dist_classicrl.learning.stepped import SteppedLearner

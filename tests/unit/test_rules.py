@@ -13,7 +13,7 @@ from dist_classicrl import rules
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.errors import SettingsError
-from dist_classicrl.learning.learner import new_learner
+from dist_classicrl.learning.kinds import new_learner
 from dist_classicrl.learning.memory import RuleMemory
 from dist_classicrl.learning.rates import Rates
 from dist_classicrl.learning.rules import find

@@ -193,7 +193,8 @@ def push_cost(name: str) -> PushCost:
     """Measure what a push costs after `_PUSH_STEPS` steps in an environment, with nothing on its way."""
     from dist_classicrl._random import stream_key
     from dist_classicrl.environments.resolve import resolve
-    from dist_classicrl.learning.learner import Stream, new_learner
+    from dist_classicrl.learning.kinds import new_learner
+    from dist_classicrl.learning.learner import Stream
     from dist_classicrl.learning.rates import Rates
     from dist_classicrl.settings import Settings
     from dist_classicrl.tables.shared import SharedTable

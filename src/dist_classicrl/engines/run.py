@@ -17,7 +17,8 @@ from dist_classicrl.engines.roles.server_base import Policy
 from dist_classicrl.engines.saving import Saver
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.errors import EnvError, TrainingStopped
-from dist_classicrl.learning.learner import Learner, Stream, new_learner
+from dist_classicrl.learning.kinds import new_learner
+from dist_classicrl.learning.learner import Learner, Stream
 from dist_classicrl.learning.rates import Rates
 from dist_classicrl.process.stop import Stop, StopWatch
 from dist_classicrl.schedules import PerVisit

@@ -7,7 +7,6 @@ table is its state.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,12 +14,10 @@ import numpy as np
 
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.learning.rates import Rates
-from dist_classicrl.learning.rules import find
 from dist_classicrl.learning.state import State
 from dist_classicrl.rules import LearningRule
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.local import LocalTable
-from dist_classicrl.tables.shape import TableShape
 
 
 @dataclass
@@ -140,80 +137,3 @@ class Problem:
     table: LocalTable
     rule: LearningRule
     parameters: Any
-
-
-@dataclass(frozen=True)
-class LearnerKind:
-    """A kind of learner.
-
-    Attributes
-    ----------
-    name : str
-    suits : callable
-        Tells of a `Problem` whether it can be learned with this kind.
-    make : callable
-        Returns the learner of a `Problem`, without walkers.
-    """
-
-    name: str
-    suits: Callable[[Problem], bool]
-    make: Callable[[Problem], Learner]
-
-
-def new_learner(
-    source: Source, settings: Settings, rates: Rates, dtype: Any = np.float64, n_states: int | None = None
-) -> Learner:
-    """Return a learner without walkers, with a new table: of the newest kind that suits the problem.
-
-    Parameters
-    ----------
-    source : Source
-    settings : Settings
-    rates : Rates
-    dtype : numpy dtype
-        Of the server's table.
-    n_states : int, optional
-        By default as many as the environment has; with fewer it is good for compiling only.
-    """
-    rule, parameters = find(settings.algorithm)
-    legal = None if source.simulator is None else source.simulator.legal
-    if n_states is not None and legal is not None:
-        legal = np.zeros((n_states, source.n_actions), bool)
-    size = (n_states or source.n_states, source.n_actions)
-    with_replays = settings.replay_ratio > 0.0
-    shape = TableShape(*size, len(rule.tables), rule.n_merged(parameters, *size))
-    table = LocalTable(*size, np.dtype(dtype), legal, with_replays, shape)
-    problem = Problem(source, settings, rates, table, rule, parameters)
-    for kind in reversed(_KINDS):
-        if kind.suits(problem):
-            return kind.make(problem)
-    raise TypeError(f"there is no kind of learner for {source.name}")
-
-
-def register(kind: LearnerKind) -> LearnerKind:
-    """Let a kind of learner be asked before all that are known so far."""
-    _KINDS.append(kind)
-    return kind
-
-
-def unregister(kind: LearnerKind) -> None:
-    """Ask a kind of learner no more."""
-    _KINDS.remove(kind)
-
-
-def _compiled(problem: Problem) -> Learner:
-    from dist_classicrl.learning.compiled import CompiledLearner
-
-    return CompiledLearner(problem)
-
-
-def _stepped(problem: Problem) -> Learner:
-    from dist_classicrl.learning.stepped import SteppedLearner
-
-    return SteppedLearner(problem)
-
-
-_KINDS: list[Any] = [
-    LearnerKind("stepped", lambda problem: problem.source.stepped is not None, _stepped),
-    LearnerKind("compiled", lambda problem: problem.source.simulator is not None, _compiled),
-]
