@@ -3,7 +3,7 @@ import inspect
 
 import pytest
 
-from dist_classicrl import DistAsyncQLearning, settings
+from dist_classicrl import DistAsyncQLearning, rules, settings
 from dist_classicrl.cli import options
 from dist_classicrl.cli.main import main
 from dist_classicrl.cli.option_types import (
@@ -45,7 +45,7 @@ def test_every_argument_of_train_is_an_option_with_the_default_of_the_library():
 @pytest.mark.parametrize(
     "name, allowed",
     [
-        ("algorithm", settings._ALGORITHMS),
+        ("algorithm", rules.BUILT_IN),
         ("dtype", settings._DTYPES),
         ("communication_backend", settings._BACKENDS),
         ("on_failure", settings._ON_FAILURE),
