@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from dist_classicrl._jit import jit_for
+from dist_classicrl._jit import compiled_for, jit_for
 from dist_classicrl._random import stream_key
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.environments.stepped.base import SteppedEnv
@@ -12,7 +14,7 @@ from dist_classicrl.learning import loops
 from dist_classicrl.learning.learner import Problem, Stream, Totals
 from dist_classicrl.learning.loops import Batch, Line, Stretch
 from dist_classicrl.learning.memory import RuleMemory
-from dist_classicrl.learning.replay import Replay, ReplayMemory
+from dist_classicrl.learning.replay import ReplayMemory
 from dist_classicrl.learning.rules.kernel import Context
 from dist_classicrl.learning.state import MASKS, State, check_arrays, check_replay
 
@@ -67,8 +69,9 @@ class _Walkers:
 
     def __init__(self, env: SteppedEnv, problem: Problem, totals: Totals, seed: int) -> None:
         self._parameters = problem.parameters
-        self._choose = jit_for(loops.choose_actions, problem.rule.parameters)
-        self._learn_batch = jit_for(loops.learn_batch, problem.rule.parameters)
+        self._loops = [
+            jit_for(loop, problem.rule.parameters) for loop in (loops.choose_actions, loops.learn_batch)
+        ]
         self._env = env
         self._table = problem.table
         self._rates = problem.rates
@@ -96,28 +99,47 @@ class _Walkers:
         return self._env.n_envs
 
     def _prepare(self, seed: int) -> None:
-        """Reset the environments, and compile what `learn` calls, or load it from disk."""
+        """Reset the environments, and get ready what `learn` calls."""
         self._env.reset(seed)
         if self._env.masks is not None:
             self._follow_masks()
-        nothing = np.zeros(0, np.int64)
-        masks = self._masks[:0] if self._has_masks else None
-        context = self._context()
-        self._choose(self._parameters, context, nothing, masks, 0.0, self._key, 0, nothing)
-        flat = Line(0.0, 0.0, 0)
-        self._learn_stretch(Stretch(self._key, 0, 0, flat, flat))
-
-    def _context(self) -> Context:
-        masks = self._masks if self._has_masks else None
-        return self._memory.context(self._table, self._rates.table, self._discount, masks)
-
-    def _in_replay(self, context: Context) -> Replay | None:
-        return None if self._replay is None else self._replay.in_context(context)
+        else:
+            self._compile()
 
     def _follow_masks(self) -> None:
         self._has_masks = True
         if self._replay is not None:
             self._replay.keep_masks(self._env.n_actions)
+        self._compile()
+
+    def _compile(self) -> None:
+        """Compile the loops for the arrays that there are now, or load them from disk."""
+        choose, learn = self._loops
+        self._choose = compiled_for(choose, *self._for_choosing(0.0))
+        flat = Line(0.0, 0.0, 0)
+        self._learn_batch = compiled_for(learn, *self._for_learning(Stretch(self._key, 0, 0, flat, flat)))
+
+    def _for_choosing(self, epsilon: float) -> tuple[Any, ...]:
+        env = self._env
+        return (
+            self._parameters,
+            self._context(),
+            env.states,
+            env.masks,
+            epsilon,
+            self._key,
+            self._draws,
+            self._actions,
+        )
+
+    def _for_learning(self, stretch: Stretch) -> tuple[Any, ...]:
+        context = self._context()
+        replay = None if self._replay is None else self._replay.in_context(context)
+        return (self._parameters, self._batch, self._learned, context, replay, stretch, self._totals.values)
+
+    def _context(self) -> Context:
+        masks = self._masks if self._has_masks else None
+        return self._memory.context(self._table, self._rates.table, self._discount, masks)
 
     def learn(self, stream: Stream, steps: int) -> None:
         """Learn `steps` transitions of `stream`, in batches of `batch_size`."""
@@ -132,16 +154,7 @@ class _Walkers:
         if self._learned:
             self._shift()
         env, batch = self._env, self._batch
-        self._choose(
-            self._parameters,
-            self._context(),
-            env.states,
-            env.masks,
-            self._epsilon_at(stream.start + stream.used),
-            self._key,
-            self._draws,
-            self._actions,
-        )
+        self._choose(*self._for_choosing(self._epsilon_at(stream.start + stream.used)))
         self._draws += env.n_envs
         states = env.states.copy()
         env.step(self._actions)
@@ -191,22 +204,10 @@ class _Walkers:
             at = stream.start + stream.used
             step_size, epsilon, end = self._rates.at(at)
             size = min(batch, end - at)
-            self._learn_stretch(Stretch(stream.key, stream.used, size, step_size, epsilon))
+            self._learn_batch(*self._for_learning(Stretch(stream.key, stream.used, size, step_size, epsilon)))
             self._learned += size
             stream.used += size
             batch -= size
-
-    def _learn_stretch(self, stretch: Stretch) -> None:
-        context = self._context()
-        self._learn_batch(
-            self._parameters,
-            self._batch,
-            self._learned,
-            context,
-            self._in_replay(context),
-            stretch,
-            self._totals.values,
-        )
 
     def state(self) -> State:
         """Return copies of the replay memory's arrays."""
