@@ -15,8 +15,7 @@ from dist_classicrl.learning.learner import Problem, Stream, Totals
 from dist_classicrl.learning.loops import Batch, Line, Stretch
 from dist_classicrl.learning.memory import RuleMemory
 from dist_classicrl.learning.replay import ReplayMemory
-from dist_classicrl.learning.rules.kernel import Context
-from dist_classicrl.learning.state import MASKS, State, check_arrays, check_replay
+from dist_classicrl.learning.state import MASKS, OWNED, State, check_arrays, check_replay
 
 
 class SteppedLearner:
@@ -51,7 +50,7 @@ class SteppedLearner:
         self._batches[walker].learn(stream, steps)
 
     def state(self, walker: int) -> State:
-        """See `Learner`: the replay memory, since what an environment holds cannot be saved."""
+        """See `Learner`, without the episodes: what an environment holds cannot be saved."""
         return self._batches[walker].state()
 
     def restore(self, walker: int, state: State) -> None:
@@ -114,35 +113,27 @@ class _Walkers:
 
     def _compile(self) -> None:
         """Compile the loops for the arrays that there are now, or load them from disk."""
+        self._put_together()
         choose, learn = self._loops
-        self._choose = compiled_for(choose, *self._for_choosing(0.0))
+        self._choose = compiled_for(choose, *self._seen, 0.0, self._key, 0, self._actions)
         flat = Line(0.0, 0.0, 0)
-        self._learn_batch = compiled_for(learn, *self._for_learning(Stretch(self._key, 0, 0, flat, flat)))
-
-    def _for_choosing(self, epsilon: float) -> tuple[Any, ...]:
-        env = self._env
-        return (
-            self._parameters,
-            self._context(),
-            env.states,
-            env.masks,
-            epsilon,
-            self._key,
-            self._draws,
-            self._actions,
+        nothing = Stretch(self._key, 0, 0, flat, flat)
+        self._learn_batch = compiled_for(
+            learn, self._parameters, self._batch, 0, *self._where, nothing, self._totals.values
         )
 
-    def _for_learning(self, stretch: Stretch) -> tuple[Any, ...]:
-        context = self._context()
-        replay = None if self._replay is None else self._replay.in_context(context)
-        return (self._parameters, self._batch, self._learned, context, replay, stretch, self._totals.values)
-
-    def _context(self) -> Context:
+    def _put_together(self) -> None:
+        """Group the arrays that there are now as the loops take them."""
+        env = self._env
         masks = self._masks if self._has_masks else None
-        return self._memory.context(self._table, self._rates.table, self._discount, masks)
+        context = self._memory.context(self._table, self._rates.table, self._discount, masks)
+        self._seen = (self._parameters, context, env.states, env.masks)
+        self._where = (context, None if self._replay is None else self._replay.in_context(context))
 
     def learn(self, stream: Stream, steps: int) -> None:
         """Learn `steps` transitions of `stream`, in batches of `batch_size`."""
+        if self._where[0].step_sizes is not self._rates.table:  # there are more workers now, or fewer
+            self._put_together()
         while steps > 0:
             batch = min(steps, self._batch_size)
             while self._held - self._learned < batch:
@@ -154,14 +145,18 @@ class _Walkers:
         if self._learned:
             self._shift()
         env, batch = self._env, self._batch
-        self._choose(*self._for_choosing(self._epsilon_at(stream.start + stream.used)))
+        epsilon = self._epsilon_at(stream.start + stream.used)
+        self._choose(*self._seen, epsilon, self._key, self._draws, self._actions)
         self._draws += env.n_envs
-        states = env.states.copy()
+        first, n = self._held, env.n_envs
+        batch.states[first : first + n] = env.states
         env.step(self._actions)
-        rows = self._rows if env.n_valid == env.n_envs else np.flatnonzero(env.valid)
-        new = slice(self._held, self._held + rows.size)
-        batch.walkers[new] = rows
-        batch.states[new] = states[rows]
+        rows: Any = slice(None)
+        if env.n_valid < n:
+            rows, n = env.valid, env.n_valid
+            batch.states[first : first + n] = batch.states[first : first + env.n_envs][rows]
+        new = slice(first, first + n)
+        batch.walkers[new] = self._rows[rows]
         batch.actions[new] = self._actions[rows]
         batch.next_states[new] = env.next_states[rows]
         batch.rewards[new] = env.rewards[rows]
@@ -171,7 +166,7 @@ class _Walkers:
             if not self._has_masks:
                 self._follow_masks()
             self._masks[new] = env.next_masks[rows]
-        self._held += rows.size
+        self._held += n
         if env.episode_returns:
             self._totals.values[:3] += (
                 len(env.episode_returns),
@@ -204,27 +199,33 @@ class _Walkers:
             at = stream.start + stream.used
             step_size, epsilon, end = self._rates.at(at)
             size = min(batch, end - at)
-            self._learn_batch(*self._for_learning(Stretch(stream.key, stream.used, size, step_size, epsilon)))
+            stretch = Stretch(stream.key, stream.used, size, step_size, epsilon)
+            self._learn_batch(
+                self._parameters, self._batch, self._learned, *self._where, stretch, self._totals.values
+            )
             self._learned += size
             stream.used += size
             batch -= size
 
     def state(self) -> State:
-        """Return copies of the replay memory's arrays."""
-        return {} if self._replay is None else self._replay.state()
+        """Return copies of the replay memory and of what the rule shares with merge "owner"."""
+        owned = self._memory.state(OWNED)
+        return owned if self._replay is None else {**owned, **self._replay.state()}
 
     def restore(self, state: State) -> None:
         """Put a `state` back, before anything was learned."""
-        if self._replay is None:
-            check_arrays(state, {}, {})
-            return
-        expected = self._replay.arrays
-        masks = np.empty((expected["replay_entries"].size, self._env.n_actions), bool)
-        check_arrays(state, expected, {MASKS: masks})
-        check_replay(state, self._table)
-        if MASKS in state:
-            self._follow_masks()
-        self._replay.restore(state)
+        expected, optional = self._memory.state(OWNED), {}
+        if self._replay is not None:
+            expected |= self._replay.arrays
+            capacity = expected["replay_entries"].size
+            optional[MASKS] = np.empty((capacity, self._env.n_actions), bool)
+        check_arrays(state, expected, optional)
+        self._memory.restore(state, OWNED)
+        if self._replay is not None:
+            check_replay(state, self._table)
+            if MASKS in state:
+                self._follow_masks()
+            self._replay.restore(state)
 
     def close(self) -> None:
         """Close the environments that were made for this learner."""
