@@ -15,11 +15,16 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dist_classicrl import TabularMDP
 from dist_classicrl.launch.launcher import launch_environment
 from dist_classicrl.launch.mpirun import mpirun_command
+
+if TYPE_CHECKING:
+    from dist_classicrl.environments.resolve import Source
+    from dist_classicrl.learning.learner import Learner
+    from dist_classicrl.settings import Settings
 
 FROZEN_LAKE = "FrozenLake 8x8"
 TAXI = "Taxi"
@@ -37,6 +42,16 @@ def problem(name: str) -> TabularMDP:
     if name == CLIFF:
         return TabularMDP.from_gymnasium("CliffWalking-v1")
     return TabularMDP.garnet(1000, 4, 5, seed=0)
+
+
+def learner_in(source: Source, settings: Settings, workers: int = 1) -> Learner:
+    """Return a learner with walker 0, compiled, as one of so many workers has it."""
+    from dist_classicrl.learning.kinds import new_learner
+    from dist_classicrl.learning.rates import Rates
+
+    learner = new_learner(source, settings, Rates(settings, workers))
+    learner.add(0, source, 0)
+    return learner
 
 
 def parser(description: str | None, output: str) -> argparse.ArgumentParser:

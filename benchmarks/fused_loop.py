@@ -24,9 +24,7 @@ import numpy as np
 from dist_classicrl._random import stream_key
 from dist_classicrl.environments.resolve import Source, resolve
 from dist_classicrl.environments.simulate import CompiledSimulator
-from dist_classicrl.learning.kinds import new_learner
 from dist_classicrl.learning.learner import Stream
-from dist_classicrl.learning.rates import Rates
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
 
@@ -223,8 +221,7 @@ class PackageLearner:
 
     def __init__(self, source: Source, step_size: Any) -> None:
         settings = Settings(learning_rate=step_size, epsilon=EPSILON, discount_factor=DISCOUNT)
-        self._learner = new_learner(source, settings, Rates(settings, 1))
-        self._learner.add(0, source, 0)
+        self._learner = common.learner_in(source, settings)
         self.table = self._learner.table
         self.table.pack()
 

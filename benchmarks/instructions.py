@@ -21,9 +21,7 @@ import numpy as np
 
 from dist_classicrl._random import stream_key
 from dist_classicrl.environments.resolve import resolve
-from dist_classicrl.learning.kinds import new_learner
 from dist_classicrl.learning.learner import Learner, Stream
-from dist_classicrl.learning.rates import Rates
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.shared import SharedTable
@@ -35,9 +33,7 @@ BEFORE = 300_000  # steps after which a table is no longer all ties
 def learner_of(problem: str, **settings: object) -> tuple[Learner, Stream]:
     """Return a learner that has learned for a while, and its stream."""
     chosen = Settings(epsilon=0.3, **settings)
-    source = resolve(common.problem(problem), 1, None)
-    learner = new_learner(source, chosen, Rates(chosen, 1))
-    learner.add(0, source, 0)
+    learner = common.learner_in(resolve(common.problem(problem), 1, None), chosen)
     stream = Stream(stream_key(0, "instructions"), 0)
     learner.learn(0, stream, BEFORE)
     return learner, stream

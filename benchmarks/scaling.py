@@ -17,9 +17,7 @@ import common
 from dist_classicrl import DistAsyncQLearning
 from dist_classicrl._random import stream_key
 from dist_classicrl.environments.resolve import Source, resolve
-from dist_classicrl.learning.kinds import new_learner
 from dist_classicrl.learning.learner import Stream
-from dist_classicrl.learning.rates import Rates
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
 
@@ -31,9 +29,7 @@ def alone_together(comm: Any, source: Source, step_size: Any, seconds: float) ->
     """Return the steps per second of all ranks but 0, each learning for `seconds` by itself."""
     from dist_classicrl.comm.transport import wait_until
 
-    settings = Settings(learning_rate=step_size)
-    learner = new_learner(source, settings, Rates(settings, 1))
-    learner.add(0, source, 0)
+    learner = common.learner_in(source, Settings(learning_rate=step_size))
     # Waits that sleep: MPI's own would take a core while the others still work.
     wait_until(comm.Ibarrier().Test, 60.0, "all ranks to begin")
     rate = 0.0

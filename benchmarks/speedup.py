@@ -22,9 +22,7 @@ import numpy as np
 
 from dist_classicrl._random import stream_key
 from dist_classicrl.environments.resolve import resolve
-from dist_classicrl.learning.kinds import new_learner
 from dist_classicrl.learning.learner import Stream
-from dist_classicrl.learning.rates import Rates
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables import kernels
 from dist_classicrl.tables.shared import SharedTable
@@ -48,17 +46,13 @@ class Workers:
         settings = Settings(learning_rate=step_size, epsilon=epsilon, discount_factor=DISCOUNT)
         size = source.n_states * source.n_actions
         self.server = SharedTable(np.zeros(size), np.zeros(size, np.int64))
-        rates = Rates(settings, workers)
-        self.tables = []
         self.windows = []
         self.learners = []
         self.streams = []
         for worker in range(workers):
-            learner = new_learner(source, settings, rates)
-            learner.add(0, source, 0)
-            self.tables.append(learner.table)
-            self.windows.append(PushWindow(learner.table, 1, 0))
+            learner = common.learner_in(source, settings, workers)
             self.learners.append(learner)
+            self.windows.append(PushWindow(learner.table, 1, 0))
             self.streams.append(Stream(stream_key(seed, worker), 0))
         self.loads: list[float] = []
 
@@ -74,10 +68,10 @@ class Workers:
     def add_differences(self, steps: int) -> None:
         """Let all workers learn from the same table, and add what each changed: the rule that diverges."""
         total = np.zeros_like(self.server.values)
-        for worker, table in enumerate(self.tables):
-            table.load(self.server.values, self.server.counts)
-            self.learners[worker].learn(0, self.streams[worker], steps)
-            total += table.q - self.server.values
+        for learner, stream in zip(self.learners, self.streams, strict=True):
+            learner.table.load(self.server.values, self.server.counts)
+            learner.learn(0, stream, steps)
+            total += learner.table.q - self.server.values
         self.server.values += total
 
 

@@ -18,9 +18,7 @@ import numpy as np
 
 from dist_classicrl._random import stream_key
 from dist_classicrl.environments.resolve import resolve
-from dist_classicrl.learning.kinds import new_learner
 from dist_classicrl.learning.learner import Stream
-from dist_classicrl.learning.rates import Rates
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
 
@@ -119,9 +117,7 @@ def measure(name: str, step_size: str, steps: int, rounds: int) -> dict[str, Any
     step_rate = PerVisit(0.7) if step_size == "n^-0.7" else float(step_size)
     settings = Settings(learning_rate=step_rate, epsilon=1.0)
     source = resolve(given, N_ENVS, None, compile_env=False)
-    assert source.stepped is not None
-    learner = new_learner(source, settings, Rates(settings, 1))
-    learner.add(0, source, 0)
+    learner = common.learner_in(source, settings)
     stepped = resolve(factory() if is_instance else factory, N_ENVS, None, compile_env=False).stepped
     assert stepped is not None
     stepped.reset(0)

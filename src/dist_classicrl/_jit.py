@@ -93,6 +93,19 @@ def jit_for(kernel: Any, *parts: type) -> Any:
 _of_this_process: dict[Any, Any] = {}
 
 
+def compiled_for(kernel: Any, *arguments: Any) -> Any:
+    """Return a kernel compiled for the types of these arguments: call it with such arguments only.
+
+    Numba looks at the types of the arguments of each call, which takes some microseconds where these are
+    NamedTuples of arrays: as long as some environments need for a step.
+    """
+    if not hasattr(kernel, "get_overload"):  # numba is told not to compile
+        return kernel
+    types = tuple(map(numba.typeof, arguments))
+    kernel.compile(types)
+    return kernel.get_overload(types)
+
+
 def _compiled(function: Callable[..., Any], **options: Any) -> Any:
     options |= {"nogil": True, "error_model": "numpy", "boundscheck": False}
     try:

@@ -166,7 +166,7 @@ def to_data(algorithm: Any) -> str | dict[str, Any]:
     if isinstance(algorithm, str) and algorithm in names():
         return algorithm
     if isinstance(algorithm, dict) and algorithm.get("name") in names():
-        return dict(algorithm)
+        return dict(algorithm) if len(algorithm) > 1 else algorithm["name"]
     rule = of_class(type(algorithm))
     if rule is None:
         own = "" if isinstance(algorithm, str) else " Register a rule of your own first, on every rank."

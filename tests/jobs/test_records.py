@@ -7,7 +7,7 @@ import re
 from dist_classicrl.monitoring import read_metrics
 from dist_classicrl.monitoring.reading import COLUMNS
 
-STEPS = 20_000_000
+STEPS = 60_000_000
 PROGRAM = """
 import glob, json, os, signal, sys
 from dist_classicrl import DistAsyncQLearning
@@ -43,7 +43,7 @@ result = agent.train(
     callbacks=[killer, MetricsCallback("run")],
     progress_interval=0.06,
     checkpoint_dir="run/checkpoints",
-    checkpoint_interval=4_000_000,
+    checkpoint_interval=12_000_000,
 )
 print(json.dumps(result.to_dict()))
 """

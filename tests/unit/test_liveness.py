@@ -178,7 +178,7 @@ def test_a_worker_that_was_busy_waits_for_others_from_then_on(play_rounds):
     channel = TimedChannel(0, *coming)
     final, _ = play_rounds(channel, 0.7 * SILENCE)
     assert final.version == 1
-    assert channel.played == [0, 1, 2]
+    assert channel.begun == channel.played == [0, 1, 2]
     assert channel.kinds_sent.count(Kind.ROUND) == 3
     assert channel.kinds_sent[-1] is Kind.BYE
     assert channel.kinds_sent.count(Kind.BEAT) >= 3 * 3  # at least three in each limit of silence

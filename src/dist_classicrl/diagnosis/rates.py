@@ -14,14 +14,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from dist_classicrl.errors import LauncherError
-
-if TYPE_CHECKING:
-    pass
 
 FROZEN_LAKE = "FrozenLake 8x8"
 TAXI = "Taxi"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -27,11 +28,12 @@ class RuleMemory:
     def __init__(self, rule: LearningRule, parameters: Any, table: LocalTable, walkers: int) -> None:
         whole, real = rule.memory(parameters)
         owned = rule.n_owned(parameters, table.n_states, table.n_actions)
-        self._arrays = (
+        arrays = (
             np.zeros((walkers, whole), np.int64),
             np.zeros((walkers, real)),
             np.zeros((walkers, owned)),
         )
+        self._arrays: State = dict(zip(RULE_ARRAYS, arrays, strict=True))
 
     def context(
         self,
@@ -41,23 +43,21 @@ class RuleMemory:
         masks: np.ndarray | None = None,
     ) -> Context:
         """Return what the kernels are called with."""
-        return Context(table.arrays, step_sizes, discount, EpsilonGreedy(), masks, *self._arrays)
+        return Context(table.arrays, step_sizes, discount, EpsilonGreedy(), masks, *self._arrays.values())
 
-    def state(self) -> State:
-        """Return copies of the arrays, without empty ones."""
-        named = zip(RULE_ARRAYS, self._arrays, strict=True)
-        return {name: array.copy() for name, array in named if array.size}
+    def state(self, names: Sequence[str] = RULE_ARRAYS) -> State:
+        """Return copies of the arrays of these names, without empty ones."""
+        return {name: self._arrays[name].copy() for name in names if self._arrays[name].size}
 
-    def restore(self, state: State) -> None:
-        """Put a `state` of these names and shapes back.
+    def restore(self, state: State, names: Sequence[str] = RULE_ARRAYS) -> None:
+        """Put a `state` back that has the arrays of these names in their shapes.
 
         Raises
         ------
         CheckpointError
             If it holds NaN or infinity.
         """
-        for name, array in zip(RULE_ARRAYS, self._arrays, strict=True):
-            if array.size:
-                if not np.isfinite(state[name]).all():
-                    raise refused(name, "holds NaN or infinity", "finite numbers only")
-                array[:] = state[name]
+        for name in self.state(names):
+            if not np.isfinite(state[name]).all():
+                raise refused(name, "holds NaN or infinity", "finite numbers only")
+            self._arrays[name][:] = state[name]

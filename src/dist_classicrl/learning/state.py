@@ -17,7 +17,8 @@ REPLAY_ARRAYS = ("replay_entries", "replay_rewards", "replay_targets", "replay_r
 
 MASKS = "replay_masks"
 
-RULE_ARRAYS = ("rule_whole", "rule_real", "rule_owned")
+OWNED = ("rule_owned",)
+RULE_ARRAYS = ("rule_whole", "rule_real", *OWNED)
 """What a rule's walkers carry along: `whole`, `real` and `owned` of `Context`."""
 
 STATE_ARRAYS = ("position", "running", *REPLAY_ARRAYS, MASKS, *RULE_ARRAYS)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from dist_classicrl._jit import jit_for
+from dist_classicrl._jit import compiled_for, jit_for
 from dist_classicrl._random import stream_key
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.environments.stepped.base import SteppedEnv
@@ -12,9 +14,8 @@ from dist_classicrl.learning import loops
 from dist_classicrl.learning.learner import Problem, Stream, Totals
 from dist_classicrl.learning.loops import Batch, Line, Stretch
 from dist_classicrl.learning.memory import RuleMemory
-from dist_classicrl.learning.replay import Replay, ReplayMemory
-from dist_classicrl.learning.rules.kernel import Context
-from dist_classicrl.learning.state import MASKS, State, check_arrays, check_replay
+from dist_classicrl.learning.replay import ReplayMemory
+from dist_classicrl.learning.state import MASKS, OWNED, State, check_arrays, check_replay
 
 
 class SteppedLearner:
@@ -49,7 +50,7 @@ class SteppedLearner:
         self._batches[walker].learn(stream, steps)
 
     def state(self, walker: int) -> State:
-        """See `Learner`: the replay memory, since what an environment holds cannot be saved."""
+        """See `Learner`, without the episodes: what an environment holds cannot be saved."""
         return self._batches[walker].state()
 
     def restore(self, walker: int, state: State) -> None:
@@ -67,8 +68,9 @@ class _Walkers:
 
     def __init__(self, env: SteppedEnv, problem: Problem, totals: Totals, seed: int) -> None:
         self._parameters = problem.parameters
-        self._choose = jit_for(loops.choose_actions, problem.rule.parameters)
-        self._learn_batch = jit_for(loops.learn_batch, problem.rule.parameters)
+        self._loops = [
+            jit_for(loop, problem.rule.parameters) for loop in (loops.choose_actions, loops.learn_batch)
+        ]
         self._env = env
         self._table = problem.table
         self._rates = problem.rates
@@ -96,31 +98,42 @@ class _Walkers:
         return self._env.n_envs
 
     def _prepare(self, seed: int) -> None:
-        """Reset the environments, and compile what `learn` calls, or load it from disk."""
+        """Reset the environments, and get ready what `learn` calls."""
         self._env.reset(seed)
         if self._env.masks is not None:
             self._follow_masks()
-        nothing = np.zeros(0, np.int64)
-        masks = self._masks[:0] if self._has_masks else None
-        context = self._context()
-        self._choose(self._parameters, context, nothing, masks, 0.0, self._key, 0, nothing)
-        flat = Line(0.0, 0.0, 0)
-        self._learn_stretch(Stretch(self._key, 0, 0, flat, flat))
-
-    def _context(self) -> Context:
-        masks = self._masks if self._has_masks else None
-        return self._memory.context(self._table, self._rates.table, self._discount, masks)
-
-    def _in_replay(self, context: Context) -> Replay | None:
-        return None if self._replay is None else self._replay.in_context(context)
+        else:
+            self._compile()
 
     def _follow_masks(self) -> None:
         self._has_masks = True
         if self._replay is not None:
             self._replay.keep_masks(self._env.n_actions)
+        self._compile()
+
+    def _compile(self) -> None:
+        """Compile the loops for the arrays that there are now, or load them from disk."""
+        self._put_together()
+        choose, learn = self._loops
+        self._choose = compiled_for(choose, *self._seen, 0.0, self._key, 0, self._actions)
+        flat = Line(0.0, 0.0, 0)
+        nothing = Stretch(self._key, 0, 0, flat, flat)
+        self._learn_batch = compiled_for(
+            learn, self._parameters, self._batch, 0, *self._where, nothing, self._totals.values
+        )
+
+    def _put_together(self) -> None:
+        """Group the arrays that there are now as the loops take them."""
+        env = self._env
+        masks = self._masks if self._has_masks else None
+        context = self._memory.context(self._table, self._rates.table, self._discount, masks)
+        self._seen = (self._parameters, context, env.states, env.masks)
+        self._where = (context, None if self._replay is None else self._replay.in_context(context))
 
     def learn(self, stream: Stream, steps: int) -> None:
         """Learn `steps` transitions of `stream`, in batches of `batch_size`."""
+        if self._where[0].step_sizes is not self._rates.table:  # there are more workers now, or fewer
+            self._put_together()
         while steps > 0:
             batch = min(steps, self._batch_size)
             while self._held - self._learned < batch:
@@ -132,23 +145,18 @@ class _Walkers:
         if self._learned:
             self._shift()
         env, batch = self._env, self._batch
-        self._choose(
-            self._parameters,
-            self._context(),
-            env.states,
-            env.masks,
-            self._epsilon_at(stream.start + stream.used),
-            self._key,
-            self._draws,
-            self._actions,
-        )
+        epsilon = self._epsilon_at(stream.start + stream.used)
+        self._choose(*self._seen, epsilon, self._key, self._draws, self._actions)
         self._draws += env.n_envs
-        states = env.states.copy()
+        first, n = self._held, env.n_envs
+        batch.states[first : first + n] = env.states
         env.step(self._actions)
-        rows = self._rows if env.n_valid == env.n_envs else np.flatnonzero(env.valid)
-        new = slice(self._held, self._held + rows.size)
-        batch.walkers[new] = rows
-        batch.states[new] = states[rows]
+        rows: Any = slice(None)
+        if env.n_valid < n:
+            rows, n = env.valid, env.n_valid
+            batch.states[first : first + n] = batch.states[first : first + env.n_envs][rows]
+        new = slice(first, first + n)
+        batch.walkers[new] = self._rows[rows]
         batch.actions[new] = self._actions[rows]
         batch.next_states[new] = env.next_states[rows]
         batch.rewards[new] = env.rewards[rows]
@@ -158,7 +166,7 @@ class _Walkers:
             if not self._has_masks:
                 self._follow_masks()
             self._masks[new] = env.next_masks[rows]
-        self._held += rows.size
+        self._held += n
         if env.episode_returns:
             self._totals.values[:3] += (
                 len(env.episode_returns),
@@ -191,39 +199,33 @@ class _Walkers:
             at = stream.start + stream.used
             step_size, epsilon, end = self._rates.at(at)
             size = min(batch, end - at)
-            self._learn_stretch(Stretch(stream.key, stream.used, size, step_size, epsilon))
+            stretch = Stretch(stream.key, stream.used, size, step_size, epsilon)
+            self._learn_batch(
+                self._parameters, self._batch, self._learned, *self._where, stretch, self._totals.values
+            )
             self._learned += size
             stream.used += size
             batch -= size
 
-    def _learn_stretch(self, stretch: Stretch) -> None:
-        context = self._context()
-        self._learn_batch(
-            self._parameters,
-            self._batch,
-            self._learned,
-            context,
-            self._in_replay(context),
-            stretch,
-            self._totals.values,
-        )
-
     def state(self) -> State:
-        """Return copies of the replay memory's arrays."""
-        return {} if self._replay is None else self._replay.state()
+        """Return copies of the replay memory and of what the rule shares with merge "owner"."""
+        owned = self._memory.state(OWNED)
+        return owned if self._replay is None else {**owned, **self._replay.state()}
 
     def restore(self, state: State) -> None:
         """Put a `state` back, before anything was learned."""
-        if self._replay is None:
-            check_arrays(state, {}, {})
-            return
-        expected = self._replay.arrays
-        masks = np.empty((expected["replay_entries"].size, self._env.n_actions), bool)
-        check_arrays(state, expected, {MASKS: masks})
-        check_replay(state, self._table)
-        if MASKS in state:
-            self._follow_masks()
-        self._replay.restore(state)
+        expected, optional = self._memory.state(OWNED), {}
+        if self._replay is not None:
+            expected |= self._replay.arrays
+            capacity = expected["replay_entries"].size
+            optional[MASKS] = np.empty((capacity, self._env.n_actions), bool)
+        check_arrays(state, expected, optional)
+        self._memory.restore(state, OWNED)
+        if self._replay is not None:
+            check_replay(state, self._table)
+            if MASKS in state:
+                self._follow_masks()
+            self._replay.restore(state)
 
     def close(self) -> None:
         """Close the environments that were made for this learner."""
