@@ -16,8 +16,8 @@ from dist_classicrl.errors import SettingsError
 if TYPE_CHECKING:
     import numpy as np
 
-BUILT_IN = ("q_learning",)
-"""The rules of the package. They register themselves when they are loaded."""
+BUILT_IN: Mapping[str, Mapping[str, Any]] = {"q_learning": {}}
+"""The rules of the package, which register themselves when they are loaded, and their own defaults."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,13 @@ class LearningRule:
 
 
 _known: dict[str, LearningRule] = {}
+
+
+def defaults(algorithm: Any) -> Mapping[str, Any]:
+    """Return the settings that an algorithm, as `to_data` takes it, has defaults of its own for."""
+    data = to_data(algorithm)
+    name = data if isinstance(data, str) else data["name"]
+    return BUILT_IN[name] if name in BUILT_IN else _known[name].defaults
 
 
 def names() -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from typing import Any
@@ -63,6 +64,16 @@ class Chance:
         return schedule
 
 
+class ByRule(float):
+    """The default of a setting for which a learning rule may have another."""
+
+
+def defaults_of_rule(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of the `given` settings that are `ByRule`, as the algorithm among them would have them."""
+    own = rules.defaults(given["algorithm"])
+    return {name: own.get(name, float(value)) for name, value in given.items() if isinstance(value, ByRule)}
+
+
 def _shown(schedule: Schedule) -> str:
     values = asdict(schedule)
     return repr(values["value"]) if set(values) == {"value"} else repr(schedule)
@@ -80,10 +91,14 @@ class Settings(Checked):
     They stand in the order of `train --help`.
     """
 
-    algorithm: Any = _learning("q_learning", Algorithm(rules.BUILT_IN), "Learning rule.")
-    learning_rate: Any = _learning(0.1, StepSize(), "Step size; per_visit:0.7 is n^-0.7 and converges.")
+    algorithm: Any = _learning("q_learning", Algorithm(tuple(rules.BUILT_IN)), "Learning rule.")
+    learning_rate: Any = _learning(
+        ByRule(0.1), StepSize(), "Step size; per_visit:0.7 is n^-0.7 and converges."
+    )
     discount_factor: float = _learning(0.99, RealNumber(0.0, 1.0), "From 0 to 1.")
-    epsilon: Any = _learning(0.1, Chance(), "Chance of a random action; a schedule follows the global step.")
+    epsilon: Any = _learning(
+        ByRule(0.1), Chance(), "Chance of a random action; a schedule follows the global step."
+    )
     seed: int | None = _learning(
         None, Or(None, WholeNumber(0, "None", bits=63)), "Of all random numbers; drawn if left out."
     )  # ranks tell each other the seed as an int64
@@ -132,6 +147,8 @@ class Settings(Checked):
     allow_singletons: bool = _talking(False, YesOrNo(), "Train alone although several ranks were promised.")
 
     def __post_init__(self) -> None:
+        for name, value in defaults_of_rule(vars(self)).items():
+            object.__setattr__(self, name, value)
         super().__post_init__()
         if self.heartbeat_timeout < 4.0 * self.heartbeat_interval:
             raise SettingsError(

@@ -54,7 +54,7 @@ def own():
 
 
 def test_the_names_are_those_of_the_package_and_what_was_registered(own):
-    assert rules.names()[: len(rules.BUILT_IN)] == rules.BUILT_IN and "own" in rules.names()
+    assert rules.names()[: len(rules.BUILT_IN)] == tuple(rules.BUILT_IN) and "own" in rules.names()
     rules.unregister(own)
     assert "own" not in rules.names() and rules.registered("own") is None
     assert rules.of_class(Watkins) is None

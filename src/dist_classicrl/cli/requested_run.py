@@ -18,6 +18,7 @@ from dist_classicrl.cli.config import ENVIRONMENT, ENVIRONMENT_ARGUMENTS, RANKS
 from dist_classicrl.cli.options import OF_SETTINGS, OF_TRAIN, OPTIONS
 from dist_classicrl.cli.run_folder import RunFolder, folder_of, other_folder, steps_saved
 from dist_classicrl.errors import CheckpointError, SettingsError
+from dist_classicrl.settings import defaults_of_rule
 
 
 @dataclass(frozen=True)
@@ -207,6 +208,7 @@ def gather(
     of_file = said.get(ENVIRONMENT_ARGUMENTS, {}) if chosen == said.get(ENVIRONMENT, chosen) else {}
     own = {key: value for key, value in given.items() if value is not None}
     settings = {each: own.get(each, said.get(each, option.default)) for each, option in OPTIONS.items()}
+    settings.update(defaults_of_rule(settings))
     return RequestedRun(
         chosen,
         {**of_file, **environment.parse_arguments(arguments)},

@@ -8,6 +8,8 @@ from typing import Any
 from dist_classicrl import rules
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.rules import LearningRule
+from dist_classicrl.settings import Settings
+from dist_classicrl.tables.shape import TableShape
 
 
 def find(algorithm: Any) -> tuple[LearningRule, Any]:
@@ -38,3 +40,32 @@ def find(algorithm: Any) -> tuple[LearningRule, Any]:
     if rule.check is not None:
         rule.check(parameters)
     return rule, parameters
+
+
+def check_settings(settings: Settings) -> None:
+    """Check that the rule can do what the other settings ask for.
+
+    Raises
+    ------
+    SettingsError
+        If it cannot.
+    """
+    rule, _ = find(settings.algorithm)
+    if settings.replay_ratio > 0.0 and not rule.can_replay:
+        raise SettingsError(
+            f"replay_ratio={settings.replay_ratio:g} asks for old transitions to be learned again, which the "
+            f"rule {rule.name!r} cannot do: what it learns depends on more than one transition. Write "
+            'replay_ratio=0, or take a rule that can, such as "q_learning".'
+        )
+    if not settings.async_updates and not rule.is_reproducible:
+        raise SettingsError(
+            f"The rule {rule.name!r} says of itself that it has no place in the reproducible mode "
+            "(async_updates=False). Write async_updates=True, or take another rule."
+        )
+
+
+def table_shape(algorithm: Any, n_states: int, n_actions: int) -> TableShape:
+    """Return what a rule has in the arrays of its table, in a problem of so many states and actions."""
+    rule, parameters = find(algorithm)
+    n_shared = rule.n_merged(parameters, n_states, n_actions)
+    return TableShape(n_states, n_actions, len(rule.tables), n_shared)
