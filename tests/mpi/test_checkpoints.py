@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from edited_checkpoints import edit, put, put_array, with_value
-from own_signals import own_signals
+from own_signals import own_signals, stop_after
 from rank_environments import SteppedLake
 
 from dist_classicrl import TabularMDP
@@ -29,7 +29,6 @@ from dist_classicrl.errors import (
     TrainingStopped,
 )
 from dist_classicrl.learning.compiled import CompiledLearner
-from dist_classicrl.model import places
 from dist_classicrl.process import stop as stopping
 from dist_classicrl.schedules import Linear, PerVisit
 from dist_classicrl.tables import snapshot
@@ -44,19 +43,6 @@ def only_the_signals_of_this_test(monkeypatch):
     monkeypatch.setattr(stopping, "REPEAT_SECONDS", 0.05)
     with own_signals(monkeypatch):
         yield
-
-
-@pytest.fixture
-def restart(monkeypatch):
-    """Give a function after which agents are numbered as in a new process."""
-    monkeypatch.setattr(places, "_agents", {})
-    return places._agents.clear
-
-
-@pytest.fixture
-def folder(world, tmp_path):
-    """Give rank 0's temporary folder."""
-    return world.bcast(tmp_path)
 
 
 @pytest.fixture
@@ -90,18 +76,6 @@ def same(one, other):
 def newest(folder):
     """Return the newest checkpoint."""
     return CheckpointFolder(folder, "agent-0").read_newest()
-
-
-def stop_after(steps, number=signal.SIGUSR1):
-    """Return arguments of `train` with which rank 0 sends itself a signal after `steps` of the call."""
-    sent = []
-
-    def report(progress):
-        if progress.steps >= steps and not sent:
-            sent.append(None)
-            os.kill(os.getpid(), number)
-
-    return {"progress": report, "progress_interval": 0}
 
 
 def signal_soon(world, patched, ranks, number=signal.SIGUSR1):

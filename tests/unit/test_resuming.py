@@ -15,7 +15,7 @@ import numba
 import numpy as np
 import pytest
 from edited_checkpoints import edit, put, put_array, with_value
-from own_signals import own_signals
+from own_signals import own_signals, stop_after
 from rank_environments import SteppedLake
 
 from dist_classicrl import CompiledSimulator, DistAsyncQLearning, TabularMDP
@@ -60,18 +60,6 @@ def restart(monkeypatch):
     """Give a function after which agents are numbered as in a new process."""
     monkeypatch.setattr(places, "_agents", {})
     return places._agents.clear
-
-
-def stop_after(steps, number=signal.SIGUSR1):
-    """Return arguments of `train` with which the process sends itself a signal after `steps` of the call."""
-    sent = []
-
-    def report(progress):
-        if progress.steps >= steps and not sent:
-            sent.append(None)
-            os.kill(os.getpid(), number)
-
-    return {"progress": report, "progress_interval": 0}
 
 
 def newest(folder, agent="agent-0"):
