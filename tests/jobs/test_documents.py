@@ -22,7 +22,8 @@ from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.cli.commands.launch import command as launch
 from dist_classicrl.cli.config import tomllib
 from dist_classicrl.cli.options import OPTIONS
-from dist_classicrl.learning.state import STATE_ARRAYS
+from dist_classicrl.learning.learner import TAKEN
+from dist_classicrl.learning.state import MASKS, REPLAY_ARRAYS, RULE_ARRAYS
 from dist_classicrl.membership.events import KINDS
 
 CHECKPOINTS = ROOT / "docs" / "checkpoints.md"
@@ -114,7 +115,7 @@ def test_the_tables_of_arguments_arrays_and_keys_are_complete(tmp_path):
     body = CheckpointFolder(tmp_path, "agent-0").read_newest().body
     assert sorted(rows("| key of `body` |")) == sorted(body)
     assert sorted(rows("| array | type, shape |")) == sorted(
-        ["q_table", "visits", "legal", "exact", *STATE_ARRAYS]
+        [*TAKEN, "position", "running", *REPLAY_ARRAYS, MASKS, *RULE_ARRAYS]
     )
     parameters = inspect.signature(DistAsyncQLearning.train).parameters
     known = list(parameters)[list(parameters).index("checkpoint_dir") :]

@@ -73,12 +73,12 @@ class PlainLearner:
         table.greedy[state] = row.argmax() if (row == row.max()).sum() == 1 else -1
 
     def state(self, walker):
-        return {"position": self._positions[walker].copy()}
+        return {"place": self._positions[walker].copy()}
 
     def restore(self, walker, state):
         check_arrays(state, self.state(walker), {})
-        check_range("position", state["position"][:1], 0, MODEL.n_states - 1)
-        self._positions[walker] = state["position"].copy()
+        check_range("place", state["place"][:1], 0, MODEL.n_states - 1)
+        self._positions[walker] = state["place"].copy()
 
     def close(self):
         pass

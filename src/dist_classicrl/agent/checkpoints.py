@@ -16,7 +16,8 @@ from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.engines.run import Resumed
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.errors import CheckpointError, CheckpointMismatchError
-from dist_classicrl.learning.state import STATE_ARRAYS, unstack_states
+from dist_classicrl.learning.learner import TAKEN
+from dist_classicrl.learning.state import unstack_states
 from dist_classicrl.model.agent_state import AgentState, Pending
 from dist_classicrl.model.places import Place
 
@@ -192,7 +193,7 @@ def _check(state: AgentState, source: Source, saved: Saved, strict: bool) -> boo
 def _learners(state: AgentState, saved: Saved) -> dict[int, dict[str, np.ndarray]]:
     """Return the state of a checkpoint's learners, by number; none where new episodes are to begin."""
     number = {"alone": 1, "rounds": state.settings.logical_workers}.get(saved.body["mode"])
-    arrays = {name: saved.arrays[name] for name in STATE_ARRAYS if name in saved.arrays}
+    arrays = {name: saved.arrays[name] for name in saved.arrays if name not in TAKEN}
     if number is None or not arrays:
         return {}
     there, here = saved.body["settings"], state.settings.to_dict()
