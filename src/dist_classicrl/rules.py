@@ -75,7 +75,7 @@ class LearningRule:
         Returns, for hyper-parameters, how many whole and how many real numbers a walker carries along.
     shared : tuple of Shared
     defaults : mapping of str to object
-        Settings (`learning_rate`, `epsilon`) that it takes where none are given.
+        Settings (`learning_rate`, `epsilon`) that it takes where none are given; `BUILT_IN` has them too.
     check : callable, optional
         Raises a `SettingsError` if a hyper-parameter is not allowed.
     can_replay : bool

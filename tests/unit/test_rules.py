@@ -86,6 +86,7 @@ def test_each_rule_of_the_package_is_found_under_its_name(name):
     assert rules.of_class(rule.parameters) is rules.registered(name) is rule
     assert rule.parameters.__module__ == f"dist_classicrl.learning.rules.{name}"
     assert rule.parameters.__doc__ and set(rule.defaults) <= {"learning_rate", "epsilon"}
+    assert rule.defaults == rules.BUILT_IN[name]  # known also before the rule is loaded
 
 
 def test_a_rule_is_found_by_name_by_its_parameters_and_by_data(own):
