@@ -16,7 +16,7 @@ from dist_classicrl.errors import SettingsError
 if TYPE_CHECKING:
     import numpy as np
 
-BUILT_IN: Mapping[str, Mapping[str, Any]] = {"q_learning": {}}
+BUILT_IN: Mapping[str, Mapping[str, Any]] = {"q_learning": {"learning_rate": 0.1, "epsilon": 0.1}}
 """The rules of the package, which register themselves when they are loaded, and their own defaults."""
 
 
