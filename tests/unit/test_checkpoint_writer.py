@@ -39,7 +39,7 @@ class Gate:
 @pytest.fixture
 def folder(tmp_path):
     folder = CheckpointFolder(tmp_path, "agent-0")
-    folder.claim()
+    folder.fence.claim()
     return folder
 
 
@@ -123,7 +123,7 @@ from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.checkpoint.writer import Writer
 
 folder = CheckpointFolder(sys.argv[1], "agent-0")
-folder.claim()
+folder.fence.claim()
 write, ending = folder.write, threading.Event()
 
 def late(*arguments):
@@ -258,7 +258,7 @@ def test_a_failure_half_way_leaves_nothing_half_written(folder, writer, monkeypa
 
 
 def test_who_was_replaced_is_told_by_check_in_its_own_thread(tmp_path, folder, writer, caplog):
-    CheckpointFolder(tmp_path, "agent-0").claim()
+    CheckpointFolder(tmp_path, "agent-0").fence.claim()
     writer.check()
     assert write_now(writer, arrays_of(1), 1) is None
     assert writer.failed and not caplog.records
