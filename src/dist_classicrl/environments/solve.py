@@ -110,10 +110,6 @@ def solve(
     max_sweeps : int
         Improving sweeps before it gives up.
 
-    Returns
-    -------
-    Solution
-
     Raises
     ------
     SettingsError
