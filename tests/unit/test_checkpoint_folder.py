@@ -178,8 +178,8 @@ def test_what_is_kept_for_good_is_not_looked_into_again(tmp_path, monkeypatch):
     for step in range(8):
         folder.write(arrays_of(step), {"steps": step}, OTHER_RUN if step < 3 else RUN)
     listed = []
-    names = folder._storage.names
-    monkeypatch.setattr(folder._storage, "names", lambda place="": listed.append(place) or names(place))
+    names = folder.storage.names
+    monkeypatch.setattr(folder.storage, "names", lambda place="": listed.append(place) or names(place))
     name = folder.write(arrays_of(8), {"steps": 8}, RUN)
     assert sorted(filter(None, listed)) == [folder.names()[1], name]
     listed.clear()
@@ -253,7 +253,7 @@ def test_a_rotation_that_fails_does_not_fail_the_checkpoint(tmp_path, monkeypatc
     def refuse(path):
         raise PermissionError(errno.EACCES, "Permission denied", path)
 
-    monkeypatch.setattr(folder._storage, "remove", refuse)
+    monkeypatch.setattr(folder.storage, "remove", refuse)
     for step in (1, 2):
         folder.write(arrays_of(step), {"steps": step}, RUN)
     assert sequences(folder) == [3, 2, 1]
@@ -270,14 +270,14 @@ def test_one_that_cannot_be_removed_does_not_keep_the_others(tmp_path, monkeypat
     for step in range(5):
         folder.write(arrays_of(step), {"steps": step}, RUN)
     folder.keep_last, folder.keep_every = 1, None
-    original = getattr(folder._storage, where)
+    original = getattr(folder.storage, where)
 
     def refuse(path=""):
         if "c00000003" in path or "c00000004" in path:
             raise PermissionError(errno.EACCES, "Permission denied", path)
         return original(path)
 
-    monkeypatch.setattr(folder._storage, where, refuse)
+    monkeypatch.setattr(folder.storage, where, refuse)
     folder.write(arrays_of(5), {"steps": 5}, RUN)
     monkeypatch.undo()
     assert sequences(folder) == [6, 4, 3]
@@ -311,9 +311,9 @@ def test_whether_it_is_wanted_is_asked_right_before_the_manifest(tmp_path, monke
 
         def record(path="", *rest, name=name):
             calls.append((name, path.rpartition("/")[2]))
-            return getattr(LocalStorage, name)(folder._storage, path, *rest)
+            return getattr(LocalStorage, name)(folder.storage, path, *rest)
 
-        monkeypatch.setattr(folder._storage, name, record)
+        monkeypatch.setattr(folder.storage, name, record)
     folder.write(arrays_of(1), {"steps": 1}, RUN, lambda: calls.append("asked") or True)
     assert calls[calls.index(("write", "manifest.json")) - 1] == "asked"
 
@@ -430,14 +430,14 @@ def test_a_number_that_was_passed_over_is_not_taken(tmp_path, monkeypatch):
     """Somebody claims twice between the listing and the creation: the number is free again, but too low."""
     slow = CheckpointFolder(tmp_path, "agent-0")
     others = []
-    write_new = slow._storage.write_new
+    write_new = slow.storage.write_new
 
     def late(path, data):
         if not others:
             others.extend([claimed(tmp_path), claimed(tmp_path)])
         return write_new(path, data)
 
-    monkeypatch.setattr(slow._storage, "write_new", late)
+    monkeypatch.setattr(slow.storage, "write_new", late)
     assert slow.fence.claim() == 3
     slow.fence.check()
     with pytest.raises(CheckpointFencedError):
@@ -466,11 +466,9 @@ def test_a_claim_where_the_listing_lags_behind(tmp_path):
     for _ in range(3):
         claimed(tmp_path)
     folder = CheckpointFolder(tmp_path, "agent-0")
-    folder._storage = folder.fence._storage = LaggingStorage(folder.url, 7)
+    folder.storage = folder.fence._storage = LaggingStorage(folder.url, 7)
     assert folder.fence.claim() > 3
-    assert len(set(folder._storage.tried)) == len(
-        folder._storage.tried
-    )  # what was refused is not tried again
+    assert len(set(folder.storage.tried)) == len(folder.storage.tried)  # what was refused is not tried again
     folder.fence.check()
     assert len(os.listdir(folder.url)) == 1
 
@@ -478,10 +476,10 @@ def test_a_claim_where_the_listing_lags_behind(tmp_path):
 def test_a_claim_that_never_succeeds_ends(tmp_path, monkeypatch):
     monkeypatch.setattr(fence_module, "_CLAIM_SECONDS", 0.3)
     folder = CheckpointFolder(tmp_path, "agent-0")
-    folder._storage = folder.fence._storage = LaggingStorage(folder.url, 10**9)
+    folder.storage = folder.fence._storage = LaggingStorage(folder.url, 10**9)
     with pytest.raises(CheckpointError, match="could not be claimed within 0.3 s: .* or give another"):
         folder.fence.claim()
-    assert len(folder._storage.tried) < 20  # it pauses in between
+    assert len(folder.storage.tried) < 20  # it pauses in between
     with pytest.raises(CheckpointError, match="was not claimed"):
         folder.fence.check()
 
@@ -500,7 +498,7 @@ def test_a_claim_that_never_succeeds_ends(tmp_path, monkeypatch):
 def test_what_reads_back_differently_is_not_published(tmp_path, monkeypatch, seek, damage, why):
     folder = claimed(tmp_path)
     before = folder.write(arrays_of(1), {"steps": 1}, RUN)
-    write = folder._storage.write
+    write = folder.storage.write
 
     def bad_disk(path, chunks):
         write(path, chunks)
@@ -509,7 +507,7 @@ def test_what_reads_back_differently_is_not_published(tmp_path, monkeypatch, see
                 file.seek(seek, os.SEEK_END)
                 file.truncate() if damage is None else file.write(damage)
 
-    monkeypatch.setattr(folder._storage, "write", bad_disk)
+    monkeypatch.setattr(folder.storage, "write", bad_disk)
     with pytest.raises(ValueError, match=why):
         folder.write(arrays_of(2), {"steps": 2}, RUN)
     assert folder.names() == [before] and len(os.listdir(folder.url)) == 2
@@ -523,9 +521,9 @@ def test_arrays_are_synced_before_the_manifest_and_old_ones_removed_after_it(tmp
 
         def record(path, *rest, name=name):
             calls.append((name, path))
-            return getattr(LocalStorage, name)(folder._storage, path, *rest)
+            return getattr(LocalStorage, name)(folder.storage, path, *rest)
 
-        monkeypatch.setattr(folder._storage, name, record)
+        monkeypatch.setattr(folder.storage, name, record)
     new = folder.write(arrays_of(2), {"steps": 2}, RUN)
     assert calls == [
         ("open", "fence-000001.json"),

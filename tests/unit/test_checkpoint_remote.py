@@ -337,13 +337,13 @@ def test_checkpoints_come_back_rotate_and_are_fenced(location):
         folder.write(arrays_of(9), {"steps": 9}, RUN)
     new.write(arrays_of(10), {"steps": 10}, "99999999")
     assert same(folder.read_newest().arrays, arrays_of(10))
-    assert sum(name.startswith("fence-") for name in new._storage.names()) == 1
+    assert sum(name.startswith("fence-") for name in new.storage.names()) == 1
 
 
 def test_damaged_objects_are_refused(location):
     folder = claimed(location)
     names = [folder.write(arrays_of(step), {"steps": step}, RUN) for step in range(2)]
-    storage = folder._storage
+    storage = folder.storage
     for path in ("q_table.npy", "none.npy", "manifest.json"):
         whole = content(storage, f"{names[1]}/{path}")
         for damaged in (whole[:-1], whole + b"x", b"", whole[:100] + b"?" + whole[101:]):

@@ -238,19 +238,19 @@ def test_a_full_disk_is_logged_once_and_training_goes_on(folder, writer, caplog)
 
 
 def test_a_failure_half_way_leaves_nothing_half_written(folder, writer, monkeypatch, caplog):
-    write = folder._storage.write
+    write = folder.storage.write
 
     def full(path, chunks):
         if path.endswith("b.npy"):
             raise no_space()
         write(path, chunks)
 
-    monkeypatch.setattr(folder._storage, "write", full)
+    monkeypatch.setattr(folder.storage, "write", full)
     arrays = {"a": np.zeros(3), "b": np.zeros(3)}
     assert write_now(writer, arrays, 1) is None
     assert os.listdir(folder.url) == ["fence-000001.json"]
     assert "The last good checkpoint of this process is none." in caplog.text
-    monkeypatch.setattr(folder._storage, "remove", lambda path: 1 / 0)  # not even that works any more
+    monkeypatch.setattr(folder.storage, "remove", lambda path: 1 / 0)  # not even that works any more
     assert write_now(writer, arrays, 1) is None
     monkeypatch.undo()
     assert write_now(writer, arrays, 2) is not None

@@ -56,25 +56,16 @@ class CheckpointFolder:
         mode: int = 0o600,
     ) -> None:
         self.keep_last, self.keep_every = keep_last, keep_every
-        self._storage = open_storage(location, agent, mode)
-        self.fence = Fence(self._storage)
+        self.storage = open_storage(location, agent, mode)
+        self.fence = Fence(self.storage)
         self._warned: set[CheckpointName | str] = set()  # what was skipped, and "rotation"
         # Complete checkpoints that stay, with the run and the rule of keeping for which that was found.
         self._settled: tuple[tuple[Any, ...], set[CheckpointName]] = ((), set())
 
     @property
-    def mode(self) -> int:
-        """Permissions of files that are written from now on."""
-        return self._storage.mode
-
-    @mode.setter
-    def mode(self, mode: int) -> None:
-        self._storage.mode = mode
-
-    @property
     def url(self) -> str:
         """Where the folder is, for people."""
-        return self._storage.url
+        return self.storage.url
 
     def url_of(self, name: str) -> str:
         """Return where the checkpoint `name` is, for people."""
@@ -216,12 +207,12 @@ class CheckpointFolder:
         for key, array in arrays.items():
             _check_wanted(is_wanted)
             file = array_files.ArrayFile(array)
-            self._storage.write(f"{folder}/{key}.npy", file.chunks())
+            self.storage.write(f"{folder}/{key}.npy", file.chunks())
             entries[key] = file.entry()
-        self._storage.sync(folder)
+        self.storage.sync(folder)
         for key, entry in entries.items():
             _check_wanted(is_wanted)
-            with self._storage.open(f"{folder}/{key}.npy") as written:
+            with self.storage.open(f"{folder}/{key}.npy") as written:
                 array_files.verify(written, entry)
         content = manifest.as_bytes(
             {
@@ -238,9 +229,9 @@ class CheckpointFolder:
         )
         self.fence.check()
         _check_wanted(is_wanted)
-        self._storage.write(f"{folder}/{MANIFEST}", [content])
-        self._storage.sync(folder)
-        self._storage.sync("")
+        self.storage.write(f"{folder}/{MANIFEST}", [content])
+        self.storage.sync(folder)
+        self.storage.sync("")
         if self._read_manifest(folder) != content:
             raise OSError(f"{self.url_of(folder)}/{MANIFEST} does not hold what was written to it")
 
@@ -277,28 +268,28 @@ class CheckpointFolder:
             raise trouble
 
     def _remove(self, name: CheckpointName) -> None:
-        self._storage.remove(f"{name}/{MANIFEST}")
-        self._storage.remove(str(name))
+        self.storage.remove(f"{name}/{MANIFEST}")
+        self.storage.remove(str(name))
 
     # What is in the folder
 
     def _checkpoints(self) -> list[CheckpointName]:
         """Return all that is named like a checkpoint, complete or not, oldest first."""
-        return checkpoints_in(self._storage.listed())
+        return checkpoints_in(self.storage.listed())
 
     def _is_complete(self, name: CheckpointName) -> bool:
-        return MANIFEST in self._storage.listed(str(name))
+        return MANIFEST in self.storage.listed(str(name))
 
     def _read_manifest(self, name: str) -> bytes:
         try:
-            with self._storage.open(f"{name}/{MANIFEST}") as file:
+            with self.storage.open(f"{name}/{MANIFEST}") as file:
                 return manifest.read_bytes(file)
         except FileNotFoundError as error:
             raise ValueError(f"it has no {MANIFEST}") from error
 
     def _read_array(self, name: str, key: str, entry: array_files.ArrayEntry) -> np.ndarray:
         try:
-            with self._storage.open(f"{name}/{key}.npy") as file:
+            with self.storage.open(f"{name}/{key}.npy") as file:
                 return array_files.read(file, entry)
         except FileNotFoundError as error:
             raise ValueError(f"{key}.npy is missing") from error

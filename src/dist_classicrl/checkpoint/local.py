@@ -51,7 +51,8 @@ class LocalStorage(Storage):
         target = self._at(path)
         self._make(os.path.dirname(target))
         with whole_file(target, self.mode) as file:
-            file.writelines(chunks)
+            for chunk in chunks:
+                file.write(chunk)
         _sync_folder(os.path.dirname(target))
 
     def write_new(self, path: str, data: bytes) -> bool:

@@ -6,7 +6,7 @@ import math
 import re
 import signal
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -188,8 +188,7 @@ def checkpoint_plan(**arguments: Any) -> CheckpointPlan | None:
     """
     plan, default = CheckpointPlan(**arguments), CheckpointPlan()
     if plan.checkpoint_dir is None:
-        names = [each.name for each in fields(plan)]
-        ignored = ", ".join(name for name in names if getattr(plan, name) != getattr(default, name))
+        ignored = ", ".join(name for name, value in vars(plan).items() if value != getattr(default, name))
         if ignored:
             raise SettingsError(
                 f"{ignored} would be ignored: without checkpoint_dir nothing is saved. Add for instance "

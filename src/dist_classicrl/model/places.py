@@ -94,7 +94,7 @@ class Places:
         place = self._own.get(folder)
         if place is not None:
             place.folder.keep_last, place.folder.keep_every = plan.keep_last, plan.keep_every
-            place.folder.mode = plan.checkpoint_mode
+            place.folder.storage.mode = plan.checkpoint_mode
             return place
         if folder in self._told:  # another rank served until now
             return self.take_over(plan, self._told[folder], claim=False)

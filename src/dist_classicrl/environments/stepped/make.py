@@ -29,41 +29,21 @@ def make_stepped(
     *,
     use_action_mask: bool | None = None,
 ) -> SteppedEnv:
-    """Return a batch of environments with integer states and actions.
+    """Return a batch of environments with integer states and actions, whose `reset` has to be called first.
 
-    Parameters
-    ----------
-    env : str, EnvSpec, Env, VectorEnv or callable
-        - An id (or spec): `n_envs` copies from `gymnasium.make`.
-        - A factory, called without arguments: `n_envs` copies, each from one call. If it returns a VectorEnv,
-          it is called once and that is used.
-        - An Env: that instance itself, as a batch of one. An id or a factory makes better use of the machine.
-        - A VectorEnv: that instance itself with the number of environments that it has, in any autoreset
-          mode.
-    n_envs : int
-        Environments in the batch, where they are made here.
-    use_action_mask : bool, optional
-        Whether masks in `info["action_mask"]` and in a Dict observation's `action_mask` are followed. If not,
-        every action is legal. By default they are followed, except in Gymnasium's Taxi (known by its class or
-        id): its mask is advice, Gymnasium plays every action, and its compiled model leaves the mask out as
-        well unless asked. The mask is no part of the state in any case.
+    - An id (or spec): `n_envs` copies from `gymnasium.make`.
+    - A factory, called without arguments: `n_envs` copies, each from one call. If it returns a VectorEnv, it
+      is called once and that is used.
+    - An Env: that instance itself, as a batch of one. An id or a factory makes better use of the machine.
+    - A VectorEnv: that instance itself with the number of environments that it has, in any autoreset mode.
 
-    Returns
-    -------
-    SteppedEnv
-        Its `reset` has to be called first. Its `close` closes what was made here and leaves open what was
-        given.
+    Masks in `info["action_mask"]` and in a Dict observation's `action_mask` are followed by default, except
+    in Gymnasium's Taxi (known by its class or id): its mask is advice, Gymnasium plays every action, and its
+    compiled model leaves the mask out as well unless asked. If they are not, every action is legal. The mask
+    is no part of the state in any case.
 
-    Raises
-    ------
-    SpaceError
-        If a space is not finite, or the table too large.
-    ActionMaskError
-        If the space of the mask in a Dict observation doesn't fit the actions.
-    EnvError
-        If `env` is none of the above.
-    SettingsError
-        If `n_envs` is less than 1.
+    SpaceError if a space is not finite, or the table too large; ActionMaskError if the space of the mask in a
+    Dict observation doesn't fit the actions; EnvError if `env` is none of the above.
     """
     if n_envs < 1:
         raise SettingsError(f"n_envs={n_envs} is not allowed: use 1 or more, for instance 16.")

@@ -53,11 +53,12 @@ class SpaceIndex:
                 )
             self._counted = spaces.Dict(rest)
         digits = list(digits_of(self._counted, (), role, space))
-        if not any(sizes for _, _, _, _, sizes in digits):
+        sizes = [size for *_, each in digits for size in each]
+        if not sizes:
             raise SpaceError(
                 f"The {role} space {space_text(space)} holds nothing. Use gymnasium.spaces.Discrete(1) there."
             )
-        bits = sum(math.log2(size) for _, _, _, _, sizes in digits for size in sizes)
+        bits = sum(map(math.log2, sizes))
         if bits > _MAX_INDEX_BITS:
             raise SpaceError(
                 f"The {role} space {space_text(space)} has about 10^{bits * math.log10(2):.0f} values, more "
@@ -68,7 +69,7 @@ class SpaceIndex:
             raise SpaceError(
                 f"The {role} space {space_text(space)} starts beyond 2**62. Count its values from 0 instead."
             )
-        self.n = math.prod(size for _, _, _, _, sizes in digits for size in sizes)  # number of values
+        self.n = math.prod(sizes)  # number of values
         self._leaves = with_strides(digits)
         # The usual action space, where an index is the value itself: a copy saves a microsecond per step.
         simple = isinstance(self._counted, spaces.Discrete) and int(self._counted.start) == 0
