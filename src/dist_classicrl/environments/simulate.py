@@ -250,7 +250,11 @@ class CompiledSimulator:
                     f"{name}: legal has shape {legal.shape}, it must be (n_states, n_actions) = "
                     f"{(n_states, n_actions)}."
                 )
-        register_game(type(data), reset, step)
+        if _GAMES.setdefault(type(data), (reset, step)) != (reset, step):
+            raise ModelError(
+                f"{type(data).__name__} already belongs to a game with other functions; give each game's data "
+                "a class of its own."
+            )
         return cls(
             n_states=n_states,
             n_actions=n_actions,
@@ -283,20 +287,8 @@ def _game_fingerprint(numbers: tuple[Any, ...], data: Any, legal: np.ndarray | N
     return digest.hexdigest()
 
 
+#: How the kernels simulate tables of each NamedTuple class of a game: its `reset` and `step`.
 _GAMES: dict[type, tuple[Callable[..., Any], Callable[..., Any]]] = {}
-
-
-def register_game(data_class: type, reset: Callable[..., Any], step: Callable[..., Any]) -> None:
-    """Let the kernels simulate tables of this NamedTuple class by `reset` and `step`.
-
-    ModelError if the class already has other functions.
-    """
-    known = _GAMES.setdefault(data_class, (reset, step))
-    if known != (reset, step):
-        raise ModelError(
-            f"{data_class.__name__} already belongs to a game with other functions; give each game's data a "
-            "class of its own."
-        )
 
 
 def _game_of(simulation):
