@@ -252,8 +252,8 @@ class CompiledSimulator:
                 )
         if _GAMES.setdefault(type(data), (reset, step)) != (reset, step):
             raise ModelError(
-                f"{type(data).__name__} already belongs to a game with other functions; give each game's data "
-                "a class of its own."
+                f"{type(data).__name__} already belongs to a game with other functions; give each game's "
+                "data a class of its own."
             )
         return cls(
             n_states=n_states,

@@ -7,6 +7,7 @@ do, even where they have been edited. What is not known to be the same process i
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -23,11 +24,8 @@ def fields_of(env: Any, use_action_mask: bool, make_kwargs: Mapping[str, Any]) -
     import gymnasium
 
     if isinstance(env, (str, gymnasium.envs.registration.EnvSpec)):
-        made = gymnasium.make(env, **make_kwargs)
-        try:
+        with closing(gymnasium.make(env, **make_kwargs)) as made:
             return fields_of_instance(made, use_action_mask)
-        finally:
-            made.close()
     if make_kwargs:
         raise EnvError(
             f"{sorted(make_kwargs)} cannot be set on an environment that is made already; give its id instead"
