@@ -14,6 +14,7 @@ from dist_classicrl.engines.rounds.schedule import play, rounds
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.simulate import CompiledSimulator
 from dist_classicrl.environments.tictactoe import simulator as tictactoe
+from dist_classicrl.environments.tictactoe.rules import rules
 from dist_classicrl.errors import CheckpointError
 from dist_classicrl.learning.learner import Stream
 from dist_classicrl.learning.state import MASKS, REPLAY_ARRAYS, check_replay, stack_states, unstack_states
@@ -48,7 +49,7 @@ def moody_step(data, memory, state, action, random):
 
 def env_of(name):
     if name == "moody":
-        legal = tictactoe.legal_actions()
+        legal = rules().legal
         data = Moody(tictactoe.game_data())
         return CompiledSimulator.game(
             "moody", *legal.shape, data, moody_reset, moody_step, legal, memory_size=2

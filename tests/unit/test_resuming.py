@@ -24,7 +24,7 @@ from dist_classicrl.agent.agent import state_of
 from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.engines.local import training as alone
 from dist_classicrl.environments.tictactoe.env import TicTacToeEnv
-from dist_classicrl.environments.tictactoe.simulator import legal_actions
+from dist_classicrl.environments.tictactoe.rules import rules
 from dist_classicrl.errors import (
     CheckpointError,
     CheckpointMismatchError,
@@ -1061,7 +1061,7 @@ def test_permissions_may_change_from_call_to_call(tmp_path):
 
 def test_legal_actions_are_saved_where_they_are_known(tmp_path):
     DistAsyncQLearning(seed=11).train(TicTacToeEnv, total_steps=100, checkpoint_dir=tmp_path / "game")
-    assert np.array_equal(newest(tmp_path / "game").arrays["legal"], legal_actions())
+    assert np.array_equal(newest(tmp_path / "game").arrays["legal"], rules().legal)
     DistAsyncQLearning(seed=11).train(SteppedLake, total_steps=100, checkpoint_dir=tmp_path / "stepped")
     assert "legal" not in newest(tmp_path / "stepped").arrays
 

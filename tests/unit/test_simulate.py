@@ -16,7 +16,6 @@ from dist_classicrl.environments.simulate import (
     advance,
     begin,
     compile_model,
-    register_game,
 )
 from dist_classicrl.errors import ActionMaskError, ModelError
 from dist_classicrl.evaluation.episodes import evaluate
@@ -291,10 +290,7 @@ def test_a_game_may_make_arrays():
 def test_games_of_one_class_share_their_functions():
     walk()
     walk(data=WalkData(3, np.zeros(1)))
-    register_game(WalkData, walk_reset, walk_step)
     with pytest.raises(ModelError, match="WalkData already belongs to a game with other functions"):
-        register_game(WalkData, walk_reset, other_step)
-    with pytest.raises(ModelError, match="already belongs"):
         walk(step=other_step)
 
 

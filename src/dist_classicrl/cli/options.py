@@ -29,7 +29,7 @@ from dist_classicrl.cli.option_types import (
     Whole,
     WholeOr,
 )
-from dist_classicrl.settings import Chance, Settings, StepSize
+from dist_classicrl.settings import Settings, checked_chance, checked_step_size
 
 SHOWING = "Records, evaluation and display"
 RUN = "The run"
@@ -96,11 +96,11 @@ def kind_of(check: Any) -> Kind:
 
 
 _KINDS: dict[Any, type[Kind]] = {
-    Chance: Schedule,
     RealNumber: Real,
-    StepSize: Schedule,
     YesOrNo: Flag,
+    checked_chance: Schedule,
     checked_location: Folder,
+    checked_step_size: Schedule,
     plan.checked_interval: StepsOrTime,
     plan.checked_mode: Mode,
     plan.checked_signals: Names,
