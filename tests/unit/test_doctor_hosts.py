@@ -606,11 +606,15 @@ def test_many_hosts_are_measured_in_a_ring_and_with_the_first():
 def test_nodes_of_slurm_are_asked_by_srun(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     program(tmp_path, "scontrol", 'echo "$1 $2 $3" > $0.asked; echo n1; echo n2')
-    assert slurm_hosts({"SLURM_JOB_NODELIST": "n[1-2]"}) == (Host("n1", None), Host("n2", None))
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
+    assert slurm_hosts() == (Host("n1", None), Host("n2", None))
     assert (tmp_path / "scontrol.asked").read_text() == "show hostnames n[1-2]\n"
-    assert slurm_hosts({}) == ()
+    program(tmp_path, "scontrol", "echo a warning >&2; echo n1")
+    assert slurm_hosts() == (Host("n1", None),)
     program(tmp_path, "scontrol", "echo n1; exit 1")
-    assert slurm_hosts({"SLURM_JOB_NODELIST": "n[1-2]"}) == ()
+    assert slurm_hosts() == ()
+    monkeypatch.delenv("SLURM_JOB_NODELIST")
+    assert slurm_hosts() == ()
     srun = command_on("n2", "echo 'a b'", None, True)
     assert srun[0] == "srun" and srun[-5:] == ["--nodelist", "n2", "/bin/sh", "-c", "echo 'a b'"]
     assert command_on("n2", "true", "my agent", True) == ["my", "agent", "n2", "true"]

@@ -18,17 +18,9 @@ _ENDING_SECONDS = 1.0
 
 
 class RemoteCommands:
-    """Commands under way. What they write goes into files that are not kept open, so there may be many.
+    """Commands under way: by host, the whole command on this machine, such as ``["ssh", "node1", "true"]``.
 
-    Parameters
-    ----------
-    commands : mapping of str to sequence of str
-        By host: the whole command on this machine, such as ``["ssh", "node1", "true"]``.
-
-    Raises
-    ------
-    LauncherError
-        If there is no place for what they write.
+    What they write goes into files that are not kept open, so there may be many.
     """
 
     def __init__(self, commands: Mapping[str, list[str]]) -> None:

@@ -75,7 +75,7 @@ def command(verbose: bool, dry_run: bool, script: tuple[str, ...], **options: An
     asked = taken_from(options)
     plan = launch.launch_plan(asked, launch.checked_script(script))
     if dry_run:
-        click.echo(launch.shown(plan, asked))
+        click.echo(plan.shown())
         return 0
     return Supervisor(plan, verbose).run()
 
