@@ -18,8 +18,8 @@ import pytest
 
 from dist_classicrl.diagnosis import communication, examination, files, on_host
 from dist_classicrl.diagnosis.cluster import hosts, pairs, sameness, troubles
+from dist_classicrl.diagnosis.marked import MARK
 from dist_classicrl.diagnosis.plan import TrainingPlan
-from dist_classicrl.diagnosis.trials import MARK
 from dist_classicrl.errors import LauncherError
 from dist_classicrl.launch import hosts as hosts_module
 from dist_classicrl.launch.hosts import Host, command_on, read_hostfile, slurm_hosts
@@ -168,7 +168,8 @@ def canned(tmp_path, monkeypatch):
 
     def can(**unreached):
         reached = MARK + json.dumps({"troubles": unreached})
-        report = f"echo '{MARK}{json.dumps({**FIRST_WORD, 'done': True})}'; exec sleep 600"
+        words = {**FIRST_WORD, "addresses": [], "done": True}  # so that it is connected to by its name
+        report = f"echo '{MARK}{json.dumps(words)}'; exec sleep 600"
         script = f"case $3 in report) {report};; *) echo '{reached}';; esac"
         monkeypatch.setattr(hosts, "PYTHON", program(tmp_path, "python", script))
         return program(tmp_path, "agent", 'case $1 in deaf*) exec sleep 600;; *) exec sh -c "$2";; esac')
@@ -238,7 +239,7 @@ def test_a_part_that_cannot_be_told_ends_no_report(monkeypatch, capfd):
     assert said["done"] and said["addresses"] == []
     assert said["versions"]["dist_classicrl"] == said["library"] == said["cache"]["error"] == "TypeError: odd"
     peer = {**said, "to": ["127.0.0.1"]}
-    assert on_host.find_trouble("name", peer, SECONDS, on_host.END) == ""
+    assert on_host.find_trouble(peer, SECONDS, on_host.END) == ""
 
 
 @pytest.mark.parametrize("gone", ["reader", "parent"])
@@ -268,8 +269,9 @@ def told_to_end(monkeypatch):
     """Who is told to end, by name; three at once, or nobody."""
     together, told = threading.Barrier(3), {}
 
-    def find_trouble(name, peer, seconds, word=b""):
+    def find_trouble(peer, seconds, word=b""):
         together.wait(SECONDS)
+        (name,) = peer["to"]
         told[name] = (word, seconds <= 1.0)
         return ""
 
@@ -312,17 +314,17 @@ def listening():
         thread.start()
         yield peer, ended
         if not ended.is_set():
-            on_host.find_trouble("name", peer, SECONDS, on_host.END)
+            on_host.find_trouble(peer, SECONDS, on_host.END)
         thread.join(SECONDS)
 
 
 def test_a_host_is_reached_until_it_is_told_to_end(listening):
     peer, ended = listening
-    assert on_host.find_trouble("name", peer, SECONDS) == ""
+    assert on_host.find_trouble(peer, SECONDS) == ""
     assert not ended.is_set()
-    assert "is another host" in on_host.find_trouble("name", {**peer, "token": "76543210"}, SECONDS)
+    assert "is another host" in on_host.find_trouble({**peer, "token": "76543210"}, SECONDS)
     assert not ended.is_set()
-    assert on_host.find_trouble("name", peer, SECONDS, on_host.END) == ""
+    assert on_host.find_trouble(peer, SECONDS, on_host.END) == ""
     assert ended.wait(SECONDS)
 
 
@@ -331,10 +333,10 @@ def test_every_address_of_a_host_is_tried(listening):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         closed = {**PEER, "port": unused.getsockname()[1]}
-        assert on_host.find_trouble("name", closed, SECONDS) == "127.0.0.1: Connection refused"
+        assert on_host.find_trouble(closed, SECONDS) == "127.0.0.1: Connection refused"
     # Other networks of the other host may not be reached from here.
-    assert on_host.find_trouble("name", {**peer, "to": ["127.0.0.2", "127.0.0.1"]}, SECONDS) == ""
-    assert "no address in that network" in on_host.find_trouble("name", {**peer, "to": []}, SECONDS)
+    assert on_host.find_trouble({**peer, "to": ["127.0.0.2", "127.0.0.1"]}, SECONDS) == ""
+    assert "no address in that network" in on_host.find_trouble({**peer, "to": []}, SECONDS)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from dist_classicrl.diagnosis import marked
-from dist_classicrl.diagnosis.trials import MARK
 from dist_classicrl.launch.launcher import launch_environment
 from dist_classicrl.process.jobs import run_job
 
@@ -16,25 +15,17 @@ _SHOWN_LINES = 8
 
 @dataclass(frozen=True)
 class Child:
-    """How a trial ended.
+    """How a trial ended."""
 
-    Attributes
-    ----------
-    data : dict or None
-        What it said; None if it did not come to that.
-    trouble : str
-        Why not.
-    """
-
-    data: dict[str, Any] | None
-    trouble: str
+    data: dict[str, Any] | None  # what it said; None if it did not come to that
+    trouble: str  # why not
 
 
 def make_trial(name: str, *words: str, seconds: float) -> Child:
     """Run a trial of `dist_classicrl.diagnosis.trials`, for at most `seconds`."""
     command = [sys.executable, "-m", "dist_classicrl.diagnosis.trials", name, *words]
     job = run_job(command, timeout=seconds, env=launch_environment())
-    for said in marked.read(MARK, job.output):
+    for said in marked.read(job.output):
         return Child(said, "")
     if job.timed_out:
         return Child(None, f"it did not end within {seconds:g} s")

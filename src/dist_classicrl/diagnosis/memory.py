@@ -29,19 +29,11 @@ _TIGHT = 0.8
 
 @dataclass(frozen=True)
 class RankMemory:
-    """What ranks hold at most, in bytes, without their environments.
-
-    Attributes
-    ----------
-    server, worker : int
-        Of the rank that serves, and of each other one.
-    maps : int
-        What a worker holds besides, if each push touched the whole table.
-    """
+    """What ranks hold at most, in bytes, without their environments."""
 
     server: int
-    worker: int
-    maps: int
+    worker: int  # each one
+    maps: int  # what a worker holds besides, if each push touched the whole table
 
 
 def index_bytes(entries: int) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dist_classicrl.diagnosis import probe
+from dist_classicrl.diagnosis import marked, probe
 from dist_classicrl.diagnosis.children import last_lines
 from dist_classicrl.diagnosis.findings import Finding, failure, ok, warning
 from dist_classicrl.diagnosis.plan import TrainingPlan
@@ -26,13 +26,7 @@ _LARGE_BYTES = 1 << 20
 
 @dataclass
 class Ranks:
-    """What ranks said that were started.
-
-    Attributes
-    ----------
-    reports : list of dict
-        One for each rank, by rank; see `probe.look`. Empty where it did not come to that.
-    """
+    """The reports of `probe.look` by rank that ranks said; none where it did not come to that."""
 
     reports: list[dict[str, Any]] = field(default_factory=list)
 
@@ -44,7 +38,7 @@ def examine(ranks: Ranks, plan: TrainingPlan, launcher: Launcher, file: str) -> 
     if isinstance(job, Finding):
         yield job
         return
-    said = probe.reports(job.output)
+    said = marked.read(job.output)
     reports = sorted((each for each in said if "rank" in each), key=lambda each: int(each["rank"]))
     sizes = [each["size"] for each in reports]
     if len(sizes) > 1 and set(sizes) == {1}:
@@ -116,7 +110,7 @@ def examine_death(plan: TrainingPlan, launcher: Launcher) -> Finding:
     job = run_probe(plan, launcher, probe.DEATH_RANKS, plan.hostfile, "death", survive=True)
     if isinstance(job, Finding):
         return job
-    said = [each for each in probe.reports(job.output) if "told" in each]
+    said = [each for each in marked.read(job.output) if "told" in each]
     if len(said) == probe.DEATH_RANKS - 1 and all(each["told"] and each["talks"] for each in said):
         if not job.timed_out:
             return ok(check, "a rank was killed; the others were told by ULFM, and went on")

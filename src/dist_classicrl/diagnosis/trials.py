@@ -14,12 +14,10 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from dist_classicrl.diagnosis import marked
-
-MARK = "dist_classicrl trial: "
 
 
 def library() -> dict[str, Any]:
@@ -57,10 +55,7 @@ def folder(location: str) -> dict[str, Any]:
         said["seconds"] = (time.monotonic() - begun) / 2
         with storage.open("state") as file:
             said["replaced"] = file.read() == b"second"
-        said["exclusive"] = [storage.write_new("fence", b"1"), storage.write_new("fence", b"2")] == [
-            True,
-            False,
-        ]
+        said["exclusive"] = storage.write_new("fence", b"1") and not storage.write_new("fence", b"2")
         said["listed"] = storage.names() == ["fence", "state"]
         storage.sync("")
         if isinstance(storage, LocalStorage):
@@ -147,17 +142,8 @@ def _file_system(path: str) -> str:
     return "" if nearest is None else nearest[nearest.index("-") + 1]
 
 
-def main(words: Sequence[str]) -> None:
-    """Run the trial that is named first, with the arguments after it."""
-    trials: dict[str, Callable[..., dict[str, Any]]] = {
-        "library": library,
-        "folder": folder,
-        "remove": remove,
-        "cache": cache,
-    }
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    marked.write(MARK, trials[words[0]](*words[1:]))
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    trials: dict[str, Callable[..., dict[str, Any]]]
+    trials = {"library": library, "folder": folder, "remove": remove, "cache": cache}
+    marked.write(**trials[sys.argv[1]](*sys.argv[2:]))

@@ -19,8 +19,8 @@ from dist_classicrl.diagnosis.children import last_lines
 from dist_classicrl.diagnosis.cluster import troubles
 from dist_classicrl.diagnosis.cluster.troubles import PYTHON, Trouble
 from dist_classicrl.diagnosis.findings import Finding, failure, ok
+from dist_classicrl.diagnosis.marked import MARK
 from dist_classicrl.diagnosis.plan import TrainingPlan
-from dist_classicrl.diagnosis.trials import MARK
 from dist_classicrl.launch.hosts import Host, command_on, is_here
 from dist_classicrl.launch.remote_commands import RemoteCommands
 
@@ -34,15 +34,9 @@ _MOST_NAMES = 8
 class Cluster:
     """What is known of the hosts of a plan.
 
-    Attributes
-    ----------
-    hosts : tuple of Host
-        With which the examination goes on: those that answer and all reach each other.
-    said : dict
-        By name, what those that answer said in `on_host.report`. This machine is one of them, if it is in
-        the hostfile or not.
-    unreached : set of str
-        Hosts that this machine cannot connect to.
+    The examination goes on with `hosts`: those that answer and all reach each other. Those that answer `said`
+    in `on_host.report` what is here by name; this machine is one of them, if it is in the hostfile or not.
+    Those `unreached` are what this machine cannot connect to.
     """
 
     hosts: tuple[Host, ...] = ()
@@ -100,12 +94,12 @@ def _end(said: dict[str, dict[str, Any]]) -> None:
     """Tell all hosts at once that the examination is over."""
     with ThreadPoolExecutor(_ENDED_AT_ONCE) as pool:
         for name, each in said.items():
-            pool.submit(on_host.find_trouble, name, _peer(name, each, None), _END_SECONDS, on_host.END)
+            pool.submit(on_host.find_trouble, _peer(name, each, None), _END_SECONDS, on_host.END)
 
 
 def said_in(output: str) -> dict[str, Any]:
     """Return what a host said, all lines of it together."""
-    return {key: value for part in marked.read(MARK, output) for key, value in part.items()}
+    return {key: value for part in marked.read(output) for key, value in part.items()}
 
 
 def listed(names: Sequence[str]) -> str:

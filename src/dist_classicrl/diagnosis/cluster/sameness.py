@@ -112,15 +112,8 @@ def examine_shared(
 ) -> Iterator[Finding]:
     """Report whether a folder is the same one on all hosts, by whether they see a file in it.
 
-    Parameters
-    ----------
-    check : str
-    option : str
-        What names the folder.
-    use : str
-        What it is needed for.
-    reports : iterable of (str, dict)
-        A host, and whether it ``"sees"`` the file; ``"unwritable"`` says why it can write none there.
+    `option` names the folder, and `use` says what it is needed for. The reports are of hosts by name: whether
+    one ``"sees"`` the file, and in ``"unwritable"`` why it can write none there.
     """
     reports = list(reports)
     blind = sorted({name for name, each in reports if not each["sees"]})

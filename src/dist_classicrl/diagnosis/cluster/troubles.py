@@ -76,14 +76,9 @@ _UNKNOWN = Trouble(
 
 
 def before_the_first_word(output: str, status: int | None) -> Trouble:
-    """Return why a host has said nothing of itself.
+    """Return why a host has said nothing of itself, by what was written instead.
 
-    Parameters
-    ----------
-    output : str
-        What was written instead.
-    status : int or None
-        With which the command ended; None if it has not.
+    `status` is that with which the command ended; None if it has not.
     """
     if status is None:
         return _SILENT
