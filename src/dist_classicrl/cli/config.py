@@ -33,13 +33,7 @@ _TYPES = {str: "a text", bool: "true or false", int: "a whole number", float: "a
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return what a TOML file holds.
-
-    Raises
-    ------
-    SettingsError
-        If it cannot be read, or is no TOML.
-    """
+    """Return what a TOML file holds."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -49,13 +43,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Return the settings in a TOML file by name, each as it is on the command line once it is read.
-
-    Raises
-    ------
-    SettingsError
-        If a key is not the name of a setting, or a value is not of its kind.
-    """
+    """Return the settings in a TOML file by name, each as it is on the command line once it is read."""
     return {name: _checked(path, name, data) for name, data in read(path).items()}
 
 

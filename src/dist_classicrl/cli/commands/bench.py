@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dist_classicrl.cli import output
-from dist_classicrl.cli.option_types import Real, Whole
+from dist_classicrl.cli.option_types import Real, Whole, option
 
 if TYPE_CHECKING:
     from dist_classicrl.diagnosis.rates import PushCost, Rate
@@ -30,14 +30,10 @@ Medians of whole trainings by one process: in compiled environments, and in envi
 @click.option(
     "-n", "--ranks", type=Whole(2), metavar="N", help="Also train on N ranks, one of them the server."
 )
-@click.option(
-    "--seconds",
-    type=Real(0.01),
-    default=2.0,
-    metavar="SECONDS",
-    help="How long each training is at least.  [default: 2]",
+@option(
+    "--seconds", type=Real(0.01), default=2.0, metavar="SECONDS", help="How long each training is at least."
 )
-@click.option("--rounds", type=Whole(1), default=3, metavar="N", help="How many there are.  [default: 3]")
+@option("--rounds", type=Whole(1), default=3, metavar="N", help="How many there are.")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON in place of tables.")
 def command(ranks: int | None, seconds: float, rounds: int, as_json: bool) -> None:
     """Measure how fast this machine learns."""
