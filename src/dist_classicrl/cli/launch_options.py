@@ -12,6 +12,12 @@ from dist_classicrl.cli.option_types import Decorator, Real, Whole, option, toge
 from dist_classicrl.launch.plan import LaunchOptions
 from dist_classicrl.launch.restart import LONGEST_DELAY
 
+
+def ranks_option(least: int, text: str, default: str = "") -> Decorator:
+    """Return the option that says how many ranks there are; `default` says how many without it."""
+    return option("-n", "--ranks", type=Whole(least), metavar="N", help=text, shown=default)
+
+
 _DEFAULT = LaunchOptions()
 
 _HOSTFILE = option("--hostfile", metavar="FILE", help="Hosts, one in each line, such as `node1 slots=4`.")
@@ -30,13 +36,7 @@ takes_hosts = together(_HOSTFILE, _AGENT, _NETWORK)
 def takes_launch(ranks: str) -> Decorator:
     """Let a command that starts the ranks of a training take how; `ranks` says how many are the default."""
     return together(
-        option(
-            *("-n", "--ranks"),
-            type=Whole(1),
-            metavar="N",
-            help="Number of ranks, one of them the server.",
-            shown=ranks,
-        ),
+        ranks_option(1, "Number of ranks, one of them the server.", ranks),
         _HOSTFILE,
         option(
             "--max-restarts",

@@ -139,8 +139,8 @@ def gather(
 ) -> RequestedRun:
     """Return the run that a command line and a file ask for; what the command line says wins.
 
-    `name` is that of the environment, and its arguments have the form ``name=value``. In the settings that
-    are `given` None stands for what is not. The folder of the run, `out`, is by default named after the
+    `name` and `arguments`, of the form ``name=value``, are those of the environment. `given` has the settings
+    of the command line, None where there is none. The folder of the run, `out`, is by default named after the
     environment. The settings of a run in another folder are taken over without the places where that one
     saves and logs.
     """

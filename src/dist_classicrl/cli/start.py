@@ -33,8 +33,8 @@ def is_rank() -> bool:
 def train(run: RequestedRun, launch: LaunchOptions, display: Display, was_started: bool = False) -> int:
     """Train as asked, and return the exit status; TrainingStopped if it was stopped in this process.
 
-    Whether there is a bar is decided here. Where this command itself `was_started` by this command, that has
-    seen to the folder.
+    Whether there is a bar is decided here. A process that another one of this command started finds the
+    folder of the run prepared.
     """
     if was_started:
         if run.settings["resume"] == "never" and run.folder.exists():  # the first start has begun it

@@ -77,7 +77,8 @@ run_argument = together(
         "--env", metavar="ENV", help="The environment, where the run does not tell it or another is meant."
     ),
     option(
-        *("--env-arg", "env_args"),
+        "--env-arg",
+        "env_args",
         multiple=True,
         metavar="NAME=VALUE",
         help="An argument for what makes the environment, such as is_slippery=False; more than once for "

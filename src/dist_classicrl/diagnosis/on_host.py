@@ -45,9 +45,10 @@ _Found = TypeVar("_Found")
 
 
 def report(request: dict[str, Any]) -> None:
-    """Say what is here, and let other hosts connect: for ``"seconds"``, until `END`, or until who asked ends.
+    """Report what is here, and let other hosts connect.
 
-    ``"files"`` has the paths of files that should be seen here, by what they are for.
+    This lasts for ``"seconds"``, or until `END` arrives, or until the process that asked ends. ``"files"``
+    has the paths of files that should be seen here, by what they are for.
     """
     parent, deadline = os.getppid(), time.monotonic() + request["seconds"]
     ended = threading.Event()
@@ -83,8 +84,8 @@ def reach(request: dict[str, Any]) -> None:
 def find_trouble(peer: dict[str, Any], seconds: float, word: bytes = b"") -> str:
     """Return why nothing can be sent to a host; nothing if it can, and then `word` is sent.
 
-    `peer` has the ``"token"`` and the ``"port"`` that the host said in `report`, and the addresses ``"to"``
-    try, each for so many seconds.
+    `peer` has the ``"token"`` and the ``"port"`` that the host gave in `report`, and in ``"to"`` the
+    addresses to try, each for so many seconds.
     """
     troubles = [] if peer["to"] else ["it has no address in that network"]
     for address in peer["to"]:

@@ -26,7 +26,7 @@ _LARGE_BYTES = 1 << 20
 
 @dataclass
 class Ranks:
-    """The reports of `probe.look` by rank that ranks said; none where it did not come to that."""
+    """What the ranks reported in `probe.look`, in the order of ranks; nothing if they did not start."""
 
     reports: list[dict[str, Any]] = field(default_factory=list)
 

@@ -107,8 +107,8 @@ def hosts_that_answer(
 ) -> list[Host]:
     """Return the hosts on which `true` can be run within `seconds`; this one always can.
 
-    `agent` takes a host's name and a command for it, as `ssh` does. With `is_over`, which is called again and
-    again, the answers so far count.
+    `agent` takes a host's name and a command for it, as `ssh` does. `is_over` is called again and again; once
+    it returns True, only the answers so far count.
     """
     others = [host.name for host in hosts if not is_here(host.name)]
     with RemoteCommands({name: [*agent, name, "true"] for name in others}) as asked:

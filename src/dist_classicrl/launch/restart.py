@@ -67,7 +67,6 @@ class Supervisor:
         self._options = plan.options
         self._verbose = verbose
         self._heard: list[tuple[int, float]] = []
-        self._passed_on = 0
         self._stop: tuple[int, float] | None = None  # the signal that asked for it, and when
         self._ends_at_once = ""
 
@@ -157,8 +156,7 @@ class Supervisor:
 
     def _take(self) -> list[tuple[int, float]]:
         """Return the signals heard since the last call."""
-        new = self._heard[self._passed_on :]
-        self._passed_on += len(new)
+        new, self._heard = self._heard, []
         return new
 
     def _attempt(self, command: list[str], ranks: int, record: ExitRecord, session: str) -> Attempt:

@@ -92,9 +92,9 @@ class ScalingReport:
 def measure(name: str, metrics: Metrics | None, result: Mapping[str, Any] | None = None) -> Measured:
     """Return what a run did.
 
-    Without metrics, as of `read_metrics`, nothing is known of single workers. Without a result, as of
-    `TrainingResult.to_dict`, as for a run that still goes on, the metrics must hold a report. MetricsError if
-    there is neither, the result is not one of this library, or no step was made.
+    `metrics` come from `read_metrics`; without them nothing is known of single workers. `result` comes from
+    `TrainingResult.to_dict`; a run that still goes on has none, and its metrics must hold a report.
+    MetricsError if there is neither, the result is not one of this library, or no step was made.
     """
     if metrics is not None and not len(metrics):
         metrics = None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dist_classicrl.cli import output
+from dist_classicrl.cli.launch_options import ranks_option
 from dist_classicrl.cli.option_types import Real, Whole, option
 
 if TYPE_CHECKING:
@@ -27,9 +28,7 @@ Medians of whole trainings by one process: in compiled environments, and in envi
 
 
 @click.command("bench", help=_HELP)
-@click.option(
-    "-n", "--ranks", type=Whole(2), metavar="N", help="Also train on N ranks, one of them the server."
-)
+@ranks_option(2, "Also train on N ranks, one of them the server.")
 @option(
     "--seconds", type=Real(0.01), default=2.0, metavar="SECONDS", help="How long each training is at least."
 )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dist_classicrl.cli import output
-from dist_classicrl.cli.launch_options import takes_hosts
+from dist_classicrl.cli.launch_options import ranks_option, takes_hosts
 from dist_classicrl.cli.option_types import Decorator, Folder, Kind, Real, Text, Whole, option
 from dist_classicrl.cli.signals import cleaned_up
 from dist_classicrl.diagnosis.plan import TrainingPlan
@@ -54,13 +54,7 @@ def _setting(name: str, metavar: str, text: str = "", kind: Kind | None = None) 
 
 
 @click.command("doctor", help=_HELP, epilog=_EPILOG)
-@option(
-    *("-n", "--ranks"),
-    type=Whole(1),
-    metavar="N",
-    help="Of the training.",
-    shown="the hosts' slots, SLURM's tasks, or cores + 1",
-)
+@ranks_option(1, "Of the training.", "the hosts' slots, SLURM's tasks, or cores + 1")
 @takes_hosts
 @option(
     "--checkpoint-dir",
@@ -86,7 +80,8 @@ def _setting(name: str, metavar: str, text: str = "", kind: Kind | None = None) 
 @_setting("replay_ratio", "RATIO", "Replayed updates per step.", Real(0.0))
 @_setting("prefetch_factor", "N", "Pushes in flight.", Whole(1))
 @option(
-    *("--timeout", "seconds"),
+    "--timeout",
+    "seconds",
     type=Real(1.0),
     default=TrainingPlan.seconds,
     metavar="SECONDS",

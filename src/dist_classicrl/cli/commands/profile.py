@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dist_classicrl.cli import output
-from dist_classicrl.cli.launch_options import takes_hosts
+from dist_classicrl.cli.launch_options import ranks_option, takes_hosts
 from dist_classicrl.cli.option_types import Kind, Real, Whole, option
 from dist_classicrl.cli.signals import cleaned_up
 
@@ -53,13 +53,7 @@ class Sizes(Kind):
 
 
 @click.command("profile", help=_HELP)
-@option(
-    *("-n", "--ranks"),
-    type=Whole(2),
-    metavar="N",
-    help="How many are started.",
-    shown="the hosts' slots, SLURM's tasks, or cores + 1",
-)
+@ranks_option(2, "How many are started.", "the hosts' slots, SLURM's tasks, or cores + 1")
 @option(
     "--sizes",
     type=Sizes(),

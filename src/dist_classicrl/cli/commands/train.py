@@ -72,7 +72,8 @@ def _section(param: click.Parameter) -> str:
     "-c", "--config", "file", type=click.Path(path_type=Path), metavar="FILE", help="Settings as a TOML file."
 )
 @option(
-    *("-o", "--out"),
+    "-o",
+    "--out",
     type=click.Path(path_type=Path),
     metavar="FOLDER",
     help="The folder of the run.",

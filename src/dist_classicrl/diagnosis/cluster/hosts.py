@@ -9,10 +9,10 @@ import shlex
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from dist_classicrl.diagnosis import marked, on_host
 from dist_classicrl.diagnosis.children import last_lines
@@ -29,19 +29,20 @@ _END_SECONDS = 1.0  # for each address of a host that did answer
 _ENDED_AT_ONCE = 64
 _MOST_NAMES = 8
 
+_Value = TypeVar("_Value")
+
 
 @dataclass
 class Cluster:
     """What is known of the hosts of a plan.
 
-    The examination goes on with `hosts`: those that answer and all reach each other. Those that answer `said`
-    in `on_host.report` what is here by name; this machine is one of them, if it is in the hostfile or not.
-    Those `unreached` are what this machine cannot connect to.
+    `said` has the answers of `on_host.report` by the name of the host. This machine is always among them,
+    whether it is in the hostfile or not.
     """
 
-    hosts: tuple[Host, ...] = ()
+    hosts: tuple[Host, ...] = ()  # those that answer and all reach each other
     said: dict[str, dict[str, Any]] = field(default_factory=dict)
-    unreached: set[str] = field(default_factory=set)
+    unreached: set[str] = field(default_factory=set)  # those that this machine cannot connect to
 
     @property
     def names(self) -> list[str]:
@@ -108,6 +109,14 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
+def grouped(values: Mapping[str, _Value]) -> dict[_Value, list[str]]:
+    """Return the names that have each value."""
+    found = defaultdict(list)
+    for name, value in values.items():
+        found[value].append(name)
+    return dict(found)
+
+
 def _command(plan: TrainingPlan, name: str, word: str, request: dict[str, Any]) -> list[str]:
     """Return the command that asks a host, as ranks are started: in this folder and with this PYTHONPATH."""
     words = [PYTHON, "-m", on_host.__name__, word, json.dumps(request)]
@@ -123,11 +132,8 @@ def _answers(outputs: dict[str, str], troubled: dict[str, Trouble], cluster: Clu
     names = cluster.names
     if not troubled:
         return ok(check, f"{listed(names)} answer, and have Python and the package", {"answer": names})
-    by_trouble: dict[Trouble, list[str]] = defaultdict(list)
-    for name, trouble in troubled.items():
-        by_trouble[trouble].append(name)
     lines, remedies = [], []
-    for trouble, those in by_trouble.items():
+    for trouble, those in grouped(troubled).items():
         quoted = last_lines(_unmarked(outputs[those[0]]))
         lines.append(f"{listed(those)}: {trouble.what}" + (f" ({quoted})" if quoted else ""))
         remedies.append(trouble.remedy.replace("HOST", those[0]))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from dist_classicrl.diagnosis.cluster.hosts import listed
+from dist_classicrl.diagnosis.cluster.hosts import grouped, listed
 from dist_classicrl.diagnosis.files import CACHE_UNUSED, OWN_CACHE
 from dist_classicrl.diagnosis.findings import Finding, failure, ok, warning
 from dist_classicrl.diagnosis.stack import Library
@@ -83,14 +82,6 @@ def _versions(versions: Mapping[str, dict[str, str]], places: Mapping[str, str])
     if any(part in differences for part in _MUST_BE_SAME):
         return failure(check, "\n".join(lines), remedy, dict(versions))
     return warning(check, "\n".join(lines), remedy, dict(versions))
-
-
-def grouped(values: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return the keys of each value."""
-    found = defaultdict(list)
-    for key, value in values.items():
-        found[value].append(key)
-    return dict(found)
 
 
 def _working_folder(said: Mapping[str, dict[str, Any]]) -> Finding:
