@@ -17,17 +17,13 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+# Keys beside the options.
 ENVIRONMENT = "environment"
-"""The key that names the environment."""
-
-ENVIRONMENT_ARGUMENTS = "environment_arguments"
-"""The table with the keyword arguments for what makes the environment."""
-
+ENVIRONMENT_ARGUMENTS = "environment_arguments"  # a table: keyword arguments for what makes it
 RANKS = "ranks"
-"""The key with the number of ranks."""
 
+# The first line of the file in a run's folder.
 ABOUT = "Written by dist-classicrl train; it takes this with --config."
-"""The first line of the file in a run's folder."""
 
 _TYPES = {str: "a text", bool: "true or false", int: "a whole number", float: "a number", list: "a list"}
 

@@ -118,8 +118,8 @@ class RequestedRun:
             ) from error
 
 
+# Settings that belong to one run: another that takes over its settings has places of its own.
 _PLACES = ("checkpoint_dir", "log_dir")
-"""Settings that belong to one run: another that takes over its settings has places of its own."""
 
 
 def _without_places(said: dict[str, Any], file: Path) -> dict[str, Any]:

@@ -12,8 +12,7 @@ from typing import Any
 
 from dist_classicrl.cli import config
 
-ROOT = Path("runs")
-"""Where folders of runs lie by default."""
+ROOT = Path("runs")  # where folders of runs lie by default
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,10 @@ from pathlib import Path
 
 from dist_classicrl.comm.world import find_world
 from dist_classicrl.diagnosis import marked, probe
-from dist_classicrl.diagnosis.children import last_lines
+from dist_classicrl.diagnosis.children import last_lines, probe_command
 from dist_classicrl.errors import LauncherError, SettingsError
 from dist_classicrl.launch.hosts import Host, write_hostfile
-from dist_classicrl.launch.launcher import Launcher, find_launcher, launch_environment
-from dist_classicrl.launch.mpirun import start_command
-from dist_classicrl.launch.network import network_words
+from dist_classicrl.launch.launcher import find_launcher, launch_environment
 from dist_classicrl.mpi_tools.communication_profile import CommunicationProfile, pairs_of_hosts
 from dist_classicrl.process.jobs import run_job
 
@@ -49,8 +47,13 @@ def measure_in_job(plan: ProfilePlan) -> CommunicationProfile:
     launcher = find_launcher()
     most_pairs = len(pairs_of_hosts([str(rank) for rank in range(plan.ranks)]))
     longest = 2.0 * plan.timeout + (20.0 + 2.0 * most_pairs) * len(plan.sizes) * plan.seconds
+    words = [",".join(map(str, plan.sizes)), plan.iterations, plan.seconds, plan.timeout]
     with tempfile.TemporaryDirectory(prefix="profile-") as folder:
-        command = _command(plan, launcher, Path(folder, "hosts"))
+        hostfile = Path(folder, "hosts") if plan.hosts else None
+        if hostfile is not None:
+            write_hostfile(hostfile, plan.hosts, launcher.family)
+        at = (hostfile, plan.agent, plan.network)
+        command = probe_command(launcher, plan.ranks, *at, "profile", *words)
         job = run_job(command, timeout=longest, env=launch_environment())
     for said in marked.read(job.output):
         if "profile" in said:
@@ -59,19 +62,4 @@ def measure_in_job(plan: ProfilePlan) -> CommunicationProfile:
     raise LauncherError(
         f"The {plan.ranks} ranks that were to measure {how}. `dist-classicrl doctor` looks for the cause. "
         f"They wrote:\n{last_lines(job.output)}"
-    )
-
-
-def _command(plan: ProfilePlan, launcher: Launcher, path: Path) -> list[str]:
-    """Return what starts the ranks; their hosts are written to `path`, as the launcher takes them."""
-    words = [",".join(map(str, plan.sizes)), plan.iterations, plan.seconds, plan.timeout]
-    if plan.hosts:
-        write_hostfile(path, plan.hosts, launcher.family)
-    return start_command(
-        launcher,
-        plan.ranks,
-        probe.command("profile", *words),
-        hostfile=path if plan.hosts else None,
-        agent=plan.agent,
-        network=network_words(launcher, plan.network),
     )

@@ -14,13 +14,9 @@ from dist_classicrl.diagnosis.plan import TrainingPlan
 from dist_classicrl.diagnosis.probe import memory_left
 from dist_classicrl.settings import Settings
 
-PROCESS_BYTES = 180 * 2**20
-"""A process with Python, numpy, numba and the compiled code, and nothing learned."""
-
+PROCESS_BYTES = 180 * 2**20  # a process with Python, numpy, numba and the compiled code, and nothing learned
 COUNT_BYTES = 8
-REPLAY_BYTES = 24
-"""Per transition: state and action, reward, next state."""
-
+REPLAY_BYTES = 24  # per transition: state and action, reward, next state
 _STAMP_BYTES = 4
 _MAP_BYTES = 28  # weight, shift, visits, known visits; and the entry's number as int32
 _KEPT_PER_SLOT = 4

@@ -31,9 +31,7 @@ from dist_classicrl.errors import LauncherError
 from dist_classicrl.launch.launcher import find_launcher
 from dist_classicrl.launch.network import own_addresses
 
-END = b"end"
-"""What a host is sent when the examination is over."""
-
+END = b"end"  # what a host is sent when the examination is over
 _TOKEN_BYTES = 8
 _WORD_SECONDS = 1.0
 _LOOK_SECONDS = 0.5

@@ -26,21 +26,13 @@ from dist_classicrl.diagnosis.cores import asked_threads, bound_cores
 from dist_classicrl.mpi_tools.clocks import compare_clocks
 from dist_classicrl.mpi_tools.communication_profile import COLLECTIVES, CommunicationProfile, measure
 
-DEATH_RANKS = 3
-"""How many ranks `death` takes: one dies, and two talk after it."""
-
-_MODULE = "dist_classicrl.diagnosis.probe"
+DEATH_RANKS = 3  # how many ranks `death` takes: one dies, and two talk after it
 _TIMEOUT = 30.0
 _DEATH_SECONDS = 15.0
 _SIZES = (8, 1 << 20)
 _ITERATIONS = 100
 _SECONDS_EACH = 0.2
 _TAG = 7
-
-
-def command(*words: object) -> list[str]:
-    """Return the command of one rank."""
-    return [sys.executable, "-m", _MODULE, *map(str, words)]
 
 
 def look(file: str) -> None:

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from dist_classicrl.diagnosis import marked, probe
-from dist_classicrl.diagnosis.children import last_lines
+from dist_classicrl.diagnosis.children import last_lines, probe_command
 from dist_classicrl.diagnosis.findings import Finding, failure, ok, warning
 from dist_classicrl.diagnosis.plan import TrainingPlan
 from dist_classicrl.errors import LauncherError
 from dist_classicrl.launch.launcher import Launcher, launch_environment
-from dist_classicrl.launch.mpirun import start_command, survival_words
-from dist_classicrl.launch.network import network_words
+from dist_classicrl.launch.mpirun import survival_words
 from dist_classicrl.mpi_tools.communication_profile import POINT_TO_POINT, CommunicationProfile
 from dist_classicrl.process.jobs import FinishedJob, run_job
 
@@ -134,15 +133,8 @@ def run_probe(
 ) -> FinishedJob | Finding:
     """Run a probe on the hosts of a hostfile; return a failure where it cannot be started."""
     try:
-        command = start_command(
-            launcher,
-            n_ranks,
-            probe.command(*program),
-            hostfile=hostfile,
-            agent=plan.agent,
-            network=network_words(launcher, plan.network),
-            survive=survive,
-        )
+        at = (hostfile, plan.agent, plan.network)
+        command = probe_command(launcher, n_ranks, *at, *program, survive=survive)
         return run_job(command, timeout=plan.seconds, env=launch_environment())
     except (LauncherError, OSError) as error:
         return failure(

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from dist_classicrl.diagnosis import marked
@@ -112,22 +113,16 @@ def _loaded_file() -> str:
             files = {line.split()[-1] for line in maps if "/libmpi" in line}
     except OSError:
         return ""
-    libraries = sorted(
-        file for file in files if os.path.basename(file).startswith(("libmpi.so", "libmpi_abi"))
-    )
-    return next(iter([*libraries, *sorted(files)]), "")
+    others = [file for file in files if not os.path.basename(file).startswith(("libmpi.so", "libmpi_abi"))]
+    return min(files.difference(others) or others, default="")
 
 
 def _missing_folders(location: str) -> list[str]:
     """Return the folders that have to be made for `location`, the innermost first."""
-    missing: list[str] = []
     if "://" in location:
-        return missing
-    path = os.path.abspath(location)
-    while not os.path.lexists(path):
-        missing.append(path)
-        path = os.path.dirname(path)
-    return missing
+        return []
+    path = Path(os.path.abspath(location))
+    return [str(each) for each in (path, *path.parents) if not os.path.lexists(each)]
 
 
 def _file_system(path: str) -> str:

@@ -141,5 +141,4 @@ _WRITERS: dict[str, Callable[[Exported, Path], None]] = {
     "json": _write_json,
 }
 
-KINDS = tuple(_WRITERS)
-"""The formats of exports."""
+KINDS = tuple(_WRITERS)  # the formats of exports

@@ -11,8 +11,7 @@ _ASCII = str.maketrans("←↓→↑·", "<v>^.")
 _UNSEEN = "·"
 _MARKS = " XO"
 
-Cells = list[list[str]]
-"""Lines of cells."""
+Cells = list[list[str]]  # by line
 
 
 def in_ascii(text: str) -> str:

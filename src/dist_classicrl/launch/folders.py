@@ -15,9 +15,7 @@ from pathlib import Path
 
 from dist_classicrl.errors import LauncherError
 
-STATE_FOLDER = ".dist_classicrl"
-"""Where ranks record how they end by default."""
-
+STATE_FOLDER = ".dist_classicrl"  # where ranks record how they end by default
 _PREFIX = "launch-"
 _SESSION_PREFIX = "dist-classicrl-"
 _OWNER = "launcher.json"

@@ -43,9 +43,7 @@ from dist_classicrl.process.jobs import end_job, start_job
 from dist_classicrl.process.signals import handled
 from dist_classicrl.process.stop import INTERRUPTED, REPEAT_SECONDS
 
-LONGEST_DELAY = 60.0
-"""Seconds between two starts at most."""
-
+LONGEST_DELAY = 60.0  # seconds between two starts at most
 _NAME = "dist_classicrl launch"
 _NOBODY_READS = (
     "the program that its output goes to has ended (the one behind |). It is not started again. The same "

@@ -6,9 +6,7 @@ from dist_classicrl.launch import program
 from dist_classicrl.process.exit_record import ExitRecord
 from dist_classicrl.process.jobs import command_of, processes_of
 
-LOOK_SECONDS = 0.5
-"""Between two looks."""
-
+LOOK_SECONDS = 0.5  # between two looks
 _WITHOUT_RANKS_HERE_SECONDS = 60.0
 
 

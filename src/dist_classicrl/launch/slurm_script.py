@@ -13,11 +13,8 @@ from dist_classicrl.errors import SettingsError
 _MEMORY = re.compile(r"\d+[KMGT]?")
 _ARRAY = re.compile(r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%[1-9]\d*)?")
 _NAME = re.compile(r"[\w.,+-]+")
-VARIABLE = re.compile(r"\$(SLURM_\w+|\{SLURM_\w+\})")
-"""What `word_of` leaves to the shell."""
-
-TASK = "$SLURM_ARRAY_TASK_ID"
-"""What stands for the number of a job of an array."""
+VARIABLE = re.compile(r"\$(SLURM_\w+|\{SLURM_\w+\})")  # what `word_of` leaves to the shell
+TASK = "$SLURM_ARRAY_TASK_ID"  # what stands for the number of a job of an array
 
 # The first lines: a warning that comes before the command runs must not end the job.
 _LISTEN = """\

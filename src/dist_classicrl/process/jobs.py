@@ -143,11 +143,12 @@ def start_job(
     job = uuid.uuid4().hex if outer is None else f"{outer}/{uuid.uuid4().hex}"
     environment = dict(os.environ if env is None else env)
     environment[JOB_VARIABLE] = job
+    errors = None if output is None else subprocess.STDOUT
     process = subprocess.Popen(
         list(command),
         stdin=subprocess.DEVNULL,
         stdout=output,
-        stderr=subprocess.DEVNULL if not keep_errors else None if output is None else subprocess.STDOUT,
+        stderr=errors if keep_errors else subprocess.DEVNULL,
         env=environment,
         cwd=cwd,
         start_new_session=True,

@@ -8,9 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-PYTHON = sys.executable
-"""What hosts are asked with, since ranks are started with it, too."""
-
+PYTHON = sys.executable  # what hosts are asked with, since ranks are started with it, too
 _LAST_LINES = 3  # a greeting may come before
 _PARTS = {
     "files": "folders",
