@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from dist_classicrl.errors import LauncherError
@@ -18,17 +19,9 @@ _ENDING_SECONDS = 1.0
 
 
 class RemoteCommands:
-    """Commands under way. What they write goes into files that are not kept open, so there may be many.
+    """Commands under way: by host, the whole command on this machine, such as ``["ssh", "node1", "true"]``.
 
-    Parameters
-    ----------
-    commands : mapping of str to sequence of str
-        By host: the whole command on this machine, such as ``["ssh", "node1", "true"]``.
-
-    Raises
-    ------
-    LauncherError
-        If there is no place for what they write.
+    What they write goes into files that are not kept open, so there may be many.
     """
 
     def __init__(self, commands: Mapping[str, list[str]]) -> None:
@@ -44,8 +37,9 @@ class RemoteCommands:
         self.not_started: dict[str, str] = {}
         """By host, why a command could not be started."""
         try:
-            for name, command in commands.items():
-                self._start(name, command)
+            # In a thread, where no signal's handler raises between a process's start and its entry here.
+            with ThreadPoolExecutor(1) as pool:
+                list(pool.map(self._start, commands, commands.values()))
         except BaseException:
             self.end()
             raise

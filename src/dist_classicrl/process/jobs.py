@@ -58,6 +58,7 @@ def run_job(
     env: Mapping[str, str] | None = None,
     cwd: str | Path | None = None,
     keep_output: bool = True,
+    keep_errors: bool = True,
 ) -> FinishedJob:
     """Run `command` and everything that it starts, for at most `timeout` seconds.
 
@@ -73,6 +74,8 @@ def run_job(
         Where the job starts; this process's folder if left out.
     keep_output : bool
         Whether to collect the output. Otherwise it goes where this process's output goes.
+    keep_errors : bool
+        Whether standard error is a part of it. Otherwise it goes nowhere.
 
     Returns
     -------
@@ -88,7 +91,8 @@ def run_job(
     timed_out = False
     # A file and not a pipe: a daemon that outlives the job would keep a pipe open, and reading it would hang.
     with tempfile.TemporaryFile() as output_file:
-        process, job = start_job(command, env=env, cwd=cwd, output=output_file if keep_output else None)
+        output = output_file if keep_output else None
+        process, job = start_job(command, env=env, cwd=cwd, output=output, keep_errors=keep_errors)
         try:
             process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -108,6 +112,7 @@ def start_job(
     env: Mapping[str, str] | None = None,
     cwd: str | Path | None = None,
     output: IO[bytes] | None = None,
+    keep_errors: bool = True,
     before: Callable[[], object] | None = None,
 ) -> tuple[subprocess.Popen[bytes], str]:
     """Start `command` as a job, without input, in a session of its own.
@@ -122,6 +127,8 @@ def start_job(
         Where the job starts; this process's folder if left out.
     output : binary file, optional
         Where standard output and standard error go; where this process's go if left out.
+    keep_errors : bool
+        Whether standard error goes there, too. Otherwise it goes nowhere.
     before : callable, optional
         Called in the new process before it becomes the program.
 
@@ -136,11 +143,12 @@ def start_job(
     job = uuid.uuid4().hex if outer is None else f"{outer}/{uuid.uuid4().hex}"
     environment = dict(os.environ if env is None else env)
     environment[JOB_VARIABLE] = job
+    errors = None if output is None else subprocess.STDOUT
     process = subprocess.Popen(
         list(command),
         stdin=subprocess.DEVNULL,
         stdout=output,
-        stderr=None if output is None else subprocess.STDOUT,
+        stderr=errors if keep_errors else subprocess.DEVNULL,
         env=environment,
         cwd=cwd,
         start_new_session=True,
