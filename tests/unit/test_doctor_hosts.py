@@ -32,7 +32,6 @@ from dist_classicrl.mpi_tools.communication_profile import (
     pairs_of_hosts,
 )
 from dist_classicrl.process.jobs import is_running
-from dist_classicrl.process.signals import handled
 from dist_classicrl.settings import Settings
 
 SECONDS = 60.0
@@ -664,23 +663,6 @@ def test_the_launcher_gets_a_hostfile_of_its_own_kind(tmp_path, monkeypatch, fam
     profiled = communication.ProfilePlan((8,), 1, 0.1, SECONDS, 5, named, "agent")
     with pytest.raises(LauncherError, match=f"They wrote:\n{line}\nh2"):
         communication.measure_in_job(profiled)
-
-
-def test_a_signal_while_a_command_is_being_started_leaves_no_process(monkeypatch):
-    started, start = [], subprocess.Popen
-
-    def start_and_signal(*words, **settings):
-        started.append(start(*words, **settings))
-        os.kill(os.getpid(), signal.SIGUSR1)
-        return started[-1]
-
-    def end(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(subprocess, "Popen", start_and_signal)
-    with pytest.raises(KeyboardInterrupt), handled([signal.SIGUSR1], end):
-        RemoteCommands({"a": ["sleep", "600"]})
-    assert [process.poll() for process in started] == [-signal.SIGKILL]
 
 
 def test_more_hosts_can_be_asked_than_files_can_be_open(tmp_path, monkeypatch):

@@ -9,7 +9,6 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from dist_classicrl.errors import LauncherError
@@ -37,9 +36,8 @@ class RemoteCommands:
         self.not_started: dict[str, str] = {}
         """By host, why a command could not be started."""
         try:
-            # In a thread, where no signal's handler raises between a process's start and its entry here.
-            with ThreadPoolExecutor(1) as pool:
-                list(pool.map(self._start, commands, commands.values()))
+            for name, command in commands.items():
+                self._start(name, command)
         except BaseException:
             self.end()
             raise
