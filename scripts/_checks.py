@@ -1,6 +1,6 @@
 """The checks of this repository, each under a time limit that ends all that it started.
 
-As the first argument `--all` chooses all that scripts/test speaks of, and `--cluster` what scripts/test-cluster does.
+The first argument may be `--all`, see scripts/test, or `--cluster`, see scripts/test-cluster.
 """
 
 from __future__ import annotations
