@@ -91,6 +91,7 @@ def test_an_error_on_one_rank_ends_the_job_for_good(run_python, tmp_path):
     assert "starts again" not in job.output
 
 
+@pytest.mark.core
 def test_training_goes_on_from_its_checkpoint(start_python, tmp_path):
     steps = 6_000_000
     train = {"total_steps": steps, "checkpoint_dir": tmp_path / "saved", "checkpoint_interval": 100_000}

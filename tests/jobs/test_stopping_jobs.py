@@ -29,6 +29,7 @@ STEPS = 25_000_000
 # USR1 to mpirun, TERM to a worker, and stops in the reproducible mode, are part of test_resuming_jobs.py.
 
 
+@pytest.mark.core
 def test_sigterm_to_rank_0_stops_all(start_python, run_python, tmp_path):
     folder = tmp_path / "saved"
     arguments = program(

@@ -55,6 +55,7 @@ class Listener(BaseCallback):
         self.pushed += steps
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("async_updates", [True, False])
 def test_reports_add_up_to_the_result(world, make_agent, lake, async_updates, tmp_path_factory):
     folder = world.bcast(str(tmp_path_factory.mktemp("saved")) if world.rank == 0 else None)
@@ -100,6 +101,7 @@ def test_reports_add_up_to_the_result(world, make_agent, lake, async_updates, tm
     assert errors and all(0.0 < error < 1.0 for error in errors)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("async_updates", [True, False])
 def test_a_callback_ends_the_run_early_and_it_stays_ended(
     world, make_agent, lake, async_updates, tmp_path_factory

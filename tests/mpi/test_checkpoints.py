@@ -146,6 +146,7 @@ def check_exact(comm, agent, result, steps):
 # Stops
 
 
+@pytest.mark.core
 @MODES
 @pytest.mark.parametrize("who", ["rank 0", "a worker", "all"])
 def test_a_signal_on_any_rank_stops_all_and_the_next_run_goes_on(
@@ -360,6 +361,7 @@ def test_in_the_reproducible_mode_nobody_can_tell_that_it_was_stopped(
     assert told(result) == told(whole)
 
 
+@pytest.mark.core
 def test_asynchronous_training_goes_on_with_the_exact_number_of_steps_on_any_number_of_ranks(
     world, parts, make_agent, lake, folder, restart
 ):
@@ -445,6 +447,7 @@ def test_a_command_that_was_finished_gives_all_ranks_what_it_gave(world, make_ag
 # What is in a checkpoint of a run that goes on
 
 
+@pytest.mark.core
 @MODES
 def test_every_checkpoint_is_of_one_moment(
     world, make_agent, alone, folder, restart, monkeypatch, async_updates
@@ -494,6 +497,7 @@ def test_every_checkpoint_is_of_one_moment(
         assert same(agent, straight)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("culprit", [0, -1])
 def test_an_error_on_any_rank_costs_nothing_that_rank_0_had_learned(
     world, make_agent, lake, folder, restart, monkeypatch, culprit
@@ -559,6 +563,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_checkpoint_of_something_else_is_refused_on_all_ranks(
     world, make_agent, folder, restart, caplog, name

@@ -75,6 +75,7 @@ def check_trains(world, agent, env, steps=20_000):
 # Exceptions
 
 
+@pytest.mark.core
 @MODES
 @pytest.mark.parametrize("breaks_at", [1, 300])
 def test_in_an_environment(world, make_agent, lake, async_updates, breaks_at):
@@ -129,6 +130,7 @@ def test_at_the_construction_of_a_later_copy(world, make_agent, lake, async_upda
     check_trains(world, agent, lake)
 
 
+@pytest.mark.core
 @MODES
 def test_on_rank_0_while_others_learn(world, make_agent, lake, async_updates):
     def report(progress):
@@ -245,6 +247,7 @@ def test_the_reproducible_mode_cannot_do_without_a_rank_that_has_the_state_of_en
     check_trains(world, make_agent(async_updates=False), lake)
 
 
+@pytest.mark.core
 @MODES
 def test_a_rank_that_is_slow_is_waited_for(world, make_agent, async_updates):
     # An update takes far less than the deadline, all of them far more, and the others are long done.
@@ -261,6 +264,7 @@ def test_a_rank_that_is_slow_is_waited_for(world, make_agent, async_updates):
 # Ranks that were told different things
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     "what, differs, shown",
     [
@@ -364,6 +368,7 @@ def test_bad_settings_are_refused_on_every_rank(make_agent, bad):
         make_agent(**bad)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("steps", [{"steps": -1}, {"steps": "ten"}, {}])
 def test_bad_arguments_on_one_rank_alone(world, make_agent, lake, steps):
     agent = make_agent()

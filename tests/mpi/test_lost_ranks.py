@@ -39,6 +39,7 @@ def check_went_on(result, agent, world, culprit, kind, detail):
     assert detail in result.events[0]["detail"]
 
 
+@pytest.mark.core
 def test_an_error_costs_its_worker_alone_where_that_is_asked_for(world, comm, culprit, make_agent, caplog):
     agent = make_agent(comm=comm, n_envs=1, on_error="exclude")
     broken = world.rank == culprit
@@ -64,6 +65,7 @@ class Leaving(SteppedLake):
         return super().step(action)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     "by, async_updates", [("leave()", True), ("SIGHUP", True), ("leave()", False)], ids=str
 )
