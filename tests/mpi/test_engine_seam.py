@@ -42,6 +42,7 @@ class HeadLearns:
         return Outcome.from_dict(envelope.from_text(start.broadcast_message(text, "the outcome")))
 
 
+@pytest.mark.core
 def test_all_ranks_get_what_one_has_learned(world, alone, make_agent, lake, digests):
     engine, agent, straight = HeadLearns(), make_agent(), make_agent(comm=alone)
     for share in (1_000, 300):
@@ -84,6 +85,7 @@ def test_calls_are_saved_and_gone_on_from(world, make_agent, lake, folder, resta
     assert after.steps == after.visits.sum() == 15_000 and len(set(digests(after))) == 1
 
 
+@pytest.mark.core
 def test_another_engine_goes_on_where_this_one_stopped(world, make_agent, lake, folder, restart):
     make_agent().train(lake, total_steps=5_000, checkpoint_dir=folder, placement=HeadLearns())
     restart()
@@ -104,6 +106,7 @@ def test_an_error_in_an_engine_is_told_to_all(world, make_agent, lake, several_r
     assert agent.train(lake, total_steps=1_000).steps == 1_000
 
 
+@pytest.mark.core
 def test_all_ranks_have_to_take_the_same_engine(world, make_agent, lake, several_ranks):
     agent = make_agent()
     placement = HeadLearns() if world.rank == 0 else "auto"

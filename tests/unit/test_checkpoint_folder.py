@@ -619,6 +619,7 @@ def full_disk():
     return OSError(errno.ENOSPC, "No space left on device")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "error, lasting", [(Crash, True), (Crash, False), (full_disk, True), (full_disk, False)]
 )

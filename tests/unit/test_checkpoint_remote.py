@@ -315,6 +315,7 @@ def test_a_stream_that_fails_half_way_is_not_published(s3, megabytes):
     assert storage._fs.call_s3("list_multipart_uploads", Bucket="bucket").get("Uploads", []) == []
 
 
+@pytest.mark.slow
 def test_a_large_array_in_several_parts_comes_back(s3):
     arrays = {"q_table": np.random.default_rng(1).normal(size=(8, 1_000_000))}
     folder = claimed(s3)
@@ -340,6 +341,7 @@ def test_checkpoints_come_back_rotate_and_are_fenced(location):
     assert sum(name.startswith("fence-") for name in new.storage.names()) == 1
 
 
+@pytest.mark.slow
 def test_damaged_objects_are_refused(location):
     folder = claimed(location)
     names = [folder.write(arrays_of(step), {"steps": step}, RUN) for step in range(2)]

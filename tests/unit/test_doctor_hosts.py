@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from dist_classicrl.cli.signals import cleaned_up
 from dist_classicrl.diagnosis import communication, examination, files, on_host
 from dist_classicrl.diagnosis.cluster import hosts, pairs, sameness, troubles
 from dist_classicrl.diagnosis.marked import MARK
@@ -700,6 +701,24 @@ def test_what_was_begun_ends_where_the_rest_cannot_be(tmp_path, monkeypatch):
         RemoteCommands({"a": ["sleep", "600"], "b": ["interrupted"]})
     assert [process.returncode for process in begun] == [-signal.SIGKILL]
     assert list((tmp_path / "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_comes_while_a_host_is_asked_ends_the_question(tmp_path, monkeypatch, number):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    begun, Popen = [], subprocess.Popen
+
+    def start(command, **kwargs):
+        process = Popen(command, **kwargs)
+        begun.append(process)
+        signal.raise_signal(number)  # it runs, and nobody has its id yet
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    with pytest.raises((KeyboardInterrupt, SystemExit)), cleaned_up():
+        RemoteCommands({"a": ["sleep", "600"], "b": ["sleep", "600"]})
+    assert [process.returncode for process in begun] == [-signal.SIGKILL]
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("text", ["h1:1\nh2:1\nh2:3\n", "h2\nh1 slots=2\nh2 slots=3\n"])

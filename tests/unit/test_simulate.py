@@ -275,6 +275,7 @@ def allocating_step(data, memory, state, action, random):
     return 0, prizes[action], True
 
 
+@pytest.mark.slow
 def test_a_game_may_make_arrays():
     game = CompiledSimulator.game(
         "allocating", 2, 2, Allocating(np.array([1.0, 3.0])), allocating_reset, allocating_step

@@ -39,6 +39,7 @@ def every_step(data, memory, n_states, randoms):
     return states, rewards, terminated
 
 
+@pytest.mark.slow
 def test_every_turn_has_the_exact_probabilities(agent_plays):
     boards = rules(agent_plays).boards
     expected = brute.expected_transitions(boards)

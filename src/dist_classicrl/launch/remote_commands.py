@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from dist_classicrl.errors import LauncherError
+from dist_classicrl.process.signals import postponed
 
 _POLL_SECONDS = 0.05
 _ENDING_SECONDS = 1.0
@@ -44,7 +45,7 @@ class RemoteCommands:
 
     def _start(self, name: str, command: list[str]) -> None:
         try:
-            with self._paths[name].open("wb") as file:
+            with self._paths[name].open("wb") as file, postponed():
                 self._processes[name] = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,

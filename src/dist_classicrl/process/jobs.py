@@ -14,9 +14,12 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
+
+from dist_classicrl.process.signals import postponed
 
 JOB_VARIABLE = "DIST_CLASSICRL_JOB"
 
@@ -90,15 +93,16 @@ def run_job(
     started = time.monotonic()
     timed_out = False
     # A file and not a pipe: a daemon that outlives the job would keep a pipe open, and reading it would hang.
-    with tempfile.TemporaryFile() as output_file:
+    with tempfile.TemporaryFile() as output_file, ExitStack() as ending:
         output = output_file if keep_output else None
-        process, job = start_job(command, env=env, cwd=cwd, output=output, keep_errors=keep_errors)
+        with postponed():
+            process, job = start_job(command, env=env, cwd=cwd, output=output, keep_errors=keep_errors)
+            ending.callback(end_job, process, job)
         try:
             process.wait(timeout)
         except subprocess.TimeoutExpired:
             timed_out = True
-        finally:
-            end_job(process, job)
+        ending.close()
         seconds = time.monotonic() - started
         output_file.seek(0)
         text = output_file.read().decode(errors="replace")
