@@ -26,7 +26,7 @@ from dist_classicrl.callbacks import (
 from dist_classicrl.environments import TabularMDP
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.model.places import Places
-from dist_classicrl.process.leave import LeaveWatch
+from dist_classicrl.process.signals import LeaveWatch
 
 
 class Diary(BaseCallback):

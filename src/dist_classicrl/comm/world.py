@@ -10,10 +10,7 @@ from dist_classicrl.errors import SingletonError
 
 
 def watch_for_unhandled_errors() -> None:
-    """In a job of several ranks, let an unhandled exception end the job.
-
-    See `end_job_on_unhandled_errors`.
-    """
+    """In a job of several ranks, let an unhandled exception end the job."""
     if promised_size() > 1:
         end_job_on_unhandled_errors()
 

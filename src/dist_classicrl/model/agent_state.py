@@ -14,7 +14,7 @@ from dist_classicrl.environments.resolve import Source, resolve
 from dist_classicrl.errors import EnvError, NotTrainedError, SettingsError
 from dist_classicrl.model.model_file import SavedModel
 from dist_classicrl.model.places import Places
-from dist_classicrl.process.leave import LeaveWatch
+from dist_classicrl.process.signals import LeaveWatch
 from dist_classicrl.settings import Settings
 
 if TYPE_CHECKING:

@@ -258,17 +258,9 @@ class _Findings:
 
 
 def distances(here: np.ndarray, there: np.ndarray) -> np.ndarray:
-    """Return how far apart numbers are: 0 for two NaN or the same infinity, infinity for one of either.
+    """Return how far apart numbers of one type are: exactly, as uint64, where they are whole, else float64.
 
-    Parameters
-    ----------
-    here, there : ndarray, shape (n,)
-        Of the same type.
-
-    Returns
-    -------
-    ndarray(uint64 or float64), shape (n,)
-        Exact for whole numbers.
+    0 for two NaN or the same infinity, infinity for one of either.
     """
     if here.dtype.kind in "biu":
         larger = here > there

@@ -33,10 +33,8 @@ class DistributedDebugger:
     ------
     SettingsError
         If an argument is not what is described here.
-    RankTimeoutError
-        If not every rank constructs its debugger within `timeout`.
-    RankLostError
-        If one has died.
+    RankTimeoutError, RankLostError
+        If not every rank constructs its debugger within `timeout`, or one has died.
 
     Examples
     --------

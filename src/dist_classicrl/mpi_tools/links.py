@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,23 +20,11 @@ class Taken:
 
 
 class Link:
-    """A channel to one rank, which sends no more than that rank takes.
-
-    Parameters
-    ----------
-    channel : Channel
-    most_untaken : int
-        How many messages may wait at the other end.
-
-    Attributes
-    ----------
-    has_left : bool
-        Whether the rank has said goodbye.
-    """
+    """A channel to one rank, where no more than `most_untaken` messages may wait to be taken."""
 
     def __init__(self, channel: Channel, most_untaken: int) -> None:
         self.channel = channel
-        self.has_left = False
+        self.has_left = False  # the rank has said goodbye
         self._most_untaken = most_untaken
         self._untaken = 0  # messages that were sent to it
         self._taken = 0  # messages of it that it was not told of
@@ -94,3 +82,12 @@ def receive(wire: Wire, links: Sequence[AnyLink]) -> list[tuple[AnyLink, Any]]:
     for link in links:
         link.acknowledge()
     return taken
+
+
+def close(comm: Any, links: Collection[Link]) -> None:
+    """Close the channels of all the links over `comm`, and free it if their ranks have all said goodbye."""
+    for link in links:
+        link.channel.close()
+    # Freed sooner, its messages could turn up in another communicator.
+    if all(link.has_left for link in links):
+        comm.Free()

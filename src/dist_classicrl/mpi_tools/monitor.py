@@ -18,7 +18,7 @@ from dist_classicrl.comm.messages import message
 from dist_classicrl.comm.transport import Channel, Wire
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.monitoring.loop_records import COLUMNS, LoopRecords
-from dist_classicrl.mpi_tools.links import Link, receive
+from dist_classicrl.mpi_tools.links import Link, close, receive
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -78,10 +78,8 @@ class DistributedMonitor:
     ------
     SettingsError
         If an argument is not what is described here.
-    RankTimeoutError
-        If not every rank constructs its monitor within `timeout`.
-    RankLostError
-        If one has died.
+    RankTimeoutError, RankLostError
+        If not every rank constructs its monitor within `timeout`, or one has died.
 
     Notes
     -----
@@ -114,7 +112,6 @@ class DistributedMonitor:
         self._start_interval()
         self._next_listen = 0.0
         self._is_closed = False
-        _open.add(self)
 
     def log_metrics(
         self,
@@ -236,12 +233,7 @@ class DistributedMonitor:
             self._wait(lambda: not self._peers[0].is_present)
         self._is_closed = True
         self._log(math.inf)
-        for peer in self._peers.values():
-            peer.channel.close()
-        # Freed sooner, its messages could turn up in another communicator.
-        if all(peer.has_left for peer in self._peers.values()):
-            self._comm.Free()
-        _open.discard(self)
+        close(self._comm, self._peers.values())
 
     def __enter__(self) -> DistributedMonitor:
         return self
@@ -305,7 +297,3 @@ class DistributedMonitor:
         while not ready() and self._wire.now() < deadline:
             self._wire.sleep(1e-3)
             self._work()
-
-
-# MPI may still write to the receives of a monitor that nobody closed, so these live as long as the process.
-_open: set[DistributedMonitor] = set()

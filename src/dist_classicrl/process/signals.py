@@ -1,11 +1,11 @@
-"""Handlers of signals for a while."""
+"""Handlers of signals for a while, and the request to leave, which a signal may make."""
 
 from __future__ import annotations
 
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 
 
@@ -30,3 +30,18 @@ def handled(
         for number, handler in before.items():
             if handler is not None:
                 signal.signal(number, handler)
+
+
+class LeaveWatch:
+    """Takes the request that a worker leaves a training that goes on without it, from a call or a signal."""
+
+    def __init__(self) -> None:
+        self.why: str | None = None  # what asked for it; None: nothing did
+
+    def ask(self, why: str) -> None:
+        """Ask this rank to leave."""
+        self.why = self.why or why
+
+    def listening_to(self, signals: Iterable[int]) -> AbstractContextManager[None]:
+        """Return what, while it is entered, lets `signals` ask."""
+        return handled(signals, lambda number, frame: self.ask(signal.Signals(number).name))
