@@ -22,12 +22,8 @@ class AppendedFile:
     process as soon as `append` returns; it is not synchronized with the disk, so a power failure may take
     the last seconds.
 
-    Parameters
-    ----------
-    path : Path
-    content : bytes
-        What the file holds at first. It is a new file, which takes the place of an old one in one step: a
-        process that still appends to that finds out, and leaves this one alone.
+    It is a new file, which takes the place of an old one in one step and holds `content` at first: a process
+    that still appends to the old one finds out, and leaves this one alone.
     """
 
     def __init__(self, path: Path, content: bytes) -> None:

@@ -15,10 +15,7 @@ _SUMMED = COLUMNS.index("throughput")
 class LoopRecords:
     """Means over ranks, and sums of throughputs, by interval; parts may come late and in any order.
 
-    Parameters
-    ----------
-    interval : int
-        Steps; a record is of the steps up to a multiple of this.
+    A record is of the steps up to a multiple of `interval`.
     """
 
     def __init__(self, interval: int) -> None:

@@ -121,12 +121,9 @@ def read_metrics(path: str | os.PathLike[str]) -> Metrics:
 
 
 def parse(content: bytes, path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Give each complete line of a file of metrics as it is, and what it says.
+    """Give each complete line of a file of metrics, as it is and what it says.
 
-    Raises
-    ------
-    MetricsError
-        If one is not what `MetricsCallback` writes.
+    A `MetricsError` is raised at one that is not what `MetricsCallback` writes.
     """
     *lines, _ = content.split(b"\n")  # what follows the last line's end is what a killed writer left
     last = -1

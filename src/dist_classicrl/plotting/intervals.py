@@ -14,24 +14,10 @@ POINTS = 200
 
 
 def common_grid(curves: list[tuple[np.ndarray, np.ndarray]], what: str) -> tuple[np.ndarray, np.ndarray]:
-    """Interpolate curves on one grid, over the range that all of them cover.
+    """Interpolate curves, as ascending places and values, on one grid over the range that all of them cover.
 
-    Parameters
-    ----------
-    curves : list of (ndarray, ndarray)
-        Ascending places and the values there.
-    what : str
-        What the places are, for the message.
-
-    Returns
-    -------
-    places : ndarray(float64), shape (POINTS,)
-    values : ndarray(float64), shape (curves, POINTS)
-
-    Raises
-    ------
-    PlotError
-        If there is no such range.
+    Return the places, of shape (POINTS,), and the values, of shape (curves, POINTS). A `PlotError`, which
+    says `what` the places are, is raised if there is no such range.
     """
     first = max(float(x[0]) for x, _ in curves)
     last = min(float(x[-1]) for x, _ in curves)
@@ -45,16 +31,11 @@ def common_grid(curves: list[tuple[np.ndarray, np.ndarray]], what: str) -> tuple
 
 
 def t_interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the mean over axis 0 and half the width of its 95 % t-interval.
+    """Return the mean over axis 0, of at least 2 entries, and half the width of its 95 % t-interval.
 
     Over n runs with sample standard deviation s the interval is mean +- t s / sqrt(n), with t the 97.5 %
     quantile of Student's distribution with n - 1 degrees of freedom: it covers the mean of endlessly many
     such runs in 95 % of all experiments, where the values are about normal.
-
-    Parameters
-    ----------
-    values : ndarray, shape (n, ...)
-        n is at least 2.
     """
     n = len(values)
     half = t_quantile(n - 1) * values.std(axis=0, ddof=1) / math.sqrt(n)

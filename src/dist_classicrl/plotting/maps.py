@@ -111,8 +111,7 @@ def draw_map(figure: FigureBase, grid_map: GridMap, title: str) -> None:
     from matplotlib.colors import Normalize
 
     axes = figure.subplots()
-    if title:
-        figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
+    canvas.write_title(figure, title)
     values = grid_map.values
     known = values[np.isfinite(values)]
     low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 0.0)

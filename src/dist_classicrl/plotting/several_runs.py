@@ -10,16 +10,7 @@ import numpy as np
 
 from dist_classicrl.errors import PlotError
 from dist_classicrl.plotting import canvas
-from dist_classicrl.plotting.curves import (
-    Curve,
-    axes_of,
-    curves_of,
-    finish_panel,
-    height_of,
-    panels_in,
-    say_empty,
-    scale_of,
-)
+from dist_classicrl.plotting.curves import Curve, Panel, axes_of, curves_of, draw_panels, height_of
 from dist_classicrl.plotting.intervals import common_grid, t_interval
 
 if TYPE_CHECKING:
@@ -96,20 +87,13 @@ def plot_several_runs(
     each = [curves_of(run, wanted, name) for run, name in zip(runs, names, strict=True)]
     compared = {key: _compared([curves[key] for curves in each], key[1]) for key in each[0]}
     figure = canvas.new_figure(height_of(wanted))
-    scales = {axis: scale_of(axis, [c.x for curves in each for c in _on(curves, axis)]) for axis in wanted}
-    for panel, axis, axes in panels_in(figure, wanted, title):
-        comparison = compared[panel.column, axis]
-        _draw(axes, comparison, scales[axis][0], panel.factor, names)
-        if not any(curve.x.size for curve in comparison.curves):
-            say_empty(axes, panel)
-        finish_panel(axes, panel, axis, scales[axis][1])
-    handles, _ = axes.get_legend_handles_labels()
+
+    def draw(axes: Axes, panel: Panel, axis: str, scale: float) -> None:
+        _draw(axes, compared[panel.column, axis], scale, panel.factor, names)
+
+    handles, _ = draw_panels(figure, each, title, draw).get_legend_handles_labels()
     canvas.legend_below(figure, handles, columns=4)
     return figure, compared
-
-
-def _on(curves: dict[tuple[str, str], Curve], axis: str) -> list[Curve]:
-    return [curve for key, curve in curves.items() if key[1] == axis]
 
 
 def _compared(curves: list[Curve], axis: str) -> Comparison:

@@ -118,8 +118,7 @@ def height_of(timeline: Timeline) -> float:
 def draw_timeline(figure: FigureBase, timeline: Timeline, title: str) -> None:
     """Draw a timeline into an empty figure or a part of one."""
     axes = figure.subplots()
-    if title:
-        figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
+    canvas.write_title(figure, title)
     spans = [span for span in timeline.learned.values() if span.size]
     last = max([*(float(span[-1, 1]) for span in spans), *(e["time"] for e in timeline.events)])
     scale, unit = canvas.time_unit(last)
