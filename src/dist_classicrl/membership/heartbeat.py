@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from types import TracebackType
 
 from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.comm.messages import encode, message
@@ -17,18 +16,10 @@ _CHECKS_PER_INTERVAL = 4
 @message(Kind.BEAT)
 @dataclass(frozen=True)
 class Beat:
-    """A sign of life.
+    """A sign of life."""
 
-    Attributes
-    ----------
-    progress : int
-        How far the sender's main loop is.
-    view : (int, int)
-        The key of the view that it knows.
-    """
-
-    progress: int
-    view: tuple[int, int]
+    progress: int  # how far the sender's main loop is
+    view: tuple[int, int]  # the key of the view that it knows
 
 
 def say_beat(channels: Iterable[Channel], beat: Beat, interval: float, now: float) -> None:
@@ -44,18 +35,8 @@ def say_beat(channels: Iterable[Channel], beat: Beat, interval: float, now: floa
 class Heartbeat:
     """Sends a sign of life on each of some channels on which nothing was sent for `interval` seconds.
 
-    It carries the main loop's progress, so that a loop that hangs does not pass for one that works.
-
-    Parameters
-    ----------
-    interval : float
-        In seconds.
-    now : callable
-        The time, as the channels have it.
-    channels : callable
-        Returns the channels, at any time and in any thread.
-    beat : callable
-        Returns the sign of life to send, likewise.
+    It carries the main loop's progress, so that a loop that hangs does not pass for one that works. `now` is
+    the time as the channels have it; `channels` and `beat` can be called at any time, in any thread.
     """
 
     def __init__(
@@ -76,12 +57,7 @@ class Heartbeat:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._over.set()
         self._thread.join()
 
