@@ -94,8 +94,38 @@ class Wire:
         return Channel(intercomm, 0, _INTERCOMM_TAG)
 
     def receive(self, channels: Sequence[Channel]) -> list[tuple[Channel, np.ndarray]]:
-        """Return the whole messages that have come on any of `channels`. Never waits."""
-        return receive(channels)
+        """Return the whole messages that have come on any of `channels`. Never waits.
+
+        The MPI library is asked once for all of them: where ranks outnumber cores, a call that finds nothing
+        gives the core away. Channels whose peers have died are found `lost`.
+        """
+        from mpi4py import MPI
+
+        arrived = []
+        for channel in channels:
+            if channel._is_inter:
+                while (message := channel.poll()) is not None:
+                    arrived.append((channel, message))
+        unfinished = True
+        while unfinished:
+            unfinished = False
+            # Once each: another thread, which sends, may find a channel lost, which then has no request.
+            pairs = [(channel, channel._request) for channel in channels if not channel._is_inter]
+            posted = [channel for channel, request in pairs if request is not None]
+            requests = [request for _, request in pairs if request is not None]
+            statuses = [channel._status for channel in posted]
+            try:
+                places = MPI.Request.Testsome(requests, statuses) or ()
+                ready = [(posted[place], status) for place, status in zip(places, statuses, strict=False)]
+            except MPI.Exception as error:
+                ready = _sort_out(posted, statuses, error)
+                unfinished = True
+            for channel, status in ready:
+                message = channel._received(status)
+                if message is not None:
+                    arrived.append((channel, message))
+                unfinished = unfinished or channel._partial is not None
+        return arrived
 
     def abort(self, code: int) -> None:
         """End all ranks with exit status `code`, this one too."""
@@ -249,41 +279,6 @@ class Channel:
         except self._mpi.Exception as error:
             self._lose(error)
         return self.reap() and self._request is None
-
-
-def receive(channels: Sequence[Channel]) -> list[tuple[Channel, np.ndarray]]:
-    """Return the whole messages that have come on any of `channels`. Never waits.
-
-    The MPI library is asked once for all of them: where ranks outnumber cores, a call that finds nothing
-    gives the core away. Channels whose peers have died are found `lost`.
-    """
-    from mpi4py import MPI
-
-    arrived = []
-    for channel in channels:
-        if channel._is_inter:
-            while (message := channel.poll()) is not None:
-                arrived.append((channel, message))
-    unfinished = True
-    while unfinished:
-        unfinished = False
-        # Once each: another thread that sends may find a channel lost, which then has no request any more.
-        pairs = [(channel, channel._request) for channel in channels if not channel._is_inter]
-        posted = [channel for channel, request in pairs if request is not None]
-        requests = [request for _, request in pairs if request is not None]
-        statuses = [channel._status for channel in posted]
-        try:
-            places = MPI.Request.Testsome(requests, statuses) or ()
-            ready = [(posted[place], status) for place, status in zip(places, statuses, strict=False)]
-        except MPI.Exception as error:
-            ready = _sort_out(posted, statuses, error)
-            unfinished = True
-        for channel, status in ready:
-            message = channel._received(status)
-            if message is not None:
-                arrived.append((channel, message))
-            unfinished = unfinished or channel._partial is not None
-    return arrived
 
 
 def _sort_out(posted: list[Channel], statuses: list[Any], error: Any) -> list[tuple[Channel, Any]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from dist_classicrl.comm.envelope import Kind
@@ -32,35 +33,28 @@ def say_beat(channels: Iterable[Channel], beat: Beat, interval: float, now: floa
             channel.send(encode(beat))
 
 
-class Heartbeat:
-    """Sends a sign of life on each of some channels on which nothing was sent for `interval` seconds.
+@contextmanager
+def heartbeat(
+    channels: Callable[[], Iterable[Channel]],
+    beat: Callable[[], Beat],
+    interval: float,
+    now: Callable[[], float],
+) -> Iterator[None]:
+    """While this is entered, let a thread send what `beat` returns, as `say_beat` does.
 
     It carries the main loop's progress, so that a loop that hangs does not pass for one that works. `now` is
     the time as the channels have it; `channels` and `beat` can be called at any time, in any thread.
     """
+    over = threading.Event()
 
-    def __init__(
-        self,
-        interval: float,
-        now: Callable[[], float],
-        channels: Callable[[], Iterable[Channel]],
-        beat: Callable[[], Beat],
-    ) -> None:
-        self._interval = interval
-        self._now = now
-        self._channels = channels
-        self._beat = beat
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="dist_classicrl heartbeat", daemon=True)
+    def run() -> None:
+        while not over.wait(interval / _CHECKS_PER_INTERVAL):
+            say_beat(channels(), beat(), interval, now())
 
-    def __enter__(self) -> Heartbeat:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._over.wait(self._interval / _CHECKS_PER_INTERVAL):
-            say_beat(self._channels(), self._beat(), self._interval, self._now())
+    thread = threading.Thread(target=run, name="dist_classicrl heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

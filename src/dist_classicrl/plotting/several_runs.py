@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,7 +12,6 @@ import numpy as np
 from dist_classicrl.errors import PlotError
 from dist_classicrl.plotting import canvas
 from dist_classicrl.plotting.curves import Curve, Panel, axes_of, curves_of, draw_panels, height_of
-from dist_classicrl.plotting.intervals import common_grid, t_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 FEWEST = 3
 """Runs of which a mean with an interval is drawn; fewer are drawn one by one."""
+
+CONFIDENCE = 0.95
+POINTS = 200
+"""Of the common grid."""
 
 _COLORS = (canvas.BLUE, canvas.VERMILLION)
 
@@ -120,3 +124,52 @@ def _draw(axes: Axes, comparison: Comparison, scale: float, factor: float, names
     )
     label = f"mean of {len(comparison.curves)} runs"
     axes.plot(x, mean, color=canvas.BLUE, lw=2, label=label)
+
+
+def common_grid(curves: list[tuple[np.ndarray, np.ndarray]], what: str) -> tuple[np.ndarray, np.ndarray]:
+    """Interpolate curves, as ascending places and values, on one grid over the range that all of them cover.
+
+    Return the places, of shape (POINTS,), and the values, of shape (curves, POINTS). A `PlotError`, which
+    says `what` the places are, is raised if there is no such range.
+    """
+    first = max(float(x[0]) for x, _ in curves)
+    last = min(float(x[-1]) for x, _ in curves)
+    if first >= last:
+        raise PlotError(
+            f"The runs have no range of {what} in common: one begins at {first:,.0f}, and another has ended "
+            f"at {last:,.0f}. Give runs that were reported over the same range."
+        )
+    places = np.linspace(first, last, POINTS)
+    return places, np.array([np.interp(places, x, y) for x, y in curves])
+
+
+def t_interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the mean over axis 0, of at least 2 entries, and half the width of its 95 % t-interval.
+
+    Over n runs with sample standard deviation s the interval is mean +- t s / sqrt(n), with t the 97.5 %
+    quantile of Student's distribution with n - 1 degrees of freedom: it covers the mean of endlessly many
+    such runs in 95 % of all experiments, where the values are about normal.
+    """
+    n = len(values)
+    half = t_quantile(n - 1) * values.std(axis=0, ddof=1) / math.sqrt(n)
+    return values.mean(axis=0), half
+
+
+def t_quantile(freedom: int) -> float:
+    """Return the t with P(abs(T) < t) = 0.95 for Student's T with `freedom` >= 1 degrees of freedom."""
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _within(middle, freedom) < CONFIDENCE else (low, middle)
+    return math.sqrt(freedom) * math.tan(low)
+
+
+def _within(angle: float, freedom: int) -> float:
+    """Return P(abs(T) < sqrt(freedom) tan(angle)), by its finite series of powers of the cosine."""
+    sine, cosine = math.sin(angle), math.cos(angle)
+    odd = freedom % 2
+    term, total = (cosine if odd else 1.0), 0.0
+    for k in range(1 + odd, freedom, 2):
+        total += term
+        term *= k / (k + 1) * cosine**2
+    return 2 / math.pi * (angle + sine * total) if odd else sine * total

@@ -50,10 +50,7 @@ class ExitRecord:
 
     def beat(self) -> None:
         """Say that a rank of this attempt is alive."""
-        try:
-            os.utime(self.folder / _ALIVE)
-        except FileNotFoundError:
-            (self.folder / _ALIVE).touch()
+        (self.folder / _ALIVE).touch()
 
     def last_beat(self) -> int | None:
         """Return when a rank was last alive, in the file system's own time; None if none ever was."""
