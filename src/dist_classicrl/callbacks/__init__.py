@@ -14,12 +14,7 @@ from typing import TYPE_CHECKING
 from dist_classicrl._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from dist_classicrl.callbacks.base import (
-        BaseCallback,
-        CallbackList,
-        ConvertCallback,
-        callback_list,
-    )
+    from dist_classicrl.callbacks.base import BaseCallback, CallbackList, ConvertCallback, callback_list
     from dist_classicrl.callbacks.early_stopping import (
         StopTrainingOnNoModelImprovement,
         StopTrainingOnNoReturnImprovement,

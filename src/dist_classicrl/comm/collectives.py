@@ -44,17 +44,10 @@ def own_communicator(comm: Any, seconds: float, name: str, between_groups: bool 
 
 
 def finish(comm: Any, request: Any, seconds: float, what: str, remedy: str, *in_use: Any) -> None:
-    """Wait until an operation on `comm` is complete, for so many seconds.
+    """Wait until an operation on `comm` is complete; MPI reads and writes what is `in_use` until then.
 
-    `what` says what is to be done, and by whom, and `remedy` what to do if a rank has died. MPI reads and
-    writes what is `in_use` until then.
-
-    Raises
-    ------
-    RankTimeoutError
-        After `seconds`.
-    RankLostError
-        If MPI says that a rank has died.
+    `what` says what is to be done, and by whom: a `RankTimeoutError` names it after so many seconds. If MPI
+    says that a rank has died, a `RankLostError` advises the `remedy`.
     """
     from mpi4py import MPI
 

@@ -141,12 +141,8 @@ def spawner(mark: str) -> Callable[[], Future[Any]]:
 
     Only there: Open MPI 5.0.11 may crash, or fail to connect, when it spawns on another host of which a
     rank has died. Slots and bindings do not count: what a dead rank held is not given back. In the new
-    processes `process.parent.replacement_mark` returns `mark`.
-
-    Raises
-    ------
-    LauncherError
-        If this program cannot be started again, or MPI cannot be used by several threads.
+    processes `process.parent.replacement_mark` returns `mark`. A `LauncherError` is raised if this program
+    cannot be started again, or MPI cannot be used by several threads.
     """
     from mpi4py import MPI
 

@@ -44,12 +44,8 @@ class AppendedFile:
     def append(self, piece: bytes) -> None:
         """Write a piece to the end, after those that could not be written before.
 
-        Raises
-        ------
-        TakenOverError
-            If another process has written or replaced the file, or removed it.
-        OSError
-            If the piece cannot be written, for instance as the disk is full. It waits for the next call.
+        A piece that cannot be written, for instance as the disk is full, raises OSError and waits for the
+        next call. `TakenOverError` says that another process has written, replaced or removed the file.
         """
         self._waiting += piece
         try:

@@ -86,19 +86,9 @@ def measure(
     """Measure messages and collective operations at all `sizes`. Every rank calls it, and gets the result.
 
     `comm` is the caller's alone, and what `rooted` is over; errors are those of `RootedCollectives.receive`.
-
-    Parameters
-    ----------
-    sizes : sequence of int
-        Bytes.
-    iterations : int
-        How often each is measured; less often where that takes longer than `seconds_each`.
-    collectives : sequence of str
-        Which of `COLLECTIVES` to measure besides messages.
-    all_hosts : bool
-        Whether to measure messages between all `pairs_of_hosts`, and not only to one other host.
-    seconds : float, optional
-        After which nothing more is begun.
+    Each is measured so many times, or fewer where that takes longer than `seconds_each`; after `seconds`
+    nothing more is begun. With `all_hosts` messages go between all `pairs_of_hosts`, and not only to one
+    other host. Sizes are in bytes.
     """
     with rooted.operation():
         hosts = rooted.gather(_Host(socket.gethostname()), _WHAT)

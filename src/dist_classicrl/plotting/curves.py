@@ -43,7 +43,7 @@ AXES = {"steps": "step", "time": "time"}
 """What may be on the horizontal axis, and its column in the records."""
 
 _LOG_FROM = 30.0
-_SMOOTHED_SHARE = 20  # of the reports
+_SMOOTHED_SHARE = 20  # a smooth line averages over a twentieth of the reports
 _FEWEST = 3
 
 
@@ -95,8 +95,6 @@ def plot_curves(
     ------
     PlotError
         If the records are empty, or tell nothing that is drawn.
-    MissingExtraError
-        If matplotlib is not installed.
     """
     wanted = axes_of(x)
     curves = curves_of(metrics, wanted, title)
@@ -122,7 +120,7 @@ def curves_of(metrics: Metrics, x: Sequence[str], name: str) -> Curves:
         there = np.isfinite(y)
         is_return = panel.column == "mean_return"
         weights = metrics["episodes"] if is_return else np.ones(y.size)
-        window = smoothing_window(int(there.sum()))
+        window = max(_FEWEST, int(there.sum()) // _SMOOTHED_SHARE) | 1  # odd
         smooth = smoothed(y[there], weights[there], window)
         for axis in x:
             curves[panel.column, axis] = Curve(metrics[AXES[axis]][there], y[there], smooth, window)
@@ -141,11 +139,6 @@ def _check_records(metrics: Metrics, name: str) -> None:
             f"The {len(metrics)} reports of {name} tell neither return nor error, throughput or "
             "communication, so there is nothing to draw. Train longer, or give another run."
         )
-
-
-def smoothing_window(reports: int) -> int:
-    """Return the odd number of reports that a smooth line averages over: a twentieth, at least 3."""
-    return max(_FEWEST, reports // _SMOOTHED_SHARE) | 1
 
 
 def smoothed(y: np.ndarray, weights: np.ndarray, window: int) -> np.ndarray:

@@ -61,8 +61,6 @@ def plot_maps(
     ------
     PlotError
         If the environment is no grid, or larger than the table.
-    MissingExtraError
-        If matplotlib is not installed.
     """
     grid_map = map_of(q_table, env, visits)
     return plot_map(grid_map, title), grid_map

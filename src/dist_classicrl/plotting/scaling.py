@@ -41,8 +41,6 @@ def plot_scaling(report: ScalingReport, title: str = "") -> tuple[Figure, dict[s
     ------
     PlotError
         If there are fewer than two runs.
-    MissingExtraError
-        If matplotlib is not installed.
     """
     if len(report.runs) < 2:
         raise PlotError(

@@ -82,8 +82,6 @@ def plot_timeline(metrics: Metrics, title: str = "") -> tuple[Figure, Timeline]:
     ------
     PlotError
         If the records say nothing about any rank.
-    MissingExtraError
-        If matplotlib is not installed.
     """
     timeline = timeline_of(metrics, title)
     figure = canvas.new_figure(height_of(timeline))

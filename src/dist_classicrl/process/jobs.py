@@ -86,14 +86,8 @@ def start_job(
     """Start `command` as a job, without input, in a session of its own.
 
     What is left out is that of this process: its environment, its folder, and where its output goes. `before`
-    is called in the new process before it becomes the program.
-
-    Returns
-    -------
-    process : subprocess.Popen
-    job : str
-        The name of the job, for `processes_of` and `end_job`. A job that is started within another one
-        belongs to that as well.
+    is called in the new process before it becomes the program. Besides the process the name of the job is
+    returned, for `processes_of` and `end_job`; a job that starts within another one belongs to that as well.
     """
     outer = os.environ.get(JOB_VARIABLE)
     job = uuid.uuid4().hex if outer is None else f"{outer}/{uuid.uuid4().hex}"
