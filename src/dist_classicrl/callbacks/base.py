@@ -212,10 +212,7 @@ class CallbackList(BaseCallback):
     Parameters
     ----------
     callbacks : sequence of BaseCallback
-
-    Attributes
-    ----------
-    callbacks : list of BaseCallback
+        The attribute of that name has them as a list.
     """
 
     def __init__(self, callbacks: Sequence[BaseCallback]) -> None:

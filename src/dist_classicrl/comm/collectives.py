@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from typing import Any
@@ -68,16 +69,14 @@ def spin(comm: Any, request: Any, seconds: float, what: str, *in_use: Any) -> No
 
     remedy = f"Measure {_OVER_THE_OTHERS}"
     deadline = time.perf_counter() + seconds
-    tests = 0
     try:
-        while not request.Test():
-            tests += 1
-            if tests > _TESTS_AT_ONCE:
+        for tests in itertools.count():
+            if request.Test():
+                return
+            if tests >= _TESTS_AT_ONCE:
                 os.sched_yield()  # whoever is waited for may need this core
                 if time.perf_counter() > deadline:
                     break
-        else:
-            return
     except MPI.Exception as error:
         raise RankLostError(f"A rank died before all did {what} ({error}). {remedy}") from error
     finish(comm, request, 0.0, f"all ranks to do {what}", remedy, *in_use)

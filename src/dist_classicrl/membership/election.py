@@ -125,14 +125,9 @@ class Election:
     def run(self) -> View:
         """Return the new view. This rank may not be in it: then it was taken for lost.
 
-        If others go on hearing the server, the view is theirs, and this rank has lost them all.
-
-        Raises
-        ------
-        CutOffError
-            If too few ranks answer, or the call is over and this rank has no result.
-        Settled
-            If the call is over, and this rank has its result.
+        If others go on hearing the server, the view is theirs, and this rank has lost them all. A
+        `CutOffError` is raised if too few ranks answer, or the call is over and this rank has no result;
+        `Settled` if the call is over, and this rank has its result.
         """
         group = self._group
         backoff = Backoff(group.wire.sleep)

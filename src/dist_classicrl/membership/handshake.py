@@ -90,10 +90,7 @@ class Setup:
     def _attend(self, rooted: RootedCollectives, waiting: Waiting) -> None:
         """Take in who died, and what others found out, and wait no longer than `timeout`.
 
-        Raises
-        ------
-        Deposed
-            If the setup has to start again, with other members.
+        `Deposed` is raised if the setup has to start again, with other members.
         """
         group = self._group
         head = rooted.channels.get(self.head)  # to it, if it is another rank

@@ -21,17 +21,10 @@ from dist_classicrl.process.parent import REPLACEMENT_VARIABLE
 
 logger = logging.getLogger(__name__)
 
-FIRST_DELAY = 1.0
-"""Seconds between a loss and its replacement; doubled with every start, until a replacement has pushed."""
-
+FIRST_DELAY = 1.0  # seconds from a loss to its replacement; doubled with every start until one has pushed
 LONGEST_DELAY = 60.0
-"""Seconds."""
-
-ARRIVAL_SECONDS = 120.0
-"""How long a started replacement has until it has started MPI; then the next one is tried."""
-
-STRIKES = 3
-"""So many replacements in a row that came to nothing stop the replacing."""
+ARRIVAL_SECONDS = 120.0  # in which a replacement has to have started MPI; then the next one is tried
+STRIKES = 3  # so many replacements in a row that came to nothing stop the replacing
 
 _PASSED_ON = ("DIST_CLASSICRL_", "NUMBA_", "PYTHON")
 _NOT_TO_RUN_AGAIN = ("IPython", "ipykernel", "ipykernel_launcher", "ipython", "jupyter", "py", "pytest")

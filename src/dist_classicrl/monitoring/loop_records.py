@@ -62,9 +62,7 @@ class LoopRecords:
         return lines
 
     def _summary(self, number: int) -> np.ndarray:
-        summary = np.full(len(COLUMNS), math.nan)
         counts = self._counts[number].copy()
         said = counts > 0
         counts[_SUMMED] = 1
-        summary[said] = self._sums[number][said] / counts[said]
-        return summary
+        return np.divide(self._sums[number], counts, out=np.full(len(COLUMNS), math.nan), where=said)

@@ -21,15 +21,11 @@ from dist_classicrl.comm.rooted import RootedCollectives
 
 COLLECTIVES = ("barrier", "bcast", "allreduce", "gather", "allgather")
 POINT_TO_POINT = "point-to-point"
-MOST_GATHERED_BYTES = 1 << 28
-"""What gather and allgather may bring together: larger ones are left out."""
-
+MOST_GATHERED_BYTES = 1 << 28  # larger results of gather and allgather are left out
+MOST_HOSTS_IN_PAIRS = 8  # up to so many, each is measured with every other one
 _TAG = 2
 _CHUNK_SECONDS = 0.25
 _WHAT = "its part in the measuring of communication"
-
-MOST_HOSTS_IN_PAIRS = 8
-"""Up to how many hosts every one is measured with every other one."""
 
 
 @dataclass(frozen=True)

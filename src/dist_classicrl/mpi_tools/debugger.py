@@ -11,8 +11,7 @@ from dist_classicrl.mpi_tools import communication_profile, consistency
 from dist_classicrl.mpi_tools.communication_profile import POINT_TO_POINT, Measurement
 from dist_classicrl.mpi_tools.consistency import Consistency
 
-LEAST_BYTES = 8
-"""The message whose time is the latency."""
+LEAST_BYTES = 8  # of the message whose time is the latency
 
 
 class DistributedDebugger:

@@ -30,8 +30,6 @@ State = Literal["healthy", "suspected", "failed", "left"]
 """What a rank is, as far as another one can tell."""
 
 _INTERVALS = 3.0
-# Beats that a rank has not taken yet: with one more, a stopped rank would fill up its peers' memory.
-_MOST_UNTAKEN = 2
 _TAG = 1
 _MESSAGE_BYTES = 256
 _CLOSE_SECONDS = 1.0
@@ -48,8 +46,10 @@ class _Alive:
 class _Peer(Link):
     """What is known of one other rank."""
 
+    most_untaken = 2
+
     def __init__(self, rank: int, channel: Channel, arrivals: Arrivals) -> None:
-        super().__init__(channel, _MOST_UNTAKEN)
+        super().__init__(channel)
         self.rank = rank
         self.arrivals = arrivals
         self.state: State = "healthy"

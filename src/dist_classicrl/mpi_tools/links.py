@@ -20,12 +20,14 @@ class Taken:
 
 
 class Link:
-    """A channel to one rank, where no more than `most_untaken` messages may wait to be taken."""
+    """A channel to one rank that carries no more than it takes."""
 
-    def __init__(self, channel: Channel, most_untaken: int) -> None:
+    most_untaken: int
+    """How many messages may wait there: one that is stopped would else fill up the memory of its peers."""
+
+    def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.has_left = False  # the rank has said goodbye
-        self._most_untaken = most_untaken
         self._untaken = 0  # messages that were sent to it
         self._taken = 0  # messages of it that it was not told of
 
@@ -37,7 +39,7 @@ class Link:
     @property
     def has_room(self) -> bool:
         """Whether another message may go."""
-        return self._untaken < self._most_untaken and self.channel.reap()
+        return self._untaken < self.most_untaken and self.channel.reap()
 
     def send(self, content: object) -> None:
         """Send a message, for which there has to be room."""

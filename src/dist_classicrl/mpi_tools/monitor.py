@@ -15,7 +15,7 @@ from dist_classicrl.checks import checked_positive, checked_whole
 from dist_classicrl.comm.collectives import own_communicator
 from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.comm.messages import message
-from dist_classicrl.comm.transport import Channel, Wire
+from dist_classicrl.comm.transport import Wire
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.monitoring.loop_records import COLUMNS, LoopRecords
 from dist_classicrl.mpi_tools.links import Link, close, receive
@@ -27,7 +27,6 @@ logger = logging.getLogger(__name__)
 
 _TAG = 1
 _MESSAGE_BYTES = 1 << 12
-_MOST_UNTAKEN = 8  # messages on their way to rank 0, so that one that does not listen is not filled up
 _MOST_PENDING = 10_000  # points that wait for that: 400 kB
 _POINTS_PER_MESSAGE = 64
 _LISTEN_SECONDS = 0.05
@@ -46,9 +45,8 @@ class _Points:
 class _Peer(Link):
     """What is known of the rank at the other end."""
 
-    def __init__(self, channel: Channel) -> None:
-        super().__init__(channel, _MOST_UNTAKEN)
-        self.reached = -1  # the last interval that it told of
+    most_untaken = 8
+    reached = -1  # the last interval that it told of
 
 
 class DistributedMonitor:

@@ -19,13 +19,9 @@ if TYPE_CHECKING:
 
     from dist_classicrl.monitoring.reading import Metrics
 
-FEWEST = 3
-"""Runs of which a mean with an interval is drawn; fewer are drawn one by one."""
-
+FEWEST = 3  # runs of which a mean with an interval is drawn; fewer are drawn one by one
 CONFIDENCE = 0.95
-POINTS = 200
-"""Of the common grid."""
-
+POINTS = 200  # of the common grid
 _COLORS = (canvas.BLUE, canvas.VERMILLION)
 
 

@@ -20,12 +20,9 @@ from dist_classicrl.errors import TrainingInterrupted, TrainingStopped
 
 logger = logging.getLogger(__name__)
 
-INTERRUPTED = 130
-"""Exit status after SIGINT, as shells have it."""
-
+INTERRUPTED = 130  # exit status after SIGINT, as shells have it
+# A signal that comes this soon after the first is the same request: SLURM and mpirun deliver some twice.
 REPEAT_SECONDS = 0.2
-"""A signal that comes this soon after the first is the same request: SLURM and mpirun deliver some twice."""
-
 _LEAST_MARGIN = 0.2  # seconds
 _SLURM_MARGIN = 30.0  # seconds at most: SLURM counts in its own rhythm, and the launcher has to end as well
 _SLURM_SHARE = 0.1  # and at most this share of the time that was left
