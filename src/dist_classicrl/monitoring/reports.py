@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dist_classicrl.engines.progress import Progress
 
-WINDOW = 100
-"""Episodes that a recent mean is over, at least, once there are so many."""
+WINDOW = 100  # episodes that a recent mean is over, at least, once there are so many
 
 
 class RecentEpisodes:

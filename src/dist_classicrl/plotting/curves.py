@@ -37,7 +37,6 @@ PANELS = (
     Panel("steps_per_second", "Throughput", "steps/s, all workers", canvas.GREEN, from_zero=True),
     Panel("communication_fraction", "Communication", "% of the workers' time", canvas.PURPLE, 100.0, True),
 )
-"""In the order in which they are drawn."""
 
 AXES = {"steps": "step", "time": "time"}
 """What may be on the horizontal axis, and its column in the records."""

@@ -38,7 +38,6 @@ MARKS = {
     "failover": Mark("serves from now on", "*", canvas.PURPLE, 15.0),
     "checkpoint": Mark("checkpoint", "|", canvas.BLACK, 9.0),
 }
-"""How each kind of event is drawn."""
 
 _ROW = 0.3  # inches
 _LEAST, _MOST = 2.6, 14.0
