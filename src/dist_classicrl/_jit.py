@@ -108,6 +108,9 @@ def compiled_for(kernel: Any, *arguments: Any) -> Any:
 
 def _compiled(function: Callable[..., Any], **options: Any) -> Any:
     options |= {"nogil": True, "error_model": "numpy", "boundscheck": False}
+    if function.__module__.split(".")[0] != __name__.split(".")[0]:
+        # A user's: numba cannot see when what it calls in other files changes.
+        return numba.njit(**options)(function)
     try:
         compiled = numba.njit(cache=True, **options)(function)
     except RuntimeError:

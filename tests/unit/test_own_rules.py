@@ -1,6 +1,7 @@
 """What an agent says and holds of a learning rule from outside the package."""
 
 import json
+from typing import NamedTuple
 
 import numpy as np
 import own_rules
@@ -8,6 +9,7 @@ import pytest
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP
 from dist_classicrl.errors import CheckpointMismatchError, EnvError, ModelFileError, SettingsError
+from dist_classicrl.learning.rules.kernel import entry_of, move, rule_function, unvisited
 from dist_classicrl.model import places
 from dist_classicrl.rules import LearningRule, register, unregister
 from dist_classicrl.schedules import Constant
@@ -154,5 +156,74 @@ def test_a_rule_that_is_not_reproducible_says_so():
         with pytest.raises(SettingsError, match=r"no place in the reproducible mode \(async_updates=False\)"):
             DistAsyncQLearning(algorithm="hasty", async_updates=False)
         assert agent.settings.async_updates
+    finally:
+        unregister(rule)
+
+
+class Traces(NamedTuple):
+    """Moves the chosen entry to 1 as a trace does, without a visit."""
+
+    amount: float = 1.0
+
+
+@rule_function
+def learn_without_a_visit(rule, context, now, step, learned):
+    entry = entry_of(context, step.state, step.action)
+    return move(context, unvisited(now), entry, rule.amount, 0.5, learned)
+
+
+@pytest.fixture
+def traces():
+    rule = register(LearningRule("own_traces", Traces, learn_without_a_visit, None))
+    yield rule
+    unregister(rule)
+
+
+@pytest.mark.parametrize("async_updates", [True, False])
+def test_what_is_no_visit_is_learned_all_the_same(traces, async_updates):
+    agent = DistAsyncQLearning(algorithm=Traces(2.0), seed=1, async_updates=async_updates, epsilon=1.0)
+    agent.train(MODEL, total_steps=20_000)
+    np.testing.assert_allclose(agent.q_table, 2.0, rtol=1e-6)
+    assert agent.visits.sum() == 0
+
+
+def test_hyper_parameters_are_numbers_of_the_types_of_their_defaults(traces):
+    for amount in (np.float32(0.25), 0.25):
+        settings = DistAsyncQLearning(algorithm=Traces(amount)).settings
+        assert json.loads(json.dumps(settings.algorithm)) == {"name": "own_traces", "amount": 0.25}
+    assert DistAsyncQLearning(algorithm=Traces(1)).settings.algorithm == "own_traces"
+    for amount in ("x", None, np.nan, np.inf, True, [1.0]):
+        with pytest.raises(SettingsError, match="Traces: amount must be a finite number, got"):
+            DistAsyncQLearning(algorithm=Traces(amount))
+    with pytest.raises(SettingsError, match="NStepSarsa: n must be a whole number, got 2.5"):
+        DistAsyncQLearning(algorithm=own_rules.NStepSarsa(2.5))
+
+
+def test_what_cannot_be_registered_as_a_rule():
+    class Open(NamedTuple):
+        amount: float
+
+    with pytest.raises(SettingsError, match="in Open amount must have a default that is a number, True or"):
+        register(LearningRule("open", Open, learn_without_a_visit, None))
+
+    class Plain(NamedTuple):
+        pass
+
+    with pytest.raises(SettingsError, match="learn is .* which is not jitted. Put @rule_function of"):
+        register(LearningRule("plain", Plain, lambda *arguments: None, None))
+
+
+def test_a_rule_that_cannot_be_compiled_is_named():
+    class Typo(NamedTuple):
+        pass
+
+    @rule_function
+    def learn_nothing(rule, context, now, step, learned):
+        return contxt  # noqa: F821
+
+    rule = register(LearningRule("typo", Typo, learn_nothing, None))
+    try:
+        with pytest.raises(SettingsError, match=r"'typo' \(.*test_own_rules.py, line \d+\) cannot be"):
+            DistAsyncQLearning(algorithm=Typo()).train(MODEL, total_steps=10)
     finally:
         unregister(rule)

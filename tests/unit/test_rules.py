@@ -133,7 +133,9 @@ def test_the_names_of_the_package_are_taken_before_its_rules_are_loaded(monkeypa
         rules.register(made(name, Sutton))
 
 
-@pytest.mark.parametrize("algorithm", ["sarsa", "", {"name": "sarsa"}, {}, None, 3, (), Sutton(), Sutton])
+@pytest.mark.parametrize(
+    "algorithm", ["no_such_rule", "", {"name": "no_such_rule"}, {}, None, 3, (), Sutton(), Sutton]
+)
 def test_what_is_no_rule_is_refused_with_the_names_of_those_that_there_are(own, algorithm):
     for ask in (find, rules.to_data, lambda algorithm: Settings(algorithm=algorithm)):
         with pytest.raises(SettingsError) as caught:
@@ -141,7 +143,7 @@ def test_what_is_no_rule_is_refused_with_the_names_of_those_that_there_are(own, 
         said = str(caught.value)
         assert f"algorithm must be one of {', '.join(map(repr, rules.names()))}, got {algorithm!r}." in said
         assert ("Register a rule of your own first, on every rank." in said) is (
-            algorithm not in ("sarsa", "")
+            algorithm not in ("no_such_rule", "")
         )
 
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+from numba.core.errors import NumbaError
 
 from dist_classicrl import rules
 from dist_classicrl.errors import SettingsError
@@ -37,9 +41,22 @@ def find(algorithm: Any) -> tuple[LearningRule, Any]:
         parameters = rule.parameters(**given)
     except TypeError as error:
         raise SettingsError(f"{algorithm!r} is no learning rule: {error}.") from error
-    if rule.check is not None:
-        rule.check(parameters)
-    return rule, parameters
+    return rule, rules.checked(rule, parameters)
+
+
+@contextmanager
+def compiling(rule: LearningRule) -> Iterator[None]:
+    """Say of which rule of one's own the functions cannot be compiled, if they cannot."""
+    try:
+        yield
+    except NumbaError as error:
+        if rule.name in rules.BUILT_IN:
+            raise
+        code = rule.learn.py_func.__code__
+        raise SettingsError(
+            f"The learning rule {rule.name!r} ({code.co_filename}, line {code.co_firstlineno}) cannot be "
+            f"compiled. Numba says why: {error}"
+        ) from error
 
 
 def check_settings(settings: Settings) -> None:
