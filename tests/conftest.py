@@ -27,9 +27,9 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def files_of_mpirun():
-    """Let each mpirun of this process keep its own files apart from those that other processes start.
+    """Let each mpirun that this process starts keep its own files apart from those of any other.
 
-    All of one user keep theirs in one folder, and one that ends removes it while another one starts.
+    It names their folder after its process id, and cannot start where it finds what another one has left.
     """
     tempfile.gettempdir()  # asked now, this process itself goes on with the folder that it has
     with tempfile.TemporaryDirectory(prefix="mpi-", ignore_cleanup_errors=True) as folder:
