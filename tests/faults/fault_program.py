@@ -5,7 +5,7 @@ OPTIONS is a JSON object:
     folder        where each process writes `<process id>.jsonl`, and `<process id>.steps` if it counts
     environment   "lake", "taxi" (compiled), or "counted": stepped through Gymnasium, every step counted
     pause         seconds that a step of the last takes longer, until there is a file `hurry` in the folder
-    slow          whether the others make few steps per second until then
+    slow          whether the others make few steps per second until then, which they do not by default
     agent         arguments of the constructor
     train         arguments of train, total_steps among them
 
@@ -123,7 +123,7 @@ class Lines(logging.Handler):
 faulthandler.register(signal.SIGQUIT)
 options = json.loads(sys.argv[1])
 HURRY = os.path.join(options["folder"], "hurry")
-if options["slow"]:
+if options.get("slow"):
     slow_down(until=HURRY)
 rank, replacement = rank_of_environment() or 0, False
 lines = Lines()
