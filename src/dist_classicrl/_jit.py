@@ -76,6 +76,11 @@ def may_allocate(function: Any) -> Any:
     return numba.jit(**{**function.targetoptions, "_nrt": True})(function.py_func)
 
 
+def is_compiled(function: Any) -> bool:
+    """Whether a function is a jitted one, or numba is told not to compile."""
+    return hasattr(function, "py_func") or bool(numba.config.DISABLE_JIT)
+
+
 def jit_for(kernel: Any, *parts: type) -> Any:
     """Return a kernel for NamedTuples of these classes, by which numba picks what the kernel calls.
 

@@ -136,8 +136,8 @@ def register(rule: LearningRule) -> LearningRule:
     Raises
     ------
     SettingsError
-        If the name or the class belongs to another rule, a hyper-parameter has no default that is a number
-        or a flag, or a function is not a jitted one.
+        If the name or the class belongs to another rule, or a hyper-parameter has no default that is a number
+        or a flag.
     """
     is_ours = rule.parameters.__module__.split(".")[0] == __name__.split(".")[0]
     same_name = rule.name in BUILT_IN and not is_ours or _known.get(rule.name, rule) is not rule
@@ -150,16 +150,9 @@ def register(rule: LearningRule) -> LearningRule:
     lacking = [name for name, value in rule.usual.items() if not (is_flag(value) or is_real(value))]
     if lacking:
         raise SettingsError(
-            f"The rule {rule.name!r} cannot be registered: in {rule.parameters.__name__} {', '.join(lacking)} "
-            "must have a default that is a number, True or False."
+            f"The rule {rule.name!r} cannot be registered: in {rule.parameters.__name__} "
+            f"{', '.join(lacking)} must have a default that is a number, True or False."
         )
-    for name in ("learn", "on_action", "preference"):
-        function = getattr(rule, name)
-        if function is not None and not hasattr(function, "py_func"):
-            raise SettingsError(
-                f"The rule {rule.name!r} cannot be registered: {name} is {function!r}, which is not jitted. "
-                "Put @rule_function of dist_classicrl.learning.rules.kernel before it."
-            )
     _known[rule.name] = rule
     return rule
 

@@ -206,11 +206,17 @@ def test_what_cannot_be_registered_as_a_rule():
     with pytest.raises(SettingsError, match="in Open amount must have a default that is a number, True or"):
         register(LearningRule("open", Open, learn_without_a_visit, None))
 
+
+def test_what_is_not_jitted_is_no_rule():
     class Plain(NamedTuple):
         pass
 
-    with pytest.raises(SettingsError, match="learn is .* which is not jitted. Put @rule_function of"):
-        register(LearningRule("plain", Plain, lambda *arguments: None, None))
+    rule = register(LearningRule("plain", Plain, lambda *arguments: None, None))
+    try:
+        with pytest.raises(SettingsError, match="of the learning rule 'plain' is not jitted. Put @rule_func"):
+            DistAsyncQLearning(algorithm=Plain())
+    finally:
+        unregister(rule)
 
 
 def test_a_rule_that_cannot_be_compiled_is_named():

@@ -10,6 +10,7 @@ from typing import Any
 from numba.core.errors import NumbaError
 
 from dist_classicrl import rules
+from dist_classicrl._jit import is_compiled
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.rules import LearningRule
 from dist_classicrl.settings import Settings
@@ -27,7 +28,7 @@ def find(algorithm: Any) -> tuple[LearningRule, Any]:
     Raises
     ------
     SettingsError
-        If no such rule is known, or a hyper-parameter is not allowed.
+        If no such rule is known, a hyper-parameter is not allowed, or a function is not compiled code.
     """
     data = rules.to_data(algorithm)
     name, given = (data, {}) if isinstance(data, str) else (data["name"], {**data})
@@ -41,6 +42,12 @@ def find(algorithm: Any) -> tuple[LearningRule, Any]:
         parameters = rule.parameters(**given)
     except TypeError as error:
         raise SettingsError(f"{algorithm!r} is no learning rule: {error}.") from error
+    for function in (rule.learn, rule.on_action, rule.preference):
+        if not (function is None or is_compiled(function)):
+            raise SettingsError(
+                f"{function!r} of the learning rule {name!r} is not jitted. Put @rule_function of "
+                f"{__name__}.kernel before it."
+            )
     return rule, rules.checked(rule, parameters)
 
 
