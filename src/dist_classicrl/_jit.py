@@ -78,7 +78,7 @@ def may_allocate(function: Any) -> Any:
 
 def is_compiled(function: Any) -> bool:
     """Whether a function is a jitted one, or numba is told not to compile."""
-    return hasattr(function, "py_func") or bool(numba.config.DISABLE_JIT)
+    return hasattr(function, "py_func") or bool(getattr(numba.config, "DISABLE_JIT", False))
 
 
 def jit_for(kernel: Any, *parts: type) -> Any:
