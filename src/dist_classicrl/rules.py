@@ -62,7 +62,7 @@ class LearningRule:
         A NamedTuple of its hyper-parameters, numbers and flags with defaults. Its class picks the functions.
     learn : callable
         Learns from a transition.
-    truth : callable
+    truth : callable, optional
         Returns what the agent's `q_table` converges to, ndarray of shape (states, actions), for a
         `TabularMDP`, hyper-parameters and `Settings`: with step sizes that fall, and every pair visited again
         and again.
@@ -89,7 +89,7 @@ class LearningRule:
     name: str
     parameters: type
     learn: Any
-    truth: Callable[..., np.ndarray]
+    truth: Callable[..., np.ndarray] | None = None
     on_action: Any = None
     preference: Any = None
     tables: tuple[str, ...] = ("q",)

@@ -10,6 +10,9 @@ from dist_classicrl.errors import TrainingStopped
 from dist_classicrl.process import stop as stopping
 
 
+pytestmark = pytest.mark.core
+
+
 @pytest.fixture(autouse=True)
 def made_by_it(monkeypatch):
     """Register it, and give the list of the walkers that it has made a step with."""

@@ -1,17 +1,22 @@
 """Learning rules from outside the package, through agents: they learn the truth, are saved, and go on."""
 
+from dataclasses import replace
+
 import numpy as np
 import own_rules
 import pytest
 from own_signals import own_signals, stop_after
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP
-from dist_classicrl.errors import CheckpointMismatchError, RemoteRankError, TrainingStopped
+from dist_classicrl.errors import CheckpointMismatchError, RankMismatchError, RemoteRankError, TrainingStopped
 from dist_classicrl.process import stop as stopping
+from dist_classicrl.rules import register, unregister
 from dist_classicrl.schedules import PerVisit
 
 RULES = {rule.name: rule for rule in own_rules.RULES}
-NAMES = pytest.mark.parametrize("name", RULES)
+NAMES = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.core] * (name == "own_double_q")) for name in RULES]
+)
 DISCOUNT = 0.9
 WAITING_STEPS = 3
 """The most that n-step SARSA has collected and not learned."""
@@ -130,3 +135,18 @@ def test_many_ranks_are_stopped_and_gone_on_with(world, make, model, folder, res
     assert result.resumed_from is not None and resumed.steps == more
     assert len(set(world.allgather(raw(resumed)))) == 1
     assert (resumed._state.counts >= saved._state.counts).all()
+
+
+def test_a_rule_that_is_another_on_one_rank(world, make, model, several_ranks):
+    rule = own_rules.DOUBLE_Q
+    if world.rank == 1:
+        unregister(rule)
+        register(replace(rule, tables=(*rule.tables, "third")))
+    try:
+        agent = make(rule)
+        with pytest.raises(RankMismatchError, match="tables of the rule: 'first, second: 20 rows' on rank 0"):
+            agent.train(model, total_steps=1_000)
+    finally:
+        if world.rank == 1:
+            unregister(rule)
+            register(rule)

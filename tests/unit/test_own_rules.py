@@ -1,6 +1,7 @@
 """What an agent says and holds of a learning rule from outside the package."""
 
 import json
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -8,10 +9,16 @@ import own_rules
 import pytest
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP
-from dist_classicrl.errors import CheckpointMismatchError, EnvError, ModelFileError, SettingsError
+from dist_classicrl.errors import (
+    CheckpointError,
+    CheckpointMismatchError,
+    EnvError,
+    ModelFileError,
+    SettingsError,
+)
 from dist_classicrl.learning.rules.kernel import entry_of, move, rule_function, unvisited
 from dist_classicrl.model import places
-from dist_classicrl.rules import LearningRule, register, unregister
+from dist_classicrl.rules import LearningRule, Shared, register, unregister
 from dist_classicrl.schedules import Constant
 
 MODEL = TabularMDP.garnet(6, 2, 2, seed=1)
@@ -131,6 +138,42 @@ def test_what_fits_of_another_rules_table_is_taken_over(tmp_path, monkeypatch):
     for table in (0, 1):
         np.testing.assert_array_equal(table_of(agent, table), plain.q_table)
     np.testing.assert_array_equal(agent._state.counts[:6], plain.visits // 2)
+
+
+def test_tables_of_another_definition_are_not_taken_for_this_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(places, "_agents", {})
+    rule = own_rules.DIFFERENTIAL
+    agent_of(rule).train(MODEL, total_steps=1_000, checkpoint_dir=tmp_path)
+    unregister(rule)
+    larger = register(replace(rule, shared=(*rule.shared, Shared("more", "sum", 2))))
+    try:
+        places._agents.clear()
+        with pytest.raises(CheckpointError, match="its tables are not those of the algorithm 'own_diff"):
+            agent_of(rule).train(MODEL, total_steps=1_001, checkpoint_dir=tmp_path)
+    finally:
+        unregister(larger)
+        register(rule)
+
+
+def test_rows_of_another_rule_are_not_taken_for_its_own(tmp_path, monkeypatch):
+    """Differential values of 7 states have as many rows as two tables of 4 states."""
+    monkeypatch.setattr(places, "_agents", {})
+    options = {"checkpoint_dir": tmp_path, "total_steps": 500}
+    other = agent_of(own_rules.DIFFERENTIAL)
+    other.train(TabularMDP.garnet(7, 2, 2, seed=1), **options)
+    places._agents.clear()
+    agent = agent_of(own_rules.DOUBLE_Q)
+    agent.train(TabularMDP.garnet(4, 2, 2, seed=1), strict=False, **options)
+    for table in (0, 1):
+        np.testing.assert_array_equal(table_of(agent, table), other.q_table[:4])
+
+
+@pytest.mark.parametrize("dtype, large", [("float64", 1.5e308), ("float32", 3e38)])
+def test_the_mean_of_large_values_is_finite(dtype, large, tmp_path):
+    agent = agent_of(own_rules.DOUBLE_Q, state_size=6, action_size=2, dtype=dtype)
+    agent.q_table = np.full((6, 2), large)
+    loaded = DistAsyncQLearning.load_model(agent.save_model(tmp_path / "model.npz"))
+    np.testing.assert_allclose(loaded.q_table, large, rtol=1e-6)
 
 
 def test_the_environment_has_the_size_of_the_table():

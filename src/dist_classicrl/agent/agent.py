@@ -68,8 +68,8 @@ class DistAsyncQLearning:
     communication_backend : str
         "mpi".
     algorithm : str or NamedTuple
-        "q_learning", or a rule of your own, by its name or its hyper-parameters; see
-        `dist_classicrl.rules.register`.
+        "q_learning", or a rule of your own, by its name or its hyper-parameters; docs/learning-rules.md has
+        one.
     dtype : str
         Of the table, "float64" or "float32". Maps and targets are float64 in either case.
     seed : int, optional

@@ -81,7 +81,9 @@ def find(state: AgentState, source: Source, place: Place, plan: CheckpointPlan) 
         return None
     fits = _check(state, source, saved, plan.strict)
     body, arrays = saved.body, saved.arrays
-    values, counts = _what_fits(state, arrays)
+    if fits and state.shape.from_arrays(arrays) is None:
+        raise _refused(saved, f"its tables are not those of the algorithm {state.settings.algorithm!r}")
+    values, counts = _what_fits(state, arrays, fits)
     if not np.isfinite(values).all():
         raise _refused(saved, f"its values are too large for a table of {values.dtype}")
     stream, exact = None, None
@@ -89,7 +91,7 @@ def find(state: AgentState, source: Source, place: Place, plan: CheckpointPlan) 
     if fits:
         stream = None if body["stream"] is None else (body["stream"]["start"], body["stream"]["used"])
         exact = arrays.get("exact")
-        if exact is not None and exact.size != math.prod(state.corner_shape(source)):
+        if exact is not None and exact.shape != (math.prod(state.corner_shape(source)),):
             raise _refused(saved, f"its exact values have the shape {exact.shape}")
         learners = _learners(state, saved)
     begin = body["call"]["begin"]
@@ -105,16 +107,21 @@ def find(state: AgentState, source: Source, place: Place, plan: CheckpointPlan) 
     )
 
 
-def _what_fits(state: AgentState, arrays: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Return as much of a checkpoint's table as the agent's has room for, as `Pending` holds it."""
+def _what_fits(
+    state: AgentState, arrays: Mapping[str, np.ndarray], fits: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return as much of a checkpoint's table as the agent's has room for, as `Pending` holds it.
+
+    `fits`: it is of the same rule in the same environment. Else its `q_table` goes into each of the tables.
+    """
     shape, here = state.shape, state.values
-    found = shape.from_arrays(arrays)
-    if found is None or shape.is_one_table:
+    found = shape.from_arrays(arrays) if fits else None
+    if found is None:
         q_table, visits = arrays["q_table"], arrays["visits"]
         inner = tuple(slice(min(sizes)) for sizes in zip(shape.of_table, q_table.shape, strict=True))
         if shape.is_one_table:
             found = q_table[inner], visits[inner]
-        else:  # it was learned by another rule
+        else:
             found = state.values.copy(), state.counts.copy()
             shape.tables(found[0])[(slice(None), *inner)] = q_table[inner]
             shape.tables(found[1])[(slice(None), *inner)] = visits[inner] // shape.n_tables

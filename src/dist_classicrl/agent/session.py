@@ -30,6 +30,7 @@ from dist_classicrl.engines.run import Run
 from dist_classicrl.engines.saving import Saver, note_finished
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.errors import CheckpointError, TrainingStopped
+from dist_classicrl.learning.rules import contents
 from dist_classicrl.membership.election import Deposed
 from dist_classicrl.membership.group import Group
 from dist_classicrl.membership.handshake import Setup
@@ -126,6 +127,7 @@ class Session:
         return {
             **settings,
             "table": list(state.shape.of_table),
+            "tables of the rule": f"{contents(settings['algorithm'])}: {state.shape.n_rows} rows",
             "environment": environment_text(source),
             "total_steps": steps if asked.names_total else None,
             "steps so far": state.steps,

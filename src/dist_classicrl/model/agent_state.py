@@ -299,7 +299,10 @@ class AgentState:
                 "Observations of another kind can be given after train(env=...) or load_model(path, "
                 "env=...), which tell how to number them."
             )
-        row = self.shape.tables(self.values)[:, state, : self.n_actions].mean(axis=0, dtype=np.float64)
+        if self.shape.is_one_table:
+            row = self.values[state, : self.n_actions].astype(np.float64)
+        else:
+            row = self.shape.tables(self.values)[:, state, : self.n_actions].mean(axis=0, dtype=np.float64)
         if action_mask is None and isinstance(observation, dict):
             action_mask = observation.get("action_mask")
         if action_mask is None and self.legal is not None and state < len(self.legal):

@@ -14,7 +14,7 @@ import numpy as np
 
 from dist_classicrl._files import whole_file
 from dist_classicrl.errors import ModelFileError
-from dist_classicrl.learning.rules import table_shape
+from dist_classicrl.learning.rules import check_settings, table_shape
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.shape import OTHER_ARRAYS
 
@@ -159,6 +159,7 @@ def model_of(about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Save
         raise ValueError(fault)
     try:
         settings = Settings.from_dict(about["settings"])
+        check_settings(settings)
         steps, actions = about["steps"], about["actions"]
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"its settings cannot be used ({error})") from error
@@ -199,7 +200,7 @@ def table_fault(values: np.ndarray, visits: np.ndarray) -> str | None:
         return f"its arrays have the shapes {values.shape} and {visits.shape}"
     if visits.size and not 0 <= visits.min() <= visits.max() < _MAX_VISITS:
         return f"its visits go from {visits.min()} to {visits.max()}, not from 0 to 2**48 - 1"
-    if values.dtype.kind != "f" or not np.isfinite(values).all():
+    if values.dtype.kind != "f" or not values.dtype.isnative or not np.isfinite(values).all():
         return f"its table is {values.dtype} and must hold finite floating-point numbers"
     return None
 

@@ -55,7 +55,10 @@ class TableShape:
 
     def q_table(self, values: np.ndarray) -> np.ndarray:
         """Return the mean of the tables, shape (S, A): `values` as they are, or else read-only."""
-        return values if self.is_one_table else _read_only(self.tables(values).mean(axis=0))
+        if self.is_one_table:
+            return values
+        # Divided first: the sum of large numbers may be infinite.
+        return _read_only((self.tables(values) / values.dtype.type(self.n_tables)).sum(axis=0))
 
     def visits(self, counts: np.ndarray) -> np.ndarray:
         """Return the visits to all tables, shape (S, A): `counts` as they are, or else read-only."""

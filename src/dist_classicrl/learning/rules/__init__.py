@@ -88,6 +88,12 @@ def check_settings(settings: Settings) -> None:
         )
 
 
+def contents(algorithm: Any) -> str:
+    """Return what a rule has in its tables, which must be the same wherever it is registered."""
+    rule, _ = find(algorithm)
+    return ", ".join((*rule.tables, *(f"{one.name} ({one.merge})" for one in rule.shared)))
+
+
 def table_shape(algorithm: Any, n_states: int, n_actions: int) -> TableShape:
     """Return what a rule has in the arrays of its table, in a problem of so many states and actions."""
     rule, parameters = find(algorithm)
