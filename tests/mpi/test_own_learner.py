@@ -9,7 +9,6 @@ from own_signals import own_signals, stop_after
 from dist_classicrl.errors import TrainingStopped
 from dist_classicrl.process import stop as stopping
 
-
 pytestmark = pytest.mark.core
 
 
