@@ -28,8 +28,8 @@ from unittest import mock
 import numpy as np
 from simulated_network import Conditions, Plan, SimNetwork, SimWire, simulated_time
 
-from dist_classicrl.comm.envelope import Kind, decode
-from dist_classicrl.comm.parts import from_parts
+from dist_classicrl.comm.envelope import Kind
+from dist_classicrl.comm.messages import decode
 from dist_classicrl.engines.engine import engine_for
 from dist_classicrl.engines.outcome import Outcome, Tally
 from dist_classicrl.engines.progress import Observer, Reporter
@@ -37,8 +37,8 @@ from dist_classicrl.engines.roles import participants as together
 from dist_classicrl.engines.roles.changes import join
 from dist_classicrl.engines.roles.server_base import FIRST_ADMISSION, LossPolicy, NobodyLeft, Serving
 from dist_classicrl.engines.roles.worker_base import ServerLost, Working
-from dist_classicrl.engines.rounds.schedule import play, rounds
 from dist_classicrl.engines.run import Run
+from dist_classicrl.engines.schedule import play, rounds
 from dist_classicrl.errors import CutOffError, RankLostError, RankTimeoutError, RemoteRankError
 from dist_classicrl.learning.learner import Stream, Totals
 from dist_classicrl.learning.rates import Rates
@@ -140,7 +140,7 @@ class _Hollow(Serving):
     version = 0
 
     def take_in(self, rank: int, message: np.ndarray) -> None:
-        self.take_in_common(rank, *decode(message))
+        self.take_in_common(rank, decode(message))
 
     def has_lost(self, rank: int) -> int:
         return 0
@@ -237,10 +237,10 @@ class Elections(Story):
             while wire.now() < self.until:
                 now = follower.wake()
                 while (message := follower.channel.poll()) is not None:
-                    kind, parts = decode(message)
-                    follower.take_in_common(kind, parts)
+                    beat: Beat = decode(message)
+                    follower.take_in_common(beat)
                     # Nothing of it counts once somebody newer has been promised.
-                    base = Base(view.term, from_parts(Beat, parts).progress)
+                    base = Base(view.term, beat.progress)
                     self.bases[group.rank] = max(self.bases[group.rank], base)
                     self.followed += 1
                 follower.look_around(now)

@@ -4,8 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from dist_classicrl.comm import envelope
+from dist_classicrl.comm.messages import decode
 from dist_classicrl.engines.server.leases import LeaseBook
+from dist_classicrl.engines.server.messages import Wishes
 from dist_classicrl.engines.server.server import Server, _Client
 
 SLOW = 2
@@ -17,7 +18,7 @@ def server():
     server = Server.__new__(Server)
     server.now = 0.0
     server.leases = LeaseBook(0, 230, [1, SLOW], 10, lambda: server.now)
-    server._clients = {rank: _Client(0, wants_refresh=False, quantum=10) for rank in (1, SLOW)}
+    server._clients = {rank: _Client(0, Wishes(quantum=10, refresh=False)) for rank in (1, SLOW)}
     server._offered = 0.0
     server.sent = []
     channel = SimpleNamespace(send=server.sent.append)
@@ -41,7 +42,7 @@ def test_a_worker_that_was_too_slow_gets_a_lease_when_the_others_stand_still(ser
     fast, slow = server._clients.values()
     fast.starved = server._grant(1, fast) is None
     server._reply(SLOW, slow, server._grant(SLOW, slow))
-    assert envelope.decode(server.sent.pop())[1][0][3] == 0  # no steps
+    assert decode(server.sent.pop()).lease is None
     assert slow.starved and not fast.starved and server.leases.pool > 0
     server.now += 0.2
     server._offer(server.now)
@@ -52,8 +53,8 @@ def test_a_worker_that_was_too_slow_gets_a_lease_when_the_others_stand_still(ser
         server.now += 0.06
         server._offer(server.now)
         asked += 1
-    ((_, (numbers,)),) = map(envelope.decode, server.sent)
-    assert numbers[3] == 10 and server.leases.outstanding(SLOW) == 10
+    (reply,) = map(decode, server.sent)
+    assert reply.lease.steps == 10 and server.leases.outstanding(SLOW) == 10
     # It has something to do, and is not asked again.
     server.now += 1.0
     server._offer(server.now)

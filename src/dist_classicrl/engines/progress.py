@@ -200,13 +200,13 @@ class Reporter:
         self._events: list[dict[str, Any]] = []
         self._next = self.every
         self._then = 0.0
-        self._last = Counters(**self.tally.counted())
+        self._last = self.tally.copy()
         self._has_begun = False
 
     def begin(self, seconds: float, learning: Iterable[Learning]) -> None:
         """Count from now on, `seconds` after this process began."""
         self._has_begun = True
-        self._last = Counters(**self.tally.counted())
+        self._last = self.tally.copy()
         self._then, self._next = seconds, seconds + self.every
         self._shares.clear()
         self.observer.started(self._progress(seconds, tuple(learning)))
@@ -248,7 +248,7 @@ class Reporter:
     def report(self, seconds: float, learning: Iterable[Learning]) -> None:
         """Report, `seconds` after this process began; who learns is told by `learning`."""
         progress = self._progress(seconds, tuple(learning))
-        self._last = Counters(**self.tally.counted())
+        self._last = self.tally.copy()
         self._then, self._next = seconds, seconds + self.every
         self._shares.clear()
         self._events.clear()

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from dist_classicrl.engines.outcome import Outcome
+from dist_classicrl.engines.outcome import Learned, Outcome
 from dist_classicrl.engines.progress import Company, Learning
-from dist_classicrl.engines.rounds.schedule import play, rounds
 from dist_classicrl.engines.run import Run
 from dist_classicrl.engines.saving import Position
+from dist_classicrl.engines.schedule import play, rounds
 from dist_classicrl.errors import CheckpointFencedError
 from dist_classicrl.learning.learner import Learner
 from dist_classicrl.learning.rates import Rates
@@ -231,7 +231,7 @@ class _Learning(_Alone):
                 now = time.perf_counter()
                 size = max(1, min(int(steps * _SLICE_SECONDS / max(now - before, 1e-9)), 4 * size))
                 run.tally.steps = run.tally.earlier_steps + stream.used - self._first
-                run.tally.add_totals(learner.totals.take())
+                run.tally.add_learned(Learned.of(learner.totals.take()))
                 run.reporter.count(self.own.rank, steps, now - before, now - before)
                 if now - folded > _FOLD_SECONDS:
                     self.settle()
@@ -287,7 +287,7 @@ class _Rounds(_Alone):
             before = time.perf_counter()
             for quota in quotas:
                 maps.append(play(quota, learner, run.seed))
-                run.tally.add_totals(learner.totals.take())
+                run.tally.add_learned(Learned.of(learner.totals.take()))
             spent = time.perf_counter() - before
             version = shared.version
             merge.merge(maps)

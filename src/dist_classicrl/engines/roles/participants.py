@@ -17,12 +17,15 @@ from dist_classicrl.engines.roles.changes import Entry, take_part
 from dist_classicrl.engines.roles.server_base import FIRST_ADMISSION, NobodyLeft, Serving
 from dist_classicrl.engines.roles.shutdown import fail, tell_rescued, tell_stopped, wait_for_rescue
 from dist_classicrl.engines.roles.worker_base import ServerLost
-from dist_classicrl.engines.rounds.exchange import RoundServer, RoundStart, RoundWorker, carriers
+from dist_classicrl.engines.rounds.messages import RoundStart
+from dist_classicrl.engines.rounds.server import RoundServer, carriers
+from dist_classicrl.engines.rounds.worker import RoundWorker
 from dist_classicrl.engines.run import Run
 from dist_classicrl.engines.saving import RESCUE_SECONDS
 from dist_classicrl.engines.server.leases import LeaseBook
 from dist_classicrl.engines.server.pacing import Pacer
 from dist_classicrl.engines.server.server import LAST_PUSH_SECONDS, Server
+from dist_classicrl.engines.server.window import PushWindow
 from dist_classicrl.engines.server.worker import Worker
 from dist_classicrl.errors import (
     CheckpointFencedError,
@@ -34,13 +37,13 @@ from dist_classicrl.errors import (
 )
 from dist_classicrl.learning.learner import Learner
 from dist_classicrl.learning.rates import Rates
+from dist_classicrl.learning.state import stack_states, unstack_states
 from dist_classicrl.membership.election import Base, Deposed
 from dist_classicrl.membership.group import Group
 from dist_classicrl.membership.handshake import Setup
 from dist_classicrl.membership.heartbeat import Beat, Heartbeat
 from dist_classicrl.process.stop import Stop
 from dist_classicrl.tables.shared import SharedTable
-from dist_classicrl.tables.window import PushWindow
 
 logger = logging.getLogger(__name__)
 
@@ -192,10 +195,9 @@ class _Part:
                 final = None
         if final is None or self.group.is_replacement:
             raise WorkerLeft(self.group.rank)
-        refresh, data = final
-        run.values[:] = refresh.values
-        run.counts[:] = refresh.counts
-        return Outcome.from_dict(data)
+        run.values[:] = final.refresh.values
+        run.counts[:] = final.refresh.counts
+        return Outcome.from_dict(final.result)
 
     def step_down(self) -> None:
         """Have nothing more to do with the view that was."""
@@ -219,7 +221,7 @@ class _Part:
         run, group, worker = self.run, self.group, self.worker
         assert worker is not None
         if worker.final is not None:  # the lost server has saved all before it said so
-            refresh, self._result = worker.final
+            refresh, self._result = worker.final.refresh, worker.final.result
             run.tally.end_as(self._result)
             run.values[:] = refresh.values
             run.counts[:] = refresh.counts
@@ -408,13 +410,15 @@ class AsyncPart(_Part):
         run, worker = self.run, self.worker
         assert worker is not None
         handover = worker.hand_over(run.values, run.counts)
-        if handover.tally.size:
+        done, applied = 0, {}
+        if handover is not None:
+            done, applied = handover.done, handover.applied
             run.tally.take_over(handover.tally)
-        table = SharedTable(run.values, run.counts, worker.base.version + 1, dict(handover.applied))
+        table = SharedTable(run.values, run.counts, worker.base.version + 1, applied)
         server = self.make_server(table, takes_over=True)
-        server.leases.credit(handover.done)
+        server.leases.credit(done)
         for pushed in worker.kept:
-            server.take_over_own(self.group.rank, pushed)
+            server.take_over(self.group.rank, pushed)
         return server
 
     def hand_in(self, admission: int) -> None:
@@ -514,7 +518,7 @@ class RoundsPart(_Part):
         self._check_may_repeat()
         run.values[:] = worker.learner.table.base
         run.counts[:] = worker.learner.table.visits
-        if worker.round.tally.size:
+        if worker.round.tally is not None:
             run.tally.take_over(worker.round.tally)
         table = SharedTable(run.values, run.counts, worker.base.version + 1)
         return self.make_server(table, worker.round)
@@ -551,10 +555,11 @@ class RoundsPart(_Part):
         assert server is not None
         learner, numbers = self._ready_learner(), list(range(run.settings.logical_workers))
         self._begin_walkers(numbers)
-        for logical, state in server.now_at.states.items():
-            learner.restore(logical, state)
+        if server.now_at.learners:
+            for logical, state in enumerate(unstack_states(server.now_at.learners, len(numbers))):
+                learner.restore(logical, state)
         self._run_alone(LearningOn.rounds(run, learner, server.made, server.seconds, server.company))
-        server.now_at = replace(server.now_at, states={number: learner.state(number) for number in numbers})
+        server.now_at = replace(server.now_at, learners=stack_states([learner.state(n) for n in numbers]))
 
 
 @contextmanager

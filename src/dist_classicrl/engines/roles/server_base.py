@@ -8,19 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from dist_classicrl.comm import envelope
-from dist_classicrl.comm.envelope import Kind
-from dist_classicrl.comm.messages import encode
-from dist_classicrl.comm.parts import from_parts
+from dist_classicrl.comm.messages import Bye, decode, encode, kind_of
 from dist_classicrl.comm.remote_errors import Failed, raise_remote
 from dist_classicrl.comm.transport import Backoff, Channel
 from dist_classicrl.engines.outcome import Tally
 from dist_classicrl.engines.progress import Company, Learning, Reporter
+from dist_classicrl.engines.roles.messages import AskToStop, Final, Leave
 from dist_classicrl.engines.saving import Saver
 from dist_classicrl.errors import CutOffError, ProtocolError, RankLostError
 from dist_classicrl.membership.admission import Assignment, Join, Welcome
 from dist_classicrl.membership.election import Base, Deposed, Prepare, answer
-from dist_classicrl.membership.group import Group, NewView
+from dist_classicrl.membership.group import Group, NewView, Release
 from dist_classicrl.membership.heartbeat import Beat, say_beat
 from dist_classicrl.membership.phi_accrual import Arrivals
 from dist_classicrl.membership.spawn import Replacements
@@ -252,24 +250,26 @@ class Serving:
                     self.take_in(rank, message)
         return len(arrived)
 
-    def take_in_common(self, rank: int, kind: Kind, parts: list[np.ndarray]) -> None:
-        """Take in what any worker may send at any time: a sign of life, a failure, its leave.
+    def take_in_common(self, rank: int, told: object) -> None:
+        """Take in what any worker may send at any time: a sign of life, a failure, its leave, a stop.
 
         Raises
         ------
         RemoteRankError
             If it failed.
         """
-        peer = self.peers[rank]
-        if kind is Kind.FAILED:
-            raise_remote(peer.channel, from_parts(Failed, parts))
-        elif kind is Kind.BEAT:
-            beat = from_parts(Beat, parts)
-            self.note_progress(rank, beat.progress, beat.view)
-        elif kind is Kind.LEAVE:
-            self._let_go(rank, envelope.from_text(parts[0]))
-        else:
-            raise ProtocolError(f"Worker {rank} sent {kind.name} where a push belongs.")
+        match told:
+            case Failed():
+                raise_remote(self.peers[rank].channel, told)
+            case Beat():
+                self.note_progress(rank, told.progress, told.view)
+            case Leave():
+                self._let_go(rank, told)
+            case AskToStop(stop) if stop is not None:
+                if self.saver is not None:
+                    self.saver.ask_to_stop(stop)
+            case _:
+                raise ProtocolError(f"Worker {rank} sent {kind_of(told).name} where a push belongs.")
 
     def note_progress(self, rank: int, progress: int, view: tuple[int, int]) -> None:
         """Hear how far a worker's main loop is, and which view it knows."""
@@ -473,14 +473,14 @@ class Serving:
         self._announced.add(view)
         group.announce(view, *others)
 
-    def _let_go(self, rank: int, told: dict[str, Any]) -> None:
+    def _let_go(self, rank: int, leave: Leave) -> None:
         """Do without a worker that says so itself: it leaves the job, or only waits for the end."""
         peer = self.peers[rank]
         returned = 0 if peer.waits else self.has_lost(rank)
-        self.note(told["event"], rank, returned, told["why"])
+        self.note(leave.event, rank, returned, leave.why)
         peer.waits = True
-        if not told["waits"]:
-            peer.channel.send(envelope.encode(Kind.RELEASE))
+        if not leave.waits:
+            peer.channel.send(encode(Release()))
             self._gone.append(self.peers.pop(rank).channel)
             self._change_members(set(self.group.view.members) - {rank})
 
@@ -534,9 +534,7 @@ class Serving:
         Until then each of them could take over from this rank.
         """
         group = self.group
-        whole = self.table.refresh(-1)
-        head = np.array([whole.version], np.int64)
-        message = envelope.encode(Kind.DONE, head, whole.values, whole.counts, envelope.text(result))
+        message = encode(Final(self.table.refresh(-1), result))
         waiting = set(self.peers)
         for rank in waiting:
             self.peers[rank].channel.send(message)
@@ -561,16 +559,15 @@ class Serving:
                 backoff.reset()
             backoff.wait()
         for channel in self.channels:
-            channel.send(envelope.encode(Kind.RELEASE))
+            channel.send(encode(Release()))
 
     def _says_goodbye(self, rank: int, peer: Peer, now: float) -> bool:
         goodbye = False
         while (answer := peer.channel.poll()) is not None:
             peer.arrivals.heard(now)
-            kind, parts = envelope.decode(answer)
-            if kind is Kind.FAILED:
-                raise_remote(peer.channel, from_parts(Failed, parts))
-            elif kind is Kind.BEAT:
-                self.take_in_common(rank, kind, parts)
-            goodbye = goodbye or kind is Kind.BYE
+            match decode(answer):
+                case Failed() | Beat() as told:
+                    self.take_in_common(rank, told)
+                case Bye():
+                    goodbye = True
         return goodbye

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
-
-import numpy as np
-
-from dist_classicrl.comm import envelope
-from dist_classicrl.comm.envelope import Kind
-from dist_classicrl.comm.parts import from_parts
+from dist_classicrl.comm.messages import Bye, decode, encode, kind_of
 from dist_classicrl.comm.remote_errors import Failed, raise_remote
 from dist_classicrl.comm.transport import Backoff, Channel
+from dist_classicrl.engines.roles.messages import AskToStop, Final, Leave, Stopped
 from dist_classicrl.errors import ProtocolError
 from dist_classicrl.membership.election import Base, Deposed, Prepare, answer
 from dist_classicrl.membership.group import Group, NewView, Over, Release
 from dist_classicrl.membership.heartbeat import Beat, say_beat
-from dist_classicrl.process.stop import Stop, StopWatch
-from dist_classicrl.tables.maps import Refresh
+from dist_classicrl.process.stop import StopWatch
 
 
 class ServerLost(Exception):
@@ -38,7 +32,7 @@ class Working:
         To the server that this rank follows.
     progress : int
         Turns of the main loop.
-    final : (Refresh, dict) or None
+    final : Final or None
         The final table and the result, once they have come.
     """
 
@@ -48,7 +42,7 @@ class Working:
         self.group = group
         self.watch = watch
         self.progress = 0
-        self.final: tuple[Refresh, dict[str, Any]] | None = None
+        self.final: Final | None = None
         self.was_released = False
         self._term = -1
         self._server_progress = -1
@@ -142,7 +136,7 @@ class Working:
             or now - self._progressed_at > self.group.timing.stuck
         )
 
-    def take_in_common(self, kind: Kind, parts: list[np.ndarray]) -> None:
+    def take_in_common(self, told: object) -> None:
         """Take in what any server may send at any time.
 
         Raises
@@ -152,22 +146,23 @@ class Working:
         TrainingStopped
             If the run has stopped.
         """
-        if kind is Kind.DONE:
-            self.final = Refresh(-1, int(parts[0][0]), None, parts[1], parts[2]), envelope.from_text(parts[3])
-            self.channel.send(envelope.encode(Kind.BYE))
-        elif kind is Kind.RELEASE:
-            self.was_released = True
-        elif kind is Kind.STOPPED:
-            raise_stopped(self.channel, parts)
-        elif kind is Kind.FAILED:
-            raise_remote(self.channel, from_parts(Failed, parts))
-        elif kind is Kind.BEAT:
-            progress = from_parts(Beat, parts).progress
-            if progress == self._server_progress:
-                return
-            self._server_progress = progress
-        else:
-            raise ProtocolError(f"The server sent {kind.name} where a reply belongs.")
+        match told:
+            case Final():
+                self.final = told
+                self.channel.send(encode(Bye()))
+            case Release():
+                self.was_released = True
+            case Stopped():
+                self.channel.send(encode(Bye()))
+                raise told.stop.error(told.checkpoint, told.steps)
+            case Failed():
+                raise_remote(self.channel, told)
+            case Beat():
+                if told.progress == self._server_progress:
+                    return
+                self._server_progress = told.progress
+            case _:
+                raise ProtocolError(f"The server sent {kind_of(told).name} where a reply belongs.")
         self._progressed_at = self.group.wire.now()
 
     def note_server_progress(self) -> None:
@@ -186,7 +181,7 @@ class Working:
         while not self.was_released:
             now = self.wake()
             while (message := self.channel.poll()) is not None:
-                self.take_in_common(*envelope.decode(message))
+                self.take_in_common(decode(message))
             if not self.was_released:
                 self.look_around(now)
                 self.channel.reap()
@@ -198,18 +193,10 @@ class Working:
 
         `event` is what the record shall say of it, see `record.KINDS`.
         """
-        told = {"event": event, "why": why, "waits": waits}
-        self.channel.send(envelope.encode(Kind.LEAVE, envelope.text(told)))
+        self.channel.send(encode(Leave(event, why, waits)))
 
     def pass_on_stop(self) -> None:
         """Tell the server, once, if this rank was asked to stop."""
         stop = None if self.watch is None else self.watch.untold()
         if stop is not None:
-            self.channel.send(envelope.encode(Kind.STOP, envelope.text(stop.to_dict())))
-
-
-def raise_stopped(channel: Channel, parts: list[np.ndarray]) -> NoReturn:
-    """Say goodbye to the server, and raise the `TrainingStopped` of a STOPPED message that it sent."""
-    channel.send(envelope.encode(Kind.BYE))
-    told = envelope.from_text(parts[0])
-    raise Stop.from_dict(told["stop"]).error(told["checkpoint"], told["steps"])
+            self.channel.send(encode(AskToStop(stop)))

@@ -6,7 +6,7 @@ So fast workers get more, and the run makes exactly the steps asked for.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from dist_classicrl.errors import ProtocolError
@@ -19,17 +19,9 @@ _SHARES = 2
 _LONGEST_SECONDS = 1e9
 
 
-@dataclass
+@dataclass(frozen=True)
 class Lease:
-    """A range of global steps that one worker makes.
-
-    Attributes
-    ----------
-    id : int
-    start : int
-        First global step.
-    steps : int
-    """
+    """A range of `steps` global steps, from `start` on, that one worker makes."""
 
     id: int
     start: int
@@ -194,7 +186,7 @@ class LeaseBook:
         for worker in self._heard:
             self._heard[worker] += seconds
 
-    def report(self, worker: int, made: list[tuple[int, int]]) -> None:
+    def report(self, worker: int, made: Iterable[tuple[int, int]]) -> None:
         """Enter steps `made` by `worker`, as (lease id, steps).
 
         Raises
@@ -214,12 +206,11 @@ class LeaseBook:
             left[lease_id] = left.get(lease_id, lease.steps) - steps
             total += steps
         for lease_id, steps in left.items():
-            lease = self._leases[lease_id][1]
-            # A worker makes the steps of a lease in order.
-            lease.start += lease.steps - steps
-            lease.steps = steps
-            if steps == 0:
-                del self._leases[lease_id]
+            lease = self._leases.pop(lease_id)[1]
+            if steps:
+                # A worker makes the steps of a lease in order.
+                begin = lease.start + lease.steps - steps
+                self._leases[lease_id] = worker, Lease(lease_id, begin, steps)
         self._outstanding[worker] -= total
         self._done += total
         now = self._clock()
@@ -262,7 +253,7 @@ class LeaseBook:
         self._ids += 1
         lease = Lease(self._ids, begin, end - begin)
         self._outstanding[worker] += lease.steps
-        self._leases[lease.id] = (worker, Lease(lease.id, lease.start, lease.steps))
+        self._leases[lease.id] = worker, lease
         return lease
 
     def _share(self, worker: int) -> float:

@@ -9,25 +9,23 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from dist_classicrl._random import stream_key
-from dist_classicrl.comm import envelope
-from dist_classicrl.comm.envelope import Kind
+from dist_classicrl.comm.messages import decode, encode
 from dist_classicrl.comm.transport import Backoff, Channel
+from dist_classicrl.engines.outcome import Learned
+from dist_classicrl.engines.roles.messages import AskToStop, Final
 from dist_classicrl.engines.roles.worker_base import Working
-from dist_classicrl.engines.server.handover import Handover
+from dist_classicrl.engines.server.messages import HandIn, Handover, Push, Pushed, Reply, Wishes
 from dist_classicrl.engines.server.pacing import Pacer
-from dist_classicrl.engines.server.server import LAST_PUSH
+from dist_classicrl.engines.server.window import PushWindow
 from dist_classicrl.learning.learner import Learner, Stream
 from dist_classicrl.membership.election import Base
 from dist_classicrl.membership.group import POLL_SECONDS, Group
 from dist_classicrl.process.stop import StopWatch
 from dist_classicrl.tables import kernels
-from dist_classicrl.tables.maps import PackedMap, Refresh
-from dist_classicrl.tables.window import Pushed, PushWindow
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +86,7 @@ class Worker(Working):
         self._tell_workers = note_workers
         self._stopping = False
         self._why_passive: str | None = None
-        self._leases: deque[tuple[int, int, Stream]] = deque()
+        self._leases: deque[tuple[int, int, Stream]] = deque()  # each with its number and steps left
         self._made: dict[int, int] = {}
         self._since_push = 0
         self._looked = 0.0
@@ -105,7 +103,7 @@ class Worker(Working):
         """How new this rank's table is."""
         return Base.finished(self._window.base[0]) if self.final is not None else Base(*self._window.base)
 
-    def run(self) -> tuple[Refresh, dict[str, Any]] | None:
+    def run(self) -> Final | None:
         """Work until the server says that the run is done.
 
         Return the whole final table and the run's result; None if this rank has left in good order.
@@ -156,19 +154,18 @@ class Worker(Working):
         self.channel.close()
         self._leases.clear()
         if self._since_push or self._table.n_touched[0]:
-            self._pack(flush=True)
+            self._pack(True, time.perf_counter())
         self._since_push = 0
         self._stopping = False
 
-    def hand_over(self, values: np.ndarray, counts: np.ndarray) -> Handover:
-        """Write the base to `values` and `counts` (S * A,), for this rank to serve it.
+    def hand_over(self, values: np.ndarray, counts: np.ndarray) -> Handover | None:
+        """Write the base to `values` and `counts`, flat like the table, for this rank to serve it.
 
-        Return the handover of that version. What the base lacks is in `kept`.
+        Return the handover of that version, if there is one. What the base lacks is in `kept`.
         """
         values[:] = self._table.base
         counts[:] = self._window.base_counts()
-        handover = self._window.handover
-        return Handover(0, {}, np.zeros(0)) if handover is None else Handover.from_parts(*handover)
+        return self._window.handover
 
     @property
     def kept(self) -> list[Pushed]:
@@ -183,10 +180,9 @@ class Worker(Working):
             return
         kept, last = self._window.kept, self._window.last_sequence
         for pushed in kept:
-            head = np.array([pushed.sequence, pushed.steps, pushed is kept[-1], last], np.int64)
-            self.channel.send(envelope.encode(Kind.HAND_IN, head, pushed.reals, *pushed.packed.parts))
+            self.channel.send(encode(HandIn(pushed, pushed is kept[-1], last)))
         if not kept:
-            self.channel.send(envelope.encode(Kind.HAND_IN, np.array([0, 0, 1, last], np.int64)))
+            self.channel.send(encode(HandIn(None, True, last)))
         if self._why_passive is not None:
             self._say_passive(self._why_passive)
 
@@ -261,65 +257,46 @@ class Worker(Working):
         begin = time.perf_counter()
         pacer = self._pacer
         wants_refresh = pacer.wants_refresh or flush or self._window.needs_refresh
-        sequence, packed, saved, made, reals = self._pack(flush, begin)
-        load = kernels.map_load(packed)
-        flags = (0 if self._leases else 1) | (2 if pacer.urgent else 0) | (4 if wants_refresh else 0)
-        flags |= LAST_PUSH if self._stopping else 0
-        known = self._window.known_version(sequence)
-        numbers = [
-            sequence,
-            flags,
-            self._learner.quantum,
-            saved,
-            self.progress,
-            self.group.view.revision,
-            known,
-        ]
-        for lease_id, steps in made.items():
-            numbers += (lease_id, steps)
-        head = np.array(numbers, np.int64)
-        self.channel.send(envelope.encode(Kind.PUSH, head, reals, *packed.parts))
+        pushed, made, saved = self._pack(flush, begin)
+        load = kernels.map_load(pushed.packed)
+        wishes = Wishes(
+            self._learner.quantum, pacer.interval_seconds, not self._leases, pacer.urgent, wants_refresh
+        )
+        known = self._window.known_version(pushed.sequence)
+        revision = self.group.view.revision
+        push = Push(pushed, made, wishes, saved, self.progress, revision, known, self._stopping)
+        self.channel.send(encode(push))
         steps, self._since_push = self._since_push, 0
         pacer.gauge.look(self._table.base)
         cpu_now = time.thread_time()
         pacer.pushed(load, steps, cpu_now - self._cpu_at_push - self._cpu_learning)
         self._cpu_at_push, self._cpu_learning = cpu_now, 0.0
 
-    def _pack(
-        self, flush: bool, now: float | None = None
-    ) -> tuple[int, PackedMap, int, dict[int, int], np.ndarray]:
-        """Make the next push of what was learned.
-
-        Return its number, its maps, the bytes that compression saved, the steps by lease, and what else it
-        says.
-        """
-        now = time.perf_counter() if now is None else now
+    def _pack(self, flush: bool, now: float) -> tuple[Pushed, dict[int, int], int]:
+        """Make the next push of what was learned. Return it, its steps by lease, and the bytes saved."""
         made, self._made = self._made, {}
-        reals = np.empty(7)
-        reals[:4] = self._learner.totals.take()
-        reals[4] = self._pacer.interval_seconds
-        reals[5] = self._learning - self._told_learning
-        reals[6] = now - self._told_time
+        learning, passed = self._learning - self._told_learning, now - self._told_time
         self._told_learning, self._told_time = self._learning, now
+        learned = Learned.of(self._learner.totals.take(), learning, passed)
         steps = sum(made.values())
         if self._threshold > 0.0:
-            sequence, packed, saved = self._pack_compressed(flush, steps, reals)
+            pushed, saved = self._pack_compressed(flush, steps, learned)
         else:
-            (sequence, packed), saved = self._window.push(steps=steps, reals=reals), 0
-        return sequence, packed, saved, made, reals
+            pushed, saved = self._window.push(steps=steps, learned=learned), 0
+        return pushed, made, saved
 
-    def _pack_compressed(self, flush: bool, steps: int, reals: np.ndarray) -> tuple[int, PackedMap, int]:
-        """Pack what is large enough to go. Return the push's number, its maps, and the bytes saved."""
+    def _pack_compressed(self, flush: bool, steps: int, learned: Learned) -> tuple[Pushed, int]:
+        """Pack what is large enough to go. Return it, and the bytes saved."""
         table = self._table
         touched = int(table.n_touched[0])
         untouched = int(np.count_nonzero(table.updates[self._waiting] == self._waiting_updates))
         key = stream_key(self._seed, "compression", self._rank, self._window.last_sequence)
-        sequence, packed = self._window.push(self._threshold, flush, key, steps, reals)
+        pushed = self._window.push(self._threshold, flush, key, steps, learned)
         self._waiting = table.touched[: table.n_touched[0]].copy()
         self._waiting_updates = table.updates[self._waiting]
         # Without a threshold all would have gone, but what only waits since an earlier push went with that.
-        entries = touched - untouched - packed.size
-        return sequence, packed, entries * sum(part.itemsize for part in packed.parts)
+        entries = touched - untouched - pushed.packed.size
+        return pushed, entries * sum(part.itemsize for part in pushed.packed.parts)
 
     def _take_in(self) -> bool:
         """Take in what the server sent, and return whether there was anything.
@@ -334,13 +311,13 @@ class Worker(Working):
         something = False
         while self.final is None and (message := self.channel.poll()) is not None:
             something = True
-            kind, parts = envelope.decode(message)
-            if kind is Kind.REPLY:
-                self._reply(parts)
-            elif kind is Kind.STOP:
-                self._stop()
-            else:
-                self.take_in_common(kind, parts)
+            match decode(message):
+                case Reply() as reply:
+                    self._take_reply(reply)
+                case AskToStop():
+                    self._stop()
+                case told:
+                    self.take_in_common(told)
             if self._busy_alone():
                 break
         return something
@@ -348,18 +325,16 @@ class Worker(Working):
     def _busy_alone(self) -> bool:
         return bool(self._leases) and self._window.in_flight == 0
 
-    def _reply(self, parts: list[np.ndarray]) -> None:
-        applied, lease_id, start, steps, form, since, version = parts[0].tolist()
+    def _take_reply(self, reply: Reply) -> None:
         self.note_server_progress()
-        self._window.receipt(applied)
-        if form:
+        self._window.receipt(reply.applied)
+        if reply.refresh is not None:
             begin = time.thread_time()
-            entries = parts[5] if form == 2 else None
-            refresh = Refresh(since, version, entries, parts[3], parts[4])
-            self._window.refresh(refresh, applied, (parts[1], parts[2]))
+            self._window.refresh(reply.refresh, reply.applied, reply.handover)
             self._pacer.refreshed(time.thread_time() - begin)
-        if steps and not self._stopping and self._why_passive is None:
+        lease = reply.lease
+        if lease is not None and not self._stopping and self._why_passive is None:
             again = [self._generation] if self._generation else []
             term = self.group.view.term
-            key = stream_key(self._seed, "lease", start, *again, *(("term", term) if term else ()))
-            self._leases.append((lease_id, steps, Stream(key, start)))
+            key = stream_key(self._seed, "lease", lease.start, *again, *(("term", term) if term else ()))
+            self._leases.append((lease.id, lease.steps, Stream(key, lease.start)))

@@ -42,6 +42,11 @@ def round_steps(settings: Settings) -> int:
     return updates * settings.batch_size
 
 
+def steps_before(settings: Settings, number: int, steps: int) -> int:
+    """Return how many of a call's `steps` are made before its round `number`."""
+    return min(steps, number * settings.logical_workers * round_steps(settings))
+
+
 def rounds(settings: Settings, start: int, steps: int) -> Iterator[list[Quota]]:
     """Yield each round's quotas, for `steps` steps from global step `start` on.
 

@@ -1,0 +1,211 @@
+"""The workers of the reproducible mode: each plays the parts of some of the logical workers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from dist_classicrl.comm.messages import decode, encode
+from dist_classicrl.comm.transport import Backoff
+from dist_classicrl.engines.outcome import Learned
+from dist_classicrl.engines.roles.messages import Final
+from dist_classicrl.engines.roles.worker_base import Working
+from dist_classicrl.engines.rounds.messages import Order, RoundMaps, RoundOrder, RoundStart, WalkerState
+from dist_classicrl.engines.schedule import Quota, play, rounds, steps_before
+from dist_classicrl.errors import ProtocolError
+from dist_classicrl.learning.learner import Learner
+from dist_classicrl.learning.state import State, unstack_states
+from dist_classicrl.membership.election import Base
+from dist_classicrl.membership.group import POLL_SECONDS, Group
+from dist_classicrl.process.stop import StopWatch
+from dist_classicrl.settings import Settings
+
+
+class RoundWorker(Working):
+    """Carries some of the logical workers for one call of `train`, for one server after another if need be.
+
+    Parameters
+    ----------
+    group : Group
+    learner : Learner
+        Its walkers are logical workers.
+    begin_walkers : callable
+        Gives the learner these logical workers as walkers, as the run begins with them.
+    settings : Settings
+    start, steps : int
+        First global step, and steps of the whole run.
+    seed : int
+    may_repeat : bool
+        See `RoundServer`.
+    watch : StopWatch, optional
+        Tells when this rank was asked to stop.
+    wants_to_leave : callable, optional
+        Tells why this rank is to leave in good order, once it is.
+
+    Attributes
+    ----------
+    round : RoundStart
+        Where the round begins that this rank is in.
+    carried : list of int
+        The logical workers that are this rank's.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        learner: Learner,
+        begin_walkers: Callable[[list[int]], None],
+        settings: Settings,
+        start: int,
+        steps: int,
+        seed: int,
+        may_repeat: bool,
+        watch: StopWatch | None = None,
+        wants_to_leave: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        super().__init__(group, watch)
+        self.learner = learner
+        self.round = RoundStart()
+        self.carried: list[int] = []
+        self._has_played = self._has_finished = False
+        self._begin_walkers = begin_walkers
+        self._settings = settings
+        self._start = start
+        self._steps = steps
+        self._seed = seed
+        self._may_repeat = may_repeat
+        self._wants_to_leave = wants_to_leave
+        self._leaving = False
+        self._base = Base()
+        self._order: RoundOrder | None = None
+        self._told = time.perf_counter()
+        self._looked = 0.0
+
+    @property
+    def base(self) -> Base:
+        """How new this rank's table is."""
+        return Base.finished(self._base.term) if self.final is not None else self._base
+
+    def start_from(self, base: Base) -> None:
+        """Take note that the table is what the server of `base` began with; none: walkers are old."""
+        self._base = base
+        if not base.is_some:
+            self.carried = []
+
+    def give_up_server(self) -> None:
+        """Take nothing from the server any more."""
+        self.channel.close()
+        self._order = None
+        self._leaving = False
+
+    def run(self) -> Final | None:
+        """Play rounds until the server says that the run is done.
+
+        Return the whole final table and the run's result; None if this rank has left in good order.
+
+        Raises
+        ------
+        RemoteRankError
+            If another rank failed.
+        TrainingStopped
+            If the server says that the run has stopped.
+        ServerLost, Deposed
+            See `Working.look_around`.
+        """
+        backoff = Backoff(self.group.wire.sleep)
+        while self.final is None and not self.was_released:
+            now = self.wake()
+            self._take_in()
+            if self._order is not None:
+                self._play_round(self._order)
+                backoff.reset()
+            else:
+                self.pass_on_stop()
+                self.channel.reap()
+                self._leave_if_asked()
+                self.look_around(now)
+                backoff.wait()
+        if self.final is not None:
+            self.await_release()
+        return self.final
+
+    def _leave_if_asked(self) -> None:
+        why = None if self._leaving else self._wants_to_leave()
+        if why is not None:
+            self._leaving = True
+            self.say_leave("left", why, waits=False)
+
+    def _take_in(self) -> None:
+        while self.final is None and (message := self.channel.poll()) is not None:
+            match decode(message):
+                case RoundOrder() as order:
+                    self._take_order(order)
+                    self.note_server_progress()
+                case told:
+                    self.take_in_common(told)
+
+    def _take_order(self, order: RoundOrder) -> None:
+        """Move to the table at the beginning of a round, and get ready the learners that are this rank's."""
+        term = self.group.view.term
+        refresh = order.refresh
+        if refresh.since > self._base.version or refresh.since >= 0 and self._base.term != term:
+            raise ProtocolError(
+                f"A table from version {refresh.since} on came to a base of version {self._base.version}."
+            )
+        self.learner.table.rebase(refresh, [])
+        passed = order.start.number - self.round.number
+        is_ready = passed == 1 and self._has_finished or passed == 0 and not self._has_played
+        self._base = Base(term, refresh.version)
+        self.round = order.start
+        mine = [number for number, rank in enumerate(order.carried_by) if rank == self.group.rank]
+        if mine != self.carried or not is_ready:
+            learners = order.start.learners
+            self._carry(mine, unstack_states(learners, len(order.carried_by)) if learners else [])
+        self._has_played = self._has_finished = False
+        if order.order is not Order.GO_ON:
+            for logical in self.carried:
+                state = self.learner.state(logical)
+                self.channel.send(encode(WalkerState(order.attempt, logical, state)))
+        self._order = None if order.order is Order.TELL_STATE_AND_WAIT else order
+
+    def _carry(self, mine: list[int], states: list[State]) -> None:
+        """Carry the logical workers `mine` in these states of all of them, or as new where there are none."""
+        self._begin_walkers([logical for logical in mine if logical not in self.carried or not states])
+        self.carried = mine
+        if states:
+            for logical in mine:
+                self.learner.restore(logical, states[logical])
+
+    def _play_round(self, order: RoundOrder) -> None:
+        """Play this rank's part of the round, unless the server begins it anew meanwhile."""
+        self._order = None
+        made = steps_before(self._settings, order.start.number, self._steps)
+        quotas = next(iter(rounds(self._settings, self._start + made, self._steps - made)), [])
+        for quota in quotas:
+            if quota.worker in self.carried:
+                self._play(order.attempt, quota)
+                self._look()
+                if self._order is not None or self.final is not None:
+                    return
+        self._has_finished = True
+
+    def _play(self, attempt: int, quota: Quota) -> None:
+        learner = self.learner
+        self._has_played = True
+        begin = time.perf_counter()
+        packed = play(quota, learner, self._seed)
+        now = time.perf_counter()
+        learned = Learned.of(learner.totals.take(), now - begin, now - self._told)
+        self._told = now
+        after = learner.state(quota.worker) if self._may_repeat else {}
+        self.channel.send(encode(RoundMaps(attempt, quota.worker, learned, packed, after)))
+
+    def _look(self) -> None:
+        """Look now and then for what cannot wait for the end of this rank's part of the round."""
+        now = self.wake()
+        if now - self._looked < POLL_SECONDS:
+            return
+        self._looked = now
+        self.pass_on_stop()
+        self._take_in()
+        self.look_around(now)
