@@ -12,11 +12,12 @@ from dist_classicrl.comm.messages import encode
 from dist_classicrl.comm.remote_errors import Failed
 from dist_classicrl.engines.outcome import Tally
 from dist_classicrl.engines.progress import Observer, Reporter
-from dist_classicrl.engines.roles.server_base import LossPolicy, NobodyLeft
+from dist_classicrl.engines.roles.server_base import NobodyLeft
 from dist_classicrl.engines.roles.worker_base import ServerLost
 from dist_classicrl.engines.rounds import worker as worker_of_rounds
 from dist_classicrl.engines.rounds.messages import Order, RoundOrder, RoundStart
 from dist_classicrl.engines.rounds.server import RoundServer
+from dist_classicrl.engines.run import LossPolicy
 from dist_classicrl.engines.server.leases import Lease, LeaseBook
 from dist_classicrl.engines.server.messages import Reply
 from dist_classicrl.engines.server.server import Server

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from dist_classicrl.errors import SettingsError
 
 if TYPE_CHECKING:
     from dist_classicrl.engines.outcome import Outcome
-    from dist_classicrl.engines.roles.changes import Entry
     from dist_classicrl.engines.run import Run
+    from dist_classicrl.membership.admission import Entry
     from dist_classicrl.membership.group import Group
     from dist_classicrl.membership.handshake import Setup
     from dist_classicrl.settings import Settings
@@ -66,22 +65,29 @@ class _BuiltIn:
 
 
 def _train_alone(run: Run, group: Group | None, start: Setup | Entry | None) -> Outcome:
-    from dist_classicrl.engines.local.training import run_alone
+    from dist_classicrl.engines.local.training import train
 
-    return run_alone(run)
+    return train(run)
 
 
-def _train_together(part: str, run: Run, group: Group | None, start: Setup | Entry | None) -> Outcome:
-    from dist_classicrl.engines.roles import participants
+def _train_by_server(run: Run, group: Group | None, start: Setup | Entry | None) -> Outcome:
+    from dist_classicrl.engines.server.training import train
 
     assert group is not None and start is not None  # else another engine suits
-    return participants.run_together(getattr(participants, part), run, group, start)
+    return train(run, group, start)
+
+
+def _train_in_rounds(run: Run, group: Group | None, start: Setup | Entry | None) -> Outcome:
+    from dist_classicrl.engines.rounds.training import train
+
+    assert group is not None and start is not None  # else another engine suits
+    return train(run, group, start)
 
 
 _BUILT_IN: tuple[Engine, ...] = (
     _BuiltIn("local", lambda settings, ranks: ranks == 1, _train_alone),
-    _BuiltIn("server", lambda settings, ranks: settings.async_updates, partial(_train_together, "AsyncPart")),
-    _BuiltIn("rounds", lambda settings, ranks: True, partial(_train_together, "RoundsPart")),
+    _BuiltIn("server", lambda settings, ranks: settings.async_updates, _train_by_server),
+    _BuiltIn("rounds", lambda settings, ranks: True, _train_in_rounds),
 )
 _registered: dict[str, Engine] = {}
 

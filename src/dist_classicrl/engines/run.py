@@ -13,7 +13,6 @@ import numpy as np
 from dist_classicrl._random import stream_key
 from dist_classicrl.engines.outcome import Tally
 from dist_classicrl.engines.progress import Observer, Reporter
-from dist_classicrl.engines.roles.server_base import LossPolicy
 from dist_classicrl.engines.saving import Saver
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.errors import EnvError, TrainingStopped
@@ -26,6 +25,24 @@ from dist_classicrl.settings import Settings
 from dist_classicrl.tables.warm_up import warm_up_server, warm_up_worker
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LossPolicy:
+    """What is done about lost ranks.
+
+    Attributes
+    ----------
+    on_failure : str
+        "continue", "replace" or "abort".
+    min_workers : int
+        With fewer the run ends.
+    max_replacements : int
+    """
+
+    on_failure: str = "continue"
+    min_workers: int = 0
+    max_replacements: int = 0
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,9 @@ from dist_classicrl.process.stop import Stop
 
 logger = logging.getLogger(__name__)
 
+LAST_PUSH_SECONDS = 2.0
+"""How long a stop waits for what the workers have not pushed."""
+
 _PATIENCE_SECONDS = 5.0
 _HANGING_SECONDS = 0.5
 _BYE_SECONDS = 1.0

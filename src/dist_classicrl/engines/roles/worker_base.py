@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 from dist_classicrl.comm.messages import Bye, decode, encode, kind_of
 from dist_classicrl.comm.remote_errors import Failed, raise_remote
 from dist_classicrl.comm.transport import Backoff, Channel
@@ -17,7 +19,7 @@ class ServerLost(Exception):
     """The server is lost, or another rank asks to do without it: an election is due."""
 
 
-class Working:
+class Working(ABC):
     """A worker's dealings with the server.
 
     Parameters
@@ -49,9 +51,25 @@ class Working:
         self._progressed_at = self._woken = group.wire.now()
 
     @property
+    @abstractmethod
     def base(self) -> Base:
         """How new what this rank holds is."""
-        raise NotImplementedError
+
+    @abstractmethod
+    def run(self) -> Final | None:
+        """Work until the server says that the run is done; None: this rank has left in good order."""
+
+    @abstractmethod
+    def give_up_server(self) -> None:
+        """Take nothing from the server any more."""
+
+    @abstractmethod
+    def hand_in(self, admission: int) -> None:
+        """Follow the server of a new view, which gets what it lacks."""
+
+    @abstractmethod
+    def begin_anew(self, channel: Channel, sequence: int) -> None:
+        """Follow the server on `channel`, which took this rank for lost, and has its pushes to `sequence`."""
 
     def follow(self, admission: int) -> None:
         """Work for the server of the group's view from now on, which counts this as admission `admission`."""

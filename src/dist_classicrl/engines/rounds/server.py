@@ -12,6 +12,8 @@ import numpy as np
 
 from dist_classicrl.comm.messages import decode, encode
 from dist_classicrl.comm.transport import Backoff
+from dist_classicrl.engines.loops import LearningOn
+from dist_classicrl.engines.roles.peers import Peer
 from dist_classicrl.engines.roles.server_base import NobodyLeft, Serving
 from dist_classicrl.engines.rounds.messages import (
     Order,
@@ -38,7 +40,20 @@ def carriers(settings: Settings, workers: list[int]) -> dict[int, int]:
 
 
 @dataclass
-class RoundServer(Serving):
+class Client:
+    """What the server knows of one worker.
+
+    Attributes
+    ----------
+    is_new : bool
+        Whether it has no table of this server's.
+    """
+
+    is_new: bool
+
+
+@dataclass
+class RoundServer(Serving[Client]):
     """Serves one call of `train` in the reproducible mode.
 
     Attributes
@@ -51,6 +66,8 @@ class RoundServer(Serving):
     may_repeat : bool
         Whether a round can be played again: all learners' state goes along with it.
     """
+
+    can_rescue = False
 
     settings: Settings = field(kw_only=True)
     start: int = field(kw_only=True)
@@ -65,7 +82,6 @@ class RoundServer(Serving):
         self._attempt = 0
         self._carried_by: dict[int, int] = {}
         self._is_broken = False
-        self._new: set[int] = set()
         self._states: dict[int, State] = {}
         self._asked: Position | None = None
         self._copied = False
@@ -111,7 +127,7 @@ class RoundServer(Serving):
             if self.reporter.wants_end:
                 return None
             stop, order = self._next_order()
-            self.check_earlier_losses()
+            self.members.check_earlier_losses()
             self._begin_round(since, order)
             if stop is not None:
                 self._await_states()
@@ -160,14 +176,14 @@ class RoundServer(Serving):
         self._is_broken = False
         self._carried_by = carriers(self.settings, self.workers)
         ready: dict[int, np.ndarray] = {}
-        for rank, peer in self.peers.items():
-            base = -1 if rank in self._new else since
+        for peer in self.peers.present.values():
+            base = -1 if peer.client.is_new else since
+            peer.client.is_new = False
             if base not in ready:
                 ready[base] = encode(self._order_of(self.table.refresh(base), order))
             message = ready[base]
             peer.channel.send(message)
             self.tally.bytes_pulled += message.size
-        self._new.clear()
         self._states = {}
         if order == Order.TELL_STATE:
             self.report_progress(now=True)
@@ -178,7 +194,7 @@ class RoundServer(Serving):
                 self._snapshot.copy_now()
         # Silence is judged from now on: who had no part in the end of the last round had nothing to say.
         now = self.group.wire.now()
-        for peer in self.peers.values():
+        for peer in self.peers.present.values():
             peer.channel.last_heard = max(peer.channel.last_heard, now - self.group.timing.interval)
 
     def _order_of(self, refresh: Refresh, order: Order) -> RoundOrder:
@@ -221,18 +237,18 @@ class RoundServer(Serving):
             if not arrived:
                 backoff.wait()
 
-    def take_in(self, rank: int, message: np.ndarray) -> None:
+    def take_in(self, peer: Peer[Client], message: np.ndarray) -> None:
         """Take in a logical worker's maps, a learner's state, or what any worker may send."""
         match decode(message):
             case RoundMaps() as maps:
-                self._take_in_maps(rank, message.size, maps)
+                self._take_in_maps(peer, message.size, maps)
             case WalkerState() as told:
-                self._take_in_state(rank, told)
+                self._take_in_state(peer.rank, told)
             case told:
-                self.take_in_common(rank, told)
+                self.take_in_common(peer, told)
 
-    def _take_in_maps(self, rank: int, size: int, maps: RoundMaps) -> None:
-        logical = maps.logical
+    def _take_in_maps(self, peer: Peer[Client], size: int, maps: RoundMaps) -> None:
+        rank, logical = peer.rank, maps.logical
         if maps.attempt < self._attempt:  # of a round that is played again
             return
         is_due = maps.attempt == self._attempt and logical not in self._played
@@ -241,7 +257,7 @@ class RoundServer(Serving):
                 f"Worker {rank} sent attempt {maps.attempt} of logical worker {logical} in attempt "
                 f"{self._attempt}, where it is not due."
             )
-        self.has_pushed(rank)
+        self.members.note_push(peer)
         self._played[logical] = maps
         self._sizes[logical] = size
         self.tally.pushes += 1
@@ -266,7 +282,6 @@ class RoundServer(Serving):
 
     def has_lost(self, rank: int) -> int:
         """Play the round again if the worker had a part in it."""
-        self._new.discard(rank)
         if rank not in self._carried_by.values():
             return 0
         if not self.may_repeat:
@@ -278,16 +293,21 @@ class RoundServer(Serving):
         self._is_broken = True
         return 0
 
-    def has_made(self, steps: int) -> None:
-        """Count rounds that this rank played itself, in the table as it is now.
-
-        The learners' state has to be put into `now_at` besides, if the run goes on with others.
-        """
-        self.made += steps
+    def has_made(self, alone: LearningOn) -> None:
+        """Count rounds that this rank played itself, in the table as it is now."""
+        self.made += alone.made
         self.table.overwritten()
-        number = self.now_at.number + -(-steps // steps_before(self.settings, 1, self.steps))
-        self.now_at = RoundStart(number, {}, self.tally.so_far(self.seconds))
+        number = self.now_at.number + -(-alone.made // steps_before(self.settings, 1, self.steps))
+        self.now_at = RoundStart(number, alone.learners, self.tally.so_far(self.seconds))
+
+    def new_client(self, is_first: bool) -> Client:
+        """Return what there is to know of a worker: who joins later needs the whole table."""
+        return Client(is_new=not is_first)
 
     def has_admitted(self, rank: int) -> None:
-        """Let the worker take part from the next round on."""
-        self._new.add(rank)
+        """Let the worker take part, from the next round on."""
+
+    @property
+    def learning(self) -> int:
+        """How many ranks learn: this one, if there is nobody else."""
+        return min(max(1, len(self.peers.learners)), self.settings.logical_workers)

@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable
 
 from dist_classicrl.comm.messages import decode, encode
-from dist_classicrl.comm.transport import Backoff
+from dist_classicrl.comm.transport import Backoff, Channel
 from dist_classicrl.engines.outcome import Learned
 from dist_classicrl.engines.roles.messages import Final
 from dist_classicrl.engines.roles.worker_base import Working
 from dist_classicrl.engines.rounds.messages import Order, RoundMaps, RoundOrder, RoundStart, WalkerState
 from dist_classicrl.engines.schedule import Quota, play, rounds, steps_before
-from dist_classicrl.errors import ProtocolError
+from dist_classicrl.errors import ProtocolError, RankLostError
 from dist_classicrl.learning.learner import Learner
 from dist_classicrl.learning.state import State, unstack_states
 from dist_classicrl.membership.election import Base
@@ -91,6 +91,31 @@ class RoundWorker(Working):
         self._base = base
         if not base.is_some:
             self.carried = []
+
+    def hand_in(self, admission: int) -> None:
+        """Follow the server of a new view, which begins the round anew."""
+        self.check_may_repeat()
+        self.follow(admission)
+
+    def begin_anew(self, channel: Channel, sequence: int) -> None:
+        """Follow the server on `channel`, with walkers as they are told."""
+        self.start_from(Base())
+        self.follow_on(channel)
+
+    def check_may_repeat(self) -> None:
+        """Check that a round whose server is lost can be played again.
+
+        Raises
+        ------
+        RankLostError
+            If it cannot.
+        """
+        if not self._may_repeat:
+            raise RankLostError(
+                "The server is lost, and the state of environments or replay memories in the middle of a "
+                "round cannot be put back, which the reproducible mode cannot do without. Start the job "
+                "again, best with `python -m dist_classicrl launch`: it goes on from the last checkpoint."
+            )
 
     def give_up_server(self) -> None:
         """Take nothing from the server any more."""

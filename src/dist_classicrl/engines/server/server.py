@@ -11,8 +11,11 @@ import numpy as np
 
 from dist_classicrl.comm.messages import decode, encode
 from dist_classicrl.comm.transport import Backoff
+from dist_classicrl.engines.loops import LearningOn
 from dist_classicrl.engines.roles.messages import AskToStop
+from dist_classicrl.engines.roles.peers import Peer
 from dist_classicrl.engines.roles.server_base import Serving
+from dist_classicrl.engines.roles.shutdown import LAST_PUSH_SECONDS
 from dist_classicrl.engines.saving import Position, Saver
 from dist_classicrl.engines.server.leases import Lease, LeaseBook
 from dist_classicrl.engines.server.messages import HandIn, Handover, Push, Pushed, Reply, Wishes
@@ -27,12 +30,10 @@ _CALM_DUTY = 0.02
 _BUSY_DUTY = 0.5
 _OFFER_SECONDS = 0.1
 _COPY_SECONDS = 2e-3
-LAST_PUSH_SECONDS = 2.0
-"""How long a stop waits for what the workers have not pushed."""
 
 
 @dataclass
-class _Client:
+class Client:
     """What the server knows of one worker's work."""
 
     version: int
@@ -44,7 +45,7 @@ class _Client:
 
 
 @dataclass
-class Server(Serving):
+class Server(Serving[Client]):
     """Serves one call of `train`, from its beginning or in place of a server that was lost.
 
     Attributes
@@ -54,14 +55,14 @@ class Server(Serving):
         Whether the workers have to hand in first what a lost server may not have passed on.
     """
 
+    can_rescue = True
+
     leases: LeaseBook = field(kw_only=True)
     takes_over: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        version = -1 if self.takes_over else self.table.version
-        self._clients = {rank: _Client(version, hands_in=self.takes_over) for rank in self.group.view.workers}
         self._snapshot = TableSnapshot(self.table.values, self.table.counts)
-        self._handover: tuple[int, Handover | None] = -1, None
+        self._handover: tuple[int, Handover | None] = -1, None  # with the version that it is of
         self._offered = 0.0
         super().__post_init__()
 
@@ -105,10 +106,10 @@ class Server(Serving):
                 break
             self.look_around(woken)
             if not self._awaits_maps:
-                self.check_earlier_losses()
-                for rank, client in self._clients.items():
-                    if client.owes_reply:
-                        self._reply(rank, client, self._grant(rank, client))
+                self.members.check_earlier_losses()
+                for peer in self.peers.learners:
+                    if peer.client.owes_reply:
+                        self._reply(peer, self._grant(peer))
                 self._offer(woken)
             self.report_progress()
             if self.saver is not None:
@@ -126,7 +127,7 @@ class Server(Serving):
 
     @property
     def _awaits_maps(self) -> bool:
-        return self.takes_over and any(client.hands_in for client in self._clients.values())
+        return self.takes_over and any(peer.client.hands_in for peer in self.peers.learners)
 
     def _save(self, saver: Saver) -> None:
         """Begin a checkpoint if it is time, or copy some more of the table for the one that has begun."""
@@ -163,27 +164,28 @@ class Server(Serving):
         self._ask_for_last_pushes()
         deadline = wire.now() + LAST_PUSH_SECONDS
         backoff = Backoff(wire.sleep)
-        while not all(client.has_stopped for client in self._clients.values()) and wire.now() < deadline:
+        while wire.now() < deadline and not all(
+            peer.client.has_stopped or peer.channel.lost for peer in self.peers.learners
+        ):
             if not self.receive():
                 backoff.wait()
-            for rank in [rank for rank in self._clients if self.peers[rank].channel.lost]:
-                self._clients[rank].has_stopped = True
 
-    def take_in(self, rank: int, message: np.ndarray) -> None:
+    def take_in(self, peer: Peer[Client], message: np.ndarray) -> None:
         """Take in a push, or what any worker may send."""
         match decode(message):
-            case Push() as push if rank in self._clients:
-                self._push(rank, self._clients[rank], message.size, push)
-            case HandIn() as handed_in if rank in self._clients:
-                self._take_hand_in(rank, self._clients[rank], message.size, handed_in)
+            case Push() as push if peer.learns:
+                self._push(peer, message.size, push)
+            case HandIn() as handed_in if peer.learns:
+                self._take_hand_in(peer, message.size, handed_in)
             case told:
-                self.take_in_common(rank, told)
+                self.take_in_common(peer, told)
 
-    def _push(self, rank: int, client: _Client, size: int, push: Push) -> None:
+    def _push(self, peer: Peer[Client], size: int, push: Push) -> None:
+        rank, client = peer.rank, peer.client
         pushed = push.pushed
         client.wishes, client.starved, client.has_stopped = push.wishes, push.wishes.is_starved, push.is_last
-        self.note_progress(rank, push.progress, (self.group.view.term, push.revision))
-        self.has_pushed(rank)
+        self.members.note_progress(peer, push.progress, (self.group.view.term, push.revision))
+        self.members.note_push(peer)
         staleness = self.table.version - push.known_version if push.known_version >= 0 else 0
         self.table.apply(rank, pushed.sequence, pushed.packed)
         self.leases.report(rank, push.made.items())
@@ -199,20 +201,21 @@ class Server(Serving):
             self.leases.credit(pushed.steps)
             self._count(rank, pushed, size)
 
-    def has_made(self, steps: int) -> None:
-        """Count steps that this rank made itself, in the table as it is now."""
-        self.leases.credit(steps)
+    def has_made(self, alone: LearningOn) -> None:
+        """Count what this rank learned itself, which is in the table as it is now."""
+        self.leases.credit(alone.made)
         self.table.overwritten()
 
-    def _take_hand_in(self, rank: int, client: _Client, size: int, handed_in: HandIn) -> None:
+    def _take_hand_in(self, peer: Peer[Client], size: int, handed_in: HandIn) -> None:
         """Apply a push that the server before this one may have had: what its survivors had, counts."""
+        rank = peer.rank
         if handed_in.pushed is not None:
             self.take_over(rank, handed_in.pushed, size)
         if handed_in.is_last:
             # What it forgot when it came back, before its base had caught up, is not missing here.
             self.table.applied[rank] = max(self.table.applied.get(rank, 0), handed_in.last_sequence)
-            client.hands_in = False
-            client.owes_reply = True
+            peer.client.hands_in = False
+            peer.client.owes_reply = True
 
     def _count(self, rank: int, pushed: Pushed, size: int, staleness: int = 0) -> None:
         tally, learned = self.tally, pushed.learned
@@ -232,20 +235,22 @@ class Server(Serving):
         if self.leases.pool == 0 or now - self._offered < _OFFER_SECONDS:
             return
         self._offered = now
-        for rank, client in self._clients.items():
-            if client.starved and (lease := self._grant(rank, client)) is not None:
-                self._reply(rank, client, lease)
+        for peer in self.peers.learners:
+            if peer.client.starved and (lease := self._grant(peer)) is not None:
+                self._reply(peer, lease)
 
-    def _grant(self, rank: int, client: _Client) -> Lease | None:
-        return self.leases.grant(rank, client.wishes.quantum, client.wishes.interval_seconds)
+    def _grant(self, peer: Peer[Client]) -> Lease | None:
+        wishes = peer.client.wishes
+        return self.leases.grant(peer.rank, wishes.quantum, wishes.interval_seconds)
 
-    def _reply(self, rank: int, client: _Client, lease: Lease | None) -> None:
+    def _reply(self, peer: Peer[Client], lease: Lease | None) -> None:
+        client = peer.client
         refresh, handover = None, None
         if client.wishes.refresh and client.version < self.table.version:
             refresh, handover = self.table.refresh(client.version), self._current_handover()
             client.version = refresh.version
-        message = encode(Reply(self.table.applied.get(rank, 0), lease, refresh, handover))
-        self.peers[rank].channel.send(message)
+        message = encode(Reply(self.table.applied.get(peer.rank, 0), lease, refresh, handover))
+        peer.channel.send(message)
         self.tally.bytes_pulled += message.size
         client.owes_reply = False
         client.starved = client.starved and lease is None
@@ -256,19 +261,28 @@ class Server(Serving):
             self._handover = self.table.version, handover
         return self._handover[1]
 
-    def has_lost(self, rank: int) -> int:
-        """Take back the worker's leases."""
-        del self._clients[rank]
-        return self.leases.remove(rank)
+    def new_client(self, is_first: bool) -> Client:
+        """Return what there is to know of a worker: who joins later has no version of this server's."""
+        if not is_first:
+            return Client(-1)
+        return Client(-1 if self.takes_over else self.table.version, hands_in=self.takes_over)
 
     def has_admitted(self, rank: int) -> None:
         """Give the worker leases."""
-        self._clients[rank] = _Client(-1)
         self.leases.add(rank)
+
+    def has_lost(self, rank: int) -> int:
+        """Take back the worker's leases."""
+        return self.leases.remove(rank)
+
+    @property
+    def learning(self) -> int:
+        """How many ranks learn: this one, if there is nobody else."""
+        return max(1, len(self.peers.learners))
 
     def _sleep(self, worked: float) -> None:
         """Sleep for the shortest interval between pushes, half of it in a hurry."""
-        clients = self._clients.values()
+        clients = [peer.client for peer in self.peers.learners]
         hurry = any(client.wishes.is_urgent or client.starved for client in clients)
         duty = _BUSY_DUTY if hurry else _CALM_DUTY
         intervals = (client.wishes.interval_seconds for client in clients)
