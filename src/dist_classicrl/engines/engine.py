@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from dist_classicrl.errors import SettingsError
@@ -57,37 +58,21 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class _BuiltIn:
-    """An engine of this library, imported when it trains."""
+    """An engine of this library: the folder of its name, imported when it trains."""
 
     name: str
     suits: Callable[[Settings, int], bool]
-    train: Callable[[Run, Group | None, Setup | Entry | None], Outcome]
 
-
-def _train_alone(run: Run, group: Group | None, start: Setup | Entry | None) -> Outcome:
-    from dist_classicrl.engines.local.training import train
-
-    return train(run)
-
-
-def _train_by_server(run: Run, group: Group | None, start: Setup | Entry | None) -> Outcome:
-    from dist_classicrl.engines.server.training import train
-
-    assert group is not None and start is not None  # else another engine suits
-    return train(run, group, start)
-
-
-def _train_in_rounds(run: Run, group: Group | None, start: Setup | Entry | None) -> Outcome:
-    from dist_classicrl.engines.rounds.training import train
-
-    assert group is not None and start is not None  # else another engine suits
-    return train(run, group, start)
+    def train(self, run: Run, group: Group | None, start: Setup | Entry | None) -> Outcome:
+        """Train as `training.py` in its folder does."""
+        outcome: Outcome = import_module(f"{__package__}.{self.name}.training").train(run, group, start)
+        return outcome
 
 
 _BUILT_IN: tuple[Engine, ...] = (
-    _BuiltIn("local", lambda settings, ranks: ranks == 1, _train_alone),
-    _BuiltIn("server", lambda settings, ranks: settings.async_updates, _train_by_server),
-    _BuiltIn("rounds", lambda settings, ranks: True, _train_in_rounds),
+    _BuiltIn("local", lambda settings, ranks: ranks == 1),
+    _BuiltIn("server", lambda settings, ranks: settings.async_updates),
+    _BuiltIn("rounds", lambda settings, ranks: True),
 )
 _registered: dict[str, Engine] = {}
 

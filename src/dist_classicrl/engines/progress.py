@@ -155,16 +155,9 @@ class Learning:
 
 @dataclass(frozen=True)
 class Company:
-    """Who is there besides a process that learns alone.
+    """Who is there besides a process that learns alone: `own` is the process itself.
 
-    Attributes
-    ----------
-    own : Learning
-        The process itself.
-    is_there : callable
-        Whether there is somebody to be served.
-    record : EventLog or None
-        What happened to the others.
+    `is_there` tells whether there is somebody to be served, and `record` what happened to the others.
     """
 
     own: Learning = field(default_factory=lambda: Learning(0, socket.gethostname()))

@@ -29,19 +29,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LossPolicy:
-    """What is done about lost ranks.
+    """What is done about lost ranks."""
 
-    Attributes
-    ----------
-    on_failure : str
-        "continue", "replace" or "abort".
-    min_workers : int
-        With fewer the run ends.
-    max_replacements : int
-    """
-
-    on_failure: str = "continue"
-    min_workers: int = 0
+    on_failure: str = "continue"  # "replace" or "abort"
+    min_workers: int = 0  # with fewer the run ends
     max_replacements: int = 0
 
 

@@ -16,16 +16,9 @@ from dist_classicrl.tables.maps import PackedMap
 
 @dataclass(frozen=True)
 class Quota:
-    """What one logical worker does in one round.
+    """What one logical worker, counted from 0, does in one round: `steps` steps from global step `start` on.
 
-    Attributes
-    ----------
-    worker : int
-        Logical worker, 0 to `logical_workers` - 1.
-    start : int
-        Its first global step.
-    steps : int
-        May be 0 in the last round.
+    They may be none in the last round.
     """
 
     worker: int

@@ -11,14 +11,8 @@ from dist_classicrl.learning.learner import Learner
 from dist_classicrl.learning.rates import Rates
 
 
-def train(run: Run) -> Outcome:
-    """Train in this process.
-
-    Raises
-    ------
-    TrainingStopped
-        If the process was asked to stop; what it learned is on disk.
-    """
+def train(run: Run, group: None = None, start: None = None) -> Outcome:
+    """Train in this process, as `Engine.train` says."""
     begin = time.perf_counter()
     rates = Rates(run.settings, run.logical or 1)
     learner: Learner | None = None

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Generic, NoReturn, Protocol, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 from dist_classicrl.comm.transport import Channel
 from dist_classicrl.engines.loops import LearningOn
@@ -50,33 +51,52 @@ W = TypeVar("W", bound=Working)
 S = TypeVar("S", bound=Serving[Any])
 
 
-class Roles(Protocol[W, S]):
+class Roles(ABC, Generic[W, S]):
     """What a rank may be in an engine, made when it comes to that.
 
     Attributes
     ----------
+    run : Run
+    group : Group
+    rates : Rates
     learner : Learner or None
         What its worker learns with, once there is one.
     """
 
-    learner: Learner | None
+    def __init__(self, run: Run, group: Group, rates: Rates) -> None:
+        self.run = run
+        self.group = group
+        self.rates = rates
+        self.learner: Learner | None = None
 
+    @abstractmethod
     def worker(self, base: Base) -> W:
         """Return a worker, compiled, whose table is the run's, as new as `base`."""
 
+    @abstractmethod
     def server(self, table: SharedTable) -> S:
         """Return a server that begins with `table`."""
 
+    @abstractmethod
     def successor(self, worker: W) -> S:
         """Return a server that goes on with what this rank's worker has."""
 
+    @abstractmethod
     def learner_alone(self, server: S) -> LearningOn:
         """Return what learns in this process while the server has no workers."""
 
+    def ready_learner(self, *walkers: int) -> Learner:
+        """Return this rank's learner, whose table is the run's as it is now; a new one has these walkers."""
+        run = self.run
+        if self.learner is None:
+            self.learner = run.learner(self.rates)
+            if walkers:
+                run.add_walkers(self.learner, list(walkers))
+        self.learner.table.load(run.values, run.counts)
+        return self.learner
 
-def run_together(
-    make_roles: Callable[[Run, Group, Rates], Roles[W, S]], run: Run, group: Group, start: Setup | Entry
-) -> Outcome:
+
+def run_together(make_roles: type[Roles[W, S]], run: Run, group: Group, start: Setup | Entry) -> Outcome:
     """Train on all ranks of `group`: one serves, the others learn.
 
     The result and the table are the same everywhere. With an `Entry` this rank joins a call that the others
@@ -92,13 +112,13 @@ def run_together(
         If the setup has to begin anew, with other members.
     """
     rates = Rates(run.settings, run.logical or max(1, len(group.view.workers)))
-    participant = Participant(run, group, make_roles(run, group, rates))
+    participant = Participant(make_roles(run, group, rates))
     clean = False
     try:
         if isinstance(start, Entry):
             participant.begin_anew(start)
         else:
-            participant.prepare(start, rates)
+            participant.prepare(start)
         try:
             result = participant.take_part()
         except (TrainingStopped, WorkerLeft):
@@ -118,15 +138,13 @@ class Participant(Generic[W, S]):
 
     Parameters
     ----------
-    run : Run
-    group : Group
     roles : Roles
-        The engine's.
+        The engine's, for this rank.
     """
 
-    def __init__(self, run: Run, group: Group, roles: Roles[W, S]) -> None:
-        self.run = run
-        self.group = group
+    def __init__(self, roles: Roles[W, S]) -> None:
+        self.run = run = roles.run
+        self.group = group = roles.group
         self._roles = roles
         self._worker: W | None = None
         self._server: S | None = None
@@ -136,9 +154,9 @@ class Participant(Generic[W, S]):
         self._earlier = run.tally.earlier_seconds
         self._final: Final | None = None  # of a server that was lost at the very end
 
-    def prepare(self, setup: Setup, rates: Rates) -> None:
+    def prepare(self, setup: Setup) -> None:
         """Compile, together with all other ranks."""
-        run = self.run
+        run, rates = self.run, self._roles.rates
         begin = time.perf_counter()
         if rates.table is not None:
             setup.broadcast(rates.table, "the server's step sizes")

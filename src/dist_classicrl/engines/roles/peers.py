@@ -81,28 +81,14 @@ PRESENT = LEARNERS | {PeerState.WAITING, PeerState.WAITING_SUSPECT}
 
 @dataclass(eq=False)
 class Peer(Generic[Client]):
-    """A worker, from when the server counts on it.
-
-    Attributes
-    ----------
-    rank : int
-    channel : Channel
-    client : object
-        What the engine knows of its work.
-    arrivals : Arrivals
-    progressed_at : float
-        When its main loop was last known to have come further.
-    progress : int
-        How far that was.
-    state : PeerState
-    """
+    """A worker, from when the server counts on it."""
 
     rank: int
     channel: Channel
-    client: Client
+    client: Client  # what the engine knows of its work
     arrivals: Arrivals
-    progressed_at: float
-    progress: int = -1
+    progressed_at: float  # when its main loop was last known to have come further
+    progress: int = -1  # how far that was
     state: PeerState = PeerState.LEARNING
 
     @property

@@ -73,7 +73,19 @@ class Serving(ABC, Generic[Client]):
 
     @abstractmethod
     def run(self) -> Stop | None:
-        """Serve until all steps have been made, or until the run is to stop: return why, in that case."""
+        """Serve until all steps have been made, or until the run is to stop: return why, in that case.
+
+        Raises
+        ------
+        RemoteRankError
+            If a worker failed.
+        NobodyLeft
+            If no worker is left, and steps are.
+        RankLostError, CutOffError, Deposed
+            See `look_around`.
+        CheckpointFencedError
+            If another server has taken over the checkpoints.
+        """
 
     @property
     @abstractmethod

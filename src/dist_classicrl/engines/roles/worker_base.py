@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from dist_classicrl.comm.messages import Bye, decode, encode, kind_of
 from dist_classicrl.comm.remote_errors import Failed, raise_remote
@@ -19,17 +21,17 @@ class ServerLost(Exception):
     """The server is lost, or another rank asks to do without it: an election is due."""
 
 
+@dataclass(eq=False)
 class Working(ABC):
     """A worker's dealings with the server.
 
-    Parameters
-    ----------
-    group : Group
-    watch : StopWatch, optional
-        Tells when this rank was asked to stop.
-
     Attributes
     ----------
+    group : Group
+    watch : StopWatch or None
+        Tells when this rank was asked to stop.
+    wants_to_leave : callable
+        Tells why this rank is to leave in good order, once it is.
     channel : Channel
         To the server that this rank follows.
     progress : int
@@ -38,17 +40,19 @@ class Working(ABC):
         The final table and the result, once they have come.
     """
 
-    channel: Channel
+    group: Group
+    watch: StopWatch | None = field(default=None, kw_only=True)
+    wants_to_leave: Callable[[], str | None] = field(default=lambda: None, kw_only=True)
 
-    def __init__(self, group: Group, watch: StopWatch | None = None) -> None:
-        self.group = group
-        self.watch = watch
+    channel: Channel = field(init=False)
+
+    def __post_init__(self) -> None:
         self.progress = 0
         self.final: Final | None = None
         self.was_released = False
         self._term = -1
         self._server_progress = -1
-        self._progressed_at = self._woken = group.wire.now()
+        self._progressed_at = self._woken = self.group.wire.now()
 
     @property
     @abstractmethod
@@ -57,7 +61,17 @@ class Working(ABC):
 
     @abstractmethod
     def run(self) -> Final | None:
-        """Work until the server says that the run is done; None: this rank has left in good order."""
+        """Work until the server says that the run is done; None: this rank has left in good order.
+
+        Raises
+        ------
+        RemoteRankError
+            If another rank failed.
+        TrainingStopped
+            If the server says that the run has stopped.
+        ServerLost, Deposed
+            See `look_around`: the worker may go on with another server, and run again.
+        """
 
     @abstractmethod
     def give_up_server(self) -> None:

@@ -105,20 +105,9 @@ class RoundServer(Serving[Client]):
         )
 
     def run(self) -> Stop | None:
-        """Merge round after round until all steps have been made, or until the run is to stop.
+        """Merge round after round. `position` has the learners' state if the run is to stop.
 
-        Return why, in that case. `position` has the learners' state then.
-
-        Raises
-        ------
-        RemoteRankError
-            If a worker failed.
-        NobodyLeft
-            If no worker is left, and steps are: `now_at` says where.
-        RankLostError, CutOffError, Deposed
-            See `Serving.look_around`.
-        CheckpointFencedError
-            If another server has taken over the checkpoints.
+        After `NobodyLeft`, `now_at` says where the run is.
         """
         merge = RoundMerge(self.table)
         since = -1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from dist_classicrl.comm.messages import decode, encode
 from dist_classicrl.comm.transport import Backoff, Channel
@@ -16,17 +17,16 @@ from dist_classicrl.errors import ProtocolError, RankLostError
 from dist_classicrl.learning.learner import Learner
 from dist_classicrl.learning.state import State, unstack_states
 from dist_classicrl.membership.election import Base
-from dist_classicrl.membership.group import POLL_SECONDS, Group
-from dist_classicrl.process.stop import StopWatch
+from dist_classicrl.membership.group import POLL_SECONDS
 from dist_classicrl.settings import Settings
 
 
+@dataclass(eq=False)
 class RoundWorker(Working):
     """Carries some of the logical workers for one call of `train`, for one server after another if need be.
 
-    Parameters
+    Attributes
     ----------
-    group : Group
     learner : Learner
         Its walkers are logical workers.
     begin_walkers : callable
@@ -37,44 +37,25 @@ class RoundWorker(Working):
     seed : int
     may_repeat : bool
         See `RoundServer`.
-    watch : StopWatch, optional
-        Tells when this rank was asked to stop.
-    wants_to_leave : callable, optional
-        Tells why this rank is to leave in good order, once it is.
-
-    Attributes
-    ----------
     round : RoundStart
         Where the round begins that this rank is in.
     carried : list of int
         The logical workers that are this rank's.
     """
 
-    def __init__(
-        self,
-        group: Group,
-        learner: Learner,
-        begin_walkers: Callable[[list[int]], None],
-        settings: Settings,
-        start: int,
-        steps: int,
-        seed: int,
-        may_repeat: bool,
-        watch: StopWatch | None = None,
-        wants_to_leave: Callable[[], str | None] = lambda: None,
-    ) -> None:
-        super().__init__(group, watch)
-        self.learner = learner
+    learner: Learner
+    begin_walkers: Callable[[list[int]], None]
+    settings: Settings
+    start: int
+    steps: int
+    seed: int
+    may_repeat: bool
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.round = RoundStart()
         self.carried: list[int] = []
         self._has_played = self._has_finished = False
-        self._begin_walkers = begin_walkers
-        self._settings = settings
-        self._start = start
-        self._steps = steps
-        self._seed = seed
-        self._may_repeat = may_repeat
-        self._wants_to_leave = wants_to_leave
         self._leaving = False
         self._base = Base()
         self._order: RoundOrder | None = None
@@ -110,7 +91,7 @@ class RoundWorker(Working):
         RankLostError
             If it cannot.
         """
-        if not self._may_repeat:
+        if not self.may_repeat:
             raise RankLostError(
                 "The server is lost, and the state of environments or replay memories in the middle of a "
                 "round cannot be put back, which the reproducible mode cannot do without. Start the job "
@@ -124,19 +105,7 @@ class RoundWorker(Working):
         self._leaving = False
 
     def run(self) -> Final | None:
-        """Play rounds until the server says that the run is done.
-
-        Return the whole final table and the run's result; None if this rank has left in good order.
-
-        Raises
-        ------
-        RemoteRankError
-            If another rank failed.
-        TrainingStopped
-            If the server says that the run has stopped.
-        ServerLost, Deposed
-            See `Working.look_around`.
-        """
+        """Play the rounds that the server orders."""
         backoff = Backoff(self.group.wire.sleep)
         while self.final is None and not self.was_released:
             now = self.wake()
@@ -155,7 +124,7 @@ class RoundWorker(Working):
         return self.final
 
     def _leave_if_asked(self) -> None:
-        why = None if self._leaving else self._wants_to_leave()
+        why = None if self._leaving else self.wants_to_leave()
         if why is not None:
             self._leaving = True
             self.say_leave("left", why, waits=False)
@@ -195,7 +164,7 @@ class RoundWorker(Working):
 
     def _carry(self, mine: list[int], states: list[State]) -> None:
         """Carry the logical workers `mine` in these states of all of them, or as new where there are none."""
-        self._begin_walkers([logical for logical in mine if logical not in self.carried or not states])
+        self.begin_walkers([logical for logical in mine if logical not in self.carried or not states])
         self.carried = mine
         if states:
             for logical in mine:
@@ -204,8 +173,8 @@ class RoundWorker(Working):
     def _play_round(self, order: RoundOrder) -> None:
         """Play this rank's part of the round, unless the server begins it anew meanwhile."""
         self._order = None
-        made = steps_before(self._settings, order.start.number, self._steps)
-        quotas = next(iter(rounds(self._settings, self._start + made, self._steps - made)), [])
+        made = steps_before(self.settings, order.start.number, self.steps)
+        quotas = next(iter(rounds(self.settings, self.start + made, self.steps - made)), [])
         for quota in quotas:
             if quota.worker in self.carried:
                 self._play(order.attempt, quota)
@@ -218,11 +187,11 @@ class RoundWorker(Working):
         learner = self.learner
         self._has_played = True
         begin = time.perf_counter()
-        packed = play(quota, learner, self._seed)
+        packed = play(quota, learner, self.seed)
         now = time.perf_counter()
         learned = Learned.of(learner.totals.take(), now - begin, now - self._told)
         self._told = now
-        after = learner.state(quota.worker) if self._may_repeat else {}
+        after = learner.state(quota.worker) if self.may_repeat else {}
         self.channel.send(encode(RoundMaps(attempt, quota.worker, learned, packed, after)))
 
     def _look(self) -> None:

@@ -128,13 +128,7 @@ class LeaseBook:
         self._heard[worker] = self._clock()
 
     def remove(self, worker: int) -> int:
-        """Forget `worker` and free what it holds; its leases are not known any more.
-
-        Returns
-        -------
-        int
-            The steps that it held.
-        """
+        """Forget `worker`, free what it holds, and return how many steps that was; its leases are void."""
         self._check_known(worker)
         held = [lease for owner, lease in self._leases.values() if owner == worker]
         for lease in held:

@@ -78,21 +78,10 @@ class Server(Serving[Client]):
         )
 
     def run(self) -> Stop | None:
-        """Serve until all steps have been made, or until the run is to stop: return why, in that case.
+        """Apply pushes and hand out leases.
 
         When it returns, all that the workers had learned is in the table, except what a worker held that did
         not answer within two seconds.
-
-        Raises
-        ------
-        RemoteRankError
-            If a worker failed.
-        NobodyLeft
-            If no worker is left, and steps are.
-        RankLostError, CutOffError, Deposed
-            See `Serving.look_around`.
-        CheckpointFencedError
-            If another server has taken over the checkpoints.
         """
         while True:
             if self.reporter.wants_end and not self._awaits_maps and not self.leases.is_over:

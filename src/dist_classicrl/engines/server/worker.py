@@ -9,6 +9,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,19 +24,18 @@ from dist_classicrl.engines.server.pacing import Pacer
 from dist_classicrl.engines.server.window import PushWindow
 from dist_classicrl.learning.learner import Learner, Stream
 from dist_classicrl.membership.election import Base
-from dist_classicrl.membership.group import POLL_SECONDS, Group
-from dist_classicrl.process.stop import StopWatch
+from dist_classicrl.membership.group import POLL_SECONDS
 from dist_classicrl.tables import kernels
 
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Worker(Working):
     """Works for one call of `train`, for one server after another if need be.
 
-    Parameters
+    Attributes
     ----------
-    group : Group
     learner : Learner
         With one walker.
     pacer : Pacer
@@ -43,47 +43,28 @@ class Worker(Working):
     threshold : float
         `compression_threshold`.
     seed : int
-    watch : StopWatch, optional
-        Tells when this rank was asked to stop.
     generation : int
         How often the run was taken up again from a checkpoint: what is learned again gets other random
         numbers than what was learned before, some of which is in the table.
-    wants_to_leave : callable, optional
-        Tells why this rank is to leave in good order, once it is.
     survives_errors : bool
         Whether an exception of the environment costs this worker alone.
-    note_workers : callable, optional
+    note_workers : callable
         Is told how many workers there are whenever that changes: step sizes may depend on it.
     """
 
-    def __init__(
-        self,
-        group: Group,
-        learner: Learner,
-        pacer: Pacer,
-        window: PushWindow,
-        threshold: float,
-        seed: int,
-        watch: StopWatch | None = None,
-        generation: int = 0,
-        wants_to_leave: Callable[[], str | None] = lambda: None,
-        survives_errors: bool = False,
-        note_workers: Callable[[int], None] = lambda workers: None,
-    ) -> None:
-        super().__init__(group, watch)
-        self._rank = group.rank
-        self._table = learner.table
-        self._learner = learner
-        self._walker = learner.walkers[0]
-        self._pacer = pacer
-        self._view = group.view
-        self._window = window
-        self._threshold = threshold
-        self._seed = seed
-        self._generation = generation
-        self._wants_to_leave = wants_to_leave
-        self._survives_errors = survives_errors
-        self._tell_workers = note_workers
+    learner: Learner
+    pacer: Pacer
+    window: PushWindow
+    threshold: float
+    seed: int
+    generation: int = 0
+    survives_errors: bool = False
+    note_workers: Callable[[int], None] = lambda workers: None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._table = self.learner.table
+        self._view = self.group.view
         self._stopping = False
         self._why_passive: str | None = None
         self._leases: deque[tuple[int, int, Stream]] = deque()  # each with its number and steps left
@@ -101,22 +82,10 @@ class Worker(Working):
     @property
     def base(self) -> Base:
         """How new this rank's table is."""
-        return Base.finished(self._window.base[0]) if self.final is not None else Base(*self._window.base)
+        return Base.finished(self.window.base[0]) if self.final is not None else Base(*self.window.base)
 
     def run(self) -> Final | None:
-        """Work until the server says that the run is done.
-
-        Return the whole final table and the run's result; None if this rank has left in good order.
-
-        Raises
-        ------
-        RemoteRankError
-            If another rank failed.
-        TrainingStopped
-            If the server says that the run has stopped.
-        ServerLost, Deposed
-            See `Working.look_around`: afterwards `hand_over`, `hand_in` or `begin_anew`, and run again.
-        """
+        """Learn what the server gives out; after an error `hand_over`, `hand_in` or `begin_anew` go on."""
         backoff = Backoff(self.group.wire.sleep)
         while self.final is None and not self.was_released:
             now = self.wake()
@@ -125,7 +94,7 @@ class Worker(Working):
             if self._leases:
                 self._learn_or_give_up()
                 backoff.reset()
-            elif self._since_push and self._window.has_room and not self._stopping:
+            elif self._since_push and self.window.has_room and not self._stopping:
                 self._push(flush=True)
             elif self.final is None:
                 self.channel.reap()
@@ -144,8 +113,8 @@ class Worker(Working):
         """Learn and push as one of as many workers as there are now."""
         self._view = self.group.view
         workers = max(1, len(self._view.workers))
-        self._tell_workers(workers)
-        self._pacer.set_workers(workers)
+        self.note_workers(workers)
+        self.pacer.set_workers(workers)
 
     # Changing servers
 
@@ -164,21 +133,21 @@ class Worker(Working):
         Return the handover of that version, if there is one. What the base lacks is in `kept`.
         """
         values[:] = self._table.base
-        counts[:] = self._window.base_counts()
-        return self._window.handover
+        counts[:] = self.window.base_counts()
+        return self.window.handover
 
     @property
     def kept(self) -> list[Pushed]:
         """What was pushed and the base does not include, oldest first."""
-        return self._window.kept
+        return self.window.kept
 
     def hand_in(self, admission: int) -> None:
         """Follow the server of the view, and send it all that it may lack."""
         self.follow(admission)
-        self._window.enter(self.group.view.term)
+        self.window.enter(self.group.view.term)
         if self.final is not None:
             return
-        kept, last = self._window.kept, self._window.last_sequence
+        kept, last = self.window.kept, self.window.last_sequence
         for pushed in kept:
             self.channel.send(encode(HandIn(pushed, pushed is kept[-1], last)))
         if not kept:
@@ -193,19 +162,19 @@ class Worker(Working):
         """
         self.follow_on(channel)
         self._made.clear()
-        self._learner.totals.take()
-        self._window.give_up(sequence, self.group.view.term)
+        self.learner.totals.take()
+        self.window.give_up(sequence, self.group.view.term)
         self._why_passive = None
 
     def _learn(self) -> None:
         lease_id, left, stream = self._leases[0]
-        pacer = self._pacer
+        pacer = self.pacer
         until_push = pacer.interval - self._since_push
         if until_push <= 0:  # the window is full: look for room again after half an interval
             until_push = -(-pacer.interval // 2)
         steps = min(left, until_push, pacer.longest_call)
         begin, cpu_begin = time.perf_counter(), time.thread_time()
-        self._learner.learn(self._walker, stream, steps)
+        self.learner.learn(self.learner.walkers[0], stream, steps)
         seconds, cpu_seconds = time.perf_counter() - begin, time.thread_time() - cpu_begin
         self._learning += seconds
         self._cpu_learning += cpu_seconds
@@ -216,18 +185,20 @@ class Worker(Working):
             self._leases.popleft()
         else:
             self._leases[0] = (lease_id, left - steps, stream)
-        if self._since_push >= pacer.interval and self._leases and self._window.has_room:
+        if self._since_push >= pacer.interval and self._leases and self.window.has_room:
             self._push(flush=False)
 
     def _learn_or_give_up(self) -> None:
         """Learn; an exception costs this worker alone where that was asked for."""
-        if not self._survives_errors:
+        if not self.survives_errors:
             self._learn()
             return
         try:
             self._learn()
         except Exception as error:
-            logger.exception("Rank %d learns no more, as its environment raised an exception.", self._rank)
+            logger.exception(
+                "Rank %d learns no more, as its environment raised an exception.", self.group.rank
+            )
             self._leases.clear()
             self._made.clear()
             self._since_push = 0
@@ -240,7 +211,7 @@ class Worker(Working):
 
     def _leave_if_asked(self) -> None:
         """Push all that was learned and say goodbye, if this rank is to leave."""
-        why = self._wants_to_leave()
+        why = self.wants_to_leave()
         if why is None or self._stopping or self.final is not None:
             return
         self._stop()
@@ -255,14 +226,14 @@ class Worker(Working):
 
     def _push(self, flush: bool) -> None:
         begin = time.perf_counter()
-        pacer = self._pacer
-        wants_refresh = pacer.wants_refresh or flush or self._window.needs_refresh
+        pacer = self.pacer
+        wants_refresh = pacer.wants_refresh or flush or self.window.needs_refresh
         pushed, made, saved = self._pack(flush, begin)
         load = kernels.map_load(pushed.packed)
         wishes = Wishes(
-            self._learner.quantum, pacer.interval_seconds, not self._leases, pacer.urgent, wants_refresh
+            self.learner.quantum, pacer.interval_seconds, not self._leases, pacer.urgent, wants_refresh
         )
-        known = self._window.known_version(pushed.sequence)
+        known = self.window.known_version(pushed.sequence)
         revision = self.group.view.revision
         push = Push(pushed, made, wishes, saved, self.progress, revision, known, self._stopping)
         self.channel.send(encode(push))
@@ -277,12 +248,12 @@ class Worker(Working):
         made, self._made = self._made, {}
         learning, passed = self._learning - self._told_learning, now - self._told_time
         self._told_learning, self._told_time = self._learning, now
-        learned = Learned.of(self._learner.totals.take(), learning, passed)
+        learned = Learned.of(self.learner.totals.take(), learning, passed)
         steps = sum(made.values())
-        if self._threshold > 0.0:
+        if self.threshold > 0.0:
             pushed, saved = self._pack_compressed(flush, steps, learned)
         else:
-            pushed, saved = self._window.push(steps=steps, learned=learned), 0
+            pushed, saved = self.window.push(steps=steps, learned=learned), 0
         return pushed, made, saved
 
     def _pack_compressed(self, flush: bool, steps: int, learned: Learned) -> tuple[Pushed, int]:
@@ -290,8 +261,8 @@ class Worker(Working):
         table = self._table
         touched = int(table.n_touched[0])
         untouched = int(np.count_nonzero(table.updates[self._waiting] == self._waiting_updates))
-        key = stream_key(self._seed, "compression", self._rank, self._window.last_sequence)
-        pushed = self._window.push(self._threshold, flush, key, steps, learned)
+        key = stream_key(self.seed, "compression", self.group.rank, self.window.last_sequence)
+        pushed = self.window.push(self.threshold, flush, key, steps, learned)
         self._waiting = table.touched[: table.n_touched[0]].copy()
         self._waiting_updates = table.updates[self._waiting]
         # Without a threshold all would have gone, but what only waits since an earlier push went with that.
@@ -323,18 +294,18 @@ class Worker(Working):
         return something
 
     def _busy_alone(self) -> bool:
-        return bool(self._leases) and self._window.in_flight == 0
+        return bool(self._leases) and self.window.in_flight == 0
 
     def _take_reply(self, reply: Reply) -> None:
         self.note_server_progress()
-        self._window.receipt(reply.applied)
+        self.window.receipt(reply.applied)
         if reply.refresh is not None:
             begin = time.thread_time()
-            self._window.refresh(reply.refresh, reply.applied, reply.handover)
-            self._pacer.refreshed(time.thread_time() - begin)
+            self.window.refresh(reply.refresh, reply.applied, reply.handover)
+            self.pacer.refreshed(time.thread_time() - begin)
         lease = reply.lease
         if lease is not None and not self._stopping and self._why_passive is None:
-            again = [self._generation] if self._generation else []
+            again = [self.generation] if self.generation else []
             term = self.group.view.term
-            key = stream_key(self._seed, "lease", lease.start, *again, *(("term", term) if term else ()))
+            key = stream_key(self.seed, "lease", lease.start, *again, *(("term", term) if term else ()))
             self._leases.append((lease.id, lease.steps, Stream(key, lease.start)))
