@@ -133,7 +133,9 @@ class Peers(Generic[Client]):
 
     def add(self, peer: Peer[Client]) -> None:
         """Count on a worker; whoever had its rank is there no more."""
-        self._all.pop(peer.rank, None)
+        before = self._all.pop(peer.rank, None)
+        if before is not None:
+            before.channel.close()
         self._all[peer.rank] = peer
         self._sort()
 
