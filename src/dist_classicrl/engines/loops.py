@@ -246,18 +246,8 @@ class RoundLoop(Loop):
 class LearningOn:
     """What a server does that has lost its workers: it learns by itself what is left of a call.
 
-    Parameters
-    ----------
-    run : Run
-        The whole call.
-    learner : Learner
-    loop : type of Loop
-    done : int
-        Steps of the call that have been made.
-    seconds : float
-        Since this rank began to serve.
-    company : Company
-        Tells when somebody is there to be served.
+    `done` steps have been made, and `seconds` passed since this rank began to serve; `company` tells when
+    somebody is there to be served.
     """
 
     def __init__(

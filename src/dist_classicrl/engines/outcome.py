@@ -185,21 +185,12 @@ class Counted:
 class Tally(Counters):
     """Counters of one call of `train` while it goes on, from where a checkpoint left them.
 
-    Attributes
-    ----------
-    total_steps : int
-        Asked for in the whole call.
-    earlier_steps : int
-        Of those, made before this process began.
-    earlier_seconds : float
-        Training time before this process began.
-    resumed_from : str or None
-        The checkpoint that says so.
+    What is earlier was made before this process began, as the checkpoint `resumed_from` says.
     """
 
-    total_steps: int = field(kw_only=True)
+    total_steps: int = field(kw_only=True)  # asked for in the whole call
     earlier_steps: int = 0
-    earlier_seconds: float = 0.0
+    earlier_seconds: float = 0.0  # of training
     resumed_from: str | None = None
 
     def to_dict(self, seconds: float) -> dict[str, float]:

@@ -169,22 +169,13 @@ class Company:
 class Reporter:
     """Tells an observer how far a run is: every so many seconds, at each checkpoint, and at the end.
 
-    Attributes
-    ----------
-    tally : Tally
-    observer : Observer
-    every : float
-        Seconds between two reports.
-    rates : callable
-        Gives the chance of a random action and the step size after so many steps of this call, with so many
-        workers.
-    wants_end : bool
-        Whether the observer has asked for the end of the run.
+    `rates` gives the chance of a random action and the step size after so many steps of this call, with so
+    many workers. `wants_end`: the observer has asked for the end of the run.
     """
 
     tally: Tally
     observer: Observer = field(default_factory=Observer)
-    every: float = math.inf
+    every: float = math.inf  # seconds between two reports
     rates: Callable[[int, int], tuple[float, float]] = lambda steps, workers: (0.0, 0.0)
     wants_end: bool = False
 

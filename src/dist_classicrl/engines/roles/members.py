@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable
-from typing import Any, Generic, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -30,54 +32,41 @@ _REPLACEMENT_SECONDS = 120.0  # in which a replacement gets from its start to `t
 Client = TypeVar("Client")
 
 
-class Service(Protocol[Client]):
+class Service(ABC, Generic[Client]):
     """What an engine does when its workers change."""
 
+    @abstractmethod
     def new_client(self, is_first: bool) -> Client:
         """Return what there is to know of a worker's work; `is_first`: it is there from the beginning."""
 
+    @abstractmethod
     def has_admitted(self, rank: int) -> None:
         """Count on a worker that has just joined."""
 
+    @abstractmethod
     def has_lost(self, rank: int) -> int:
         """Do without a worker, whether it is gone or waits. Return its steps that others make now."""
 
+    @abstractmethod
     def take_in(self, peer: Peer[Client], message: np.ndarray) -> None:
         """Take in a message of a worker."""
 
 
+@dataclass(eq=False)
 class Members(Generic[Client]):
-    """The workers of one server, from when it begins to serve.
+    """The workers of one server, from when it begins to serve. A rank that joins is `told` of the call."""
 
-    Parameters
-    ----------
-    group : Group
-    table : SharedTable
-    policy : LossPolicy
-    tally : Tally
-    told : dict
-        What a rank that joins has to be told of the call.
-    service : Service
-        The engine's.
-    """
+    group: Group
+    table: SharedTable
+    policy: LossPolicy
+    tally: Tally
+    told: dict[str, Any]
+    service: Service[Client]
 
-    def __init__(
-        self,
-        group: Group,
-        table: SharedTable,
-        policy: LossPolicy,
-        tally: Tally,
-        told: dict[str, Any],
-        service: Service[Client],
-    ) -> None:
+    def __post_init__(self) -> None:
+        group, policy = self.group, self.policy
         self.peers: Peers[Client] = Peers()
         self.begun = group.wire.now()
-        self._group = group
-        self._table = table
-        self._policy = policy
-        self._tally = tally
-        self._told = told
-        self._service = service
         self._announced = Announced(group.view)
         self._lost_before: list[tuple[int, str]] = []  # before this rank began to serve, and why
         self._requests: dict[int, int] = {}  # the last one to take part of each rank
@@ -90,25 +79,25 @@ class Members(Generic[Client]):
     @property
     def seconds(self) -> float:
         """Seconds since this rank began to serve."""
-        return self._group.wire.now() - self.begun
+        return self.group.wire.now() - self.begun
 
     def note(self, kind: str, rank: int, steps_returned: int = 0, detail: str = "") -> None:
         """Enter into the record what happened to `rank`."""
-        seconds = self._tally.earlier_seconds + self.seconds
-        self._group.events.add(kind, rank, seconds, steps_returned, detail)
+        seconds = self.tally.earlier_seconds + self.seconds
+        self.group.events.add(kind, rank, seconds, steps_returned, detail)
 
     def _open(self, rank: int, admission: int) -> None:
-        group = self._group
+        group = self.group
         channel = group.wire.channel(rank, group.tag(group.view.term, admission))
         self._add(rank, channel, PeerState.LEARNING, admission == FIRST_ADMISSION)
 
     def _add(self, rank: int, channel: Channel, state: PeerState, is_first: bool) -> None:
-        client = self._service.new_client(is_first)
+        client = self.service.new_client(is_first)
         self.peers.add(Peer(rank, channel, client, *self._heard_now(), state=state))
 
     def _heard_now(self) -> tuple[Arrivals, float]:
-        now = self._group.wire.now()
-        return Arrivals(self._group.timing.interval, now=now), now
+        now = self.group.wire.now()
+        return Arrivals(self.group.timing.interval, now=now), now
 
     # Signs of life
 
@@ -121,7 +110,7 @@ class Members(Generic[Client]):
 
     def note_progress(self, peer: Peer[Client], progress: int, view: tuple[int, int]) -> None:
         """Hear how far a worker's main loop is, and which view it knows."""
-        group = self._group
+        group = self.group
         if progress != peer.progress:
             peer.progress = progress
             peer.progressed_at = group.wire.now()
@@ -138,7 +127,7 @@ class Members(Generic[Client]):
 
     def may_serve(self, heard: Collection[int]) -> bool:
         """Whether the ranks that are `heard` are enough to go on."""
-        group = self._group
+        group = self.group
         return self._announced.may_serve({group.rank, *heard}, group.dead, group.hosts)
 
     # Losses
@@ -164,7 +153,7 @@ class Members(Generic[Client]):
 
     def take_in_control(self) -> None:
         """Take in control messages, of which only some concern a server."""
-        group = self._group
+        group = self.group
         for sender, control in group.poll():
             match control:
                 case NewView():
@@ -185,7 +174,7 @@ class Members(Generic[Client]):
         CutOffError
             If too few others are left to go on.
         """
-        group, timing = self._group, self._group.timing
+        group, timing = self.group, self.group.timing
         silent: dict[int, str] = {}
         stuck: dict[int, str] = {}  # heard here, so they follow no other server
         doubtful: set[int] = set()
@@ -240,15 +229,15 @@ class Members(Generic[Client]):
         returned = self._do_without(peer)
         self.peers.note(peer, PeerEvent.LOST)
         self.note("excluded", rank, returned, why)
-        self._change_members(set(self._group.view.members) - {rank}, rank)
+        self._change_members(set(self.group.view.members) - {rank}, rank)
 
     def _do_without(self, peer: Peer[Client]) -> int:
         """Let the engine do without a worker, if it counts on it; if that raises, it has to be told yet."""
-        return self._service.has_lost(peer.rank) if peer.learns else 0
+        return self.service.has_lost(peer.rank) if peer.learns else 0
 
     def _check_policy(self, rank: int, why: str) -> None:
         """Check that the run may go on without `rank`, which was lost."""
-        policy, left = self._policy, len(self.peers.learners)
+        policy, left = self.policy, len(self.peers.learners)
         if policy.on_failure == "abort":
             raise RankLostError(
                 f'Rank {rank} is lost ({why}), and on_failure="abort" ends the run then. "continue" goes on '
@@ -281,7 +270,7 @@ class Members(Generic[Client]):
 
     def begin_in_place_of(self, before: Collection[int]) -> None:
         """Tell all that this rank serves now, and which of the members `before` had no part in that."""
-        group = self._group
+        group = self.group
         why = "it had no part in the election"
         missing = sorted(set(before) - set(group.view.members))
         for rank in missing:
@@ -299,17 +288,17 @@ class Members(Generic[Client]):
         self.note(leave.event, peer.rank, returned, leave.why)
         if not leave.waits:
             peer.channel.send(encode(Release()))
-            self._change_members(set(self._group.view.members) - {peer.rank})
+            self._change_members(set(self.group.view.members) - {peer.rank})
 
     def _change_members(self, members: set[int], *others: int) -> None:
-        group = self._group
+        group = self.group
         view = View(group.view.term, group.view.revision + 1, group.rank, tuple(sorted(members)))
         self._announced.add(view)
         group.announce(view, *others)
 
     def _admit(self, rank: int) -> None:
         """Let `rank` take part from now on."""
-        group = self._group
+        group = self.group
         if rank in self.peers.present:  # it was away for less time than it takes to be missed
             self.drop(rank, "it asks to join anew")
         group.dead.discard(rank)
@@ -317,26 +306,26 @@ class Members(Generic[Client]):
         self._change_members({*group.view.members, rank})
         admission = FIRST_ADMISSION + group.view.revision
         self._open(rank, admission)
-        group.send(rank, Welcome(admission, self._table.applied.get(rank, 0), group.view, self._told))
-        self._service.has_admitted(rank)
+        group.send(rank, Welcome(admission, self.table.applied.get(rank, 0), group.view, self.told))
+        self.service.has_admitted(rank)
 
     def _replace(self, replacements: Replacements, now: float) -> None:
         """Start replacements, processes that only this server knows, and let in those that are ready."""
-        group = self._group
+        group = self.group
         replacements.start(now)
         for intercomm in replacements.poll():
             channel = group.wire.channel_over(intercomm)
             rank = self._new_number()
-            channel.send(encode(Assignment(rank, group.view, self._told)))
+            channel.send(encode(Assignment(rank, group.view, self.told)))
             self._add(rank, channel, PeerState.EXPECTED, False)
         for peer in self.peers.expected:
             message = peer.channel.poll()
             if message is not None:
                 peer.arrivals, peer.progressed_at = self._heard_now()
                 self.peers.note(peer, PeerEvent.SPOKE)
-                self._service.has_admitted(peer.rank)
+                self.service.has_admitted(peer.rank)
                 self.note("replaced", peer.rank)
-                self._service.take_in(peer, message)
+                self.service.take_in(peer, message)
             elif peer.channel.lost is not None or now - peer.channel.last_sent > _REPLACEMENT_SECONDS:
                 self.peers.note(peer, PeerEvent.LOST)
                 logger.warning("Replacement %d was lost before it could begin.", peer.rank)
@@ -345,6 +334,6 @@ class Members(Generic[Client]):
 
     def _new_number(self) -> int:
         """Return a number that no rank has had, under this server or an earlier one."""
-        events = (event["rank"] for event in self._group.events.entries)
+        events = (event["rank"] for event in self.group.events.entries)
         peers = (peer.rank for peer in self.peers)
-        return 1 + max(self._group.wire.size - 1, *self._table.applied, *events, *peers)
+        return 1 + max(self.group.wire.size - 1, *self.table.applied, *events, *peers)

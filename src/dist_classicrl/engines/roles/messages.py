@@ -41,17 +41,8 @@ class Stopped:
 @message(Kind.LEAVE)
 @dataclass(frozen=True)
 class Leave:
-    """A worker's: it learns no more.
+    """A worker's: it learns no more."""
 
-    Attributes
-    ----------
-    event : str
-        What the record shall say of it: see `dist_classicrl.membership.events.KINDS`.
-    why : str
-    waits : bool
-        Whether it waits for the end all the same.
-    """
-
-    event: str
+    event: str  # what the record shall say of it: one of `dist_classicrl.membership.events.KINDS`
     why: str
-    waits: bool
+    waits: bool  # for the end all the same

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, TypeVar
-
-import numpy as np
+from typing import Any, ClassVar, TypeVar
 
 from dist_classicrl.comm.messages import Bye, decode, encode, kind_of
 from dist_classicrl.comm.remote_errors import Failed, raise_remote
@@ -14,7 +12,7 @@ from dist_classicrl.comm.transport import Backoff, Channel
 from dist_classicrl.engines.loops import LearningOn
 from dist_classicrl.engines.outcome import Tally
 from dist_classicrl.engines.progress import Company, Learning, Reporter
-from dist_classicrl.engines.roles.members import Members
+from dist_classicrl.engines.roles.members import Members, Service
 from dist_classicrl.engines.roles.messages import AskToStop, Final, Leave
 from dist_classicrl.engines.roles.peers import Peer, Peers
 from dist_classicrl.engines.run import LossPolicy
@@ -33,23 +31,8 @@ class NobodyLeft(Exception):
 
 
 @dataclass
-class Serving(ABC, Generic[Client]):
-    """A server's dealings with its workers, whatever it serves.
-
-    Attributes
-    ----------
-    group : Group
-    table : SharedTable
-    policy : LossPolicy
-    tally : Tally
-    reporter : Reporter
-    told : dict
-        What a rank that joins in the middle of the call has to be told of it.
-    saver : Saver or None
-        Where the run is saved.
-    members : Members
-        Who they are.
-    """
+class Serving(Service[Client]):
+    """A server's dealings with its workers, whatever it serves."""
 
     can_rescue: ClassVar[bool]
     """Whether `position` and the table belong together at any time."""
@@ -59,8 +42,8 @@ class Serving(ABC, Generic[Client]):
     policy: LossPolicy
     tally: Tally
     reporter: Reporter
-    told: dict[str, Any] = field(default_factory=dict)
-    saver: Saver | None = field(default=None, kw_only=True)
+    told: dict[str, Any] = field(default_factory=dict)  # to a rank that joins in the middle of the call
+    saver: Saver | None = field(default=None, kw_only=True)  # where the run is saved
 
     def __post_init__(self) -> None:
         self.progress = 0
@@ -96,22 +79,6 @@ class Serving(ABC, Generic[Client]):
     @abstractmethod
     def learning(self) -> int:
         """How many ranks learn."""
-
-    @abstractmethod
-    def take_in(self, peer: Peer[Client], message: np.ndarray) -> None:
-        """Take in a message of a worker."""
-
-    @abstractmethod
-    def new_client(self, is_first: bool) -> Client:
-        """See `Service`."""
-
-    @abstractmethod
-    def has_admitted(self, rank: int) -> None:
-        """See `Service`."""
-
-    @abstractmethod
-    def has_lost(self, rank: int) -> int:
-        """See `Service`."""
 
     @abstractmethod
     def has_made(self, alone: LearningOn) -> None:

@@ -26,64 +26,36 @@ class Order(IntEnum):
 class RoundStart:
     """What a round starts from, besides the table.
 
-    Attributes
-    ----------
-    number : int
-        Of the round, from 0.
-    learners : dict of str to ndarray
-        The stacked state of all learners; empty where they are as new, or where only their carriers know.
-    tally : Counted or None
-        None at the very beginning.
+    The learners' states are stacked; there are none where learners are as new, or only their carriers know.
     """
 
     number: int = 0
     learners: dict[str, np.ndarray] = field(default_factory=dict)
-    tally: Counted | None = None
+    tally: Counted | None = None  # none at the very beginning
 
 
 @message(Kind.MERGED)
 @dataclass(frozen=True)
 class RoundOrder:
-    """What the server tells all before a round.
-
-    Attributes
-    ----------
-    start : RoundStart
-    refresh : Refresh
-        The table.
-    attempt : int
-        How often this server has begun a round.
-    order : Order
-    carried_by : tuple of int
-        Which rank plays each logical worker.
-    """
+    """What the server tells all before a round."""
 
     start: RoundStart
     refresh: Refresh
-    attempt: int
+    attempt: int  # how often this server has begun a round
     order: Order
-    carried_by: tuple[int, ...]
+    carried_by: tuple[int, ...]  # which rank plays each logical worker
 
 
 @message(Kind.ROUND)
 @dataclass(frozen=True)
 class RoundMaps:
-    """A worker's: what one logical worker has learned in an attempt at a round.
-
-    Attributes
-    ----------
-    attempt, logical : int
-    learned : Learned
-    maps : PackedMap
-    state : dict of str to ndarray
-        Of its learner afterwards; empty where rounds cannot be played again.
-    """
+    """A worker's: what one logical worker has learned in an attempt at a round."""
 
     attempt: int
     logical: int
     learned: Learned
     maps: PackedMap
-    state: dict[str, np.ndarray]
+    state: dict[str, np.ndarray]  # of its learner afterwards; empty where rounds cannot be played again
 
 
 @message(Kind.STATE)

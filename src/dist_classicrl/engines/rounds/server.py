@@ -41,38 +41,22 @@ def carriers(settings: Settings, workers: list[int]) -> dict[int, int]:
 
 @dataclass
 class Client:
-    """What the server knows of one worker.
+    """What the server knows of one worker."""
 
-    Attributes
-    ----------
-    is_new : bool
-        Whether it has no table of this server's.
-    """
-
-    is_new: bool
+    is_new: bool  # it has no table of this server's
 
 
 @dataclass
 class RoundServer(Serving[Client]):
-    """Serves one call of `train` in the reproducible mode.
-
-    Attributes
-    ----------
-    settings : Settings
-    start, steps : int
-        First global step, and steps of the whole run.
-    first : RoundStart
-        Where this server begins.
-    may_repeat : bool
-        Whether a round can be played again: all learners' state goes along with it.
-    """
+    """Serves one call of `train` in the reproducible mode."""
 
     can_rescue = False
 
     settings: Settings = field(kw_only=True)
-    start: int = field(kw_only=True)
+    start: int = field(kw_only=True)  # first global step of the whole run
     steps: int = field(kw_only=True)
-    first: RoundStart = field(default_factory=RoundStart, kw_only=True)
+    first: RoundStart = field(default_factory=RoundStart, kw_only=True)  # where this server begins
+    #: Whether a round can be played again: all learners' state goes along with it.
     may_repeat: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:

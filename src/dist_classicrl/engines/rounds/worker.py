@@ -25,31 +25,16 @@ from dist_classicrl.settings import Settings
 class RoundWorker(Working):
     """Carries some of the logical workers for one call of `train`, for one server after another if need be.
 
-    Attributes
-    ----------
-    learner : Learner
-        Its walkers are logical workers.
-    begin_walkers : callable
-        Gives the learner these logical workers as walkers, as the run begins with them.
-    settings : Settings
-    start, steps : int
-        First global step, and steps of the whole run.
-    seed : int
-    may_repeat : bool
-        See `RoundServer`.
-    round : RoundStart
-        Where the round begins that this rank is in.
-    carried : list of int
-        The logical workers that are this rank's.
+    `carried` are its logical workers, and `round` is where the round begins that it is in.
     """
 
-    learner: Learner
-    begin_walkers: Callable[[list[int]], None]
+    learner: Learner  # its walkers are logical workers
+    begin_walkers: Callable[[list[int]], None]  # gives the learner these, as the run begins with them
     settings: Settings
-    start: int
-    steps: int
+    start: int  # first global step of the whole run
+    steps: int  # of the whole run
     seed: int
-    may_repeat: bool
+    may_repeat: bool  # see `RoundServer`
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -40,15 +40,7 @@ class LeaseBook:
     What a worker that is lost had not reported becomes free again, and is given out before what nobody ever
     had, so the run makes exactly `steps` steps whoever dies.
 
-    Parameters
-    ----------
-    start, steps : int
-    workers : list of int
-        Ranks.
-    first_steps : int
-        What a worker gets before anything is known of its rate.
-    clock : callable, default=time.monotonic
-        Gives the time in seconds.
+    A worker gets `first_steps` before anything is known of its rate. `clock` gives the time in seconds.
     """
 
     def __init__(

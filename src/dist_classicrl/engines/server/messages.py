@@ -27,76 +27,35 @@ class Pushed(NamedTuple):
 
 
 class Wishes(NamedTuple):
-    """What a worker would like to have.
+    """What a worker would like to have."""
 
-    Attributes
-    ----------
-    quantum : int
-        Leases of multiples of it.
-    interval_seconds : float
-        Expected between two of its pushes.
-    is_starved : bool
-        Whether it has nothing left to do.
-    is_urgent : bool
-        Whether answers should come quickly.
-    refresh : bool
-        Whether it wants one.
-    """
-
-    quantum: int = 1
-    interval_seconds: float = 0.0
-    is_starved: bool = True
-    is_urgent: bool = True
+    quantum: int = 1  # leases of multiples of it
+    interval_seconds: float = 0.0  # expected between two of its pushes
+    is_starved: bool = True  # it has nothing left to do
+    is_urgent: bool = True  # answers should come quickly
     refresh: bool = True
 
 
 @message(Kind.PUSH)
 class Push(NamedTuple):
-    """A worker's maps, and how it is getting on: what is sent most often, so no dataclass.
-
-    Attributes
-    ----------
-    pushed : Pushed
-    made : dict of int to int
-        Its steps by lease.
-    wishes : Wishes
-    bytes_saved : int
-        By leaving out what is small.
-    progress : int
-        Turns of the worker's main loop.
-    revision : int
-        Of the view that it knows.
-    known_version : int
-        The version that the table has when this comes if the others push nothing; -1: not known.
-    is_last : bool
-        Whether it sends no other.
-    """
+    """A worker's maps, and how it is getting on: what is sent most often, so no dataclass."""
 
     pushed: Pushed
-    made: dict[int, int]
+    made: dict[int, int]  # its steps by lease
     wishes: Wishes
-    bytes_saved: int
-    progress: int
-    revision: int
-    known_version: int
+    bytes_saved: int  # by leaving out what is small
+    progress: int  # turns of the worker's main loop
+    revision: int  # of the view that it knows
+    known_version: int  # of the table when this comes if the others push nothing; -1: not known
     is_last: bool
 
 
 @dataclass(frozen=True)
 class Handover:
-    """What a server knows besides its table, at a version of it: whoever has both can serve.
+    """What a server knows besides its table, at a version of it: whoever has both can serve."""
 
-    Attributes
-    ----------
-    done : int
-        Steps of this process's part of the call.
-    ranks, sequences : ndarray(int64)
-        The last push that the version contains of each rank.
-    tally : Counted
-    """
-
-    done: int
-    ranks: np.ndarray
+    done: int  # steps of this process's part of the call
+    ranks: np.ndarray  # int64, whose last pushes that the version contains are
     sequences: np.ndarray
     tally: Counted
 
@@ -114,20 +73,9 @@ class Handover:
 @message(Kind.REPLY)
 @dataclass(frozen=True)
 class Reply:
-    """The server's answer.
+    """The server's answer. A refresh includes the push `applied`, and the handover is of its version."""
 
-    Attributes
-    ----------
-    applied : int
-        The last push of the worker that is in the table.
-    lease : Lease or None
-    refresh : Refresh or None
-        Includes the push.
-    handover : Handover or None
-        Of the refresh's version.
-    """
-
-    applied: int
+    applied: int  # the last push of the worker that is in the table
     lease: Lease | None = None
     refresh: Refresh | None = None
     handover: Handover | None = None
@@ -136,17 +84,8 @@ class Reply:
 @message(Kind.HAND_IN)
 @dataclass(frozen=True)
 class HandIn:
-    """A push that a new server may lack: a worker sends one for each, and one if there are none.
-
-    Attributes
-    ----------
-    pushed : Pushed or None
-    is_last : bool
-        Whether that was all.
-    last_sequence : int
-        Number of the worker's last push.
-    """
+    """A push that a new server may lack: a worker sends one for each, and one if there are none."""
 
     pushed: Pushed | None
-    is_last: bool
-    last_sequence: int
+    is_last: bool  # that was all
+    last_sequence: int  # of the worker's pushes

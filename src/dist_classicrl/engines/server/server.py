@@ -48,11 +48,7 @@ class Client:
 class Server(Serving[Client]):
     """Serves one call of `train`, from its beginning or in place of a server that was lost.
 
-    Attributes
-    ----------
-    leases : LeaseBook
-    takes_over : bool
-        Whether the workers have to hand in first what a lost server may not have passed on.
+    If it `takes_over`, the workers have to hand in first what the lost one may not have passed on.
     """
 
     can_rescue = True

@@ -18,13 +18,7 @@ _KEPT_PER_SLOT = 4
 class PushWindow:
     """Numbers a worker's pushes, bounds those in flight, and keeps each until the worker's base includes it.
 
-    Parameters
-    ----------
-    table : LocalTable
-    size : int
-        Pushes that may be on their way without a receipt.
-    version : int
-        Version of the base that `table` was loaded with.
+    `size` may be on their way without a receipt; `table` was loaded with a base of `version` in `term`.
 
     Attributes
     ----------

@@ -34,32 +34,18 @@ logger = logging.getLogger(__name__)
 class Worker(Working):
     """Works for one call of `train`, for one server after another if need be.
 
-    Attributes
-    ----------
-    learner : Learner
-        With one walker.
-    pacer : Pacer
-    window : PushWindow
-    threshold : float
-        `compression_threshold`.
-    seed : int
-    generation : int
-        How often the run was taken up again from a checkpoint: what is learned again gets other random
-        numbers than what was learned before, some of which is in the table.
-    survives_errors : bool
-        Whether an exception of the environment costs this worker alone.
-    note_workers : callable
-        Is told how many workers there are whenever that changes: step sizes may depend on it.
+    What is learned again after a run was taken up from a checkpoint, `generation` times, gets other random
+    numbers than what was learned before, some of which is in the table.
     """
 
-    learner: Learner
+    learner: Learner  # with one walker
     pacer: Pacer
     window: PushWindow
-    threshold: float
+    threshold: float  # `compression_threshold`
     seed: int
     generation: int = 0
-    survives_errors: bool = False
-    note_workers: Callable[[int], None] = lambda workers: None
+    survives_errors: bool = False  # an exception of the environment costs this worker alone
+    note_workers: Callable[[int], None] = lambda workers: None  # how many there are: step sizes may need it
 
     def __post_init__(self) -> None:
         super().__post_init__()
