@@ -1,10 +1,11 @@
 """The checks of this repository, each under a time limit that ends all that it started.
 
-See scripts/test, and scripts/test-cluster for what `--cluster` as the first argument chooses.
+The first argument may be `--all`, see scripts/test, or `--cluster`, see scripts/test-cluster.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import tempfile
@@ -19,29 +20,35 @@ from dist_classicrl.process.jobs import run_job
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+# The core takes the least number of ranks that has all which ranks do together: a server and two workers.
+CORE_MPI_RANKS = (3,)
 MPI_RANKS = (1, 2, 4)
 NO_TESTS_CHOSEN = 5
-# By folder: in how many processes pytest runs its tests.
-PROCESSES = {"unit": 2, "jobs": 3, "faults": 2, "cluster": 3}
+# By folder: in how many processes pytest runs its tests. More than there are cores, as many tests wait.
+PROCESSES = {"unit": max(3, CORES), "jobs": max(3, CORES), "faults": 2, "cluster": 3}
 # How pytest gives tests to processes: those of a file of tests/cluster share what its fixtures have started.
 SHARING = {"cluster": "loadfile"}
-# Up to four times what each takes on two cores.
+# By folder: which marks the tests of the core have, or have not.
+CORE = {"unit": "not slow", "mpi": "core", "jobs": "core", "faults": "core"}
+# They end what is stuck: several times what each takes on two cores that others use as well.
 LIMIT_SECONDS = {
-    "lint": 60,
-    "types": 240,
-    "contracts": 60,
-    "unit": 300,
-    "mpi": 180,
-    "jobs": 420,
-    "faults": 240,
-    "cluster": 900,
+    "lint": 120,
+    "types": 300,
+    "contracts": 120,
+    "unit": 900,
+    "mpi": 600,
+    "jobs": 900,
+    "faults": 600,
+    "cluster": 1200,
 }
 
 
 class Checks:
     """Runs the steps one after the other and keeps count."""
 
-    def __init__(self, pytest_arguments: list[str]) -> None:
+    def __init__(self, pytest_arguments: list[str], core: bool = False) -> None:
+        self.core = core
         self.paths, self.options = split_arguments(pytest_arguments)
         self.choosing = bool(pytest_arguments)
         self.failed: list[str] = []
@@ -73,6 +80,8 @@ class Checks:
         with tempfile.TemporaryDirectory() as logs:
             report = Path(logs) / "report.xml"
             pytest = [sys.executable, "-m", "pytest", *self.options, *(paths or [str(folder)])]
+            if self.core:
+                pytest += ["-m", CORE[name]]
             if name in PROCESSES and not self.choosing:
                 pytest += ["-n", str(PROCESSES[name]), "--dist", SHARING.get(name, "worksteal")]
             # mpirun gives its ranks a terminal of their own, so pytest cannot tell.
@@ -131,13 +140,16 @@ def main(arguments: list[str]) -> int:
     """Run the checks; give the exit status."""
     # A SIGTERM must not leave a job behind: leave by an exception, as Ctrl-C does.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    # A shell that starts this in the background lets it ignore Ctrl-C, and so would all that is tested.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     started = time.monotonic()
     if arguments[:1] == ["--cluster"]:
         checks = Checks(arguments[1:])
         checks.tests("cluster")
         return checks.finish(time.monotonic() - started)
-    checks = Checks(arguments)
-    if not arguments:
+    chosen = arguments[1:] if arguments[:1] == ["--all"] else arguments
+    checks = Checks(chosen, core=not arguments)
+    if not chosen:
         checks.tool("lint", LIMIT_SECONDS["lint"], "ruff", "check")
         checks.tool("format", LIMIT_SECONDS["lint"], "ruff", "format", "--check")
         checks.tool("types", LIMIT_SECONDS["types"], "mypy")
@@ -148,7 +160,7 @@ def main(arguments: list[str]) -> int:
         lint_imports = str(Path(sys.executable).with_name("lint-imports"))
         checks.step("contracts", [lint_imports, "--no-cache"], LIMIT_SECONDS["contracts"])
     checks.tests("unit")
-    for ranks in MPI_RANKS:
+    for ranks in CORE_MPI_RANKS if checks.core else MPI_RANKS:
         checks.tests("mpi", ranks)
     checks.tests("jobs")
     checks.tests("faults")

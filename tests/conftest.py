@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -22,6 +23,19 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if MPI_FOLDER in item.path.parents:
             item.add_marker("mpi")
+
+
+@pytest.fixture(scope="session")
+def files_of_mpirun():
+    """Let each mpirun that this process starts keep its own files apart from those of any other.
+
+    It names their folder after its process id, and cannot start where it finds what another one has left.
+    """
+    tempfile.gettempdir()  # asked now, this process itself goes on with the folder that it has
+    with tempfile.TemporaryDirectory(prefix="mpi-", ignore_cleanup_errors=True) as folder:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setenv("TMPDIR", folder)
+            yield folder
 
 
 def pytest_configure(config):

@@ -18,13 +18,8 @@ def new_file(
 ) -> Iterator[BinaryIO]:
     """Give a file that is made at `path`, where there must be none, and is complete once the block has ended.
 
-    Parameters
-    ----------
-    path : str or path
-    mode : int, optional
-        Its permissions, whatever the umask. By default those of any new file.
-    durable : bool
-        Whether it is on disk at the end, so that it survives a power failure.
+    It has the permissions `mode`, whatever the umask; by default those of any new file. A `durable` one is on
+    disk at the end, so that it survives a power failure.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     handle = os.open(path, flags, 0o666 if mode is None else mode)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK")
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
@@ -14,30 +14,25 @@ _SLURM_SIZES = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
 
 def rank_of_environment(environ: Mapping[str, str] | None = None) -> int | None:
     """Tell the rank that an MPI launcher gave this process, or None if none started it."""
-    environ = os.environ if environ is None else environ
-    for name in _RANKS:
-        if environ.get(name, "").isdigit():
-            return int(environ[name])
-    return None
+    return next(_numbers(_RANKS, environ), None)
 
 
-def local_rank_of_environment(environ: Mapping[str, str] | None = None) -> int | None:
+def local_rank_of_environment() -> int | None:
     """Tell the number that an MPI launcher gave this process among those of its host, or None."""
-    environ = os.environ if environ is None else environ
-    for name in _LOCAL_RANKS:
-        if environ.get(name, "").isdigit():
-            return int(environ[name])
-    return None
+    return next(_numbers(_LOCAL_RANKS), None)
 
 
 def promised_size(environ: Mapping[str, str] | None = None) -> int:
     """Return how many ranks the environment promises: the largest of what a launcher and SLURM say, or 1."""
-    environ = os.environ if environ is None else environ
-    sizes = [int(environ[name]) for name in (*_SIZES, *_SLURM_SIZES) if environ.get(name, "").isdigit()]
-    return max(sizes, default=1)
+    return max(_numbers((*_SIZES, *_SLURM_SIZES), environ), default=1)
 
 
-def launched(environ: Mapping[str, str] | None = None) -> bool:
+def launched() -> bool:
     """Return whether this process was started as a rank, of however many, by a launcher or by SLURM."""
-    environ = os.environ if environ is None else environ
-    return any(name in environ for name in (*_RANKS, *_SIZES, _SLURM_RANK, *_SLURM_SIZES))
+    return any(name in os.environ for name in (*_RANKS, *_SIZES, _SLURM_RANK, *_SLURM_SIZES))
+
+
+def _numbers(names: Iterable[str], environ: Mapping[str, str] | None = None) -> Iterator[int]:
+    """Yield those of the variables that are whole numbers."""
+    values = ((os.environ if environ is None else environ).get(name, "") for name in names)
+    return (int(value) for value in values if value.isdigit())

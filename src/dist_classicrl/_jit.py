@@ -76,6 +76,11 @@ def may_allocate(function: Any) -> Any:
     return numba.jit(**{**function.targetoptions, "_nrt": True})(function.py_func)
 
 
+def is_compiled(function: Any) -> bool:
+    """Whether a function is a jitted one, or numba is told not to compile."""
+    return hasattr(function, "py_func") or bool(getattr(numba.config, "DISABLE_JIT", False))
+
+
 def jit_for(kernel: Any, *parts: type) -> Any:
     """Return a kernel for NamedTuples of these classes, by which numba picks what the kernel calls.
 
@@ -108,6 +113,9 @@ def compiled_for(kernel: Any, *arguments: Any) -> Any:
 
 def _compiled(function: Callable[..., Any], **options: Any) -> Any:
     options |= {"nogil": True, "error_model": "numpy", "boundscheck": False}
+    if function.__module__.split(".")[0] != __name__.split(".")[0]:
+        # A user's: numba cannot see when what it calls in other files changes.
+        return numba.njit(**options)(function)
     try:
         compiled = numba.njit(cache=True, **options)(function)
     except RuntimeError:

@@ -11,15 +11,7 @@ from typing import Any
 def lazy_names(
     package: str, homes: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` for a package (PEP 562).
-
-    Parameters
-    ----------
-    package : str
-        Its ``__name__``.
-    homes : mapping of str to str
-        The module of each public name.
-    """
+    """Return `__getattr__` and `__dir__` (PEP 562) for a package whose public names live in these modules."""
 
     def get(name: str) -> Any:
         if name not in homes:

@@ -18,19 +18,9 @@ Check = Callable[[str, Any], Any]
 
 
 def setting(default: Any, check: Check, help: str, section: str, is_kept: bool = False) -> Any:
-    """Return a field of a `Checked` dataclass.
+    """Return a field of a `Checked` dataclass; `help` is its line in a `section` of `train --help`.
 
-    Parameters
-    ----------
-    default : object
-    check : callable
-        Takes the field's name and a value, and returns the value as it is kept.
-    help : str
-        The line that `train --help` has for it.
-    section : str
-        Of that help.
-    is_kept : bool
-        Whether a run keeps it for good: with another value it would be another experiment.
+    A run keeps for good what `is_kept`: with another value it would be another experiment.
     """
     described = {"check": check, "help": help, "section": section, "is_kept": is_kept}
     return field(default=default, metadata=described)
@@ -59,10 +49,14 @@ class WholeNumber:
 
     def __call__(self, name: str, value: Any) -> int:
         """Return the number."""
-        number = checked_whole(name, value, self.least, self.otherwise)
-        if self.bits is not None and number >= 2**self.bits:
+        if not is_whole(value) or value < self.least:
+            hint = f", or {self.otherwise}" if self.otherwise else ""
+            raise SettingsError(
+                f"{name} must be a whole number of at least {self.least}{hint}, got {value!r}."
+            )
+        if self.bits is not None and value >= 2**self.bits:
             raise SettingsError(f"{name} must be below 2**{self.bits}, got {value!r}.")
-        return number
+        return int(value)
 
 
 @dataclass(frozen=True)
@@ -91,7 +85,9 @@ class YesOrNo:
 
     def __call__(self, name: str, value: Any) -> bool:
         """Return the flag."""
-        return checked_flag(name, value, self.otherwise)
+        if not is_flag(value):
+            raise SettingsError(f"{name} must be True or False{self.otherwise}, got {value!r}.")
+        return bool(value)
 
 
 @dataclass(frozen=True)
@@ -142,10 +138,7 @@ class Or:
 
 def checked_whole(name: str, value: Any, least: int, otherwise: str = "") -> int:
     """Return `value` as an int of at least `least`; SettingsError, which names `otherwise`, for others."""
-    if not is_whole(value) or value < least:
-        hint = f", or {otherwise}" if otherwise else ""
-        raise SettingsError(f"{name} must be a whole number of at least {least}{hint}, got {value!r}.")
-    return int(value)
+    return WholeNumber(least, otherwise)(name, value)
 
 
 def checked_positive(name: str, value: Any) -> float:
@@ -153,13 +146,6 @@ def checked_positive(name: str, value: Any) -> float:
     if not is_real(value) or not 0.0 < value < math.inf:
         raise SettingsError(f"{name} must be a finite number above 0, got {value!r}.")
     return float(value)
-
-
-def checked_flag(name: str, value: Any, otherwise: str = "") -> bool:
-    """Return `value` as a bool; SettingsError, which names `otherwise`, for others."""
-    if not is_flag(value):
-        raise SettingsError(f"{name} must be True or False{otherwise}, got {value!r}.")
-    return bool(value)
 
 
 def is_whole(value: Any) -> bool:

@@ -182,13 +182,8 @@ class RemoteRankError(DistClassicRLError, RuntimeError):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the arguments of the constructor as plain data for JSON."""
-        return {
-            "rank": self.rank,
-            "host": self.host,
-            "summary": self.summary,
-            "remote_traceback": self.remote_traceback,
-            "is_cut_off": self.is_cut_off,
-        }
+        names = ("rank", "host", "summary", "remote_traceback", "is_cut_off")
+        return {name: getattr(self, name) for name in names}
 
 
 class SingletonError(DistClassicRLError, RuntimeError):

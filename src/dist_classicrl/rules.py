@@ -7,17 +7,19 @@ are made of.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from dist_classicrl.checks import is_flag, is_real, is_whole
 from dist_classicrl.errors import SettingsError
 
 if TYPE_CHECKING:
     import numpy as np
 
-BUILT_IN = ("q_learning",)
-"""The rules of the package. They register themselves when they are loaded."""
+BUILT_IN: Mapping[str, Mapping[str, Any]] = {"q_learning": {"learning_rate": 0.1, "epsilon": 0.1}}
+"""The rules of the package, which register themselves when they are loaded, and their own defaults."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class LearningRule:
     name : str
         What `algorithm` calls it.
     parameters : type
-        A NamedTuple of its hyper-parameters, all of which have defaults. Its class picks the functions.
+        A NamedTuple of its hyper-parameters, numbers and flags with defaults. Its class picks the functions.
     learn : callable
         Learns from a transition.
     truth : callable
@@ -75,7 +77,7 @@ class LearningRule:
         Returns, for hyper-parameters, how many whole and how many real numbers a walker carries along.
     shared : tuple of Shared
     defaults : mapping of str to object
-        Settings (`learning_rate`, `epsilon`) that it takes where none are given.
+        Settings (`learning_rate`, `epsilon`) that it takes where none are given; `BUILT_IN` has them too.
     check : callable, optional
         Raises a `SettingsError` if a hyper-parameter is not allowed.
     can_replay : bool
@@ -98,6 +100,12 @@ class LearningRule:
     can_replay: bool = False
     is_reproducible: bool = True
 
+    @property
+    def usual(self) -> dict[str, Any]:
+        """The hyper-parameters by name with their defaults; None where there is none."""
+        known: dict[str, Any] = getattr(self.parameters, "_field_defaults", {})
+        return {name: known.get(name) for name in getattr(self.parameters, "_fields", ())}
+
     def n_merged(self, parameters: Any, n_states: int, n_actions: int) -> int:
         """Return how many of the shared numbers are merged."""
         return sum(one.count(parameters, n_states, n_actions) for one in self.shared if one.merge != "owner")
@@ -108,6 +116,13 @@ class LearningRule:
 
 
 _known: dict[str, LearningRule] = {}
+
+
+def defaults(algorithm: Any) -> Mapping[str, Any]:
+    """Return the settings that an algorithm, as `to_data` takes it, has defaults of its own for."""
+    data = to_data(algorithm)
+    name = data if isinstance(data, str) else data["name"]
+    return BUILT_IN[name] if name in BUILT_IN else _known[name].defaults
 
 
 def names() -> tuple[str, ...]:
@@ -121,7 +136,8 @@ def register(rule: LearningRule) -> LearningRule:
     Raises
     ------
     SettingsError
-        If the name or the class belongs to another rule.
+        If the name or the class belongs to another rule, or a hyper-parameter has no default that is a number
+        or a flag.
     """
     is_ours = rule.parameters.__module__.split(".")[0] == __name__.split(".")[0]
     same_name = rule.name in BUILT_IN and not is_ours or _known.get(rule.name, rule) is not rule
@@ -130,6 +146,12 @@ def register(rule: LearningRule) -> LearningRule:
         raise SettingsError(
             f"The rule {rule.name!r} of {rule.parameters.__name__} cannot be registered: the name or the "
             "class belongs to another. Give it others."
+        )
+    lacking = [name for name, value in rule.usual.items() if not (is_flag(value) or is_real(value))]
+    if lacking:
+        raise SettingsError(
+            f"The rule {rule.name!r} cannot be registered: in {rule.parameters.__name__} "
+            f"{', '.join(lacking)} must have a default that is a number, True or False."
         )
     _known[rule.name] = rule
     return rule
@@ -173,9 +195,36 @@ def to_data(algorithm: Any) -> str | dict[str, Any]:
         raise SettingsError(
             f"algorithm must be one of {', '.join(map(repr, names()))}, got {algorithm!r}.{own}"
         )
-    if rule.check is not None:
-        rule.check(algorithm)
-    given = {
-        key: value for key, value in algorithm._asdict().items() if value != rule.parameters()._asdict()[key]
-    }
+    values = checked(rule, algorithm)._asdict()
+    given = {key: value for key, value in values.items() if value != rule.usual[key]}
     return {"name": rule.name, **given} if given else rule.name
+
+
+def checked(rule: LearningRule, parameters: Any) -> Any:
+    """Return a rule's hyper-parameters with numbers of the types of their defaults.
+
+    Raises
+    ------
+    SettingsError
+        If one is not allowed.
+    """
+    values = [
+        _like(f"{type(parameters).__name__}: {name}", value, rule.usual[name])
+        for name, value in parameters._asdict().items()
+    ]
+    parameters = rule.parameters(*values)
+    if rule.check is not None:
+        rule.check(parameters)
+    return parameters
+
+
+def _like(name: str, value: Any, default: Any) -> bool | int | float:
+    if is_flag(default):
+        good, kind = is_flag(value), "True or False"
+    elif is_whole(default):
+        good, kind = is_whole(value), "a whole number"
+    else:
+        good, kind = is_real(value) and math.isfinite(value), "a finite number"
+    if not good:
+        raise SettingsError(f"{name} must be {kind}, got {value!r}.")
+    return type(default)(value)

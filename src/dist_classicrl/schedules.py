@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from dist_classicrl.checks import is_real
 from dist_classicrl.errors import SettingsError
@@ -83,17 +83,26 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class Linear:
-    """From `initial` in a straight line to `final` at global step `steps`, and `final` from there on."""
-
+class _FromTo:
     initial: float
     final: float
     steps: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "initial", _check_number("Linear", "initial", self.initial))
-        object.__setattr__(self, "final", _check_number("Linear", "final", self.final))
-        object.__setattr__(self, "steps", _check_steps("Linear", self.steps))
+        kind = type(self).__name__
+        object.__setattr__(self, "initial", _check_number(kind, "initial", self.initial))
+        object.__setattr__(self, "final", _check_number(kind, "final", self.final))
+        object.__setattr__(self, "steps", _check_steps(kind, self.steps))
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Lowest and highest value."""
+        return min(self.initial, self.final), max(self.initial, self.final)
+
+
+@dataclass(frozen=True)
+class Linear(_FromTo):
+    """From `initial` in a straight line to `final` at global step `steps`, and `final` from there on."""
 
     def at(self, step: int) -> float:
         """Return the value at global step `step`."""
@@ -105,33 +114,22 @@ class Linear:
             return Segment(self.steps, _ENDLESS, self.final, 0.0)
         return Segment(0, self.steps, self.initial, (self.final - self.initial) / self.steps)
 
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """Lowest and highest value."""
-        return min(self.initial, self.final), max(self.initial, self.final)
-
 
 @dataclass(frozen=True)
-class Exponential:
+class Exponential(_FromTo):
     """From `initial` to `final` by a constant factor per step.
 
     `final` is reached at global step `steps`, and stays from there on.
     """
 
-    initial: float
-    final: float
-    steps: int
-
     def __post_init__(self) -> None:
-        for name in ("initial", "final"):
-            value = _check_number("Exponential", name, getattr(self, name))
+        super().__post_init__()
+        for name, value in (("initial", self.initial), ("final", self.final)):
             if value <= 0.0:
                 raise SettingsError(
                     f"Exponential: {name} must be above 0, got {value!r}: a constant factor never reaches 0. "
                     "Use a small positive number, or Linear."
                 )
-            object.__setattr__(self, name, value)
-        object.__setattr__(self, "steps", _check_steps("Exponential", self.steps))
 
     def at(self, step: int) -> float:
         """Return the value at global step `step`."""
@@ -153,11 +151,6 @@ class Exponential:
         end = min(start + length, self.steps)
         value = self.at(start)
         return Segment(start, end, value, (self.at(end) - value) / (end - start))
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """Lowest and highest value."""
-        return min(self.initial, self.final), max(self.initial, self.final)
 
 
 @dataclass(frozen=True)
@@ -213,9 +206,7 @@ class PerVisit:
 
 
 Schedule = Constant | Linear | Exponential | PerVisit
-_KINDS: dict[str, type[Constant] | type[Linear] | type[Exponential] | type[PerVisit]] = {
-    kind.__name__: kind for kind in (Constant, Linear, Exponential, PerVisit)
-}
+_KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Schedule)}
 
 
 def as_schedule(name: str, value: Any) -> Schedule:
@@ -226,7 +217,7 @@ def as_schedule(name: str, value: Any) -> Schedule:
     SettingsError
         If `value` is neither.
     """
-    if isinstance(value, (Constant, Linear, Exponential, PerVisit)):
+    if isinstance(value, Schedule):
         return value
     if not is_real(value):
         raise SettingsError(

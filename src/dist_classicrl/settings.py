@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from typing import Any
@@ -28,39 +29,43 @@ class Algorithm(OneOf):
         return rules.to_data(value)
 
 
-class StepSize:
-    """Step sizes: numbers or schedules, above 0 and at most 1."""
-
-    def __call__(self, name: str, value: Any) -> Schedule:
-        """Return the schedule."""
-        schedule = as_schedule(name, value)
-        if not isinstance(schedule, PerVisit):
-            low, high = schedule.bounds
-            if not (0.0 < low and high <= 1.0):
-                raise SettingsError(
-                    f"{name} must be above 0 and at most 1, got {_shown(schedule)}. "
-                    f"Write for instance {name}=0.1, or PerVisit(0.7) of dist_classicrl.schedules."
-                )
-        return schedule
-
-
-class Chance:
-    """Probabilities: numbers, or schedules of the global step, from 0 to 1."""
-
-    def __call__(self, name: str, value: Any) -> Schedule:
-        """Return the schedule."""
-        schedule = as_schedule(name, value)
-        if isinstance(schedule, PerVisit):
-            raise SettingsError(
-                f"{name} cannot follow the visits to an entry: it is drawn before there is one. Use a "
-                "number, or Linear or Exponential of dist_classicrl.schedules, which follow the global step."
-            )
+def checked_step_size(name: str, value: Any) -> Schedule:
+    """Return the schedule that a value means, above 0 and at most 1; SettingsError for others."""
+    schedule = as_schedule(name, value)
+    if not isinstance(schedule, PerVisit):
         low, high = schedule.bounds
-        if not (0.0 <= low and high <= 1.0):
+        if not (0.0 < low and high <= 1.0):
             raise SettingsError(
-                f"{name} must be from 0 to 1, got {_shown(schedule)}. Write for instance {name}=0.1."
+                f"{name} must be above 0 and at most 1, got {_shown(schedule)}. "
+                f"Write for instance {name}=0.1, or PerVisit(0.7) of dist_classicrl.schedules."
             )
-        return schedule
+    return schedule
+
+
+def checked_chance(name: str, value: Any) -> Schedule:
+    """Return the schedule of the global step that a value means, from 0 to 1; SettingsError for others."""
+    schedule = as_schedule(name, value)
+    if isinstance(schedule, PerVisit):
+        raise SettingsError(
+            f"{name} cannot follow the visits to an entry: it is drawn before there is one. Use a "
+            "number, or Linear or Exponential of dist_classicrl.schedules, which follow the global step."
+        )
+    low, high = schedule.bounds
+    if not (0.0 <= low and high <= 1.0):
+        raise SettingsError(
+            f"{name} must be from 0 to 1, got {_shown(schedule)}. Write for instance {name}=0.1."
+        )
+    return schedule
+
+
+class ByRule(float):
+    """The default of a setting for which a learning rule may have another."""
+
+
+def defaults_of_rule(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of the `given` settings that are `ByRule`, as the algorithm among them would have them."""
+    own = rules.defaults(given["algorithm"])
+    return {name: own.get(name, float(value)) for name, value in given.items() if isinstance(value, ByRule)}
 
 
 def _shown(schedule: Schedule) -> str:
@@ -80,10 +85,14 @@ class Settings(Checked):
     They stand in the order of `train --help`.
     """
 
-    algorithm: Any = _learning("q_learning", Algorithm(rules.BUILT_IN), "Learning rule.")
-    learning_rate: Any = _learning(0.1, StepSize(), "Step size; per_visit:0.7 is n^-0.7 and converges.")
+    algorithm: Any = _learning("q_learning", Algorithm(tuple(rules.BUILT_IN)), "Learning rule.")
+    learning_rate: Any = _learning(
+        ByRule(0.1), checked_step_size, "Step size; per_visit:0.7 is n^-0.7 and converges."
+    )
     discount_factor: float = _learning(0.99, RealNumber(0.0, 1.0), "From 0 to 1.")
-    epsilon: Any = _learning(0.1, Chance(), "Chance of a random action; a schedule follows the global step.")
+    epsilon: Any = _learning(
+        ByRule(0.1), checked_chance, "Chance of a random action; a schedule follows the global step."
+    )
     seed: int | None = _learning(
         None, Or(None, WholeNumber(0, "None", bits=63)), "Of all random numbers; drawn if left out."
     )  # ranks tell each other the seed as an int64
@@ -132,6 +141,8 @@ class Settings(Checked):
     allow_singletons: bool = _talking(False, YesOrNo(), "Train alone although several ranks were promised.")
 
     def __post_init__(self) -> None:
+        for name, value in defaults_of_rule(vars(self)).items():
+            object.__setattr__(self, name, value)
         super().__post_init__()
         if self.heartbeat_timeout < 4.0 * self.heartbeat_interval:
             raise SettingsError(
@@ -163,14 +174,8 @@ class Settings(Checked):
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Settings:
-        """Return the settings that `to_dict` described.
-
-        Raises
-        ------
-        SettingsError
-            If a name or a value is not one of a setting.
-        """
-        known = sorted(field.name for field in fields(cls))
+        """Return the settings that `to_dict` described; SettingsError for other names or values."""
+        known = sorted(cls.__dataclass_fields__)
         unknown = sorted(set(data).difference(known))
         if unknown:
             raise SettingsError(f"unknown settings {', '.join(unknown)}; known are {', '.join(known)}.")

@@ -56,7 +56,16 @@ class FaultJob(BackgroundJob):
     """
 
     def __init__(
-        self, environment, ranks, *, total_steps=None, pause=0.0, saving=False, agent=None, train=None
+        self,
+        environment,
+        ranks,
+        *,
+        total_steps=None,
+        pause=0.0,
+        slow=False,
+        saving=False,
+        agent=None,
+        train=None,
     ):
         self.folder = Path(tempfile.mkdtemp(prefix="faults-"))
         self.ranks = ranks
@@ -67,6 +76,7 @@ class FaultJob(BackgroundJob):
             "folder": str(self.folder),
             "environment": environment,
             "pause": pause,
+            "slow": slow,
             "agent": self.settings,
             "train": {
                 "total_steps": self.steps,
@@ -116,6 +126,19 @@ class FaultJob(BackgroundJob):
     def wait_for_server_after(self, pid):
         """Wait until another process than `pid` serves and return its id; None if the job ended before."""
         return self.wait_for(lambda: self.server() not in (pid, None) and self.server(), "a new server")
+
+    def wait_for_workers(self, number):
+        """Wait until whoever serves counts so many workers, or the job has ended."""
+
+        def counted():
+            progress = self.said("progress")
+            return progress and progress[-1]["workers"] == number
+
+        self.wait_for(counted, f"{number} workers")
+
+    def hurry(self):
+        """Let a job that takes its time come to its end: what was to be done to it is done."""
+        (self.folder / "hurry").touch()
 
     def over(self):
         """Whether training has ended somewhere."""

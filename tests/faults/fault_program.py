@@ -4,7 +4,8 @@ OPTIONS is a JSON object:
 
     folder        where each process writes `<process id>.jsonl`, and `<process id>.steps` if it counts
     environment   "lake", "taxi" (compiled), or "counted": stepped through Gymnasium, every step counted
-    pause         seconds that a step of the last takes longer
+    pause         seconds that a step of the last takes longer, until there is a file `hurry` in the folder
+    slow          whether the others make few steps per second until then, which they do not by default
     agent         arguments of the constructor
     train         arguments of train, total_steps among them
 
@@ -23,10 +24,15 @@ import signal
 import sys
 import time
 from functools import cache
+from pathlib import Path
 
 import gymnasium
 import numpy as np
 from mpi4py import MPI
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
+
+from slowly import slow_down
 
 from dist_classicrl import DistAsyncQLearning
 from dist_classicrl._hints import rank_of_environment
@@ -71,6 +77,7 @@ class CountedRing(gymnasium.Env):
     def step(self, action):
         if options["pause"]:
             time.sleep(options["pause"])
+            options["pause"] *= not os.path.exists(HURRY)
         move = 2 * int(action) - 1
         if self.np_random.random() < SLIP:
             move = -move
@@ -115,6 +122,9 @@ class Lines(logging.Handler):
 
 faulthandler.register(signal.SIGQUIT)
 options = json.loads(sys.argv[1])
+HURRY = os.path.join(options["folder"], "hurry")
+if options.get("slow"):
+    slow_down(until=HURRY)
 rank, replacement = rank_of_environment() or 0, False
 lines = Lines()
 logging.getLogger("dist_classicrl").addHandler(lines)

@@ -15,14 +15,17 @@ WORKERS = 5
 COMPANIONS = ((), ("worker",), ("server",), ("worker", "server"))
 
 
-def one_run(environment, workers, companions, saving, chance, **options):
-    """Train, kill the server and its `companions`, and return what `FaultJob.finish` has seen."""
+def one_run(environment, workers, companions, saving, chance, span=1.0, **options):
+    """Train, kill the server and its `companions`, and return what `FaultJob.finish` has seen.
+
+    It is killed in the first part of the run, of which `span` is the share.
+    """
     victim = chance.randint(1, workers)
     before = "worker" in companions and chance.random() < 0.5
     after = "worker" in companions and not before
     with FaultJob(environment, workers + 1, saving=saving, **options) as job:
         servers = []
-        if job.wait_for_steps(chance.uniform(0.0, 0.6)):
+        if job.wait_for_steps(span * chance.uniform(0.0, 0.6)):
             time.sleep(chance.uniform(0.0, 0.1))
             if before:
                 job.end_process(job.pids[victim])
@@ -36,6 +39,8 @@ def one_run(environment, workers, companions, saving, chance, **options):
                 time.sleep(chance.uniform(0.0, 0.5))
                 servers.append(second)
                 job.end_process(second)
+            job.wait_for_server_after(servers[-1])
+        job.hurry()
         # Who served the second time has been a worker before.
         result = job.finish(deaths=len(job.killed) - 1)
         result["without_server"] = [seconds_without(job, pid) for pid in servers]

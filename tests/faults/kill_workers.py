@@ -16,9 +16,12 @@ WORKERS, MOST_DEATHS = 8, 4
 EARLY = 0.8
 
 
-def one_run(environment, workers, deaths, chance, **options):
-    """Train, kill `deaths` workers, and return what `FaultJob.finish` has seen."""
-    moments = sorted(chance.uniform(0.0, 0.95) for _ in range(deaths))
+def one_run(environment, workers, deaths, chance, span=1.0, **options):
+    """Train, kill `deaths` workers, and return what `FaultJob.finish` has seen.
+
+    They are killed in the first part of the run, of which `span` is the share.
+    """
+    moments = sorted(span * chance.uniform(0.0, 0.95) for _ in range(deaths))
     victims = chance.sample(range(1, workers + 1), deaths)
     early = set()
     with FaultJob(environment, workers + 1, **options) as job:
@@ -29,6 +32,8 @@ def one_run(environment, workers, deaths, chance, **options):
             job.end_process(job.pids[victim])
             if share < EARLY:
                 early.add(victim)
+        job.wait_for_workers(workers - deaths)
+        job.hurry()
         result = job.finish(deaths)
         job.check(early <= set(result["lost_workers"]), f"did not miss one of {sorted(early)}")
     return result

@@ -128,7 +128,7 @@ class Soak:
 
 def soak(seconds, every, chance, environment="lake", calm=CALM, **options):
     """Disturb a job for so long, and return what was seen; the job ends in order."""
-    train = {"progress_interval": 1.0, "checkpoint_interval": "10s"}
+    train = {"progress_interval": min(1.0, calm * seconds / 8), "checkpoint_interval": "10s"}
     with FaultJob(
         environment, WORKERS + 1, total_steps=10**15, agent=SETTINGS, train=train, saving=True, **options
     ) as job:
@@ -140,6 +140,7 @@ def soak(seconds, every, chance, environment="lake", calm=CALM, **options):
             run.disturb()
             run.wait_until(next_one)
         run.wait_until(seconds)
+        job.wait_for_workers(WORKERS)  # that are on their way when the job ends may hold it up within MPI
         server = job.server()
         os.kill(server, signal.SIGUSR1)
         job.wait_for_end()

@@ -101,9 +101,9 @@ def wait_for_replacement(replacements, witness):
 def serve(comm):
     replacing.FIRST_DELAY = 0.1
     replacing.ARRIVAL_SECONDS = 1.5 if WAY == "early" else 15.0
-    spawner = replacing.Spawner("at work")
+    spawner = replacing.spawner("at work")
     if WAY == "early":
-        attempts = iter([lambda: replacing._Spawn(["true"]), spawner])
+        attempts = iter([lambda: replacing.spawn_in_thread(["true"]), spawner])
         replacements = replacing.Replacements(2, begin=lambda: next(attempts)())
     else:
         replacements = replacing.Replacements(2, begin=spawner)

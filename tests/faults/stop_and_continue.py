@@ -21,11 +21,11 @@ STEPS = {"lake": 800_000_000, "counted": 100_000}
 PAUSE = 2e-4
 
 
-def one_run(environment, stop_worker, stop_server, chance, steps=None):
+def one_run(environment, stop_worker, stop_server, chance, steps=None, pause=PAUSE):
     """Train, stop a worker for a while, then the server, and return what `FaultJob.finish` has seen."""
     ranks = [chance.randint(1, WORKERS)] * stop_worker + [0] * stop_server
     steps = STEPS[environment] if steps is None else steps
-    with FaultJob(environment, WORKERS + 1, total_steps=steps, pause=PAUSE, agent=SETTINGS) as job:
+    with FaultJob(environment, WORKERS + 1, total_steps=steps, pause=pause, agent=SETTINGS) as job:
         job.check(job.wait_for_steps(chance.uniform(0.0, 0.1)), "ended before a rank was stopped")
         for rank in ranks:
             os.kill(job.pids[rank], signal.SIGSTOP)
@@ -35,6 +35,8 @@ def one_run(environment, stop_worker, stop_server, chance, steps=None):
             finally:
                 os.kill(job.pids[rank], signal.SIGCONT)
             time.sleep(chance.uniform(1.0, 2.0))
+            job.wait_for_workers(WORKERS)
+        job.hurry()
         # A server that was replaced loses no steps, but becomes a worker, which may be excluded by and by.
         result = job.finish(deaths=len(ranks))
         for rank in ranks:

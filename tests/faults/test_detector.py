@@ -5,6 +5,8 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 from dist_classicrl.launch.launcher import launch_environment
 from dist_classicrl.launch.mpirun import mpirun_command
 from dist_classicrl.process.jobs import run_job
@@ -23,6 +25,7 @@ def run(what, options, folder):
     return {each["rank"]: each for each in said}, job.output
 
 
+@pytest.mark.core
 def test_mpi_says_that_a_rank_was_killed(survivable, tmp_path):
     said, output = run("killed", ["--with-ft", "ulfm"], tmp_path)
     assert sorted(said) == [0, 1], output

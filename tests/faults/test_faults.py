@@ -10,8 +10,9 @@ import stop_and_continue
 
 pytestmark = pytest.mark.usefixtures("survivable")
 
-# Steps with a pause take the same time on any machine, and leave its cores free.
-COUNTED = {"environment": "counted", "total_steps": 25_000, "pause": 2e-4}
+# They take their time until all has happened to them, on any machine, and leave its cores free.
+COUNTED = {"environment": "counted", "total_steps": 25_000, "pause": 2e-3, "span": 0.2}
+LAKE = {"environment": "lake", "slow": True, "span": 0.02}
 
 
 def test_two_of_three_workers_are_killed():
@@ -19,18 +20,19 @@ def test_two_of_three_workers_are_killed():
     assert seen["killed"] == 2
 
 
+@pytest.mark.core
 def test_the_server_and_a_worker_are_killed():
     seen = kill_server.one_run(workers=3, companions=["worker"], saving=False, chance=Random(2), **COUNTED)
     assert seen["killed"] == 2
 
 
 def test_the_server_and_the_next_one_are_killed_where_checkpoints_are_written():
-    seen = kill_server.one_run("lake", workers=3, companions=["server"], saving=True, chance=Random(3))
+    seen = kill_server.one_run(workers=3, companions=["server"], saving=True, chance=Random(3), **LAKE)
     assert seen["killed"] == 2
 
 
 def test_a_worker_and_the_server_are_stopped_and_let_in_again():
-    seen = stop_and_continue.one_run("counted", True, True, Random(4), steps=60_000)
+    seen = stop_and_continue.one_run("counted", True, True, Random(4), steps=30_000, pause=2e-3)
     assert seen["killed"] == 0
 
 

@@ -9,8 +9,9 @@ OPTIONS is a JSON object:
     signal        a signal that this process sends to itself as soon as train listens for it, on rank 0
     slow_disk     seconds that each file takes longer to be on disk
 
-Each rank prints one JSON object per line: "event" is "started", "trained" after each call, "stopped" where
-training was stopped in order, or "failed", with what was raised on whichever rank it was.
+Each rank prints one JSON object per line: "event" is "started", "trained" after each call, "stepping" at the
+first step of "SlowCorridor", "stopped" where training was stopped in order, or "failed", with what was raised
+on whichever rank it was.
 """
 
 import hashlib
@@ -38,6 +39,7 @@ class SlowCorridor(gymnasium.Env):
 
     observation_space = gymnasium.spaces.Discrete(5)
     action_space = gymnasium.spaces.Discrete(2)
+    stepping = False
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -45,6 +47,9 @@ class SlowCorridor(gymnasium.Env):
         return 0, {}
 
     def step(self, action):
+        if not SlowCorridor.stepping:
+            SlowCorridor.stepping = True
+            say("stepping")
         time.sleep(0.3)
         self.place = min(4, max(0, self.place + 2 * int(action) - 1))
         return self.place, float(self.place == 4), self.place == 4, False, {}

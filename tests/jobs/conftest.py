@@ -17,6 +17,11 @@ from dist_classicrl.process.jobs import run_job
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
+@pytest.fixture(scope="session", autouse=True)
+def apart(files_of_mpirun):
+    """Let processes that run at the same time not disturb each other's jobs."""
+
+
 @pytest.fixture
 def run_python(tmp_path):
     """Give a function that runs Python in an empty folder, on `ranks` ranks or without mpirun.

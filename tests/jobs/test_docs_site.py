@@ -55,6 +55,7 @@ def test_the_site_is_built_without_a_warning(tmp_path):
     assert public - set(re.findall(r'id="dist_classicrl[\w.]*\.(\w+)"', reference)) == set()
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("page", documents.PAGES, ids=lambda page: page.stem)
 def test_every_block_is_of_a_kind_that_is_tested(page):
     for block in documents.blocks(page):
@@ -63,6 +64,7 @@ def test_every_block_is_of_a_kind_that_is_tested(page):
     assert not re.search(r"\n\n    ", documents.prose(page)), "an indented block says nothing of its kind"
 
 
+@pytest.mark.core
 def test_errors_callbacks_and_options_that_pages_name_are_there():
     known = {*ERRORS, *callbacks.__all__, "CheckpointCallback"}  # the last one is that of Stable-Baselines3
     for page in documents.PAGES:
@@ -73,6 +75,7 @@ def test_errors_callbacks_and_options_that_pages_name_are_there():
     assert set(re.findall(r"`(--[a-z-]+)", documents.prose(COMMAND_LINE))) <= options | {"--help"}
 
 
+@pytest.mark.core
 def test_every_command_is_there_to_be_typed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pages = [
@@ -100,6 +103,7 @@ def test_the_commands_on_their_page_run_as_they_stand(tmp_path, monkeypatch, cap
     assert files and [name for name in files if not (tmp_path / "runs" / "lake" / name).exists()] == []
 
 
+@pytest.mark.core
 def test_the_batch_script_on_its_page_is_the_one_that_is_printed(capsys):
     line, _ = [line for block in documents.blocks(SLURM, "sh")[:1] for line in block.text.splitlines()]
     _, *arguments = shlex.split(line.split(">")[0])

@@ -22,7 +22,8 @@ from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.cli.commands.launch import command as launch
 from dist_classicrl.cli.config import tomllib
 from dist_classicrl.cli.options import OPTIONS
-from dist_classicrl.learning.state import STATE_ARRAYS
+from dist_classicrl.learning.learner import TAKEN
+from dist_classicrl.learning.state import MASKS, REPLAY_ARRAYS, RULE_ARRAYS
 from dist_classicrl.membership.events import KINDS
 
 CHECKPOINTS = ROOT / "docs" / "checkpoints.md"
@@ -78,6 +79,7 @@ def test_the_python_of_pages_about_ranks_runs_on_three(run_python, tmp_path):
         assert documents.output(tmp_path, FAULT_TOLERANCE, rank).count("nobody has failed") == 1
 
 
+@pytest.mark.core
 def test_five_lines_read_a_checkpoint_with_numpy_alone(tmp_path, monkeypatch):
     reading, verifying = texts(CHECKPOINTS)[-2:]
     assert len([line for line in reading.splitlines() if line]) == 5
@@ -109,12 +111,13 @@ def rows(heading, document=CHECKPOINTS):
     return [name for cell in cells for name in re.findall("`([^`]+)`", cell)]
 
 
+@pytest.mark.core
 def test_the_tables_of_arguments_arrays_and_keys_are_complete(tmp_path):
     DistAsyncQLearning(seed=1).train("FrozenLake-v1", total_steps=1_000, checkpoint_dir=tmp_path)
     body = CheckpointFolder(tmp_path, "agent-0").read_newest().body
     assert sorted(rows("| key of `body` |")) == sorted(body)
     assert sorted(rows("| array | type, shape |")) == sorted(
-        ["q_table", "visits", "legal", "exact", *STATE_ARRAYS]
+        [*TAKEN, "position", "running", *REPLAY_ARRAYS, MASKS, *RULE_ARRAYS]
     )
     parameters = inspect.signature(DistAsyncQLearning.train).parameters
     known = list(parameters)[list(parameters).index("checkpoint_dir") :]
@@ -132,6 +135,7 @@ def check_defaults(texts, parameters):
         assert ast.literal_eval(default) == parameters[name].default
 
 
+@pytest.mark.core
 def test_the_tables_of_settings_events_and_options_are_complete():
     parameters = inspect.signature(DistAsyncQLearning).parameters
     names = list(parameters)
@@ -150,6 +154,7 @@ def test_the_tables_of_settings_events_and_options_are_complete():
             assert str(option.default).removesuffix(".0") in told[1], option.name
 
 
+@pytest.mark.core
 def test_the_table_of_keys_is_complete_with_its_defaults():
     table = (ROOT / "docs" / "command-line.md").read_text().split("| key of a file |")[1]
     told = dict(re.findall(r"^\| `(\w+)` \| (?:`(.+?)` )?\| ", table, re.MULTILINE))

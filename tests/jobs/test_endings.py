@@ -2,10 +2,8 @@
 
 import re
 import signal
-import subprocess
 import sys
 import textwrap
-import time
 
 import pytest
 
@@ -119,6 +117,7 @@ def test_an_exception_in_the_script_on_one_rank_ends_the_job(run_python, rank, m
     check_ends_with_one_traceback(run_python, program, "ZeroDivisionError: thin ice")
 
 
+@pytest.mark.core
 def test_an_exception_in_the_constructor_on_one_rank_ends_the_job(run_python):
     program = IN_THE_CONSTRUCTOR.format(rank=2)
     check_ends_with_one_traceback(run_python, program, r"SettingsError: learning_rate .*2\.0")
@@ -191,6 +190,7 @@ for ranks in (1, 2, 3, 4, 6):
 """
 
 
+@pytest.mark.core
 def test_the_reproducible_mode_at_six_numbers_of_ranks(run_python):
     program = TRAIN.format(settings="async_updates=False, logical_workers=4", steps=60_000)
     alone = run_python("-c", program).output.split()[-1]
@@ -200,9 +200,9 @@ def test_the_reproducible_mode_at_six_numbers_of_ranks(run_python):
         assert re.findall(rf"^trained on {ranks} (.*)", output, re.MULTILINE) == [alone] * ranks
 
 
-# Rank `rank` stops for good when training is under way.
+# Rank `rank` stops for good when training is under way; until then the others take their time.
 STOPPED = """
-import os, signal
+import os, signal, time
 from mpi4py import MPI
 from dist_classicrl import DistAsyncQLearning
 from dist_classicrl.learning.compiled import CompiledLearner
@@ -214,7 +214,13 @@ agent = DistAsyncQLearning(
 agent.train("FrozenLake-v1", total_steps=10_000)
 
 def stop(*anything):
+    open("stopped", "w").close()
     os.kill(os.getpid(), signal.{signal})
+
+def learn_slowly(self, walker, stream, steps):
+    learn(self, walker, stream, steps)
+    if not os.path.exists("stopped"):
+        time.sleep(steps / 20_000)
 
 def learn_and_stop(self, walker, stream, steps):
     learn(self, walker, stream, steps)
@@ -222,6 +228,7 @@ def learn_and_stop(self, walker, stream, steps):
     if CompiledLearner.left == 0:
         stop()
 
+CompiledLearner.learn = learn_slowly
 if rank == {rank} > 0:
     CompiledLearner.left, CompiledLearner.learn = 3, learn_and_stop
 progress = stop if rank == {rank} else None
@@ -256,7 +263,7 @@ print("rank", rank, "was left in peace", flush=True)
 
 
 def test_a_rank_that_comes_back_too_late_ends_alone(run_python):
-    program = STOPPED.format(rank=2, silence=2.0, async_updates=True, signal="SIGSTOP")
+    program = STOPPED.format(rank=2, silence=3.0, async_updates=True, signal="SIGSTOP")
     before, train = program[: program.index("result =")], program[program.index("result =") :]
     program = f"""{before}
 import sys
@@ -279,17 +286,11 @@ def test_a_killed_rank_ends_the_job(run_python, tmp_path):
     assert not job.timed_out and job.returncode != 0
 
 
-def test_ctrl_c_ends_the_job(tmp_path):
+def test_ctrl_c_ends_the_job(start_python):
     # As a terminal does it: SIGINT to mpirun.
-    program = TRAIN.format(settings="", steps=10**15)
-    process = subprocess.Popen(
-        [*mpirun_command(3), sys.executable, "-c", program], cwd=tmp_path, stderr=subprocess.DEVNULL
-    )
-    try:
-        time.sleep(4.0)
-        assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        assert process.wait(SOON) != 0
-    finally:
-        process.kill()
-        process.wait()
+    program = TRAIN.format(settings="", steps="10**15, progress=lambda told: print('under way', flush=True)")
+    job = start_python("-c", program, ranks=3)
+    job.must_wait_for(lambda: "under way" in job.output, "the training")
+    job.send(signal.SIGINT)
+    job.wait(timeout=SOON)
+    assert job.process.returncode != 0, job.output

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from signal_masks import listens
+from slowly import slowly
 
 from dist_classicrl import DistAsyncQLearning
 from dist_classicrl.environments import TabularMDP
@@ -82,7 +83,7 @@ def test_train_stopped_by_a_signal_goes_on_when_typed_again(run_python, start_py
     steps = 60_000_000
     arguments = (EXAMPLES / "train.py", "--env", "FrozenLake-v1", "--steps", steps)
     arguments += ("--checkpoint-dir", "saved", "--checkpoint-interval", "1")
-    job = start_python(*arguments, ranks=ranks)
+    job = start_python(*slowly(arguments), ranks=ranks)
     job.must_wait_for(lambda: list(tmp_path.glob("saved/agent-0/f*/manifest.json")), "the first checkpoint")
     job.send(signal.SIGUSR1)
     job.wait()
@@ -137,7 +138,7 @@ def test_tictactoe_stopped_in_its_second_call_goes_on_there_when_typed_again(
     total = 60_000_000
     arguments = (EXAMPLES / "tictactoe.py", "--total_steps", total, "--checkpoint_interval", 20_000_000)
     arguments += ("--checkpoint_dir", "saved", "--output", "game.npz")
-    job = start_python(*arguments)
+    job = start_python(*slowly(arguments, calls=1))
     job.must_wait_for(
         lambda: "20,000,000 steps" in job.output and listens(job.process.pid, signal.SIGUSR1), "a second call"
     )

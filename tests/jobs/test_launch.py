@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from background_job import appearance, check_finished, complete_checkpoints, program
+from slowly import slowly
 
 from dist_classicrl.launch.launcher import find_launcher
 from dist_classicrl.launch.mpirun import survival_words
@@ -90,12 +91,15 @@ def test_an_error_on_one_rank_ends_the_job_for_good(run_python, tmp_path):
     assert "starts again" not in job.output
 
 
+@pytest.mark.core
 def test_training_goes_on_from_its_checkpoint(start_python, tmp_path):
     steps = 6_000_000
     train = {"total_steps": steps, "checkpoint_dir": tmp_path / "saved", "checkpoint_interval": 100_000}
-    job = start_python(*LAUNCH, "-n", 3, "--no-ulfm", *program(calls=[{}], train=train))
+    script = slowly(program(calls=[{}], train=train), until=tmp_path / "killed")
+    job = start_python(*LAUNCH, "-n", 3, "--no-ulfm", *script)
     saved = job.must_wait_for(appearance(tmp_path / "saved", "agent-0/f*/manifest.json"), "a checkpoint")
     job.send_to_rank(1, signal.SIGKILL)
+    (tmp_path / "killed").touch()
     output = job.wait(0)
     resumed = {each["resumed_from"] for each in job.events("trained")}
     assert saved

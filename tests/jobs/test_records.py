@@ -4,10 +4,12 @@ import csv
 import json
 import re
 
+from slowly import slowly
+
 from dist_classicrl.monitoring import read_metrics
 from dist_classicrl.monitoring.reading import COLUMNS
 
-STEPS = 60_000_000
+STEPS = 1_000_000
 PROGRAM = """
 import glob, json, os, signal, sys
 from dist_classicrl import DistAsyncQLearning
@@ -43,7 +45,8 @@ result = agent.train(
     callbacks=[killer, MetricsCallback("run")],
     progress_interval=0.06,
     checkpoint_dir="run/checkpoints",
-    checkpoint_interval=12_000_000,
+    # In the slow run two workers take half a second for these.
+    checkpoint_interval=200_000,
 )
 print(json.dumps(result.to_dict()))
 """
@@ -65,7 +68,7 @@ def test_killed_in_the_middle_of_a_line_there_is_neither_a_gap_nor_a_double(
 ):
     folder = tmp_path / "run"
     (tmp_path / "program.py").write_text(PROGRAM)
-    with start_python("program.py", "kill", STEPS, ranks=3) as job:
+    with start_python(*slowly(["program.py", "kill", STEPS]), ranks=3) as job:
         job.wait()
         assert job.process.returncode != 0, job.output
     *before, torn = lines_of(folder / "metrics.jsonl")

@@ -14,6 +14,7 @@ from background_job import (
     events,
     program,
 )
+from slowly import slowly
 
 GAP = 0.02
 # By async_updates.
@@ -26,7 +27,7 @@ def start_and_stop(arguments, folder, ranks, rank=None):
     Return the steps that the last checkpoint contains.
     """
     written = appearance(folder, "agent-0/f*/manifest.json")
-    with BackgroundJob(arguments, ranks=ranks) as job:
+    with BackgroundJob(slowly(arguments), ranks=ranks) as job:
         job.must_wait_for(written, "the first checkpoint")
         since = time.time()
         if rank is None:
@@ -82,7 +83,7 @@ TEN_CALLS = [{"total_steps": 20_000_000 if number == 6 else 1_000_000} for numbe
 def test_killed_in_the_seventh_of_ten_calls(start_python, run_python, tmp_path):
     folder = tmp_path / "saved"
     arguments = program(train={"checkpoint_dir": folder, "checkpoint_interval": 1}, calls=TEN_CALLS)
-    job = start_python(*arguments)
+    job = start_python(*slowly(arguments, calls=6))
     uninterrupted = start_python(*program(calls=TEN_CALLS))
 
     def in_the_seventh():
@@ -123,7 +124,7 @@ def test_shares_of_ranks_add_up_on_other_numbers_of_ranks(start_python, run_pyth
     folder = tmp_path / "saved"
     train = {"checkpoint_dir": folder, "checkpoint_interval": 1}
     on_three = [{"steps": [0, 1_000_000, 2_000_000]}, {"steps": [5_000_000, 0, 15_000_000]}]
-    job = start_python(*program(train=train, calls=on_three), ranks=3)
+    job = start_python(*slowly(program(train=train, calls=on_three), calls=1), ranks=3)
     job.must_wait_for(lambda: job.events("trained"), "the end of the first call")
     job.must_wait_for(appearance(folder, "agent-0/f*/manifest.json"), "a checkpoint of the second call")
     job.send(signal.SIGUSR1)
@@ -146,7 +147,7 @@ def test_two_agents_of_one_script(start_python, run_python, tmp_path):
     train = {"checkpoint_dir": folder, "checkpoint_interval": 1}
     calls = [{"agent": 0, "total_steps": 2_000_000}, {"agent": 1, "total_steps": 15_000_000}]
     arguments = program(train=train, calls=calls)
-    job = start_python(*arguments)
+    job = start_python(*slowly(arguments, calls=1))
     uninterrupted = start_python(*program(calls=calls))
     job.must_wait_for(lambda: len(complete_checkpoints(folder / "agent-1")) > 1, "the second agent's")
     job.kill()

@@ -17,6 +17,7 @@ def start(script, *arguments, **variables):
     )
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("name", ["train", "test", "test-cluster"])
 def test_help_needs_no_set_up_and_works_through_a_link(tmp_path, name):
     (tmp_path / "inner").symlink_to(SCRIPTS / name)

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+import slowly
 from background_job import (
     PROGRAM,
     appearance,
@@ -23,6 +24,7 @@ from background_job import (
 #   meet    [rank, call, file]: this rank begins that call, from 0 on, only when the file is there; the others
 #           make a file each, with their rank in its name, when they wait for it
 #   hang    [rank, file]: where this rank makes its 3000th step of "Hanging-v0" it makes the file, and hangs
+#   slow    where slowly.py is, if learners are to take their time from the second call on
 #   fail    whether the last progress report of the last call raises an error on rank 0
 PRELUDE = """
 import json, pathlib, runpy, sys, time
@@ -65,6 +67,9 @@ class Hanging(FrozenLakeEnv):
 
 gymnasium.register("Hanging-v0", Hanging, max_episode_steps=100)
 DistAsyncQLearning.train, training.group_of = train_here, wait_for_others
+if extra.get("slow"):
+    slow_down = runpy.run_path(extra["slow"])["slow_down"]
+    slow_down(calls=1)
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
@@ -83,12 +88,11 @@ def check_made(output, ranks, steps):
 
 def test_ranks_that_wait_for_a_busy_rank_0_and_that_one_stop_in_order(start_python, run_python, tmp_path):
     folder, go = tmp_path / "saved", tmp_path / "go"
-    arguments = changed_program(
-        {"meet": [0, 1, go]},
-        train={"checkpoint_dir": folder},
-        calls=[{"total_steps": 20_000}, {"total_steps": 2_000_000}],
-    )
-    job = start_python(*arguments, ranks=3)
+    options = {
+        "train": {"checkpoint_dir": folder},
+        "calls": [{"total_steps": 20_000}, {"total_steps": 2_000_000}],
+    }
+    job = start_python(*changed_program({"meet": [0, 1, go], "slow": slowly.__file__}, **options), ranks=3)
     wait = [Path(f"{go}-1-{rank}") for rank in (1, 2)]
     job.must_wait_for(lambda: all(path.exists() for path in wait), "ranks 1 and 2 to wait")
     job.must_wait_for(lambda: len(job.events("trained")) == 3, "the end of the first call")
@@ -99,7 +103,7 @@ def test_ranks_that_wait_for_a_busy_rank_0_and_that_one_stop_in_order(start_pyth
     go.touch()
     made = check_stopped(job, 3, "SIGUSR1 ", since, folder)
     assert {each["call"] for each in job.events("stopped")} == {1} and 20_000 <= made < 2_020_000
-    check_made(run_python(*arguments).output, 1, 2_020_000)
+    check_made(run_python(*program(**options)).output, 1, 2_020_000)
 
 
 def test_a_rank_that_waits_for_the_first_call_of_another_hears_signals(start_python, tmp_path):

@@ -16,11 +16,11 @@ from background_job import (
     events,
     program,
 )
+from slowly import slowly
 
 from dist_classicrl.checkpoint.folder import CheckpointFolder
 
 LONG = 10**15
-# Of three ranks for some seconds.
 STEPS = 25_000_000
 
 
@@ -29,13 +29,14 @@ STEPS = 25_000_000
 # USR1 to mpirun, TERM to a worker, and stops in the reproducible mode, are part of test_resuming_jobs.py.
 
 
+@pytest.mark.core
 def test_sigterm_to_rank_0_stops_all(start_python, run_python, tmp_path):
     folder = tmp_path / "saved"
     arguments = program(
         train={"checkpoint_dir": folder, "checkpoint_interval": 1}, calls=[{"total_steps": STEPS}]
     )
     written = appearance(folder, "agent-0/f*/manifest.json")
-    job = start_python(*arguments, ranks=3)
+    job = start_python(*slowly(arguments), ranks=3)
     job.must_wait_for(written, "the first checkpoint")
     since = time.time()
     job.send_to_rank(0, signal.SIGTERM)
@@ -53,7 +54,7 @@ def test_sigterm_to_mpirun_costs_what_was_learned_since_the_last_checkpoint(
         train={"checkpoint_dir": folder, "checkpoint_interval": 1}, calls=[{"total_steps": STEPS}]
     )
     written = appearance(folder, "agent-0/f*/manifest.json")
-    job = start_python(*arguments, ranks=3)
+    job = start_python(*slowly(arguments), ranks=3)
     job.must_wait_for(written, "the first checkpoint")
     job.send(signal.SIGTERM)
     job.wait()
@@ -102,8 +103,7 @@ def test_a_second_signal_ends_at_once(start_python, tmp_path):
             calls=[{"total_steps": LONG}],
         )
     )
-    job.must_wait_for(appearance(tmp_path, "saved/agent-0/fence*"), "the folder to be claimed")
-    time.sleep(0.5)
+    job.must_wait_for(lambda: job.events("stepping"), "the first step")
     job.send(signal.SIGUSR1)
     time.sleep(0.5)
     assert job.process.poll() is None
@@ -115,7 +115,7 @@ def test_a_second_signal_ends_at_once(start_python, tmp_path):
 def test_ctrl_c_leaves_a_checkpoint_and_says_where(start_python, run_python, tmp_path):
     folder = tmp_path / "saved"
     arguments = program(train={"checkpoint_dir": folder}, calls=[{"total_steps": 30_000_000}])
-    job = start_python(*arguments)
+    job = start_python(*slowly(arguments))
     job.must_wait_for(appearance(folder, "agent-0/fence*"), "the folder to be claimed")
     since = time.time()
     job.send(signal.SIGINT)
@@ -198,7 +198,7 @@ def small_disk(tmp_path):
         subprocess.run(["umount", "-l", folder], check=True)
 
 
-def test_training_goes_on_when_the_disk_is_full(small_disk, run_python):
+def test_training_goes_on_when_the_disk_is_full(small_disk, start_python, run_python, tmp_path):
     disk, enlarge = small_disk
     # A checkpoint takes 1.4 MB, so the third has no room.
     arguments = program(
@@ -206,7 +206,10 @@ def test_training_goes_on_when_the_disk_is_full(small_disk, run_python):
         train={"checkpoint_dir": disk / "saved", "checkpoint_interval": 1},
         calls=[{"total_steps": 30_000_000}],
     )
-    job = run_python(*arguments)
+    job = start_python(*slowly(arguments, until=tmp_path / "told"))
+    job.must_wait_for(lambda: "No space left on device" in job.output, "the warning")
+    (tmp_path / "told").touch()
+    job.wait(0)
     (trained,) = events(job.output, "trained")
     assert trained["steps"] == trained["visits"] == 30_000_000
     warnings = [line for line in job.output.splitlines() if not line.startswith('{"event"')]

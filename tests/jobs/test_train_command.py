@@ -73,6 +73,7 @@ def test_a_run_that_is_warned_while_it_starts_can_be_queued_again(start_python, 
     assert json.loads((tmp_path / "run" / "result.json").read_text())["steps"] == made + 100_000
 
 
+@pytest.mark.core
 def test_ranks_that_mpirun_has_started_take_part(run_python, tmp_path):
     job = run_python(*TRAIN, "--total-steps", "1e5", ranks=2)
     result = json.loads((tmp_path / "run" / "result.json").read_text())

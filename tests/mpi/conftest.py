@@ -7,6 +7,7 @@ import hashlib
 import pytest
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP
+from dist_classicrl.model import places
 
 # A rank that hangs must fail its test, and long before pytest's own deadline.
 TIMEOUT_SECONDS = 30.0
@@ -25,6 +26,19 @@ def alone():
     from mpi4py import MPI
 
     return MPI.COMM_SELF
+
+
+@pytest.fixture
+def folder(world, tmp_path):
+    """Give rank 0's temporary folder."""
+    return world.bcast(tmp_path)
+
+
+@pytest.fixture
+def restart(monkeypatch):
+    """Give a function after which agents are numbered as in a new process."""
+    monkeypatch.setattr(places, "_agents", {})
+    return places._agents.clear
 
 
 @pytest.fixture

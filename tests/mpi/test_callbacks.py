@@ -15,6 +15,9 @@ from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.errors import RemoteRankError, SettingsError, TrainingStopped
 from dist_classicrl.model import places
 
+# Nobody makes so many steps before what ends the run.
+LONG = 10**12
+
 
 @pytest.fixture(autouse=True)
 def only_the_signals_of_this_test(monkeypatch):
@@ -55,6 +58,7 @@ class Listener(BaseCallback):
         self.pushed += steps
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("async_updates", [True, False])
 def test_reports_add_up_to_the_result(world, make_agent, lake, async_updates, tmp_path_factory):
     folder = world.bcast(str(tmp_path_factory.mktemp("saved")) if world.rank == 0 else None)
@@ -100,13 +104,14 @@ def test_reports_add_up_to_the_result(world, make_agent, lake, async_updates, tm
     assert errors and all(0.0 < error < 1.0 for error in errors)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("async_updates", [True, False])
 def test_a_callback_ends_the_run_early_and_it_stays_ended(
     world, make_agent, lake, async_updates, tmp_path_factory
 ):
     folder = world.bcast(str(tmp_path_factory.mktemp("saved")) if world.rank == 0 else None)
 
-    def train(agent, ends_after, steps=50_000_000):
+    def train(agent, ends_after, steps=LONG):
         return agent.train(
             lake,
             total_steps=steps,
@@ -119,7 +124,7 @@ def test_a_callback_ends_the_run_early_and_it_stays_ended(
     result = train(agent, 100_000)
     made = world.allgather((result.steps, agent.steps, int(agent.visits.sum()), agent.q_table.tobytes()))
     assert len(set(made)) == 1
-    assert 100_000 <= result.steps == agent.steps == agent.visits.sum() < 50_000_000
+    assert 100_000 <= result.steps == agent.steps == agent.visits.sum() < LONG
     # The next call goes on from there.
     second = train(agent, None, 1_000)
     assert second.steps == 1_000 and agent.steps == result.steps + 1_000
@@ -130,7 +135,7 @@ def test_a_run_that_was_ended_early_is_not_taken_up_again(
 ):
     folder = world.bcast(str(tmp_path_factory.mktemp("saved")) if world.rank == 0 else None)
     first, listener = make_agent(), Listener(100_000)
-    settings = {"total_steps": 50_000_000, "checkpoint_dir": folder, "progress_interval": 0.01}
+    settings = {"total_steps": LONG, "checkpoint_dir": folder, "progress_interval": 0.01}
     ended = first.train(lake, callbacks=listener, **settings)
     # The same script in another process.
     monkeypatch.setattr(places, "_agents", {})

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from edited_checkpoints import edit, put, put_array, with_value
-from own_signals import own_signals
+from own_signals import own_signals, stop_after
 from rank_environments import SteppedLake
 
 from dist_classicrl import TabularMDP
@@ -29,7 +29,6 @@ from dist_classicrl.errors import (
     TrainingStopped,
 )
 from dist_classicrl.learning.compiled import CompiledLearner
-from dist_classicrl.model import places
 from dist_classicrl.process import stop as stopping
 from dist_classicrl.schedules import Linear, PerVisit
 from dist_classicrl.tables import snapshot
@@ -44,19 +43,6 @@ def only_the_signals_of_this_test(monkeypatch):
     monkeypatch.setattr(stopping, "REPEAT_SECONDS", 0.05)
     with own_signals(monkeypatch):
         yield
-
-
-@pytest.fixture
-def restart(monkeypatch):
-    """Give a function after which agents are numbered as in a new process."""
-    monkeypatch.setattr(places, "_agents", {})
-    return places._agents.clear
-
-
-@pytest.fixture
-def folder(world, tmp_path):
-    """Give rank 0's temporary folder."""
-    return world.bcast(tmp_path)
 
 
 @pytest.fixture
@@ -90,18 +76,6 @@ def same(one, other):
 def newest(folder):
     """Return the newest checkpoint."""
     return CheckpointFolder(folder, "agent-0").read_newest()
-
-
-def stop_after(steps, number=signal.SIGUSR1):
-    """Return arguments of `train` with which rank 0 sends itself a signal after `steps` of the call."""
-    sent = []
-
-    def report(progress):
-        if progress.steps >= steps and not sent:
-            sent.append(None)
-            os.kill(os.getpid(), number)
-
-    return {"progress": report, "progress_interval": 0}
 
 
 def signal_soon(world, patched, ranks, number=signal.SIGUSR1):
@@ -146,6 +120,7 @@ def check_exact(comm, agent, result, steps):
 # Stops
 
 
+@pytest.mark.core
 @MODES
 @pytest.mark.parametrize("who", ["rank 0", "a worker", "all"])
 def test_a_signal_on_any_rank_stops_all_and_the_next_run_goes_on(
@@ -360,6 +335,7 @@ def test_in_the_reproducible_mode_nobody_can_tell_that_it_was_stopped(
     assert told(result) == told(whole)
 
 
+@pytest.mark.core
 def test_asynchronous_training_goes_on_with_the_exact_number_of_steps_on_any_number_of_ranks(
     world, parts, make_agent, lake, folder, restart
 ):
@@ -445,6 +421,7 @@ def test_a_command_that_was_finished_gives_all_ranks_what_it_gave(world, make_ag
 # What is in a checkpoint of a run that goes on
 
 
+@pytest.mark.core
 @MODES
 def test_every_checkpoint_is_of_one_moment(
     world, make_agent, alone, folder, restart, monkeypatch, async_updates
@@ -456,8 +433,12 @@ def test_every_checkpoint_is_of_one_moment(
     settings = {"async_updates": async_updates, "sync_frequency": 3, "batch_size": 100, "logical_workers": 5}
     agent = make_agent(**settings)
 
+    sent = []
+
     def report(progress):
-        if len(CheckpointFolder(folder, "agent-0").names()) >= 6:
+        # Once: a second one would end the process at once.
+        if not sent and len(CheckpointFolder(folder, "agent-0").names()) >= 6:
+            sent.append(None)
             os.kill(os.getpid(), signal.SIGUSR1)
 
     with pytest.raises(TrainingStopped):
@@ -494,6 +475,7 @@ def test_every_checkpoint_is_of_one_moment(
         assert same(agent, straight)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("culprit", [0, -1])
 def test_an_error_on_any_rank_costs_nothing_that_rank_0_had_learned(
     world, make_agent, lake, folder, restart, monkeypatch, culprit
@@ -559,6 +541,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_checkpoint_of_something_else_is_refused_on_all_ranks(
     world, make_agent, folder, restart, caplog, name

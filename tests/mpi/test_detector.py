@@ -34,6 +34,7 @@ def run_until_all(world, detector, beat=True):
     return run_until(request.Test, "the other ranks", detector, beat=beat)[0]
 
 
+@pytest.mark.core
 def test_all_are_healthy_and_tell_their_progress(world):
     with FailureDetector(world, INTERVAL, PATIENT, threshold=1e9) as detector:
         detector.send_heartbeat(progress=100 + world.rank)
@@ -44,6 +45,7 @@ def test_all_are_healthy_and_tell_their_progress(world):
     assert detector.failed_nodes == detector.suspected_nodes == frozenset()
 
 
+@pytest.mark.core
 def test_a_rank_that_falls_silent_and_comes_back(world):
     told = []
     culprit = world.size - 1

@@ -9,7 +9,6 @@ from dist_classicrl.engines import engine as engines
 from dist_classicrl.engines.local import training as local
 from dist_classicrl.engines.outcome import Outcome
 from dist_classicrl.errors import RankMismatchError, RemoteRankError
-from dist_classicrl.model import places
 
 
 class HeadLearns:
@@ -43,19 +42,7 @@ class HeadLearns:
         return Outcome.from_dict(envelope.from_text(start.broadcast_message(text, "the outcome")))
 
 
-@pytest.fixture
-def folder(world, tmp_path):
-    """Give rank 0's temporary folder."""
-    return world.bcast(tmp_path)
-
-
-@pytest.fixture
-def new_process(monkeypatch):
-    """Give a function after which agents are numbered as in a new process."""
-    monkeypatch.setattr(places, "_agents", {})
-    return places._agents.clear
-
-
+@pytest.mark.core
 def test_all_ranks_get_what_one_has_learned(world, alone, make_agent, lake, digests):
     engine, agent, straight = HeadLearns(), make_agent(), make_agent(comm=alone)
     for share in (1_000, 300):
@@ -79,9 +66,9 @@ def test_a_larger_table_keeps_its_margin(world, make_agent, lake, digests):
     assert (agent.q_table[16:] == 0.5).all() and len(set(digests(agent))) == 1
 
 
-def test_calls_are_saved_and_gone_on_from(world, make_agent, lake, folder, new_process, digests):
+def test_calls_are_saved_and_gone_on_from(world, make_agent, lake, folder, restart, digests):
     def train(calls):
-        new_process()
+        restart()
         agent, engine = make_agent(), HeadLearns()
         options = {"checkpoint_dir": folder, "checkpoint_interval": 100, "placement": engine}
         results = [agent.train(lake, total_steps=5_000, **options) for _ in range(calls)]
@@ -98,9 +85,10 @@ def test_calls_are_saved_and_gone_on_from(world, make_agent, lake, folder, new_p
     assert after.steps == after.visits.sum() == 15_000 and len(set(digests(after))) == 1
 
 
-def test_another_engine_goes_on_where_this_one_stopped(world, make_agent, lake, folder, new_process):
+@pytest.mark.core
+def test_another_engine_goes_on_where_this_one_stopped(world, make_agent, lake, folder, restart):
     make_agent().train(lake, total_steps=5_000, checkpoint_dir=folder, placement=HeadLearns())
-    new_process()
+    restart()
     agent = make_agent()
     assert agent.train(lake, total_steps=5_000, checkpoint_dir=folder).steps == 5_000
     assert agent.train(lake, total_steps=5_000, checkpoint_dir=folder).steps == 5_000
@@ -118,6 +106,7 @@ def test_an_error_in_an_engine_is_told_to_all(world, make_agent, lake, several_r
     assert agent.train(lake, total_steps=1_000).steps == 1_000
 
 
+@pytest.mark.core
 def test_all_ranks_have_to_take_the_same_engine(world, make_agent, lake, several_ranks):
     agent = make_agent()
     placement = HeadLearns() if world.rank == 0 else "auto"

@@ -36,6 +36,8 @@ from dist_classicrl.learning.compiled import CompiledLearner
 MODES = pytest.mark.parametrize("async_updates", [True, False])
 # An exception crosses ranks in far less; a rank that merely waits takes TIMEOUT_SECONDS.
 WITHIN_SECONDS = 12.0
+# Nobody makes so many steps before what ends the run.
+LONG = 10**12
 NEVER = 1 << 60
 SHORT_TIMEOUT = 2.0
 
@@ -75,6 +77,7 @@ def check_trains(world, agent, env, steps=20_000):
 # Exceptions
 
 
+@pytest.mark.core
 @MODES
 @pytest.mark.parametrize("breaks_at", [1, 300])
 def test_in_an_environment(world, make_agent, lake, async_updates, breaks_at):
@@ -90,7 +93,7 @@ def test_in_an_environment(world, make_agent, lake, async_updates, breaks_at):
         {culprit},
         ZeroDivisionError,
         f"lake {culprit} is frozen",
-        lambda: agent.train(env, total_steps=300_000),
+        lambda: agent.train(env, total_steps=LONG),
     )
     if world.rank == culprit:
         assert caught is error
@@ -129,6 +132,7 @@ def test_at_the_construction_of_a_later_copy(world, make_agent, lake, async_upda
     check_trains(world, agent, lake)
 
 
+@pytest.mark.core
 @MODES
 def test_on_rank_0_while_others_learn(world, make_agent, lake, async_updates):
     def report(progress):
@@ -137,7 +141,7 @@ def test_on_rank_0_while_others_learn(world, make_agent, lake, async_updates):
     agent = make_agent(async_updates=async_updates)
 
     def train():
-        agent.train(lake, total_steps=2_000_000_000, progress=report, progress_interval=0.05)
+        agent.train(lake, total_steps=LONG, progress=report, progress_interval=0.05)
 
     raised_by(world, {0}, KeyError, "dashboard", train)
     check_trains(world, agent, lake)
@@ -159,7 +163,7 @@ def test_while_large_messages_are_on_their_way(world, make_agent, lake, monkeypa
     agent = make_agent(async_updates=async_updates, sync_frequency=500, prefetch_factor=8, logical_workers=4)
     with monkeypatch.context() as patched:
         patched.setattr(CompiledLearner, "learn", breaking)
-        raised_by(world, {culprit}, kind, "on fire", lambda: agent.train(model, total_steps=50_000_000))
+        raised_by(world, {culprit}, kind, "on fire", lambda: agent.train(model, total_steps=LONG))
     check_trains(world, agent, model, 400_000)
 
 
@@ -183,7 +187,7 @@ def test_the_rank_is_that_of_the_communicator(world, make_agent, lake):
     def env():
         return BrokenLake(50 if turned.rank == culprit else NEVER, ValueError("thin ice"))
 
-    raised_by(turned, {culprit}, ValueError, "thin ice", lambda: agent.train(env, total_steps=100_000))
+    raised_by(turned, {culprit}, ValueError, "thin ice", lambda: agent.train(env, total_steps=LONG))
     check_trains(turned, agent, lake)
     turned.Free()
 
@@ -196,7 +200,7 @@ def test_again_and_again(world, make_agent, lake):
         return BrokenLake(20 if world.rank == culprit else NEVER, ValueError("thin ice"))
 
     for _ in range(10):
-        raised_by(world, {culprit}, ValueError, "thin ice", lambda: agent.train(env, total_steps=10_000))
+        raised_by(world, {culprit}, ValueError, "thin ice", lambda: agent.train(env, total_steps=LONG))
         check_trains(world, agent, lake, 500)
 
 
@@ -234,7 +238,7 @@ def test_the_reproducible_mode_cannot_do_without_a_rank_that_has_the_state_of_en
     agent = make_agent(timeout=SHORT_TIMEOUT, **settings)
     begin = time.monotonic()
     with pytest.raises((RankLostError, CutOffError, RemoteRankError), match="lost|too few") as caught:
-        agent.train(hanging_env(world, 0.0), total_steps=20_000_000)
+        agent.train(hanging_env(world, 0.0), total_steps=LONG)
     if world.rank == 0:
         assert type(caught.value) is RankLostError
         assert f"Rank {culprit} is lost, and with it the state of its environments" in str(caught.value)
@@ -245,6 +249,7 @@ def test_the_reproducible_mode_cannot_do_without_a_rank_that_has_the_state_of_en
     check_trains(world, make_agent(async_updates=False), lake)
 
 
+@pytest.mark.core
 @MODES
 def test_a_rank_that_is_slow_is_waited_for(world, make_agent, async_updates):
     # An update takes far less than the deadline, all of them far more, and the others are long done.
@@ -261,6 +266,7 @@ def test_a_rank_that_is_slow_is_waited_for(world, make_agent, async_updates):
 # Ranks that were told different things
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     "what, differs, shown",
     [
@@ -364,6 +370,7 @@ def test_bad_settings_are_refused_on_every_rank(make_agent, bad):
         make_agent(**bad)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("steps", [{"steps": -1}, {"steps": "ten"}, {}])
 def test_bad_arguments_on_one_rank_alone(world, make_agent, lake, steps):
     agent = make_agent()

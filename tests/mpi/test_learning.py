@@ -32,6 +32,7 @@ WAYS = {
 }
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("way", WAYS)
 def test_the_greedy_policy_is_within_a_percent_of_optimal(make_agent, lake, way):
     agent = make_agent(learning_rate=PerVisit(0.7), discount_factor=DISCOUNT, epsilon=0.3, **WAYS[way])
@@ -40,6 +41,7 @@ def test_the_greedy_policy_is_within_a_percent_of_optimal(make_agent, lake, way)
     assert rms_error(lake, agent.q_table) < 0.02
 
 
+@pytest.mark.core
 def test_stepped_environments_teach_the_same(make_agent, lake):
     agent = make_agent(learning_rate=PerVisit(0.7), discount_factor=DISCOUNT, epsilon=0.5)
     agent.train(SteppedLake, total_steps=60_000)

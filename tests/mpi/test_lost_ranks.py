@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from dist_classicrl.process import exit as process_exit
 
 NEVER = 1 << 60
 SHORT_TIMEOUT = 1.5
+# What a step takes on the other ranks, so that they have not made all before somebody is lost.
+SLOWLY = 5e-4
 
 
 @pytest.fixture
@@ -23,6 +26,7 @@ def comm(world):
     own = world.Dup()
     yield own
     world.Barrier()
+    process_exit.note_hanging(None)  # all have come here, so that this process may end as others do
 
 
 @pytest.fixture
@@ -39,11 +43,14 @@ def check_went_on(result, agent, world, culprit, kind, detail):
     assert detail in result.events[0]["detail"]
 
 
+@pytest.mark.core
 def test_an_error_costs_its_worker_alone_where_that_is_asked_for(world, comm, culprit, make_agent, caplog):
     agent = make_agent(comm=comm, n_envs=1, on_error="exclude")
     broken = world.rank == culprit
+    error = ValueError("thin ice")
     result = agent.train(
-        lambda: BrokenLake(20 if broken else NEVER, ValueError("thin ice")), total_steps=2_000
+        lambda: BrokenLake(20, error) if broken else BrokenLake(NEVER, error, seconds=SLOWLY),
+        total_steps=2_000,
     )
     check_went_on(result, agent, world, culprit, "excluded", "ValueError: thin ice")
     assert len(set(world.allgather(agent.q_table.tobytes()))) == 1  # who waits has the table as well
@@ -51,19 +58,22 @@ def test_an_error_costs_its_worker_alone_where_that_is_asked_for(world, comm, cu
 
 
 class Leaving(SteppedLake):
-    """A lake in which `leave` is called at step 20."""
+    """A lake in which `leave` is called at step 20, or, without it, a slow one."""
 
-    def __init__(self, leave):
+    def __init__(self, leave=None):
         super().__init__()
         self.made, self.leave = 0, leave
 
     def step(self, action):
         self.made += 1
-        if self.made == 20:
+        if self.leave is None:
+            time.sleep(SLOWLY)
+        elif self.made == 20:
             self.leave()
         return super().step(action)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     "by, async_updates", [("leave()", True), ("SIGHUP", True), ("leave()", False)], ids=str
 )
@@ -76,7 +86,7 @@ def test_a_worker_leaves_in_good_order(
     agent = make_agent(comm=comm, n_envs=1, async_updates=async_updates, logical_workers=2)
     leave = {"leave()": agent.leave, "SIGHUP": lambda: os.kill(os.getpid(), signal.SIGHUP)}[by]
     if async_updates:
-        env, steps = lambda: Leaving(leave if world.rank == culprit else lambda: None), 4_000
+        env, steps = lambda: Leaving(leave if world.rank == culprit else None), 2_000
     else:  # a compiled environment, whose rounds can be played again, cannot call anything
         env, steps = lake, 200_000
         if world.rank == culprit:

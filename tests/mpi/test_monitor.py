@@ -29,6 +29,7 @@ def log_until(monitor, condition, step):
         time.sleep(0.002)
 
 
+@pytest.mark.core
 def test_rank_0_has_averages_and_the_sum_of_throughputs(world):
     size, rank = world.size, world.rank
     with DistributedMonitor(world, log_interval=10) as monitor:
@@ -115,6 +116,7 @@ def test_equal_arrays_are_found_equal(world, debugger):
     assert bool(debugger.check_data_consistency(array, 0.0)) is (world.size == 1)
 
 
+@pytest.mark.core
 def test_what_differs_is_found_and_placed(world, debugger):
     culprit = world.size - 1
     array = table()

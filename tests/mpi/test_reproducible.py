@@ -58,6 +58,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_compiled_environment(world, alone, make_agent, lake, uneven_ranks, name, seed):
@@ -95,6 +96,7 @@ def test_seeds_give_different_tables(world, alone, make_agent, lake):
     assert tables[0] != tables[1]
 
 
+@pytest.mark.core
 def test_without_a_seed_all_ranks_take_what_rank_0_draws(world, alone, make_agent, lake):
     together = make_agent(seed=None, async_updates=False)
     together.train(lake, total_steps=20_000)

@@ -30,6 +30,7 @@ def check(world, agent, result, digests, steps):
     assert np.isfinite(agent.q_table).all()
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("async_updates", [True, False])
 @pytest.mark.parametrize("pattern", ["only rank 0", "only the last rank", "each another", "one step"])
 def test_the_sum_of_all_shares_is_made(world, make_agent, lake, digests, pattern, async_updates):
@@ -40,6 +41,7 @@ def test_the_sum_of_all_shares_is_made(world, make_agent, lake, digests, pattern
     assert agent.steps == sum(asked)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("async_updates", [True, False])
 def test_a_stepped_environment_makes_the_sum_of_all_shares(world, make_agent, digests, async_updates):
     agent = make_agent(async_updates=async_updates, n_envs=3, logical_workers=3)
@@ -57,6 +59,7 @@ def test_no_steps_return_at_once_and_change_nothing(world, make_agent, lake, dig
     assert digests(agent) == before
 
 
+@pytest.mark.core
 def test_training_again_goes_on(world, make_agent, lake, digests):
     agent = make_agent(learning_rate=PerVisit(0.7))
     total = 0
@@ -69,6 +72,7 @@ def test_training_again_goes_on(world, make_agent, lake, digests):
         assert len(set(digests(agent))) == 1
 
 
+@pytest.mark.core
 def test_two_agents_one_after_the_other_and_in_turn(world, make_agent, lake, digests):
     cliff = TabularMDP.from_gymnasium("CliffWalking-v1")
     first, second = make_agent(), make_agent(dtype="float32")
@@ -114,6 +118,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("name", OPTIONS)
 def test_no_visit_is_lost_whatever_the_options(world, make_agent, lake, digests, name):
     agent = make_agent(**OPTIONS[name])
@@ -126,6 +131,7 @@ def test_no_visit_is_lost_whatever_the_options(world, make_agent, lake, digests,
         assert result.bytes_saved > 0
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("async_updates", [True, False])
 def test_messages_of_many_pieces(world, make_agent, digests, monkeypatch, async_updates):
     # A piece is shorter than the table of its parts, and no multiple of it.
@@ -155,6 +161,7 @@ def test_a_communicator_of_some_ranks(world, make_agent, lake):
     part.Free()
 
 
+@pytest.mark.core
 def test_a_communicator_in_another_order_has_another_server(world, make_agent, lake, digests):
     turned = world.Split(0, -world.rank)
     agent = make_agent(comm=turned)
@@ -169,6 +176,7 @@ def test_a_rank_may_train_alone_while_others_do_not(world, make_agent, alone, la
         assert agent.visits.sum() == 3_000
 
 
+@pytest.mark.core
 def test_the_users_communicator_is_left_as_it_was(world, make_agent, lake):
     own = world.Dup()
     if world.size > 1:
@@ -182,6 +190,7 @@ def test_the_users_communicator_is_left_as_it_was(world, make_agent, lake):
     own.Free()
 
 
+@pytest.mark.core
 def test_progress_is_told_on_rank_0_alone(world, make_agent, lake):
     told = []
     make_agent().train(lake, total_steps=200_000, progress=told.append, progress_interval=0.01)

@@ -70,7 +70,7 @@ class Specimen:
     def __init__(self, location):
         self.location = Path(location)
         folder = self.folder()
-        folder.claim()
+        folder.fence.claim()
         folder.write(arrays_of(1), {"steps": 10, "note": "the older"}, "0123abcd")
         folder.write(arrays_of(2), {"steps": 20, "note": "the newer \u00e9"}, "0123abcd")
         self.names = folder.names()

@@ -14,6 +14,7 @@ from background_job import (
     events,
     program,
 )
+from slowly import slowly
 
 from dist_classicrl.checkpoint.folder import CheckpointFolder
 
@@ -72,7 +73,8 @@ def kill_and_finish(way, steps, folder, kills, chance, seen):
     while kills:
         expected = newest_of(agent_folder)
         checkpoint_begins = appearance(agent_folder, "f*-c*")
-        with BackgroundJob(program(**options_of(way, steps, folder)), ranks=SETTINGS[way][1]) as job:
+        arguments = slowly(program(**options_of(way, steps, folder)))
+        with BackgroundJob(arguments, ranks=SETTINGS[way][1]) as job:
             if job.wait_for(checkpoint_begins, "a checkpoint to begin"):
                 time.sleep(chance.uniform(0.0, LONGEST_DELAY))
             if job.process.poll() is not None:

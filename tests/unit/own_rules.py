@@ -1,5 +1,6 @@
 """Learning rules as a user would write them, in a file of their own, outside the package."""
 
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from dist_classicrl.learning.rules.kernel import (
     update,
     value,
 )
-from dist_classicrl.rules import LearningRule, Shared, register
+from dist_classicrl.rules import LearningRule, Shared, register, unregister
 
 
 class ExpectedSarsa(NamedTuple):
@@ -198,5 +199,15 @@ DIFFERENTIAL = LearningRule(
 )
 
 RULES = (EXPECTED_SARSA, DOUBLE_Q, N_STEP_SARSA, DIFFERENTIAL)
-for rule in RULES:
-    register(rule)
+
+
+@contextmanager
+def registered():
+    """Let `algorithm` be one of `RULES`."""
+    for rule in RULES:
+        register(rule)
+    try:
+        yield
+    finally:
+        for rule in RULES:
+            unregister(rule)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from contextlib import contextmanager
 
@@ -18,3 +19,15 @@ def own_signals(monkeypatch):
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+def stop_after(steps, number=signal.SIGUSR1):
+    """Return arguments of `train` with which the rank that serves sends itself a signal after `steps`."""
+    sent = []
+
+    def report(progress):
+        if progress.steps >= steps and not sent:
+            sent.append(None)
+            os.kill(os.getpid(), number)
+
+    return {"progress": report, "progress_interval": 0}

@@ -31,16 +31,22 @@ class UnevenLake(SteppedLake):
 
 
 class BrokenLake(SteppedLake):
-    """The same, but step number `breaks_at` raises `error`, or yields the reward `reward`."""
+    """The same, but step number `breaks_at` raises `error`, or yields the reward `reward`.
 
-    def __init__(self, breaks_at, error=None, reward=None):
+    A step takes so many `seconds`.
+    """
+
+    def __init__(self, breaks_at, error=None, reward=None, seconds=0.0):
         super().__init__()
+        self._seconds = seconds
         self._left = breaks_at
         self._error = error
         self._reward = reward
 
     def step(self, action):
         self._left -= 1
+        if self._seconds:
+            time.sleep(self._seconds)
         observation, reward, terminated, truncated, info = super().step(action)
         if self._left == 0:
             if self._error is not None:

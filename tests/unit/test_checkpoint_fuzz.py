@@ -23,6 +23,7 @@ def specimen(tmp_path, caplog):
     return Specimen(tmp_path)
 
 
+@pytest.mark.slow
 def test_every_truncation_of_every_file_is_refused(specimen):
     for name, data in specimen.whole.items():
         for size in range(len(data)):
@@ -38,6 +39,7 @@ def test_every_missing_file_is_named(specimen):
         (specimen.place / name).write_bytes(data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", checkpoint_fuzz.KINDS)
 def test_random_damage_is_refused_or_harmless(specimen, kind):
     rng = random.Random(2026)

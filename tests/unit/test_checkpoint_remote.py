@@ -87,7 +87,7 @@ def content(storage, path):
 
 def claimed(location, **options):
     folder = CheckpointFolder(location, "agent-0", **options)
-    folder.claim()
+    folder.fence.claim()
     return folder
 
 
@@ -315,6 +315,7 @@ def test_a_stream_that_fails_half_way_is_not_published(s3, megabytes):
     assert storage._fs.call_s3("list_multipart_uploads", Bucket="bucket").get("Uploads", []) == []
 
 
+@pytest.mark.slow
 def test_a_large_array_in_several_parts_comes_back(s3):
     arrays = {"q_table": np.random.default_rng(1).normal(size=(8, 1_000_000))}
     folder = claimed(s3)
@@ -337,13 +338,14 @@ def test_checkpoints_come_back_rotate_and_are_fenced(location):
         folder.write(arrays_of(9), {"steps": 9}, RUN)
     new.write(arrays_of(10), {"steps": 10}, "99999999")
     assert same(folder.read_newest().arrays, arrays_of(10))
-    assert sum(name.startswith("fence-") for name in new._storage.names()) == 1
+    assert sum(name.startswith("fence-") for name in new.storage.names()) == 1
 
 
+@pytest.mark.slow
 def test_damaged_objects_are_refused(location):
     folder = claimed(location)
     names = [folder.write(arrays_of(step), {"steps": step}, RUN) for step in range(2)]
-    storage = folder._storage
+    storage = folder.storage
     for path in ("q_table.npy", "none.npy", "manifest.json"):
         whole = content(storage, f"{names[1]}/{path}")
         for damaged in (whole[:-1], whole + b"x", b"", whole[:100] + b"?" + whole[101:]):
@@ -364,7 +366,7 @@ def test_what_other_processes_write_is_seen(s3):
         "import numpy as np\n"
         "from dist_classicrl.checkpoint.folder import CheckpointFolder\n"
         "folder = CheckpointFolder('s3://bucket', 'agent-0')\n"
-        "folder.claim()\n"
+        "folder.fence.claim()\n"
         "folder.write({'a': np.arange(3)}, {'steps': 2}, '99999999')\n"
     )
     # The endpoint by fsspec's own variable this time.
@@ -376,7 +378,7 @@ def test_what_other_processes_write_is_seen(s3):
     assert done.returncode == 0, done.stderr
     assert folder.read_newest().body["steps"] == 2
     with pytest.raises(CheckpointFencedError):
-        folder.check_fence()
+        folder.fence.check()
 
 
 def test_the_writer_thread_writes_to_a_url(location):
@@ -404,7 +406,7 @@ def test_a_store_that_is_not_there_is_an_error_in_words(s3, monkeypatch):
     with pytest.raises(CheckpointError, match="cannot be listed: .*127.0.0.1:9"):
         folder.read_newest()
     with pytest.raises(CheckpointError, match="Checkpoints cannot be written to s3://bucket/run-1/agent-0"):
-        folder.claim()
+        folder.fence.claim()
     s3fs.S3FileSystem.clear_instance_cache()
 
 
@@ -447,7 +449,7 @@ def test_local_folders_do_without_fsspec(tmp_path):
         "import sys\n"
         "sys.modules['fsspec'] = None\n"
         "from dist_classicrl.checkpoint.folder import CheckpointFolder\n"
-        "print(CheckpointFolder(sys.argv[1], 'agent-0').claim())\n"
+        "print(CheckpointFolder(sys.argv[1], 'agent-0').fence.claim())\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=100

@@ -39,7 +39,7 @@ class Gate:
 @pytest.fixture
 def folder(tmp_path):
     folder = CheckpointFolder(tmp_path, "agent-0")
-    folder.claim()
+    folder.fence.claim()
     return folder
 
 
@@ -123,7 +123,7 @@ from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.checkpoint.writer import Writer
 
 folder = CheckpointFolder(sys.argv[1], "agent-0")
-folder.claim()
+folder.fence.claim()
 write, ending = folder.write, threading.Event()
 
 def late(*arguments):
@@ -238,19 +238,19 @@ def test_a_full_disk_is_logged_once_and_training_goes_on(folder, writer, caplog)
 
 
 def test_a_failure_half_way_leaves_nothing_half_written(folder, writer, monkeypatch, caplog):
-    write = folder._storage.write
+    write = folder.storage.write
 
     def full(path, chunks):
         if path.endswith("b.npy"):
             raise no_space()
         write(path, chunks)
 
-    monkeypatch.setattr(folder._storage, "write", full)
+    monkeypatch.setattr(folder.storage, "write", full)
     arrays = {"a": np.zeros(3), "b": np.zeros(3)}
     assert write_now(writer, arrays, 1) is None
     assert os.listdir(folder.url) == ["fence-000001.json"]
     assert "The last good checkpoint of this process is none." in caplog.text
-    monkeypatch.setattr(folder._storage, "remove", lambda path: 1 / 0)  # not even that works any more
+    monkeypatch.setattr(folder.storage, "remove", lambda path: 1 / 0)  # not even that works any more
     assert write_now(writer, arrays, 1) is None
     monkeypatch.undo()
     assert write_now(writer, arrays, 2) is not None
@@ -258,7 +258,7 @@ def test_a_failure_half_way_leaves_nothing_half_written(folder, writer, monkeypa
 
 
 def test_who_was_replaced_is_told_by_check_in_its_own_thread(tmp_path, folder, writer, caplog):
-    CheckpointFolder(tmp_path, "agent-0").claim()
+    CheckpointFolder(tmp_path, "agent-0").fence.claim()
     writer.check()
     assert write_now(writer, arrays_of(1), 1) is None
     assert writer.failed and not caplog.records

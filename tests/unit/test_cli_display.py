@@ -17,7 +17,7 @@ from rich.console import Console
 
 from dist_classicrl.callbacks import logs
 from dist_classicrl.callbacks.display import LogCallback, StatusCallback, StatusFile, as_line, time_left
-from dist_classicrl.cli.bar import Bar, clock, drawn, short
+from dist_classicrl.cli.bar import bar, clock, drawn, short
 from dist_classicrl.engines.progress import Progress, RankProgress
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -239,7 +239,7 @@ def test_a_bar_says_what_it_waits_for_and_then_how_far_it_is():
     file = io.StringIO()
     console = Console(file=file, width=80, force_terminal=True)
     reports = [None]
-    with Bar(console, lambda: reports[0], "starting 3 ranks"):
+    with bar(console, lambda: reports[0], "starting 3 ranks"):
         reports[0] = HALF
     shown = file.getvalue()
     assert shown.index("starting 3 ranks") < shown.index("50M/100M steps")

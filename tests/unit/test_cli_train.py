@@ -523,7 +523,7 @@ def test_ranks_are_started_with_what_was_resolved(monkeypatch, place, code, stat
         *("-m", "dist_classicrl", "train", "--started", "--config", f"{folder}/{name}", "--out", folder),
         "--quiet",
     )
-    assert (plan.ranks, plan.max_restarts, plan.survive) == (3, 1, False)
+    assert (plan.ranks, plan.options.max_restarts, plan.options.survive) == (3, 1, False)
     assert "seed = " in settings
     assert list((place / "x").iterdir()) == []  # no run has begun
 
@@ -558,10 +558,12 @@ def test_a_bare_model_file_does_not_know_its_environment(place):
     bare = folder.rename(place / "runs" / "x") / "model.npz"
     bare.rename(place / "model.npz")
     loaded = load("model.npz")
-    assert (loaded.env_name, loaded.folder, loaded.agent.steps) == (None, None, 20_000)
+    assert (loaded.env_name, loaded.agent.steps) == (None, 20_000)
     with pytest.raises(SettingsError, match="does not tell which environment"):
         loaded.make_env()
-    assert loaded.agent.evaluate(loaded.in_environment("FrozenLake-v1").make_env(), episodes=1).episodes == 1
+    assert (
+        loaded.agent.evaluate(loaded.in_environment("FrozenLake-v1", {}).make_env(), episodes=1).episodes == 1
+    )
 
 
 def test_paths_are_shown_from_here_where_that_is_shorter(place):

@@ -15,8 +15,8 @@ from dist_classicrl.cli.main import main
 from dist_classicrl.diagnosis import cores, examination, files, memory, running, stack
 from dist_classicrl.diagnosis.children import Child
 from dist_classicrl.diagnosis.findings import failure, is_fit, ok, warning
+from dist_classicrl.diagnosis.marked import MARK
 from dist_classicrl.diagnosis.plan import TrainingPlan
-from dist_classicrl.diagnosis.probe import MARK
 from dist_classicrl.launch import launcher as launcher_module
 from dist_classicrl.launch.hosts import Host
 from dist_classicrl.launch.launcher import Launcher

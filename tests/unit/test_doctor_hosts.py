@@ -16,10 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from dist_classicrl.cli.signals import cleaned_up
 from dist_classicrl.diagnosis import communication, examination, files, on_host
 from dist_classicrl.diagnosis.cluster import hosts, pairs, sameness, troubles
+from dist_classicrl.diagnosis.marked import MARK
 from dist_classicrl.diagnosis.plan import TrainingPlan
-from dist_classicrl.diagnosis.trials import MARK
 from dist_classicrl.errors import LauncherError
 from dist_classicrl.launch import hosts as hosts_module
 from dist_classicrl.launch.hosts import Host, command_on, read_hostfile, slurm_hosts
@@ -168,7 +169,8 @@ def canned(tmp_path, monkeypatch):
 
     def can(**unreached):
         reached = MARK + json.dumps({"troubles": unreached})
-        report = f"echo '{MARK}{json.dumps({**FIRST_WORD, 'done': True})}'; exec sleep 600"
+        words = {**FIRST_WORD, "addresses": [], "done": True}  # so that it is connected to by its name
+        report = f"echo '{MARK}{json.dumps(words)}'; exec sleep 600"
         script = f"case $3 in report) {report};; *) echo '{reached}';; esac"
         monkeypatch.setattr(hosts, "PYTHON", program(tmp_path, "python", script))
         return program(tmp_path, "agent", 'case $1 in deaf*) exec sleep 600;; *) exec sh -c "$2";; esac')
@@ -238,7 +240,7 @@ def test_a_part_that_cannot_be_told_ends_no_report(monkeypatch, capfd):
     assert said["done"] and said["addresses"] == []
     assert said["versions"]["dist_classicrl"] == said["library"] == said["cache"]["error"] == "TypeError: odd"
     peer = {**said, "to": ["127.0.0.1"]}
-    assert on_host.find_trouble("name", peer, SECONDS, on_host.END) == ""
+    assert on_host.find_trouble(peer, SECONDS, on_host.END) == ""
 
 
 @pytest.mark.parametrize("gone", ["reader", "parent"])
@@ -268,8 +270,9 @@ def told_to_end(monkeypatch):
     """Who is told to end, by name; three at once, or nobody."""
     together, told = threading.Barrier(3), {}
 
-    def find_trouble(name, peer, seconds, word=b""):
+    def find_trouble(peer, seconds, word=b""):
         together.wait(SECONDS)
+        (name,) = peer["to"]
         told[name] = (word, seconds <= 1.0)
         return ""
 
@@ -312,17 +315,17 @@ def listening():
         thread.start()
         yield peer, ended
         if not ended.is_set():
-            on_host.find_trouble("name", peer, SECONDS, on_host.END)
+            on_host.find_trouble(peer, SECONDS, on_host.END)
         thread.join(SECONDS)
 
 
 def test_a_host_is_reached_until_it_is_told_to_end(listening):
     peer, ended = listening
-    assert on_host.find_trouble("name", peer, SECONDS) == ""
+    assert on_host.find_trouble(peer, SECONDS) == ""
     assert not ended.is_set()
-    assert "is another host" in on_host.find_trouble("name", {**peer, "token": "76543210"}, SECONDS)
+    assert "is another host" in on_host.find_trouble({**peer, "token": "76543210"}, SECONDS)
     assert not ended.is_set()
-    assert on_host.find_trouble("name", peer, SECONDS, on_host.END) == ""
+    assert on_host.find_trouble(peer, SECONDS, on_host.END) == ""
     assert ended.wait(SECONDS)
 
 
@@ -331,10 +334,10 @@ def test_every_address_of_a_host_is_tried(listening):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         closed = {**PEER, "port": unused.getsockname()[1]}
-        assert on_host.find_trouble("name", closed, SECONDS) == "127.0.0.1: Connection refused"
+        assert on_host.find_trouble(closed, SECONDS) == "127.0.0.1: Connection refused"
     # Other networks of the other host may not be reached from here.
-    assert on_host.find_trouble("name", {**peer, "to": ["127.0.0.2", "127.0.0.1"]}, SECONDS) == ""
-    assert "no address in that network" in on_host.find_trouble("name", {**peer, "to": []}, SECONDS)
+    assert on_host.find_trouble({**peer, "to": ["127.0.0.2", "127.0.0.1"]}, SECONDS) == ""
+    assert "no address in that network" in on_host.find_trouble({**peer, "to": []}, SECONDS)
 
 
 @pytest.mark.parametrize(
@@ -606,11 +609,15 @@ def test_many_hosts_are_measured_in_a_ring_and_with_the_first():
 def test_nodes_of_slurm_are_asked_by_srun(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     program(tmp_path, "scontrol", 'echo "$1 $2 $3" > $0.asked; echo n1; echo n2')
-    assert slurm_hosts({"SLURM_JOB_NODELIST": "n[1-2]"}) == (Host("n1", None), Host("n2", None))
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
+    assert slurm_hosts() == (Host("n1", None), Host("n2", None))
     assert (tmp_path / "scontrol.asked").read_text() == "show hostnames n[1-2]\n"
-    assert slurm_hosts({}) == ()
+    program(tmp_path, "scontrol", "echo a warning >&2; echo n1")
+    assert slurm_hosts() == (Host("n1", None),)
     program(tmp_path, "scontrol", "echo n1; exit 1")
-    assert slurm_hosts({"SLURM_JOB_NODELIST": "n[1-2]"}) == ()
+    assert slurm_hosts() == ()
+    monkeypatch.delenv("SLURM_JOB_NODELIST")
+    assert slurm_hosts() == ()
     srun = command_on("n2", "echo 'a b'", None, True)
     assert srun[0] == "srun" and srun[-5:] == ["--nodelist", "n2", "/bin/sh", "-c", "echo 'a b'"]
     assert command_on("n2", "true", "my agent", True) == ["my", "agent", "n2", "true"]
@@ -694,6 +701,24 @@ def test_what_was_begun_ends_where_the_rest_cannot_be(tmp_path, monkeypatch):
         RemoteCommands({"a": ["sleep", "600"], "b": ["interrupted"]})
     assert [process.returncode for process in begun] == [-signal.SIGKILL]
     assert list((tmp_path / "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_comes_while_a_host_is_asked_ends_the_question(tmp_path, monkeypatch, number):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    begun, Popen = [], subprocess.Popen
+
+    def start(command, **kwargs):
+        process = Popen(command, **kwargs)
+        begun.append(process)
+        signal.raise_signal(number)  # it runs, and nobody has its id yet
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    with pytest.raises((KeyboardInterrupt, SystemExit)), cleaned_up():
+        RemoteCommands({"a": ["sleep", "600"], "b": ["sleep", "600"]})
+    assert [process.returncode for process in begun] == [-signal.SIGKILL]
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("text", ["h1:1\nh2:1\nh2:3\n", "h2\nh1 slots=2\nh2 slots=3\n"])

@@ -10,6 +10,8 @@ import pytest
 
 import dist_classicrl
 
+pytestmark = pytest.mark.slow  # processes of their own compile anew
+
 INNER = "from package._jit import jit, jit_inline\n\n@{how}\ndef inner(x):\n    return x + {number}\n"
 OUTER = """
 from package._jit import jit

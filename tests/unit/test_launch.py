@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -21,7 +22,7 @@ from dist_classicrl.launch.folders import launch_folder, session_folder
 from dist_classicrl.launch.hosts import Host, hosts_that_answer, ranks_on, read_hostfile, write_hostfile
 from dist_classicrl.launch.launcher import Launcher
 from dist_classicrl.launch.mpirun import export_words, host_words, survival_words
-from dist_classicrl.launch.plan import LaunchPlan
+from dist_classicrl.launch.plan import LaunchOptions, LaunchPlan
 from dist_classicrl.launch.restart import Supervisor
 from dist_classicrl.process.exit_record import ExitRecord
 from dist_classicrl.process.jobs import is_running
@@ -49,10 +50,10 @@ def supervise(tmp_path, monkeypatch):
     monkeypatch.setattr(silence, "LOOK_SECONDS", 0.1)
 
     def run(script, **settings):
-        plan = LaunchPlan(
-            **{"launcher": fake(tmp_path, script), "words": ("train.py",), **DEFAULTS, **settings}
-        )
-        return Supervisor(LaunchPlan(**{**vars(plan), "state_dir": tmp_path / "state"})).run()
+        plan = {"launcher": fake(tmp_path, script), "ranks": 2, "words": ("train.py",)}
+        plan |= {name: settings.pop(name) for name in vars(PLANNED) if name in settings}
+        options = replace(OPTIONS, state_dir=tmp_path / "state", **settings)
+        return Supervisor(LaunchPlan(**plan, options=options)).run()
 
     yield run
     assert not (tmp_path / "state").exists()
@@ -70,7 +71,8 @@ def no_silence(monkeypatch):
     monkeypatch.setattr(silence.SilenceWatch, "look", look)
 
 
-DEFAULTS = {"ranks": 2, "delay": 0.01, "grace": 0.3, "silence": 30.0}
+OPTIONS = LaunchOptions(restart_delay=0.01, grace=0.3, silence=30.0)
+PLANNED = LaunchPlan(Launcher("mpirun", "hydra", ()), 2, ())
 
 
 def fake(folder, script):
@@ -170,7 +172,7 @@ def test_a_job_that_dies_with_status_0_does_not_give_0(supervise):
 def test_the_delay_between_starts_grows_up_to_its_limit(supervise, monkeypatch):
     waited = []
     monkeypatch.setattr(Supervisor, "_is_stopped_within", lambda self, seconds: waited.append(seconds))
-    assert supervise("touch $place/alive; exit 1", delay=20.0, max_restarts=4) == 1
+    assert supervise("touch $place/alive; exit 1", restart_delay=20.0, max_restarts=4) == 1
     assert waited == [20.0, 40.0, 60.0, 60.0]
 
 
@@ -222,7 +224,10 @@ wait; sleep 600"""
 )
 def test_what_mpirun_says_twice_before_any_rank_is_a_refusal(supervise, tmp_path, script, times):
     try:
-        assert supervise(f"echo $attempt >> {tmp_path}/starts; {script}", options=("--bogus",)) and times == 4
+        assert (
+            supervise(f"echo $attempt >> {tmp_path}/starts; {script}", mpirun_words=("--bogus",))
+            and times == 4
+        )
     except LauncherError as error:
         assert times == 2 and "mpirun returned 213 twice" in str(error) and "--bogus" in str(error)
     assert len(starts(tmp_path)) == times
@@ -240,9 +245,10 @@ def test_a_launcher_whose_words_nobody_reads_ends_with_the_jobs_status(tmp_path)
     fake(tmp_path, f"echo $attempt >> {tmp_path}/starts; sleep 0.5; echo a line; kill -PIPE $$")
     code = (
         "import sys, pathlib; from dist_classicrl.launch.launcher import Launcher\n"
-        "from dist_classicrl.launch.plan import LaunchPlan\n"
+        "from dist_classicrl.launch.plan import LaunchOptions, LaunchPlan\n"
         "from dist_classicrl.launch.restart import Supervisor\n"
-        f"plan = LaunchPlan(Launcher({str(tmp_path / 'mpirun')!r}, 'hydra', ()), 2, ('x',), delay=0.0)\n"
+        f"launcher = Launcher({str(tmp_path / 'mpirun')!r}, 'hydra', ())\n"
+        "plan = LaunchPlan(launcher, 2, ('x',), options=LaunchOptions(restart_delay=0.0))\n"
         "status = Supervisor(plan).run(); print('after it', file=sys.stderr); sys.exit(status)"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
@@ -307,7 +313,8 @@ def test_an_mpirun_that_cannot_be_started_is_named(supervise):
 
 def test_a_state_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").touch()
-    plan = LaunchPlan(fake(tmp_path, "done_"), 2, ("train.py",), state_dir=tmp_path / "file" / "state")
+    options = LaunchOptions(state_dir=tmp_path / "file" / "state")
+    plan = LaunchPlan(fake(tmp_path, "done_"), 2, ("train.py",), options=options)
     with pytest.raises(LauncherError, match="--state-dir"):
         Supervisor(plan).run()
 

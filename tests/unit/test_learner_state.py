@@ -14,9 +14,10 @@ from dist_classicrl.engines.schedule import play, rounds
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.simulate import CompiledSimulator
 from dist_classicrl.environments.tictactoe import simulator as tictactoe
+from dist_classicrl.environments.tictactoe.rules import rules
 from dist_classicrl.errors import CheckpointError
 from dist_classicrl.learning.learner import Stream
-from dist_classicrl.learning.state import STATE_ARRAYS, check_replay, stack_states, unstack_states
+from dist_classicrl.learning.state import MASKS, REPLAY_ARRAYS, check_replay, stack_states, unstack_states
 from dist_classicrl.schedules import Linear, PerVisit
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.local import LocalTable
@@ -48,7 +49,7 @@ def moody_step(data, memory, state, action, random):
 
 def env_of(name):
     if name == "moody":
-        legal = tictactoe.legal_actions()
+        legal = rules().legal
         data = Moody(tictactoe.game_data())
         return CompiledSimulator.game(
             "moody", *legal.shape, data, moody_reset, moody_step, legal, memory_size=2
@@ -211,7 +212,7 @@ def test_a_stepped_learner_keeps_its_replay_memory(steps):
     stream = Stream(KEY, 0)
     learner.learn(0, stream, steps)
     state = through_files(learner.state(0))
-    assert set(state) == {name for name in STATE_ARRAYS if name.startswith("replay")}
+    assert set(state) == {*REPLAY_ARRAYS, MASKS}
     table.pack()
     restored = stepped(at=-steps // 2)
     restored.table.load(table.q, table.visits)

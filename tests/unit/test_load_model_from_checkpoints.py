@@ -155,7 +155,7 @@ def changed(folder, arrays=None, **body):
     place = CheckpointFolder(folder, "agent-0")
     saved = place.read_newest()
     plain = {key: value for key, value in saved.body.items() if key not in own}
-    place.claim()
+    place.fence.claim()
     place.write({**saved.arrays, **(arrays or {})}, {**plain, **body}, plain["run"])
 
 

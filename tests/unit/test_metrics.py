@@ -15,7 +15,7 @@ from dist_classicrl.callbacks import MetricsCallback
 from dist_classicrl.engines.progress import Progress, RankProgress
 from dist_classicrl.errors import MetricsError
 from dist_classicrl.monitoring import read_metrics, reading
-from dist_classicrl.monitoring.recent import RecentEpisodes
+from dist_classicrl.monitoring.reports import RecentEpisodes
 
 
 @pytest.fixture

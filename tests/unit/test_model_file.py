@@ -97,6 +97,7 @@ def test_damage_is_refused_or_harmless(tmp_path):
     assert refused > 0.5 * len(places)
 
 
+@pytest.mark.slow
 def test_every_flip_of_the_zip_directory_is_refused_or_harmless(tmp_path):
     model = saved_model(states=1, actions=1)
     path = model_file.write(tmp_path / "model.npz", model)

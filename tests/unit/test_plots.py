@@ -23,7 +23,7 @@ from dist_classicrl.plotting import (
     plot_timeline,
     save,
 )
-from dist_classicrl.plotting.intervals import t_quantile
+from dist_classicrl.plotting.several_runs import t_quantile
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
 import os
+import signal
 import sys
 import time
 
@@ -96,3 +97,21 @@ def test_an_exception_in_the_caller_also_ends_the_job(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         run_job(["/bin/sleep", "600"], timeout=60)
     assert not is_running(started[0])
+
+
+@needs_proc
+def test_a_signal_that_comes_while_the_job_is_started_ends_the_job_as_well(monkeypatch):
+    import subprocess
+
+    started, Popen = [], subprocess.Popen
+
+    def interrupted(command, **settings):
+        process = Popen(command, **settings)
+        started.append(process.pid)
+        signal.raise_signal(signal.SIGINT)  # it runs, and nobody has its id yet
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_job(["/bin/sleep", "600"], timeout=60)
+    assert len(started) == 1 and not is_running(started[0])

@@ -11,6 +11,7 @@ from slow_learner import SlowLearner, SlowModel, SlowReplay, SlowTable, share_of
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.simulate import CompiledSimulator
 from dist_classicrl.environments.tictactoe import simulator as tictactoe
+from dist_classicrl.environments.tictactoe.rules import rules
 from dist_classicrl.errors import RewardError
 from dist_classicrl.learning.learner import Stream
 from dist_classicrl.learning.loops import Batch, Stretch, choose_actions, learn_batch
@@ -78,7 +79,7 @@ def simulator_of(name):
             tictactoe.game_data(),
             tictactoe.reset,
             tictactoe.step,
-            tictactoe.legal_actions(),
+            rules().legal,
         )
     models = {
         "frozenlake": lambda: TabularMDP.from_gymnasium("FrozenLake-v1"),

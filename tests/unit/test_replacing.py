@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import Future
 
 import pytest
 
@@ -19,16 +20,6 @@ from dist_classicrl.membership.spawn import (
 from dist_classicrl.process.parent import REPLACEMENT_VARIABLE
 
 
-class FakeAttempt:
-    def __init__(self):
-        self.answer = None
-
-    def result(self):
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer
-
-
 class Server:
     """Replacements with a clock that stands, and with attempts that end as the test says."""
 
@@ -38,7 +29,7 @@ class Server:
         self.replacements = Replacements(limit, clock=lambda: self.now, begin=self.begin)
 
     def begin(self):
-        self.attempts.append(FakeAttempt())
+        self.attempts.append(Future())
         return self.attempts[-1]
 
     def start(self):
@@ -53,7 +44,7 @@ class Server:
         return self.now - begun
 
     def arrive(self):
-        self.attempts[-1].answer = f"comm {len(self.attempts)}"
+        self.attempts[-1].set_result(f"comm {len(self.attempts)}")
         return self.replacements.poll()
 
 
@@ -161,7 +152,7 @@ def test_one_that_cannot_be_started_is_a_strike_and_is_tried_again(caplog):
     delays = []
     for _ in range(STRIKES):
         delays.append(server.seconds_until_start())
-        server.attempts[-1].answer = RuntimeError("no slots")
+        server.attempts[-1].set_exception(RuntimeError("no slots"))
         assert server.replacements.poll() == []
     assert delays == [1.0, 2.0, 4.0]
     assert server.seconds_until_start() is None
@@ -185,7 +176,7 @@ def test_one_that_does_not_come_is_given_up_after_its_deadline_with_one_warning(
     ]
     assert server.start()  # another one in its place
     for attempt in server.attempts:
-        attempt.answer = "comm"
+        attempt.set_result("comm")
     assert server.replacements.poll() == ["comm", "comm"]
 
 
@@ -206,7 +197,7 @@ def test_one_that_fails_after_it_was_given_up_is_not_counted_twice(caplog):
     server.seconds_until_start()
     server.now += ARRIVAL_SECONDS
     server.replacements.poll()
-    server.attempts[0].answer = RuntimeError("too late")
+    server.attempts[0].set_exception(RuntimeError("too late"))
     assert server.replacements.poll() == []
     assert len(warnings(caplog)) == 1
     assert server.seconds_until_start() is not None
@@ -259,7 +250,7 @@ def test_where_there_is_no_program_nothing_is_started_and_that_is_said_once(monk
     def refuse(mark):
         raise LauncherError("This process runs pytest.")
 
-    monkeypatch.setattr(replacing, "Spawner", refuse)
+    monkeypatch.setattr(replacing, "spawner", refuse)
     replacements = Replacements(3, clock=lambda: 0.0)
     replacements.wanted(1)
     assert not any(replacements.start(1e3 * second) for second in range(10))

@@ -15,7 +15,7 @@ import numba
 import numpy as np
 import pytest
 from edited_checkpoints import edit, put, put_array, with_value
-from own_signals import own_signals
+from own_signals import own_signals, stop_after
 from rank_environments import SteppedLake
 
 from dist_classicrl import CompiledSimulator, DistAsyncQLearning, TabularMDP
@@ -24,7 +24,7 @@ from dist_classicrl.agent.agent import state_of
 from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.engines import loops as alone
 from dist_classicrl.environments.tictactoe.env import TicTacToeEnv
-from dist_classicrl.environments.tictactoe.simulator import legal_actions
+from dist_classicrl.environments.tictactoe.rules import rules
 from dist_classicrl.errors import (
     CheckpointError,
     CheckpointMismatchError,
@@ -60,18 +60,6 @@ def restart(monkeypatch):
     """Give a function after which agents are numbered as in a new process."""
     monkeypatch.setattr(places, "_agents", {})
     return places._agents.clear
-
-
-def stop_after(steps, number=signal.SIGUSR1):
-    """Return arguments of `train` with which the process sends itself a signal after `steps` of the call."""
-    sent = []
-
-    def report(progress):
-        if progress.steps >= steps and not sent:
-            sent.append(None)
-            os.kill(os.getpid(), number)
-
-    return {"progress": report, "progress_interval": 0}
 
 
 def newest(folder, agent="agent-0"):
@@ -1073,7 +1061,7 @@ def test_permissions_may_change_from_call_to_call(tmp_path):
 
 def test_legal_actions_are_saved_where_they_are_known(tmp_path):
     DistAsyncQLearning(seed=11).train(TicTacToeEnv, total_steps=100, checkpoint_dir=tmp_path / "game")
-    assert np.array_equal(newest(tmp_path / "game").arrays["legal"], legal_actions())
+    assert np.array_equal(newest(tmp_path / "game").arrays["legal"], rules().legal)
     DistAsyncQLearning(seed=11).train(SteppedLake, total_steps=100, checkpoint_dir=tmp_path / "stepped")
     assert "legal" not in newest(tmp_path / "stepped").arrays
 

@@ -54,7 +54,7 @@ def own():
 
 
 def test_the_names_are_those_of_the_package_and_what_was_registered(own):
-    assert rules.names()[: len(rules.BUILT_IN)] == rules.BUILT_IN and "own" in rules.names()
+    assert rules.names()[: len(rules.BUILT_IN)] == tuple(rules.BUILT_IN) and "own" in rules.names()
     rules.unregister(own)
     assert "own" not in rules.names() and rules.registered("own") is None
     assert rules.of_class(Watkins) is None
@@ -86,6 +86,7 @@ def test_each_rule_of_the_package_is_found_under_its_name(name):
     assert rules.of_class(rule.parameters) is rules.registered(name) is rule
     assert rule.parameters.__module__ == f"dist_classicrl.learning.rules.{name}"
     assert rule.parameters.__doc__ and set(rule.defaults) <= {"learning_rate", "epsilon"}
+    assert rule.defaults == rules.BUILT_IN[name]  # known also before the rule is loaded
 
 
 def test_a_rule_is_found_by_name_by_its_parameters_and_by_data(own):
@@ -132,7 +133,9 @@ def test_the_names_of_the_package_are_taken_before_its_rules_are_loaded(monkeypa
         rules.register(made(name, Sutton))
 
 
-@pytest.mark.parametrize("algorithm", ["sarsa", "", {"name": "sarsa"}, {}, None, 3, (), Sutton(), Sutton])
+@pytest.mark.parametrize(
+    "algorithm", ["no_such_rule", "", {"name": "no_such_rule"}, {}, None, 3, (), Sutton(), Sutton]
+)
 def test_what_is_no_rule_is_refused_with_the_names_of_those_that_there_are(own, algorithm):
     for ask in (find, rules.to_data, lambda algorithm: Settings(algorithm=algorithm)):
         with pytest.raises(SettingsError) as caught:
@@ -140,7 +143,7 @@ def test_what_is_no_rule_is_refused_with_the_names_of_those_that_there_are(own, 
         said = str(caught.value)
         assert f"algorithm must be one of {', '.join(map(repr, rules.names()))}, got {algorithm!r}." in said
         assert ("Register a rule of your own first, on every rank." in said) is (
-            algorithm not in ("sarsa", "")
+            algorithm not in ("no_such_rule", "")
         )
 
 

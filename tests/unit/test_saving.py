@@ -25,6 +25,7 @@ from dist_classicrl.errors import CheckpointFencedError, RankTimeoutError, Train
 from dist_classicrl.model import places
 from dist_classicrl.process import stop as stopping
 from dist_classicrl.process.stop import Stop, StopWatch
+from dist_classicrl.tables.shape import TableShape
 
 LAKE = TabularMDP.from_gymnasium("FrozenLake-v1")
 PLAN = {
@@ -110,6 +111,7 @@ def make_saver(
         writer,
         {"run": "0123abcd", "call": {"begin": 10, "end": 90}, "seed": 5},
         (values, counts),
+        TableShape(*table),
         corner,
         {"legal": np.ones((2, 3), bool)},
         [] if finished is None else finished,

@@ -321,6 +321,7 @@ def compile_kernel(cache):
     return done.returncode, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opened", ["cache", "its parent"])
 def test_compiled_code_is_not_taken_from_where_others_may_write(tmp_path, opened):
     cache, mark = tmp_path / "cache", tmp_path / "mark"

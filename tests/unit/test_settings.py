@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from dist_classicrl import DistAsyncQLearning
+from dist_classicrl import DistAsyncQLearning, rules
 from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.schedules import Constant, Exponential, Linear, PerVisit
@@ -126,8 +126,9 @@ def test_choices():
     for bad in ("float16", "int64", int, "nonsense", 3, object):
         with pytest.raises(SettingsError, match="dtype must be one of 'float64', 'float32', got "):
             Settings(dtype=bad)
-    with pytest.raises(SettingsError, match="algorithm must be one of 'q_learning', got 'sarsa'"):
-        Settings(algorithm="sarsa")
+    known = ", ".join(map(repr, rules.names()))
+    with pytest.raises(SettingsError, match=f"algorithm must be one of {known}, got 'no_such_rule'"):
+        Settings(algorithm="no_such_rule")
     with pytest.raises(SettingsError, match="communication_backend must be one of 'mpi', got 'gloo'"):
         Settings(communication_backend="gloo")
     with pytest.raises(

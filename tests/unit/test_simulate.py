@@ -16,7 +16,6 @@ from dist_classicrl.environments.simulate import (
     advance,
     begin,
     compile_model,
-    register_game,
 )
 from dist_classicrl.errors import ActionMaskError, ModelError
 from dist_classicrl.evaluation.episodes import evaluate
@@ -276,6 +275,7 @@ def allocating_step(data, memory, state, action, random):
     return 0, prizes[action], True
 
 
+@pytest.mark.slow
 def test_a_game_may_make_arrays():
     game = CompiledSimulator.game(
         "allocating", 2, 2, Allocating(np.array([1.0, 3.0])), allocating_reset, allocating_step
@@ -291,10 +291,7 @@ def test_a_game_may_make_arrays():
 def test_games_of_one_class_share_their_functions():
     walk()
     walk(data=WalkData(3, np.zeros(1)))
-    register_game(WalkData, walk_reset, walk_step)
     with pytest.raises(ModelError, match="WalkData already belongs to a game with other functions"):
-        register_game(WalkData, walk_reset, other_step)
-    with pytest.raises(ModelError, match="already belongs"):
         walk(step=other_step)
 
 

@@ -51,6 +51,7 @@ def values_reached(model, seed):
     return reached
 
 
+@pytest.mark.slow
 def test_fifteen_stale_workers_come_within_a_percent_of_the_best_policy(model):
     # In 7.5 million steps. N k a falls from hundreds to 25; up to some 4 workers disturb each other little.
     late = [np.mean(values_reached(model, seed)[-3:]) for seed in range(4)]

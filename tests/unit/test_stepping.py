@@ -6,6 +6,7 @@ import json
 import logging
 import subprocess
 import sys
+from functools import partial
 
 import gymnasium
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
+from dist_classicrl.environments.stepped import spaces
 from dist_classicrl.environments.stepped.make import make_stepped
 from dist_classicrl.errors import (
     ActionMaskError,
@@ -107,7 +109,9 @@ class Timetable(gymnasium.Env):
         self.closed = True
 
 
-gymnasium.register("StepTest/Timetable-v0", Timetable)
+STYLES = ("plain", "info", "dict", "nested")
+for one_style in STYLES:
+    gymnasium.register(f"StepTest/Timetable-{one_style}-v0", Timetable, kwargs={"style": one_style})
 
 
 def chosen_action(t, mask):
@@ -180,10 +184,8 @@ def vector(mode, kind=SyncVectorEnv, n=3):
 
 
 WAYS = {
-    "id": lambda style: make_stepped("StepTest/Timetable-v0", 3, make_kwargs={"style": style}),
-    "spec": lambda style: make_stepped(
-        gymnasium.spec("StepTest/Timetable-v0"), 3, make_kwargs={"style": style}
-    ),
+    "id": lambda style: make_stepped(f"StepTest/Timetable-{style}-v0", 3),
+    "spec": lambda style: make_stepped(gymnasium.spec(f"StepTest/Timetable-{style}-v0"), 3),
     "factory": lambda style: make_stepped(lambda: Timetable(style), 3),
     "instance": lambda style: make_stepped(Timetable(style), 3),
     "next step": lambda style: make_stepped(vector(AutoresetMode.NEXT_STEP)(style)),
@@ -196,7 +198,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("style", ["plain", "info", "dict", "nested"])
+@pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("way", WAYS)
 def test_transitions_are_those_of_an_environment_driven_by_hand(way, style):
     stepped = WAYS[way](style)
@@ -451,8 +453,6 @@ def test_what_is_no_environment_is_refused():
         make_stepped(42)
     with pytest.raises(SettingsError, match="n_envs=0"):
         make_stepped("FrozenLake-v1", 0)
-    with pytest.raises(SettingsError, match="only goes with an environment id"):
-        make_stepped(Timetable, make_kwargs={"style": "info"})
     with pytest.raises(EnvError, match="The factory returned 'Timetable'"):
         make_stepped(lambda: "Timetable", 2)
     with pytest.raises(gymnasium.error.NameNotFound):
@@ -468,17 +468,19 @@ def test_what_is_no_environment_is_refused():
         make_stepped(lambda: Actions(next(actions)), 2)
 
 
-def test_tables_too_large_are_refused_and_what_was_made_is_closed():
+def test_tables_too_large_are_refused_and_what_was_made_is_closed(monkeypatch):
     made = []
 
     def make():
         made.append(Timetable())
         return made[-1]
 
+    monkeypatch.setattr(spaces, "MAX_TABLE_BYTES", N_STATES * N_ACTIONS * 8 - 1)
     with pytest.raises(SpaceError, match=f"takes {N_STATES * N_ACTIONS * 8:,} bytes"):
-        make_stepped(make, 3, max_table_bytes=N_STATES * N_ACTIONS * 8 - 1)
+        make_stepped(make, 3)
     assert len(made) == 3 and all(env.closed for env in made)
-    make_stepped(make, 3, max_table_bytes=N_STATES * N_ACTIONS * 8)
+    monkeypatch.setattr(spaces, "MAX_TABLE_BYTES", N_STATES * N_ACTIONS * 8)
+    make_stepped(make, 3)
     with pytest.raises(SpaceError, match="DiscretizeObservation"):
         make_stepped(Fixed(Box(0.0, 1.0, (1,)), None))
 
@@ -510,11 +512,12 @@ def test_only_what_was_made_is_closed(caplog):
 # What the environment is
 
 DESCRIBE = """
-import json, sys, warnings
+import functools, json, sys, warnings
 warnings.simplefilter("ignore")
 import gymnasium
 from dist_classicrl.environments.stepped.make import make_stepped
-lake = make_stepped("FrozenLake-v1", 2, make_kwargs={"map_name": "8x8", "is_slippery": False})
+make = functools.partial(gymnasium.make, "FrozenLake-v1", map_name="8x8", is_slippery=False)
+lake = make_stepped(make, 2)
 wrapped = make_stepped(gymnasium.wrappers.TransformReward(gymnasium.make("CliffWalking-v1"), lambda r: r / 2))
 print(json.dumps([lake.describe(), lake.fingerprint(), wrapped.describe(), wrapped.fingerprint()]))
 """
@@ -532,16 +535,16 @@ def test_fingerprints_agree_between_processes_and_differ_between_environments():
     assert "TransformReward" in wrapped["environment"]["layers"][0]["class"]
 
     options = {"map_name": "8x8", "is_slippery": False}
-    assert make_stepped("FrozenLake-v1", 5, make_kwargs=options).fingerprint() == lake_print
+    assert make_stepped(partial(gymnasium.make, "FrozenLake-v1", **options), 5).fingerprint() == lake_print
     assert make_stepped(gymnasium.make("FrozenLake-v1", **options)).fingerprint() == lake_print
     prints = {
         lake_print,
         make_stepped("FrozenLake-v1", 2).fingerprint(),
-        make_stepped("FrozenLake-v1", 2, make_kwargs={"map_name": "8x8"}).fingerprint(),
-        make_stepped("FrozenLake-v1", 2, make_kwargs={"max_episode_steps": 7}).fingerprint(),
+        make_stepped(partial(gymnasium.make, "FrozenLake-v1", map_name="8x8"), 2).fingerprint(),
+        make_stepped(partial(gymnasium.make, "FrozenLake-v1", max_episode_steps=7), 2).fingerprint(),
         make_stepped("FrozenLake-v1", 2, use_action_mask=False).fingerprint(),
         make_stepped(lambda: gymnasium.make_vec("FrozenLake-v1", 2, vectorization_mode="sync")).fingerprint(),
-        make_stepped("StepTest/Timetable-v0", 2).fingerprint(),
-        make_stepped("StepTest/Timetable-v0", 2, make_kwargs={"style": "nested"}).fingerprint(),
+        make_stepped("StepTest/Timetable-plain-v0", 2).fingerprint(),
+        make_stepped("StepTest/Timetable-nested-v0", 2).fingerprint(),
     }
     assert len(prints) == 8

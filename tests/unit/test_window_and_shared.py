@@ -279,6 +279,7 @@ class History:
         assert (self.shared.counts - self.first_counts).tolist() == self.made.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["f8", "f4"])
 @pytest.mark.parametrize("part", range(4))
 def test_random_histories_neither_lose_nor_double_an_update(dtype, part):

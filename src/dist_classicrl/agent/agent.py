@@ -43,7 +43,7 @@ class DistAsyncQLearning:
     learning_rate : float or schedule
         Step size in (0, 1], or a schedule of `dist_classicrl.schedules`: `Constant`, `Linear` and
         `Exponential` follow the global step, ``PerVisit(0.7)`` is n**-0.7 at the n-th visit of an entry and
-        converges.
+        converges. A rule may have a default of its own, here and for `epsilon`.
     discount_factor : float
         In [0, 1].
     epsilon : float or schedule
@@ -116,9 +116,9 @@ class DistAsyncQLearning:
         self,
         state_size: int | None = None,
         action_size: int | None = None,
-        learning_rate: Any = 0.1,
+        learning_rate: Any = Settings.learning_rate,
         discount_factor: float = 0.99,
-        epsilon: Any = 0.1,
+        epsilon: Any = Settings.epsilon,
         batch_size: int = 32,
         sync_frequency: int | str = "auto",
         compression_threshold: float = 0.0,
@@ -186,6 +186,9 @@ class DistAsyncQLearning:
     @property
     def q_table(self) -> np.ndarray:
         """The action values, ndarray of shape (states, actions), which may be written to.
+
+        Of a rule that learns several tables it is their mean, which is read-only; what is assigned to it goes
+        into each of them.
 
         Raises
         ------

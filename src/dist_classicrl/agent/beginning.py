@@ -116,8 +116,8 @@ def begin_call(
         _warn_of_differences(state, beginning, own, everyone, agreement)
         adopt(state, beginning, plan, watch)
     if beginning.has_loaded or (everyone != everyone[0]).any():
-        agreement.broadcast(state.q_table, "the server's table")
-        agreement.broadcast(state.visits, "the server's visits")
+        agreement.broadcast(state.values, "the server's table")
+        agreement.broadcast(state.counts, "the server's visits")
     return beginning, place
 
 
@@ -230,7 +230,7 @@ def _warn_of_differences(
     """Say what a script has set on this rank in another way than on the one that serves."""
     # Whoever has touched nothing has nothing to be told: a new agent, or one whose training was stopped.
     # Nor who does over what the script did before the checkpoint was written.
-    is_own = own[0] != state.behind and (state.steps > 0 or state.q_table.any())
+    is_own = own[0] != state.behind and (state.steps > 0 or state.values.any())
     is_over = beginning.has_loaded or beginning.begin < beginning.steps
     if not is_over and is_own and everyone[agreement.members.index(agreement.head), 0] != own[0]:
         _warn_of_difference(agreement.rank, "q_table")

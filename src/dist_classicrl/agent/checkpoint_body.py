@@ -13,7 +13,7 @@ from dist_classicrl.checkpoint.folder import Saved
 from dist_classicrl.engines.outcome import Outcome, Tally
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.model.agent_state import AgentState
-from dist_classicrl.model.model_file import table_fault
+from dist_classicrl.model.model_file import arrays_fault
 from dist_classicrl.model.places import Place
 
 
@@ -73,7 +73,7 @@ def checkpoint_fault(saved: Saved) -> str | None:
         return f"its table is {q_table.dtype.name}, its settings say {body['settings'].get('dtype')!r}"
     if exact is not None and (exact.dtype != np.float64 or not np.isfinite(exact).all()):
         return f"its exact values are {exact.dtype.name} or not finite"
-    return table_fault(q_table, arrays["visits"])
+    return arrays_fault(arrays)
 
 
 def _is_whole(value: Any) -> bool:

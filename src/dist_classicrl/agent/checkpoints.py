@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +16,8 @@ from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.engines.run import Resumed
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.errors import CheckpointError, CheckpointMismatchError
-from dist_classicrl.learning.state import STATE_ARRAYS, unstack_states
+from dist_classicrl.learning.learner import TAKEN
+from dist_classicrl.learning.state import unstack_states
 from dist_classicrl.model.agent_state import AgentState, Pending
 from dist_classicrl.model.places import Place
 
@@ -78,18 +81,15 @@ def find(state: AgentState, source: Source, place: Place, plan: CheckpointPlan) 
         return None
     fits = _check(state, source, saved, plan.strict)
     body, arrays = saved.body, saved.arrays
-    there, here = arrays["q_table"], state.q_table
-    rows, columns = (min(sizes) for sizes in zip(here.shape, there.shape, strict=True))
-    with np.errstate(over="ignore"):
-        q_table = there[:rows, :columns].astype(here.dtype, copy=False)
-    if not np.isfinite(q_table).all():
-        raise _refused(saved, f"its values are too large for a table of {here.dtype}")
+    values, counts = _what_fits(state, arrays)
+    if not np.isfinite(values).all():
+        raise _refused(saved, f"its values are too large for a table of {values.dtype}")
     stream, exact = None, None
     learners: dict[int, dict[str, np.ndarray]] = {}
     if fits:
         stream = None if body["stream"] is None else (body["stream"]["start"], body["stream"]["used"])
         exact = arrays.get("exact")
-        if exact is not None and exact.shape != (source.n_states * source.n_actions,):
+        if exact is not None and exact.size != math.prod(state.corner_shape(source)):
             raise _refused(saved, f"its exact values have the shape {exact.shape}")
         learners = _learners(state, saved)
     begin = body["call"]["begin"]
@@ -101,8 +101,25 @@ def find(state: AgentState, source: Source, place: Place, plan: CheckpointPlan) 
         seed=body["seed"] if fits or state.seed is None else None,
         run=body["run"] if fits else None,
         finished=list(body["finished"]) if fits else [],
-        pending=Pending(begin, resumed, q_table, arrays["visits"][:rows, :columns]),
+        pending=Pending(begin, resumed, values, counts),
     )
+
+
+def _what_fits(state: AgentState, arrays: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Return as much of a checkpoint's table as the agent's has room for, as `Pending` holds it."""
+    shape, here = state.shape, state.values
+    found = shape.from_arrays(arrays)
+    if found is None or shape.is_one_table:
+        q_table, visits = arrays["q_table"], arrays["visits"]
+        inner = tuple(slice(min(sizes)) for sizes in zip(shape.of_table, q_table.shape, strict=True))
+        if shape.is_one_table:
+            found = q_table[inner], visits[inner]
+        else:  # it was learned by another rule
+            found = state.values.copy(), state.counts.copy()
+            shape.tables(found[0])[(slice(None), *inner)] = q_table[inner]
+            shape.tables(found[1])[(slice(None), *inner)] = visits[inner] // shape.n_tables
+    with np.errstate(over="ignore"):
+        return found[0].astype(here.dtype, copy=False), found[1]
 
 
 def _is_outdated(state: AgentState, place: Place, saved: Saved) -> bool:
@@ -127,9 +144,9 @@ def take_up(state: AgentState, place: Place, found: Found) -> None:
 def put_table_back(state: AgentState) -> None:
     """Let the agent's table be that of the checkpoint from which it goes on."""
     if state.pending is not None:
-        rows, columns = state.pending.q_table.shape
-        state.q_table[:rows, :columns] = state.pending.q_table
-        state.visits[:rows, :columns] = state.pending.visits
+        rows, columns = state.pending.values.shape
+        state.values[:rows, :columns] = state.pending.values
+        state.counts[:rows, :columns] = state.pending.counts
 
 
 def _refused(saved: Saved, fault: str) -> CheckpointError:
@@ -153,7 +170,7 @@ def _check(state: AgentState, source: Source, saved: Saved, strict: bool) -> boo
     names = _SAME if settings.async_updates else (*_SAME, *_SAME_IN_ROUNDS)
     both = [(name, there.get(name), here[name]) for name in names]
     both.append(("environment", body["environment"]["text"], environment_text(source)))
-    both.append(("table", saved.arrays["q_table"].shape, state.q_table.shape))
+    both.append(("table", saved.arrays["q_table"].shape, state.shape.of_table))
     if settings.seed is not None:
         both.append(("seed", body["seed"], settings.seed))
     differing = [f"{name}: {one!r} there, {other!r} here" for name, one, other in both if one != other]
@@ -176,7 +193,7 @@ def _check(state: AgentState, source: Source, saved: Saved, strict: bool) -> boo
 def _learners(state: AgentState, saved: Saved) -> dict[int, dict[str, np.ndarray]]:
     """Return the state of a checkpoint's learners, by number; none where new episodes are to begin."""
     number = {"alone": 1, "rounds": state.settings.logical_workers}.get(saved.body["mode"])
-    arrays = {name: saved.arrays[name] for name in STATE_ARRAYS if name in saved.arrays}
+    arrays = {name: saved.arrays[name] for name in saved.arrays if name not in TAKEN}
     if number is None or not arrays:
         return {}
     there, here = saved.body["settings"], state.settings.to_dict()

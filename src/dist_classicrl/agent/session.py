@@ -124,7 +124,7 @@ class Session:
         placement = asked.placement if isinstance(asked.placement, str) else "engine"
         return {
             **settings,
-            "table": list(state.q_table.shape),
+            "table": list(state.shape.of_table),
             "environment": environment_text(source),
             "total_steps": steps if asked.names_total else None,
             "steps so far": state.steps,
@@ -225,7 +225,7 @@ class Session:
             corner.put_back()
             state.steps = run.start + run.kept
         else:
-            state.behind = digest(state.q_table)
+            state.behind = digest(state.values)
         if isinstance(error, TrainingStopped):
             state.steps = error.steps
         state.requested = state.steps
@@ -240,8 +240,9 @@ class Session:
             self.plan,
             place.writer,
             description(state, source, place, beginning.begin, beginning.asked),
-            (state.q_table, state.visits),
-            (source.n_states, source.n_actions),
+            (state.values, state.counts),
+            state.shape,
+            state.corner_shape(source),
             constant_arrays(state),
             state.finished,
             self.watch,

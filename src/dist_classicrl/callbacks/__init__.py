@@ -14,12 +14,7 @@ from typing import TYPE_CHECKING
 from dist_classicrl._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from dist_classicrl.callbacks.base import (
-        BaseCallback,
-        CallbackList,
-        ConvertCallback,
-        callback_list,
-    )
+    from dist_classicrl.callbacks.base import BaseCallback, CallbackList, ConvertCallback, callback_list
     from dist_classicrl.callbacks.early_stopping import (
         StopTrainingOnNoModelImprovement,
         StopTrainingOnNoReturnImprovement,
@@ -47,23 +42,14 @@ __all__ = [
     "callback_list",
 ]
 
-_BASE = "dist_classicrl.callbacks.base"
-_EARLY_STOPPING = "dist_classicrl.callbacks.early_stopping"
-_HOMES = {
-    "BaseCallback": _BASE,
-    "CallbackList": _BASE,
-    "ConvertCallback": _BASE,
-    "EvalCallback": "dist_classicrl.callbacks.evaluation",
-    "EventCallback": "dist_classicrl.callbacks.events",
-    "EveryNTimesteps": "dist_classicrl.callbacks.events",
-    "MetricsCallback": "dist_classicrl.callbacks.metrics",
-    "StopTrainingOnNoModelImprovement": _EARLY_STOPPING,
-    "StopTrainingOnNoReturnImprovement": _EARLY_STOPPING,
-    "StopTrainingOnReturn": _EARLY_STOPPING,
-    "StopTrainingOnRewardThreshold": _EARLY_STOPPING,
-    "TensorBoardCallback": "dist_classicrl.callbacks.tensorboard",
-    "callback_list": _BASE,
+_NAMES = {
+    "base": ("BaseCallback", "CallbackList", "ConvertCallback", "callback_list"),
+    "early_stopping": tuple(name for name in __all__ if name.startswith("StopTraining")),
+    "evaluation": ("EvalCallback",),
+    "events": ("EventCallback", "EveryNTimesteps"),
+    "metrics": ("MetricsCallback",),
+    "tensorboard": ("TensorBoardCallback",),
 }
-
+_HOMES = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -139,9 +139,7 @@ class BaseCallback:
 
     def on_rollout_start(self) -> None:
         """Tell that learning begins or goes on."""
-        self._on_rollout_start()
-        for child in self.children:
-            child.on_rollout_start()
+        _tell(self, "on_rollout_start")
 
     def on_rollout_end(self, progress: Progress) -> None:
         """Give a report, before `on_step`."""
@@ -166,33 +164,23 @@ class BaseCallback:
 
     def on_close(self) -> None:
         """Tell that the call of `train` is over, after `on_training_end` or after an exception."""
-        self._on_close()
-        for child in self.children:
-            child.on_close()
+        _tell(self, "on_close")
 
     def on_worker_lost(self, event: dict[str, Any]) -> None:
         """Tell that a rank is lost, or has left."""
-        self._on_worker_lost(event)
-        for child in self.children:
-            child.on_worker_lost(event)
+        _tell(self, "on_worker_lost", event)
 
     def on_worker_joined(self, event: dict[str, Any]) -> None:
         """Tell that a rank is back, or replaced."""
-        self._on_worker_joined(event)
-        for child in self.children:
-            child.on_worker_joined(event)
+        _tell(self, "on_worker_joined", event)
 
     def on_failover(self, event: dict[str, Any]) -> None:
         """Tell that this rank has taken the place of a lost server."""
-        self._on_failover(event)
-        for child in self.children:
-            child.on_failover(event)
+        _tell(self, "on_failover", event)
 
     def on_checkpoint(self, steps: int, name: str) -> None:
         """Tell that a checkpoint is on disk."""
-        self._on_checkpoint(steps, name)
-        for child in self.children:
-            child.on_checkpoint(steps, name)
+        _tell(self, "on_checkpoint", steps, name)
 
     def on_push(self, rank: int, steps: int, staleness: int, n_bytes: int) -> None:
         """Tell of a push, where `wants_pushes` says so."""
@@ -211,16 +199,20 @@ class BaseCallback:
         self.num_timesteps = self.model.steps
 
 
+def _tell(callback: BaseCallback, event: str, *what: Any) -> None:
+    """Call a callback's own method for an event, and tell its children of it."""
+    getattr(callback, f"_{event}")(*what)
+    for child in callback.children:
+        getattr(child, event)(*what)
+
+
 class CallbackList(BaseCallback):
     """Several callbacks, called in order.
 
     Parameters
     ----------
     callbacks : sequence of BaseCallback
-
-    Attributes
-    ----------
-    callbacks : list of BaseCallback
+        The attribute of that name has them as a list.
     """
 
     def __init__(self, callbacks: Sequence[BaseCallback]) -> None:

@@ -47,15 +47,7 @@ def time_left(progress: Progress) -> float | None:
 
 
 class LogCallback(BaseCallback):
-    """Logs a line about the run every so many seconds, and at its end.
-
-    Parameters
-    ----------
-    interval : float
-        In seconds; a line follows the first report after that.
-    clock : callable
-        Seconds on a clock that never goes back.
-    """
+    """Logs a line about the run at the first report after every `interval` seconds, and at its end."""
 
     def __init__(self, interval: float, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -87,12 +79,7 @@ class LogCallback(BaseCallback):
 
 
 class StatusCallback(BaseCallback):
-    """Writes each report into a small file, for a process that shows it on a terminal.
-
-    Parameters
-    ----------
-    path : Path
-    """
+    """Writes each report into a small file, for a process that shows it on a terminal."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -124,12 +111,7 @@ class StatusCallback(BaseCallback):
 
 
 class StatusFile:
-    """Reads what `StatusCallback` writes.
-
-    Parameters
-    ----------
-    path : Path
-    """
+    """Reads what `StatusCallback` writes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

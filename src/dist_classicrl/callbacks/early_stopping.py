@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dist_classicrl.callbacks.base import BaseCallback
 from dist_classicrl.checks import checked_whole
 from dist_classicrl.errors import SettingsError
-from dist_classicrl.monitoring.recent import WINDOW, RecentEpisodes
+from dist_classicrl.monitoring.reports import WINDOW, RecentEpisodes
 
 if TYPE_CHECKING:
     from dist_classicrl.callbacks.evaluation import EvalCallback
@@ -98,7 +98,29 @@ class StopTrainingOnNoModelImprovement(_OfEvaluation):
         return False
 
 
-class StopTrainingOnReturn(BaseCallback):
+class _OfOwnEpisodes(BaseCallback):
+    """What looks at the mean return of the training's own episodes that ended last."""
+
+    def __init__(self, episodes: int, verbose: int) -> None:
+        super().__init__(verbose)
+        self.episodes = checked_whole("episodes", episodes, 1)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._recent = RecentEpisodes(self.episodes)
+
+    def _on_training_start(self) -> None:
+        if self.num_timesteps == 0:  # another agent
+            self._forget()
+
+    def _mean_return(self) -> float:
+        """Take in the last report, and return the mean return; NaN while there are too few episodes."""
+        assert self.progress is not None  # it came with the step
+        self._recent.add(self.progress.episodes, self.progress.mean_return, self.progress.mean_length)
+        return self._recent.mean_return if self._recent.is_full else math.nan
+
+
+class StopTrainingOnReturn(_OfOwnEpisodes):
     """Ends the training once the return of its own episodes, under the exploring policy, is high enough.
 
     Parameters
@@ -111,24 +133,18 @@ class StopTrainingOnReturn(BaseCallback):
     """
 
     def __init__(self, threshold: float, episodes: int = WINDOW, verbose: int = 0) -> None:
-        super().__init__(verbose)
+        super().__init__(episodes, verbose)
         self.threshold = threshold
-        self.episodes = checked_whole("episodes", episodes, 1)
-        self._recent = RecentEpisodes(self.episodes)
-
-    def _on_training_start(self) -> None:
-        if self.num_timesteps == 0:  # another agent
-            self._recent = RecentEpisodes(self.episodes)
 
     def _on_step(self) -> bool:
-        mean = _recent_return(self, self._recent)
+        mean = self._mean_return()
         if math.isnan(mean) or mean < self.threshold:
             return True
         _say(self, f"the mean return is {mean:.6g}, and {self.threshold:.6g} is asked for")
         return False
 
 
-class StopTrainingOnNoReturnImprovement(BaseCallback):
+class StopTrainingOnNoReturnImprovement(_OfOwnEpisodes):
     """Ends the training once the return of its own episodes has not risen for so many steps.
 
     Parameters
@@ -158,24 +174,18 @@ class StopTrainingOnNoReturnImprovement(BaseCallback):
         episodes: int = WINDOW,
         verbose: int = 0,
     ) -> None:
-        super().__init__(verbose)
+        super().__init__(episodes, verbose)
         self.patience = checked_whole("patience", patience, 1)
         self.min_improvement = min_improvement
         self.min_steps = checked_whole("min_steps", min_steps, 0)
-        self.episodes = checked_whole("episodes", episodes, 1)
-        self._forget()
 
     def _forget(self) -> None:
+        super()._forget()
         self.best = -math.inf
-        self._recent = RecentEpisodes(self.episodes)
         self._improved_at: int | None = None
 
-    def _on_training_start(self) -> None:
-        if self.num_timesteps == 0:  # another agent
-            self._forget()
-
     def _on_step(self) -> bool:
-        mean = _recent_return(self, self._recent)
+        mean = self._mean_return()
         if math.isnan(mean):
             return True
         if self._improved_at is None or mean > self.best + self.min_improvement:
@@ -186,14 +196,6 @@ class StopTrainingOnNoReturnImprovement(BaseCallback):
             return True
         _say(self, f"the mean return has not risen above {self.best:.6g} for {waited:,} steps")
         return False
-
-
-def _recent_return(callback: BaseCallback, recent: RecentEpisodes) -> float:
-    """Take in the last report, and return the mean return; NaN while there are too few episodes."""
-    progress = callback.progress
-    assert progress is not None  # it came with the step
-    recent.add(progress.episodes, progress.mean_return, progress.mean_length)
-    return recent.mean_return if recent.is_full else math.nan
 
 
 def _say(callback: BaseCallback, why: str) -> None:

@@ -178,7 +178,8 @@ class EvalCallback(EventCallback):
         self.log.add(self.num_timesteps, played.returns, played.lengths, self.last_exact_value)
         self._tell(played.std_return, played.mean_length)
         self._save()
-        goes_on = not self.has_improved or self._call(self.callback_on_new_best)
+        assert self.progress is not None  # it came with the step
+        goes_on = not self.has_improved or self.callback_on_new_best.on_step(self.progress)
         return self._on_event() and goes_on
 
     def _compare(self, mean: float, exact: float) -> bool:
@@ -231,7 +232,3 @@ class EvalCallback(EventCallback):
                 self.log.write(self.log_file)
         except OSError as error:
             logger.warning("What EvalCallback found cannot be saved: %s.", error)
-
-    def _call(self, callback: BaseCallback) -> bool:
-        assert self.progress is not None  # there was a report
-        return callback.on_step(self.progress)

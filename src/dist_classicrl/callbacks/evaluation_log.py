@@ -18,22 +18,12 @@ _ARRAYS = ("timesteps", "results", "ep_lengths", "exact_values")
 
 @dataclass
 class EvaluationLog:
-    """The evaluations of a run, oldest first.
-
-    Attributes
-    ----------
-    timesteps : list of int
-        When each was made.
-    results, ep_lengths : list of ndarray, shape (episodes,)
-        Undiscounted returns and lengths of its episodes.
-    exact_values : list of float
-        NaN where the model is not known.
-    """
+    """The evaluations of a run, oldest first."""
 
     timesteps: list[int] = field(default_factory=list)
-    results: list[np.ndarray] = field(default_factory=list)
-    ep_lengths: list[np.ndarray] = field(default_factory=list)
-    exact_values: list[float] = field(default_factory=list)
+    results: list[np.ndarray] = field(default_factory=list)  # undiscounted returns of the episodes of each
+    ep_lengths: list[np.ndarray] = field(default_factory=list)  # their lengths
+    exact_values: list[float] = field(default_factory=list)  # NaN where the model is not known
 
     @property
     def means(self) -> list[float]:
@@ -75,13 +65,7 @@ class EvaluationLog:
 
     @classmethod
     def read(cls, path: Path) -> EvaluationLog:
-        """Return the log in a file; an empty one if there is none, or if it is damaged, which renames it.
-
-        Raises
-        ------
-        OSError
-            If it is damaged, or not to be read, and cannot be renamed.
-        """
+        """Return the log in a file; an empty one if there is none, or if it is damaged, which renames it."""
         try:
             with np.load(path, allow_pickle=False) as archive:
                 timesteps, results, lengths, exact = (archive[name] for name in _ARRAYS)

@@ -10,14 +10,9 @@ logger = logging.getLogger(__name__)
 
 
 def refuse_or_warn(error: OSError, what: str, callback: str, step: int) -> None:
-    """Report that `what` cannot be written: by an error where training begins, by a warning where it goes on.
+    """Report that `what` cannot be written: by a `MetricsError` at step 0, and by a warning later.
 
     A training that goes on runs unattended, where an error would only cost time.
-
-    Raises
-    ------
-    MetricsError
-        At step 0.
     """
     text = f"{what}: {error.strerror or error}."
     if step == 0:

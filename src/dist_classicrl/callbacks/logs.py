@@ -47,12 +47,7 @@ class _StreamHandler(logging.StreamHandler):
 class ConsoleCallback(BaseCallback):
     """Lets the rank that serves send log lines to the console; others send errors, and what ends ranks.
 
-    As a callback of `train` it hears when this rank begins to serve.
-
-    Parameters
-    ----------
-    serves : bool
-        Whether this rank does at first.
+    As a callback of `train` it hears when this rank begins to serve, if it does not from the start.
     """
 
     def __init__(self, serves: bool) -> None:
@@ -73,25 +68,11 @@ class ConsoleCallback(BaseCallback):
 def set_up(
     rank: int, folder: Path | None = None, is_quiet: bool = False, is_verbose: bool = False
 ) -> ConsoleCallback:
-    """Send the package's log lines to the console and to this rank's file.
+    """Send the package's log lines to the console and to this rank's file in `folder`, ``rank-0.log`` or so.
 
-    Reports about the run go to standard output, and all else to standard error.
-
-    Parameters
-    ----------
-    rank : int
-        Rank 0 is the first to serve.
-    folder : Path, optional
-        For ``rank-0.log`` and so on, which appear with the first line. By default there are none.
-    is_quiet : bool
-        Whether reports are left out.
-    is_verbose : bool
-        Whether all else is there, too, and not only warnings.
-
-    Returns
-    -------
-    ConsoleCallback
-        For `train`, as another rank may have to serve in place of rank 0.
+    Reports about the run go to standard output unless it is quiet; warnings go to standard error, and all
+    else, too, if it is verbose. The callback that is returned is for `train`: rank 0 is the first to serve,
+    and another one may have to take its place.
     """
     package, progress = logging.getLogger(_PACKAGE), logging.getLogger(_PROGRESS)
     for each in (package, progress):

@@ -77,19 +77,16 @@ class MetricsCallback(BaseCallback):
     def _on_training_end(self) -> None:
         self._write(MetricsWriter.flush)
 
-    def _on_worker_lost(self, event: dict[str, Any]) -> None:
+    def _add_event(self, event: dict[str, Any]) -> None:
         self._write(lambda writer: writer.add_event(self.num_timesteps, event))
 
-    def _on_worker_joined(self, event: dict[str, Any]) -> None:
-        self._write(lambda writer: writer.add_event(self.num_timesteps, event))
-
-    def _on_failover(self, event: dict[str, Any]) -> None:
-        self._write(lambda writer: writer.add_event(self.num_timesteps, event))
+    _on_worker_lost = _on_worker_joined = _on_failover = _add_event
 
     def _on_checkpoint(self, steps: int, name: str) -> None:
         seconds = 0.0 if self.progress is None else self.progress.seconds
-        event = {"kind": "checkpoint", "rank": 0, "seconds": seconds, "steps_returned": 0, "detail": name}
-        self._write(lambda writer: writer.add_event(self.num_timesteps, event))
+        self._add_event(
+            {"kind": "checkpoint", "rank": 0, "seconds": seconds, "steps_returned": 0, "detail": name}
+        )
 
     def _write(self, what: Callable[[MetricsWriter], None]) -> None:
         if self._writer is None:

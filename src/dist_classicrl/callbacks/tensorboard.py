@@ -12,7 +12,7 @@ from typing import Any
 from dist_classicrl.callbacks.base import BaseCallback
 from dist_classicrl.callbacks.files import refuse_or_warn
 from dist_classicrl.errors import MissingExtraError
-from dist_classicrl.monitoring.recent import RecentEpisodes
+from dist_classicrl.monitoring.reports import RecentEpisodes
 
 logger = logging.getLogger(__name__)
 

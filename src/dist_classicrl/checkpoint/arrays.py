@@ -44,24 +44,14 @@ class ArrayEntry:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry as plain data for JSON."""
-        return {
-            "bytes": self.bytes,
-            "sha256": self.sha256,
-            "dtype": self.dtype,
-            "shape": list(self.shape),
-        }
+        return {**vars(self), "shape": list(self.shape)}
 
 
 class ArrayFile:
-    """The bytes of an array's file, counted and hashed as they are taken.
-
-    Parameters
-    ----------
-    array : ndarray
-        Copied only where it is not in C order.
-    """
+    """The bytes of an array's file, counted and hashed as they are taken."""
 
     def __init__(self, array: np.ndarray) -> None:
+        # A copy only where it is not in C order.
         self._array = np.asarray(array, order="C")
         if self._array.dtype.str not in DTYPES:
             raise ValueError(
@@ -94,13 +84,11 @@ def verify(file: BinaryIO, entry: ArrayEntry) -> None:
     _check_size(file, entry)
     sha256 = hashlib.sha256()
     memory = memoryview(bytearray(min(_CHUNK, entry.bytes)))
-    left = entry.bytes
-    while left:
-        taken = memory[: min(_CHUNK, left)]
-        _fill(file, taken)
-        sha256.update(taken)
-        left -= len(taken)
-    _check_sum(sha256.hexdigest(), entry)
+    for position in range(0, entry.bytes, _CHUNK):
+        piece = memory[: entry.bytes - position]
+        _fill(file, piece)
+        sha256.update(piece)
+    _check_sum(sha256, entry)
 
 
 def read(file: BinaryIO, entry: ArrayEntry) -> np.ndarray:
@@ -124,7 +112,7 @@ def read(file: BinaryIO, entry: ArrayEntry) -> np.ndarray:
         piece = memory[position : position + _CHUNK]
         _fill(file, piece)
         sha256.update(piece)
-    _check_sum(sha256.hexdigest(), entry)
+    _check_sum(sha256, entry)
     try:
         described = np.lib.format.read_array_header_1_0(io.BytesIO(start[-2:] + header))
     except Exception as error:  # NumPy's parser raises errors of many kinds
@@ -149,8 +137,8 @@ def _check_size(file: BinaryIO, entry: ArrayEntry) -> None:
         raise ValueError(f"it has {size} bytes instead of {entry.bytes}")
 
 
-def _check_sum(sha256: str, entry: ArrayEntry) -> None:
-    if sha256 != entry.sha256:
+def _check_sum(sha256: Any, entry: ArrayEntry) -> None:
+    if sha256.hexdigest() != entry.sha256:
         raise ValueError("its checksum does not match")
 
 

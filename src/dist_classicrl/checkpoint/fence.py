@@ -25,10 +25,6 @@ class Fence:
 
     Each claim is a file with the next number, which only one process can create. A process with a lower one
     has been replaced.
-
-    Parameters
-    ----------
-    storage : Storage
     """
 
     def __init__(self, storage: Storage) -> None:
@@ -39,10 +35,7 @@ class Fence:
     def claim(self) -> int:
         """Take the next fencing number: every earlier claim is refused from now on.
 
-        Raises
-        ------
-        CheckpointError
-            If the folder cannot be made or written to.
+        CheckpointError if the folder cannot be made or written to.
         """
         self._storage.create()
         try:
@@ -93,14 +86,9 @@ class Fence:
             pause = min(2.0 * pause, 0.5)
 
     def check(self) -> int:
-        """Make sure that the folder was not claimed again since this object did; return its number.
+        """Return the number of this claim; CheckpointFencedError if another process has claimed the folder.
 
-        Raises
-        ------
-        CheckpointFencedError
-            If another process has claimed it.
-        CheckpointError
-            If that cannot be found out, or the folder was never claimed.
+        CheckpointError if that cannot be found out, or the folder was never claimed.
         """
         if self._number is None:
             raise CheckpointError(

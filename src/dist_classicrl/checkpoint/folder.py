@@ -19,30 +19,18 @@ from dist_classicrl.checkpoint.fence import Fence, time_text
 from dist_classicrl.checkpoint.location import open_storage
 from dist_classicrl.checkpoint.manifest import MANIFEST
 from dist_classicrl.checkpoint.names import CheckpointName, checkpoints_in
-from dist_classicrl.checks import checked_whole
-from dist_classicrl.errors import CheckpointError, SettingsError
+from dist_classicrl.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Saved:
-    """One checkpoint as it was read.
+    """One checkpoint as it was read."""
 
-    Attributes
-    ----------
-    name : str
-        Its folder's name.
-    url : str
-        Where it is, for people.
-    body : dict
-        What its writer said of it, and what the folder added: fence, sequence, time and so on.
-    arrays : dict of str to ndarray
-    """
-
-    name: str
-    url: str
-    body: dict[str, Any]
+    name: str  # its folder's
+    url: str  # where it is, for people
+    body: dict[str, Any]  # what its writer said of it, and what the folder added: fence, sequence and so on
     arrays: dict[str, np.ndarray]
 
 
@@ -51,23 +39,12 @@ class _NotWanted(Exception):
 
 
 class CheckpointFolder:
-    """The checkpoints of one agent.
+    """The checkpoints of one agent: the subfolder `agent` of `location`, a path or a URL that fsspec knows.
 
-    A process claims the folder before it writes: `claim` takes the next fencing number, and from then on
-    every earlier claim is refused by `check_fence`, and so by `write`. Reading needs no claim.
-
-    Parameters
-    ----------
-    location : str or path-like
-        A folder's path, or a URL that fsspec knows.
-    agent : str
-        Name of the subfolder.
-    keep_last : int
-        How many checkpoints of a run stay.
-    keep_every : int or None
-        Those whose sequence number is a multiple of this stay as well.
-    mode : int
-        Permissions of files on local file systems; folders are as open as their files.
+    A process claims the folder by its `fence` before it writes: then every earlier claim is refused. Reading
+    needs no claim. Of a run the last `keep_last` checkpoints stay, and those whose sequence number is a
+    multiple of `keep_every`. `mode` are the permissions of files on local file systems; folders are as open
+    as their files.
     """
 
     def __init__(
@@ -78,71 +55,36 @@ class CheckpointFolder:
         keep_every: int | None = None,
         mode: int = 0o600,
     ) -> None:
-        self.keep(keep_last, keep_every)
-        self._storage = open_storage(location, agent, mode)
-        self.mode = mode
-        self._fence = Fence(self._storage)
+        self.keep_last, self.keep_every = keep_last, keep_every
+        self.storage = open_storage(location, agent, mode)
+        self.fence = Fence(self.storage)
         self._warned: set[CheckpointName | str] = set()  # what was skipped, and "rotation"
         # Complete checkpoints that stay, with the run and the rule of keeping for which that was found.
         self._settled: tuple[tuple[Any, ...], set[CheckpointName]] = ((), set())
 
-    def keep(self, keep_last: int, keep_every: int | None) -> None:
-        """Set how many checkpoints stay from the next one on; see the constructor's arguments."""
-        self._keep_last = checked_whole("keep_last", keep_last, 1)
-        self._keep_every = None if keep_every is None else checked_whole("keep_every", keep_every, 1, "None")
-
-    @property
-    def mode(self) -> int:
-        """Permissions of files that are written from now on."""
-        return self._storage.mode
-
-    @mode.setter
-    def mode(self, mode: int) -> None:
-        if not isinstance(mode, int) or not 0 <= mode <= 0o777 or mode & 0o600 != 0o600:
-            raise SettingsError(
-                "checkpoint_mode must be permissions that let the owner read and write, "
-                f"from 0o600 to 0o777, got {mode if not isinstance(mode, int) else oct(mode)}."
-            )
-        self._storage.mode = mode
-
     @property
     def url(self) -> str:
         """Where the folder is, for people."""
-        return self._storage.url
+        return self.storage.url
 
     def url_of(self, name: str) -> str:
         """Return where the checkpoint `name` is, for people."""
         return f"{self.url}/{name}"
 
     def names(self) -> list[str]:
-        """Return the names of the complete checkpoints, newest first.
-
-        Raises
-        ------
-        CheckpointError
-            If the folder cannot be listed.
-        """
+        """Return the names of the complete checkpoints, newest first."""
         return [str(name) for name in reversed(self._checkpoints()) if self._is_complete(name)]
 
     def newest_steps(self) -> int | None:
-        """Return the global step of the newest complete checkpoint; None if there is none.
-
-        Raises
-        ------
-        CheckpointError
-            If the folder cannot be listed.
-        """
+        """Return the global step of the newest complete checkpoint; None if there is none."""
         return next((name.steps for name in reversed(self._checkpoints()) if self._is_complete(name)), None)
 
     # Reading
 
     def read(self, name: str) -> Saved:
-        """Return the checkpoint `name`.
+        """Return the checkpoint `name`; nothing in it is ever run.
 
-        Raises
-        ------
-        CheckpointError
-            If there is none of that name, or it is truncated, damaged or foreign. Nothing in it is ever run.
+        CheckpointError if there is none of that name, or it is truncated, damaged or foreign.
         """
         try:
             parsed = CheckpointName.parse(name)
@@ -161,12 +103,8 @@ class CheckpointFolder:
     def read_newest(self) -> Saved | None:
         """Return the newest checkpoint that can be used; None if there is no checkpoint at all.
 
-        Only one of the same run takes the place of one that is damaged.
-
-        Raises
-        ------
-        CheckpointError
-            If there are checkpoints, but none of the newest one's run can be used.
+        Only one of the same run takes the place of one that is damaged: CheckpointError if none of the newest
+        one's run can be used.
         """
         refused: dict[CheckpointName, str] = {}
         # Listed again after each failure: meanwhile a writer may have replaced all that was there.
@@ -216,28 +154,6 @@ class CheckpointFolder:
 
     # Writing
 
-    def claim(self) -> int:
-        """Take the next fencing number: every earlier claim is refused from now on.
-
-        Raises
-        ------
-        CheckpointError
-            If the folder cannot be made or written to.
-        """
-        return self._fence.claim()
-
-    def check_fence(self) -> None:
-        """Make sure that the folder was not claimed again since this object did.
-
-        Raises
-        ------
-        CheckpointFencedError
-            If another process has claimed it.
-        CheckpointError
-            If that cannot be found out, or the folder was never claimed.
-        """
-        self._fence.check()
-
     def write(
         self,
         arrays: Mapping[str, np.ndarray],
@@ -247,27 +163,14 @@ class CheckpointFolder:
     ) -> str | None:
         """Write a checkpoint, verify it, remove what is no longer kept, and return its name.
 
-        Return None, and leave nothing of it, if it is no longer wanted.
+        Return None, and leave nothing of it, if it is no longer wanted: `is_wanted` is asked before each
+        array and right before the manifest. The `arrays` must not change until then; `body` is plain data for
+        JSON, with "steps"; `run` has 8 hexadecimal digits: only checkpoints of the same run are ever removed.
 
-        Parameters
-        ----------
-        arrays : mapping of str to ndarray
-            Plain numbers; they must not change while the checkpoint is wanted.
-        body : dict
-            Plain data for JSON, with "steps".
-        run : str
-            8 hexadecimal digits; only checkpoints of the same run are ever removed.
-        is_wanted : callable
-            Asked before each array, and right before the manifest: whether to go on.
-
-        Raises
-        ------
-        CheckpointFencedError
-            If another process has claimed the folder. Nothing is left of this checkpoint then.
-        Exception
-            Whatever the storage raises. What was half written is removed where that is possible.
+        CheckpointFencedError if another process has claimed the folder. Whatever else the storage raises
+        comes through. In either case what was half written is removed where that is possible.
         """
-        fence = self._fence.check()
+        fence = self.fence.check()
         sequence = max((other.sequence for other in self._checkpoints()), default=0) + 1
         name = CheckpointName(fence, sequence, body["steps"], run)
         if CheckpointName.parse(str(name)) != name or not all(map(manifest.ARRAY_NAME.fullmatch, arrays)):
@@ -304,12 +207,12 @@ class CheckpointFolder:
         for key, array in arrays.items():
             _check_wanted(is_wanted)
             file = array_files.ArrayFile(array)
-            self._storage.write(f"{folder}/{key}.npy", file.chunks())
+            self.storage.write(f"{folder}/{key}.npy", file.chunks())
             entries[key] = file.entry()
-        self._storage.sync(folder)
+        self.storage.sync(folder)
         for key, entry in entries.items():
             _check_wanted(is_wanted)
-            with self._storage.open(f"{folder}/{key}.npy") as written:
+            with self.storage.open(f"{folder}/{key}.npy") as written:
                 array_files.verify(written, entry)
         content = manifest.as_bytes(
             {
@@ -324,11 +227,11 @@ class CheckpointFolder:
                 "arrays": {key: {"file": f"{key}.npy", **entry.to_dict()} for key, entry in entries.items()},
             }
         )
-        self.check_fence()
+        self.fence.check()
         _check_wanted(is_wanted)
-        self._storage.write(f"{folder}/{MANIFEST}", [content])
-        self._storage.sync(folder)
-        self._storage.sync("")
+        self.storage.write(f"{folder}/{MANIFEST}", [content])
+        self.storage.sync(folder)
+        self.storage.sync("")
         if self._read_manifest(folder) != content:
             raise OSError(f"{self.url_of(folder)}/{MANIFEST} does not hold what was written to it")
 
@@ -337,7 +240,7 @@ class CheckpointFolder:
 
         One that cannot be removed does not keep the others; the first such error is raised at the end.
         """
-        rule = (newest.run, self._keep_last, self._keep_every)
+        rule = (newest.run, self.keep_last, self.keep_every)
         if self._settled[0] != rule:
             self._settled = (rule, set())
         settled = self._settled[1]
@@ -353,9 +256,9 @@ class CheckpointFolder:
                     settled.add(name)
                 else:
                     ours += 1
-                    if ours <= self._keep_last:
+                    if ours <= self.keep_last:
                         continue
-                    if self._keep_every is not None and name.sequence % self._keep_every == 0:
+                    if self.keep_every is not None and name.sequence % self.keep_every == 0:
                         settled.add(name)
                     else:
                         self._remove(name)
@@ -365,28 +268,28 @@ class CheckpointFolder:
             raise trouble
 
     def _remove(self, name: CheckpointName) -> None:
-        self._storage.remove(f"{name}/{MANIFEST}")
-        self._storage.remove(str(name))
+        self.storage.remove(f"{name}/{MANIFEST}")
+        self.storage.remove(str(name))
 
     # What is in the folder
 
     def _checkpoints(self) -> list[CheckpointName]:
         """Return all that is named like a checkpoint, complete or not, oldest first."""
-        return checkpoints_in(self._storage.listed())
+        return checkpoints_in(self.storage.listed())
 
     def _is_complete(self, name: CheckpointName) -> bool:
-        return MANIFEST in self._storage.listed(str(name))
+        return MANIFEST in self.storage.listed(str(name))
 
     def _read_manifest(self, name: str) -> bytes:
         try:
-            with self._storage.open(f"{name}/{MANIFEST}") as file:
+            with self.storage.open(f"{name}/{MANIFEST}") as file:
                 return manifest.read_bytes(file)
         except FileNotFoundError as error:
             raise ValueError(f"it has no {MANIFEST}") from error
 
     def _read_array(self, name: str, key: str, entry: array_files.ArrayEntry) -> np.ndarray:
         try:
-            with self._storage.open(f"{name}/{key}.npy") as file:
+            with self.storage.open(f"{name}/{key}.npy") as file:
                 return array_files.read(file, entry)
         except FileNotFoundError as error:
             raise ValueError(f"{key}.npy is missing") from error

@@ -19,12 +19,8 @@ from dist_classicrl.errors import CheckpointError
 class LocalStorage(Storage):
     """A folder of a local or mounted file system.
 
-    Parameters
-    ----------
-    path : str or path-like
-    mode : int
-        Permissions of the files. Folders that this makes get the matching ones; others are left as they are.
-        The umask is ignored.
+    Folders that this makes get the permissions that match those of files, `mode`; others are left as they
+    are. The umask is ignored.
     """
 
     def __init__(self, path: str | os.PathLike[str], mode: int) -> None:
@@ -53,24 +49,22 @@ class LocalStorage(Storage):
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> None:
         """Write to a temporary name in the same folder and rename at the end."""
         target = self._at(path)
-        folder = os.path.dirname(target)
-        self._make(folder)
+        self._make(os.path.dirname(target))
         with whole_file(target, self.mode) as file:
             for chunk in chunks:
                 file.write(chunk)
-        _sync_folder(folder)
+        _sync_folder(os.path.dirname(target))
 
     def write_new(self, path: str, data: bytes) -> bool:
         """Create the file exclusively."""
         target = self._at(path)
-        folder = os.path.dirname(target)
-        self._make(folder)
+        self._make(os.path.dirname(target))
         try:
             with new_file(target, self.mode) as file:
                 file.write(data)
         except FileExistsError:
             return False
-        _sync_folder(folder)
+        _sync_folder(os.path.dirname(target))
         return True
 
     def open(self, path: str) -> BinaryIO:

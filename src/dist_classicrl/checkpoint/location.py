@@ -21,10 +21,7 @@ _FILE_SCHEMES = ("file", "local")
 def open_storage(location: str | os.PathLike[str], subfolder: str, mode: int) -> Storage:
     """Return the folder `subfolder` of `location`: a path, or a URL that fsspec knows.
 
-    Raises
-    ------
-    CheckpointError
-        If `location` is neither, or a package is missing that its kind of URL needs.
+    CheckpointError if `location` is neither, or a package is missing that its kind of URL needs.
     """
     try:
         place = os.fspath(location)
@@ -53,15 +50,7 @@ def open_storage(location: str | os.PathLike[str], subfolder: str, mode: int) ->
 
 
 def checked_location(name: str, value: Any) -> str:
-    """Return the absolute path of a folder, or a URL without a slash at its end.
-
-    `name` is that of the argument.
-
-    Raises
-    ------
-    SettingsError
-        If it is neither a path nor a URL.
-    """
+    """Return the absolute path of a folder, or a URL without a slash at its end; SettingsError for others."""
     text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else value
     if not isinstance(text, str) or not text.strip():
         raise SettingsError(
@@ -83,17 +72,12 @@ def checked_location(name: str, value: Any) -> str:
         )
     if is_url and scheme.lower() not in _FILE_SCHEMES:
         return f"{scheme}://{rest.rstrip('/')}"  # one spelling, since agents are numbered per folder
-    path = _path_of_file_url(name, text, rest) if is_url else text
+    path = unquote(rest.removeprefix("localhost")) if is_url else text
+    if is_url and not path.startswith("/"):
+        raise SettingsError(
+            f"{name}={text!r} must hold an absolute path of this machine: write "
+            "file:///path/of/folder, or the path alone."
+        )
     if "\0" in path:
         raise SettingsError(f"{name} must not contain a NUL character, got {value!r}.")
     return os.path.abspath(path)
-
-
-def _path_of_file_url(name: str, url: str, rest: str) -> str:
-    path = unquote(rest.removeprefix("localhost"))
-    if not path.startswith("/"):
-        raise SettingsError(
-            f"{name}={url!r} must hold an absolute path of this machine: write "
-            "file:///path/of/folder, or the path alone."
-        )
-    return path

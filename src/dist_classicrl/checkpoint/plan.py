@@ -6,7 +6,7 @@ import math
 import re
 import signal
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,25 +28,12 @@ from dist_classicrl.errors import SettingsError
 SIGNALS = ("SIGUSR1", "SIGUSR2", "SIGTERM")
 """What stops a training in order by default."""
 
-_UNCATCHABLE = {signal.SIGKILL, signal.SIGSTOP}
-_CRASHES = {
-    signal.SIGABRT,
-    signal.SIGBUS,
-    signal.SIGFPE,
-    signal.SIGILL,
-    signal.SIGSEGV,
-    signal.SIGSYS,
-    signal.SIGTRAP,
-}
-# A second stop signal ends the process through its default action: these have none that ends it.
-_HARMLESS = {
-    signal.SIGCHLD,
-    signal.SIGCONT,
-    signal.SIGTSTP,
-    signal.SIGTTIN,
-    signal.SIGTTOU,
-    signal.SIGURG,
-    signal.SIGWINCH,
+_NO_STOP_SIGNALS = {
+    "it stops the training always": "INT",
+    "no program can catch it": "KILL STOP",
+    "it means that the program has crashed": "ABRT BUS FPE ILL SEGV SYS TRAP",
+    # A second stop signal ends the process through its default action: these have none that ends it.
+    "it asks no program to end": "CHLD CONT TSTP TTIN TTOU URG WINCH",
 }
 
 
@@ -117,13 +104,7 @@ class Resume(OneOf):
 
 
 def checked_signals(name: str, value: Any) -> tuple[signal.Signals, ...]:
-    """Return the signals that the argument `name` of `train` lists.
-
-    Raises
-    ------
-    SettingsError
-        If one is not a signal, or has another meaning already.
-    """
+    """Return the signals that an argument lists; SettingsError if one is none, or has another meaning."""
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
         raise SettingsError(
             f"{name} must be a list or tuple of names or numbers of signals, or () for none; got "
@@ -145,17 +126,12 @@ def _signal(name: str, value: Any) -> signal.Signals:
             f"{name} holds {value!r}, which is no signal of this system. Write for instance "
             f"{name}={SIGNALS!r}."
         ) from None
-    if found == signal.SIGINT:
-        why = "it stops the training always"
-    elif found in _UNCATCHABLE:
-        why = "no program can catch it"
-    elif found in _CRASHES:
-        why = "it means that the program has crashed"
-    elif found in _HARMLESS:
-        why = "it asks no program to end"
-    else:
-        return found
-    raise SettingsError(f"{name} must not hold {found.name}: {why}. Leave it out, as in {name}={SIGNALS!r}.")
+    for why, names in _NO_STOP_SIGNALS.items():
+        if found.name.removeprefix("SIG") in names.split():
+            raise SettingsError(
+                f"{name} must not hold {found.name}: {why}. Leave it out, as in {name}={SIGNALS!r}."
+            )
+    return found
 
 
 def checked_mode(name: str, value: Any) -> int:
@@ -208,15 +184,11 @@ class CheckpointPlan(Checked):
 def checkpoint_plan(**arguments: Any) -> CheckpointPlan | None:
     """Return the plan that these arguments of `train` describe, or None without `checkpoint_dir`.
 
-    Raises
-    ------
-    SettingsError
-        If one of them is not allowed, or would be ignored.
+    SettingsError if one of them is not allowed, or would be ignored.
     """
     plan, default = CheckpointPlan(**arguments), CheckpointPlan()
     if plan.checkpoint_dir is None:
-        names = [each.name for each in fields(plan)]
-        ignored = ", ".join(name for name in names if getattr(plan, name) != getattr(default, name))
+        ignored = ", ".join(name for name, value in vars(plan).items() if value != getattr(default, name))
         if ignored:
             raise SettingsError(
                 f"{ignored} would be ignored: without checkpoint_dir nothing is saved. Add for instance "

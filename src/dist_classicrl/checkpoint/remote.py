@@ -21,12 +21,6 @@ class RemoteStorage(Storage):
     Credentials and endpoints come from where the URL's package looks for them: for ``s3://`` the variables
     and files of the AWS command line (``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL`` and so on), for all of them
     fsspec's own configuration (``FSSPEC_S3_ENDPOINT_URL`` and the like).
-
-    Parameters
-    ----------
-    location : str
-        URL.
-    subfolder : str
     """
 
     def __init__(self, location: str, subfolder: str) -> None:

@@ -10,28 +10,17 @@ from dist_classicrl.errors import CheckpointError
 
 
 class Storage(ABC):
-    """One folder, in which paths are relative and separated by ``/``.
-
-    Attributes
-    ----------
-    url : str
-        Where it is, for people: without passwords.
-    mode : int
-        Permissions of the files that are written from now on; ignored behind a URL.
-    """
+    """One folder, in which paths are relative and separated by ``/``."""
 
     url: str
+    """Where it is, for people: without passwords."""
+
     mode: int = 0o600
+    """Permissions of the files that are written from now on; ignored behind a URL."""
 
     @abstractmethod
     def create(self) -> None:
-        """Make the folder where there is none, and make sure that it can be written to.
-
-        Raises
-        ------
-        CheckpointError
-            If it cannot be made, or not be written to.
-        """
+        """Make the folder where there is none; CheckpointError if it cannot be made, or not be written to."""
 
     @abstractmethod
     def names(self, folder: str = "") -> list[str]:

@@ -51,18 +51,16 @@ class Writer:
     A checkpoint that cannot be written is no reason to stop training: it is logged, once per series of
     failures, and the next one is tried. Only a later claim to the folder is raised, by `check`. A process
     that ends waits for what it has submitted, but not for long.
-
-    Parameters
-    ----------
-    folder : CheckpointFolder
     """
 
     def __init__(self, folder: CheckpointFolder) -> None:
         self._folder = folder
         self._changed = threading.Condition()
         self._job: _Job | None = None
-        self._last: str | None = None
-        self._failed = False
+        #: Where the last checkpoint is that was written and verified; None if there is none yet.
+        self.last: str | None = None
+        #: Whether the most recent attempt failed; one that was abandoned does not count.
+        self.failed = False
         self._fenced: CheckpointFencedError | None = None
         self._durations: deque[float] = deque(maxlen=10)
 
@@ -77,20 +75,10 @@ class Writer:
         return self._job is not None
 
     @property
-    def last(self) -> str | None:
-        """Where the last checkpoint is that was written and verified; None if there is none yet."""
-        return self._last
-
-    @property
     def seconds(self) -> float:
         """How long the longest of the last ten writes took; 0 if there was none."""
         with self._changed:
             return max(self._durations, default=0.0)
-
-    @property
-    def failed(self) -> bool:
-        """Whether the most recent attempt failed; one that was abandoned does not count."""
-        return self._failed
 
     def check(self) -> None:
         """Raise the CheckpointFencedError that a thread met, if one did."""
@@ -98,13 +86,7 @@ class Writer:
             raise self._fenced
 
     def submit(self, arrays: Mapping[str, np.ndarray], body: dict[str, Any], run: str) -> None:
-        """Start to write a checkpoint; the arguments are those of `CheckpointFolder.write`.
-
-        Raises
-        ------
-        ValueError
-            If the writer is busy.
-        """
+        """Start to write a checkpoint, see `CheckpointFolder.write`; ValueError if the writer is busy."""
         with self._changed:
             if self._job is not None:
                 raise ValueError("the writer is busy; submit when it no longer is")
@@ -147,7 +129,7 @@ class Writer:
             time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() - taken)),
             self._folder.url,
             taken,
-            self._last or "none",
+            self.last or "none",
         )
 
     def _work(self, job: _Job) -> None:
@@ -163,26 +145,26 @@ class Writer:
         try:
             name = self._folder.write(job.arrays, job.body, job.run, lambda: job.is_wanted)
         except CheckpointFencedError as error:
-            self._failed, self._fenced = True, error
+            self.failed, self._fenced = True, error
         except Exception as error:  # a full disk, a lost connection: backends raise errors of many kinds
             self._note_failure(error)
         else:
             if name is None:
                 return
-            if self._failed:
+            if self.failed:
                 logger.warning("Checkpoints can be written to %s again.", self._folder.url)
-            self._last, self._failed = self._folder.url_of(name), False
+            self.last, self.failed = self._folder.url_of(name), False
             with self._changed:
                 self._durations.append(time.monotonic() - job.begun)
 
     def _note_failure(self, error: Exception) -> None:
-        if not self._failed:
+        if not self.failed:
             logger.warning(
                 "No checkpoint could be written to %s (%s: %s). Training goes on, and the next one is "
                 "tried. The last good checkpoint of this process is %s.",
                 self._folder.url,
                 type(error).__name__,
                 error,
-                self._last or "none",
+                self.last or "none",
             )
-        self._failed = True
+        self.failed = True

@@ -4,75 +4,40 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dist_classicrl.callbacks.display import time_left
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+    from rich.live import Live
 
     from dist_classicrl.engines.progress import Progress
 
-_PER_SECOND = 4
 _UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
-class Bar:
-    """Draws how far a run is, again and again, while it is entered.
+def bar(
+    console: Console, source: Callable[[], Progress | None], waiting: str, with_workers: bool = False
+) -> Live:
+    """Return what draws how far a run is, again and again, while it is entered.
 
-    Parameters
-    ----------
-    console : rich.console.Console
-    source : callable
-        Returns the last report, or None as long as there is none.
-    waiting : str
-        What is said until then.
-    with_workers : bool
-        Whether each worker has a line.
+    `source` returns the last report; as long as that is None, `waiting` is said.
     """
+    from rich.live import Live
+    from rich.spinner import Spinner
 
-    def __init__(
-        self,
-        console: Console,
-        source: Callable[[], Progress | None],
-        waiting: str,
-        with_workers: bool = False,
-    ) -> None:
-        from rich.live import Live
-        from rich.spinner import Spinner
+    spinner = Spinner("dots", waiting)
 
-        self._source = source
-        self._with_workers = with_workers
-        self._spinner: Any = Spinner("dots", waiting)
-        self._live = Live(
-            console=console, get_renderable=self._rendered, refresh_per_second=_PER_SECOND, transient=False
-        )
+    def rendered() -> RenderableType:
+        progress = source()
+        return spinner if progress is None else drawn(progress, with_workers)
 
-    def __enter__(self) -> Bar:
-        self._live.start(refresh=True)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        """Draw it for the last time."""
-        self._live.stop()
-
-    def _rendered(self) -> RenderableType:
-        progress = self._source()
-        return self._spinner if progress is None else drawn(progress, self._with_workers)
+    return Live(spinner, console=console, get_renderable=rendered)  # without the first, it begins late
 
 
 def drawn(progress: Progress, with_workers: bool) -> RenderableType:
-    """Return a report as what rich draws.
-
-    Parameters
-    ----------
-    progress : Progress
-    with_workers : bool
-        Whether each worker has a line.
-    """
+    """Return a report as what rich draws; `with_workers` has a line for each worker."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.table import Table

@@ -17,29 +17,19 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+# Keys beside the options.
 ENVIRONMENT = "environment"
-"""The key that names the environment."""
-
-ENVIRONMENT_ARGUMENTS = "environment_arguments"
-"""The table with the keyword arguments for what makes the environment."""
-
+ENVIRONMENT_ARGUMENTS = "environment_arguments"  # a table: keyword arguments for what makes it
 RANKS = "ranks"
-"""The key with the number of ranks."""
 
+# The first line of the file in a run's folder.
 ABOUT = "Written by dist-classicrl train; it takes this with --config."
-"""The first line of the file in a run's folder."""
 
 _TYPES = {str: "a text", bool: "true or false", int: "a whole number", float: "a number", list: "a list"}
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return what a TOML file holds.
-
-    Raises
-    ------
-    SettingsError
-        If it cannot be read, or is no TOML.
-    """
+    """Return what a TOML file holds."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -49,13 +39,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Return the settings in a TOML file by name, each as it is on the command line once it is read.
-
-    Raises
-    ------
-    SettingsError
-        If a key is not the name of a setting, or a value is not of its kind.
-    """
+    """Return the settings in a TOML file by name, each as it is on the command line once it is read."""
     return {name: _checked(path, name, data) for name, data in read(path).items()}
 
 

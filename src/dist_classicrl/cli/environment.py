@@ -34,12 +34,8 @@ def parse_arguments(words: Iterable[str]) -> dict[str, Any]:
     """Return the keyword arguments that words of the form ``name=value`` stand for.
 
     A value is a Python literal, or text: ``is_slippery=False``, ``map_name=8x8``, ``desc=["SF", "HG"]``.
-    A tuple becomes a list, as the file of a run (TOML) has it.
-
-    Raises
-    ------
-    SettingsError
-        If a word has another form, or a value has no form in TOML, as None has not.
+    A tuple becomes a list, as the file of a run (TOML) has it. SettingsError if a word has another form, or a
+    value has no form in TOML, as None has not.
     """
     arguments = {}
     for word in words:
@@ -81,17 +77,8 @@ def _plain(value: Any, word: str) -> Any:
 def make(name: str, arguments: Mapping[str, Any] | None = None) -> Any:
     """Return the environment of this name in a form that `train` and `evaluate` take.
 
-    Parameters
-    ----------
-    name : str
-        A Gymnasium id, ``module:function``, or one of `BUILT_IN`.
-    arguments : mapping, optional
-        Keyword arguments for what makes it.
-
-    Raises
-    ------
-    EnvError
-        If there is no such environment, or it does not take the arguments.
+    The name is a Gymnasium id, ``module:function``, or one of `BUILT_IN`; what makes the environment gets the
+    arguments. EnvError if there is no such environment, or it does not take them.
     """
     given = dict(arguments or {})
     if name in BUILT_IN:
@@ -182,13 +169,7 @@ def _parameters(*functions: Callable[..., Any]) -> list[str]:
 
 
 def _function(path: str) -> Callable[..., Any]:
-    """Return what ``module:function`` names.
-
-    Raises
-    ------
-    EnvError
-        If there is no such module or function.
-    """
+    """Return what ``module:function`` names."""
     module_name, _, name = path.partition(":")
     found: Any = _imported(module_name)
     for part in name.split("."):

@@ -83,25 +83,10 @@ def cli() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; see `--help`.
+    """Run the command line, and return the exit status; see `--help`.
 
-    Parameters
-    ----------
-    arguments : sequence of str, optional
-        `sys.argv[1:]` if left out.
-
-    Returns
-    -------
-    int
-        The exit status.
-
-    Raises
-    ------
-    SystemExit
-        Where the command raised it, as `TrainingStopped` is one.
-    BaseException
-        What a rank of an MPI job raised, unless the user has to change something: then all its ranks end in
-        order.
+    SystemExit is raised where the command raised it, as `TrainingStopped` is one. So is whatever a rank of an
+    MPI job raised, unless the user has to change something: then all its ranks end in order.
     """
     args = None if arguments is None else list(arguments)
     try:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import click
@@ -15,28 +16,37 @@ from dist_classicrl._urls import has_password, without_password
 
 _MOST = 2**63 - 1
 
+Decorator = Callable[[Any], Any]
+
+
+def option(*words: str, help: str, shown: str | None = None, **about: Any) -> Decorator:
+    """Return an option whose help ends with its default: as it is `shown`, or a text or a number as it is."""
+    default = about.get("default")
+    if shown is None and isinstance(default, (str, int, float)):
+        shown = f"{default:g}" if isinstance(default, float) else str(default)
+    return click.option(*words, help=f"{help}  [default: {shown}]" if shown else help, **about)
+
+
+def together(*decorators: Decorator) -> Decorator:
+    """Return what does the same as these decorators, each in a line."""
+    return lambda function: reduce(lambda made, decorator: decorator(made), reversed(decorators), function)
+
 
 class Kind(click.ParamType):
-    """A kind of value.
+    """A kind of value."""
 
-    Attributes
-    ----------
-    name : str
-        How the help names a value.
-    allowed : str
-        What is allowed, in words.
-    """
-
-    name = "value"
-    allowed = "a value"
+    name = "value"  # how the help names a value
+    allowed = "a value"  # what is allowed, in words
 
     def of_text(self, text: str) -> Any:
         """Return what a word of the command line means; ValueError if that is nothing of this kind."""
         raise NotImplementedError
 
     def of_data(self, data: Any) -> Any:
-        """Return what a value of a TOML file means; ValueError if that is nothing of this kind."""
-        raise NotImplementedError
+        """Return what a value of a TOML file means: a text, what it means on the command line."""
+        if not isinstance(data, str):
+            raise ValueError
+        return self.of_text(data)
 
     def to_data(self, value: Any) -> Any:
         """Return the value of a TOML file that means `value`."""
@@ -139,12 +149,6 @@ class Text(Kind):
         """Take a text."""
         return text
 
-    def of_data(self, data: Any) -> str:
-        """Take a text."""
-        if not isinstance(data, str):
-            raise ValueError
-        return data
-
 
 class Choice(Text):
     """One of several words."""
@@ -159,10 +163,6 @@ class Choice(Text):
         if text not in self.words:
             raise ValueError(nearest(text, self.words))
         return text
-
-    def of_data(self, data: Any) -> str:
-        """Take one of the words."""
-        return self.of_text(super().of_data(data))
 
 
 class WholeOr(Whole):
@@ -191,15 +191,11 @@ class StepsOrTime(Kind):
 
     def of_text(self, text: str) -> Any:
         """Read steps or a time."""
-        if durations.with_unit(text):
-            return text
-        return Whole(1).of_text(text)
+        return text if durations.with_unit(text) else Whole(1).of_text(text)
 
     def of_data(self, data: Any) -> Any:
         """Take steps or a time."""
-        if isinstance(data, str) and durations.with_unit(data):
-            return data
-        return Whole(1).of_data(data)
+        return data if isinstance(data, str) and durations.with_unit(data) else Whole(1).of_data(data)
 
 
 class Time(Kind):
@@ -216,9 +212,7 @@ class Time(Kind):
 
     def of_data(self, data: Any) -> Any:
         """Take seconds, or a time as text."""
-        if isinstance(data, str):
-            return self.of_text(data)
-        return Real(0.0).of_data(data)
+        return self.of_text(data) if isinstance(data, str) else Real(0.0).of_data(data)
 
 
 class Names(Kind):
@@ -278,10 +272,6 @@ class Folder(Text):
             )
         return text
 
-    def of_data(self, data: Any) -> str:
-        """Take a path or a URL."""
-        return self.of_text(super().of_data(data))
-
     def complaint(self, value: Any, error: ValueError) -> str:
         """Return what is wrong with `value`, without its password."""
         return super().complaint(without_password(str(value)), error)
@@ -317,10 +307,8 @@ class Schedule(Kind):
 
     def of_data(self, data: Any) -> Any:
         """Take a number, a text as on the command line, or a table."""
-        if isinstance(data, str):
-            return self.of_text(data)
         if not isinstance(data, Mapping):
-            return Real().of_data(data)
+            return self.of_text(data) if isinstance(data, str) else Real().of_data(data)
         arguments = dict(data)
         kind = _schedule(str(arguments.pop("kind", "")))
         known = list(kind.__dataclass_fields__)

@@ -29,7 +29,7 @@ from dist_classicrl.cli.option_types import (
     Whole,
     WholeOr,
 )
-from dist_classicrl.settings import Chance, Settings, StepSize
+from dist_classicrl.settings import Settings, checked_chance, checked_step_size
 
 SHOWING = "Records, evaluation and display"
 RUN = "The run"
@@ -37,50 +37,30 @@ RUN = "The run"
 
 @dataclass(frozen=True)
 class Option:
-    """One thing that `train` can be told.
+    """One thing that `train` can be told."""
 
-    Attributes
-    ----------
-    name : str
-        Its key; the option's name has dashes.
-    kind : Kind
-    default : object
-        None: it is left out.
-    help : str
-    section : str
-        Of the help.
-    is_kept : bool
-        Whether a run keeps it for good: with another value it would be another experiment.
-    """
-
-    name: str
+    name: str  # its key; the option's name has dashes
     kind: Kind
-    default: Any
+    default: Any  # None: it is left out
     help: str
-    section: str
-    is_kept: bool = False
+    section: str  # of the help
+    is_kept: bool = False  # a run keeps it for good: with another value it would be another experiment
 
     def to_click(self) -> click.Option:
         """Return it as an option of a command; None stands for what is not given there."""
-        words = f"--{self.name.replace('_', '-')}"
+        word, help = self.name.replace("_", "-"), f"{self.help}{self._shown_default()}"
         if isinstance(self.kind, Flag):
-            words += f"/--no-{self.name.replace('_', '-')}"
-        return click.Option(
-            [words, self.name],
-            type=None if isinstance(self.kind, Flag) else self.kind,
-            is_flag=isinstance(self.kind, Flag),
-            default=None,
-            metavar=None if isinstance(self.kind, Flag) else self.kind.name.upper(),
-            help=f"{self.help}{self._shown_default()}",
-        )
+            return click.Option([f"--{word}/--no-{word}", self.name], default=None, help=help)
+        metavar = self.kind.name.upper()
+        return click.Option([f"--{word}", self.name], type=self.kind, metavar=metavar, help=help)
 
     def _shown_default(self) -> str:
         if self.default is None or self.default == ():
             return ""
         value = self.kind.to_data(self.default)
-        text = ",".join(value) if isinstance(value, list) else value
-        shown = {True: "yes", False: "no"}.get(text, text) if isinstance(text, bool) else text
-        return f"  [default: {shown}]"
+        if isinstance(value, bool):
+            value = "yes" if value else "no"
+        return f"  [default: {','.join(value) if isinstance(value, list) else value}]"
 
 
 def kind_of(check: Any) -> Kind:
@@ -96,11 +76,11 @@ def kind_of(check: Any) -> Kind:
 
 
 _KINDS: dict[Any, type[Kind]] = {
-    Chance: Schedule,
     RealNumber: Real,
-    StepSize: Schedule,
     YesOrNo: Flag,
+    checked_chance: Schedule,
     checked_location: Folder,
+    checked_step_size: Schedule,
     plan.checked_interval: StepsOrTime,
     plan.checked_mode: Mode,
     plan.checked_signals: Names,
@@ -109,17 +89,11 @@ _KINDS: dict[Any, type[Kind]] = {
 
 
 def _of_fields(settings: type[Checked]) -> list[Option]:
-    return [
-        Option(
-            field.name,
-            kind_of(field.metadata["check"]),
-            field.default,
-            field.metadata["help"],
-            field.metadata["section"],
-            field.metadata["is_kept"],
-        )
-        for field in fields(settings)
-    ]
+    options = []
+    for field in fields(settings):
+        about = dict(field.metadata)
+        options.append(Option(field.name, kind_of(about.pop("check")), field.default, **about))
+    return options
 
 
 OF_SETTINGS = _of_fields(Settings)

@@ -18,27 +18,17 @@ from dist_classicrl.cli.config import ENVIRONMENT, ENVIRONMENT_ARGUMENTS, RANKS
 from dist_classicrl.cli.options import OF_SETTINGS, OF_TRAIN, OPTIONS
 from dist_classicrl.cli.run_folder import RunFolder, folder_of, other_folder, steps_saved
 from dist_classicrl.errors import CheckpointError, SettingsError
+from dist_classicrl.settings import defaults_of_rule
 
 
 @dataclass(frozen=True)
 class RequestedRun:
-    """A training with all its settings.
-
-    Attributes
-    ----------
-    environment : str
-    environment_arguments : dict
-    settings : dict
-        A value for every name in `OPTIONS`.
-    ranks : int or None
-        None: not said.
-    folder : RunFolder
-    """
+    """A training with all its settings."""
 
     environment: str
     environment_arguments: dict[str, Any]
-    settings: dict[str, Any]
-    ranks: int | None
+    settings: dict[str, Any]  # a value for every name in `OPTIONS`
+    ranks: int | None  # None: not said
     folder: RunFolder
 
     def make_env(self) -> Any:
@@ -71,12 +61,7 @@ class RequestedRun:
     def check(self) -> None:
         """Find what is wrong with the settings and the environment without starting anything.
 
-        Raises
-        ------
-        SettingsError
-        EnvError
-        CheckpointError
-            If there is no checkpoint, and one is asked for.
+        CheckpointError if there is no checkpoint, and one is asked for.
         """
         from dist_classicrl.checkpoint.plan import checkpoint_plan
         from dist_classicrl.settings import Settings
@@ -97,13 +82,7 @@ class RequestedRun:
             )
 
     def prepare(self) -> None:
-        """Make the folder of the run.
-
-        Raises
-        ------
-        SettingsError
-            If that cannot be, or the folder cannot be written to.
-        """
+        """Make the folder of the run; SettingsError if it cannot be written to."""
         path = self.folder.path
         with self._writing():
             path.mkdir(parents=True, exist_ok=True)
@@ -111,28 +90,14 @@ class RequestedRun:
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
     def write_for_ranks(self) -> None:
-        """Write the settings down for ranks that are being started.
-
-        Raises
-        ------
-        SettingsError
-            If the folder cannot be written to.
-        """
+        """Write the settings down for ranks that are being started."""
         with self._writing():
             config.write(self.folder.for_ranks, self.data(), config.ABOUT)
 
     def save(self, seed: int | None = None) -> None:
         """Write down that the run goes on with these settings, and remove what an earlier end has left.
 
-        Parameters
-        ----------
-        seed : int, optional
-            What was drawn, or is that of a checkpoint, where the settings have none.
-
-        Raises
-        ------
-        SettingsError
-            If the folder cannot be written to.
+        The seed is what was drawn, or that of a checkpoint, where the settings have none.
         """
         # A run that was to begin again has begun now: with this file it goes on.
         now: dict[str, Any] = {"resume": "auto"} if self.settings["resume"] == "never" else {}
@@ -154,8 +119,8 @@ class RequestedRun:
             ) from error
 
 
+# Settings that belong to one run: another that takes over its settings has places of its own.
 _PLACES = ("checkpoint_dir", "log_dir")
-"""Settings that belong to one run: another that takes over its settings has places of its own."""
 
 
 def _without_places(said: dict[str, Any], file: Path) -> dict[str, Any]:
@@ -175,23 +140,10 @@ def gather(
 ) -> RequestedRun:
     """Return the run that a command line and a file ask for; what the command line says wins.
 
-    Parameters
-    ----------
-    name : str or None
-        The environment.
-    arguments : iterable of str
-        Of the environment, as ``name=value``.
-    given : mapping
-        Settings of the command line by name; None where there is none.
-    file : Path or None
-    out : Path or None
-        The folder of the run. By default one is named after the environment. The settings of a run in another
-        folder are taken over without the places where that one saves and logs.
-
-    Raises
-    ------
-    SettingsError
-        If something is wrong with the file, or no environment is named.
+    `name` and `arguments`, of the form ``name=value``, are those of the environment. `given` has the settings
+    of the command line, None where there is none. The folder of the run, `out`, is by default named after the
+    environment. The settings of a run in another folder are taken over without the places where that one
+    saves and logs.
     """
     said = {} if file is None else config.read_settings(file)
     folder = RunFolder(out or folder_of(name or said.get(ENVIRONMENT, "")))
@@ -207,6 +159,7 @@ def gather(
     of_file = said.get(ENVIRONMENT_ARGUMENTS, {}) if chosen == said.get(ENVIRONMENT, chosen) else {}
     own = {key: value for key, value in given.items() if value is not None}
     settings = {each: own.get(each, said.get(each, option.default)) for each, option in OPTIONS.items()}
+    settings.update(defaults_of_rule(settings))
     return RequestedRun(
         chosen,
         {**of_file, **environment.parse_arguments(arguments)},
@@ -219,36 +172,33 @@ def gather(
 def continued(run: RequestedRun) -> RequestedRun:
     """Return the run as it goes on in its folder: with the seed that was drawn, if none is given.
 
-    Raises
-    ------
-    SettingsError
-        If the folder holds a run with other settings.
+    SettingsError if the folder holds a run with other settings.
     """
     before = run.folder.read_config()
     if not before or not run.folder.has_record():
         return run
     if run.settings["seed"] is None and "seed" in before:
         run = run.with_settings(seed=before["seed"])
-    now = run.data()
-    kept = [ENVIRONMENT, *(option.name for option in OPTIONS.values() if option.is_kept)]
-    for name in kept:
-        if before.get(name) != now.get(name):
-            raise SettingsError(_other(run.folder.path, name, before.get(name), now.get(name)))
-    then, arguments = before.get(ENVIRONMENT_ARGUMENTS, {}), now.get(ENVIRONMENT_ARGUMENTS, {})
-    for name in sorted({*then, *arguments}):
-        if then.get(name) != arguments.get(name):
-            text = f"{name} of the environment"
-            raise SettingsError(_other(run.folder.path, text, then.get(name), arguments.get(name)))
+    then, now = _identity(before), _identity(run.data())
+    for name in {**now, **then}:
+        if then.get(name) != now.get(name):
+            raise SettingsError(_other(run.folder.path, name, then.get(name), now.get(name)))
     return run
+
+
+def _identity(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a run keeps for good, of its data, by what it is called."""
+    kept = [ENVIRONMENT, *(option.name for option in OPTIONS.values() if option.is_kept)]
+    arguments = sorted(data.get(ENVIRONMENT_ARGUMENTS, {}).items())
+    return {name: data.get(name) for name in kept} | {
+        f"{name} of the environment": value for name, value in arguments
+    }
 
 
 def is_done(run: RequestedRun) -> bool:
     """Return whether the run in the folder has made all steps that are asked for, or has ended before.
 
-    Raises
-    ------
-    SettingsError
-        If it has not ended, and has made more steps than are asked for.
+    SettingsError if it has not ended, and has made more steps than are asked for.
     """
     asked, result = run.settings["total_steps"], run.folder.read_result()
     if result is not None and run.folder.model.exists():

@@ -6,26 +6,18 @@ import json
 import os
 import re
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dist_classicrl.cli import config
 
-if TYPE_CHECKING:
-    pass
-
-ROOT = Path("runs")
-"""Where folders of runs lie by default."""
+ROOT = Path("runs")  # where folders of runs lie by default
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The places in the folder of a run.
-
-    Attributes
-    ----------
-    path : Path
-    """
+    """The places in the folder of a run."""
 
     path: Path
 
@@ -80,10 +72,9 @@ class RunFolder:
 
     def has_record(self) -> bool:
         """Return whether a run here has left anything but its settings."""
-        measured = self.metrics.exists() and self.metrics.stat().st_size > 0
-        return (
-            measured or self.read_result() is not None or steps_saved(self.place_of_checkpoints()) is not None
-        )
+        if self.metrics.exists() and self.metrics.stat().st_size > 0:
+            return True
+        return self.read_result() is not None or steps_saved(self.place_of_checkpoints()) is not None
 
     def read_config(self) -> dict[str, Any]:
         """Return the configuration of the run; nothing where there is none."""
@@ -99,13 +90,7 @@ class RunFolder:
 
 
 def steps_saved(place: str | Path) -> int | None:
-    """Return the steps in the newest checkpoint of a run in a folder or at a URL; None if there is none.
-
-    Raises
-    ------
-    CheckpointError
-        If the checkpoints cannot be listed.
-    """
+    """Return the steps in the newest checkpoint of a run in a folder or at a URL; None if there is none."""
     from dist_classicrl.checkpoint.folder import CheckpointFolder
 
     if "://" not in str(place) and not Path(place).is_dir():
@@ -120,10 +105,8 @@ def folder_of(name: str) -> Path:
 
 def other_folder(path: Path) -> Path:
     """Return a folder beside `path` that is not there yet, for a run of its own."""
-    number = 2
-    while (other := path.with_name(f"{path.name}-{number}")).exists():
-        number += 1
-    return other
+    others = (path.with_name(f"{path.name}-{number}") for number in count(2))
+    return next(other for other in others if not other.exists())
 
 
 def short_path(path: str | os.PathLike[str]) -> str:

@@ -15,12 +15,8 @@ from dist_classicrl.process.signals import handled
 def cleaned_up() -> Iterator[None]:
     """Let SIGTERM and SIGHUP end the work in this block as Ctrl-C does, so that it leaves nothing behind.
 
-    Further ones are ignored meanwhile. One that the process ignores, as under nohup, stays ignored.
-
-    Raises
-    ------
-    SystemExit
-        With the status that a shell gives to that signal.
+    Further ones are ignored meanwhile. One that the process ignores, as under nohup, stays ignored. The
+    exit status is what a shell gives to the signal.
     """
     heard: list[int] = []
 
@@ -39,19 +35,9 @@ class Ended(Exception):
 
 @contextmanager
 def ended_after(seconds: float, signals: Iterable[str | int]) -> Iterator[None]:
-    """Let the work in this block end after so many seconds, or with one of the signals, or Ctrl-C.
+    """Let the work in this block end by `Ended` after so many seconds, or with one of the signals, or Ctrl-C.
 
     In a thread of its own, where Python hears no signals, it goes on to its end.
-
-    Parameters
-    ----------
-    seconds : float
-    signals : iterable of str or int
-        By their names or numbers.
-
-    Raises
-    ------
-    Ended
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -31,22 +31,10 @@ def is_rank() -> bool:
 
 
 def train(run: RequestedRun, launch: LaunchOptions, display: Display, was_started: bool = False) -> int:
-    """Train as asked, and return the exit status.
+    """Train as asked, and return the exit status; TrainingStopped if it was stopped in this process.
 
-    Parameters
-    ----------
-    run : RequestedRun
-    launch : LaunchOptions
-        For a job that has to be started.
-    display : Display
-        What was asked for; where there is a bar is decided here.
-    was_started : bool
-        Whether this command started this process, and has seen to the folder.
-
-    Raises
-    ------
-    TrainingStopped
-        If the training in this process was stopped.
+    Whether there is a bar is decided here. A process that another one of this command started finds the
+    folder of the run prepared.
     """
     if was_started:
         if run.settings["resume"] == "never" and run.folder.exists():  # the first start has begun it

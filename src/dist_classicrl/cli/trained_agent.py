@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dist_classicrl._nearest import nearest
 from dist_classicrl.cli import environment
 from dist_classicrl.cli.config import ENVIRONMENT, ENVIRONMENT_ARGUMENTS
+from dist_classicrl.cli.option_types import option, together
 from dist_classicrl.cli.run_folder import ROOT, RunFolder
 from dist_classicrl.errors import CheckpointError, SettingsError
 
@@ -20,31 +21,15 @@ if TYPE_CHECKING:
     from dist_classicrl.agent.agent import DistAsyncQLearning
     from dist_classicrl.model.agent_state import AgentState
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
 
 @dataclass(frozen=True)
 class TrainedAgent:
-    """A trained agent, with what is known of where it was trained.
-
-    Attributes
-    ----------
-    agent : DistAsyncQLearning
-    source : Path
-        The file or folder that the agent was read from.
-    folder : RunFolder or None
-        None for a model file outside of a run's folder.
-    env_name : str or None
-        The environment, as it was typed; None where nothing tells which it is.
-    env_arguments : dict
-        Keyword arguments for what makes the environment.
-    """
+    """A trained agent, with what is known of where it was trained."""
 
     agent: DistAsyncQLearning
-    source: Path
-    folder: RunFolder | None = None
-    env_name: str | None = None
-    env_arguments: dict[str, Any] = field(default_factory=dict)
+    source: Path  # the file or folder that the agent was read from
+    env_name: str | None = None  # the environment, as it was typed; None where nothing tells which it is
+    env_arguments: dict[str, Any] = field(default_factory=dict)  # for what makes the environment
 
     @property
     def state(self) -> AgentState:
@@ -53,28 +38,17 @@ class TrainedAgent:
 
         return state_of(self.agent)
 
-    def in_environment(self, name: str | None, arguments: Mapping[str, Any] | None = None) -> TrainedAgent:
-        """Return the agent with another environment.
+    def in_environment(self, name: str | None, arguments: Mapping[str, Any]) -> TrainedAgent:
+        """Return the agent with another environment; None: the one that was trained in.
 
-        Parameters
-        ----------
-        name : str or None
-            None: the one that was trained in.
-        arguments : mapping, optional
-            Keyword arguments for what makes it, besides those of the run if it is the run's.
+        The arguments are for what makes it, besides those of the run if it is the run's.
         """
         chosen = name or self.env_name
         own = self.env_arguments if chosen == self.env_name else {}
-        return replace(self, env_name=chosen, env_arguments={**own, **(arguments or {})})
+        return replace(self, env_name=chosen, env_arguments={**own, **arguments})
 
     def make_env(self) -> Any:
-        """Return the environment in a form that `train` and `evaluate` take.
-
-        Raises
-        ------
-        SettingsError
-            If nothing tells which environment it is.
-        """
+        """Return the environment as `train` and `evaluate` take it; SettingsError if nothing tells which."""
         if self.env_name is None:
             raise SettingsError(
                 f"{self.source} does not tell which environment was trained in. Name it, for instance as "
@@ -97,26 +71,21 @@ class TrainedAgent:
         return f"{self.env_name} ({shown})" if shown else self.env_name
 
 
-def run_argument(function: _Function) -> _Function:
-    """Let a command take RUN, and another environment than the one that was trained in."""
-    for add in (
-        click.option(
-            "--env-arg",
-            "env_args",
-            multiple=True,
-            metavar="NAME=VALUE",
-            help="An argument for what makes the environment, such as is_slippery=False; more than once for "
-            "several.",
-        ),
-        click.option(
-            "--env",
-            metavar="ENV",
-            help="The environment, where the run does not tell it or another is meant.",
-        ),
-        click.argument("run", metavar="RUN"),
-    ):
-        function = add(function)
-    return function
+run_argument = together(
+    click.argument("run", metavar="RUN"),
+    option(
+        "--env", metavar="ENV", help="The environment, where the run does not tell it or another is meant."
+    ),
+    option(
+        "--env-arg",
+        "env_args",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="An argument for what makes the environment, such as is_slippery=False; more than once for "
+        "several.",
+    ),
+)
+"""Lets a command take RUN, and another environment than the one that was trained in."""
 
 
 def load_with_env(
@@ -124,14 +93,8 @@ def load_with_env(
 ) -> tuple[TrainedAgent, Any]:
     """Return what the parameters of `run_argument` name: an agent, and its environment or None.
 
-    Raises
-    ------
-    FileNotFoundError
-        If there is no such run.
-    SettingsError
-        If nothing tells which environment it is, and one is needed or arguments for it are given.
-    EnvError
-        If the environment is not the one that the table was made for.
+    SettingsError if nothing tells which environment it is, and one is needed or arguments for it are given;
+    EnvError if it is not the one that the table was made for.
     """
     loaded = load(run)
     arguments = environment.parse_arguments(env_args)
@@ -144,20 +107,9 @@ def load_with_env(
 
 
 def load(path: str | os.PathLike[str]) -> TrainedAgent:
-    """Return the agent of a run's folder, or of a model file.
+    """Return the agent of a run's folder: its final model, or else its newest checkpoint.
 
-    Parameters
-    ----------
-    path : str or path
-        A folder of a run: its final model, or else its newest checkpoint. Or a model file; or a folder of
-        checkpoints, which may be a URL.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is nothing at `path`.
-    CheckpointError
-        If the run has neither a model nor a checkpoint yet.
+    Or of a model file, or of a folder of checkpoints, which may be a URL.
     """
     from dist_classicrl.agent.agent import DistAsyncQLearning
 
@@ -172,11 +124,7 @@ def load(path: str | os.PathLike[str]) -> TrainedAgent:
     source = place if inner else _newest(folder)
     agent = DistAsyncQLearning.load_model(source)
     saved = folder.read_config()
-    if not saved:
-        return TrainedAgent(agent, Path(source))
-    return TrainedAgent(
-        agent, Path(source), folder, saved.get(ENVIRONMENT), saved.get(ENVIRONMENT_ARGUMENTS, {})
-    )
+    return TrainedAgent(agent, Path(source), saved.get(ENVIRONMENT), saved.get(ENVIRONMENT_ARGUMENTS, {}))
 
 
 def _newest(folder: RunFolder) -> str | Path:

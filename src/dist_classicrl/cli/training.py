@@ -33,32 +33,18 @@ _LONGEST_EPISODE = 10_000  # a greedy policy need not come to an end
 
 @dataclass(frozen=True)
 class Display:
-    """How a run is shown.
-
-    Attributes
-    ----------
-    is_quiet, is_verbose : bool
-    has_bar : bool
-        Whether this process draws a bar.
-    status : Path or None
-        A file for the process that started this one and draws the bar.
-    """
+    """How a run is shown."""
 
     is_quiet: bool = False
     is_verbose: bool = False
-    has_bar: bool = False
-    status: Path | None = None
+    has_bar: bool = False  # this process draws a bar
+    status: Path | None = None  # a file for the process that started this one and draws the bar
 
 
 def train_here(run: RequestedRun, display: Display) -> None:
     """Train in this process, alone or as a rank of the job that it is in.
 
     The rank that serves in the end evaluates the agent, saves it, and says what was done.
-
-    Raises
-    ------
-    TrainingStopped
-        After a signal or at a time limit.
     """
     from dist_classicrl.agent.agent import DistAsyncQLearning
     from dist_classicrl.callbacks import logs
@@ -97,30 +83,26 @@ class _SettingsKeeper(BaseCallback):
 
 def _recorders(run: RequestedRun, env: Any) -> list[BaseCallback]:
     """Return what records the run, and ends it early if asked to."""
-    from dist_classicrl.callbacks import (
-        EvalCallback,
-        MetricsCallback,
-        StopTrainingOnReturn,
-        TensorBoardCallback,
-    )
+    from dist_classicrl import callbacks
 
-    settings, folder = run.settings, run.folder
+    settings, folder = run.settings, run.folder.path
     recorders: list[BaseCallback] = []
     if settings["eval_every"] is not None:
+        episodes, every = settings["eval_episodes"], settings["eval_every"]
         recorders.append(
-            EvalCallback(
+            callbacks.EvalCallback(
                 env,
-                n_eval_episodes=settings["eval_episodes"],
-                eval_freq=settings["eval_every"],
-                log_path=folder.path,
-                best_model_save_path=folder.path,
+                n_eval_episodes=episodes,
+                eval_freq=every,
+                log_path=folder,
+                best_model_save_path=folder,
             )
         )
     if settings["stop_at_return"] is not None:
-        recorders.append(StopTrainingOnReturn(settings["stop_at_return"], verbose=1))
+        recorders.append(callbacks.StopTrainingOnReturn(settings["stop_at_return"], verbose=1))
     if settings["tensorboard"]:
-        recorders.append(TensorBoardCallback(folder.path / "tensorboard"))
-    return [*recorders, MetricsCallback(folder.path)]
+        recorders.append(callbacks.TensorBoardCallback(folder / "tensorboard"))
+    return [*recorders, callbacks.MetricsCallback(folder)]
 
 
 @contextmanager

@@ -1,14 +1,17 @@
-"""The few collective operations with which the ranks of a communicator begin, each with a deadline.
-
-MPI has no deadline for them, and after a death they may wait for ever.
-"""
+"""Operations of MPI with a deadline: MPI has none, and may wait for ever after a death."""
 
 from __future__ import annotations
 
+import itertools
+import os
+import time
 from typing import Any
 
 from dist_classicrl.comm.transport import wait_until
 from dist_classicrl.errors import RankLostError, SettingsError
+
+_TESTS_AT_ONCE = 100
+_OVER_THE_OTHERS = "over the ranks that are left, such as comm.Shrink()."
 
 
 def duplicate(comm: Any, seconds: float, what: str, remedy: str) -> Any:
@@ -27,14 +30,8 @@ def duplicate(comm: Any, seconds: float, what: str, remedy: str) -> Any:
 def own_communicator(comm: Any, seconds: float, name: str, between_groups: bool = False) -> Any:
     """Return a duplicate of `comm` for the object `name`, which every rank constructs, within `seconds`.
 
-    `between_groups`: whether it may be an intercommunicator.
-
-    Raises
-    ------
-    SettingsError
-        If `comm` is no such communicator.
-    RankTimeoutError, RankLostError
-        If not all ranks construct theirs.
+    `between_groups`: whether it may be an intercommunicator. Errors are those of `finish`, and a
+    `SettingsError` if `comm` is no such communicator.
     """
     from mpi4py import MPI
 
@@ -44,31 +41,14 @@ def own_communicator(comm: Any, seconds: float, name: str, between_groups: bool 
     if not isinstance(comm, allowed) or comm == MPI.COMM_NULL:
         raise SettingsError(f"comm must be {word} of mpi4py, such as mpi4py.MPI.COMM_WORLD, got {comm!r}.")
     what = f"all ranks to construct their {name}; every rank of the communicator has to"
-    return duplicate(comm, seconds, what, "Construct it over the ranks that are left, such as comm.Shrink().")
+    return duplicate(comm, seconds, what, f"Construct it {_OVER_THE_OTHERS}")
 
 
 def finish(comm: Any, request: Any, seconds: float, what: str, remedy: str, *in_use: Any) -> None:
-    """Wait until a collective operation on `comm` is complete.
+    """Wait until an operation on `comm` is complete; MPI reads and writes what is `in_use` until then.
 
-    Parameters
-    ----------
-    comm : mpi4py.MPI.Comm
-    request : mpi4py.MPI.Request
-    seconds : float
-        How long to wait.
-    what : str
-        What is waited for, and by whom it is to be done.
-    remedy : str
-        What to do if a rank has died.
-    *in_use : object
-        What MPI reads and writes until then.
-
-    Raises
-    ------
-    RankTimeoutError
-        After `seconds`.
-    RankLostError
-        If MPI says that a rank has died.
+    `what` says what is to be done, and by whom: a `RankTimeoutError` names it after so many seconds. If MPI
+    says that a rank has died, a `RankLostError` advises the `remedy`.
     """
     from mpi4py import MPI
 
@@ -81,6 +61,25 @@ def finish(comm: Any, request: Any, seconds: float, what: str, remedy: str, *in_
         if isinstance(error, MPI.Exception):
             raise _death(what, remedy) from error
         raise
+
+
+def spin(comm: Any, request: Any, seconds: float, what: str, *in_use: Any) -> None:
+    """Wait like `finish`, but without sleeping, as measuring needs it; `what` is to be done by all ranks."""
+    from mpi4py import MPI
+
+    remedy = f"Measure {_OVER_THE_OTHERS}"
+    deadline = time.perf_counter() + seconds
+    try:
+        for tests in itertools.count():
+            if request.Test():
+                return
+            if tests >= _TESTS_AT_ONCE:
+                os.sched_yield()  # whoever is waited for may need this core
+                if time.perf_counter() > deadline:
+                    break
+    except MPI.Exception as error:
+        raise RankLostError(f"A rank died before all did {what} ({error}). {remedy}") from error
+    finish(comm, request, 0.0, f"all ranks to do {what}", remedy, *in_use)
 
 
 # MPI may still write to what belongs to operations that were given up, so that lives as long as the process.

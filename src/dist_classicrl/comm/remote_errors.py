@@ -103,20 +103,15 @@ def end_job_on_unhandled_errors() -> None:
     threading.excepthook = hook_in_thread
 
 
-def is_cut_off(error: BaseException) -> bool:
-    """Whether an exception says that others may go on without this rank."""
-    return isinstance(error, CutOffError) or (isinstance(error, RemoteRankError) and error.is_cut_off)
-
-
 def _end_job(error: BaseException, show: Callable[[], Any]) -> None:
-    if is_cut_off(error) and _is_running():
+    if process_exit.is_cut_off(error) and _has_other_ranks():
         show()
         process_exit.end_alone(1)
     told = isinstance(error, RemoteRankError) or getattr(error, "_told_elsewhere", False)
-    if told and _is_running():
+    if told and _has_other_ranks():
         time.sleep(_GRACE_SECONDS)
     show()
-    if _is_running():
+    if _has_other_ranks():
         from mpi4py import MPI
 
         sys.stdout.flush()
@@ -129,12 +124,5 @@ def _end_job(error: BaseException, show: Callable[[], Any]) -> None:
         os._exit(1)
 
 
-def _is_running() -> bool:
-    """Whether MPI was started here, with more than one rank, and is not over."""
-    module = sys.modules.get("mpi4py.MPI")
-    return (
-        module is not None
-        and module.Is_initialized()
-        and not module.Is_finalized()
-        and module.COMM_WORLD.Get_size() > 1
-    )
+def _has_other_ranks() -> bool:
+    return process_exit.mpi_runs() and sys.modules["mpi4py.MPI"].COMM_WORLD.Get_size() > 1

@@ -64,46 +64,21 @@ class _Everyone:
 
 @dataclass(frozen=True)
 class Waiting:
-    """Whom a rank waits for.
-
-    Attributes
-    ----------
-    missing : set of int
-        Ranks that have not said what is waited for.
-    what : str
-        What that is.
-    begun, heard : float
-        `Wire.now` when the waiting began, and when one of the missing last said anything.
-    """
+    """Whom a rank waits for, and for what."""
 
     missing: set[int]
     what: str
-    begun: float
-    heard: float
+    begun: float  # when the waiting began
+    heard: float  # when one of the missing last said anything
 
 
 class RootedCollectives:
     """Channels between a root and every other rank.
 
     Every rank calls the same operations in the same order. What is sent are frozen dataclasses, see `parts`.
-
-    Parameters
-    ----------
-    wire : Wire
-    root : int
-    channels : dict of int to Channel
-        To all others on the root, and to the root on all others.
-    seconds : float
-        How long to wait for a rank that says nothing.
-    attend : callable
-        Called with this object and a `Waiting` again and again while this rank waits. It raises an exception
-        when there is no use in it any more.
-
-    Attributes
-    ----------
-    rank : int
-    others : list of int
-        The ranks at the other ends.
+    While this rank waits, `attend` is called again and again with this object and a `Waiting`; it raises an
+    exception when there is no use in waiting any more. `seconds` is how long that is for a rank that says
+    nothing.
     """
 
     def __init__(
@@ -119,7 +94,7 @@ class RootedCollectives:
         self.root = root
         self.is_root = self.rank == root
         self.channels = channels
-        self.others = sorted(channels)
+        self.others = sorted(channels)  # the ranks at the other ends
         self.seconds = seconds
         self._attend = attend
         self._arrived: dict[int, deque[tuple[int, Any]]] = {rank: deque() for rank in channels}
@@ -136,9 +111,7 @@ class RootedCollectives:
         wire = Wire(comm)
         others = range(1, wire.size) if wire.rank == 0 else (0,)
         channels = {rank: wire.channel(rank, _TAG, _PIECE_BYTES) for rank in others}
-        rooted = cls(wire, 0, channels, seconds, _lose_patience)
-        _open.append(rooted)
-        return rooted
+        return cls(wire, 0, channels, seconds, _lose_patience)
 
     def begin_step(self) -> None:
         """Begin the next step: nothing that belongs to an earlier one is taken for part of it."""
@@ -176,12 +149,7 @@ class RootedCollectives:
     def receive(self, ranks: Iterable[int], cls: type[T], what: str) -> dict[int, T]:
         """Wait for the next dataclass, of type `cls`, of each of `ranks`; `what` says what is waited for.
 
-        Raises
-        ------
-        RemoteRankError
-            If this step has failed on another rank.
-        Exception
-            Whatever `attend` raises.
+        It raises a `RemoteRankError` if this step has failed on another rank, and whatever `attend` raises.
         """
         missing = set(ranks)
         found: dict[int, T] = {}
@@ -240,8 +208,6 @@ class RootedCollectives:
         """Stop listening; what was sent gets up to `linger` seconds to go."""
         for channel in self.channels.values():
             channel.close(linger)
-        if self in _open:
-            _open.remove(self)
 
     def _listen(self, awaited: set[int]) -> bool:
         """Take in what has come, and return whether anything came of those who are waited for."""
@@ -295,7 +261,3 @@ def _lose_patience(rooted: RootedCollectives, waiting: Waiting) -> None:
 
 def _named(ranks: Collection[int]) -> str:
     return f"{'Rank' if len(ranks) == 1 else 'Ranks'} {', '.join(map(str, sorted(ranks)))}"
-
-
-# MPI may still write to the receives of one that nobody closed, so these live as long as the process.
-_open: list[RootedCollectives] = []

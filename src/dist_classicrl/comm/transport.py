@@ -48,13 +48,7 @@ class Backoff:
 
 
 def wait_until(ready: Callable[[], bool], seconds: float, what: str) -> None:
-    """Wait politely until `ready()`.
-
-    Raises
-    ------
-    RankTimeoutError
-        After `seconds`; `what` says in the message what was waited for.
-    """
+    """Wait politely until `ready()`; after `seconds` raise a `RankTimeoutError`, which says for `what`."""
     backoff = Backoff()
     deadline = time.monotonic() + seconds
     while not ready():
@@ -70,16 +64,7 @@ class Wire:
     """What one process sees of the others: who it is, what time it is, and channels to its peers.
 
     Everything that the protocol does goes through this class and `Channel`, so that it can be run over a
-    simulated network just as well.
-
-    Parameters
-    ----------
-    comm : mpi4py.MPI.Comm
-        Used by this library alone.
-
-    Attributes
-    ----------
-    rank, size : int
+    simulated network just as well. The communicator is used by this library alone.
     """
 
     def __init__(self, comm: Any) -> None:
@@ -109,8 +94,38 @@ class Wire:
         return Channel(intercomm, 0, _INTERCOMM_TAG)
 
     def receive(self, channels: Sequence[Channel]) -> list[tuple[Channel, np.ndarray]]:
-        """Return the whole messages that have come on any of `channels`. Never waits."""
-        return receive(channels)
+        """Return the whole messages that have come on any of `channels`. Never waits.
+
+        The MPI library is asked once for all of them: where ranks outnumber cores, a call that finds nothing
+        gives the core away. Channels whose peers have died are found `lost`.
+        """
+        from mpi4py import MPI
+
+        arrived = []
+        for channel in channels:
+            if channel._is_inter:
+                while (message := channel.poll()) is not None:
+                    arrived.append((channel, message))
+        unfinished = True
+        while unfinished:
+            unfinished = False
+            # Once each: another thread, which sends, may find a channel lost, which then has no request.
+            pairs = [(channel, channel._request) for channel in channels if not channel._is_inter]
+            posted = [channel for channel, request in pairs if request is not None]
+            requests = [request for _, request in pairs if request is not None]
+            statuses = [channel._status for channel in posted]
+            try:
+                places = MPI.Request.Testsome(requests, statuses) or ()
+                ready = [(posted[place], status) for place, status in zip(places, statuses, strict=False)]
+            except MPI.Exception as error:
+                ready = _sort_out(posted, statuses, error)
+                unfinished = True
+            for channel, status in ready:
+                message = channel._received(status)
+                if message is not None:
+                    arrived.append((channel, message))
+                unfinished = unfinished or channel._partial is not None
+        return arrived
 
     def abort(self, code: int) -> None:
         """End all ranks with exit status `code`, this one too."""
@@ -119,28 +134,10 @@ class Wire:
 
 
 class Channel:
-    """Messages to and from one rank, in order.
+    """Messages to and from one rank of `comm`, or of the remote group of an intercommunicator, in order.
 
-    Parameters
-    ----------
-    comm : mpi4py.MPI.Comm
-    peer : int
-        Rank in `comm`, or in the remote group of an intercommunicator.
-    tag : int
-        Messages of different tags have nothing to do with each other.
-    piece_bytes : int
-        A longer message goes in pieces of this size, so that the posted buffer stays small.
-
-    Attributes
-    ----------
-    lost : str or None
-        MPI's word that the peer has died: nothing comes from it any more, and what is sent to it is dropped.
-    peer_failed : bool
-        Whether the peer said so: it takes nothing any more.
-    last_heard, last_sent : float
-        `Wire.now` of the last message.
-    late : ndarray(uint8) or None
-        A message that came while the channel was closed.
+    Messages of different tags have nothing to do with each other. One that is longer than `piece_bytes` goes
+    in pieces of this size, so that the posted buffer stays small.
     """
 
     def __init__(self, comm: Any, peer: int, tag: int, piece_bytes: int = PIECE_BYTES) -> None:
@@ -150,9 +147,10 @@ class Channel:
         self._comm = comm
         self._is_inter = comm.Is_inter()  # its peers' numbers are not those of the others
         self.peer = peer
+        #: MPI's word that the peer has died: nothing comes from it any more, what is sent to it is dropped.
         self.lost: str | None = None
-        self.peer_failed = False
-        self.late: np.ndarray | None = None
+        self.peer_failed = False  # as it said itself: it takes nothing any more
+        self.late: np.ndarray | None = None  # a message that came while the channel was closed
         self._tag = tag
         self._piece = piece_bytes
         self._buffer = np.empty(piece_bytes, np.uint8)
@@ -161,11 +159,12 @@ class Channel:
         self._guard = threading.Lock()  # a thread of this process may say that it is there, between messages
         self._partial: np.ndarray | None = None
         self._filled = 0
-        self.last_heard = self.last_sent = time.monotonic()
+        self.last_heard = self.last_sent = time.monotonic()  # of the last message
         self._request: Any = None
         self._post()
 
     def _post(self) -> None:
+        _open.add(self)
         try:
             self._request = self._comm.Irecv([self._buffer, self._mpi.BYTE], self.peer, self._tag)
         except self._mpi.Exception as error:
@@ -268,8 +267,8 @@ class Channel:
             if self._request is None and time.monotonic() >= now + linger:
                 break
             time.sleep(1e-3)
-        if not self._settled():
-            _left_to_mpi.append(self)
+        if self._settled():
+            _open.discard(self)
 
     def _settled(self) -> bool:
         try:
@@ -280,41 +279,6 @@ class Channel:
         except self._mpi.Exception as error:
             self._lose(error)
         return self.reap() and self._request is None
-
-
-def receive(channels: Sequence[Channel]) -> list[tuple[Channel, np.ndarray]]:
-    """Return the whole messages that have come on any of `channels`. Never waits.
-
-    The MPI library is asked once for all of them: where ranks outnumber cores, a call that finds nothing
-    gives the core away. Channels whose peers have died are found `lost`.
-    """
-    from mpi4py import MPI
-
-    arrived = []
-    for channel in channels:
-        if channel._is_inter:
-            while (message := channel.poll()) is not None:
-                arrived.append((channel, message))
-    unfinished = True
-    while unfinished:
-        unfinished = False
-        # Once each: another thread that sends may find a channel lost, which then has no request any more.
-        pairs = [(channel, channel._request) for channel in channels if not channel._is_inter]
-        posted = [channel for channel, request in pairs if request is not None]
-        requests = [request for _, request in pairs if request is not None]
-        statuses = [channel._status for channel in posted]
-        try:
-            places = MPI.Request.Testsome(requests, statuses) or ()
-            ready = [(posted[place], status) for place, status in zip(places, statuses, strict=False)]
-        except MPI.Exception as error:
-            ready = _sort_out(posted, statuses, error)
-            unfinished = True
-        for channel, status in ready:
-            message = channel._received(status)
-            if message is not None:
-                arrived.append((channel, message))
-            unfinished = unfinished or channel._partial is not None
-    return arrived
 
 
 def _sort_out(posted: list[Channel], statuses: list[Any], error: Any) -> list[tuple[Channel, Any]]:
@@ -348,5 +312,7 @@ def _sort_out(posted: list[Channel], statuses: list[Any], error: Any) -> list[tu
     return ready
 
 
-# What MPI may still read or write: channels that were closed, messages to the dead.
+# What MPI may still read or write must live: channels, unless they were closed in time, and messages to
+# the dead.
+_open: set[Channel] = set()
 _left_to_mpi: list[Any] = []

@@ -10,10 +10,7 @@ from dist_classicrl.errors import SingletonError
 
 
 def watch_for_unhandled_errors() -> None:
-    """In a job of several ranks, let an unhandled exception end the job.
-
-    See `end_job_on_unhandled_errors`.
-    """
+    """In a job of several ranks, let an unhandled exception end the job."""
     if promised_size() > 1:
         end_job_on_unhandled_errors()
 
@@ -23,40 +20,33 @@ def find_world(comm: Any, allow_singletons: bool) -> Any | None:
 
     `comm` if it is given, else COMM_WORLD; MPI is not started where no launcher started this process. Where
     there are several ranks, an unhandled exception ends the job from here on, whatever the launcher promised.
-
-    Raises
-    ------
-    SingletonError
-        If several ranks were promised and this process finds itself alone.
+    A `SingletonError` is raised if several ranks were promised and this process finds itself alone.
     """
-    if comm is not None:
-        return _watched(comm) if comm.Get_size() > 1 else None
-    if not launched():
+    world = _launched_world(allow_singletons) if comm is None else comm
+    if world is None or world.Get_size() == 1:
         return None
-    promised = promised_size()
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        if promised > 1 and not allow_singletons:
-            raise SingletonError(_alone(promised, f"MPI could not be loaded ({error})")) from error
-        return None
-    world = MPI.COMM_WORLD
-    if world.Get_size() > 1:
-        return _watched(world)
-    if promised > 1 and not allow_singletons:
-        raise SingletonError(_alone(promised, "this process is alone in its MPI world"))
-    return None
-
-
-def _watched(world: Any) -> Any:
     end_job_on_unhandled_errors()
     return world
 
 
-def _alone(promised: int, found: str) -> str:
-    return (
-        f"The environment promises {promised} ranks, but {found}: each would train by itself, {promised} "
-        "times over. Start the job with the mpirun that belongs to the MPI library of mpi4py; under SLURM "
-        "with `srun --mpi=pmix` for Open MPI, `srun --mpi=pmi2` for MPICH, or mpirun inside sbatch. To "
-        "train alone all the same, pass allow_singletons=True."
-    )
+def _launched_world(allow_singletons: bool) -> Any | None:
+    """Return COMM_WORLD if a launcher started this process; None where MPI cannot be loaded."""
+    if not launched():
+        return None
+    world: Any = None
+    found, cause = "this process is alone in its MPI world", None
+    try:
+        from mpi4py import MPI
+
+        world = MPI.COMM_WORLD
+    except (ImportError, RuntimeError) as error:
+        found, cause = f"MPI could not be loaded ({error})", error
+    promised = promised_size()
+    if promised > 1 and not allow_singletons and (world is None or world.Get_size() == 1):
+        raise SingletonError(
+            f"The environment promises {promised} ranks, but {found}: each would train by itself, "
+            f"{promised} times over. Start the job with the mpirun that belongs to the MPI library of "
+            "mpi4py; under SLURM with `srun --mpi=pmix` for Open MPI, `srun --mpi=pmi2` for MPICH, or mpirun "
+            "inside sbatch. To train alone all the same, pass allow_singletons=True."
+        ) from cause
+    return world

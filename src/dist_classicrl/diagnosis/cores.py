@@ -11,15 +11,25 @@ from typing import Any
 
 from dist_classicrl.diagnosis.findings import Finding, failure, ok, warning
 from dist_classicrl.diagnosis.plan import TrainingPlan
-from dist_classicrl.diagnosis.probe import THREAD_VARIABLES
 from dist_classicrl.launch.hosts import Host, slurm_tasks
 
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 _QUOTA = "/sys/fs/cgroup/cpu.max"
+
+
+def bound_cores() -> list[int]:
+    """Return the cores that this process is bound to; all, where the system binds none."""
+    return sorted(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
+
+
+def asked_threads() -> dict[str, str]:
+    """Return the variables that tell programs how many threads to start, as far as they are set."""
+    return {name: os.environ[name] for name in _THREAD_VARIABLES if name in os.environ}
 
 
 def usable_cores() -> int:
     """Return how many cores this process may use: those it is bound to, or its control group's share."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = len(bound_cores())
     try:
         with open(_QUOTA) as file:
             most, period = file.read().split()
@@ -87,8 +97,7 @@ def examine_threads(plan: TrainingPlan, reports: list[dict[str, Any]]) -> Iterat
 
 def _expected(plan: TrainingPlan) -> list[dict[str, Any]]:
     """Return what ranks on this host would report, where none could be started."""
-    own = {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ}
-    report = {"host": "this host", "cores": list(range(usable_cores())), "threads": own}
+    report = {"host": "this host", "cores": list(range(usable_cores())), "threads": asked_threads()}
     return [report] * plan.ranks
 
 

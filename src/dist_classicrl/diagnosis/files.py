@@ -25,18 +25,10 @@ OWN_CACHE = "Let NUMBA_CACHE_DIR name a folder that only you may write to (chmod
 
 @dataclass
 class Traces:
-    """What the examination has left in a folder for ranks to look for.
+    """What the examination has left in a folder for ranks to look for."""
 
-    Attributes
-    ----------
-    file : str
-        A path; empty where there is none to look for.
-    made : tuple of str
-        What `trials.remove` needs to remove everything again.
-    """
-
-    file: str = ""
-    made: tuple[str, ...] = ()
+    file: str = ""  # a path; empty where there is none to look for
+    made: tuple[str, ...] = ()  # what `trials.remove` needs to remove everything again
 
     def remove(self, seconds: float) -> None:
         """Remove everything again."""

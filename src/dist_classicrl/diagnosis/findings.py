@@ -11,26 +11,13 @@ Status = Literal["ok", "warning", "failure"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found of one thing.
+    """What was found of one thing."""
 
-    Attributes
-    ----------
-    check : str
-        What was looked at.
-    status : str
-        ``"ok"``; ``"warning"``: works, but not as well as it might; ``"failure"``: does not work.
-    found : str
-    remedy : str
-        What to do; empty where nothing is to be done.
-    data : dict or None
-        What was measured, for programs, where there is more than the text has.
-    """
-
-    check: str
+    check: str  # what was looked at
     status: Status
     found: str
-    remedy: str = ""
-    data: dict[str, Any] | None = None
+    remedy: str = ""  # what to do; empty where nothing is to be done
+    data: dict[str, Any] | None = None  # what was measured, for programs, where it is more than the text has
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data for JSON; without `data` where there is none."""

@@ -7,18 +7,20 @@ import os
 import sys
 from typing import Any
 
+MARK = "dist_classicrl says: "
 
-def write(mark: str, data: dict[str, Any]) -> None:
+
+def write(**data: Any) -> None:
     """Write data in a line of its own to standard output."""
     sys.stdout.flush()
-    os.write(1, f"{mark}{json.dumps(data)}\n".encode())  # at once: lines of several ranks must not be mixed
+    os.write(1, f"{MARK}{json.dumps(data)}\n".encode())  # at once: lines of several ranks must not be mixed
 
 
-def read(mark: str, output: str) -> list[dict[str, Any]]:
+def read(output: str) -> list[dict[str, Any]]:
     """Return what stands behind the mark in each line of an output; a line that is cut off is left out."""
     found = []
     for line in output.splitlines():
-        _, is_marked, text = line.partition(mark)
+        _, is_marked, text = line.partition(MARK)
         if is_marked:
             try:
                 found.append(json.loads(text))

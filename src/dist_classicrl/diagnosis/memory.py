@@ -14,13 +14,9 @@ from dist_classicrl.diagnosis.plan import TrainingPlan
 from dist_classicrl.diagnosis.probe import memory_left
 from dist_classicrl.settings import Settings
 
-PROCESS_BYTES = 180 * 2**20
-"""A process with Python, numpy, numba and the compiled code, and nothing learned."""
-
+PROCESS_BYTES = 180 * 2**20  # a process with Python, numpy, numba and the compiled code, and nothing learned
 COUNT_BYTES = 8
-REPLAY_BYTES = 24
-"""Per transition: state and action, reward, next state."""
-
+REPLAY_BYTES = 24  # per transition: state and action, reward, next state
 _STAMP_BYTES = 4
 _MAP_BYTES = 28  # weight, shift, visits, known visits; and the entry's number as int32
 _KEPT_PER_SLOT = 4
@@ -29,19 +25,11 @@ _TIGHT = 0.8
 
 @dataclass(frozen=True)
 class RankMemory:
-    """What ranks hold at most, in bytes, without their environments.
-
-    Attributes
-    ----------
-    server, worker : int
-        Of the rank that serves, and of each other one.
-    maps : int
-        What a worker holds besides, if each push touched the whole table.
-    """
+    """What ranks hold at most, in bytes, without their environments."""
 
     server: int
-    worker: int
-    maps: int
+    worker: int  # each one
+    maps: int  # what a worker holds besides, if each push touched the whole table
 
 
 def index_bytes(entries: int) -> int:

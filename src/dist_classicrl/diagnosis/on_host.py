@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,9 +31,7 @@ from dist_classicrl.errors import LauncherError
 from dist_classicrl.launch.launcher import find_launcher
 from dist_classicrl.launch.network import own_addresses
 
-END = b"end"
-"""What a host is sent when the examination is over."""
-
+END = b"end"  # what a host is sent when the examination is over
 _TOKEN_BYTES = 8
 _WORD_SECONDS = 1.0
 _LOOK_SECONDS = 0.5
@@ -45,21 +43,17 @@ _Found = TypeVar("_Found")
 
 
 def report(request: dict[str, Any]) -> None:
-    """Say what is here, and let other hosts connect.
+    """Report what is here, and let other hosts connect.
 
-    For some seconds, or until `END`, or until what has asked is gone.
-
-    Parameters
-    ----------
-    request : dict
-        ``"seconds"``, and ``"files"``: paths of files that should be seen here, by what they are for.
+    This lasts for ``"seconds"``, or until `END` arrives, or until the process that asked ends. ``"files"``
+    has the paths of files that should be seen here, by what they are for.
     """
     parent, deadline = os.getppid(), time.monotonic() + request["seconds"]
     ended = threading.Event()
     server = socket.create_server(("", 0))
     token = secrets.token_hex(_TOKEN_BYTES // 2).encode()
     threading.Thread(target=_be_reached, args=(server, token, ended), daemon=True).start()
-    _say(
+    marked.write(
         host=socket.gethostname(),
         port=server.getsockname()[1],
         token=token.decode(),
@@ -67,44 +61,29 @@ def report(request: dict[str, Any]) -> None:
         working_folder=os.getcwd(),
         package=str(_PLACE),
     )
-    _say(files={label: _sight(path) for label, path in request["files"].items()})
-    _say(versions=_tried(versions, lambda text: {_OWN: text}))
+    marked.write(files={label: _sight(path) for label, path in request["files"].items()})
+    marked.write(versions=_tried(versions, lambda text: {_OWN: text}))
     library = _tried(trials.library, lambda text: {"error": text})
-    _say(library=library.get("library") or library.get("error") or library.get("missing"))
-    _say(cache=_tried(trials.cache, lambda text: {"error": text}), done=True)
+    marked.write(library=library.get("library") or library.get("error") or library.get("missing"))
+    marked.write(cache=_tried(trials.cache, lambda text: {"error": text}), done=True)
     with contextlib.suppress(OSError):
         while not ended.wait(_LOOK_SECONDS) and time.monotonic() < deadline and os.getppid() == parent:
-            _say()  # which fails once the process that asked has ended
+            marked.write()  # which fails once the process that asked has ended
 
 
 def reach(request: dict[str, Any]) -> None:
-    """Say which hosts can be connected to from here, and why not.
-
-    Parameters
-    ----------
-    request : dict
-        ``"peers"``: by name, what `find_trouble` takes. ``"seconds"``: for each connection.
-    """
+    """Say why a connection from here to each of ``"peers"``, hosts by name, fails within ``"seconds"``."""
     peers: dict[str, dict[str, Any]] = request["peers"]
     with ThreadPoolExecutor(_CONNECTIONS_AT_ONCE) as pool:
-        troubles = {
-            name: pool.submit(find_trouble, name, peer, request["seconds"]) for name, peer in peers.items()
-        }
-    _say(troubles={name: each.result() for name, each in troubles.items()})
+        found = pool.map(lambda peer: find_trouble(peer, request["seconds"]), peers.values())
+    marked.write(troubles=dict(zip(peers, found, strict=True)))
 
 
-def find_trouble(name: str, peer: dict[str, Any], seconds: float, word: bytes = b"") -> str:
+def find_trouble(peer: dict[str, Any], seconds: float, word: bytes = b"") -> str:
     """Return why nothing can be sent to a host; nothing if it can, and then `word` is sent.
 
-    Parameters
-    ----------
-    name : str
-    peer : dict
-        What the host said in `report`: its ``"token"`` and its ``"port"``; and ``"to"``, the addresses to
-        try.
-    seconds : float
-        For each of its addresses.
-    word : bytes
+    `peer` has the ``"token"`` and the ``"port"`` that the host gave in `report`, and in ``"to"`` the
+    addresses to try, each for so many seconds.
     """
     troubles = [] if peer["to"] else ["it has no address in that network"]
     for address in peer["to"]:
@@ -178,17 +157,7 @@ def _sight(path: str) -> dict[str, Any]:
     return said
 
 
-def _say(**data: Any) -> None:
-    marked.write(trials.MARK, data)
-
-
-def main(words: Sequence[str]) -> None:
-    """Run the program that the command line names."""
-    programs: dict[str, Callable[[dict[str, Any]], None]] = {"report": report, "reach": reach}
-    programs[words[0]](json.loads(words[1]))
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    {"report": report, "reach": reach}[sys.argv[1]](json.loads(sys.argv[2]))
     sys.stdout.flush()
     os._exit(0)  # not waiting for what a library has started

@@ -22,14 +22,11 @@ from typing import Any
 from dist_classicrl.comm.collectives import own_communicator
 from dist_classicrl.comm.rooted import RootedCollectives
 from dist_classicrl.diagnosis import marked
+from dist_classicrl.diagnosis.cores import asked_threads, bound_cores
 from dist_classicrl.mpi_tools.clocks import compare_clocks
 from dist_classicrl.mpi_tools.communication_profile import COLLECTIVES, CommunicationProfile, measure
 
-MARK = "dist_classicrl probe: "
-DEATH_RANKS = 3
-"""How many ranks `death` takes: one dies, and two talk after it."""
-
-_MODULE = "dist_classicrl.diagnosis.probe"
+DEATH_RANKS = 3  # how many ranks `death` takes: one dies, and two talk after it
 _TIMEOUT = 30.0
 _DEATH_SECONDS = 15.0
 _SIZES = (8, 1 << 20)
@@ -37,35 +34,20 @@ _ITERATIONS = 100
 _SECONDS_EACH = 0.2
 _TAG = 7
 
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
-"""Where programs are told how many threads to start."""
-
-
-def command(*words: object) -> list[str]:
-    """Return the command of one rank."""
-    return [sys.executable, "-m", _MODULE, *map(str, words)]
-
-
-def reports(output: str) -> list[dict[str, Any]]:
-    """Return what the ranks wrote, from a job's output."""
-    return marked.read(MARK, output)
-
 
 def look(file: str) -> None:
     """Say what this rank is, whether it sees a file, and on rank 0 how fast messages are."""
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
-    _say(
-        {
-            "rank": world.Get_rank(),
-            "size": world.Get_size(),
-            "host": socket.gethostname(),
-            "cores": _cores(),
-            "threads": {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ},
-            "sees_file": os.path.exists(file),
-            "memory": memory_left(),
-        }
+    marked.write(
+        rank=world.Get_rank(),
+        size=world.Get_size(),
+        host=socket.gethostname(),
+        cores=bound_cores(),
+        threads=asked_threads(),
+        sees_file=os.path.exists(file),
+        memory=memory_left(),
     )
     _say_profile(measured(world, _SIZES, _ITERATIONS, _SECONDS_EACH, _TIMEOUT, collectives=()))
 
@@ -86,7 +68,7 @@ def hosts(seconds: str) -> None:
         clocks = compare_clocks(comm, rooted)
         found = measure(comm, rooted, _SIZES, _ITERATIONS, _SECONDS_EACH, (), True, float(seconds))
     if rooted.rank == 0:
-        _say({"profile": found.to_dict(), "clocks": [each.to_dict() for each in clocks]})
+        marked.write(profile=found.to_dict(), clocks=[each.to_dict() for each in clocks])
 
 
 def measured(
@@ -117,7 +99,7 @@ def _together(comm: Any, timeout: float) -> Iterator[tuple[Any, RootedCollective
 
 def _say_profile(found: CommunicationProfile | None) -> None:
     if found is not None:
-        _say({"profile": found.to_dict()})
+        marked.write(profile=found.to_dict())
 
 
 def death() -> None:
@@ -138,7 +120,7 @@ def death() -> None:
     arrived = bytearray(1)
     requests = [world.Isend(bytearray(1), other, _TAG), world.Irecv(arrived, other, _TAG)]
     talks = _until(lambda: bool(MPI.Request.Testall(requests)), _DEATH_SECONDS)
-    _say({"rank": rank, "told": told, "talks": talks})
+    marked.write(rank=rank, told=told, talks=talks)
     time.sleep(0.2)  # so that the other rank can say so, too
     os._exit(0)  # MPI_Finalize may wait for the dead
 
@@ -170,12 +152,6 @@ _CONTROL_GROUPS = (
 )
 
 
-def _cores() -> list[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
-
-
 def _fails(test: Callable[[], object]) -> bool:
     from mpi4py import MPI
 
@@ -195,20 +171,7 @@ def _until(ready: Callable[[], bool], seconds: float) -> bool:
     return True
 
 
-def _say(data: dict[str, Any]) -> None:
-    marked.write(MARK, data)
-
-
-def main(words: Sequence[str]) -> None:
-    """Run the program that the command line names."""
-    programs: dict[str, Callable[..., None]] = {
-        "look": look,
-        "profile": profile,
-        "hosts": hosts,
-        "death": death,
-    }
-    programs[words[0]](*words[1:])
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    programs: dict[str, Callable[..., None]]
+    programs = {"look": look, "profile": profile, "hosts": hosts, "death": death}
+    programs[sys.argv[1]](*sys.argv[2:])

@@ -5,8 +5,6 @@ Run as a program under mpirun it is a rank of that job, and rank 0 writes what w
 
 from __future__ import annotations
 
-import json
-import os
 import platform
 import statistics
 import sys
@@ -18,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from dist_classicrl.diagnosis import marked
+from dist_classicrl.diagnosis.cores import bound_cores
 from dist_classicrl.errors import LauncherError
 
 FROZEN_LAKE = "FrozenLake 8x8"
@@ -36,54 +36,27 @@ _START_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class Rate:
-    """Steps per second in one environment, from whole calls of `train`.
-
-    Attributes
-    ----------
-    name : str
-    steps_per_second : float
-        The median.
-    runs : tuple of float
-        Of each run.
-    communication_fraction : float
-        Share of the workers' time that did not go into learning, the median.
-    workers : int
-        Ranks that learned.
-    """
+    """Steps per second in one environment, from whole calls of `train`."""
 
     name: str
-    steps_per_second: float
-    runs: tuple[float, ...]
-    communication_fraction: float
-    workers: int
+    steps_per_second: float  # the median
+    runs: tuple[float, ...]  # of each run
+    communication_fraction: float  # share of the workers' time that did not go into learning, the median
+    workers: int  # ranks that learned
 
 
 @dataclass(frozen=True)
 class PushCost:
-    """What a push costs besides its way through the network, in seconds.
+    """What a push costs besides its way through the network, in seconds."""
 
-    Attributes
-    ----------
-    name : str
-        The environment.
-    steps : int
-        Between two pushes.
-    entries, n_bytes : int
-        Of a push.
-    pack, rebase : float
-        At the worker: making it, and taking the reply.
-    apply, refresh : float
-        At the server: applying it, and making the reply.
-    """
-
-    name: str
-    steps: int
+    name: str  # of the environment
+    steps: int  # between two pushes
     entries: int
     n_bytes: int
-    pack: float
-    apply: float
-    refresh: float
-    rebase: float
+    pack: float  # the worker makes it
+    apply: float  # the server applies it
+    refresh: float  # the server makes the reply
+    rebase: float  # the worker takes the reply
 
 
 def problem(name: str) -> Any:
@@ -109,16 +82,9 @@ def _stepped_lake() -> Any:
 
 
 def learning_rates(names: Sequence[str], seconds: float, rounds: int) -> list[Rate]:
-    """Train in turns in the environments of these names; every rank of a job calls this.
+    """Train in turns in the environments of these names, of `ONE_CORE`; every rank of a job calls this.
 
-    Parameters
-    ----------
-    names : sequence of str
-        Some of `ONE_CORE`.
-    seconds : float
-        What each run lasts at least, compilation apart.
-    rounds : int
-        Runs in each environment.
+    Each run lasts at least so many seconds, compilation apart.
     """
     trainers = {name: _Trainer(problem(name), seconds) for name in names}
     results: dict[str, list[Any]] = {name: [] for name in names}
@@ -163,12 +129,7 @@ class _Trainer:
 def rates_of_ranks(n_ranks: int, seconds: float, rounds: int, names: Sequence[str] = TOGETHER) -> list[Rate]:
     """Return the rates of a job of `n_ranks` ranks, one of them the server, on this machine.
 
-    Other arguments are those of `learning_rates`.
-
-    Raises
-    ------
-    LauncherError
-        If the job cannot be started, fails, or does not end.
+    Other arguments are those of `learning_rates`. LauncherError if the job fails or does not end.
     """
     from dist_classicrl.launch.launcher import launch_environment
     from dist_classicrl.launch.mpirun import mpirun_command
@@ -180,13 +141,13 @@ def rates_of_ranks(n_ranks: int, seconds: float, rounds: int, names: Sequence[st
         timeout=_START_SECONDS + 4.0 * seconds * (rounds + 1) * len(names),
         env=launch_environment(),
     )
-    found = [line for line in job.output.splitlines() if line.startswith('[{"name": ')]
+    found = marked.read(job.output)
     if job.returncode != 0 or not found:
         how = "did not end in time" if job.timed_out else f"ended with status {job.returncode}"
         raise LauncherError(
             f"The job of {n_ranks} ranks {how}. See what `dist-classicrl doctor` says.\n{job.output}"
         )
-    return [Rate(**{**row, "runs": tuple(row["runs"])}) for row in json.loads(found[-1])]
+    return [Rate(**{**row, "runs": tuple(row["runs"])}) for row in found[-1]["rates"]]
 
 
 def push_cost(name: str) -> PushCost:
@@ -237,7 +198,7 @@ def machine() -> Mapping[str, Any]:
 
     return {
         "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": len(bound_cores()),
         "system": platform.platform(),
         "python": platform.python_version(),
         "numpy": np.__version__,
@@ -260,7 +221,7 @@ def main(seconds: float, rounds: int, names: Sequence[str]) -> None:
 
     found = learning_rates(names, seconds, rounds)
     if MPI.COMM_WORLD.Get_rank() == 0:
-        sys.stdout.write(json.dumps([asdict(rate) for rate in found]) + "\n")
+        marked.write(rates=[asdict(rate) for rate in found])
 
 
 if __name__ == "__main__":

@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dist_classicrl.diagnosis import probe
-from dist_classicrl.diagnosis.children import last_lines
+from dist_classicrl.diagnosis import marked, probe
+from dist_classicrl.diagnosis.children import last_lines, probe_command
 from dist_classicrl.diagnosis.findings import Finding, failure, ok, warning
 from dist_classicrl.diagnosis.plan import TrainingPlan
 from dist_classicrl.errors import LauncherError
 from dist_classicrl.launch.launcher import Launcher, launch_environment
-from dist_classicrl.launch.mpirun import start_command, survival_words
-from dist_classicrl.launch.network import network_words
+from dist_classicrl.launch.mpirun import survival_words
 from dist_classicrl.mpi_tools.communication_profile import POINT_TO_POINT, CommunicationProfile
 from dist_classicrl.process.jobs import FinishedJob, run_job
 
@@ -26,13 +25,7 @@ _LARGE_BYTES = 1 << 20
 
 @dataclass
 class Ranks:
-    """What ranks said that were started.
-
-    Attributes
-    ----------
-    reports : list of dict
-        One for each rank, by rank; see `probe.look`. Empty where it did not come to that.
-    """
+    """What the ranks reported in `probe.look`, in the order of ranks; nothing if they did not start."""
 
     reports: list[dict[str, Any]] = field(default_factory=list)
 
@@ -44,7 +37,7 @@ def examine(ranks: Ranks, plan: TrainingPlan, launcher: Launcher, file: str) -> 
     if isinstance(job, Finding):
         yield job
         return
-    said = probe.reports(job.output)
+    said = marked.read(job.output)
     reports = sorted((each for each in said if "rank" in each), key=lambda each: int(each["rank"]))
     sizes = [each["size"] for each in reports]
     if len(sizes) > 1 and set(sizes) == {1}:
@@ -116,7 +109,7 @@ def examine_death(plan: TrainingPlan, launcher: Launcher) -> Finding:
     job = run_probe(plan, launcher, probe.DEATH_RANKS, plan.hostfile, "death", survive=True)
     if isinstance(job, Finding):
         return job
-    said = [each for each in probe.reports(job.output) if "told" in each]
+    said = [each for each in marked.read(job.output) if "told" in each]
     if len(said) == probe.DEATH_RANKS - 1 and all(each["told"] and each["talks"] for each in said):
         if not job.timed_out:
             return ok(check, "a rank was killed; the others were told by ULFM, and went on")
@@ -140,15 +133,8 @@ def run_probe(
 ) -> FinishedJob | Finding:
     """Run a probe on the hosts of a hostfile; return a failure where it cannot be started."""
     try:
-        command = start_command(
-            launcher,
-            n_ranks,
-            probe.command(*program),
-            hostfile=hostfile,
-            agent=plan.agent,
-            network=network_words(launcher, plan.network),
-            survive=survive,
-        )
+        at = (hostfile, plan.agent, plan.network)
+        command = probe_command(launcher, n_ranks, *at, *program, survive=survive)
         return run_job(command, timeout=plan.seconds, env=launch_environment())
     except (LauncherError, OSError) as error:
         return failure(

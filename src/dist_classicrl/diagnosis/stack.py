@@ -28,16 +28,9 @@ _FAMILIES = (
 
 @dataclass(frozen=True)
 class Library:
-    """An MPI library.
+    """An MPI library."""
 
-    Attributes
-    ----------
-    family : str
-        As `Launcher` has it.
-    name, version : str
-    """
-
-    family: str
+    family: str  # as `Launcher` has it
     name: str
     version: str
 
@@ -61,13 +54,7 @@ class Library:
 
 @dataclass
 class Stack:
-    """What was found of the MPI so far.
-
-    Attributes
-    ----------
-    library : Library or None
-    launcher : Launcher or None
-    """
+    """What was found of the MPI so far."""
 
     library: Library | None = None
     launcher: Launcher | None = None

@@ -14,12 +14,11 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from dist_classicrl.diagnosis import marked
-
-MARK = "dist_classicrl trial: "
 
 
 def library() -> dict[str, Any]:
@@ -57,10 +56,7 @@ def folder(location: str) -> dict[str, Any]:
         said["seconds"] = (time.monotonic() - begun) / 2
         with storage.open("state") as file:
             said["replaced"] = file.read() == b"second"
-        said["exclusive"] = [storage.write_new("fence", b"1"), storage.write_new("fence", b"2")] == [
-            True,
-            False,
-        ]
+        said["exclusive"] = storage.write_new("fence", b"1") and not storage.write_new("fence", b"2")
         said["listed"] = storage.names() == ["fence", "state"]
         storage.sync("")
         if isinstance(storage, LocalStorage):
@@ -117,22 +113,16 @@ def _loaded_file() -> str:
             files = {line.split()[-1] for line in maps if "/libmpi" in line}
     except OSError:
         return ""
-    libraries = sorted(
-        file for file in files if os.path.basename(file).startswith(("libmpi.so", "libmpi_abi"))
-    )
-    return next(iter([*libraries, *sorted(files)]), "")
+    others = [file for file in files if not os.path.basename(file).startswith(("libmpi.so", "libmpi_abi"))]
+    return min(files.difference(others) or others, default="")
 
 
 def _missing_folders(location: str) -> list[str]:
     """Return the folders that have to be made for `location`, the innermost first."""
-    missing: list[str] = []
     if "://" in location:
-        return missing
-    path = os.path.abspath(location)
-    while not os.path.lexists(path):
-        missing.append(path)
-        path = os.path.dirname(path)
-    return missing
+        return []
+    path = Path(os.path.abspath(location))
+    return [str(each) for each in (path, *path.parents) if not os.path.lexists(each)]
 
 
 def _file_system(path: str) -> str:
@@ -147,17 +137,8 @@ def _file_system(path: str) -> str:
     return "" if nearest is None else nearest[nearest.index("-") + 1]
 
 
-def main(words: Sequence[str]) -> None:
-    """Run the trial that is named first, with the arguments after it."""
-    trials: dict[str, Callable[..., dict[str, Any]]] = {
-        "library": library,
-        "folder": folder,
-        "remove": remove,
-        "cache": cache,
-    }
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    marked.write(MARK, trials[words[0]](*words[1:]))
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    trials: dict[str, Callable[..., dict[str, Any]]]
+    trials = {"library": library, "folder": folder, "remove": remove, "cache": cache}
+    marked.write(**trials[sys.argv[1]](*sys.argv[2:]))

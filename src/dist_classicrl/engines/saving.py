@@ -16,6 +16,7 @@ from dist_classicrl.checkpoint.writer import Writer
 from dist_classicrl.engines.outcome import Outcome
 from dist_classicrl.errors import CheckpointFencedError
 from dist_classicrl.process.stop import Stop, StopWatch
+from dist_classicrl.tables.shape import TableShape
 
 logger = logging.getLogger(__name__)
 
@@ -84,9 +85,11 @@ class Saver:
         What does not change during the call: settings, environment, seed and the like. Its "run" is the run's
         name, eight hexadecimal digits: checkpoints of other runs in the folder are left alone.
     table : tuple of ndarray
-        The agent's whole table and visits, of which the environment may use a corner.
+        The agent's whole table and visits, in rows, of which the environment may use a corner.
+    shape : TableShape
+        What stands in the rows.
     corner : tuple of int
-        States and actions of that corner.
+        Rows and actions of that corner.
     constant : dict of str to ndarray
         Arrays that are the same in each checkpoint.
     finished : list of dict
@@ -105,6 +108,7 @@ class Saver:
         writer: Writer,
         description: dict[str, Any],
         table: tuple[np.ndarray, np.ndarray],
+        shape: TableShape,
         corner: tuple[int, int],
         constant: Mapping[str, np.ndarray],
         finished: list[dict[str, Any]],
@@ -116,6 +120,7 @@ class Saver:
         self._writer = writer
         self._description = description
         self._table = table
+        self._shape = shape
         self._corner = corner
         self._constant = constant
         self._finished = finished
@@ -266,10 +271,8 @@ class Saver:
         self._writer.report_slow(max(self._plan.checkpoint_interval.seconds or 0.0, _SLOW_SECONDS))
 
     def _arrays(self, values: np.ndarray, counts: np.ndarray, position: Position) -> dict[str, np.ndarray]:
-        arrays = {
-            "q_table": self._whole(self._table[0], values),
-            "visits": self._whole(self._table[1], counts),
-        }
+        whole = self._whole(self._table[0], values), self._whole(self._table[1], counts)
+        arrays = self._shape.to_arrays(*whole)
         arrays.update(self._constant)
         arrays.update(position.learners)
         if position.exact is not None:

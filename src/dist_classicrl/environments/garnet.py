@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from dist_classicrl.checks import is_whole
 from dist_classicrl.errors import SettingsError
 
 
@@ -72,8 +73,7 @@ def _distinct_states(rng: np.random.Generator, rows: int, n_states: int, size: i
 
 
 def _require_whole(name: str, value: Any, lowest: int, highest: int | None) -> None:
-    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not whole or value < lowest or (highest is not None and value > highest):
+    if not is_whole(value) or value < lowest or (highest is not None and value > highest):
         limit = "" if highest is None else f" and at most {highest}"
         raise SettingsError(f"{name} is {value!r}; it must be a whole number of at least {lowest}{limit}")
 

@@ -22,23 +22,14 @@ _MARKS = ".XO"
 class Labels:
     """What is known of an environment besides its numbers; None where it is not known.
 
-    Attributes
-    ----------
-    actions : tuple of str or None
-        A name for each action. On a map "left", "down", "right" and "up" are moves.
-    letters : ndarray(str), shape (rows, columns), or None
-        A map whose state is ``row * columns + column``: what is printed where nobody acts, such as "H" for a
-        hole; blank where there is nothing to say.
-    boards : ndarray(int8), shape (states, 9), or None
-        The board of TicTacToe in each state: 0 empty, 1 an X, 2 an O.
-    state : callable or None
-        Gives the text of a state.
+    `letters` is a map, (rows, columns), whose state is ``row * columns + column``: what is printed where
+    nobody acts, such as "H" for a hole; blank where there is nothing to say.
     """
 
-    actions: tuple[str, ...] | None = None
+    actions: tuple[str, ...] | None = None  # a name each; on a map "left", "down", "right" and "up" are moves
     letters: np.ndarray | None = None
-    boards: np.ndarray | None = None
-    state: Callable[[int], str] | None = None
+    boards: np.ndarray | None = None  # int8 (states, 9), TicTacToe's: 0 empty, 1 an X, 2 an O
+    state: Callable[[int], str] | None = None  # gives the text of a state
 
 
 def labels_of(env: Any) -> Labels:

@@ -366,7 +366,7 @@ class TabularMDP:
         SettingsError
             An argument is outside what is allowed.
         ModelError
-            `n_states`, `n_actions` or `max_episode_steps` is not a whole number of at least 1.
+            `max_episode_steps` is not a whole number of at least 1.
         """
         fields = garnet.draw(
             n_states, n_actions, branching, seed, reward_std, terminal_states, termination_probability

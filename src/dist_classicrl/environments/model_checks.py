@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from dist_classicrl.checks import is_whole
 from dist_classicrl.environments import reachability
 from dist_classicrl.errors import ActionMaskError, ModelError, RewardError
 
@@ -19,8 +20,7 @@ ROUNDING_TOLERANCE = 1e-12
 
 def positive_int(name: str, value: Any, otherwise: str = "") -> int:
     """Return `value` as an int of at least 1; ModelError, which names `otherwise`, for others."""
-    whole = isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_))
-    if not whole or value < 1:
+    if not is_whole(value) or value < 1:
         hint = f", or {otherwise}" if otherwise else ""
         raise ModelError(f"{name} is {value!r}; it must be a whole number of at least 1{hint}")
     return int(value)

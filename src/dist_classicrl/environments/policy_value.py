@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dist_classicrl._jit import compiled_for
 from dist_classicrl.environments import reachability
 from dist_classicrl.environments.model_checks import PROBABILITY_TOLERANCE
 from dist_classicrl.environments.sweeps import ROUNDING, OngoingRows, checked_discount, error_bound, evaluate
@@ -33,14 +34,9 @@ def policy_value(model: TabularMDP, policy: np.ndarray, discount_factor: float) 
     ----------
     model : TabularMDP
     policy : ndarray of int, shape (S,), or of float, shape (S, A)
-        An action for each state, or probabilities; states without legal actions are ignored.
+        An action for each state, or probabilities; states without legal actions are ignored, and worth 0.
     discount_factor : float
         From 0 to 1.
-
-    Returns
-    -------
-    ndarray of float64, shape (S,)
-        0 in a state without legal actions.
 
     Raises
     ------
@@ -105,8 +101,9 @@ def _value_by_sweeps(
     v = np.zeros(active.size)
     row = np.where(active, np.arange(active.size), -1)
     previous = 0.0
+    sweep = compiled_for(evaluate, chain, row, discount, v)
     for _ in range(max_sweeps):
-        change = evaluate(chain.pointer, chain.weight, chain.follow, chain.reward, row, discount, v)
+        change = sweep(chain, row, discount, v)
         if error_bound(change, previous, discount) < POLICY_TOLERANCE or change <= ROUNDING * np.abs(v).max():
             return v
         previous = change

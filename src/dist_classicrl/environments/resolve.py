@@ -23,29 +23,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Source:
-    """An environment ready to be learned in.
+    """An environment ready to be learned in: either compiled or stepped."""
 
-    Attributes
-    ----------
-    n_states, n_actions : int
-        What the table must have at least.
-    simulator : CompiledSimulator or None
-        The compiled environment; None where it is stepped.
-    stepped : SteppedEnv or None
-        A batch of environments, where it is not compiled.
-    make_another : callable or None
-        Makes another independent `SteppedEnv`; None where one instance is all there is.
-    fingerprint : str
-        Equal on two ranks where the environment is.
-    name : str
-    """
-
-    n_states: int
+    n_states: int  # what the table must have at least
     n_actions: int
     simulator: CompiledSimulator | None
     stepped: SteppedEnv | None
-    make_another: Callable[[], SteppedEnv] | None
-    fingerprint: str
+    make_another: Callable[[], SteppedEnv] | None  # None where one stepped instance is all there is
+    fingerprint: str  # equal on two ranks where the environment is
     name: str
 
     def another(self) -> Source:
@@ -61,24 +46,12 @@ class Source:
 
 
 def resolve(env: Any, n_envs: int, use_action_mask: bool | None, compile_env: bool = True) -> Source:
-    """Return `env` as a `Source`.
+    """Return what a user passes as `env` as a `Source`.
 
-    Parameters
-    ----------
-    env : str, gymnasium.Env, gymnasium.vector.VectorEnv, callable, TabularMDP or CompiledSimulator
-    n_envs : int
-        Copies to step, where they are made here.
-    use_action_mask : bool or None
-        See `make_stepped`. False also takes the mask from a TabularMDP or its simulator.
-    compile_env : bool
-        False: step a Gymnasium environment even where compiled code for the same process is known.
-
-    Raises
-    ------
-    EnvError
-        Where it cannot be learned in: the classes below it say why.
-    SettingsError
-        If `use_action_mask` is False and the mask cannot be left out.
+    For `n_envs` and `use_action_mask` see `make_stepped`; False also takes the mask from a TabularMDP or its
+    simulator, with a SettingsError where it cannot be left out. Without `compile_env` a Gymnasium environment
+    is stepped even where compiled code for the same process is known. EnvError where `env` cannot be learned
+    in: the classes below it say why.
     """
     if use_action_mask is False and isinstance(env, (TabularMDP, CompiledSimulator)):
         env = _without_mask(env)
@@ -181,19 +154,10 @@ def _known_instance(env: Any, use_action_mask: bool | None) -> CompiledSimulator
 
 
 def known_model(env: Any, *, use_action_mask: bool = False) -> TabularMDP | None:
-    """Return the model that is the same process as `env`, or None where none is known to be.
+    """Return the model that is the same process as the Gymnasium environment, or None where none is known.
 
-    Parameters
-    ----------
-    env : gymnasium.Env
-        It is not stepped or reset, and not closed.
-    use_action_mask : bool
-        As for `TabularMDP.from_gymnasium`, which says what is known.
-
-    Raises
-    ------
-    RewardError
-        A known environment has a NaN or infinite reward.
+    See `TabularMDP.from_gymnasium`. The environment is not stepped, reset or closed; RewardError if a known
+    one has a NaN or infinite reward.
     """
     try:
         return TabularMDP.from_gymnasium(env, use_action_mask=use_action_mask)
@@ -207,6 +171,7 @@ def known_model(env: Any, *, use_action_mask: bool = False) -> TabularMDP | None
 def _tictactoe(env: Any, use_action_mask: bool | None) -> CompiledSimulator | None:
     from dist_classicrl.environments.tictactoe import model as tictactoe_model
     from dist_classicrl.environments.tictactoe import simulator as game
+    from dist_classicrl.environments.tictactoe.rules import rules
 
     masked = use_action_mask is not False
     try:
@@ -215,7 +180,7 @@ def _tictactoe(env: Any, use_action_mask: bool | None) -> CompiledSimulator | No
         return None
     if not masked and base.illegal_action == "raise":
         return None
-    legal = game.legal_actions(base.agent_plays)
+    legal = rules(base.agent_plays).legal
     return CompiledSimulator.game(
         name=f"TicTacToe, agent plays {base.agent_plays}" + ("" if masked else ", illegal moves lose"),
         n_states=legal.shape[0],
@@ -224,7 +189,6 @@ def _tictactoe(env: Any, use_action_mask: bool | None) -> CompiledSimulator | No
         reset=game.reset,
         step=game.step,
         legal=legal if masked else None,
-        memory_size=game.MEMORY_SIZE,
         max_episode_steps=min(limits, default=None),
         model=tictactoe_model.model(base.agent_plays) if masked else None,
     )

@@ -32,17 +32,12 @@ def begin(simulation, memory, random):
 
 
 def advance(simulation, memory, state, action, random, n_actions):
-    """Return (next state, reward, terminated) of `action` in `state`, drawn with `random`.
-
-    Jitted code only.
-    """
+    """Return (next state, reward, terminated) of `action`, drawn with `random`. Jitted code only."""
     raise NotImplementedError("advance is for jitted code")
 
 
 class ModelTables(NamedTuple):
-    """A finite model in the form in which it is sampled fastest.
-
-    That is the form of Walker's alias method (1977), as Vose (1991) builds it.
+    """A finite model in the form of Walker's alias method (1977), as Vose (1991) builds it.
 
     A pair has `width` slots, or those from `first[pair]` to `first[pair + 1]` where padding would cost too
     much. Slot j yields outcome 0 if 32 random bits are at most `threshold[j]`, else outcome 1. So
@@ -61,10 +56,7 @@ class ModelTables(NamedTuple):
 
 @jit_allocating
 def _alias_slots(ptr, prob, first, threshold, choice):
-    """Fill `threshold` (uint32) and `choice` (slots, 2) for each row of a CSR `prob`.
-
-    `choice` holds outcomes by their number.
-    """
+    """Fill `threshold` (uint32) and `choice` (slots, 2), numbers of outcomes, for each row of CSR `prob`."""
     for row in range(ptr.size - 1):
         begin_, size = ptr[row], ptr[row + 1] - ptr[row]
         offset, slots = first[row], first[row + 1] - first[row]
@@ -104,13 +96,7 @@ def _alias_slots(ptr, prob, first, threshold, choice):
 
 
 def compile_model(model: TabularMDP) -> ModelTables:
-    """Return `model` as the tables that the kernels sample from.
-
-    Raises
-    ------
-    ModelError
-        If the model has 2**30 states or more.
-    """
+    """Return `model` as the tables that the kernels sample from; ModelError from 2**30 states on."""
     if model.n_states >= _MAX_STATES:
         raise ModelError(f"A compiled model can have at most {_MAX_STATES - 1} states, got {model.n_states}.")
     sizes = np.diff(model.outcome_ptr)
@@ -264,7 +250,11 @@ class CompiledSimulator:
                     f"{name}: legal has shape {legal.shape}, it must be (n_states, n_actions) = "
                     f"{(n_states, n_actions)}."
                 )
-        register_game(type(data), reset, step)
+        if _GAMES.setdefault(type(data), (reset, step)) != (reset, step):
+            raise ModelError(
+                f"{type(data).__name__} already belongs to a game with other functions; give each game's "
+                "data a class of its own."
+            )
         return cls(
             n_states=n_states,
             n_actions=n_actions,
@@ -297,23 +287,8 @@ def _game_fingerprint(numbers: tuple[Any, ...], data: Any, legal: np.ndarray | N
     return digest.hexdigest()
 
 
+#: How the kernels simulate tables of each NamedTuple class of a game: its `reset` and `step`.
 _GAMES: dict[type, tuple[Callable[..., Any], Callable[..., Any]]] = {}
-
-
-def register_game(data_class: type, reset: Callable[..., Any], step: Callable[..., Any]) -> None:
-    """Let the kernels simulate tables of the NamedTuple class `data_class` by `reset` and `step`.
-
-    Raises
-    ------
-    ModelError
-        If the class already has other functions.
-    """
-    known = _GAMES.setdefault(data_class, (reset, step))
-    if known != (reset, step):
-        raise ModelError(
-            f"{data_class.__name__} already belongs to a game with other functions; give each game's data a "
-            "class of its own."
-        )
 
 
 def _game_of(simulation):

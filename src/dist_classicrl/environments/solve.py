@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dist_classicrl._jit import jit
+from dist_classicrl._jit import compiled_for, jit
 from dist_classicrl.environments import reachability
 from dist_classicrl.environments.sweeps import ROUNDING, OngoingRows, checked_discount, error_bound, evaluate
 from dist_classicrl.errors import ConvergenceError, SettingsError
@@ -50,20 +50,11 @@ class Solution:
 
 
 @jit
-def improve(
-    pointer: np.ndarray,
-    weight: np.ndarray,
-    follow: np.ndarray,
-    reward: np.ndarray,
-    legal: np.ndarray,
-    discount: float,
-    v: np.ndarray,
-    pair: np.ndarray,
-) -> float:
+def improve(rows: OngoingRows, legal: np.ndarray, discount: float, v: np.ndarray, pair: np.ndarray) -> float:
     """One Gauss-Seidel sweep of value iteration, in place; return the largest change of a value.
 
     `legal` has shape (S, A); `pair[s]` becomes the best pair ``s * A + a``, and stays as it is where no
-    action is legal. The other arrays are those of `OngoingRows`.
+    action is legal.
     """
     n_states, n_actions = legal.shape
     change = 0.0
@@ -73,9 +64,9 @@ def improve(
             if legal[s, a]:
                 row = s * n_actions + a
                 future = 0.0
-                for o in range(pointer[row], pointer[row + 1]):
-                    future += weight[o] * v[follow[o]]
-                value = reward[row] + discount * future
+                for o in range(rows.pointer[row], rows.pointer[row + 1]):
+                    future += rows.weight[o] * v[rows.follow[o]]
+                value = rows.reward[row] + discount * future
                 if value > best:
                     best = value
                     pair[s] = row
@@ -110,10 +101,6 @@ def solve(
     max_sweeps : int
         Improving sweeps before it gives up.
 
-    Returns
-    -------
-    Solution
-
     Raises
     ------
     SettingsError
@@ -145,20 +132,20 @@ def _sweep_to_optimum(
 ) -> tuple[np.ndarray, int, float]:
     pair = np.full(legal.shape[0], -1, dtype=np.int64)
     v = np.zeros(legal.shape[0])
-    arrays = (rows.pointer, rows.weight, rows.follow, rows.reward)
     if discount < 1.0:
         # From below all values, sweeps that keep the policy only raise values (Puterman 1994, theorem 6.5.5).
         v[legal.any(axis=1)] = min(0.0, float(rows.reward.min())) / (1.0 - discount)
     previous = 0.0
+    evaluate_again = compiled_for(evaluate, rows, pair, discount, v)
     for iteration in range(1, max_sweeps + 1):
-        change = improve(*arrays, legal, discount, v, pair)
+        change = improve(rows, legal, discount, v, pair)
         residual = error_bound(change, previous, discount)
         if residual < tolerance or change <= ROUNDING * np.abs(v).max():
             return v, iteration, residual
         previous = change
         if discount < 1.0:
             for _ in range(EVALUATIONS_PER_IMPROVEMENT):
-                evaluate(*arrays, pair, discount, v)
+                evaluate_again(rows, pair, discount, v)
     raise ConvergenceError(
         f"the optimal values at discount factor {discount} still changed by {change:.3g} in sweep "
         f"{max_sweeps}; they may be infinite, which a discount factor below 1 cures"

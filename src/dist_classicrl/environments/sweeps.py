@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -19,8 +18,7 @@ if TYPE_CHECKING:
 ROUNDING = 4 * np.finfo(np.float64).eps
 
 
-@dataclass(frozen=True, eq=False)
-class OngoingRows:
+class OngoingRows(NamedTuple):
     """Rows (pairs, or states of a chain) with their mean reward and the outcomes that go on."""
 
     pointer: np.ndarray  # int64 (R + 1,): row r goes on with the outcomes pointer[r] to pointer[r + 1] - 1
@@ -52,28 +50,19 @@ class OngoingRows:
 
 
 @jit
-def evaluate(
-    pointer: np.ndarray,
-    weight: np.ndarray,
-    follow: np.ndarray,
-    reward: np.ndarray,
-    pair: np.ndarray,
-    discount: float,
-    v: np.ndarray,
-) -> float:
+def evaluate(rows: OngoingRows, pair: np.ndarray, discount: float, v: np.ndarray) -> float:
     """One Gauss-Seidel sweep for the policy that chooses `pair`, in place; return the largest change.
 
-    A negative entry of `pair` marks a state without a choice, whose value stays. The arrays before it are
-    those of `OngoingRows`.
+    A negative entry of `pair` marks a state without a choice, whose value stays.
     """
     change = 0.0
     for s in range(pair.size):
         row = pair[s]
         if row >= 0:
             value = 0.0
-            for o in range(pointer[row], pointer[row + 1]):
-                value += weight[o] * v[follow[o]]
-            value = reward[row] + discount * value
+            for o in range(rows.pointer[row], rows.pointer[row + 1]):
+                value += rows.weight[o] * v[rows.follow[o]]
+            value = rows.reward[row] + discount * value
             change = max(change, abs(value - v[s]))
             v[s] = value
     return change

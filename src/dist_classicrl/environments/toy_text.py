@@ -7,6 +7,7 @@ do, even where they have been edited. What is not known to be the same process i
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -23,11 +24,8 @@ def fields_of(env: Any, use_action_mask: bool, make_kwargs: Mapping[str, Any]) -
     import gymnasium
 
     if isinstance(env, (str, gymnasium.envs.registration.EnvSpec)):
-        made = gymnasium.make(env, **make_kwargs)
-        try:
+        with closing(gymnasium.make(env, **make_kwargs)) as made:
             return fields_of_instance(made, use_action_mask)
-        finally:
-            made.close()
     if make_kwargs:
         raise EnvError(
             f"{sorted(make_kwargs)} cannot be set on an environment that is made already; give its id instead"
@@ -36,13 +34,7 @@ def fields_of(env: Any, use_action_mask: bool, make_kwargs: Mapping[str, Any]) -
 
 
 def fields_of_instance(env: Any, use_action_mask: bool) -> dict[str, Any]:
-    """Return the fields of the model of a known instance.
-
-    Raises
-    ------
-    EnvError
-        With the reason, for anything else.
-    """
+    """Return the fields of the model of a known instance; EnvError, with the reason, for anything else."""
     from gymnasium.envs.toy_text.cliffwalking import CliffWalkingEnv
     from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
     from gymnasium.envs.toy_text.taxi import TaxiEnv
@@ -111,8 +103,7 @@ def _require_plain_spaces(env: Any, base: Any) -> None:
     """Refuse spaces that someone replaced: states and actions must be numbered from 0, as in `P`."""
     from gymnasium.spaces import Discrete
 
-    sizes = (("observation_space", len(base.P)), ("action_space", len(base.P[0])))
-    for name, size in sizes:
+    for name, size in (("observation_space", len(base.P)), ("action_space", len(base.P[0]))):
         for holder in (env, base):
             space = getattr(holder, name)
             if type(space) is not Discrete or space.start != 0 or space.n != size:

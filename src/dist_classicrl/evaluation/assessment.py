@@ -14,17 +14,10 @@ from dist_classicrl.model.agent_state import AgentState
 
 @dataclass(frozen=True)
 class Assessment:
-    """How good the greedy policy of an agent is.
-
-    Attributes
-    ----------
-    episodes : EvaluationResult
-    exact : ExactValue or None
-        None where the model is not known, a value is infinite, or nobody has asked for it.
-    """
+    """How good the greedy policy of an agent is."""
 
     episodes: EvaluationResult
-    exact: ExactValue | None
+    exact: ExactValue | None  # None: the model is not known, a value is infinite, or nobody has asked for it
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data for JSON; None stands for what is not known."""
@@ -39,15 +32,7 @@ class Assessment:
             "mean_length": played.mean_length,
             "min_length": int(played.lengths.min()),
             "max_length": int(played.lengths.max()),
-            "exact": None
-            if exact is None
-            else {
-                "discount_factor": exact.discount_factor,
-                "value": exact.value,
-                "optimum": exact.optimum,
-                "gap": exact.gap,
-                "relative_gap": exact.relative_gap,
-            },
+            "exact": None if exact is None else exact.to_dict(),
         }
 
     def to_rows(self) -> list[list[str]]:
@@ -80,12 +65,8 @@ def assess(
 ) -> Assessment:
     """Play greedy episodes of `agent` in `env`, and compute the exact value where its model is known.
 
-    Other arguments and errors are those of `DistAsyncQLearning.evaluate`.
-
-    Parameters
-    ----------
-    exactly : bool
-        False: only play. A model of 100,000 states takes some seconds to solve.
+    Not `exactly`: only play; a model of 100,000 states takes some seconds to solve. Other arguments and
+    errors are those of `DistAsyncQLearning.evaluate`.
     """
     played = evaluate(env, agent, episodes, seed)
     model = model_of(env, agent.settings.use_action_mask) if exactly else None

@@ -9,6 +9,7 @@ import numpy as np
 
 from dist_classicrl._jit import jit_for
 from dist_classicrl._random import fresh_seed, stream_key
+from dist_classicrl.checks import checked_whole
 from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.environments.simulate import CompiledSimulator
 from dist_classicrl.errors import SettingsError
@@ -74,9 +75,7 @@ def evaluate(
     q_table, settings = agent.q_table, agent.settings
     seed = agent.seed if seed is None else seed
     seed = fresh_seed() if seed is None else seed
-    for name, value in (("episodes", episodes), ("max_steps", max_steps)):
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-            raise SettingsError(f"{name} must be a whole number of at least 1, got {value!r}.")
+    episodes, max_steps = checked_whole("episodes", episodes, 1), checked_whole("max_steps", max_steps, 1)
     source = resolve(env, min(settings.n_envs, episodes), settings.use_action_mask)
     try:
         if q_table.shape[0] < source.n_states or q_table.shape[1] < source.n_actions:
@@ -113,10 +112,7 @@ def _evaluate_compiled(
 def _evaluate_stepped(
     env: SteppedEnv, table: LocalTable, episodes: int, seed: int, max_steps: int
 ) -> EvaluationResult:
-    """Play in a batch, where each environment has a share of the episodes.
-
-    So short episodes are not preferred.
-    """
+    """Play in a batch, where each environment has a share of the episodes: short ones are not preferred."""
     shares = np.full(env.n_envs, episodes // env.n_envs)
     shares[: episodes % env.n_envs] += 1
     returns: list[float] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -17,20 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExactValue:
-    """Discounted values of the start states, for the process without its time limit.
+    """Discounted values of the start states, for the process without its time limit."""
 
-    Attributes
-    ----------
-    value : float
-        Of the greedy policy, ties broken at random.
-    optimum : float
-        The largest that any policy has.
-    discount_factor : float
-    """
-
-    value: float
-    optimum: float
     discount_factor: float
+    value: float  # of the greedy policy, ties broken at random
+    optimum: float  # the largest that any policy has
 
     @property
     def gap(self) -> float:
@@ -42,17 +33,13 @@ class ExactValue:
         """The gap as a share of the optimum's size; None where the optimum is 0."""
         return self.gap / abs(self.optimum) if self.optimum else None
 
+    def to_dict(self) -> dict[str, float | None]:
+        """Return it as plain data for JSON."""
+        return {**asdict(self), "gap": self.gap, "relative_gap": self.relative_gap}
+
 
 def model_of(env: Any, use_action_mask: bool | None = None) -> TabularMDP | None:
-    """Return the finite model that `env` is known to be, or None.
-
-    Parameters
-    ----------
-    env
-        As `DistAsyncQLearning.train` takes it.
-    use_action_mask : bool, optional
-        As in the agent's settings.
-    """
+    """Return the finite model that `env`, as `train` takes it, is known to be; None if it is not."""
     source = resolve(env, 1, use_action_mask)
     try:
         return None if source.simulator is None else source.simulator.model
@@ -63,19 +50,8 @@ def model_of(env: Any, use_action_mask: bool | None = None) -> TabularMDP | None
 def exact_value(model: TabularMDP, q_table: np.ndarray, discount_factor: float) -> ExactValue:
     """Return the exact value of the greedy policy of `q_table` in `model`, and the optimum.
 
-    Parameters
-    ----------
-    model : TabularMDP
-    q_table : ndarray, shape (states, actions)
-        At least as large as the model; what is beyond it is not used.
-    discount_factor : float
-
-    Raises
-    ------
-    SettingsError
-        If the table is too small, or the discount factor is not allowed.
-    ConvergenceError
-        If the discount factor is 1 and a value is infinite.
+    The table, of shape (states, actions), is at least as large as the model; what is beyond it is not used.
+    ConvergenceError if the discount factor is 1 and a value is infinite.
     """
     size = (model.n_states, model.n_actions)
     if q_table.shape[0] < size[0] or q_table.shape[1] < size[1]:
@@ -86,7 +62,7 @@ def exact_value(model: TabularMDP, q_table: np.ndarray, discount_factor: float) 
     values = np.where(model.legal_pairs(), q_table[: size[0], : size[1]], -np.inf)
     best = values == values.max(axis=1, keepdims=True)  # all actions, where none is legal
     greedy = model.policy_value(best / best.sum(axis=1, keepdims=True), discount_factor)
-    return ExactValue(model.start_value(greedy), _optimum(model, discount_factor), discount_factor)
+    return ExactValue(discount_factor, model.start_value(greedy), _optimum(model, discount_factor))
 
 
 @lru_cache(maxsize=8)

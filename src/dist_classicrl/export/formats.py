@@ -25,19 +25,11 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True)
 class Exported:
-    """What is exported.
-
-    Attributes
-    ----------
-    agent : AgentState
-    policy : Policy
-    environment : str or None
-        What the environment is called.
-    """
+    """What is exported."""
 
     agent: AgentState
     policy: Policy
-    environment: str | None
+    environment: str | None  # what it is called
 
 
 def export(
@@ -51,28 +43,11 @@ def export(
 ) -> Path:
     """Write what `agent` has learned to exactly `path`: whole, or not at all.
 
-    Parameters
-    ----------
-    agent : AgentState
-    path : str or path
-    env : optional
-        The environment that was trained in, as `train` takes it, for observations and names.
-    environment : str, optional
-        What it is called, for the file.
-    kind : str, optional
-        One of `KINDS`; by default the suffix of `path`. "npz" is a model file, which `load_model` reads, with
-        the arrays `policy` and `values` besides `q_table` and `visits`. "csv" and "json" are what
-        `dist_classicrl.export.table_file.read_table` reads. "py" is a program with a function
-        `act(observation)`.
-    force : bool
-        Whether a file that is there is replaced.
-
-    Raises
-    ------
-    ExportError
-        If the kind is not known, or there is such a file.
-    EnvError
-        If `env` is larger than the table.
+    `env` is the environment that was trained in, for observations and names, and `environment` what the file
+    calls it. The kind, by default the suffix of `path`, is one of `KINDS`: "npz" is a model file, which
+    `load_model` reads, with the arrays `policy` and `values` besides `q_table` and `visits`; "csv" and "json"
+    are what `table_file.read_table` reads; "py" is a program with a function `act(observation)`. ExportError
+    if the kind is not known, or there is such a file, unless `force` has it replaced.
     """
     target = Path(path)
     write = _writer(target, kind)
@@ -139,9 +114,7 @@ def _write_json(exported: Exported, target: Path) -> None:
         "discount_factor": agent.settings.discount_factor,
         "actions": policy.action_names,
         "action_values": policy.action_values(),
-        "observations": None
-        if observations is None
-        else [policy.observation_of(state) for state in range(policy.n_states)],
+        "observations": observations and [policy.observation_of(state) for state in range(policy.n_states)],
         "legal": None if policy.legal is None else policy.legal.tolist(),
         "q_table": policy.q.tolist(),
         "visits": policy.visits.tolist(),
@@ -168,5 +141,4 @@ _WRITERS: dict[str, Callable[[Exported, Path], None]] = {
     "json": _write_json,
 }
 
-KINDS = tuple(_WRITERS)
-"""The formats of exports."""
+KINDS = tuple(_WRITERS)  # the formats of exports

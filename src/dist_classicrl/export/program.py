@@ -89,13 +89,7 @@ def _numbers(value, shape):
 def program(policy: Policy, title: str, module: str) -> Iterator[str]:
     """Yield the text of the program, piece by piece.
 
-    Parameters
-    ----------
-    policy : Policy
-    title : str
-        The first line of its docstring.
-    module : str
-        Its name, for the example there.
+    Its docstring begins with the title, and its example calls it by the name of the module.
     """
     entries = policy.n_states * policy.n_actions
     write = _plain if entries <= _PLAIN_ENTRIES else _packed

@@ -11,8 +11,7 @@ _ASCII = str.maketrans("←↓→↑·", "<v>^.")
 _UNSEEN = "·"
 _MARKS = " XO"
 
-Cells = list[list[str]]
-"""Lines of cells."""
+Cells = list[list[str]]  # by line
 
 
 def in_ascii(text: str) -> str:
@@ -40,14 +39,11 @@ def _on_map(policy: Policy, texts: list[str]) -> Cells:
     # A table from elsewhere may come without counts.
     seen = policy.visits.sum(axis=1) > 0 if policy.visits.any() else np.ones(policy.n_states, bool)
     rows, columns = letters.shape
-    return [
-        [
-            str(letters[row, column]).strip() or (texts[state] if seen[state] else _UNSEEN)
-            for column in range(columns)
-            for state in [row * columns + column]
-        ]
-        for row in range(rows)
+    cells = [
+        str(letter).strip() or (text if known else _UNSEEN)
+        for letter, text, known in zip(letters.flat, texts, seen, strict=False)
     ]
+    return [cells[row * columns : (row + 1) * columns] for row in range(rows)]
 
 
 def board(policy: Policy, state: int) -> Cells:
@@ -75,20 +71,19 @@ def aligned(cells: Cells, centered: bool = False) -> list[str]:
 
 def state_table(policy: Policy, states: list[int]) -> tuple[list[str], Cells]:
     """Return headers and a row for each of `states`: what it is, its values, visits and greedy action."""
-    headers = ["state", "observation", *policy.action_names, "visits", "greedy"]
+    told = policy.has_observations
+    headers = ["state", *(["observation"] if told else []), *policy.action_names, "visits", "greedy"]
     rows = [
         [
             str(state),
-            policy.state_text(state),
+            *([policy.state_text(state)] if told else []),
             *map(_number, policy.q[state]),
             f"{policy.visits[state].sum():,}",
             policy.action_names[policy.greedy[state]],
         ]
         for state in states
     ]
-    if policy.has_observations:
-        return headers, rows
-    return [headers[0], *headers[2:]], [[row[0], *row[2:]] for row in rows]
+    return headers, rows
 
 
 def action_table(policy: Policy, state: int) -> tuple[list[str], Cells]:

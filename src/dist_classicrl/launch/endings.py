@@ -16,28 +16,14 @@ _STOP_CODES = (os.EX_TEMPFAIL, INTERRUPTED)
 
 @dataclass(frozen=True)
 class Attempt:
-    """How one start of the job ended.
-
-    Attributes
-    ----------
-    ranks : int
-    seconds : float
-    code : int
-        Exit status to pass on, if this is the last one.
-    goes_on : bool
-        Whether the job died and may be started again.
-    text : str
-        How it ended, in a few words.
-    had_ranks : bool
-        Whether a rank said that it had started, or mpirun was ended before one could.
-    """
+    """How one start of the job ended."""
 
     ranks: int
     seconds: float
-    code: int
-    goes_on: bool
-    text: str
-    had_ranks: bool = True
+    code: int  # exit status to pass on, if this is the last start
+    goes_on: bool  # the job died and may be started again
+    text: str  # how it ended, in a few words
+    had_ranks: bool = True  # a rank said that it had started, or mpirun was ended before one could
 
     def is_like(self, other: Attempt) -> bool:
         """Return whether another one, of as many ranks, ended in the same way."""

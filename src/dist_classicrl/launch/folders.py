@@ -10,14 +10,12 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dist_classicrl.errors import LauncherError
 
-STATE_FOLDER = ".dist_classicrl"
-"""Where ranks record how they end by default."""
-
+STATE_FOLDER = ".dist_classicrl"  # where ranks record how they end by default
 _PREFIX = "launch-"
 _SESSION_PREFIX = "dist-classicrl-"
 _OWNER = "launcher.json"
@@ -31,11 +29,6 @@ def launch_folder(state_dir: Path) -> Iterator[Path]:
     Only this user may enter it, whatever the umask: another user could otherwise claim there that the work is
     done. Folders of launchers of this host that have ended are removed if nothing in them has changed for a
     day.
-
-    Raises
-    ------
-    LauncherError
-        If there is no place for it.
     """
     place = state_dir.absolute()
     folder = place / f"{_PREFIX}{uuid.uuid4().hex[:12]}"
@@ -53,10 +46,8 @@ def launch_folder(state_dir: Path) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        try:
+        with suppress(OSError):  # it has a folder of another launch, or is not ours to remove
             place.rmdir()
-        except OSError:  # of another launch, or not ours to remove
-            pass
 
 
 @contextmanager
@@ -65,11 +56,6 @@ def session_folder() -> Iterator[str]:
 
     Open MPI names the folder of its files after its process id, and would use one that another user has made.
     Those of launchers that have ended are removed as by `launch_folder`.
-
-    Raises
-    ------
-    LauncherError
-        If there is no place for it.
     """
     try:
         folder = tempfile.mkdtemp(prefix=_SESSION_PREFIX)
@@ -114,8 +100,6 @@ def _is_stale(folder: Path) -> bool:
 def _exists(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
     return True

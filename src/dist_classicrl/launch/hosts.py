@@ -8,7 +8,7 @@ import shlex
 import shutil
 import socket
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,28 +23,17 @@ _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 @dataclass(frozen=True)
 class Host:
-    """A line of a hostfile.
-
-    Attributes
-    ----------
-    name : str
-    slots : int or None
-        How many ranks it takes; None where the file does not say.
-    """
+    """A line of a hostfile."""
 
     name: str
-    slots: int | None
+    slots: int | None  # how many ranks it takes; None where the file does not say
 
 
 def read_hostfile(path: str | Path) -> tuple[Host, ...]:
     """Read a hostfile: a host in each line, as `node1 slots=4` (Open MPI) or `node1:4` (MPICH).
 
     Where a host without slots is there several times, as in the files of PBS, each line without slots is one.
-
-    Raises
-    ------
-    LauncherError
-        If it cannot be read, has no host, has a line that means nothing, or names a host again with slots.
+    LauncherError if the file cannot be used.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
@@ -116,17 +105,10 @@ def ranks_on(hosts: Sequence[Host], all_hosts: Sequence[Host], n_ranks: int) -> 
 def hosts_that_answer(
     hosts: Sequence[Host], agent: Sequence[str], seconds: float, is_over: Callable[[], bool]
 ) -> list[Host]:
-    """Return the hosts on which `true` can be run; this one always can.
+    """Return the hosts on which `true` can be run within `seconds`; this one always can.
 
-    Parameters
-    ----------
-    hosts : sequence of Host
-    agent : sequence of str
-        The command that takes a host's name and a command for it, such as `ssh`.
-    seconds : float
-        How long a host may take to answer.
-    is_over : callable
-        Called again and again: whether to give up, in which case the answers so far count.
+    `agent` takes a host's name and a command for it, as `ssh` does. `is_over` is called again and again; once
+    it returns True, only the answers so far count.
     """
     others = [host.name for host in hosts if not is_here(host.name)]
     with RemoteCommands({name: [*agent, name, "true"] for name in others}) as asked:
@@ -136,13 +118,7 @@ def hosts_that_answer(
 
 
 def agent_words(agent: str | None) -> list[str]:
-    """Return the command that starts something on another host: `agent`, or ssh that asks no questions.
-
-    Raises
-    ------
-    LauncherError
-        If `agent` cannot be split into words.
-    """
+    """Return the command that starts something on another host: `agent`, or ssh that asks no questions."""
     try:
         return shlex.split(agent) if agent else ["ssh", "-o", "BatchMode=yes"]
     except ValueError as error:
@@ -152,18 +128,12 @@ def agent_words(agent: str | None) -> list[str]:
         ) from error
 
 
-def slurm_hosts(environment: Mapping[str, str] | None = None) -> tuple[Host, ...]:
-    """Return the nodes of the SLURM job that this process is in; none where there is no such job.
-
-    Parameters
-    ----------
-    environment : mapping of str to str, optional
-        Environment variables; this process's if left out.
-    """
-    nodes = (os.environ if environment is None else environment).get("SLURM_JOB_NODELIST")
+def slurm_hosts() -> tuple[Host, ...]:
+    """Return the nodes of the SLURM job that this process is in; none where there is no such job."""
+    nodes = os.environ.get("SLURM_JOB_NODELIST")
     if not nodes or shutil.which("scontrol") is None:
         return ()
-    job = run_job(["scontrol", "show", "hostnames", nodes], timeout=_SLURM_SECONDS)
+    job = run_job(["scontrol", "show", "hostnames", nodes], timeout=_SLURM_SECONDS, keep_errors=False)
     return () if job.returncode else tuple(Host(name, None) for name in job.output.split())
 
 
@@ -174,17 +144,9 @@ def slurm_tasks() -> int | None:
 
 
 def command_on(name: str, text: str, agent: str | None, within_slurm: bool) -> list[str]:
-    """Return the command that has a host run `text`, which is for its shell.
+    """Return the command that runs a line of shell on a host; on this one no other program is needed.
 
-    Parameters
-    ----------
-    name : str
-        Of the host; on this one no other program is needed.
-    text : str
-    agent : str or None
-        See `agent_words`.
-    within_slurm : bool
-        Whether srun takes the place of ssh, where no agent is given.
+    `agent` is as for `agent_words`. `within_slurm` srun takes the place of ssh, where no agent is given.
     """
     if is_here(name):
         return ["/bin/sh", "-c", text]

@@ -31,26 +31,26 @@ _IDENTITY_PREFIXES = (
     "MPI_LOCAL",
 )
 
+_SWITCHED_ON = (
+    # Containers run as root. Open MPI asks for both.
+    "OMPI_ALLOW_RUN_AS_ROOT",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM",
+    "PRTE_ALLOW_RUN_AS_ROOT",
+    "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM",
+    # A rank that waits in MPI gives its core to one that works.
+    "OMPI_MCA_mpi_yield_when_idle",
+)
+
 _VERSION_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
 class Launcher:
-    """A program that starts MPI jobs.
+    """A program that starts MPI jobs."""
 
-    Attributes
-    ----------
-    path : str
-        Absolute path of `mpirun` or `mpiexec`.
-    family : str
-        `"openmpi"`, `"hydra"` (MPICH, Intel MPI, MVAPICH), or `"unknown"`.
-    version : tuple of int
-        Empty where it is not known.
-    """
-
-    path: str
-    family: str
-    version: tuple[int, ...]
+    path: str  # of `mpirun` or `mpiexec`, absolute
+    family: str  # "openmpi", "hydra" (MPICH, Intel MPI, MVAPICH), or "unknown"
+    version: tuple[int, ...]  # empty where it is not known
 
     def __str__(self) -> str:
         name = {"openmpi": "Open MPI", "hydra": "MPICH or kin"}.get(self.family, "unknown MPI")
@@ -58,18 +58,10 @@ class Launcher:
 
 
 def find_launcher() -> Launcher:
-    """Find the launcher of the MPI library that mpi4py loads.
+    """Find the launcher of the MPI library that mpi4py loads; LauncherError if there is none.
 
-    Returns
-    -------
-    Launcher
-        The one of this Python environment if it has one, as mpi4py looks for its library there first;
-        otherwise the first on `PATH`.
-
-    Raises
-    ------
-    LauncherError
-        There is none.
+    It is the one of this Python environment if there is one, as mpi4py looks for its library there first;
+    otherwise the first on `PATH`.
     """
     own_programs = os.path.join(sys.prefix, "bin")
     for name in ("mpirun", "mpiexec"):
@@ -83,13 +75,7 @@ def find_launcher() -> Launcher:
 
 
 def identify(path: str) -> Launcher:
-    """Return which MPI the launcher at `path` belongs to, by what it says of its version.
-
-    Raises
-    ------
-    LauncherError
-        It cannot be run, or does not answer.
-    """
+    """Return which MPI the launcher at `path` belongs to, by what it says of its version."""
     answer = _answer(path, "--version")
     if "Open MPI" in answer or "OpenRTE" in answer:
         family = "openmpi"
@@ -109,13 +95,7 @@ def has_ulfm(launcher: Launcher) -> bool:
 
 
 def _answer(*command: str) -> str:
-    """Return what a program of an MPI writes.
-
-    Raises
-    ------
-    LauncherError
-        It cannot be run, or does not answer.
-    """
+    """Return what a program of an MPI writes; LauncherError if it cannot be run, or does not answer."""
     try:
         job = run_job(command, timeout=_VERSION_SECONDS, env=launch_environment())
     except OSError as error:
@@ -128,29 +108,11 @@ def _answer(*command: str) -> str:
 def launch_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the environment in which a launcher works as root, with few cores, and inside another job.
 
-    Parameters
-    ----------
-    base : mapping, optional
-        What to start from; this process's environment if left out. Variables that it has are kept.
-
-    Returns
-    -------
-    dict
+    Variables that are set in `base`, which is this process's environment if left out, are kept.
     """
     base = os.environ if base is None else base
     environment = dict(base)
     if rank_of_environment(base) is not None:
         # A job started from a rank must not take itself for that rank.
         environment = {name: value for name, value in base.items() if not name.startswith(_IDENTITY_PREFIXES)}
-    defaults = {
-        # Containers run as root. Open MPI asks for both.
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "PRTE_ALLOW_RUN_AS_ROOT": "1",
-        "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        # A rank that waits in MPI gives its core to one that works.
-        "OMPI_MCA_mpi_yield_when_idle": "1",
-    }
-    for name, value in defaults.items():
-        environment.setdefault(name, value)
-    return environment
+    return {**dict.fromkeys(_SWITCHED_ON, "1"), **environment}

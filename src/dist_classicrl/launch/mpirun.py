@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dist_classicrl.errors import LauncherError
+from dist_classicrl.launch.endings import shell_status
 from dist_classicrl.launch.launcher import Launcher, find_launcher, has_ulfm, launch_environment
 from dist_classicrl.process.jobs import run_job
 
@@ -26,24 +27,8 @@ _CHECK_PROGRAM = "from mpi4py import MPI; print('world', MPI.COMM_WORLD.size)"
 def mpirun_command(n_ranks: int, launcher: Launcher | None = None, further: Sequence[str] = ()) -> list[str]:
     """Return the words that start `n_ranks` ranks on this machine; the program and its arguments follow them.
 
-    Parameters
-    ----------
-    n_ranks : int
-        Number of ranks, at least 1. It may be more than there are cores.
-    launcher : Launcher, optional
-        Found by `find_launcher` if left out.
-    further : sequence of str
-        Words that come later. Where these set mapping or binding it is not set here, since mpirun takes each
-        only once.
-
-    Returns
-    -------
-    list of str
-
-    Raises
-    ------
-    LauncherError
-        `n_ranks` is below 1, or there is no launcher.
+    There may be more ranks than cores. Where `further` words, which come later, set mapping or binding it is
+    not set here, since mpirun takes each only once.
     """
     if n_ranks < 1:
         raise LauncherError(f"A job has at least 1 rank; {n_ranks} were asked for.")
@@ -63,38 +48,26 @@ def mpirun_command(n_ranks: int, launcher: Launcher | None = None, further: Sequ
 
 
 def survival_words(launcher: Launcher) -> list[str]:
-    """Return the words with which a job goes on after a rank's death; none where the launcher cannot do that.
-
-    Parameters
-    ----------
-    launcher : Launcher
-    """
+    """Return the words with which a job survives a rank's death; none where the launcher cannot do that."""
     if launcher.family != "openmpi" or launcher.version < (5,) or not has_ulfm(launcher):
         return []
-    # Of the ways in which Open MPI sends messages only ob1 survives.
-    survive = ["--with-ft", "ulfm", "--mca", "pml", "ob1"]
-    # For processes that are started later, which those words do not cover.
-    survive += ["--prtemca", "prte_state_base_recoverable", "1"]
-    # Else mpirun ends the job eight minutes after a host fell silent, even where the others go on.
-    survive += ["--prtemca", "oob_tcp_keepalive_intvl", "600", "--prtemca", "oob_tcp_keepalive_probes", "127"]
-    return survive
+    return [
+        *("--with-ft", "ulfm"),
+        # Of the ways in which Open MPI sends messages only ob1 survives.
+        *("--mca", "pml", "ob1"),
+        # For processes that are started later, which those words do not cover.
+        *("--prtemca", "prte_state_base_recoverable", "1"),
+        # Else mpirun ends the job eight minutes after a host fell silent, even where the others go on.
+        *("--prtemca", "oob_tcp_keepalive_intvl", "600"),
+        *("--prtemca", "oob_tcp_keepalive_probes", "127"),
+    ]
 
 
 def host_words(launcher: Launcher, hostfile: str | None, agent: str | None) -> list[str]:
     """Return the words that start ranks on the hosts of a file, in this launcher's own form.
 
-    Parameters
-    ----------
-    launcher : Launcher
-    hostfile : str or None
-        This machine alone, or what a batch system has given, if left out.
-    agent : str or None
-        What starts a program on another host in place of ssh.
-
-    Raises
-    ------
-    LauncherError
-        It is not known how this launcher wants it said.
+    Without a file that is this machine alone, or what a batch system has given. `agent` starts a program on
+    another host in place of ssh. LauncherError if it is not known how this launcher wants it said.
     """
     if hostfile is None and agent is None:
         return []
@@ -131,27 +104,9 @@ def start_command(
 ) -> list[str]:
     """Return the whole command that starts a program on ranks of this or of several hosts.
 
-    Parameters
-    ----------
-    launcher : Launcher
-    n_ranks : int
-    program : sequence of str
-        The program and its arguments.
-    hostfile, agent
-        As for `host_words`.
-    network : sequence of str
-        Words that keep the job to one network, see `network_words`.
-    options : sequence of str
-        Further words for mpirun.
-    survive : bool
-        Whether the other ranks are to survive a death, where the launcher can do that.
-    exported : sequence of str
-        Environment variables for the ranks, besides PYTHONPATH.
-
-    Raises
-    ------
-    LauncherError
-        As `host_words` does.
+    `hostfile` and `agent` are as for `host_words`, `network` is what `network_words` returns, and `options`
+    are further words for mpirun. With `survive` the other ranks survive a death, where the launcher can do
+    that. `exported` names environment variables for the ranks, besides PYTHONPATH.
     """
     variables = [*exported, *(name for name in ("PYTHONPATH",) if name in os.environ)]
     return [
@@ -186,18 +141,9 @@ def session_variables(
 
 
 def check_launcher(launcher: Launcher) -> None:
-    """Start two ranks that load mpi4py, and see whether they find each other.
+    """Start two ranks that load mpi4py, and see whether they find each other; LauncherError if not.
 
-    Parameters
-    ----------
-    launcher : Launcher
-        What to start them with.
-
-    Raises
-    ------
-    LauncherError
-        They could not start, could not load an MPI library, or were each alone, as happens when the
-        launcher belongs to another MPI than the library that mpi4py loads.
+    They are each alone when the launcher belongs to another MPI than the library that mpi4py loads.
     """
     job = run_job(
         [*mpirun_command(_CHECK_RANKS, launcher), sys.executable, "-c", _CHECK_PROGRAM],
@@ -223,30 +169,16 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m dist_classicrl.launch.mpirun",
         description="Start a program on several MPI ranks, which may be more than there are cores.",
     )
-    parser.add_argument("-n", "--ranks", type=int, default=1, help="number of ranks (default: 1)")
-    parser.add_argument(
-        "--timeout", type=float, metavar="SECONDS", help="end the job and all it started then"
-    )
-    parser.add_argument(
-        "--check", action="store_true", help="only see whether mpirun and mpi4py work together"
-    )
-    parser.add_argument("command", nargs="*", metavar="-- PROGRAM", help="the program and its arguments")
+    add = parser.add_argument
+    add("-n", "--ranks", type=int, default=1, help="number of ranks (default: 1)")
+    add("--timeout", type=float, metavar="SECONDS", help="end the job and all it started then")
+    add("--check", action="store_true", help="only see whether mpirun and mpi4py work together")
+    add("command", nargs="*", metavar="-- PROGRAM", help="the program and its arguments")
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; see `--help`.
-
-    Parameters
-    ----------
-    arguments : sequence of str, optional
-        `sys.argv[1:]` if left out.
-
-    Returns
-    -------
-    int
-        The exit status: the job's own; 124 if the deadline ended it; 1 if it could not be started.
-    """
+    """Run the command line; return the job's status, 124 at the deadline, or 1 if it could not be started."""
     parser = _parser()
     options = parser.parse_args(arguments)
     try:
@@ -269,7 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if job.timed_out:
         sys.stderr.write(f"The job did not end within {options.timeout:g} s and was killed.\n")
         return 124
-    return job.returncode if job.returncode >= 0 else 128 - job.returncode
+    return shell_status(job.returncode)
 
 
 if __name__ == "__main__":

@@ -21,17 +21,9 @@ _LOOPBACK = "lo"
 def network_words(launcher: Launcher, network: str | None) -> list[str]:
     """Return the words with which a job keeps to one network, in this launcher's own form.
 
-    Parameters
-    ----------
-    launcher : Launcher
-    network : str or None
-        `10.1.0.0/16`, or the name of a card, such as `eth1`, that is the same on all hosts. What the MPI
-        chooses by itself, if left out.
-
-    Raises
-    ------
-    LauncherError
-        There is no such network here, several cards are in it, or this launcher has no words for it.
+    `network` is such as `10.1.0.0/16`, or the name of a card, such as `eth1`, that is the same on all hosts.
+    LauncherError if there is no such network here, several cards are in it, or this launcher has no words for
+    it.
     """
     if network is None:
         return []

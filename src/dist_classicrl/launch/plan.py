@@ -19,102 +19,26 @@ from dist_classicrl.process.exit_record import LAUNCH_VARIABLE
 
 
 @dataclass(frozen=True)
-class LaunchPlan:
-    """What to start, and how to watch over it.
+class LaunchOptions:
+    """How a job is started and watched over; times are in seconds.
 
-    Attributes
-    ----------
-    launcher : Launcher
-    ranks : int
-    words : tuple of str
-        The script, or `-m` and a module, and its arguments.
-    hosts : tuple of Host, optional
-        What the hostfile says.
-    agent : str, optional
-        What starts a program on another host in place of ssh.
-    network : tuple of str
-        Words for mpirun that keep the job to one network, which the last one names.
-    options : tuple of str
-        Further words for mpirun.
-    survive : bool
-        Whether to start it so that the other ranks survive a death, where the MPI can.
-    state_dir : Path
-        A folder that all hosts see.
-    max_restarts : int
-    delay : float
-        Seconds before the first restart; doubled each time.
-    grace : float
-        Seconds that the job has to end when its work is done or one of its ranks has failed.
-    silence : float
-        Seconds without a sign of life of any rank after which the job counts as dead; also what it has to
-        end after it was asked to stop.
+    `grace` is what the job has to end when its work is done or one of its ranks has failed. After `silence`
+    without a sign of life of any rank it counts as dead; it is also what the job has to end after it was
+    asked to stop.
     """
 
-    launcher: Launcher
-    ranks: int
-    words: tuple[str, ...]
-    hosts: tuple[Host, ...] | None = None
-    agent: str | None = None
-    network: tuple[str, ...] = ()
-    options: tuple[str, ...] = ()
-    survive: bool = True
-    state_dir: Path = Path(STATE_FOLDER)
+    ranks: int | None = None  # by default the slots of the hostfile, or SLURM's tasks
+    hostfile: str | None = None
     max_restarts: int = 3
-    delay: float = 1.0
+    restart_delay: float = 1.0  # before the first restart; doubled each time
+    state_dir: Path = Path(STATE_FOLDER)  # a folder that all hosts see
     grace: float = 30.0
     silence: float = 300.0
-
-    def command(self, ranks: int, hostfile: Path | None) -> list[str]:
-        """Return the command that starts `ranks` ranks."""
-        return start_command(
-            self.launcher,
-            ranks,
-            program.command(self.words),
-            hostfile=hostfile,
-            agent=self.agent,
-            network=self.network,
-            options=self.options,
-            survive=self.survive,
-            exported=[LAUNCH_VARIABLE],
-        )
-
-
-@dataclass(frozen=True)
-class LaunchOptions:
-    """How a job is started and watched over.
-
-    Attributes
-    ----------
-    ranks : int, optional
-        By default the slots of the hostfile, or SLURM's tasks.
-    hostfile : str, optional
-    max_restarts : int
-    restart_delay, grace, silence : float
-        `LaunchPlan.delay`, `LaunchPlan.grace` and `LaunchPlan.silence`.
-    state_dir : Path
-    survive : bool
-    agent : str, optional
-        These four are those of `LaunchPlan`.
-    network : str, optional
-        What `network_words` takes.
-    mca : tuple of (str, str)
-        Parameters of Open MPI.
-    mpirun_options : str
-        Further words for mpirun.
-    """
-
-    ranks: int | None = None
-    hostfile: str | None = None
-    max_restarts: int = LaunchPlan.max_restarts
-    restart_delay: float = LaunchPlan.delay
-    state_dir: Path = LaunchPlan.state_dir
-    grace: float = LaunchPlan.grace
-    silence: float = LaunchPlan.silence
-    survive: bool = True
-    agent: str | None = None
-    network: str | None = None
-    mca: tuple[tuple[str, str], ...] = ()
-    mpirun_options: str = ""
+    survive: bool = True  # so that the other ranks survive a death, where the MPI can
+    agent: str | None = None  # what starts a program on another host in place of ssh
+    network: str | None = None  # as `network_words` takes it
+    mca: tuple[tuple[str, str], ...] = ()  # parameters of Open MPI
+    mpirun_options: str = ""  # further words for mpirun
 
     def hosts(self) -> tuple[Host, ...] | None:
         """Return the hosts of the hostfile; None without one."""
@@ -130,14 +54,39 @@ class LaunchOptions:
         return slurm_tasks()
 
 
-def checked_script(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the words of a script, or of `-m` and a module, and its arguments.
+@dataclass(frozen=True)
+class LaunchPlan:
+    """What to start, and how to watch over it."""
 
-    Raises
-    ------
-    LauncherError
-        If there is no such script.
-    """
+    launcher: Launcher
+    ranks: int
+    words: tuple[str, ...]  # the script, or `-m` and a module, and its arguments
+    hosts: tuple[Host, ...] | None = None  # what the hostfile says
+    network: tuple[str, ...] = ()  # words for mpirun that keep the job to the network that the last one names
+    mpirun_words: tuple[str, ...] = ()  # further ones that were given
+    options: LaunchOptions = LaunchOptions()
+
+    def command(self, ranks: int, hostfile: str | Path | None) -> list[str]:
+        """Return the command that starts `ranks` ranks."""
+        return start_command(
+            self.launcher,
+            ranks,
+            program.command(self.words),
+            hostfile=hostfile,
+            agent=self.options.agent,
+            network=self.network,
+            options=self.mpirun_words,
+            survive=self.options.survive,
+            exported=[LAUNCH_VARIABLE],
+        )
+
+    def shown(self) -> str:
+        """Return the command that starts the job, as it is typed into a shell."""
+        return shlex.join(self.command(self.ranks, self.options.hostfile))
+
+
+def checked_script(words: Sequence[str]) -> tuple[str, ...]:
+    """Return the words of a script, or of `-m` and a module, and its arguments; LauncherError without one."""
     if not words or tuple(words) == ("-m",):
         raise LauncherError(
             "The script is missing. Write for instance `python -m dist_classicrl launch -n 4 train.py`."
@@ -152,10 +101,7 @@ def checked_script(words: Sequence[str]) -> tuple[str, ...]:
 def launch_plan(options: LaunchOptions, words: Sequence[str]) -> LaunchPlan:
     """Return the plan for starting `words`, which are a script, or `-m` and a module, and arguments.
 
-    Raises
-    ------
-    LauncherError
-        If the options ask for something that cannot be.
+    LauncherError if the options ask for something that cannot be.
     """
     hosts = options.hosts()
     try:
@@ -170,24 +116,5 @@ def launch_plan(options: LaunchOptions, words: Sequence[str]) -> LaunchPlan:
         raise LauncherError("How many ranks? Write for instance -n 4: a server and three workers.")
     launcher = find_launcher()
     parameters = [word for pair in options.mca for word in ("--mca", *pair)]
-    return LaunchPlan(
-        launcher=launcher,
-        ranks=ranks,
-        words=tuple(words),
-        hosts=hosts,
-        agent=options.agent,
-        network=tuple(network_words(launcher, options.network)),
-        options=(*parameters, *further),
-        survive=options.survive,
-        state_dir=options.state_dir,
-        max_restarts=options.max_restarts,
-        delay=options.restart_delay,
-        grace=options.grace,
-        silence=options.silence,
-    )
-
-
-def shown(plan: LaunchPlan, options: LaunchOptions) -> str:
-    """Return the command that starts the job of a plan, as it is typed into a shell."""
-    hostfile = None if options.hostfile is None else Path(options.hostfile)
-    return shlex.join(plan.command(plan.ranks, hostfile))
+    network = tuple(network_words(launcher, options.network))
+    return LaunchPlan(launcher, ranks, tuple(words), hosts, network, (*parameters, *further), options)

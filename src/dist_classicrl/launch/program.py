@@ -29,11 +29,7 @@ _OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 def command(words: Sequence[str], *, replacement: bool = False) -> list[str]:
     """Return the command that runs `words`, which are a script or `-m module` and arguments, on each rank.
 
-    Parameters
-    ----------
-    words : sequence of str
-    replacement : bool
-        Whether the new process joins a job that is running: its end is then not that of the job.
+    A `replacement` joins a job that is running: its end is then not that of the job.
     """
     return [sys.executable, "-m", _MODULE, *([_REPLACEMENT] if replacement else []), *words]
 
@@ -41,15 +37,8 @@ def command(words: Sequence[str], *, replacement: bool = False) -> list[str]:
 def own_words(original: Sequence[str] | None = None) -> list[str]:
     """Return the script, or `-m` and the module, and the arguments with which this process was started.
 
-    Parameters
-    ----------
-    original : sequence of str, optional
-        The interpreter's command line; by default `sys.orig_argv`.
-
-    Raises
-    ------
-    LauncherError
-        If there is neither, as in an interactive session.
+    `original` is the interpreter's command line, by default `sys.orig_argv`. LauncherError if it has no
+    script, as in an interactive session.
     """
     given = list(sys.orig_argv if original is None else original)
     words = given[1:]
@@ -68,17 +57,9 @@ def own_words(original: Sequence[str] | None = None) -> list[str]:
 
 
 def main(words: Sequence[str]) -> int:
-    """Run a script or a module as `__main__`.
+    """Run a script, or `-m` and a module, with its arguments as `__main__`, and return the exit status.
 
-    Parameters
-    ----------
-    words : sequence of str
-        The script, or `-m` and a module, and the arguments.
-
-    Returns
-    -------
-    int
-        The exit status, unless the script ends by SystemExit, which is passed on.
+    SystemExit of the script is passed on.
     """
     words = list(words)
     replacement = words[:1] == [_REPLACEMENT]

@@ -12,23 +12,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from dist_classicrl.errors import LauncherError
+from dist_classicrl.process.signals import postponed
 
 _POLL_SECONDS = 0.05
 _ENDING_SECONDS = 1.0
 
 
 class RemoteCommands:
-    """Commands under way. What they write goes into files that are not kept open, so there may be many.
+    """Commands under way: by host, the whole command on this machine, such as ``["ssh", "node1", "true"]``.
 
-    Parameters
-    ----------
-    commands : mapping of str to sequence of str
-        By host: the whole command on this machine, such as ``["ssh", "node1", "true"]``.
-
-    Raises
-    ------
-    LauncherError
-        If there is no place for what they write.
+    What they write goes into files that are not kept open, so there may be many.
     """
 
     def __init__(self, commands: Mapping[str, list[str]]) -> None:
@@ -52,7 +45,7 @@ class RemoteCommands:
 
     def _start(self, name: str, command: list[str]) -> None:
         try:
-            with self._paths[name].open("wb") as file:
+            with self._paths[name].open("wb") as file, postponed():
                 self._processes[name] = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,

@@ -43,9 +43,7 @@ from dist_classicrl.process.jobs import end_job, start_job
 from dist_classicrl.process.signals import handled
 from dist_classicrl.process.stop import INTERRUPTED, REPEAT_SECONDS
 
-LONGEST_DELAY = 60.0
-"""Seconds between two starts at most."""
-
+LONGEST_DELAY = 60.0  # seconds between two starts at most
 _NAME = "dist_classicrl launch"
 _NOBODY_READS = (
     "the program that its output goes to has ended (the one behind |). It is not started again. The same "
@@ -60,35 +58,26 @@ _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
 
 
 class Supervisor:
-    """Starts the job of a plan until its work is done.
-
-    Parameters
-    ----------
-    plan : LaunchPlan
-    verbose : bool
-        Whether to show each command.
-    """
+    """Starts the job of a plan until its work is done; `verbose` shows each command."""
 
     def __init__(self, plan: LaunchPlan, verbose: bool = False) -> None:
         self._plan = plan
+        self._options = plan.options
         self._verbose = verbose
         self._heard: list[tuple[int, float]] = []
-        self._passed_on = 0
         self._stop: tuple[int, float] | None = None  # the signal that asked for it, and when
         self._ends_at_once = ""
 
     def run(self) -> int:
         """Start the job, again if it dies, and return the exit status.
 
-        Raises
-        ------
-        LauncherError
-            If mpirun cannot be started or starts no rank, or there is no place to watch the ranks from.
+        LauncherError if mpirun cannot be started or starts no rank, or there is no place to watch the ranks
+        from.
         """
         # A signal that this process ignores, as under nohup, must not stop the job either.
         with (
             handled((*_PASSED_ON, *_TURNED_INTO_USR1), self._hear, even_ignored=False),
-            launch_folder(self._plan.state_dir) as folder,
+            launch_folder(self._options.state_dir) as folder,
             session_folder() as session,
         ):
             return self._run(folder, session)
@@ -102,7 +91,7 @@ class Supervisor:
         self._heard.append((number, time.monotonic()))
 
     def _run(self, folder: Path, session: str) -> int:
-        plan = self._plan
+        plan, max_restarts = self._plan, self._options.max_restarts
         attempts: list[Attempt] = []
         hosts = plan.hosts
         while True:
@@ -121,12 +110,12 @@ class Supervisor:
                 return attempt.code
             if number > 1 and not attempt.had_ranks and attempt.is_like(attempts[-2]):
                 raise LauncherError(_no_start(attempt, plan))
-            if number > plan.max_restarts:
+            if number > max_restarts:
                 return _give_up(attempts)
-            delay = min(LONGEST_DELAY, plan.delay * 2.0 ** (number - 1))
+            delay = min(LONGEST_DELAY, self._options.restart_delay * 2.0 ** (number - 1))
             say(
                 f"The job died after {attempt.seconds:.1f} s: {attempt.text}. It starts again in {delay:g} s "
-                f"(restart {number} of at most {plan.max_restarts})."
+                f"(restart {number} of at most {max_restarts})."
             )
             if self._is_stopped_within(delay):
                 return self._code_of_stop()
@@ -137,7 +126,7 @@ class Supervisor:
 
     def _hosts_left(self, all_hosts: tuple[Host, ...]) -> tuple[Host, ...]:
         """Return the hosts that answer; all of them where none does, since mpirun may know better."""
-        agent = agent_words(self._plan.agent)
+        agent = agent_words(self._options.agent)
         hosts = hosts_that_answer(all_hosts, agent, _PROBE_SECONDS, lambda: self._is_stopped_within(0.0))
         missing = [host.name for host in all_hosts if host not in hosts]
         if not hosts:
@@ -165,8 +154,7 @@ class Supervisor:
 
     def _take(self) -> list[tuple[int, float]]:
         """Return the signals heard since the last call."""
-        new = self._heard[self._passed_on :]
-        self._passed_on += len(new)
+        new, self._heard = self._heard, []
         return new
 
     def _attempt(self, command: list[str], ranks: int, record: ExitRecord, session: str) -> Attempt:
@@ -175,7 +163,7 @@ class Supervisor:
         self._stop, self._ends_at_once = None, ""
         started = time.monotonic()
         own = {
-            **session_variables(self._plan.launcher, session, self._plan.options, os.environ),
+            **session_variables(self._plan.launcher, session, self._plan.mpirun_words, os.environ),
             LAUNCH_VARIABLE: str(record.folder),
         }
         environment = launch_environment({**os.environ, **own})
@@ -196,29 +184,27 @@ class Supervisor:
         self, process: subprocess.Popen[bytes], job: str, ranks: int, record: ExitRecord
     ) -> str | None:
         """Wait until mpirun has ended, or until it has to be ended, and return why in that case."""
-        plan = self._plan
+        grace, longest_silence = self._options.grace, self._options.silence
         watch = silence.SilenceWatch(job, record, time.monotonic())
         limit: tuple[float, str] | None = None  # by when it has to end, and why it is ended then
         looked = 0.0
         while True:
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(_POLL_SECONDS)
                 return None
-            except subprocess.TimeoutExpired:
-                pass
             self._pass_signals_on(process, record)
             now = time.monotonic()
             if self._ends_at_once:
                 return self._ends_at_once
-            if self._stop is not None and now - self._stop[1] > plan.silence:
+            if self._stop is not None and now - self._stop[1] > longest_silence:
                 if self._stop[0] not in _PASSED_ON:
-                    return f"it did not stop within {plan.silence:g} s"
+                    return f"it did not stop within {longest_silence:g} s"
                 self._stop = None  # that was no request to stop
             if now - looked > silence.LOOK_SECONDS:
                 looked = now
                 if limit is None and (over := why_over(record, ranks)) is not None:
-                    limit = (now + plan.grace, f"{over}, and mpirun did not end within {plan.grace:g} s")
-                if (silent := watch.look(now, plan.silence)) is not None:
+                    limit = (now + grace, f"{over}, and mpirun did not end within {grace:g} s")
+                if (silent := watch.look(now, longest_silence)) is not None:
                     return silent
             if limit is not None and now > limit[0]:
                 return limit[1]
@@ -290,7 +276,8 @@ def _end_with_this_process() -> Callable[[], None] | None:
 
 
 def _no_start(attempt: Attempt, plan: LaunchPlan) -> str:
-    further = f" --mpirun-options={shlex.join(plan.options)!r} was given." if plan.options else ""
+    words = shlex.join(plan.mpirun_words)
+    further = f" --mpirun-options={words!r} was given." if words else ""
     if plan.network:
         named = plan.network[-1]
         what = "an address in that network" if "/" in named else "a card of that name, with an address"

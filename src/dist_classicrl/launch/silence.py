@@ -6,24 +6,15 @@ from dist_classicrl.launch import program
 from dist_classicrl.process.exit_record import ExitRecord
 from dist_classicrl.process.jobs import command_of, processes_of
 
-LOOK_SECONDS = 0.5
-"""Between two looks."""
-
+LOOK_SECONDS = 0.5  # between two looks
 _WITHOUT_RANKS_HERE_SECONDS = 60.0
 
 
 class SilenceWatch:
-    """Counts for how long no rank has given a sign of life.
+    """Counts for how long no rank of the job of that name, see `start_job`, has given a sign of life.
 
     Only time in which this process itself ran counts: it may have been suspended together with the ranks.
-
-    Parameters
-    ----------
-    job : str
-        The name that `start_job` gave.
-    record : ExitRecord
-    now : float
-        The monotonic time.
+    `now` is always the monotonic time.
     """
 
     def __init__(self, job: str, record: ExitRecord, now: float) -> None:

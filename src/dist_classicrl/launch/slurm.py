@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import os
 import re
-import signal
-import subprocess
 import time
 from collections.abc import Mapping
 from functools import cache
 
 from dist_classicrl import durations
+from dist_classicrl.process.jobs import run_job
 
 logger = logging.getLogger(__name__)
 
@@ -44,23 +42,17 @@ def seconds_left(
     """Return the time that is left to the SLURM job of this process, in seconds.
 
     None outside SLURM and for a job without a time limit; also, with a warning, where it cannot be found out.
-
-    Parameters
-    ----------
-    environment : mapping of str to str, optional
-        Environment variables, for the commands too; by default this process's.
-    command_seconds : float
-        How long each of SLURM's commands may take.
+    The environment variables, by default this process's, are for SLURM's commands too, of which each may take
+    `command_seconds`.
     """
     environment = os.environ if environment is None else environment
     job = environment.get("SLURM_JOB_ID")
     if not job:
         return None
     end = environment.get("SLURM_JOB_END_TIME", "")
-    if (
-        end.isdecimal() and float(end) > time.time()
-    ):  # otherwise the job was extended, or the variable is of an earlier run of it
+    if end.isdecimal() and float(end) > time.time():
         return float(end) - time.time()
+    # The job was extended, or the variable is of an earlier run of it.
     array, task = environment.get("SLURM_ARRAY_JOB_ID"), environment.get("SLURM_ARRAY_TASK_ID")
     if array and task:
         job = f"{array}_{task}"  # the last task's own number is also that of the whole array
@@ -121,29 +113,11 @@ def _excerpt(text: str) -> str:
 def _output(command: tuple[str, ...], environment: Mapping[str, str], seconds: float) -> str:
     """Return what `command` prints; it and its children are ended when it takes longer than `seconds`."""
     try:
-        process = subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
+        job = run_job(command, timeout=seconds, env=environment, keep_errors=False)
     except OSError as error:
         raise _NoAnswerError(error.strerror) from error
-    try:
-        output, _ = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired as error:
-        raise _NoAnswerError(f"no answer within {seconds:g} s") from error
-    finally:
-        if process.returncode is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            with contextlib.suppress(subprocess.TimeoutExpired):  # one that hangs in the kernel stays behind
-                process.wait(timeout=1.0)
-        if process.stdout is not None:
-            process.stdout.close()
-    if process.returncode:
-        raise _NoAnswerError(f"exit status {process.returncode}")
-    return output
+    if job.timed_out:
+        raise _NoAnswerError(f"no answer within {seconds:g} s")
+    if job.returncode:
+        raise _NoAnswerError(f"exit status {job.returncode}")
+    return job.output

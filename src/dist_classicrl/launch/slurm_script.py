@@ -13,11 +13,8 @@ from dist_classicrl.errors import SettingsError
 _MEMORY = re.compile(r"\d+[KMGT]?")
 _ARRAY = re.compile(r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%[1-9]\d*)?")
 _NAME = re.compile(r"[\w.,+-]+")
-VARIABLE = re.compile(r"\$(SLURM_\w+|\{SLURM_\w+\})")
-"""What `word_of` leaves to the shell."""
-
-TASK = "$SLURM_ARRAY_TASK_ID"
-"""What stands for the number of a job of an array."""
+VARIABLE = re.compile(r"\$(SLURM_\w+|\{SLURM_\w+\})")  # what `word_of` leaves to the shell
+TASK = "$SLURM_ARRAY_TASK_ID"  # what stands for the number of a job of an array
 
 # The first lines: a warning that comes before the command runs must not end the job.
 _LISTEN = """\
@@ -48,51 +45,21 @@ _FOR_PMIX = "export PMIX_MCA_psec=native PMIX_MCA_gds=hash"
 
 @dataclass(frozen=True)
 class BatchJob:
-    """What SLURM is asked for.
+    """What SLURM is asked for; SettingsError if something is not allowed, or does not go together."""
 
-    Attributes
-    ----------
-    ntasks : int
-        Ranks, one of them the server: at least 2.
-    nodes : int or None
-    time : str or None
-        Limit in one of SLURM's notations; None: the partition's.
-    partition, account, job_name : str or None
-    mem : str or None
-        Memory of each node, such as "16G".
-    array : str or None
-        Numbers of the jobs of an array, such as "0-9%4".
-    requeue : bool
-        Whether the job goes back into the queue when it was stopped before its work was done.
-    warning : int or None
-        Seconds before its end at which it is told to stop; None: it goes by the time that SLURM leaves it.
-    further : sequence of str
-        Other directives, such as "--constraint=avx2".
-    setup : sequence of str
-        Lines of shell before the command, such as "module load openmpi".
-    srun : str or None
-        With which `--mpi` srun starts the command once for each task, such as "pmix"; None: the command
-        starts the ranks.
-
-    Raises
-    ------
-    SettingsError
-        If something is not allowed, or does not go together.
-    """
-
-    ntasks: int
+    ntasks: int  # ranks, one of them the server: at least 2
     nodes: int | None = None
-    time: str | None = None
+    time: str | None = None  # limit in one of SLURM's notations; None: the partition's
     partition: str | None = None
     account: str | None = None
     job_name: str | None = None
-    mem: str | None = None
-    array: str | None = None
-    requeue: bool = True
-    warning: int | None = 120
-    further: Sequence[str] = ()
-    setup: Sequence[str] = ()
-    srun: str | None = None
+    mem: str | None = None  # of each node, such as "16G"
+    array: str | None = None  # numbers of the jobs of an array, such as "0-9%4"
+    requeue: bool = True  # goes back into the queue when it was stopped before its work was done
+    warning: int | None = 120  # seconds before its end; None: it goes by the time that SLURM leaves it
+    further: Sequence[str] = ()  # directives, such as "--constraint=avx2"
+    setup: Sequence[str] = ()  # lines of shell before the command, such as "module load openmpi"
+    srun: str | None = None  # its `--mpi`, such as "pmix", where it starts the ranks and not the command
 
     def __post_init__(self) -> None:
         self._check_size()
@@ -140,13 +107,7 @@ class BatchJob:
 
     @property
     def seconds(self) -> float | None:
-        """The time limit in seconds; None where there is none.
-
-        Raises
-        ------
-        SettingsError
-            If the time is in no notation of SLURM's.
-        """
+        """The time limit in seconds; None where there is none."""
         if self.time is None:
             return None
         seconds = 60.0 * int(self.time) if self.time.isdecimal() else durations.of_clock(self.time)

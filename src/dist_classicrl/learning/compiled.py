@@ -15,6 +15,7 @@ from dist_classicrl.learning.learner import Problem, Stream, Totals
 from dist_classicrl.learning.loops import Line, Stretch, Walker
 from dist_classicrl.learning.memory import RuleMemory
 from dist_classicrl.learning.replay import ReplayMemory
+from dist_classicrl.learning.rules import compiling
 from dist_classicrl.learning.state import State, check_arrays, check_range, check_replay, refused
 
 _NEVER = 1 << 62
@@ -68,7 +69,8 @@ class CompiledLearner:
         episode = _Episode(walker, memory, ReplayMemory.for_settings(self._settings))
         if not self._episodes:
             nowhere = walker._replace(memory=walker.memory.copy(), position=walker.position.copy())
-            self._call(_Episode(nowhere, memory, episode.replay), _NO_STEPS)
+            with compiling(self._rule):
+                self._call(_Episode(nowhere, memory, episode.replay), _NO_STEPS)
         self._episodes[number] = episode
 
     def _call(self, episode: _Episode, stretch: Stretch) -> None:

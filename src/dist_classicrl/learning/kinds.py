@@ -12,10 +12,9 @@ from dist_classicrl.environments.resolve import Source
 from dist_classicrl.learning.compiled import CompiledLearner
 from dist_classicrl.learning.learner import Learner, Problem
 from dist_classicrl.learning.rates import Rates
-from dist_classicrl.learning.rules import find
+from dist_classicrl.learning.rules import find, table_shape
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.local import LocalTable
-from dist_classicrl.tables.shape import TableShape
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ def new_learner(
         legal = np.zeros((n_states, source.n_actions), bool)
     size = (n_states or source.n_states, source.n_actions)
     with_replays = settings.replay_ratio > 0.0
-    shape = TableShape(*size, len(rule.tables), rule.n_merged(parameters, *size))
+    shape = table_shape(settings.algorithm, *size)
     table = LocalTable(*size, np.dtype(dtype), legal, with_replays, shape)
     problem = Problem(source, settings, rates, table, rule, parameters)
     for kind in reversed(_KINDS):

@@ -18,6 +18,7 @@ from dist_classicrl.learning.state import State
 from dist_classicrl.rules import LearningRule
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.local import LocalTable
+from dist_classicrl.tables.shape import OTHER_ARRAYS
 
 
 @dataclass
@@ -55,6 +56,10 @@ class Totals:
         taken = self.values.copy()
         self.values[:] = 0.0
         return taken
+
+
+TAKEN = ("q_table", "visits", "exact", "legal", *OTHER_ARRAYS)
+"""Arrays that checkpoints hold besides the state of walkers."""
 
 
 class Learner(Protocol):
@@ -100,7 +105,10 @@ class Learner(Protocol):
         """
 
     def state(self, walker: int) -> State:
-        """Return copies of all that the walker's next step depends on besides the table and the stream."""
+        """Return copies of all that the walker's next step depends on besides the table and the stream.
+
+        The names of the arrays are the learner's own, but for those of `TAKEN`.
+        """
 
     def restore(self, walker: int, state: State) -> None:
         """Put a `state` back: the next steps are those that the walker would have made that gave it.

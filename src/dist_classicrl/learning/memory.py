@@ -15,15 +15,7 @@ from dist_classicrl.tables.local import LocalTable
 
 
 class RuleMemory:
-    """What each of some walkers remembers by its rule, and what the rule shares with merge "owner".
-
-    Parameters
-    ----------
-    rule : LearningRule
-    parameters : NamedTuple
-    table : LocalTable
-    walkers : int
-    """
+    """What each of some walkers remembers by its rule, and what the rule shares with merge "owner"."""
 
     def __init__(self, rule: LearningRule, parameters: Any, table: LocalTable, walkers: int) -> None:
         whole, real = rule.memory(parameters)

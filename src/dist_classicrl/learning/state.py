@@ -21,9 +21,6 @@ OWNED = ("rule_owned",)
 RULE_ARRAYS = ("rule_whole", "rule_real", *OWNED)
 """What a rule's walkers carry along: `whole`, `real` and `owned` of `Context`."""
 
-STATE_ARRAYS = ("position", "running", *REPLAY_ARRAYS, MASKS, *RULE_ARRAYS)
-"""Every name that a learner's state may have."""
-
 State = dict[str, np.ndarray]
 
 
@@ -114,13 +111,12 @@ def stack_states(states: list[State]) -> State:
     All have the same names and shapes; only the masks may be missing in some: all actions are legal there.
     """
     stacked = {}
-    for name in STATE_ARRAYS:
+    for name in dict.fromkeys(name for state in states for name in state):
         models = [state[name] for state in states if name in state]
-        if models:
-            everything = np.ones_like(models[0])
-            stacked[name] = np.stack(
-                [state.get(name, everything) if name == MASKS else state[name] for state in states]
-            )
+        everything = np.ones_like(models[0])
+        stacked[name] = np.stack(
+            [state.get(name, everything) if name == MASKS else state[name] for state in states]
+        )
     return stacked
 
 

@@ -15,6 +15,7 @@ from dist_classicrl.learning.learner import Problem, Stream, Totals
 from dist_classicrl.learning.loops import Batch, Line, Stretch
 from dist_classicrl.learning.memory import RuleMemory
 from dist_classicrl.learning.replay import ReplayMemory
+from dist_classicrl.learning.rules import compiling
 from dist_classicrl.learning.state import MASKS, OWNED, State, check_arrays, check_replay
 
 
@@ -67,7 +68,7 @@ class _Walkers:
     """A batch of environments, and the transitions that wait until a lease pays for them."""
 
     def __init__(self, env: SteppedEnv, problem: Problem, totals: Totals, seed: int) -> None:
-        self._parameters = problem.parameters
+        self._rule, self._parameters = problem.rule, problem.parameters
         self._loops = [
             jit_for(loop, problem.rule.parameters) for loop in (loops.choose_actions, loops.learn_batch)
         ]
@@ -115,12 +116,13 @@ class _Walkers:
         """Compile the loops for the arrays that there are now, or load them from disk."""
         self._put_together()
         choose, learn = self._loops
-        self._choose = compiled_for(choose, *self._seen, 0.0, self._key, 0, self._actions)
         flat = Line(0.0, 0.0, 0)
         nothing = Stretch(self._key, 0, 0, flat, flat)
-        self._learn_batch = compiled_for(
-            learn, self._parameters, self._batch, 0, *self._where, nothing, self._totals.values
-        )
+        with compiling(self._rule):
+            self._choose = compiled_for(choose, *self._seen, 0.0, self._key, 0, self._actions)
+            self._learn_batch = compiled_for(
+                learn, self._parameters, self._batch, 0, *self._where, nothing, self._totals.values
+            )
 
     def _put_together(self) -> None:
         """Group the arrays that there are now as the loops take them."""

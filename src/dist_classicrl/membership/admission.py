@@ -30,63 +30,31 @@ class Join(Question):
 @message(Kind.WELCOME)
 @dataclass(frozen=True)
 class Welcome:
-    """The server's answer.
+    """The server's answer."""
 
-    Attributes
-    ----------
-    admission : int
-        What the tag of the channel between the two is made of: see `Group.tag`.
-    sequence : int
-        The rank's last push that is in the table.
-    view : View
-        With the rank.
-    told : dict
-        What there is to know about the run.
-    """
-
-    admission: int
-    sequence: int
-    view: View
-    told: dict[str, Any]
+    admission: int  # what the tag of the channel between the two is made of: see `Group.tag`
+    sequence: int  # the rank's last push that is in the table
+    view: View  # with the rank
+    told: dict[str, Any]  # what there is to know about the run
 
 
 @message(Kind.ASSIGNMENT)
 @dataclass(frozen=True)
 class Assignment:
-    """What a server tells a process that it started in place of a lost rank.
+    """What a server tells a process that it started in place of a lost rank."""
 
-    Attributes
-    ----------
-    rank : int
-        The process's number in the run.
-    view : View
-        Still without it.
-    told : dict
-        What there is to know about the run.
-    """
-
-    rank: int
-    view: View
-    told: dict[str, Any]
+    rank: int  # the process's number in the run
+    view: View  # still without it
+    told: dict[str, Any]  # what there is to know about the run
 
 
 @dataclass(frozen=True)
 class Entry:
-    """How a rank joins a run that goes on.
+    """How a rank joins a run that goes on."""
 
-    Attributes
-    ----------
-    channel : Channel
-        To the server.
-    sequence : int
-        This rank's last push that is in the table.
-    told : dict
-        What there is to know about the run.
-    """
-
-    channel: Channel
-    sequence: int
-    told: dict[str, Any]
+    channel: Channel  # to the server
+    sequence: int  # this rank's last push that is in the table
+    told: dict[str, Any]  # what there is to know about the run
 
 
 def join(group: Group) -> Entry:

@@ -32,10 +32,7 @@ _FRESH_SHARE = 0.5
 class Base:
     """How new what a rank holds is: bases are ordered, and one includes all that an older one includes.
 
-    Attributes
-    ----------
-    term, version : int
-        Of the table that it has as a whole; -1, -1: none.
+    Term and version are those of the table that it has as a whole; -1, -1: none.
     """
 
     term: int = -1
@@ -60,18 +57,10 @@ class Base:
 @message(Kind.PREPARE)
 @dataclass(frozen=True)
 class Prepare(Question):
-    """Who holds a vote asks all others to promise that they follow nobody older.
+    """Who holds a vote asks all others to promise that they follow nobody older."""
 
-    Attributes
-    ----------
-    number : int
-        Of the vote: the term of the server that comes of it.
-    dead : tuple of int
-        Ranks that have died, as far as the sender knows.
-    """
-
-    number: int
-    dead: tuple[int, ...]
+    number: int  # of the vote: the term of the server that comes of it
+    dead: tuple[int, ...]  # ranks that have died, as far as the sender knows
 
 
 @message(Kind.PROMISE)
@@ -119,14 +108,7 @@ class _Ballot:
 
 
 class Election:
-    """One rank's part in finding a new server, from when it lost the last one.
-
-    Parameters
-    ----------
-    group : Group
-    base : Base
-        What this rank holds.
-    """
+    """One rank's part in finding a new server, from when it lost the last one; `base` is what it holds."""
 
     def __init__(self, group: Group, base: Base) -> None:
         self._group = group
@@ -143,14 +125,9 @@ class Election:
     def run(self) -> View:
         """Return the new view. This rank may not be in it: then it was taken for lost.
 
-        If others go on hearing the server, the view is theirs, and this rank has lost them all.
-
-        Raises
-        ------
-        CutOffError
-            If too few ranks answer, or the call is over and this rank has no result.
-        Settled
-            If the call is over, and this rank has its result.
+        If others go on hearing the server, the view is theirs, and this rank has lost them all. A
+        `CutOffError` is raised if too few ranks answer, or the call is over and this rank has no result;
+        `Settled` if the call is over, and this rank has its result.
         """
         group = self._group
         backoff = Backoff(group.wire.sleep)

@@ -8,9 +8,6 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-KINDS = ("suspected", "cleared", "excluded", "readmitted", "replaced", "left", "failover")
-"""What an event may be."""
-
 _DOUBTS = ("suspected", "cleared")
 _MOST_DOUBTS = 200  # all that happened goes along with each change of the membership
 
@@ -23,62 +20,41 @@ _TEXTS = {
     "left": "Rank {rank} has left in good order",
     "failover": "Rank {rank} serves now",
 }
+KINDS = tuple(_TEXTS)
+"""What an event may be."""
+
+FIELDS = {"kind": str, "rank": int, "seconds": float, "steps_returned": int, "detail": str}
+"""What is known of an event, and as what type."""
 
 
 def is_event(data: Any) -> bool:
     """Whether `data`, which was read from a file, is an event."""
-    kinds = {"kind": str, "rank": int, "seconds": float, "steps_returned": int, "detail": str}
-    return (
-        isinstance(data, dict)
-        and set(data) == set(kinds)
-        and all(type(data[name]) is kind for name, kind in kinds.items())
-        and data["kind"] in KINDS
-    )
+    return has_fields(data) and set(data) == set(FIELDS) and data["kind"] in KINDS
+
+
+def has_fields(data: Any) -> bool:
+    """Whether `data` has what is known of an event, of whatever kind."""
+    return isinstance(data, dict) and all(type(data.get(name)) is kind for name, kind in FIELDS.items())
 
 
 class EventLog:
-    """The events of one call of `train`, known to all ranks so that a new server goes on with them.
-
-    Attributes
-    ----------
-    entries : list of dict
-        The events, in order.
-    fresh : deque of dict
-        Those that were entered here and nobody has taken out yet.
-    """
+    """The events of one call of `train`, known to all ranks so that a new server goes on with them."""
 
     def __init__(self) -> None:
-        self.entries: list[dict[str, Any]] = []
+        self.entries: list[dict[str, Any]] = []  # in order
+        #: Those that were entered here and nobody has taken out yet.
         self.fresh: deque[dict[str, Any]] = deque(maxlen=_MOST_DOUBTS)
 
     def add(self, kind: str, rank: int, seconds: float, steps_returned: int = 0, detail: str = "") -> None:
-        """Enter and log an event.
+        """Enter and log an event of one of `KINDS`, so many seconds after training began, and why it came.
 
-        Parameters
-        ----------
-        kind : str
-            One of `KINDS`.
-        rank : int
-            Whom it is about.
-        seconds : float
-            Since training began.
-        steps_returned : int
-            Steps that the rank held and had not reported, which others make now.
-        detail : str
-            Why.
+        `steps_returned` are steps that the rank held and had not reported, which others make now.
         """
         doubts = [event for event in self.entries if event["kind"] in _DOUBTS]
         if kind in _DOUBTS and len(doubts) >= _MOST_DOUBTS:
             self.entries.remove(doubts[0])
-        self.entries.append(
-            {
-                "kind": kind,
-                "rank": rank,
-                "seconds": seconds,
-                "steps_returned": steps_returned,
-                "detail": detail,
-            }
-        )
+        values = (kind, rank, seconds, steps_returned, detail)
+        self.entries.append(dict(zip(FIELDS, values, strict=True)))
         self.fresh.append(self.entries[-1])
         text = _TEXTS[kind].format(rank=rank)
         returned = f"; {steps_returned:,} steps of its leases go to others" if steps_returned else ""

@@ -66,21 +66,11 @@ class Over:
 
 @dataclass(frozen=True)
 class Timing:
-    """When a rank counts as lost.
+    """When a rank counts as lost, in seconds."""
 
-    Attributes
-    ----------
-    interval : float
-        Seconds after which a rank that has said nothing says that it is there.
-    silence : float
-        Seconds of silence of its process after which a rank is lost.
-    stuck : float
-        Seconds without progress of its main loop after which it is lost.
-    """
-
-    interval: float
-    silence: float
-    stuck: float
+    interval: float  # after which a rank that has said nothing says that it is there
+    silence: float  # of its process, after which a rank is lost
+    stuck: float  # without progress of its main loop, after which it is lost
 
     @property
     def election(self) -> float:
@@ -89,50 +79,23 @@ class Timing:
 
 
 class Group:
-    """The ranks of a communicator, through all calls of `train` over it.
-
-    Parameters
-    ----------
-    wire : Wire
-    hosts : sequence of str
-        The name of each rank's host.
-
-    Attributes
-    ----------
-    rank : int
-        This process's.
-    view : View
-        The newest that this rank knows.
-    dead : set of int
-        Ranks that have died, by MPI's word.
-    call : int
-        How many calls of `train` this rank has begun.
-    promised : int
-        The highest term that this rank has promised to follow, or follows.
-    events : EventLog
-        What happened to the ranks in this call.
-    unheard : list of View
-        Earlier ones that this rank announced as a server, as long as the others may know nothing newer.
-    tried : int
-        The highest term for which this rank has held a vote.
-    joins : int
-        How often this rank has had to ask to take part.
-    """
+    """The ranks of a communicator, through all calls of `train` over it."""
 
     def __init__(self, wire: Wire, hosts: Sequence[str]) -> None:
         self.wire = wire
-        self.rank = wire.rank
-        self.hosts = list(hosts)
-        self.view = View(0, 0, 0, tuple(range(wire.size)))
-        self.dead: set[int] = set()
-        self.call = 0
-        self.promised = 0
+        self.rank = wire.rank  # this process's
+        self.hosts = list(hosts)  # by rank
+        self.view = View(0, 0, 0, tuple(range(wire.size)))  # the newest that this rank knows
+        self.dead: set[int] = set()  # ranks that have died, by MPI's word
+        self.call = 0  # how many calls of `train` this rank has begun
+        self.promised = 0  # the highest term that this rank has promised to follow, or follows
         self.timing = Timing(1.0, 30.0, 600.0)
         self.is_replacement = False
-        self.events = EventLog()
+        self.events = EventLog()  # what happened to the ranks in this call
+        #: Earlier views that this rank announced as a server, while the others may know nothing newer.
         self.unheard: list[View] = []
-        self.tried = 0
-        self.joins = 0
+        self.tried = 0  # the highest term for which this rank has held a vote
+        self.joins = 0  # how often this rank has had to ask to take part
         self._links: dict[int, Channel] = {}
         self._waiting: deque[tuple[int, int, Any]] = deque()  # sender, call and message
         self._early: list[tuple[int, int, Any]] = []
@@ -266,14 +229,8 @@ class Group:
 def group_of(comm: Any, timeout: float) -> Group:
     """Return the group of a communicator, which all of its ranks make together the first time.
 
-    This is the one place where all ranks have to be alive.
-
-    Raises
-    ------
-    RankTimeoutError
-        If not all ranks come within `timeout` seconds.
-    RankLostError
-        If one has died.
+    This is the one place where all ranks have to be alive. A `RankTimeoutError` is raised if not all come
+    within `timeout` seconds, and a `RankLostError` if one has died.
     """
     global _key
     from mpi4py import MPI

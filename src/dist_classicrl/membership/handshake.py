@@ -61,29 +61,14 @@ class _Bytes:
 class Setup:
     """Steps that the members of a group make together, each within `timeout` seconds.
 
-    Parameters
-    ----------
-    group : Group
-        This rank is in its view.
-    timeout : float
-
-    Attributes
-    ----------
-    members : tuple of int
-        The ranks that take part, in whose order stands what was last gathered.
-    is_head : bool
-        Whether this rank is the one that gathers, and serves afterwards.
-    head : int
-        The rank that does.
-    term : int
-        Its number.
+    This rank is in the group's view. The head gathers what all say, and serves afterwards.
     """
 
     def __init__(self, group: Group, timeout: float) -> None:
         self._group = group
         view = group.view
         self.rank = group.rank
-        self.members = view.members
+        self.members = view.members  # in whose order stands what was last gathered
         self.is_head = group.is_server
         self.head = view.server
         self.term = view.term
@@ -105,10 +90,7 @@ class Setup:
     def _attend(self, rooted: RootedCollectives, waiting: Waiting) -> None:
         """Take in who died, and what others found out, and wait no longer than `timeout`.
 
-        Raises
-        ------
-        Deposed
-            If the setup has to start again, with other members.
+        `Deposed` is raised if the setup has to start again, with other members.
         """
         group = self._group
         head = rooted.channels.get(self.head)  # to it, if it is another rank
@@ -164,16 +146,9 @@ class Setup:
     ) -> np.ndarray:
         """Check that no rank failed so far and that all have the same `description`.
 
-        Return every member's `numbers`. `what` says what takes time, where ranks wait too long.
-
-        Raises
-        ------
-        BaseException
-            `error`, if this rank has one.
-        RemoteRankError
-            If another rank has one.
-        RankMismatchError
-            If descriptions differ; the message shows what differs between which ranks.
+        Return every member's `numbers`. `what` says what takes time, where ranks wait too long. The `error`
+        that this rank has is raised, or a `RemoteRankError` if another rank has one, or a `RankMismatchError`
+        that shows what differs between which ranks.
         """
         text = json.dumps(description, sort_keys=True, default=str)
         digest = hashlib.sha256(text.encode()).hexdigest()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 
 from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.comm.messages import encode, message
@@ -17,18 +17,10 @@ _CHECKS_PER_INTERVAL = 4
 @message(Kind.BEAT)
 @dataclass(frozen=True)
 class Beat:
-    """A sign of life.
+    """A sign of life."""
 
-    Attributes
-    ----------
-    progress : int
-        How far the sender's main loop is.
-    view : (int, int)
-        The key of the view that it knows.
-    """
-
-    progress: int
-    view: tuple[int, int]
+    progress: int  # how far the sender's main loop is
+    view: tuple[int, int]  # the key of the view that it knows
 
 
 def say_beat(channels: Iterable[Channel], beat: Beat, interval: float, now: float) -> None:
@@ -41,50 +33,28 @@ def say_beat(channels: Iterable[Channel], beat: Beat, interval: float, now: floa
             channel.send(encode(beat))
 
 
-class Heartbeat:
-    """Sends a sign of life on each of some channels on which nothing was sent for `interval` seconds.
+@contextmanager
+def heartbeat(
+    channels: Callable[[], Iterable[Channel]],
+    beat: Callable[[], Beat],
+    interval: float,
+    now: Callable[[], float],
+) -> Iterator[None]:
+    """While this is entered, let a thread send what `beat` returns, as `say_beat` does.
 
-    It carries the main loop's progress, so that a loop that hangs does not pass for one that works.
-
-    Parameters
-    ----------
-    interval : float
-        In seconds.
-    now : callable
-        The time, as the channels have it.
-    channels : callable
-        Returns the channels, at any time and in any thread.
-    beat : callable
-        Returns the sign of life to send, likewise.
+    It carries the main loop's progress, so that a loop that hangs does not pass for one that works. `now` is
+    the time as the channels have it; `channels` and `beat` can be called at any time, in any thread.
     """
+    over = threading.Event()
 
-    def __init__(
-        self,
-        interval: float,
-        now: Callable[[], float],
-        channels: Callable[[], Iterable[Channel]],
-        beat: Callable[[], Beat],
-    ) -> None:
-        self._interval = interval
-        self._now = now
-        self._channels = channels
-        self._beat = beat
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="dist_classicrl heartbeat", daemon=True)
+    def run() -> None:
+        while not over.wait(interval / _CHECKS_PER_INTERVAL):
+            say_beat(channels(), beat(), interval, now())
 
-    def __enter__(self) -> Heartbeat:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._over.wait(self._interval / _CHECKS_PER_INTERVAL):
-            say_beat(self._channels(), self._beat(), self._interval, self._now())
+    thread = threading.Thread(target=run, name="dist_classicrl heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

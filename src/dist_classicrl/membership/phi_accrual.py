@@ -30,16 +30,8 @@ class Arrivals:
 
     An interval counts as no shorter than `expected`: that is what the peer promises, however often it happens
     to write. What comes in quick succession counts as one interval for each time of `expected`, so that a
-    burst of messages does not push what is known of the peer's jitter out of the window.
-
-    Parameters
-    ----------
-    expected : float
-        Seconds between two signs of life, as the peer means to give them.
-    window : int, default=100
-        How many intervals the estimate rests on.
-    now : float
-        When the peer counts as heard for the first time.
+    burst of messages does not push what is known of the peer's jitter out of the window. The estimate rests
+    on the latest `window` intervals. The peer counts as heard for the first time at `now`.
     """
 
     def __init__(self, expected: float, *, window: int = _WINDOW, now: float) -> None:

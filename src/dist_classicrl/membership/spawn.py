@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from pathlib import PurePath
-from typing import Any, Protocol
+from typing import Any
 
 from dist_classicrl.errors import LauncherError
 from dist_classicrl.launch import program
@@ -21,52 +21,21 @@ from dist_classicrl.process.parent import REPLACEMENT_VARIABLE
 
 logger = logging.getLogger(__name__)
 
-FIRST_DELAY = 1.0
-"""Seconds between a loss and its replacement; doubled with every start, until a replacement has pushed."""
-
+FIRST_DELAY = 1.0  # seconds from a loss to its replacement; doubled with every start until one has pushed
 LONGEST_DELAY = 60.0
-"""Seconds."""
-
-ARRIVAL_SECONDS = 120.0
-"""How long a started replacement has until it has started MPI; then the next one is tried."""
-
-STRIKES = 3
-"""So many replacements in a row that came to nothing stop the replacing."""
+ARRIVAL_SECONDS = 120.0  # in which a replacement has to have started MPI; then the next one is tried
+STRIKES = 3  # so many replacements in a row that came to nothing stop the replacing
 
 _PASSED_ON = ("DIST_CLASSICRL_", "NUMBA_", "PYTHON")
 _NOT_TO_RUN_AGAIN = ("IPython", "ipykernel", "ipykernel_launcher", "ipython", "jupyter", "py", "pytest")
 
 
-class Attempt(Protocol):
-    """One replacement that has been started."""
-
-    def result(self) -> Any | None:
-        """Return the intercommunicator to it; None until it is there. Raise what hindered it."""
-
-
 class Replacements:
     """Decides when a lost rank is replaced, starts the replacement, and takes it in when it is there.
 
-    Parameters
-    ----------
-    limit : int
-        How many may be started in all.
-    mark : str
-        What `process.parent.replacement_mark` returns in them.
-    clock : callable
-        Seconds, from whenever.
-    begin : callable, optional
-        Starts a replacement and returns its `Attempt`; by default a `Spawner`'s.
+    At most `limit` are started in all, by `begin`; that is by default `spawner(mark)`. The future that it
+    returns has the intercommunicator to the replacement as its result, or what hindered it as its exception.
 
-    Attributes
-    ----------
-    started : int
-        How many have been started so far.
-    stopped_because : str or None
-        Why none is started any more; None as long as that may be.
-
-    Notes
-    -----
     Nothing here makes the server wait. With Open MPI 5 a spawn takes 1.2 s, 2.7 s on two busy cores, and as
     long as the new process needs until it starts MPI. That is waited for in a thread of its own: the longest
     pause that the server's loop made meanwhile was 0.1 s.
@@ -77,21 +46,21 @@ class Replacements:
         limit: int,
         mark: str = "",
         clock: Callable[[], float] = time.monotonic,
-        begin: Callable[[], Attempt] | None = None,
+        begin: Callable[[], Future[Any]] | None = None,
     ) -> None:
         self._limit = limit
         self._clock = clock
         self.started = 0
-        self.stopped_because: str | None = None
+        self.stopped_because: str | None = None  # why none is started any more
         self._lost = 0
         self._delay = FIRST_DELAY
         self._due = 0.0
         self._strikes = 0
-        self._awaited: Attempt | None = None
+        self._awaited: Future[Any] | None = None
         self._deadline = 0.0
-        self._attempts: list[Attempt] = []  # with those that are not awaited any more
+        self._attempts: list[Future[Any]] = []  # with those that are not awaited any more
         try:
-            self._begin = Spawner(mark) if begin is None else begin
+            self._begin = spawner(mark) if begin is None else begin
         except LauncherError as error:
             self._stop(str(error))
 
@@ -122,18 +91,14 @@ class Replacements:
     def poll(self) -> list[Any]:
         """Return the intercommunicators to the replacements that have come since the last call."""
         arrived = []
-        for attempt in tuple(self._attempts):
-            try:
-                comm = attempt.result()
-            except Exception as error:  # whatever MPI says of it
-                self._attempts.remove(attempt)
+        for attempt in [each for each in self._attempts if each.done()]:
+            self._attempts.remove(attempt)
+            error = attempt.exception()  # whatever MPI says of it
+            if error is not None:
                 if attempt is self._awaited:
                     self._missed(f"could not be started: {error}")
                 continue
-            if comm is None:
-                continue
-            self._attempts.remove(attempt)
-            arrived.append(comm)
+            arrived.append(attempt.result())
             if attempt is self._awaited:
                 self._awaited = None
             else:  # it was given up, and another one was wanted in its place
@@ -164,88 +129,62 @@ class Replacements:
         logger.warning("Lost ranks are not replaced from here on: %s", reason.removesuffix(".") + ".")
 
 
-class Spawner:
-    """Starts this program again, as often as it is called, on this process's host.
+def spawner(mark: str) -> Callable[[], Future[Any]]:
+    """Return what starts this program again, as often as it is called, on this process's host.
 
     Only there: Open MPI 5.0.11 may crash, or fail to connect, when it spawns on another host of which a
-    rank has died. Slots and bindings do not count: what a dead rank held is not given back.
-
-    Parameters
-    ----------
-    mark : str
-        What `process.parent.replacement_mark` returns in the new processes.
-
-    Raises
-    ------
-    LauncherError
-        If this program cannot be started again, or MPI cannot be used by several threads.
+    rank has died. Slots and bindings do not count: what a dead rank held is not given back. In the new
+    processes `process.parent.replacement_mark` returns `mark`. A `LauncherError` is raised if this program
+    cannot be started again, or MPI cannot be used by several threads.
     """
+    from mpi4py import MPI
 
-    def __init__(self, mark: str) -> None:
-        from mpi4py import MPI
-
-        if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
-            raise LauncherError(
-                "MPI was started for fewer threads than replacements need. Leave mpi4py.rc.thread_level at "
-                "'multiple', which is its default."
-            )
-        self._words = [*_settings(mark, os.environ), *command_of_replacement()]
-
-    def __call__(self) -> Attempt:
-        """Start a replacement."""
-        return _Spawn(self._words)
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        raise LauncherError(
+            "MPI was started for fewer threads than replacements need. Leave mpi4py.rc.thread_level at "
+            "'multiple', which is its default."
+        )
+    words = [*_settings(mark, os.environ), *command_of_replacement()]
+    return lambda: spawn_in_thread(words)
 
 
-class _Spawn:
-    """A spawn that waits in a thread of its own until the new process has started MPI.
+def spawn_in_thread(words: list[str]) -> Future[Any]:
+    """Spawn, and wait in a thread of its own until the new process has started MPI.
 
     It waits for ever where that process ends before. Others can be started all the same.
     """
+    arrival: Future[Any] = Future()
 
-    def __init__(self, words: list[str]) -> None:
-        self._words = words
-        self._results: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name="spawn", daemon=True).start()
-
-    def result(self) -> Any | None:
-        """Return the intercommunicator; None until it is there. Raise what hindered it."""
+    def spawn() -> None:
         try:
-            result = self._results.get_nowait()
-        except queue.Empty:
-            return None
-        if isinstance(result, Exception):
-            raise result
-        return result
-
-    def _run(self) -> None:
-        try:
-            self._results.put(self._spawn())
+            arrival.set_result(_spawn(words))
         except Exception as error:
-            self._results.put(error)
+            arrival.set_exception(error)
 
-    def _spawn(self) -> Any:
-        from mpi4py import MPI
+    threading.Thread(target=spawn, name="spawn", daemon=True).start()
+    return arrival
 
-        info = MPI.Info.Create()
-        info.Set("map_by", ":OVERSUBSCRIBE")
-        info.Set("bind_to", "none")
-        # What Open MPI 5 calls this host, and where this process was started.
-        for key, name in (("host", "PMIX_HOSTNAME"), ("wdir", "OMPI_MCA_initial_wdir")):
-            if name in os.environ:
-                info.Set(key, os.environ[name])
-        try:
-            return MPI.COMM_SELF.Spawn("/usr/bin/env", self._words, maxprocs=1, info=info)
-        finally:
-            info.Free()
+
+def _spawn(words: list[str]) -> Any:
+    from mpi4py import MPI
+
+    info = MPI.Info.Create()
+    info.Set("map_by", ":OVERSUBSCRIBE")
+    info.Set("bind_to", "none")
+    # What Open MPI 5 calls this host, and where this process was started.
+    for key, name in (("host", "PMIX_HOSTNAME"), ("wdir", "OMPI_MCA_initial_wdir")):
+        if name in os.environ:
+            info.Set(key, os.environ[name])
+    try:
+        return MPI.COMM_SELF.Spawn("/usr/bin/env", words, maxprocs=1, info=info)
+    finally:
+        info.Free()
 
 
 def command_of_replacement() -> list[str]:
     """Return the command that starts this process's program as a replacement.
 
-    Raises
-    ------
-    LauncherError
-        If nobody wrote a program: in an interactive session, a notebook or a test runner.
+    A `LauncherError` is raised if nobody wrote one: in an interactive session, a notebook or a test runner.
     """
     words = program.own_words()
     name = words[1].partition(".")[0] if words[0] == "-m" else PurePath(words[0]).stem

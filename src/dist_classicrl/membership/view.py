@@ -8,24 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class View:
-    """A membership that a server announced.
+    """A membership that a server announced."""
 
-    Attributes
-    ----------
-    term : int
-        Of this server: a later one has a higher number, and no two servers ever have the same.
-    revision : int
-        Changes of the membership within the term.
-    server : int
-        Rank.
-    members : tuple of int
-        Ranks in ascending order, the server's included.
-    """
-
-    term: int
-    revision: int
-    server: int
-    members: tuple[int, ...]
+    term: int  # of this server: a later one has a higher number, and no two servers ever have the same
+    revision: int  # counts changes of the membership within the term
+    server: int  # rank
+    members: tuple[int, ...]  # ranks in ascending order, the server's included
 
     @property
     def key(self) -> tuple[int, int]:

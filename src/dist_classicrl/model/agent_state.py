@@ -12,10 +12,12 @@ import numpy as np
 from dist_classicrl._random import fresh_seed
 from dist_classicrl.environments.resolve import Source, resolve
 from dist_classicrl.errors import EnvError, NotTrainedError, SettingsError
+from dist_classicrl.learning.rules import check_settings, table_shape
 from dist_classicrl.model.model_file import SavedModel
 from dist_classicrl.model.places import Places
 from dist_classicrl.process.leave import LeaveWatch
 from dist_classicrl.settings import Settings
+from dist_classicrl.tables.shape import TableShape
 
 if TYPE_CHECKING:
     from dist_classicrl.engines.run import Resumed
@@ -34,14 +36,14 @@ class Pending:
         Global step at which the call of `train` began in which it was written.
     resumed : Resumed
         What it says of that call.
-    q_table, visits : ndarray
-        As much of its table as the agent's has room for.
+    values, counts : ndarray, two-dimensional
+        As much of its `AgentState.values` and `counts` as the agent's have room for.
     """
 
     begin: int
     resumed: Resumed
-    q_table: np.ndarray
-    visits: np.ndarray
+    values: np.ndarray
+    counts: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,9 +54,9 @@ class Corner:
     ----------
     state : AgentState
     shape : tuple of int
-        States and actions of the environment.
-    values : ndarray(float64 or float32), shape (S * A,)
-    counts : ndarray(int64), shape (S * A,)
+        Rows of the table, which are the environment's states where it is one table; and its actions.
+    values : ndarray(float64 or float32), shape (rows * actions,)
+    counts : ndarray(int64), shape (rows * actions,)
         Visits. Both are views where the table is as large as the environment, and copies where it is larger.
     """
 
@@ -65,10 +67,10 @@ class Corner:
 
     def put_back(self) -> None:
         """Let the agent's table be what `values` and `counts` are."""
-        states, actions = self.shape
-        for table, part in ((self.state.q_table, self.values), (self.state.visits, self.counts)):
+        rows, actions = self.shape
+        for table, part in ((self.state.values, self.values), (self.state.counts, self.counts)):
             if not np.shares_memory(table, part):
-                table[:states, :actions] = part.reshape(self.shape)
+                table[:rows, :actions] = part.reshape(self.shape)
 
 
 @dataclass(eq=False)
@@ -118,7 +120,9 @@ class AgentState:
     is_training: bool = False
 
     def __post_init__(self) -> None:
+        check_settings(self.settings)
         self.seed = self.settings.seed
+        self._shape: TableShape | None = None
         self._table: tuple[np.ndarray, np.ndarray] | None = None
         if self.settings.state_size is not None and self.settings.action_size is not None:
             self._allocate(self.settings.state_size, self.settings.action_size)
@@ -126,8 +130,8 @@ class AgentState:
     # The table
 
     @property
-    def q_table(self) -> np.ndarray:
-        """The action values, ndarray of shape (states, actions).
+    def values(self) -> np.ndarray:
+        """All that the rule learns, in rows as `shape` says, ndarray of shape (rows, actions).
 
         Raises
         ------
@@ -137,9 +141,26 @@ class AgentState:
         return self._known_table()[0]
 
     @property
-    def visits(self) -> np.ndarray:
-        """How often each state-action pair was visited, ndarray(int64) of shape (states, actions)."""
+    def counts(self) -> np.ndarray:
+        """How often each entry of `values` was visited, ndarray(int64) of the same shape."""
         return self._known_table()[1]
+
+    @property
+    def shape(self) -> TableShape:
+        """What stands in which row of `values`."""
+        self._known_table()
+        assert self._shape is not None  # it comes with the table
+        return self._shape
+
+    @property
+    def q_table(self) -> np.ndarray:
+        """What `DistAsyncQLearning.q_table` is."""
+        return self.shape.q_table(self.values)
+
+    @property
+    def visits(self) -> np.ndarray:
+        """What `DistAsyncQLearning.visits` is."""
+        return self.shape.visits(self.counts)
 
     def _known_table(self) -> tuple[np.ndarray, np.ndarray]:
         if self._table is None:
@@ -150,7 +171,7 @@ class AgentState:
         return self._table
 
     def set_values(self, values: Any) -> None:
-        """Overwrite the action values; where there is no table yet, make one.
+        """Overwrite the action values, in each of the rule's tables; where there is none yet, make it.
 
         Raises
         ------
@@ -158,7 +179,7 @@ class AgentState:
             If they are no finite numbers, or the shape does not fit.
         """
         given = np.asarray(values)
-        shape = None if self._table is None else self.q_table.shape
+        shape = None if self._shape is None else self._shape.of_table
         if given.ndim != 2 or (shape is not None and given.shape != shape):
             allowed = "two dimensions" if shape is None else f"the shape {shape}"
             raise SettingsError(
@@ -177,14 +198,16 @@ class AgentState:
                     f"action_size={settings.action_size} ask for {wanted}."
                 )
             self._allocate(*given.shape)
-        self.q_table[:] = given
+        self.shape.tables(self.values)[:] = given
 
     def _allocate(self, states: int, actions: int) -> None:
         dtype = np.dtype(self.settings.dtype)
+        self._shape = table_shape(self.settings.algorithm, states, actions)
+        rows = self._shape.n_rows
         try:
-            self._table = np.zeros((states, actions), dtype), np.zeros((states, actions), np.int64)
+            self._table = np.zeros((rows, actions), dtype), np.zeros((rows, actions), np.int64)
         except (MemoryError, ValueError) as error:
-            size = states * actions * (dtype.itemsize + 8)
+            size = rows * actions * (dtype.itemsize + 8)
             raise SettingsError(
                 f"A table of {states} states and {actions} actions needs {size / 2**30:.3g} GiB with its "
                 "visits, which cannot be had. Leave state_size and action_size out to take what the "
@@ -193,13 +216,17 @@ class AgentState:
 
     def corner(self, source: Source) -> Corner:
         """Return the part of the table that an environment uses."""
-        shape = source.n_states, source.n_actions
-        inner = (slice(shape[0]), slice(shape[1]))
-        return Corner(self, shape, self.q_table[inner].reshape(-1), self.visits[inner].reshape(-1))
+        shape = self.corner_shape(source)
+        inner = tuple(map(slice, shape))
+        return Corner(self, shape, self.values[inner].reshape(-1), self.counts[inner].reshape(-1))
+
+    def corner_shape(self, source: Source) -> tuple[int, int]:
+        """Return how many rows and actions of the table an environment uses."""
+        return source.n_states if self.shape.is_one_table else self.shape.n_rows, source.n_actions
 
     def digests(self) -> list[int]:
         """Return numbers that differ where values, or visits, of two agents differ."""
-        return [digest(self.q_table), digest(self.visits)]
+        return [digest(self.values), digest(self.counts)]
 
     # The environment
 
@@ -226,12 +253,18 @@ class AgentState:
         """Make the table if there is none, and check that an environment of this size fits."""
         if self._table is None:
             self._allocate(self.settings.state_size or n_states, self.settings.action_size or n_actions)
-        states, actions = self.q_table.shape
+        states, actions = self.shape.of_table
         if states < n_states or actions < n_actions:
             raise EnvError(
                 f"The environment needs a table of {n_states} states and {n_actions} actions, but this one "
                 f"has {states} and {actions}. Leave state_size and action_size out, or give at least "
                 f"state_size={n_states}, action_size={n_actions}."
+            )
+        if not self.shape.is_one_table and (states, actions) != (n_states, n_actions):
+            raise EnvError(
+                f"The environment has {n_states} states and {n_actions} actions, and the table {states} and "
+                f"{actions}. They must be the same with the algorithm {self.settings.algorithm!r}, which "
+                "learns more than one table. Leave state_size and action_size out."
             )
         self.n_actions = n_actions
 
@@ -246,7 +279,7 @@ class AgentState:
         settings = self.settings
         source = resolve(env, 1, settings.use_action_mask)
         source.close()
-        states, actions = self.q_table.shape
+        states, actions = self.shape.of_table
         other_states = settings.state_size is None and states != source.n_states
         other_actions = settings.action_size is None and actions != source.n_actions
         if other_states or other_actions:
@@ -259,14 +292,14 @@ class AgentState:
     def greedy_action(self, observation: Any, action_mask: Any = None) -> Any:
         """Return what `DistAsyncQLearning.predict` does."""
         state = observation if self.observations is None else self.observations.encode(observation)
-        values = self.q_table
-        if not isinstance(state, (int, np.integer)) or not 0 <= state < values.shape[0]:
+        n_states = self.shape.n_states
+        if not isinstance(state, (int, np.integer)) or not 0 <= state < n_states:
             raise SettingsError(
-                f"observation must be a state from 0 to {values.shape[0] - 1}, got {observation!r}. "
+                f"observation must be a state from 0 to {n_states - 1}, got {observation!r}. "
                 "Observations of another kind can be given after train(env=...) or load_model(path, "
                 "env=...), which tell how to number them."
             )
-        row = values[state, : self.n_actions].astype(np.float64)
+        row = self.shape.tables(self.values)[:, state, : self.n_actions].mean(axis=0, dtype=np.float64)
         if action_mask is None and isinstance(observation, dict):
             action_mask = observation.get("action_mask")
         if action_mask is None and self.legal is not None and state < len(self.legal):
@@ -293,7 +326,9 @@ class AgentState:
         SettingsError
             If one is not allowed.
         """
-        self.settings = dataclasses.replace(self.settings, **settings)
+        changed = dataclasses.replace(self.settings, **settings)
+        check_settings(changed)
+        self.settings = changed
 
     def drawn_seed(self) -> int:
         """Return the seed, which is drawn now where there is none."""
@@ -303,11 +338,14 @@ class AgentState:
 
     def to_model(self) -> SavedModel:
         """Return what a model file holds of the agent."""
-        return SavedModel(self.settings, self.q_table, self.visits, self.steps, self.n_actions, self.legal)
+        arrays = self.shape.to_arrays(self.values, self.counts)
+        table = arrays.pop("q_table"), arrays.pop("visits")
+        return SavedModel(self.settings, *table, self.steps, self.n_actions, self.legal, arrays)
 
     def take_model(self, saved: SavedModel) -> None:
         """Be what a model file holds, apart from the settings."""
-        self._table = saved.q_table, saved.visits
+        self._shape = table_shape(self.settings.algorithm, *saved.q_table.shape)
+        self._table = self._shape.from_arrays(saved.arrays())
         self.steps = self.requested = saved.steps
         self.n_actions, self.legal = saved.actions, saved.legal
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,14 @@ import numpy as np
 
 from dist_classicrl._files import whole_file
 from dist_classicrl.errors import ModelFileError
+from dist_classicrl.learning.rules import table_shape
 from dist_classicrl.settings import Settings
+from dist_classicrl.tables.shape import OTHER_ARRAYS
 
 FORMAT = "dist_classicrl model"
 FORMAT_VERSION = 1
 _ARRAYS = ("q_table", "visits")
-_OPTIONAL_ARRAYS = ("legal",)
+_OPTIONAL_ARRAYS = ("legal", *OTHER_ARRAYS)
 _MAX_VISITS = 1 << 48  # where the table of `PerVisit` ends
 
 
@@ -38,6 +40,8 @@ class SavedModel:
         Actions of the environment that was trained in; columns from there on are not used. None: all may be.
     legal : ndarray(bool), shape (states of that environment, actions), or None
         Its legal actions, where they depend on the state alone. None: all are, or it is not known.
+    others : mapping of str to ndarray
+        What `TableShape.to_arrays` has besides, for a rule that learns more than one table.
     """
 
     settings: Settings
@@ -46,6 +50,12 @@ class SavedModel:
     steps: int
     actions: int | None = None
     legal: np.ndarray | None = None
+    others: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return all arrays by name."""
+        arrays = {"q_table": self.q_table, "visits": self.visits, **self.others}
+        return arrays if self.legal is None else {**arrays, "legal": self.legal}
 
 
 def write(
@@ -63,12 +73,7 @@ def write(
     from dist_classicrl import __version__
 
     target = Path(path)
-    arrays: dict[str, Any] = {
-        "q_table": np.ascontiguousarray(model.q_table),
-        "visits": np.ascontiguousarray(model.visits),
-    }
-    if model.legal is not None:
-        arrays["legal"] = np.ascontiguousarray(model.legal)
+    arrays: dict[str, Any] = {name: np.ascontiguousarray(array) for name, array in model.arrays().items()}
     about = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -149,7 +154,7 @@ def model_of(about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Save
         If they describe none; says what is wrong.
     """
     q_table, visits = arrays["q_table"], arrays["visits"]
-    fault = table_fault(q_table, visits)
+    fault = arrays_fault(arrays)
     if fault is not None:
         raise ValueError(fault)
     try:
@@ -171,17 +176,31 @@ def model_of(about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Save
         and legal.shape[1] <= q_table.shape[1]
     ):
         raise ValueError(f"its mask is {legal.dtype} of shape {legal.shape}")
-    return SavedModel(settings, q_table, visits, steps, actions, legal)
+    others = {name: arrays[name] for name in OTHER_ARRAYS if name in arrays}
+    if table_shape(settings.algorithm, *q_table.shape).from_arrays(arrays) is None:
+        raise ValueError(f"its tables are not those of the algorithm {settings.algorithm!r}")
+    return SavedModel(settings, q_table, visits, steps, actions, legal, others)
 
 
-def table_fault(q_table: np.ndarray, visits: np.ndarray) -> str | None:
+def arrays_fault(arrays: Mapping[str, np.ndarray]) -> str | None:
+    """Return what is wrong with the tables and visits among arrays that were saved, or None."""
+    fault = table_fault(arrays["q_table"], arrays["visits"])
+    others = [arrays[name] for name in OTHER_ARRAYS if name in arrays]
+    if fault is None and len(others) == len(OTHER_ARRAYS):
+        fault = table_fault(*others)
+        if others[0].dtype != arrays["q_table"].dtype:
+            fault = f"its tables are {others[0].dtype}, their mean is {arrays['q_table'].dtype}"
+    return fault
+
+
+def table_fault(values: np.ndarray, visits: np.ndarray) -> str | None:
     """Return what is wrong with a table and its visits that were saved, or None."""
-    if q_table.ndim != 2 or visits.shape != q_table.shape or visits.dtype != np.int64:
-        return f"its arrays have the shapes {q_table.shape} and {visits.shape}"
+    if values.ndim != 2 or visits.shape != values.shape or visits.dtype != np.int64:
+        return f"its arrays have the shapes {values.shape} and {visits.shape}"
     if visits.size and not 0 <= visits.min() <= visits.max() < _MAX_VISITS:
         return f"its visits go from {visits.min()} to {visits.max()}, not from 0 to 2**48 - 1"
-    if q_table.dtype.kind != "f" or not np.isfinite(q_table).all():
-        return f"its table is {q_table.dtype} and must hold finite floating-point numbers"
+    if values.dtype.kind != "f" or not np.isfinite(values).all():
+        return f"its table is {values.dtype} and must hold finite floating-point numbers"
     return None
 
 

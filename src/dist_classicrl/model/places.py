@@ -70,7 +70,7 @@ class Place:
         """
         if self.fence == 0:
             newest = self.folder.names()[:1]
-            self.fence = self.folder.claim()
+            self.fence = self.folder.fence.claim()
             return self.folder.names()[:1] == newest and (read is None or newest == [read])
         return True
 
@@ -93,8 +93,8 @@ class Places:
         folder = plan.checkpoint_dir
         place = self._own.get(folder)
         if place is not None:
-            place.folder.keep(plan.keep_last, plan.keep_every)
-            place.folder.mode = plan.checkpoint_mode
+            place.folder.keep_last, place.folder.keep_every = plan.keep_last, plan.keep_every
+            place.folder.storage.mode = plan.checkpoint_mode
             return place
         if folder in self._told:  # another rank served until now
             return self.take_over(plan, self._told[folder], claim=False)
@@ -126,7 +126,7 @@ class Places:
         place.run = name.run
         place.writer = Writer(place.folder)
         if claim:
-            place.fence = place.folder.claim()
+            place.fence = place.folder.fence.claim()
         place.is_looked_through = True
         return place
 

@@ -22,12 +22,8 @@ class AppendedFile:
     process as soon as `append` returns; it is not synchronized with the disk, so a power failure may take
     the last seconds.
 
-    Parameters
-    ----------
-    path : Path
-    content : bytes
-        What the file holds at first. It is a new file, which takes the place of an old one in one step: a
-        process that still appends to that finds out, and leaves this one alone.
+    It is a new file, which takes the place of an old one in one step and holds `content` at first: a process
+    that still appends to the old one finds out, and leaves this one alone.
     """
 
     def __init__(self, path: Path, content: bytes) -> None:
@@ -48,12 +44,8 @@ class AppendedFile:
     def append(self, piece: bytes) -> None:
         """Write a piece to the end, after those that could not be written before.
 
-        Raises
-        ------
-        TakenOverError
-            If another process has written or replaced the file, or removed it.
-        OSError
-            If the piece cannot be written, for instance as the disk is full. It waits for the next call.
+        A piece that cannot be written, for instance as the disk is full, raises OSError and waits for the
+        next call. `TakenOverError` says that another process has written, replaced or removed the file.
         """
         self._waiting += piece
         try:

@@ -15,10 +15,7 @@ _SUMMED = COLUMNS.index("throughput")
 class LoopRecords:
     """Means over ranks, and sums of throughputs, by interval; parts may come late and in any order.
 
-    Parameters
-    ----------
-    interval : int
-        Steps; a record is of the steps up to a multiple of this.
+    A record is of the steps up to a multiple of `interval`.
     """
 
     def __init__(self, interval: int) -> None:
@@ -65,9 +62,7 @@ class LoopRecords:
         return lines
 
     def _summary(self, number: int) -> np.ndarray:
-        summary = np.full(len(COLUMNS), math.nan)
         counts = self._counts[number].copy()
         said = counts > 0
         counts[_SUMMED] = 1
-        summary[said] = self._sums[number][said] / counts[said]
-        return summary
+        return np.divide(self._sums[number], counts, out=np.full(len(COLUMNS), math.nan), where=said)

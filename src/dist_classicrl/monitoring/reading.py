@@ -13,6 +13,7 @@ import numpy as np
 
 from dist_classicrl._nearest import nearest
 from dist_classicrl.errors import MetricsError
+from dist_classicrl.membership.events import has_fields
 
 FILE = "metrics.jsonl"
 """Name of the file in a run's folder."""
@@ -45,7 +46,6 @@ RANK_COLUMNS = ("steps", "steps_per_second", "communication_fraction", "stalenes
 """The numbers of each rank in it: `RankProgress`."""
 
 _ARCHIVE = b"PK\x03\x04"  # how files of np.savez and save_model begin
-_EVENT = {"kind": str, "rank": int, "seconds": float, "steps_returned": int, "detail": str}
 
 
 @dataclass(frozen=True)
@@ -121,12 +121,9 @@ def read_metrics(path: str | os.PathLike[str]) -> Metrics:
 
 
 def parse(content: bytes, path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Give each complete line of a file of metrics as it is, and what it says.
+    """Give each complete line of a file of metrics, as it is and what it says.
 
-    Raises
-    ------
-    MetricsError
-        If one is not what `MetricsCallback` writes.
+    A `MetricsError` is raised at one that is not what `MetricsCallback` writes.
     """
     *lines, _ = content.split(b"\n")  # what follows the last line's end is what a killed writer left
     last = -1
@@ -159,12 +156,7 @@ def _fault_of(data: Any) -> str | None:
     if not (_is_number("step", data.get("step")) and type(data.get("time")) in (int, float)):
         return "it has no step or no time"
     if data["kind"] == "event":
-        event = data.get("event")
-        if not isinstance(event, dict) or any(
-            type(event.get(name)) is not kind for name, kind in _EVENT.items()
-        ):
-            return "it has no event"
-        return None
+        return None if has_fields(data.get("event")) else "it has no event"
     for name in COLUMNS:
         if name not in data:
             return f"it lacks {name}"

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dist_classicrl.errors import MetricsError
 from dist_classicrl.monitoring.files import AppendedFile, set_aside
 from dist_classicrl.monitoring.reading import COLUMNS, FILE, parse
-from dist_classicrl.monitoring.recent import RecentEpisodes
-from dist_classicrl.monitoring.reports import combined, with_rates
+from dist_classicrl.monitoring.reports import RecentEpisodes, combined, with_rates
 
 if TYPE_CHECKING:
     from dist_classicrl.engines.progress import Progress
@@ -28,18 +27,8 @@ class MetricsWriter:
     What was recorded beyond that point is moved to ``metrics.lost.jsonl``: it is what the training lost when
     it was killed. Where a training begins, at step 0, files of an earlier one are renamed.
 
-    Parameters
-    ----------
-    folder : Path
-    step : int
-        Where the training goes on, counted over all calls of `train`.
-    progress : Progress
-        The same within the call.
-
-    Raises
-    ------
-    OSError
-        If the files cannot be read or written.
+    The training goes on at `step`, counted over all calls of `train`; `progress` is the same within the call.
+    OSError is raised where the files cannot be read or written.
     """
 
     def __init__(self, folder: Path, step: int, progress: Progress) -> None:

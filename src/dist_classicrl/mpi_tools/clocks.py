@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from dist_classicrl.comm.collectives import spin
 from dist_classicrl.comm.rooted import RootedCollectives
-from dist_classicrl.comm.spin import spin
 
 _ROUNDS = 20
 _TAG = 3
@@ -18,20 +18,11 @@ _WHAT = "their part in the comparison of clocks"
 
 @dataclass(frozen=True)
 class ClockOffset:
-    """How far a rank's clock is from that of rank 0, in seconds.
-
-    Attributes
-    ----------
-    rank : int
-    offset : float
-        Positive where it is ahead.
-    uncertainty : float
-        By how much that may be wrong: half of the fastest round trip.
-    """
+    """How far a rank's clock is from that of rank 0, in seconds."""
 
     rank: int
-    offset: float
-    uncertainty: float
+    offset: float  # positive where it is ahead
+    uncertainty: float  # by how much that may be wrong: half of the fastest round trip
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data for JSON."""
@@ -46,16 +37,7 @@ class _YourTurn:
 def compare_clocks(comm: Any, rooted: RootedCollectives) -> list[ClockOffset]:
     """Compare every rank's clock with that of rank 0, which gets the result. Every rank calls it.
 
-    Parameters
-    ----------
-    comm : mpi4py.MPI.Comm
-        Used by the caller alone, and that which `rooted` is over.
-    rooted : RootedCollectives
-
-    Raises
-    ------
-    RankLostError, RankTimeoutError, RemoteRankError
-        See `RootedCollectives.receive`.
+    `comm` is the caller's alone, and what `rooted` is over; errors are those of `RootedCollectives.receive`.
     """
     with rooted.operation():
         if rooted.rank:
@@ -75,8 +57,8 @@ def _ask(comm: Any, rooted: RootedCollectives, rank: int) -> ClockOffset:
     question, answer = np.zeros(1), np.zeros(1)
     for _ in range(_ROUNDS):
         sent = time.time()
-        spin(comm, rooted, comm.Isend(question, rank, _TAG), _WHAT, question)
-        spin(comm, rooted, comm.Irecv(answer, rank, _TAG), _WHAT, answer)
+        spin(comm, comm.Isend(question, rank, _TAG), rooted.seconds, _WHAT, question)
+        spin(comm, comm.Irecv(answer, rank, _TAG), rooted.seconds, _WHAT, answer)
         received = time.time()
         trips.append((received - sent, float(answer[0]) - 0.5 * (sent + received)))
     seconds, offset = min(trips)
@@ -86,6 +68,6 @@ def _ask(comm: Any, rooted: RootedCollectives, rank: int) -> ClockOffset:
 def _answer(comm: Any, rooted: RootedCollectives) -> None:
     question, answer = np.zeros(1), np.zeros(1)
     for _ in range(_ROUNDS):
-        spin(comm, rooted, comm.Irecv(question, 0, _TAG), _WHAT, question)
+        spin(comm, comm.Irecv(question, 0, _TAG), rooted.seconds, _WHAT, question)
         answer[0] = time.time()
-        spin(comm, rooted, comm.Isend(answer, 0, _TAG), _WHAT, answer)
+        spin(comm, comm.Isend(answer, 0, _TAG), rooted.seconds, _WHAT, answer)

@@ -16,50 +16,28 @@ from typing import Any
 
 import numpy as np
 
+from dist_classicrl.comm.collectives import spin
 from dist_classicrl.comm.rooted import RootedCollectives
-from dist_classicrl.comm.spin import spin
 
 COLLECTIVES = ("barrier", "bcast", "allreduce", "gather", "allgather")
 POINT_TO_POINT = "point-to-point"
-MOST_GATHERED_BYTES = 1 << 28
-"""What gather and allgather may bring together: larger ones are left out."""
-
+MOST_GATHERED_BYTES = 1 << 28  # larger results of gather and allgather are left out
+MOST_HOSTS_IN_PAIRS = 8  # up to so many, each is measured with every other one
 _TAG = 2
 _CHUNK_SECONDS = 0.25
 _WHAT = "its part in the measuring of communication"
 
-MOST_HOSTS_IN_PAIRS = 8
-"""Up to how many hosts every one is measured with every other one."""
-
 
 @dataclass(frozen=True)
 class Measurement:
-    """How long one operation takes.
+    """How long one operation takes: half a round trip, or until the last rank has finished."""
 
-    Attributes
-    ----------
-    operation : str
-        ``"point-to-point"``, or one of `COLLECTIVES`.
-    ranks : tuple of int
-        Who takes part.
-    same_host : bool
-        Whether all these are on one host.
-    bytes : int
-        Of the message, and in a collective operation of what each rank gives.
-    iterations : int
-        How often it was measured.
-    seconds : float
-        The median: of half a round trip, or until the last rank has finished.
-    fastest : float
-        The shortest.
-    """
-
-    operation: str
-    ranks: tuple[int, ...]
-    same_host: bool
-    bytes: int
-    iterations: int
-    seconds: float
+    operation: str  # `POINT_TO_POINT`, or one of `COLLECTIVES`
+    ranks: tuple[int, ...]  # who takes part
+    same_host: bool  # all these are on one host
+    bytes: int  # of the message, and in a collective operation of what each rank gives
+    iterations: int  # how often it was measured
+    seconds: float  # the median
     fastest: float
 
     @property
@@ -74,16 +52,9 @@ class Measurement:
 
 @dataclass(frozen=True)
 class CommunicationProfile:
-    """What `measure` found.
+    """What `measure` found."""
 
-    Attributes
-    ----------
-    hosts : tuple of str
-        By rank.
-    measurements : tuple of Measurement
-    """
-
-    hosts: tuple[str, ...]
+    hosts: tuple[str, ...]  # by rank
     measurements: tuple[Measurement, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -110,28 +81,10 @@ def measure(
 ) -> CommunicationProfile:
     """Measure messages and collective operations at all `sizes`. Every rank calls it, and gets the result.
 
-    Parameters
-    ----------
-    comm : mpi4py.MPI.Comm
-        Used by the caller alone, and that which `rooted` is over.
-    rooted : RootedCollectives
-    sizes : sequence of int
-        Bytes.
-    iterations : int
-        How often each is measured.
-    seconds_each : float, optional
-        How long each may take: then it is measured less often.
-    collectives : sequence of str
-        Which of `COLLECTIVES` to measure besides messages.
-    all_hosts : bool
-        Whether to measure messages between all `pairs_of_hosts`, and not only to one other host.
-    seconds : float, optional
-        After which nothing more is begun.
-
-    Raises
-    ------
-    RankLostError, RankTimeoutError, RemoteRankError
-        See `RootedCollectives.receive`.
+    `comm` is the caller's alone, and what `rooted` is over; errors are those of `RootedCollectives.receive`.
+    Each is measured so many times, or fewer where that takes longer than `seconds_each`; after `seconds`
+    nothing more is begun. With `all_hosts` messages go between all `pairs_of_hosts`, and not only to one
+    other host. Sizes are in bytes.
     """
     with rooted.operation():
         hosts = rooted.gather(_Host(socket.gethostname()), _WHAT)
@@ -265,10 +218,10 @@ def _runner(comm: Any, rooted: RootedCollectives, step: _Step) -> Callable[[int]
         seconds = np.empty(n)
         for i in range(n):
             request, *buffers = start_barrier()
-            spin(comm, rooted, request, _WHAT, *buffers)
+            spin(comm, request, rooted.seconds, _WHAT, *buffers)
             begun = time.perf_counter()
             request, *buffers = start()
-            spin(comm, rooted, request, _WHAT, *buffers)
+            spin(comm, request, rooted.seconds, _WHAT, *buffers)
             seconds[i] = time.perf_counter() - begun
         return seconds
 
@@ -283,10 +236,10 @@ def _ping_pong(
     outgoing, incoming = np.zeros(size, np.uint8), np.empty(size, np.uint8)
 
     def send() -> None:
-        spin(comm, rooted, comm.Isend([outgoing, MPI.BYTE], peer, _TAG), _WHAT, outgoing)
+        spin(comm, comm.Isend([outgoing, MPI.BYTE], peer, _TAG), rooted.seconds, _WHAT, outgoing)
 
     def receive() -> None:
-        spin(comm, rooted, comm.Irecv([incoming, MPI.BYTE], peer, _TAG), _WHAT, incoming)
+        spin(comm, comm.Irecv([incoming, MPI.BYTE], peer, _TAG), rooted.seconds, _WHAT, incoming)
 
     def run(n: int) -> np.ndarray:
         seconds = np.zeros(n + 1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,28 +27,17 @@ _WHAT = "its part in check_data_consistency"
 class Difference:
     """How one rank's array differs from that of rank 0.
 
-    Attributes
-    ----------
-    rank : int
-    reason : str
-        ``"shape"``, ``"dtype"`` or ``"values"``.
-    index : tuple of int, or None
-        The first place where values differ by more than the tolerance; None unless values do.
-    here, there : str
-        What is on `rank` and what on rank 0: the values at `index`, the shapes, or the types.
-    largest : float
-        The largest difference of two values; infinite where one is NaN, or infinite, and the other is not.
-    count : int
-        In how many places values differ by more than the tolerance.
+    `here` and `there` are what is on `rank` and what on rank 0: the values at `index`, the shapes, or the
+    types. `index` is the first place where values differ by more than the tolerance; None unless values do.
     """
 
     rank: int
-    reason: str
+    reason: str  # "shape", "dtype" or "values"
     index: tuple[int, ...] | None
     here: str
     there: str
-    largest: float
-    count: int
+    largest: float  # difference of two values; infinite where just one of them is NaN or infinite
+    count: int  # of the places where values differ by more than the tolerance
 
     def __str__(self) -> str:
         if self.reason != "values":
@@ -170,13 +159,14 @@ def _follow(rooted: RootedCollectives, blocks: _Blocks, tolerance: float) -> Con
     if decision.refused:
         raise SettingsError(f"{'; '.join(decision.refused)}.")
     n_blocks = decision.n_blocks.get(rooted.rank, 0)
-    findings = _Findings(rooted.rank, blocks, tolerance)
+    found: Difference | None = None
     for _ in range(n_blocks):
         block = rooted.receive([0], _Block, _WHAT)[0]
-        findings.compare(block.number, block.content.view(blocks.dtype))
+        there = block.content.view(blocks.dtype)
+        found = _with_block(found, rooted.rank, blocks, block.number, there, tolerance)
         rooted.send([0], _Compared())
     if n_blocks:
-        rooted.send([0], _Report(findings.difference()))
+        rooted.send([0], _Report(found))
     return rooted.tell(None, Consistency, _WHAT)
 
 
@@ -226,49 +216,26 @@ class _Blocks:
         return np.frombuffer(b"".join(digests), np.uint8)
 
 
-class _Findings:
-    """What differs between this rank's blocks and those of rank 0."""
-
-    def __init__(self, rank: int, blocks: _Blocks, tolerance: float) -> None:
-        self._rank = rank
-        self._blocks = blocks
-        self._tolerance = tolerance
-        self._first: tuple[int, str, str] | None = None
-        self._largest = 0.0
-        self._count = 0
-
-    def compare(self, number: int, there: np.ndarray) -> None:
-        here = self._blocks.block(number)
-        difference = distances(here, there)
-        places = np.flatnonzero(difference > self._tolerance)
-        if not places.size:
-            return
-        if self._first is None:
-            place = int(places[0])
-            self._first = number * self._blocks.length + place, str(here[place]), str(there[place])
-        self._largest = max(self._largest, float(difference[places].max()))
-        self._count += int(places.size)
-
-    def difference(self) -> Difference | None:
-        if self._first is None:
-            return None
-        place, here, there = self._first
-        index = tuple(map(int, np.unravel_index(place, self._blocks.shape)))
-        return Difference(self._rank, "values", index, here, there, self._largest, self._count)
+def _with_block(
+    found: Difference | None, rank: int, blocks: _Blocks, number: int, there: np.ndarray, tolerance: float
+) -> Difference | None:
+    """Return what was found so far, with what differs in this rank's block from that of rank 0."""
+    here = blocks.block(number)
+    apart = distances(here, there)
+    places = np.flatnonzero(apart > tolerance)
+    if not places.size:
+        return found
+    first, largest, count = int(places[0]), float(apart[places].max()), int(places.size)
+    if found is not None:
+        return replace(found, largest=max(found.largest, largest), count=found.count + count)
+    index = tuple(map(int, np.unravel_index(number * blocks.length + first, blocks.shape)))
+    return Difference(rank, "values", index, str(here[first]), str(there[first]), largest, count)
 
 
 def distances(here: np.ndarray, there: np.ndarray) -> np.ndarray:
-    """Return how far apart numbers are: 0 for two NaN or the same infinity, infinity for one of either.
+    """Return how far apart numbers of one type are: exactly, as uint64, where they are whole, else float64.
 
-    Parameters
-    ----------
-    here, there : ndarray, shape (n,)
-        Of the same type.
-
-    Returns
-    -------
-    ndarray(uint64 or float64), shape (n,)
-        Exact for whole numbers.
+    0 for two NaN or the same infinity, infinity for one of either.
     """
     if here.dtype.kind in "biu":
         larger = here > there

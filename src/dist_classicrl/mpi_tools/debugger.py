@@ -11,8 +11,7 @@ from dist_classicrl.mpi_tools import communication_profile, consistency
 from dist_classicrl.mpi_tools.communication_profile import POINT_TO_POINT, Measurement
 from dist_classicrl.mpi_tools.consistency import Consistency
 
-LEAST_BYTES = 8
-"""The message whose time is the latency."""
+LEAST_BYTES = 8  # of the message whose time is the latency
 
 
 class DistributedDebugger:
@@ -33,10 +32,8 @@ class DistributedDebugger:
     ------
     SettingsError
         If an argument is not what is described here.
-    RankTimeoutError
-        If not every rank constructs its debugger within `timeout`.
-    RankLostError
-        If one has died.
+    RankTimeoutError, RankLostError
+        If not every rank constructs its debugger within `timeout`, or one has died.
 
     Examples
     --------

@@ -22,7 +22,7 @@ from dist_classicrl.comm.messages import message
 from dist_classicrl.comm.transport import Channel, Wire
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.membership.phi_accrual import THRESHOLD, Arrivals
-from dist_classicrl.mpi_tools.links import Link, receive
+from dist_classicrl.mpi_tools.links import Link, close, receive
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +30,6 @@ State = Literal["healthy", "suspected", "failed", "left"]
 """What a rank is, as far as another one can tell."""
 
 _INTERVALS = 3.0
-# Beats that a rank has not taken yet: with one more, a stopped rank would fill up its peers' memory.
-_MOST_UNTAKEN = 2
 _TAG = 1
 _MESSAGE_BYTES = 256
 _CLOSE_SECONDS = 1.0
@@ -48,8 +46,10 @@ class _Alive:
 class _Peer(Link):
     """What is known of one other rank."""
 
+    most_untaken = 2
+
     def __init__(self, rank: int, channel: Channel, arrivals: Arrivals) -> None:
-        super().__init__(channel, _MOST_UNTAKEN)
+        super().__init__(channel)
         self.rank = rank
         self.arrivals = arrivals
         self.state: State = "healthy"
@@ -93,10 +93,8 @@ class FailureDetector:
     ------
     SettingsError
         If an argument is not what is described here.
-    RankTimeoutError
-        If not every rank constructs its detector within `timeout`.
-    RankLostError
-        If one has died.
+    RankTimeoutError, RankLostError
+        If not every rank constructs its detector within `timeout`, or one has died.
 
     Notes
     -----
@@ -163,9 +161,8 @@ class FailureDetector:
                 raise SettingsError(
                     f"{name} must be a function that takes a rank, or None, got {callback!r}."
                 )
-        self._comm = own_communicator(
-            comm, checked_positive("timeout", timeout), "FailureDetector", between_groups=True
-        )
+        timeout = checked_positive("timeout", timeout)
+        self._comm = own_communicator(comm, timeout, "FailureDetector", between_groups=True)
         self._wire = Wire(self._comm)
         is_inter = self._comm.Is_inter()
         self._own_rank = None if is_inter else self._wire.rank
@@ -180,7 +177,6 @@ class FailureDetector:
         self._next_beat = now
         self._listened = now
         self._is_closed = False
-        _open.add(self)
 
     def send_heartbeat(self, progress: int | None = None) -> bool:
         """Tell all other ranks that this one is alive, if an interval has passed since it last did.
@@ -269,12 +265,7 @@ class FailureDetector:
                 self._wire.sleep(1e-3)
                 self._listen()
             self._is_closed = True
-            for peer in self._peers.values():
-                peer.channel.close()
-            # Freed sooner, its messages could turn up in another communicator.
-            if all(peer.state == "left" for peer in self._peers.values()):
-                self._comm.Free()
-        _open.discard(self)
+            close(self._comm, self._peers.values())
 
     def __enter__(self) -> FailureDetector:
         return self
@@ -340,7 +331,3 @@ class FailureDetector:
             else:
                 shown = "has failed" if state == "failed" else "is suspected to have failed"
                 logger.warning("Rank %d %s: %s.", peer.rank, shown, reason)
-
-
-# MPI may still write to the receives of a detector that nobody closed, so these live as long as the process.
-_open: set[FailureDetector] = set()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,24 +20,14 @@ class Taken:
 
 
 class Link:
-    """A channel to one rank, which sends no more than that rank takes.
+    """A channel to one rank that carries no more than it takes."""
 
-    Parameters
-    ----------
-    channel : Channel
-    most_untaken : int
-        How many messages may wait at the other end.
+    most_untaken: int
+    """How many messages may wait there: one that is stopped would else fill up the memory of its peers."""
 
-    Attributes
-    ----------
-    has_left : bool
-        Whether the rank has said goodbye.
-    """
-
-    def __init__(self, channel: Channel, most_untaken: int) -> None:
+    def __init__(self, channel: Channel) -> None:
         self.channel = channel
-        self.has_left = False
-        self._most_untaken = most_untaken
+        self.has_left = False  # the rank has said goodbye
         self._untaken = 0  # messages that were sent to it
         self._taken = 0  # messages of it that it was not told of
 
@@ -49,7 +39,7 @@ class Link:
     @property
     def has_room(self) -> bool:
         """Whether another message may go."""
-        return self._untaken < self._most_untaken and self.channel.reap()
+        return self._untaken < self.most_untaken and self.channel.reap()
 
     def send(self, content: object) -> None:
         """Send a message, for which there has to be room."""
@@ -94,3 +84,12 @@ def receive(wire: Wire, links: Sequence[AnyLink]) -> list[tuple[AnyLink, Any]]:
     for link in links:
         link.acknowledge()
     return taken
+
+
+def close(comm: Any, links: Collection[Link]) -> None:
+    """Close the channels of all the links over `comm`, and free it if their ranks have all said goodbye."""
+    for link in links:
+        link.channel.close()
+    # Freed sooner, its messages could turn up in another communicator.
+    if all(link.has_left for link in links):
+        comm.Free()

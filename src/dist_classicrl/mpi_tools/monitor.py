@@ -15,10 +15,10 @@ from dist_classicrl.checks import checked_positive, checked_whole
 from dist_classicrl.comm.collectives import own_communicator
 from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.comm.messages import message
-from dist_classicrl.comm.transport import Channel, Wire
+from dist_classicrl.comm.transport import Wire
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.monitoring.loop_records import COLUMNS, LoopRecords
-from dist_classicrl.mpi_tools.links import Link, receive
+from dist_classicrl.mpi_tools.links import Link, close, receive
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,7 +27,6 @@ logger = logging.getLogger(__name__)
 
 _TAG = 1
 _MESSAGE_BYTES = 1 << 12
-_MOST_UNTAKEN = 8  # messages on their way to rank 0, so that one that does not listen is not filled up
 _MOST_PENDING = 10_000  # points that wait for that: 400 kB
 _POINTS_PER_MESSAGE = 64
 _LISTEN_SECONDS = 0.05
@@ -46,9 +45,8 @@ class _Points:
 class _Peer(Link):
     """What is known of the rank at the other end."""
 
-    def __init__(self, channel: Channel) -> None:
-        super().__init__(channel, _MOST_UNTAKEN)
-        self.reached = -1  # the last interval that it told of
+    most_untaken = 8
+    reached = -1  # the last interval that it told of
 
 
 class DistributedMonitor:
@@ -78,10 +76,8 @@ class DistributedMonitor:
     ------
     SettingsError
         If an argument is not what is described here.
-    RankTimeoutError
-        If not every rank constructs its monitor within `timeout`.
-    RankLostError
-        If one has died.
+    RankTimeoutError, RankLostError
+        If not every rank constructs its monitor within `timeout`, or one has died.
 
     Notes
     -----
@@ -114,7 +110,6 @@ class DistributedMonitor:
         self._start_interval()
         self._next_listen = 0.0
         self._is_closed = False
-        _open.add(self)
 
     def log_metrics(
         self,
@@ -236,12 +231,7 @@ class DistributedMonitor:
             self._wait(lambda: not self._peers[0].is_present)
         self._is_closed = True
         self._log(math.inf)
-        for peer in self._peers.values():
-            peer.channel.close()
-        # Freed sooner, its messages could turn up in another communicator.
-        if all(peer.has_left for peer in self._peers.values()):
-            self._comm.Free()
-        _open.discard(self)
+        close(self._comm, self._peers.values())
 
     def __enter__(self) -> DistributedMonitor:
         return self
@@ -305,7 +295,3 @@ class DistributedMonitor:
         while not ready() and self._wire.now() < deadline:
             self._wire.sleep(1e-3)
             self._work()
-
-
-# MPI may still write to the receives of a monitor that nobody closed, so these live as long as the process.
-_open: set[DistributedMonitor] = set()

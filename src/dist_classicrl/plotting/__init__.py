@@ -1,7 +1,8 @@
 """Pictures of runs, drawn with matplotlib: the extra `plot`, imported only where something is drawn.
 
-Each function returns the figure and the numbers that it shows. No window is opened and no global state of
-matplotlib is touched: in a notebook the figure shows itself, and `save` writes it.
+Each function returns the figure and the numbers that it shows, or raises `MissingExtraError` where matplotlib
+is not installed. No window is opened and no global state of matplotlib is touched: in a notebook the figure
+shows itself, and `save` writes it.
 """
 
 from dist_classicrl.plotting.canvas import save

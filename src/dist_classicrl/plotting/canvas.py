@@ -84,6 +84,12 @@ def new_figure(height: float) -> Figure:
     return Figure(figsize=(WIDTH, height), dpi=DPI, layout="constrained")
 
 
+def write_title(figure: FigureBase, title: str) -> None:
+    """Write a title above a figure or a part of one, if there is any."""
+    if title:
+        figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
+
+
 def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
     """Write a figure to `path`, as the suffix says, in a folder that is made if it is not there.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,50 +20,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Panel:
-    """What is drawn of one column of the records.
-
-    Attributes
-    ----------
-    column : str
-    title, unit : str
-    color : str
-    factor : float
-        The column times this is drawn.
-    from_zero : bool
-        The axis begins at 0.
-    may_be_log : bool
-        The axis is logarithmic where the values span more than a factor of 30.
-    """
+    """How one column of the records is drawn."""
 
     column: str
     title: str
     unit: str
     color: str
-    factor: float = 1.0
-    from_zero: bool = False
-    may_be_log: bool = False
+    factor: float = 1.0  # the column times this is drawn
+    from_zero: bool = False  # the axis begins at 0
+    may_be_log: bool = False  # the axis is logarithmic where the values span more than a factor of 30
 
 
 PANELS = (
     Panel("mean_return", "Return while exploring", "mean return per episode", canvas.BLUE),
     Panel("td_error", "Temporal-difference error", "mean absolute error", canvas.VERMILLION, may_be_log=True),
     Panel("steps_per_second", "Throughput", "steps/s, all workers", canvas.GREEN, from_zero=True),
-    Panel(
-        "communication_fraction",
-        "Communication",
-        "% of the workers' time",
-        canvas.PURPLE,
-        factor=100.0,
-        from_zero=True,
-    ),
+    Panel("communication_fraction", "Communication", "% of the workers' time", canvas.PURPLE, 100.0, True),
 )
-"""In the order in which they are drawn."""
 
 AXES = {"steps": "step", "time": "time"}
 """What may be on the horizontal axis, and its column in the records."""
 
 _LOG_FROM = 30.0
-_SMOOTHED_SHARE = 20  # of the reports
+_SMOOTHED_SHARE = 20  # a smooth line averages over a twentieth of the reports
 _FEWEST = 3
 
 
@@ -86,10 +65,14 @@ class Curve:
     window: int
 
 
+Curves = dict[tuple[str, str], Curve]
+"""The lines of one run, by column of the records and horizontal axis."""
+
+
 @canvas.styled
 def plot_curves(
     metrics: Metrics, x: str | Sequence[str] = ("steps", "time"), title: str = ""
-) -> tuple[Figure, dict[tuple[str, str], Curve]]:
+) -> tuple[Figure, Curves]:
     """Draw return (raw and smoothed), TD error, throughput and communication of one run.
 
     Parameters
@@ -111,8 +94,6 @@ def plot_curves(
     ------
     PlotError
         If the records are empty, or tell nothing that is drawn.
-    MissingExtraError
-        If matplotlib is not installed.
     """
     wanted = axes_of(x)
     curves = curves_of(metrics, wanted, title)
@@ -129,8 +110,8 @@ def axes_of(x: str | Sequence[str]) -> tuple[str, ...]:
     return wanted
 
 
-def curves_of(metrics: Metrics, x: Sequence[str], name: str) -> dict[tuple[str, str], Curve]:
-    """Return the lines of all panels, by column and horizontal axis; see `plot_curves`."""
+def curves_of(metrics: Metrics, x: Sequence[str], name: str) -> Curves:
+    """Return the lines of all panels; see `plot_curves`."""
     _check_records(metrics, name or "the run")
     curves = {}
     for panel in PANELS:
@@ -138,7 +119,7 @@ def curves_of(metrics: Metrics, x: Sequence[str], name: str) -> dict[tuple[str, 
         there = np.isfinite(y)
         is_return = panel.column == "mean_return"
         weights = metrics["episodes"] if is_return else np.ones(y.size)
-        window = smoothing_window(int(there.sum()))
+        window = max(_FEWEST, int(there.sum()) // _SMOOTHED_SHARE) | 1  # odd
         smooth = smoothed(y[there], weights[there], window)
         for axis in x:
             curves[panel.column, axis] = Curve(metrics[AXES[axis]][there], y[there], smooth, window)
@@ -159,11 +140,6 @@ def _check_records(metrics: Metrics, name: str) -> None:
         )
 
 
-def smoothing_window(reports: int) -> int:
-    """Return the odd number of reports that a smooth line averages over: a twentieth, at least 3."""
-    return max(_FEWEST, reports // _SMOOTHED_SHARE) | 1
-
-
 def smoothed(y: np.ndarray, weights: np.ndarray, window: int) -> np.ndarray:
     """Return the weighted mean of `y` over `window` values around each; fewer at the ends."""
     reach = window // 2
@@ -178,40 +154,52 @@ def height_of(x: Sequence[str]) -> float:
     return 10.0 if len(x) > 1 else 6.6
 
 
-def draw_curves(figure: FigureBase, curves: dict[tuple[str, str], Curve], title: str) -> None:
+def draw_curves(figure: FigureBase, curves: Curves, title: str) -> None:
     """Draw `curves` into an empty figure or a part of one."""
-    x = tuple(dict.fromkeys(axis for _, axis in curves))
-    scales = {
-        axis: scale_of(axis, [curve.x for key, curve in curves.items() if key[1] == axis]) for axis in x
-    }
-    for panel, axis, axes in panels_in(figure, x, title):
-        _draw_curve(axes, panel, curves[panel.column, axis], scales[axis][0])
-        finish_panel(axes, panel, axis, scales[axis][1])
+
+    def draw(axes: Axes, panel: Panel, axis: str, scale: float) -> None:
+        _draw_curve(axes, panel, curves[panel.column, axis], scale)
+
+    draw_panels(figure, [curves], title, draw)
 
 
-def panels_in(figure: FigureBase, x: Sequence[str], title: str) -> Iterator[tuple[Panel, str, Axes]]:
-    """Divide a figure into panels: two by two, or one column for each of two horizontal axes."""
+def draw_panels(
+    figure: FigureBase, runs: Sequence[Curves], title: str, draw: Callable[[Axes, Panel, str, float], None]
+) -> Axes:
+    """Draw all panels of some runs: two by two, or one column for each of two horizontal axes.
+
+    `draw` draws the lines of one panel and horizontal axis, by which scale the places on it are divided.
+    Return the axes of the last one.
+    """
+    x = tuple(dict.fromkeys(axis for _, axis in runs[0]))
     both = len(x) > 1
     grid = figure.subplots(len(PANELS) if both else 2, 2, sharex="col", sharey="row" if both else False)
-    if title:
-        figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
+    canvas.write_title(figure, title)
     for i, axes in enumerate(grid.flat):
-        yield PANELS[i // 2 if both else i], x[i % 2 if both else 0], axes
+        panel, axis = PANELS[i // 2 if both else i], x[i % 2 if both else 0]
+        scale, label = _scale_of(axis, runs)
+        draw(axes, panel, axis, scale)
+        if not any(curves[panel.column, axis].x.size for curves in runs):
+            text = "no episode has ended" if panel.column == "mean_return" else "not reported"
+            axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", color=canvas.GRAY)
+        _finish_panel(axes, panel, axis, label)
+    return axes
 
 
-def scale_of(axis: str, places: list[np.ndarray]) -> tuple[float, str]:
+def _scale_of(axis: str, runs: Sequence[Curves]) -> tuple[float, str]:
     """Return what the places on an axis are divided by, and the axis's label."""
     if axis == "steps":
         return 1.0, "environment steps of all workers"
-    factor, unit = canvas.time_unit(max((float(x[-1]) for x in places if x.size), default=0.0))
+    drawn = (curve.x for curves in runs for key, curve in curves.items() if key[1] == axis)
+    factor, unit = canvas.time_unit(max((float(x[-1]) for x in drawn if x.size), default=0.0))
     return factor, f"training time ({unit})"
 
 
 def _draw_curve(axes: Axes, panel: Panel, curve: Curve, scale: float) -> None:
     x, y = curve.x / scale, curve.y * panel.factor
     if not curve.x.size:
-        say_empty(axes, panel)
-    elif curve.x.size <= _FEWEST:
+        return
+    if curve.x.size <= _FEWEST:
         axes.plot(x, y, "-o", color=panel.color, lw=2, ms=5)
     elif panel.column == "mean_return":
         axes.plot(x, y, color=canvas.SKY, lw=1, label="each report")
@@ -221,13 +209,7 @@ def _draw_curve(axes: Axes, panel: Panel, curve: Curve, scale: float) -> None:
         axes.plot(x, y, color=panel.color, lw=1.5)
 
 
-def say_empty(axes: Axes, panel: Panel) -> None:
-    """Write into a panel without lines why there are none."""
-    text = "no episode has ended" if panel.column == "mean_return" else "not reported"
-    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", color=canvas.GRAY)
-
-
-def finish_panel(axes: Axes, panel: Panel, axis: str, label: str) -> None:
+def _finish_panel(axes: Axes, panel: Panel, axis: str, label: str) -> None:
     """Write title, labels and ticks of a panel in which the lines are drawn."""
     least, most = axes.dataLim.intervaly
     if panel.from_zero:

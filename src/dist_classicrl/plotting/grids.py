@@ -18,39 +18,22 @@ _NO_DIRECTION = 0.05
 
 @dataclass(frozen=True)
 class Grid:
-    """A grid problem; its state is ``row * columns + column``.
-
-    Attributes
-    ----------
-    name : str
-    letters : ndarray(str), shape (rows, columns)
-        As in `Labels.letters`: what lies where nobody acts, and a blank where there is nothing to say.
-    starts : ndarray(bool), shape (rows, columns)
-        Where episodes can begin.
-    acting : ndarray(bool), shape (rows, columns)
-        Where some policy may have to act.
-    directions : ndarray(float64), shape (actions, 2)
-        Where each action leads on average: rows down and columns to the right, of length 1; 0 if nowhere.
-    legal : ndarray(bool), shape (rows, columns, actions)
-    """
+    """A grid problem; its state is ``row * columns + column``. Arrays have the shape (rows, columns, ...)."""
 
     name: str
-    letters: np.ndarray
-    starts: np.ndarray
-    acting: np.ndarray
+    letters: np.ndarray  # str, as in `Labels.letters`: what lies where nobody acts; blank if there is nothing
+    starts: np.ndarray  # bool: episodes can begin here
+    acting: np.ndarray  # bool: some policy may have to act here
+    #: float64, shape (actions, 2): where each action leads on average, rows down and columns to the right, of
+    #: length 1; 0 if nowhere.
     directions: np.ndarray
-    legal: np.ndarray
+    legal: np.ndarray  # bool, shape (rows, columns, actions)
 
 
 def grid_of(env: Any) -> Grid:
     """Return the grid that an environment, which is anything that `resolve` takes, is.
 
-    Raises
-    ------
-    PlotError
-        If it is not a grid.
-    EnvError
-        If it cannot be resolved.
+    A `PlotError` is raised if it is none, and an `EnvError` if it cannot be resolved.
     """
     from dist_classicrl.environments.labels import labels_of
     from dist_classicrl.environments.resolve import resolve

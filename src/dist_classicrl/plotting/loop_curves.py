@@ -26,18 +26,7 @@ _FEW = 50
 
 @canvas.styled
 def plot_loop_curves(metrics: Mapping[str, np.ndarray]) -> Figure:
-    """Draw reward, loss, throughput and communication over the steps.
-
-    Parameters
-    ----------
-    metrics : mapping of str to ndarray
-        As `DistributedMonitor.metrics`.
-
-    Raises
-    ------
-    MissingExtraError
-        If matplotlib is not installed.
-    """
+    """Draw reward, loss, throughput and communication over the steps, of `DistributedMonitor.metrics`."""
     figure = canvas.new_figure(8.0)
     for axes, (name, title, unit, color) in zip(figure.subplots(2, 2).flat, PANELS, strict=True):
         there = np.isfinite(metrics[name])

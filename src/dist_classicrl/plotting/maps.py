@@ -61,8 +61,6 @@ def plot_maps(
     ------
     PlotError
         If the environment is no grid, or larger than the table.
-    MissingExtraError
-        If matplotlib is not installed.
     """
     grid_map = map_of(q_table, env, visits)
     return plot_map(grid_map, title), grid_map
@@ -111,8 +109,7 @@ def draw_map(figure: FigureBase, grid_map: GridMap, title: str) -> None:
     from matplotlib.colors import Normalize
 
     axes = figure.subplots()
-    if title:
-        figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
+    canvas.write_title(figure, title)
     values = grid_map.values
     known = values[np.isfinite(values)]
     low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 0.0)

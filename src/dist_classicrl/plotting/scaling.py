@@ -41,8 +41,6 @@ def plot_scaling(report: ScalingReport, title: str = "") -> tuple[Figure, dict[s
     ------
     PlotError
         If there are fewer than two runs.
-    MissingExtraError
-        If matplotlib is not installed.
     """
     if len(report.runs) < 2:
         raise PlotError(
@@ -59,8 +57,7 @@ def plot_scaling(report: ScalingReport, title: str = "") -> tuple[Figure, dict[s
         "communication_fraction": np.array([scaled.run.communication_fraction for scaled in report.runs]),
     }
     figure = canvas.new_figure(_HEIGHT)
-    if title:
-        figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
+    canvas.write_title(figure, title)
     left, right = figure.subplots(1, 2)
     most = workers.max() * 1.05
     left.plot([0, most], [0, most / base], "--", color=canvas.GRAY, lw=1.5, label="ideal")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,17 +11,7 @@ import numpy as np
 
 from dist_classicrl.errors import PlotError
 from dist_classicrl.plotting import canvas
-from dist_classicrl.plotting.curves import (
-    Curve,
-    axes_of,
-    curves_of,
-    finish_panel,
-    height_of,
-    panels_in,
-    say_empty,
-    scale_of,
-)
-from dist_classicrl.plotting.intervals import common_grid, t_interval
+from dist_classicrl.plotting.curves import Curve, Panel, axes_of, curves_of, draw_panels, height_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,9 +19,9 @@ if TYPE_CHECKING:
 
     from dist_classicrl.monitoring.reading import Metrics
 
-FEWEST = 3
-"""Runs of which a mean with an interval is drawn; fewer are drawn one by one."""
-
+FEWEST = 3  # runs of which a mean with an interval is drawn; fewer are drawn one by one
+CONFIDENCE = 0.95
+POINTS = 200  # of the common grid
 _COLORS = (canvas.BLUE, canvas.VERMILLION)
 
 
@@ -96,20 +87,13 @@ def plot_several_runs(
     each = [curves_of(run, wanted, name) for run, name in zip(runs, names, strict=True)]
     compared = {key: _compared([curves[key] for curves in each], key[1]) for key in each[0]}
     figure = canvas.new_figure(height_of(wanted))
-    scales = {axis: scale_of(axis, [c.x for curves in each for c in _on(curves, axis)]) for axis in wanted}
-    for panel, axis, axes in panels_in(figure, wanted, title):
-        comparison = compared[panel.column, axis]
-        _draw(axes, comparison, scales[axis][0], panel.factor, names)
-        if not any(curve.x.size for curve in comparison.curves):
-            say_empty(axes, panel)
-        finish_panel(axes, panel, axis, scales[axis][1])
-    handles, _ = axes.get_legend_handles_labels()
+
+    def draw(axes: Axes, panel: Panel, axis: str, scale: float) -> None:
+        _draw(axes, compared[panel.column, axis], scale, panel.factor, names)
+
+    handles, _ = draw_panels(figure, each, title, draw).get_legend_handles_labels()
     canvas.legend_below(figure, handles, columns=4)
     return figure, compared
-
-
-def _on(curves: dict[tuple[str, str], Curve], axis: str) -> list[Curve]:
-    return [curve for key, curve in curves.items() if key[1] == axis]
 
 
 def _compared(curves: list[Curve], axis: str) -> Comparison:
@@ -136,3 +120,52 @@ def _draw(axes: Axes, comparison: Comparison, scale: float, factor: float, names
     )
     label = f"mean of {len(comparison.curves)} runs"
     axes.plot(x, mean, color=canvas.BLUE, lw=2, label=label)
+
+
+def common_grid(curves: list[tuple[np.ndarray, np.ndarray]], what: str) -> tuple[np.ndarray, np.ndarray]:
+    """Interpolate curves, as ascending places and values, on one grid over the range that all of them cover.
+
+    Return the places, of shape (POINTS,), and the values, of shape (curves, POINTS). A `PlotError`, which
+    says `what` the places are, is raised if there is no such range.
+    """
+    first = max(float(x[0]) for x, _ in curves)
+    last = min(float(x[-1]) for x, _ in curves)
+    if first >= last:
+        raise PlotError(
+            f"The runs have no range of {what} in common: one begins at {first:,.0f}, and another has ended "
+            f"at {last:,.0f}. Give runs that were reported over the same range."
+        )
+    places = np.linspace(first, last, POINTS)
+    return places, np.array([np.interp(places, x, y) for x, y in curves])
+
+
+def t_interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the mean over axis 0, of at least 2 entries, and half the width of its 95 % t-interval.
+
+    Over n runs with sample standard deviation s the interval is mean +- t s / sqrt(n), with t the 97.5 %
+    quantile of Student's distribution with n - 1 degrees of freedom: it covers the mean of endlessly many
+    such runs in 95 % of all experiments, where the values are about normal.
+    """
+    n = len(values)
+    half = t_quantile(n - 1) * values.std(axis=0, ddof=1) / math.sqrt(n)
+    return values.mean(axis=0), half
+
+
+def t_quantile(freedom: int) -> float:
+    """Return the t with P(abs(T) < t) = 0.95 for Student's T with `freedom` >= 1 degrees of freedom."""
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _within(middle, freedom) < CONFIDENCE else (low, middle)
+    return math.sqrt(freedom) * math.tan(low)
+
+
+def _within(angle: float, freedom: int) -> float:
+    """Return P(abs(T) < sqrt(freedom) tan(angle)), by its finite series of powers of the cosine."""
+    sine, cosine = math.sin(angle), math.cos(angle)
+    odd = freedom % 2
+    term, total = (cosine if odd else 1.0), 0.0
+    for k in range(1 + odd, freedom, 2):
+        total += term
+        term *= k / (k + 1) * cosine**2
+    return 2 / math.pi * (angle + sine * total) if odd else sine * total

@@ -38,7 +38,6 @@ MARKS = {
     "failover": Mark("serves from now on", "*", canvas.PURPLE, 15.0),
     "checkpoint": Mark("checkpoint", "|", canvas.BLACK, 9.0),
 }
-"""How each kind of event is drawn."""
 
 _ROW = 0.3  # inches
 _LEAST, _MOST = 2.6, 14.0
@@ -82,8 +81,6 @@ def plot_timeline(metrics: Metrics, title: str = "") -> tuple[Figure, Timeline]:
     ------
     PlotError
         If the records say nothing about any rank.
-    MissingExtraError
-        If matplotlib is not installed.
     """
     timeline = timeline_of(metrics, title)
     figure = canvas.new_figure(height_of(timeline))
@@ -118,8 +115,7 @@ def height_of(timeline: Timeline) -> float:
 def draw_timeline(figure: FigureBase, timeline: Timeline, title: str) -> None:
     """Draw a timeline into an empty figure or a part of one."""
     axes = figure.subplots()
-    if title:
-        figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
+    canvas.write_title(figure, title)
     spans = [span for span in timeline.learned.values() if span.size]
     last = max([*(float(span[-1, 1]) for span in spans), *(e["time"] for e in timeline.events)])
     scale, unit = canvas.time_unit(last)

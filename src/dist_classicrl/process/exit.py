@@ -37,10 +37,7 @@ _TRUE = ("1", "t", "true", "enabled", "yes", "y")
 
 @dataclass
 class _Process:
-    """What is known of this process's end.
-
-    `ending` and `record` are there where `program` runs the script: only then is the exit status known.
-    """
+    """What is known of this process's end."""
 
     pid: int
     is_head: bool | None = None
@@ -50,6 +47,7 @@ class _Process:
     abort: Callable[[int], None] | None = None
     await_others: Callable[[float], None] | None = None
     say_ended: Callable[[], None] | None = None
+    # Where `program` runs the script: only then is the exit status known.
     ending: Ending | None = None
     record: ExitRecord | None = None
 
@@ -77,14 +75,9 @@ def note_hanging(
 ) -> None:
     """Note that a rank is alive, but may never end, or with None that there is none.
 
-    Parameters
-    ----------
-    abort : callable or None
-        Ends the job with a status. The head calls it when it ends itself.
-    await_others : callable, optional
-        Waits until the other ranks have ended, but no more seconds than given. The head calls it before that.
-    say_ended : callable, optional
-        Tells the head that this rank has ended. Any other rank calls it when it does.
+    When the head ends, it calls `await_others`, which waits for so many seconds at most until the other ranks
+    have ended, and then `abort`, which ends the job with a status. Any other rank calls `say_ended` when it
+    ends, to tell the head.
     """
     _process.abort, _process.await_others, _process.say_ended = abort, await_others, say_ended
 
@@ -112,14 +105,7 @@ def survival_advice(
 ) -> str | None:
     """Return what it would take for this job to survive a death, or None if it does, or has one rank.
 
-    Parameters
-    ----------
-    survives : bool, optional
-        Whether MPI goes on after a death; by default as the environment tells.
-    n_ranks : int, optional
-        Ranks of the job; by default as the environment tells.
-    environ : mapping of str to str, optional
-        Environment variables; by default this process's.
+    Whether MPI `survives` a death, and the number of ranks, are by default what the environment says.
     """
     environ = os.environ if environ is None else environ
     n_ranks = promised_size(environ) if n_ranks is None else n_ranks
@@ -136,12 +122,7 @@ def survival_advice(
 def manage(record: ExitRecord | None, replacement: bool) -> None:
     """Take charge of this process's end, for `program`: it says how the script ends, in `script_ended`.
 
-    Parameters
-    ----------
-    record : ExitRecord or None
-        Where the launcher looks for what becomes of the ranks.
-    replacement : bool
-        Whether a running job has started this process.
+    The launcher reads in `record` what becomes of the ranks; a `replacement` was started by a running job.
     """
     _process.record, _process.is_managed = record, True
     if replacement:
@@ -183,9 +164,7 @@ def _says_that_ranks_are_lost(error: BaseException) -> bool:
     each: BaseException | None = error
     while each is not None and id(each) not in seen:
         seen.add(id(each))
-        if isinstance(each, (CutOffError, RankLostError, RankTimeoutError)):
-            return True
-        if isinstance(each, RemoteRankError) and each.is_cut_off:
+        if is_cut_off(each) or isinstance(each, (RankLostError, RankTimeoutError)):
             return True
         if mpi is not None and isinstance(each, mpi.Exception) and each.Get_error_class() in classes:
             return True
@@ -193,12 +172,19 @@ def _says_that_ranks_are_lost(error: BaseException) -> bool:
     return False
 
 
+def is_cut_off(error: BaseException) -> bool:
+    """Whether an exception says that others may go on without this rank."""
+    return isinstance(error, CutOffError) or (isinstance(error, RemoteRankError) and error.is_cut_off)
+
+
 def _settle(code: int, kind: str, reason: str) -> None:
     if not _process.is_managed or _process.ending is not None:
         return
     kind = "left" if _process.is_aside else kind
     rank = rank_of_environment() or 0
-    ending = Ending(rank, code, kind, reason, _is_head(), not _has_started_mpi())
+    mpi = sys.modules.get("mpi4py.MPI")
+    before_mpi = mpi is None or not mpi.Is_initialized()
+    ending = Ending(rank, code, kind, reason, _is_head(), before_mpi)
     _process.ending = ending
     if _process.record is not None:
         with contextlib.suppress(OSError):  # the first beat has told, on each host
@@ -209,9 +195,10 @@ def _is_head() -> bool:
     return (rank_of_environment() or 0) == 0 if _process.is_head is None else _process.is_head
 
 
-def _has_started_mpi() -> bool:
+def mpi_runs() -> bool:
+    """Whether MPI was started in this process and is not over."""
     mpi = sys.modules.get("mpi4py.MPI")
-    return mpi is not None and mpi.Is_initialized()
+    return mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
 
 
 def _end() -> None:
@@ -224,15 +211,16 @@ def _end() -> None:
             _process.record.complete(ending.rank)
         except OSError as trouble:
             _warn(_process.record, trouble)
-    mpi_is_on = _has_started_mpi() and not sys.modules["mpi4py.MPI"].Is_finalized()
-    if not head and _process.say_ended is not None and mpi_is_on:
+    if not mpi_runs():
+        return
+    if not head and _process.say_ended is not None:
         _process.say_ended()
-    if head and _process.abort is not None and mpi_is_on:
+    if head and _process.abort is not None:
         _flush()
         if _process.await_others is not None:
             _process.await_others(_OTHERS_SECONDS)
         _process.abort((0 if ending is None else ending.code) or DONE_BUT_HANGING)
-    if _process.has_losses and mpi_is_on:
+    if _process.has_losses:
         if fault_tolerant() and (ending is not None or not head):
             _flush()
             code = _likely_code() if ending is None else ending.code

@@ -29,54 +29,28 @@ _ENDED = "ended-"
 class Ending:
     """How the script ended on one rank.
 
-    Attributes
-    ----------
-    rank : int
-    code : int
-        Exit status.
-    kind : str
-        `"code"`: it came to its end, or to a SystemExit; `"error"`: an exception that nobody handled;
-        `"told"`: one that another rank raised; `"lost"`: one that says that other ranks are lost; `"left"`:
-        this rank's end says nothing about the job.
-    reason : str
-        The exception, in a line; empty where there was none.
-    is_head : bool
-        Whether the rank was in charge of the job.
-    before_mpi : bool
-        Whether MPI had not been started, so that other ranks may wait for this one for ever.
+    The kinds are `"code"`: its end or a SystemExit; `"error"`: an exception that nobody handled; `"told"`:
+    one that another rank raised; `"lost"`: one that says that other ranks are lost; and `"left"`: this rank's
+    end says nothing about the job.
     """
 
     rank: int
-    code: int
+    code: int  # exit status
     kind: str
-    reason: str
-    is_head: bool
-    before_mpi: bool
+    reason: str  # the exception, in a line; empty where there was none
+    is_head: bool  # the rank was in charge of the job
+    before_mpi: bool  # MPI had not been started, so other ranks may wait for this one for ever
 
 
 class ExitRecord:
-    """The folder of one attempt.
-
-    Parameters
-    ----------
-    folder : path
-    """
+    """The folder of one attempt; what is written to it raises OSError where that fails."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
 
     def beat(self) -> None:
-        """Say that a rank of this attempt is alive.
-
-        Raises
-        ------
-        OSError
-            If the folder is not to be reached from here.
-        """
-        try:
-            os.utime(self.folder / _ALIVE)
-        except FileNotFoundError:
-            (self.folder / _ALIVE).touch()
+        """Say that a rank of this attempt is alive."""
+        (self.folder / _ALIVE).touch()
 
     def last_beat(self) -> int | None:
         """Return when a rank was last alive, in the file system's own time; None if none ever was."""
@@ -93,13 +67,7 @@ class ExitRecord:
         return self.last_beat() is not None or bool(self.endings())
 
     def add(self, ending: Ending) -> None:
-        """Write down how the script ended on one rank.
-
-        Raises
-        ------
-        OSError
-            If it cannot be written.
-        """
+        """Write down how the script ended on one rank."""
         self._write(f"{_ENDED}{ending.rank}-{socket.gethostname()}-{os.getpid()}", asdict(ending))
 
     def endings(self) -> list[Ending]:
@@ -113,13 +81,7 @@ class ExitRecord:
         return sorted(found, key=lambda ending: ending.rank)
 
     def complete(self, rank: int) -> None:
-        """Write the completion marker: the work is done.
-
-        Raises
-        ------
-        OSError
-            If it cannot be written.
-        """
+        """Write the completion marker: the work is done."""
         self._write(_DONE, {"rank": rank})
 
     @property

@@ -14,9 +14,12 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
+
+from dist_classicrl.process.signals import postponed
 
 JOB_VARIABLE = "DIST_CLASSICRL_JOB"
 
@@ -29,25 +32,14 @@ _GRACE_SECONDS = 3.0
 class FinishedJob:
     """How a job ended.
 
-    Attributes
-    ----------
-    command : tuple of str
-        What was run.
-    returncode : int
-        Exit status of the first process; negative for a signal, as `subprocess` has it.
-    output : str
-        Standard output and standard error of all processes, in the order of writing; empty where they were
-        passed on instead of kept.
-    timed_out : bool
-        Whether the deadline ended the job.
-    seconds : float
-        From start to end.
+    `output` is what all processes wrote to standard output and standard error, in the order of writing; it is
+    empty where that was passed on instead of kept.
     """
 
     command: tuple[str, ...]
-    returncode: int
+    returncode: int  # of the first process; negative for a signal, as `subprocess` has it
     output: str
-    timed_out: bool
+    timed_out: bool  # the deadline ended the job
     seconds: float
 
 
@@ -58,28 +50,13 @@ def run_job(
     env: Mapping[str, str] | None = None,
     cwd: str | Path | None = None,
     keep_output: bool = True,
+    keep_errors: bool = True,
 ) -> FinishedJob:
-    """Run `command` and everything that it starts, for at most `timeout` seconds.
+    """Run `command` and everything that it starts, and end it after `timeout` seconds: see `end_job`.
 
-    Parameters
-    ----------
-    command : sequence of str
-        Program and arguments.
-    timeout : float
-        Seconds until the job is ended: SIGTERM to its first process, and SIGKILL to all that is left.
-    env : mapping, optional
-        The whole environment of the job; that of this process if left out.
-    cwd : path, optional
-        Where the job starts; this process's folder if left out.
-    keep_output : bool
-        Whether to collect the output. Otherwise it goes where this process's output goes.
+    `env` is the whole environment of the job. Output that is not kept goes where this process's output goes;
+    without `keep_errors` standard error goes nowhere.
 
-    Returns
-    -------
-    FinishedJob
-
-    Notes
-    -----
     When this function returns or raises, no process of the job is left, except one that the kernel does not
     end within some seconds of SIGKILL, such as one held by a dead file system. On systems without `/proc`
     only those in the first process's session can be found.
@@ -87,14 +64,16 @@ def run_job(
     started = time.monotonic()
     timed_out = False
     # A file and not a pipe: a daemon that outlives the job would keep a pipe open, and reading it would hang.
-    with tempfile.TemporaryFile() as output_file:
-        process, job = start_job(command, env=env, cwd=cwd, output=output_file if keep_output else None)
+    with tempfile.TemporaryFile() as output_file, ExitStack() as ending:
+        output = output_file if keep_output else None
+        with postponed():
+            process, job = start_job(command, env=env, cwd=cwd, output=output, keep_errors=keep_errors)
+            ending.callback(end_job, process, job)
         try:
             process.wait(timeout)
         except subprocess.TimeoutExpired:
             timed_out = True
-        finally:
-            end_job(process, job)
+        ending.close()
         seconds = time.monotonic() - started
         output_file.seek(0)
         text = output_file.read().decode(errors="replace")
@@ -108,39 +87,26 @@ def start_job(
     env: Mapping[str, str] | None = None,
     cwd: str | Path | None = None,
     output: IO[bytes] | None = None,
+    keep_errors: bool = True,
     before: Callable[[], object] | None = None,
 ) -> tuple[subprocess.Popen[bytes], str]:
     """Start `command` as a job, without input, in a session of its own.
 
-    Parameters
-    ----------
-    command : sequence of str
-        Program and arguments.
-    env : mapping, optional
-        The whole environment of the job; that of this process if left out.
-    cwd : path, optional
-        Where the job starts; this process's folder if left out.
-    output : binary file, optional
-        Where standard output and standard error go; where this process's go if left out.
-    before : callable, optional
-        Called in the new process before it becomes the program.
-
-    Returns
-    -------
-    process : subprocess.Popen
-    job : str
-        The name of the job, for `processes_of` and `end_job`. A job that is started within another one
-        belongs to that as well.
+    What is left out is that of this process: its environment, its folder, and where its output goes; without
+    `keep_errors` standard error goes nowhere. `before` is called in the new process before it becomes the
+    program. Besides the process the name of the job is returned, for `processes_of` and `end_job`; a job that
+    starts within another one belongs to that as well.
     """
     outer = os.environ.get(JOB_VARIABLE)
     job = uuid.uuid4().hex if outer is None else f"{outer}/{uuid.uuid4().hex}"
     environment = dict(os.environ if env is None else env)
     environment[JOB_VARIABLE] = job
+    errors = None if output is None else subprocess.STDOUT
     process = subprocess.Popen(
         list(command),
         stdin=subprocess.DEVNULL,
         stdout=output,
-        stderr=None if output is None else subprocess.STDOUT,
+        stderr=errors if keep_errors else subprocess.DEVNULL,
         env=environment,
         cwd=cwd,
         start_new_session=True,
@@ -186,10 +152,8 @@ def end_job(process: subprocess.Popen[bytes], job: str) -> None:
     """End what `start_job` returned: SIGTERM to its first process, and SIGKILL to all that is left."""
     if process.poll() is None:
         process.terminate()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(_GRACE_SECONDS)
-        except subprocess.TimeoutExpired:
-            pass
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -205,15 +169,11 @@ def end_job(process: subprocess.Popen[bytes], job: str) -> None:
     while (remaining := processes_of(job)) and time.monotonic() < deadline:
         killed.update(remaining)
         for pid in remaining:
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
         time.sleep(_POLL_SECONDS)
-    try:
+    with suppress(subprocess.TimeoutExpired):
         process.wait(_GRACE_SECONDS)
-    except subprocess.TimeoutExpired:
-        pass
     # A killed process gives up its environment, in which it is found, a little before it is gone.
     deadline = time.monotonic() + _GRACE_SECONDS
     while any(is_running(pid) for pid in killed) and time.monotonic() < deadline:

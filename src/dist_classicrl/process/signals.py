@@ -1,4 +1,4 @@
-"""Handlers of signals for a while."""
+"""Handlers of signals for a while, and signals that have to wait."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
@@ -30,3 +32,20 @@ def handled(
         for number, handler in before.items():
             if handler is not None:
                 signal.signal(number, handler)
+
+
+@contextmanager
+def postponed() -> Iterator[None]:
+    """Let Ctrl-C, SIGTERM and SIGHUP wait for the end of this block, where their handlers may raise.
+
+    An exception that a handler raises while a process is being started would lose the process: it runs, and
+    nobody knows its id. In another thread than the main one, which hears no signals, nothing has to wait.
+    """
+    heard: list[int] = []
+    raising = {number for number in _ENDING if callable(signal.getsignal(number))}
+    try:
+        with handled(raising, lambda number, frame: heard.append(number)):
+            yield
+    finally:
+        for number in heard:
+            signal.raise_signal(number)

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from dist_classicrl import durations
@@ -20,12 +20,9 @@ from dist_classicrl.errors import TrainingInterrupted, TrainingStopped
 
 logger = logging.getLogger(__name__)
 
-INTERRUPTED = 130
-"""Exit status after SIGINT, as shells have it."""
-
+INTERRUPTED = 130  # exit status after SIGINT, as shells have it
+# A signal that comes this soon after the first is the same request: SLURM and mpirun deliver some twice.
 REPEAT_SECONDS = 0.2
-"""A signal that comes this soon after the first is the same request: SLURM and mpirun deliver some twice."""
-
 _LEAST_MARGIN = 0.2  # seconds
 _SLURM_MARGIN = 30.0  # seconds at most: SLURM counts in its own rhythm, and the launcher has to end as well
 _SLURM_SHARE = 0.1  # and at most this share of the time that was left
@@ -33,14 +30,10 @@ _SLURM_SHARE = 0.1  # and at most this share of the time that was left
 
 @dataclass(frozen=True)
 class Stop:
-    """A request to stop.
+    """A request to stop, and what asked for it.
 
-    Attributes
-    ----------
-    code : int
-        Exit status: `os.EX_TEMPFAIL` (75) after a stop signal or at a time limit, `INTERRUPTED` after SIGINT.
-    reason : str
-        What asked for it.
+    The exit status is `os.EX_TEMPFAIL` (75) after a stop signal or at a time limit, `INTERRUPTED` after
+    SIGINT.
     """
 
     code: int
@@ -102,16 +95,8 @@ class StopWatch(_Listener):
     in which other ranks may be waiting already, and one that comes after a stop does not change its exit
     status. There, too, a second one ends the process at once.
 
-    Parameters
-    ----------
-    signals : sequence of int
-        Stop signals, besides SIGINT.
-    time_limit : float or None
-        Seconds from now on after which the training has to have stopped.
-    slurm_left : float or None
-        Seconds from now on until SLURM ends the job.
-    rank : int
-        This process's, for the reasons.
+    `signals` are stop signals besides SIGINT. The training has to have stopped `time_limit` seconds from now;
+    SLURM ends the job `slurm_left` seconds from now. The reasons of requests name this process's `rank`.
     """
 
     def __init__(
@@ -197,12 +182,7 @@ class StopWatch(_Listener):
             self.ask(left)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         before = self._before.pop()
         try:
             if before and self._requests:

@@ -22,43 +22,26 @@ _TOTALS = ("steps", "seconds", "steps_per_second", "communication_fraction")
 
 @dataclass(frozen=True)
 class Spread:
-    """Some numbers in short.
-
-    Attributes
-    ----------
-    mean, min, max : float
-    deviation : float
-        The standard deviation, of just these numbers: the square root of the mean squared distance from the
-        mean.
-    """
+    """Some numbers in short."""
 
     mean: float
     min: float
     max: float
-    deviation: float
+    deviation: float  # of just these numbers: the root of the mean squared distance from the mean
 
 
 @dataclass(frozen=True)
 class WorkerLoad:
     """What one worker of a run did.
 
-    Attributes
-    ----------
-    rank : int
-    host : str
-        Where it was last.
-    steps : int
-    steps_per_second : float
-        Over the time of the reports that tell of it.
-    communication : Spread
-        Share of its time, between one report and the next, that did not go into learning; reports weigh as
-        much as the time before them.
+    `communication` is the share of its time, between one report and the next, that did not go into learning;
+    reports weigh as much as the time before them.
     """
 
     rank: int
-    host: str
+    host: str  # where it was last
     steps: int
-    steps_per_second: float
+    steps_per_second: float  # over the time of the reports that tell of it
     communication: Spread
 
 
@@ -66,65 +49,35 @@ class WorkerLoad:
 class Measured:
     """What one run did.
 
-    Attributes
-    ----------
-    name : str
-    workers : float
-        Ranks that learned. If some were lost on the way, or the run has no result yet, the mean over time of
-        those that did.
-    steps : int
-    seconds : float
-        Of training.
-    steps_per_second : float
-        The rate: steps / seconds.
-    communication_fraction : float
-        Communication overhead: share of all workers' time that did not go into learning.
-    communication : Spread or None
-        The same per worker: over the workers' means. None where nothing is known of single workers.
-    per_worker : tuple of WorkerLoad
-        By rank.
+    `workers` is the number of ranks that learned; if some were lost on the way, or the run has no result yet,
+    the mean over time. `communication_fraction` is the share of all workers' time that did not go into
+    learning, and `communication` the same over the workers' means; None where nothing is known of them.
     """
 
     name: str
     workers: float
     steps: int
-    seconds: float
+    seconds: float  # of training
     steps_per_second: float
     communication_fraction: float
     communication: Spread | None
-    per_worker: tuple[WorkerLoad, ...]
+    per_worker: tuple[WorkerLoad, ...]  # by rank
 
 
 @dataclass(frozen=True)
 class Scaled:
-    """A run and how it compares with the baseline.
-
-    Attributes
-    ----------
-    run : Measured
-    speed_up : float
-        Its rate / the baseline's rate.
-    efficiency : float
-        speed_up / (its workers / the baseline's workers): 1 where rates grow as workers do.
-    """
+    """A run and how it compares with the baseline."""
 
     run: Measured
-    speed_up: float
-    efficiency: float
+    speed_up: float  # its rate / the baseline's rate
+    efficiency: float  # speed_up / (its workers / the baseline's workers): 1 where rates grow as workers do
 
 
 @dataclass(frozen=True)
 class ScalingReport:
-    """Several runs, by number of workers, or one.
+    """Several runs, by number of workers, or one."""
 
-    Attributes
-    ----------
-    baseline : str
-        Name of the run that the others are compared with.
-    runs : tuple of Scaled
-    """
-
-    baseline: str
+    baseline: str  # name of the run that the others are compared with
     runs: tuple[Scaled, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -139,19 +92,9 @@ class ScalingReport:
 def measure(name: str, metrics: Metrics | None, result: Mapping[str, Any] | None = None) -> Measured:
     """Return what a run did.
 
-    Parameters
-    ----------
-    name : str
-    metrics : Metrics or None
-        As `read_metrics` returns it. None: nothing is known of single workers.
-    result : mapping, optional
-        As `TrainingResult.to_dict` returns it. Without it, as for a run that still goes on, the metrics must
-        hold a report.
-
-    Raises
-    ------
-    MetricsError
-        If there is neither a report nor a result, the result is not one of this library, or no step was made.
+    `metrics` come from `read_metrics`; without them nothing is known of single workers. `result` comes from
+    `TrainingResult.to_dict`; a run that still goes on has none, and its metrics must hold a report.
+    MetricsError if there is neither, the result is not one of this library, or no step was made.
     """
     if metrics is not None and not len(metrics):
         metrics = None
@@ -172,20 +115,10 @@ def measure(name: str, metrics: Metrics | None, result: Mapping[str, Any] | None
 
 
 def compare(runs: Sequence[Measured], baseline: str | None = None) -> ScalingReport:
-    """Set runs against a baseline.
+    """Set runs, at least one, against that of the name `baseline`; MetricsError if none has it.
 
-    Parameters
-    ----------
-    runs : sequence of Measured
-        At least one.
-    baseline : str, optional
-        Name of one of them. By default the one with the fewest workers; of several such the slowest, so that
-        no speed-up is made up by chance.
-
-    Raises
-    ------
-    MetricsError
-        If none has that name.
+    By default that is the one with the fewest workers; of several such the slowest, so that no speed-up is
+    made up by chance.
     """
     ordered = sorted(runs, key=lambda run: (run.workers, run.steps_per_second))
     chosen = ordered[0].name if baseline is None else baseline

@@ -291,7 +291,7 @@ def merge_one(maps, sums, n_seen):
         sums.visits[entry] += maps.visits[i]
         weight, shift = maps.weight[i], maps.shift[i]
         if weight < 1.0:
-            share = np.float64(maps.visits[i]) + _replays(maps.replays, i)
+            share = max(np.float64(maps.visits[i]) + _replays(maps.replays, i), 1.0)  # see `unvisited`
             sums.weight[entry] *= weight
             sums.targets[entry] += share * (shift / (1.0 - weight))
             sums.updates[entry] += share

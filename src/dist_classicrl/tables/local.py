@@ -81,6 +81,7 @@ class LocalTable:
             legal_lists,
             (0,) * n_actions if n_actions <= UNROLLED_ACTIONS else None,
             n_states,
+            shape.n_tables,
         )
         self.refresh_all_rows()
 

@@ -53,8 +53,8 @@ class TableArrays(NamedTuple):
     legal : None or (ndarray(int32), shape (S,), ndarray(int32), shape (S * A,))
         Number of legal actions of each state, and these actions at the front of each row; None: all are.
     row_shape : None or tuple of A ints
-    n_states : int
-        S, the rows of one table.
+    n_states, n_tables : int
+        S, the rows of one table, and how many tables there are.
     """
 
     q: np.ndarray
@@ -69,6 +69,7 @@ class TableArrays(NamedTuple):
     legal: tuple[np.ndarray, np.ndarray] | None
     row_shape: tuple[int, ...] | None
     n_states: int
+    n_tables: int
 
 
 @intrinsic

@@ -1,13 +1,16 @@
-"""What stands where in the flat arrays of a table."""
+"""What stands where in the arrays of a table."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+import numpy as np
 
 
 @dataclass(frozen=True)
 class TableShape:
-    """What stands in the flat arrays of a table.
+    """What stands in the arrays of a table.
 
     First the states of each of the rule's tables, one table after the other, then what the rule shares
     besides, in rows of its own.
@@ -35,3 +38,47 @@ class TableShape:
     def size(self) -> int:
         """Entries."""
         return self.n_rows * self.n_actions
+
+    @property
+    def of_table(self) -> tuple[int, int]:
+        """States and actions."""
+        return self.n_states, self.n_actions
+
+    @property
+    def is_one_table(self) -> bool:
+        """Whether there is nothing but one table."""
+        return self.n_tables == 1 and self.n_shared == 0
+
+    def tables(self, rows: np.ndarray) -> np.ndarray:
+        """Return the tables that stand in `rows`, shape (rows, A), as a view of shape (tables, S, A)."""
+        return rows[: self.n_tables * self.n_states].reshape(self.n_tables, self.n_states, self.n_actions)
+
+    def q_table(self, values: np.ndarray) -> np.ndarray:
+        """Return the mean of the tables, shape (S, A): `values` as they are, or else read-only."""
+        return values if self.is_one_table else _read_only(self.tables(values).mean(axis=0))
+
+    def visits(self, counts: np.ndarray) -> np.ndarray:
+        """Return the visits to all tables, shape (S, A): `counts` as they are, or else read-only."""
+        return counts if self.is_one_table else _read_only(self.tables(counts).sum(axis=0))
+
+    def to_arrays(self, values: np.ndarray, counts: np.ndarray) -> dict[str, np.ndarray]:
+        """Return by name what files hold of `values` and `counts`, each of shape (rows, A)."""
+        arrays = {"q_table": self.q_table(values), "visits": self.visits(counts)}
+        return arrays if self.is_one_table else {**arrays, "tables": values, "table_visits": counts}
+
+    def from_arrays(self, arrays: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return `values` and `counts` from what `to_arrays` returned; None if it was for another shape."""
+        names = ("q_table", "visits") if self.is_one_table else ("tables", "table_visits")
+        found = [arrays[name] for name in names if name in arrays]
+        if len(found) == 2 and all(array.shape == (self.n_rows, self.n_actions) for array in found):
+            return found[0], found[1]
+        return None
+
+
+OTHER_ARRAYS = ("tables", "table_visits")
+"""What `TableShape.to_arrays` has besides `q_table` and `visits` where there is more than one table."""
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    array.flags.writeable = False
+    return array

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from dist_classicrl.cli import output
-from dist_classicrl.cli.option_types import Real, Whole
+from dist_classicrl.cli.launch_options import ranks_option
+from dist_classicrl.cli.option_types import Real, Whole, option
 
 if TYPE_CHECKING:
     from dist_classicrl.diagnosis.rates import PushCost, Rate
@@ -27,17 +28,11 @@ Medians of whole trainings by one process: in compiled environments, and in envi
 
 
 @click.command("bench", help=_HELP)
-@click.option(
-    "-n", "--ranks", type=Whole(2), metavar="N", help="Also train on N ranks, one of them the server."
+@ranks_option(2, "Also train on N ranks, one of them the server.")
+@option(
+    "--seconds", type=Real(0.01), default=2.0, metavar="SECONDS", help="How long each training is at least."
 )
-@click.option(
-    "--seconds",
-    type=Real(0.01),
-    default=2.0,
-    metavar="SECONDS",
-    help="How long each training is at least.  [default: 2]",
-)
-@click.option("--rounds", type=Whole(1), default=3, metavar="N", help="How many there are.  [default: 3]")
+@option("--rounds", type=Whole(1), default=3, metavar="N", help="How many there are.")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON in place of tables.")
 def command(ranks: int | None, seconds: float, rounds: int, as_json: bool) -> None:
     """Measure how fast this machine learns."""

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import textwrap
-from collections.abc import Callable
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from dist_classicrl.cli import output
-from dist_classicrl.cli.launch_options import takes_hosts
-from dist_classicrl.cli.option_types import Folder, Kind, Real, Text, Whole
+from dist_classicrl.cli.launch_options import ranks_option, takes_hosts
+from dist_classicrl.cli.option_types import Decorator, Folder, Kind, Real, Text, Whole, option
 from dist_classicrl.cli.signals import cleaned_up
 from dist_classicrl.diagnosis.plan import TrainingPlan
 from dist_classicrl.settings import Settings
@@ -43,40 +42,35 @@ exit status: 0 if all is well or there are warnings only; 1 if something does no
 command.
 """
 
+_SETTINGS = ("algorithm", "dtype", "buffer_size", "replay_ratio", "prefetch_factor")
 _WIDTH = 100
 _COLORS = {"ok": "green", "warning": "yellow", "failure": "red"}
 
 
-def _setting(name: str, metavar: str, text: str = "", kind: Kind | None = None) -> Callable[[Any], Any]:
+def _setting(name: str, metavar: str, text: str = "", kind: Kind | None = None) -> Decorator:
     """Return an option for one of the agent's settings, with its default."""
-    default = getattr(Settings, name)
-    shown = f"{default:g}" if isinstance(default, float) else default
-    words, text = f"--{name.replace('_', '-')}", f"{text}  [default: {shown}]".strip()
-    return click.option(words, type=kind, default=default, metavar=metavar, help=text)
+    word, default = f"--{name.replace('_', '-')}", getattr(Settings, name)
+    return option(word, type=kind, default=default, metavar=metavar, help=text)
 
 
 @click.command("doctor", help=_HELP, epilog=_EPILOG)
-@click.option(
-    "-n",
-    "--ranks",
-    type=Whole(1),
-    metavar="N",
-    help="Of the training.  [default: the hosts' slots, SLURM's tasks, or cores + 1]",
-)
+@ranks_option(1, "Of the training.", "the hosts' slots, SLURM's tasks, or cores + 1")
 @takes_hosts
-@click.option(
+@option(
     "--checkpoint-dir",
     type=Folder(),
     default=TrainingPlan.checkpoint_dir,
     metavar="FOLDER",
-    help="Where checkpoints are to be: a path or a URL.  [default: this folder]",
+    help="Where checkpoints are to be: a path or a URL.",
+    shown="this folder",
 )
-@click.option(
+@option(
     "--state-dir",
     type=Text(),
     default=TrainingPlan.state_dir,
     metavar="FOLDER",
-    help=f"Where ranks tell how they end, as of launch.  [default: ./{TrainingPlan.state_dir}]",
+    help="Where ranks tell how they end, as of launch.",
+    shown=f"./{TrainingPlan.state_dir}",
 )
 @click.option("--states", type=Whole(1), metavar="N", help="Rows of the table.")
 @click.option("--actions", type=Whole(1), metavar="N", help="Columns of the table.")
@@ -85,27 +79,16 @@ def _setting(name: str, metavar: str, text: str = "", kind: Kind | None = None) 
 @_setting("buffer_size", "N", "Of the replay memory.", Whole(1))
 @_setting("replay_ratio", "RATIO", "Replayed updates per step.", Real(0.0))
 @_setting("prefetch_factor", "N", "Pushes in flight.", Whole(1))
-@click.option(
+@option(
     "--timeout",
+    "seconds",
     type=Real(1.0),
     default=TrainingPlan.seconds,
     metavar="SECONDS",
-    help=f"How long anything that is tried may take.  [default: {TrainingPlan.seconds:g}]",
+    help="How long anything that is tried may take.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Write JSON in place of text.")
-def command(
-    ranks: int | None,
-    hostfile: str | None,
-    agent: str | None,
-    network: str | None,
-    checkpoint_dir: str,
-    state_dir: str,
-    states: int | None,
-    actions: int | None,
-    timeout: float,
-    as_json: bool,
-    **given: Any,
-) -> int:
+def command(hostfile: str | None, as_json: bool, **asked: Any) -> int:
     """Check MPI, files, threads and memory, with a remedy for each trouble."""
     from dist_classicrl._hints import rank_of_environment
     from dist_classicrl.diagnosis import cores
@@ -117,29 +100,15 @@ def command(
 
     if rank_of_environment() is not None:
         raise click.UsageError("doctor starts ranks by itself. Type it without mpirun.")
-    if (states is None) != (actions is None):
+    if (asked["states"] is None) != (asked["actions"] is None):
         raise click.UsageError("--states and --actions belong together.")
-    settings = Settings(**given)
+    settings = Settings(**{name: asked.pop(name) for name in _SETTINGS})
     hosts = () if hostfile is None else read_hostfile(hostfile)
-    if ranks is None:
-        ranks = cores.default_ranks(hosts)
+    asked["ranks"] = asked["ranks"] or cores.default_ranks(hosts)
     nodes = slurm_hosts() if hostfile is None else ()
-    if network is not None:
-        network_words(find_launcher(), network)  # raises where there is no such network
-    plan = TrainingPlan(
-        ranks=ranks,
-        settings=settings,
-        states=states,
-        actions=actions,
-        checkpoint_dir=checkpoint_dir,
-        hostfile=hostfile,
-        hosts=hosts,
-        nodes=nodes,
-        agent=agent,
-        network=network,
-        state_dir=state_dir,
-        seconds=timeout,
-    )
+    if asked["network"] is not None:
+        network_words(find_launcher(), asked["network"])  # raises where there is no such network
+    plan = TrainingPlan(settings=settings, hostfile=hostfile, hosts=hosts, nodes=nodes, **asked)
     findings = []
     with cleaned_up(), closing(examine(plan)) as examination:
         for finding in examination:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from dist_classicrl.cli import output
-from dist_classicrl.cli.option_types import Whole
+from dist_classicrl.cli.option_types import Whole, option
 from dist_classicrl.cli.trained_agent import load_with_env, run_argument
 
 _HELP = """\
@@ -26,18 +26,13 @@ discounted, and for the process without its time limit.
 
 @click.command("evaluate", help=_HELP)
 @run_argument
-@click.option(
-    "--episodes",
-    type=Whole(1),
-    default=1000,
-    metavar="N",
-    help="How many are played.  [default: 1000]",
-)
+@option("--episodes", type=Whole(1), default=1000, metavar="N", help="How many are played.")
 @click.option("--seed", type=Whole(0), metavar="N", help="Of the episodes; by default the run's.")
-@click.option(
+@option(
     "--exact/--no-exact",
     default=True,
-    help="Whether the model is solved; 100,000 states take some seconds.  [default: yes]",
+    help="Whether the model is solved; 100,000 states take some seconds.",
+    shown="yes",
 )
 @click.option("--json", "as_json", is_flag=True, help="Write JSON in place of a table.")
 def command(

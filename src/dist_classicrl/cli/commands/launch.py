@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from dist_classicrl.cli.launch_options import launch_options, taken_from
+from dist_classicrl.cli.launch_options import taken_from, takes_launch
 from dist_classicrl.launch import plan as launch
 from dist_classicrl.launch.restart import Supervisor
 
@@ -65,6 +65,7 @@ class _ScriptCommand(click.Command):
     help=_HELP,
     epilog=_EPILOG,
 )
+@takes_launch("the hostfile's slots, or SLURM's tasks")
 @click.option("-v", "--verbose", is_flag=True, help="Show the mpirun command of each start.")
 @click.option("--dry-run", is_flag=True, help="Only show the mpirun command.")
 @click.argument(
@@ -75,9 +76,6 @@ def command(verbose: bool, dry_run: bool, script: tuple[str, ...], **options: An
     asked = taken_from(options)
     plan = launch.launch_plan(asked, launch.checked_script(script))
     if dry_run:
-        click.echo(launch.shown(plan, asked))
+        click.echo(plan.shown())
         return 0
     return Supervisor(plan, verbose).run()
-
-
-command.params = [*launch_options("the hostfile's slots, or SLURM's tasks"), *command.params]

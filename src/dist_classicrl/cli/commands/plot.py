@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dist_classicrl.cli.option_types import option
+
 if TYPE_CHECKING:
     from dist_classicrl.plotting import GridMap
 
@@ -42,16 +44,11 @@ It needs matplotlib: pip install 'dist_classicrl[plot]'.
 @click.command("plot", help=_HELP)
 @click.argument("runs", nargs=-1, required=True, metavar="RUN [RUN ...]")
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="A .png, .svg or .pdf.")
-@click.option(
-    "--kind",
-    type=click.Choice(["curves", "maps", "timeline", "all"]),
-    default="all",
-    help="What is drawn.  [default: all]",
+@option(
+    "--kind", type=click.Choice(["curves", "maps", "timeline", "all"]), default="all", help="What is drawn."
 )
-@click.option(
-    "--x",
-    type=click.Choice(["steps", "time"]),
-    help="What curves go over; by default both side by side.",
+@option(
+    "--x", type=click.Choice(["steps", "time"]), help="What curves go over; by default both side by side."
 )
 def command(runs: tuple[str, ...], out: Path | None, kind: str, x: str | None) -> None:
     """Draw what happened in one or several runs."""

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dist_classicrl.cli import output
-from dist_classicrl.cli.launch_options import takes_hosts
-from dist_classicrl.cli.option_types import Kind, Real, Whole
+from dist_classicrl.cli.launch_options import ranks_option, takes_hosts
+from dist_classicrl.cli.option_types import Kind, Real, Whole, option
 from dist_classicrl.cli.signals import cleaned_up
 
 if TYPE_CHECKING:
@@ -53,74 +53,46 @@ class Sizes(Kind):
 
 
 @click.command("profile", help=_HELP)
-@click.option(
-    "-n",
-    "--ranks",
-    type=Whole(2),
-    metavar="N",
-    help="How many are started.  [default: the hosts' slots, SLURM's tasks, or cores + 1]",
-)
-@click.option(
+@ranks_option(2, "How many are started.", "the hosts' slots, SLURM's tasks, or cores + 1")
+@option(
     "--sizes",
     type=Sizes(),
     default="8,1KiB,64KiB,1MiB",
-    show_default=True,
     help="Bytes of a message, and in a collective operation of what each rank gives.",
 )
-@click.option(
+@option(
     "--iterations",
     type=Whole(1),
     default=1000,
-    show_default=True,
     metavar="N",
     help="How often each is measured, at most; the median counts.",
 )
-@click.option(
-    "--seconds", type=Real(0.0), default=0.5, show_default=True, help="After which each is measured no more."
-)
+@option("--seconds", type=Real(0.0), default=0.5, help="After which each is measured no more.")
 @takes_hosts
-@click.option(
+@option(
     "--timeout",
     type=Real(1.0),
     default=60.0,
-    show_default=True,
     metavar="SECONDS",
     help="How long to wait for a rank that says nothing.",
+    shown="60.0",
 )
 @click.option("--json", "as_json", is_flag=True, help="Write JSON in place of a table.")
-def command(
-    ranks: int | None,
-    sizes: tuple[int, ...],
-    iterations: int,
-    seconds: float,
-    hostfile: str | None,
-    agent: str | None,
-    network: str | None,
-    timeout: float,
-    as_json: bool,
-) -> None:
+def command(ranks: int | None, hostfile: str | None, as_json: bool, **asked: Any) -> None:
     """Measure the communication between ranks."""
     from dist_classicrl._hints import rank_of_environment
     from dist_classicrl.diagnosis import communication, cores
     from dist_classicrl.launch.hosts import read_hostfile
 
     hosts = () if hostfile is None else read_hostfile(hostfile)
-    plan = communication.ProfilePlan(
-        sizes,
-        iterations,
-        seconds,
-        timeout,
-        ranks or max(2, cores.default_ranks(hosts)),
-        hosts,
-        agent,
-        network,
-    )
+    n_ranks = ranks or max(2, cores.default_ranks(hosts))
+    plan = communication.ProfilePlan(ranks=n_ranks, hosts=hosts, **asked)
     if rank_of_environment() is None:
         with cleaned_up():
             measured = communication.measure_in_job(plan)
         _show(measured, as_json)
         return
-    if any(given is not None for given in (ranks, hostfile, agent, network)):
+    if any(given is not None for given in (ranks, hostfile, plan.agent, plan.network)):
         raise click.UsageError(
             "--ranks, --hostfile, --agent and --network have no place in a job that runs already."
         )

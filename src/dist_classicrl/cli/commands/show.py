@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dist_classicrl.cli import output
-from dist_classicrl.cli.option_types import Whole
+from dist_classicrl.cli.option_types import Whole, option
 from dist_classicrl.cli.trained_agent import load_with_env, run_argument
 
 if TYPE_CHECKING:
@@ -34,9 +34,7 @@ Everything else is a table.
 
 @click.command("show", help=_HELP)
 @run_argument
-@click.option(
-    "--states", type=Whole(1), metavar="N", help="A table of the first N visited states.  [default: 20]"
-)
+@option("--states", type=Whole(1), metavar="N", help="A table of the first N visited states.", shown="20")
 @click.option(
     "--observation",
     "observations",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dist_classicrl.cli.option_types import Whole
+from dist_classicrl.cli.option_types import Whole, option
 from dist_classicrl.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -41,55 +41,47 @@ in single quotes, stands for that number.
 """
 
 
-def _option(word: str, text: str, **kind: Any) -> Any:
-    return click.option(word, help=text, **kind)
-
-
 @click.command("slurm", help=_HELP, context_settings={"allow_interspersed_args": False})
-@_option("--ntasks", "Ranks, one of them the server.", type=Whole(), required=True, metavar="N")
-@_option("--nodes", "Over how many hosts they are spread.", type=Whole(), metavar="N")
-@_option("--time", "Limit, such as 4:00:00 for four hours.", metavar="TIME")
-@_option("--partition", "Where the job runs.", metavar="NAME")
-@_option("--account", "Who pays.", metavar="NAME")
-@_option("--mem", "Memory of each node, such as 16G.", metavar="SIZE")
-@_option("--array", "Several trainings, such as 0-9, or 0-99%10 for ten at a time.", metavar="NUMBERS")
-@_option("--job-name", "What the job is called.", metavar="NAME")
-@click.option(
+@option("--ntasks", type=Whole(), required=True, metavar="N", help="Ranks, one of them the server.")
+@option("--nodes", type=Whole(), metavar="N", help="Over how many hosts they are spread.")
+@option("--time", metavar="TIME", help="Limit, such as 4:00:00 for four hours.")
+@option("--partition", metavar="NAME", help="Where the job runs.")
+@option("--account", metavar="NAME", help="Who pays.")
+@option("--mem", metavar="SIZE", help="Memory of each node, such as 16G.")
+@option("--array", metavar="NUMBERS", help="Several trainings, such as 0-9, or 0-99%10 for ten at a time.")
+@option("--job-name", metavar="NAME", help="What the job is called.")
+@option(
     "--requeue/--no-requeue",
     default=True,
-    help="Whether a job that was stopped goes back into the queue.  [default: yes]",
+    help="Whether a job that was stopped goes back into the queue.",
+    shown="yes",
 )
-@_option(
+@option(
     "--signal",
-    "How long before the end the warning comes; 0: none, the training goes by SLURM's clock.  [default: 120]",
     type=Whole(0),
     default=120,
     metavar="SECONDS",
+    help="How long before the end the warning comes; 0: none, the training goes by SLURM's clock.",
 )
-@_option(
+@option(
     "--directive",
-    "Another line for SLURM, such as --directive=--constraint=avx2; more than once for several.",
     multiple=True,
     metavar="TEXT",
+    help="Another line for SLURM, such as --directive=--constraint=avx2; more than once for several.",
 )
-@_option(
+@option(
     "--setup",
-    'A line of shell before the command, such as "module load openmpi"; more than once for several.',
     multiple=True,
     metavar="LINE",
+    help='A line of shell before the command, such as "module load openmpi"; more than once for several.',
 )
-@_option(
+@option(
     "--srun",
-    "Let srun start the ranks, with this --mpi: pmix for Open MPI, pmi2 for MPICH.  [default: mpirun does]",
     metavar="PMI",
+    help="Let srun start the ranks, with this --mpi: pmix for Open MPI, pmi2 for MPICH.",
+    shown="mpirun does",
 )
-@_option(
-    "--python",
-    "Which Python runs it.  [default: this one]",
-    default=sys.executable,
-    show_default=False,
-    metavar="FILE",
-)
+@option("--python", default=sys.executable, metavar="FILE", help="Which Python runs it.", shown="this one")
 @click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="WORDS...")
 def command(
     words: tuple[str, ...], python: str, signal: int, directive: tuple[str, ...], **asked: Any
@@ -102,19 +94,10 @@ def command(
 
 
 def words_of(words: Sequence[str], job: BatchJob) -> list[str]:
-    """Return the words after Python in the batch script.
+    """Return the words after Python in the batch script, from the command's own.
 
-    Parameters
-    ----------
-    words : sequence of str
-        The command's own.
-    job : BatchJob
-
-    Raises
-    ------
-    SettingsError
-        If they ask for a number of ranks, or for a launcher beside srun, let the jobs of an array write to
-        the same folder, or a job that runs again begin anew.
+    SettingsError if they ask for a number of ranks, or for a launcher beside srun, let the jobs of an array
+    write to the same folder, or a job that runs again begin anew.
     """
     from dist_classicrl.launch.slurm_script import TASK
 

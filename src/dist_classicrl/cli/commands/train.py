@@ -10,7 +10,8 @@ from click.core import ParameterSource
 
 from dist_classicrl._hints import promised_size
 from dist_classicrl.cli import errors, options
-from dist_classicrl.cli.launch_options import launch_options, taken_from
+from dist_classicrl.cli.launch_options import is_of_launch, taken_from, takes_launch
+from dist_classicrl.cli.option_types import option
 
 _HELP = """\
 Train on one core or on many ranks; typed again, it goes on.
@@ -58,11 +59,7 @@ def _section(param: click.Parameter) -> str:
     option = options.OPTIONS.get(param.name or "")
     if option is not None:
         return option.section
-    return "Starting ranks" if param.name in _OF_LAUNCH else options.RUN
-
-
-_LAUNCH = launch_options("the hostfile's slots, SLURM's tasks, or 1: this process alone")
-_OF_LAUNCH = {param.name for param in _LAUNCH}
+    return "Starting ranks" if is_of_launch(param) else options.RUN
 
 
 @click.command("train", cls=_Sections, help=_HELP, epilog=errors.EXIT_STATUS)
@@ -74,17 +71,19 @@ _OF_LAUNCH = {param.name for param in _LAUNCH}
 @click.option(
     "-c", "--config", "file", type=click.Path(path_type=Path), metavar="FILE", help="Settings as a TOML file."
 )
-@click.option(
+@option(
     "-o",
     "--out",
     type=click.Path(path_type=Path),
     metavar="FOLDER",
-    help="The folder of the run.  [default: runs/ENV]",
+    help="The folder of the run.",
+    shown="runs/ENV",
 )
 @click.option("-v", "--verbose", is_flag=True, help="A line per worker below the bar, and more log lines.")
 @click.option("-q", "--quiet", is_flag=True, help="Nothing but warnings and errors.")
 @click.option("--status", type=click.Path(path_type=Path), hidden=True)
 @click.option("--started", is_flag=True, hidden=True)
+@takes_launch("the hostfile's slots, SLURM's tasks, or 1: this process alone")
 def command(
     env: str | None,
     other_env: str | None,
@@ -112,17 +111,13 @@ def command(
 
 
 def _check_for_rank(ranks: int | None) -> None:
-    """Refuse what is for a command that starts ranks, where this process is one.
-
-    Raises
-    ------
-    click.UsageError
-    """
+    """Refuse what is for a command that starts ranks, where this process is one."""
     context = click.get_current_context()
     given = [
         param
-        for param in _LAUNCH
-        if context.get_parameter_source(param.name or "") == ParameterSource.COMMANDLINE
+        for param in command.params
+        if is_of_launch(param)
+        and context.get_parameter_source(param.name or "") == ParameterSource.COMMANDLINE
         and (param.name != "ranks" or ranks != promised_size())
     ]
     if given:
@@ -133,4 +128,4 @@ def _check_for_rank(ranks: int | None) -> None:
         )
 
 
-command.params = [*command.params, *_LAUNCH, *(option.to_click() for option in options.OPTIONS.values())]
+command.params += [each.to_click() for each in options.OPTIONS.values()]

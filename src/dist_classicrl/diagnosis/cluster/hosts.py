@@ -9,18 +9,18 @@ import shlex
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from dist_classicrl.diagnosis import marked, on_host
 from dist_classicrl.diagnosis.children import last_lines
 from dist_classicrl.diagnosis.cluster import troubles
 from dist_classicrl.diagnosis.cluster.troubles import PYTHON, Trouble
 from dist_classicrl.diagnosis.findings import Finding, failure, ok
+from dist_classicrl.diagnosis.marked import MARK
 from dist_classicrl.diagnosis.plan import TrainingPlan
-from dist_classicrl.diagnosis.trials import MARK
 from dist_classicrl.launch.hosts import Host, command_on, is_here
 from dist_classicrl.launch.remote_commands import RemoteCommands
 
@@ -29,25 +29,20 @@ _END_SECONDS = 1.0  # for each address of a host that did answer
 _ENDED_AT_ONCE = 64
 _MOST_NAMES = 8
 
+_Value = TypeVar("_Value")
+
 
 @dataclass
 class Cluster:
     """What is known of the hosts of a plan.
 
-    Attributes
-    ----------
-    hosts : tuple of Host
-        With which the examination goes on: those that answer and all reach each other.
-    said : dict
-        By name, what those that answer said in `on_host.report`. This machine is one of them, if it is in
-        the hostfile or not.
-    unreached : set of str
-        Hosts that this machine cannot connect to.
+    `said` has the answers of `on_host.report` by the name of the host. This machine is always among them,
+    whether it is in the hostfile or not.
     """
 
-    hosts: tuple[Host, ...] = ()
+    hosts: tuple[Host, ...] = ()  # those that answer and all reach each other
     said: dict[str, dict[str, Any]] = field(default_factory=dict)
-    unreached: set[str] = field(default_factory=set)
+    unreached: set[str] = field(default_factory=set)  # those that this machine cannot connect to
 
     @property
     def names(self) -> list[str]:
@@ -100,18 +95,26 @@ def _end(said: dict[str, dict[str, Any]]) -> None:
     """Tell all hosts at once that the examination is over."""
     with ThreadPoolExecutor(_ENDED_AT_ONCE) as pool:
         for name, each in said.items():
-            pool.submit(on_host.find_trouble, name, _peer(name, each, None), _END_SECONDS, on_host.END)
+            pool.submit(on_host.find_trouble, _peer(name, each, None), _END_SECONDS, on_host.END)
 
 
 def said_in(output: str) -> dict[str, Any]:
     """Return what a host said, all lines of it together."""
-    return {key: value for part in marked.read(MARK, output) for key, value in part.items()}
+    return {key: value for part in marked.read(output) for key, value in part.items()}
 
 
 def listed(names: Sequence[str]) -> str:
     """Return names for people: all of a few, or how many there are more."""
     more = len(names) - _MOST_NAMES
     return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def grouped(values: Mapping[str, _Value]) -> dict[_Value, list[str]]:
+    """Return the names that have each value."""
+    found = defaultdict(list)
+    for name, value in values.items():
+        found[value].append(name)
+    return dict(found)
 
 
 def _command(plan: TrainingPlan, name: str, word: str, request: dict[str, Any]) -> list[str]:
@@ -129,11 +132,8 @@ def _answers(outputs: dict[str, str], troubled: dict[str, Trouble], cluster: Clu
     names = cluster.names
     if not troubled:
         return ok(check, f"{listed(names)} answer, and have Python and the package", {"answer": names})
-    by_trouble: dict[Trouble, list[str]] = defaultdict(list)
-    for name, trouble in troubled.items():
-        by_trouble[trouble].append(name)
     lines, remedies = [], []
-    for trouble, those in by_trouble.items():
+    for trouble, those in grouped(troubled).items():
         quoted = last_lines(_unmarked(outputs[those[0]]))
         lines.append(f"{listed(those)}: {trouble.what}" + (f" ({quoted})" if quoted else ""))
         remedies.append(trouble.remedy.replace("HOST", those[0]))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dist_classicrl.diagnosis import probe
+from dist_classicrl.diagnosis import marked
 from dist_classicrl.diagnosis.children import last_lines
 from dist_classicrl.diagnosis.cluster.hosts import listed
 from dist_classicrl.diagnosis.findings import Finding, failure, ok, warning
@@ -52,7 +52,7 @@ def examine(plan: TrainingPlan, launcher: Launcher, names: Sequence[str], folder
     if isinstance(job, Finding):
         yield job
         return
-    for said in probe.reports(job.output):
+    for said in marked.read(job.output):
         if "clocks" in said:
             profile = CommunicationProfile.from_dict(said["profile"])
             yield _clocks(profile.hosts, said["clocks"])

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from dist_classicrl.diagnosis.cluster.hosts import listed
+from dist_classicrl.diagnosis.cluster.hosts import grouped, listed
 from dist_classicrl.diagnosis.files import CACHE_UNUSED, OWN_CACHE
 from dist_classicrl.diagnosis.findings import Finding, failure, ok, warning
 from dist_classicrl.diagnosis.stack import Library
@@ -85,14 +84,6 @@ def _versions(versions: Mapping[str, dict[str, str]], places: Mapping[str, str])
     return warning(check, "\n".join(lines), remedy, dict(versions))
 
 
-def grouped(values: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return the keys of each value."""
-    found = defaultdict(list)
-    for key, value in values.items():
-        found[value].append(key)
-    return dict(found)
-
-
 def _working_folder(said: Mapping[str, dict[str, Any]]) -> Finding:
     check = "working folder"
     own = os.getcwd()
@@ -112,15 +103,8 @@ def examine_shared(
 ) -> Iterator[Finding]:
     """Report whether a folder is the same one on all hosts, by whether they see a file in it.
 
-    Parameters
-    ----------
-    check : str
-    option : str
-        What names the folder.
-    use : str
-        What it is needed for.
-    reports : iterable of (str, dict)
-        A host, and whether it ``"sees"`` the file; ``"unwritable"`` says why it can write none there.
+    `option` names the folder, and `use` says what it is needed for. The reports are of hosts by name: whether
+    one ``"sees"`` the file, and in ``"unwritable"`` why it can write none there.
     """
     reports = list(reports)
     blind = sorted({name for name, each in reports if not each["sees"]})

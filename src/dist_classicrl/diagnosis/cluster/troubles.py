@@ -8,9 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-PYTHON = sys.executable
-"""What hosts are asked with, since ranks are started with it, too."""
-
+PYTHON = sys.executable  # what hosts are asked with, since ranks are started with it, too
 _LAST_LINES = 3  # a greeting may come before
 _PARTS = {
     "files": "folders",
@@ -76,14 +74,9 @@ _UNKNOWN = Trouble(
 
 
 def before_the_first_word(output: str, status: int | None) -> Trouble:
-    """Return why a host has said nothing of itself.
+    """Return why a host has said nothing of itself, by what was written instead.
 
-    Parameters
-    ----------
-    output : str
-        What was written instead.
-    status : int or None
-        With which the command ended; None if it has not.
+    `status` is that with which the command ended; None if it has not.
     """
     if status is None:
         return _SILENT

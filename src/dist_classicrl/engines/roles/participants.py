@@ -38,7 +38,7 @@ from dist_classicrl.membership.admission import FIRST_ADMISSION, Entry, join
 from dist_classicrl.membership.election import Base, Deposed, Election, Settled
 from dist_classicrl.membership.group import Group
 from dist_classicrl.membership.handshake import Setup
-from dist_classicrl.membership.heartbeat import Beat, Heartbeat
+from dist_classicrl.membership.heartbeat import Beat, heartbeat
 from dist_classicrl.membership.view import View
 from dist_classicrl.process.stop import Stop
 from dist_classicrl.tables.shared import SharedTable
@@ -392,5 +392,5 @@ def _heard(group: Group, channels: Callable[[], list[Channel]], beat: Callable[[
     if not group.wire.has_threads:
         yield
         return
-    with Heartbeat(group.timing.interval, group.wire.now, channels, beat):
+    with heartbeat(channels, beat, group.timing.interval, group.wire.now):
         yield

@@ -26,25 +26,12 @@ def settle(
     ended_returns: np.ndarray,
     ended_lengths: np.ndarray,
 ) -> int:
-    """Count one step of every environment and list the episodes that it ended.
+    """Count one step of every environment and list the episodes that it ended; all arrays have shape (E,).
 
-    Parameters
-    ----------
-    rewards : ndarray(float64), shape (E,)
-    terminated, truncated, valid : ndarray(bool), shape (E,)
-        What the step gave. Entries that aren't valid are set to zero and False.
-    returns : ndarray(float64), shape (E,)
-        Undiscounted return of each running episode; added to, and set to zero where the episode ended.
-    lengths : ndarray(int64), shape (E,)
-        Steps of each running episode, likewise.
-    ended, ended_lengths : ndarray(int64), shape (E,)
-    ended_returns : ndarray(float64), shape (E,)
-        The first entries are set to the environment, length and return of each episode that ended.
-
-    Returns
-    -------
-    int
-        The number of episodes that ended, or -1 - e if environment e gave a reward that isn't finite.
+    Of what the step gave, entries that aren't valid are set to zero and False. Undiscounted `returns` and
+    `lengths` of the running episodes are added to, and set to zero where one ended: then the first entries of
+    `ended`, `ended_returns` and `ended_lengths` are its environment, return and length. Return the number of
+    episodes that ended, or -1 - e if environment e gave a reward that isn't finite.
     """
     n_ended = 0
     for e in range(rewards.shape[0]):
@@ -70,34 +57,8 @@ def settle(
 class SteppedEnv:
     """A batch of E environments with integer observations and actions; `make_stepped` makes one.
 
-    After `reset` and after every `step`, the arrays below describe the batch. They are written in place at
-    the next step, so copy what has to last.
-
-    Attributes
-    ----------
-    n_envs, n_states, n_actions : int
-    observations, actions : SpaceIndex
-        Between the environment's own values and the integers used here.
-    states : ndarray(int64), shape (E,)
-        Where each environment stands now, after any reset: what to act on next.
-    masks : ndarray(bool), shape (E, A), or None
-        Legal actions in `states`; every row allows something. None until the environment gives a first mask.
-    next_states : ndarray(int64), shape (E,)
-        The state that the last step reached: at the end of an episode its last observation, not the one after
-        the reset. A truncated step bootstraps from here.
-    next_masks : ndarray(bool), shape (E, A), or None
-        Legal actions in `next_states`. A row may be False throughout where the episode ended.
-    rewards : ndarray(float64), shape (E,)
-    terminated, truncated : ndarray(bool), shape (E,)
-    valid : ndarray(bool), shape (E,)
-        False where the last step was no transition: a vector environment with `AutoresetMode.NEXT_STEP`
-        spends one call on every reset and ignores the action. `next_states` is then the first state of the
-        new episode, the reward 0, and neither flag set.
-    n_valid : int
-        How many entries of `valid` are True.
-    episode_returns : list of float
-    episode_lengths : list of int
-        The episodes that the last step ended: undiscounted returns, and lengths in steps.
+    After `reset` and after every `step`, its arrays of shape (E,), and masks of shape (E, A), describe the
+    batch. They are written in place at the next step, so copy what has to last.
     """
 
     def __init__(
@@ -107,26 +68,35 @@ class SteppedEnv:
         observation_space: gymnasium.Space,
         action_space: gymnasium.Space,
         use_action_mask: bool | None,
-        max_table_bytes: int,
+        owned: list[Any],
     ) -> None:
+        self._owned = owned  # what to close
         self.n_envs = n_envs
+        # Between the environment's own values and the integers used here.
         self.observations = SpaceIndex(observation_space, "observation", mask_key=MASK_KEY)
         self.actions = SpaceIndex(action_space, "action")
         self.n_states = self.observations.n
         self.n_actions = self.actions.n
-        check_table_size(self.n_states, self.n_actions, max_table_bytes)
+        check_table_size(self.n_states, self.n_actions)
         self._description = describe_env(env)
         if use_action_mask is None:
             use_action_mask = not masks_are_advice(self._description)
         self._mask_source = _mask_source(self.observations, self.n_actions, use_action_mask)
 
+        # Where each environment stands now, after any reset: what to act on next.
         self.states = np.zeros(n_envs, np.int64)
+        # The state that the last step reached: at the end of an episode its last observation, not the one
+        # after the reset. A truncated step bootstraps from here.
         self.next_states = np.zeros(n_envs, np.int64)
         self.rewards = np.zeros(n_envs)
         self.terminated = np.zeros(n_envs, bool)
         self.truncated = np.zeros(n_envs, bool)
+        # False where the last step was no transition: a vector environment with `AutoresetMode.NEXT_STEP`
+        # spends one call on every reset and ignores the action. `next_states` is then the first state of the
+        # new episode, the reward 0, and neither flag set.
         self.valid = np.ones(n_envs, bool)
         self.n_valid = n_envs
+        # Of the episodes that the last step ended; undiscounted.
         self.episode_returns: list[float] = []
         self.episode_lengths: list[int] = []
         self._has_masks = False
@@ -141,22 +111,19 @@ class SteppedEnv:
 
     @property
     def masks(self) -> np.ndarray | None:
-        """Legal actions in `states`, or None where the environment has given no mask yet."""
+        """Legal actions in `states`, some in every row; None until the environment gives a first mask."""
         return self._masks if self._has_masks else None
 
     @property
     def next_masks(self) -> np.ndarray | None:
-        """Legal actions in `next_states`, or None where the environment has given no mask yet."""
+        """Legal actions in `next_states`, likewise; perhaps none where the episode ended."""
         return self._next_masks if self._has_masks else None
 
     def reset(self, seed: int | None = None) -> None:
         """Start an episode in every environment.
 
-        Parameters
-        ----------
-        seed : int, optional
-            Environment i is seeded with `seed + i`, as Gymnasium's vector environments do it. Without a seed
-            the environments go on with their random streams, or start from the system's entropy.
+        Environment i is seeded with `seed + i`, as Gymnasium's vector environments do it. Without a seed the
+        environments go on with their random streams, or start from the system's entropy.
         """
         self._returns.fill(0.0)
         self._lengths.fill(0)
@@ -168,21 +135,10 @@ class SteppedEnv:
     def step(self, actions: np.ndarray) -> None:
         """Take one action in every environment, and start those again whose episode ends.
 
-        Parameters
-        ----------
-        actions : ndarray(int64), shape (E,)
-            Each in 0..n_actions-1; not checked, as this is the inner loop.
-
-        Raises
-        ------
-        RewardError
-            If a reward is NaN or infinite.
-        OutsideSpaceError
-            If an observation is not in the environment's space.
-        ActionMaskError
-            If a mask is malformed, or forbids everything where an action has to be taken.
-        Exception
-            What the environment itself raises comes through unchanged.
+        The actions, int64, are not checked, as this is the inner loop. RewardError if a reward is NaN or
+        infinite; OutsideSpaceError if an observation is not in the environment's space; ActionMaskError if a
+        mask is malformed, or forbids everything where an action has to be taken. What the environment itself
+        raises comes through unchanged.
         """
         raise NotImplementedError
 
@@ -191,6 +147,9 @@ class SteppedEnv:
 
     def close(self) -> None:
         """Close the environments that `make_stepped` made; those that it was given stay open."""
+        owned, self._owned = self._owned, []
+        for env in owned:
+            env.close()
 
     def describe(self) -> dict[str, Any]:
         """Return what this environment is, as JSON-able data that is equal for equal ones in any process."""
@@ -211,7 +170,7 @@ class SteppedEnv:
     def _settle(self, actions: np.ndarray) -> np.ndarray:
         """Check the rewards, count the step, and return the numbers of the environments whose episode ended.
 
-        Must run while `states` still holds the states in which the actions were taken.
+        From here on the environments stand where the step has brought them.
         """
         n_ended = settle(
             self.rewards,
@@ -234,6 +193,9 @@ class SteppedEnv:
             )
         self.episode_returns = self._ended_returns[:n_ended].tolist()
         self.episode_lengths = self._ended_lengths[:n_ended].tolist()
+        np.copyto(self.states, self.next_states)
+        if self._has_masks:
+            np.copyto(self._masks, self._next_masks)
         return self._ended[:n_ended].copy()
 
     def _write_masks(self, given: Any, rows: np.ndarray, masks: np.ndarray) -> None:

@@ -23,12 +23,10 @@ class LoopedEnvs(SteppedEnv):
     the conversions here.
     """
 
-    def __init__(
-        self, envs: list[gymnasium.Env], owned: bool, use_action_mask: bool | None, max_table_bytes: int
-    ) -> None:
+    def __init__(self, envs: list[gymnasium.Env], use_action_mask: bool | None, owned: list[Any]) -> None:
         first = envs[0]
         super().__init__(
-            first, len(envs), first.observation_space, first.action_space, use_action_mask, max_table_bytes
+            first, len(envs), first.observation_space, first.action_space, use_action_mask, owned
         )
         for e, env in enumerate(envs):
             if env.observation_space != first.observation_space or env.action_space != first.action_space:
@@ -38,7 +36,6 @@ class LoopedEnvs(SteppedEnv):
                     f"{first.action_space}. The factory must make equal environments."
                 )
         self._envs = envs
-        self._owned = owned
         self._last_observations: list[Any] = [None] * self.n_envs
         self._last_infos: list[dict[str, Any]] = [{}] * self.n_envs
 
@@ -54,9 +51,6 @@ class LoopedEnvs(SteppedEnv):
         self.observations.encode_each(observations, self.next_states)
         self._read_masks(observations, infos, self._rows, self._next_masks)
         ended = self._settle(actions)
-        np.copyto(self.states, self.next_states)
-        if self._has_masks:
-            np.copyto(self._masks, self._next_masks)
         if len(ended):
             self._restart(ended, None)
         self._check_not_blocked()
@@ -85,30 +79,14 @@ class LoopedEnvs(SteppedEnv):
                     present = np.array([info.get(MASK_KEY) is not None for info in infos])
                     self._write_masks(given, rows[present], masks)
 
-    def close(self) -> None:
-        """Close what `make_stepped` made; what it was given stays open."""
-        if self._owned:
-            self._owned = False
-            for env in self._envs:
-                env.close()
-
 
 class VectorEnvs(SteppedEnv):
     """A vector environment, in whichever of Gymnasium's autoreset modes it works."""
 
-    def __init__(
-        self, env: VectorEnv, owned: bool, use_action_mask: bool | None, max_table_bytes: int
-    ) -> None:
-        super().__init__(
-            env,
-            env.num_envs,
-            env.single_observation_space,
-            env.single_action_space,
-            use_action_mask,
-            max_table_bytes,
-        )
+    def __init__(self, env: VectorEnv, use_action_mask: bool | None, owned: list[Any]) -> None:
+        spaces = env.single_observation_space, env.single_action_space
+        super().__init__(env, env.num_envs, *spaces, use_action_mask, owned)
         self._env = env
-        self._owned = owned
         self._mode = _autoreset_mode(env)
         self._awaiting = self._rows[:0]  # the environments that reset at the next step, whatever the action
 
@@ -132,9 +110,6 @@ class VectorEnvs(SteppedEnv):
         self.valid[self._awaiting] = False
         self.n_valid = self.n_envs - len(self._awaiting)
         ended = self._settle(actions)
-        np.copyto(self.states, self.next_states)
-        if self._has_masks:
-            np.copyto(self._masks, self._next_masks)
         self._awaiting = ended if self._mode is AutoresetMode.NEXT_STEP else ended[:0]
         if len(ended):
             self._after_ending(ended, infos)
@@ -180,12 +155,6 @@ class VectorEnvs(SteppedEnv):
             elif self._has_masks:
                 masks[rows] = True
 
-    def close(self) -> None:
-        """Close what `make_stepped` made; what it was given stays open."""
-        if self._owned:
-            self._owned = False
-            self._env.close()
-
 
 def _autoreset_mode(env: VectorEnv) -> AutoresetMode:
     """Return when the vector environment resets, which decides what its observations mean."""
@@ -194,8 +163,7 @@ def _autoreset_mode(env: VectorEnv) -> AutoresetMode:
     mode = getattr(env.unwrapped, "autoreset_mode", None) or env.metadata.get("autoreset_mode")
     if mode is None:
         _log.warning(
-            "%s does not say when it resets: taking AutoresetMode.NEXT_STEP, as Gymnasium does.",
-            env,
+            "%s does not say when it resets: taking AutoresetMode.NEXT_STEP, as Gymnasium does.", env
         )
         return AutoresetMode.NEXT_STEP
     try:

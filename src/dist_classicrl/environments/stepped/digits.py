@@ -42,23 +42,11 @@ def join_digits(
     fresh: bool,
     out: np.ndarray,
 ) -> int:
-    """Write to `out[e]`, or add to it, what the digits `values[e]` contribute to the index.
+    """Write to `out[e]` if it is `fresh`, else add to it, what the digits `values[e]` give the index.
 
-    Parameters
-    ----------
-    values : ndarray(int64), shape (E, K)
-        K values per entry, as the space has them, that is counted from `start`.
-    start, sizes, strides : ndarray(int64), shape (K,)
-        First value, number of values and weight of each digit.
-    fresh : bool
-        Whether `out` is written anew instead of added to.
-    out : ndarray(int64), shape (E,)
-        Indices.
-
-    Returns
-    -------
-    int
-        -1, or the first entry that has a digit outside its range; `out` is then unusable.
+    `values`, shape (E, K), are as the space has them, that is counted from `start`; `start`, `sizes` and
+    `strides`, shape (K,), are first value, number of values and weight of each digit; all are int64. Return
+    -1, or the first entry that has a digit outside its range; `out` is then unusable.
     """
     for e in range(values.shape[0]):
         total = 0 if fresh else out[e]
@@ -92,13 +80,8 @@ def digits_of(
     if isinstance(space, spaces.Discrete):
         yield path, (), np.dtype(space.dtype), [int(space.start)], [int(space.n)]
     elif isinstance(space, spaces.MultiDiscrete):
-        yield (
-            path,
-            space.shape,
-            np.dtype(space.dtype),
-            space.start.ravel().tolist(),
-            space.nvec.ravel().tolist(),
-        )
+        start, sizes = space.start.ravel().tolist(), space.nvec.ravel().tolist()
+        yield path, space.shape, np.dtype(space.dtype), start, sizes
     elif isinstance(space, spaces.MultiBinary):
         count = math.prod(space.shape)
         yield path, space.shape, np.dtype(space.dtype), [0] * count, [2] * count

@@ -18,82 +18,44 @@ from gymnasium.vector import VectorEnv
 
 from dist_classicrl.environments.stepped.base import SteppedEnv
 from dist_classicrl.environments.stepped.batches import LoopedEnvs, VectorEnvs
-from dist_classicrl.environments.stepped.spaces import MAX_TABLE_BYTES
 from dist_classicrl.errors import EnvError, SettingsError
 
-__all__ = ["DEFAULT_N_ENVS", "SteppedEnv", "make_stepped"]
-
 _log = logging.getLogger(__name__)
-
-DEFAULT_N_ENVS = 16
-"""Environments per batch where the caller doesn't say: enough to hide the cost of calling compiled code."""
 
 
 def make_stepped(
     env: str | EnvSpec | gymnasium.Env | VectorEnv | Callable[[], gymnasium.Env | VectorEnv],
-    n_envs: int = DEFAULT_N_ENVS,
+    n_envs: int = 16,  # enough to hide the cost of calling compiled code
     *,
     use_action_mask: bool | None = None,
-    max_table_bytes: int = MAX_TABLE_BYTES,
-    make_kwargs: dict[str, Any] | None = None,
 ) -> SteppedEnv:
-    """Return a batch of environments with integer states and actions.
+    """Return a batch of environments with integer states and actions, whose `reset` has to be called first.
 
-    Parameters
-    ----------
-    env : str, EnvSpec, Env, VectorEnv or callable
-        - An id (or spec): `n_envs` copies from `gymnasium.make`.
-        - A factory, called without arguments: `n_envs` copies, each from one call. If it returns a VectorEnv,
-          it is called once and that is used.
-        - An Env: that instance itself, as a batch of one. An id or a factory makes better use of the machine.
-        - A VectorEnv: that instance itself with the number of environments that it has, in any autoreset
-          mode.
-    n_envs : int
-        Environments in the batch, where they are made here.
-    use_action_mask : bool, optional
-        Whether masks in `info["action_mask"]` and in a Dict observation's `action_mask` are followed. If not,
-        every action is legal. By default they are followed, except in Gymnasium's Taxi (known by its class or
-        id): its mask is advice, Gymnasium plays every action, and its compiled model leaves the mask out as
-        well unless asked. The mask is no part of the state in any case.
-    max_table_bytes : int
-        Largest float64 table of states times actions, in bytes.
-    make_kwargs : dict, optional
-        Further arguments of `gymnasium.make`, for an id.
+    - An id (or spec): `n_envs` copies from `gymnasium.make`.
+    - A factory, called without arguments: `n_envs` copies, each from one call. If it returns a VectorEnv, it
+      is called once and that is used.
+    - An Env: that instance itself, as a batch of one. An id or a factory makes better use of the machine.
+    - A VectorEnv: that instance itself with the number of environments that it has, in any autoreset mode.
 
-    Returns
-    -------
-    SteppedEnv
-        Its `reset` has to be called first. Its `close` closes what was made here and leaves open what was
-        given.
+    Masks in `info["action_mask"]` and in a Dict observation's `action_mask` are followed by default, except
+    in Gymnasium's Taxi (known by its class or id): its mask is advice, Gymnasium plays every action, and its
+    compiled model leaves the mask out as well unless asked. If they are not, every action is legal. The mask
+    is no part of the state in any case.
 
-    Raises
-    ------
-    SpaceError
-        If a space is not finite, or the table too large.
-    ActionMaskError
-        If the space of the mask in a Dict observation doesn't fit the actions.
-    EnvError
-        If `env` is none of the above.
-    SettingsError
-        If `n_envs` is less than 1, or `make_kwargs` comes with something that isn't an id.
+    SpaceError if a space is not finite, or the table too large; ActionMaskError if the space of the mask in a
+    Dict observation doesn't fit the actions; EnvError if `env` is none of the above.
     """
     if n_envs < 1:
-        raise SettingsError(f"n_envs={n_envs} is not allowed: use 1 or more, for instance {DEFAULT_N_ENVS}.")
-    if make_kwargs and not isinstance(env, (str, EnvSpec)):
-        raise SettingsError(
-            f"make_kwargs={make_kwargs} only goes with an environment id, not with {env!r}. "
-            f"Give the arguments where the environment is made."
-        )
+        raise SettingsError(f"n_envs={n_envs} is not allowed: use 1 or more, for instance 16.")
     if isinstance(env, VectorEnv):
-        return VectorEnvs(env, False, use_action_mask, max_table_bytes)
+        return VectorEnvs(env, use_action_mask, owned=[])
     if isinstance(env, gymnasium.Env):
         _log.info("Stepping the one environment given: an id or a factory would give a batch of %d.", n_envs)
-        return LoopedEnvs([env], False, use_action_mask, max_table_bytes)
+        return LoopedEnvs([env], use_action_mask, owned=[])
     if isinstance(env, (str, EnvSpec)):
-        make = partial(gymnasium.make, env, **(make_kwargs or {}))
-        return _from_factory(make, n_envs, use_action_mask, max_table_bytes)
+        return _from_factory(partial(gymnasium.make, env), n_envs, use_action_mask)
     if callable(env):
-        return _from_factory(env, n_envs, use_action_mask, max_table_bytes)
+        return _from_factory(env, n_envs, use_action_mask)
     raise EnvError(
         f"{env!r} is no environment. Use a Gymnasium id such as 'FrozenLake-v1', a gymnasium.Env, a "
         f"gymnasium.vector.VectorEnv, or a function without arguments that returns one."
@@ -101,17 +63,14 @@ def make_stepped(
 
 
 def _from_factory(
-    factory: Callable[[], gymnasium.Env | VectorEnv],
-    n_envs: int,
-    use_action_mask: bool | None,
-    max_table_bytes: int,
+    factory: Callable[[], gymnasium.Env | VectorEnv], n_envs: int, use_action_mask: bool | None
 ) -> SteppedEnv:
     """Make the environments, and close those already made if anything fails."""
     made: list[Any] = []
     try:
         made.append(factory())
         if isinstance(made[0], VectorEnv):
-            return VectorEnvs(made[0], True, use_action_mask, max_table_bytes)
+            return VectorEnvs(made[0], use_action_mask, owned=made)
         while len(made) < n_envs:
             made.append(factory())
         for e, env in enumerate(made):
@@ -122,7 +81,7 @@ def _from_factory(
                     f"The factory returned the same {env} twice. It must make a new environment at every "
                     f"call, or give the instance itself instead of a factory."
                 )
-        return LoopedEnvs(made, True, use_action_mask, max_table_bytes)
+        return LoopedEnvs(made, use_action_mask, owned=made)
     except BaseException:
         for env in made:
             if hasattr(env, "close"):

@@ -33,19 +33,9 @@ def masks_are_advice(description: dict[str, Any]) -> bool:
 
 @jit
 def copy_masks(given: np.ndarray, rows: np.ndarray, masks: np.ndarray) -> int:
-    """Set `masks[rows[r]] = given[r] == 1` for every r.
+    """Set `masks[rows[r]] = given[r] == 1` for every r; return -1, or the first r with other numbers.
 
-    Parameters
-    ----------
-    given : ndarray(int64), shape (R, A)
-        0 or 1.
-    rows : ndarray(int64), shape (R,)
-    masks : ndarray(bool), shape (E, A)
-
-    Returns
-    -------
-    int
-        -1, or the first r that holds another number than 0 and 1.
+    `given` is int64 of shape (R, A), 0 or 1, `rows` int64 of shape (R,), `masks` bool of shape (E, A).
     """
     for r in range(given.shape[0]):
         for a in range(given.shape[1]):
@@ -79,21 +69,9 @@ def mask_in(observation: Any) -> Any:
 
 
 def write_masks(given: Sequence[Any] | np.ndarray, rows: np.ndarray, masks: np.ndarray) -> None:
-    """Check masks and copy them into rows of a boolean array.
+    """Copy R masks, boolean or integers that are 0 or 1, into `rows` of a boolean array of shape (E, A).
 
-    Parameters
-    ----------
-    given : sequence of R masks, or ndarray of shape (R, A)
-        Each mask boolean, or integers that are 0 or 1.
-    rows : ndarray(int64), shape (R,)
-        The environment that each mask belongs to.
-    masks : ndarray(bool), shape (E, A)
-        Written to at `rows`.
-
-    Raises
-    ------
-    ActionMaskError
-        If a mask has another shape or type.
+    ActionMaskError if a mask has another shape or type.
     """
     if isinstance(given, np.ndarray) and given.dtype == object:  # how vector environments batch lists
         given = given.tolist()

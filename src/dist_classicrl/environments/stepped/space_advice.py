@@ -14,15 +14,9 @@ _HUGE = 1e6  # a bound beyond this is finite in name only: bins over it would ho
 
 
 def advice_for(space: spaces.Space, path: tuple[str | int, ...], role: str) -> str:
-    """Return a sentence and code that turn `space` into a finite one.
+    """Return a sentence and code that turn `space`, at `path` in the whole, into a finite one.
 
-    Parameters
-    ----------
-    space : gymnasium.spaces.Space
-        The part that is not finite.
-    path : tuple of keys and positions
-        Where it lies in the environment's space; empty if it is all of it.
-    role : {"observation", "action"}
+    `role` is "observation" or "action".
     """
     if isinstance(space, spaces.Box):
         bins = 10 if space.low.size <= 4 else 3

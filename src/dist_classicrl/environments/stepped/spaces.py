@@ -21,7 +21,7 @@ from dist_classicrl.environments.stepped.digits import (
 from dist_classicrl.errors import OutsideSpaceError, SpaceError
 
 MAX_TABLE_BYTES = 2**34
-"""Largest table that is made unless the caller allows another: 16 GiB, which is 2**31 float64 entries."""
+"""Largest table that is made: 16 GiB, which is 2**31 float64 entries."""
 
 _MAX_INDEX_BITS = 62  # so that sums of digits times strides stay inside int64
 
@@ -30,29 +30,12 @@ class SpaceIndex:
     """A finite Gymnasium space as the integers 0..n-1.
 
     Supported are `Discrete`, `MultiDiscrete` (both with their `start`), `MultiBinary`, `Box` of integers
-    between finite bounds, and `Tuple` and `Dict` of those, nested as deep as wanted.
+    between finite bounds, and `Tuple` and `Dict` of those, nested as deep as wanted: SpaceError for other
+    spaces, and for more than 2**62 values.
 
-    Parameters
-    ----------
-    space : gymnasium.spaces.Space
-        The space of one environment, not a batched one.
-    role : {"observation", "action"}
-        What the space is for. Error messages name it, and the wrapper that would make it finite.
-    mask_key : str, optional
-        A key of a `Dict` space whose entry is an action mask and no part of the value, for instance
-        `"action_mask"`. It is left out of the index if the space has it.
-
-    Attributes
-    ----------
-    n : int
-        Number of values.
-    mask_space : gymnasium.spaces.Space or None
-        The space under `mask_key`, where there is one.
-
-    Raises
-    ------
-    SpaceError
-        If the space is not finite, or has more than 2**62 values.
+    The space is that of one environment. Error messages name its `role`, "observation" or "action", and the
+    wrapper that would make it finite. What a `Dict` space has under `mask_key` is an action mask and no part
+    of the value.
     """
 
     def __init__(self, space: spaces.Space, role: str = "observation", mask_key: str | None = None) -> None:
@@ -70,11 +53,12 @@ class SpaceIndex:
                 )
             self._counted = spaces.Dict(rest)
         digits = list(digits_of(self._counted, (), role, space))
-        if not any(sizes for _, _, _, _, sizes in digits):
+        sizes = [size for *_, each in digits for size in each]
+        if not sizes:
             raise SpaceError(
                 f"The {role} space {space_text(space)} holds nothing. Use gymnasium.spaces.Discrete(1) there."
             )
-        bits = sum(math.log2(size) for _, _, _, _, sizes in digits for size in sizes)
+        bits = sum(map(math.log2, sizes))
         if bits > _MAX_INDEX_BITS:
             raise SpaceError(
                 f"The {role} space {space_text(space)} has about 10^{bits * math.log10(2):.0f} values, more "
@@ -85,7 +69,7 @@ class SpaceIndex:
             raise SpaceError(
                 f"The {role} space {space_text(space)} starts beyond 2**62. Count its values from 0 instead."
             )
-        self.n = math.prod(size for _, _, _, _, sizes in digits for size in sizes)
+        self.n = math.prod(sizes)  # number of values
         self._leaves = with_strides(digits)
         # The usual action space, where an index is the value itself: a copy saves a microsecond per step.
         simple = isinstance(self._counted, spaces.Discrete) and int(self._counted.start) == 0
@@ -94,37 +78,16 @@ class SpaceIndex:
     # From a value to its index
 
     def encode(self, value: Any) -> int:
-        """Return the index of one value of the space.
-
-        Raises
-        ------
-        OutsideSpaceError
-            If the value is not in the space.
-        """
+        """Return the index of one value of the space; OutsideSpaceError if it is not in there."""
         return int(self.encode_each([value])[0])
 
     def encode_each(
         self, values: Sequence[Any], out: np.ndarray | None = None, rows: Sequence[int] | None = None
     ) -> np.ndarray:
-        """Return the indices of a sequence of single values, one per environment.
+        """Return the indices of single values, one per environment: int64 (E,), written to `out` where given.
 
-        Parameters
-        ----------
-        values : sequence of E values of the space
-        out : ndarray(int64), shape (E,), optional
-            Where to write the indices.
-        rows : sequence of E ints, optional
-            The environments' numbers, for the error message, if they aren't 0..E-1.
-
-        Returns
-        -------
-        ndarray(int64), shape (E,)
-            `out` where given.
-
-        Raises
-        ------
-        OutsideSpaceError
-            If a value is not in the space. The message has the environment's number.
+        OutsideSpaceError if a value is not in the space. The message has the environment's number, which
+        `rows` has where they aren't 0..E-1.
         """
         arrays = []
         for leaf in self._leaves:
@@ -136,24 +99,10 @@ class SpaceIndex:
         return self._encode(arrays, len(values), out, rows)
 
     def encode_batch(self, batch: Any, out: np.ndarray | None = None) -> np.ndarray:
-        """Return the indices of a batch as Gymnasium's vector environments give it.
+        """Return the indices of a batch as Gymnasium's vector environments give it; see `encode_each`.
 
-        Parameters
-        ----------
-        batch : ndarray, or tuple or dict of ndarray, nested as the space is
-            The first axis of every array counts environments.
-        out : ndarray(int64), shape (E,), optional
-            Where to write the indices.
-
-        Returns
-        -------
-        ndarray(int64), shape (E,)
-            `out` where given.
-
-        Raises
-        ------
-        OutsideSpaceError
-            If a value is not in the space. The message has the environment's number.
+        It is an array, or a tuple or dict of arrays nested as the space is, whose first axis counts
+        environments.
         """
         arrays = [np.array(self._follow(batch, leaf.path), order="C") for leaf in self._leaves]
         return self._encode(arrays, arrays[0].shape[0] if arrays[0].ndim else 0, out, None)
@@ -206,10 +155,7 @@ class SpaceIndex:
     def decode(self, index: int) -> Any:
         """Return the value with this index, of the type and dtype that `space.sample()` has.
 
-        Raises
-        ------
-        OutsideSpaceError
-            If the index is not in 0..n-1.
+        OutsideSpaceError if the index is not in 0..n-1.
         """
         if not 0 <= index < self.n:
             raise OutsideSpaceError(
@@ -225,17 +171,9 @@ class SpaceIndex:
         return [assembled(self._counted, iter(parts)) for parts in zip(*arrays, strict=True)]
 
     def decode_batch(self, indices: np.ndarray) -> Any:
-        """Return the values with these indices as a Gymnasium vector environment wants them.
+        """Return the values with these indices, int64 (E,), as `encode_batch` takes them, in new arrays.
 
-        Parameters
-        ----------
-        indices : ndarray(int64), shape (E,)
-            Each in 0..n-1. This is the inner loop's path and the caller's promise: it isn't checked.
-
-        Returns
-        -------
-        ndarray, or tuple or dict of ndarray, nested as the space is
-            New arrays; the first axis of each counts environments.
+        That each index is in 0..n-1 isn't checked, as this is the inner loop.
         """
         arrays = self._decode(indices)
         return assembled(self._counted, iter(arrays)) if self._leaves[0].path else arrays[0]
@@ -255,12 +193,9 @@ class SpaceIndex:
     def parts(self) -> list[tuple[Any, ...]]:
         """Return how an index is made, as plain Python data, so that it can be made without this class.
 
-        Returns
-        -------
-        list of tuple
-            For each array of digits: the path to it in a value, its shape, and for each digit in row-major
-            order the first value, the number of values and the weight. The index is the sum over all digits
-            of weight times (value - first value).
+        That is for each array of digits: the path to it in a value, its shape, and for each digit in
+        row-major order the first value, the number of values and the weight. The index is the sum over all
+        digits of weight times (value - first value).
         """
         return [
             (leaf.path, leaf.shape, leaf.start.tolist(), leaf.sizes.tolist(), leaf.strides.tolist())
@@ -281,13 +216,13 @@ class SpaceIndex:
         ]
 
 
-def check_table_size(n_states: int, n_actions: int, max_bytes: int = MAX_TABLE_BYTES) -> None:
-    """Raise `SpaceError` if a float64 table of `n_states` times `n_actions` entries exceeds `max_bytes`."""
-    needed = n_states * n_actions * 8
-    if needed > max_bytes:
+def check_table_size(n_states: int, n_actions: int) -> None:
+    """Raise `SpaceError` if a float64 table of `n_states` times `n_actions` entries is too large."""
+    needed, most = n_states * n_actions * 8, MAX_TABLE_BYTES
+    if needed > most:
         raise SpaceError(
             f"A table of {n_states:,} states times {n_actions:,} actions takes {needed:,} bytes "
-            f"({needed / 2**30:,.1f} GiB), and at most {max_bytes:,} ({max_bytes / 2**30:,.1f} GiB) are "
+            f"({needed / 2**30:,.1f} GiB), and at most {most:,} ({most / 2**30:,.1f} GiB) are "
             f"allowed. Make the observation space smaller: leave out what does not matter, merge values, or "
             f"use fewer bins."
         )

@@ -13,22 +13,8 @@ def model(agent_plays: AgentPlays = "first") -> TabularMDP:
     """Return the game as a finite Markov decision process.
 
     States, actions and rewards are those of `TicTacToeEnv`. An outcome that ends the game leads to the state
-    that the agent moved in, as the environment's last observation does. Illegal actions have no outcome.
-
-    Parameters
-    ----------
-    agent_plays : {"first", "second", "both"}
-        Who makes a game's first move.
-
-    Returns
-    -------
-    TabularMDP
-        With 338, 289 or 627 states, 9 actions and no time limit.
-
-    Raises
-    ------
-    SettingsError
-        If `agent_plays` is not one of the three.
+    that the agent moved in, as the environment's last observation does. Illegal actions have no outcome, and
+    there is no time limit.
     """
     tables = rules(agent_plays)
     n_states = len(tables.boards)
@@ -50,8 +36,6 @@ def model(agent_plays: AgentPlays = "first") -> TabularMDP:
         outcome_reward=np.where(terminated, slot + SLOT_TO_REWARD, 0).astype(np.float64),
         outcome_terminated=terminated,
         start_prob=np.bincount(tables.starts, minlength=n_states) / len(tables.starts),
-        max_episode_steps=None,
         action_mask=tables.legal,
         name=f"TicTacToe(agent_plays={agent_plays!r})",
-        grid_shape=None,
     )

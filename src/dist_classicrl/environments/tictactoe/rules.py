@@ -43,77 +43,34 @@ _LINES = np.array(
 class BoardTables(NamedTuple):
     """Facts about each of the 19683 boards, indexed by the board's code.
 
-    Attributes
-    ----------
-    boards : ndarray(int8), shape (19683, 9)
-        The board itself.
-    winner : ndarray(int8), shape (19683,)
-        Whose three marks stand in a line: 1, 2, or 0 for nobody.
-    marks : ndarray(int8), shape (19683,)
-        Number of squares taken.
-    canonical : ndarray(int32), shape (19683,)
-        The smallest code among the board's eight images.
-    symmetry : ndarray(int8), shape (19683,)
-        Row of `squares` that leads to the canonical board: ``canonical_board[i] == board[squares[row, i]]``.
-    squares : ndarray(int8), shape (8, 9)
-        The symmetries of the square as permutations: entry i is the board's square that becomes square i.
+    The canonical board of a board is ``canonical_board[i] == board[squares[symmetry, i]]``.
     """
 
-    boards: NDArray[np.int8]
-    winner: NDArray[np.int8]
-    marks: NDArray[np.int8]
-    canonical: NDArray[np.int32]
-    symmetry: NDArray[np.int8]
-    squares: NDArray[np.int8]
+    boards: NDArray[np.int8]  # (19683, 9): the board itself
+    winner: NDArray[np.int8]  # (19683,): whose three marks stand in a line: 1, 2, or 0 for nobody
+    marks: NDArray[np.int8]  # (19683,): number of squares taken
+    canonical: NDArray[np.int32]  # (19683,): the smallest code among the board's eight images
+    symmetry: NDArray[np.int8]  # (19683,): row of `squares` that leads to the canonical board
+    squares: NDArray[np.int8]  # (8, 9): a symmetry's entry i is the board's square that becomes square i
 
 
 class Rules(NamedTuple):
     """The game as the agent meets it, for one choice of who moves first.
 
-    Attributes
-    ----------
-    boards : ndarray(int8), shape (n_states, 9)
-        The canonical board of each state, ordered by the number of marks and then by code.
-    legal : ndarray(bool), shape (n_states, 9)
-        True where an action's square is empty.
-    slot_ptr : ndarray(int32), shape (n_states * 9 + 1,)
-        The slots of pair ``state * 9 + action`` are ``slot_ptr[pair]`` up to ``slot_ptr[pair + 1]``. They are
-        equally likely, and each pair has at least one: an illegal action has the single slot `LOSS`.
-    slots : ndarray(int16), shape (n_slots,)
-        The next state, or `WIN`, `DRAW` or `LOSS` where the game ends.
-    replies : ndarray(int8), shape (n_slots,)
-        The square of the state's canonical board where the machine plays, or `NO_SQUARE` where it does not.
-    starts : ndarray(int16), shape (n_starts,)
-        Equally likely first states of an episode.
-    openings : ndarray(int8), shape (n_starts,)
-        The square where the machine has opened, or `NO_SQUARE` where the agent moves first.
+    The slots of pair ``state * 9 + action`` are ``slot_ptr[pair]`` up to ``slot_ptr[pair + 1]``. They are
+    equally likely, and each pair has at least one: an illegal action has the single slot `LOSS`.
     """
 
-    boards: NDArray[np.int8]
-    legal: NDArray[np.bool_]
-    slot_ptr: NDArray[np.int32]
-    slots: NDArray[np.int16]
-    replies: NDArray[np.int8]
-    starts: NDArray[np.int16]
-    openings: NDArray[np.int8]
+    boards: NDArray[np.int8]  # (n_states, 9): canonical boards, ordered by the number of marks, then by code
+    legal: NDArray[np.bool_]  # (n_states, 9): where an action's square is empty
+    slot_ptr: NDArray[np.int32]  # (n_states * 9 + 1,)
+    slots: NDArray[np.int16]  # (n_slots,): the next state, or `WIN`, `DRAW` or `LOSS` where the game ends
+    replies: NDArray[np.int8]  # (n_slots,): the canonical square where the machine plays, or `NO_SQUARE`
+    starts: NDArray[np.int16]  # (n_starts,): equally likely first states of an episode
+    openings: NDArray[np.int8]  # (n_starts,): where the machine has opened, or `NO_SQUARE`
 
 
 _Tables = TypeVar("_Tables", BoardTables, Rules)
-
-
-def check_agent_plays(agent_plays: str) -> None:
-    """Check who moves first.
-
-    Raises
-    ------
-    SettingsError
-        If `agent_plays` is not "first", "second" or "both".
-    """
-    if agent_plays not in get_args(AgentPlays):
-        raise SettingsError(
-            f"agent_plays={agent_plays!r} is not known. Write 'first' where the agent always moves first, "
-            "'second' where the machine does, or 'both' to draw it anew for every game."
-        )
 
 
 @cache
@@ -146,18 +103,14 @@ def board_tables() -> BoardTables:
 def rules(agent_plays: AgentPlays = "first") -> Rules:
     """Return the game's tables, computed at the first call (some milliseconds) and kept.
 
-    Parameters
-    ----------
-    agent_plays : {"first", "second", "both"}
-        Who makes a game's first move: the agent (338 states), the machine (289), or either with
-        probability 1/2, drawn for every game (627).
-
-    Raises
-    ------
-    SettingsError
-        If `agent_plays` is not one of these.
+    The first move is the agent's (338 states), the machine's (289), or that of either with probability 1/2,
+    drawn for every game (627).
     """
-    check_agent_plays(agent_plays)
+    if agent_plays not in get_args(AgentPlays):
+        raise SettingsError(
+            f"agent_plays={agent_plays!r} is not known. Write 'first' where the agent always moves first, "
+            "'second' where the machine does, or 'both' to draw it anew for every game."
+        )
     tables = board_tables()
     state_codes = _state_codes(tables, agent_plays)
     state_of = np.full(len(tables.boards), -1, dtype=np.int16)

@@ -17,19 +17,9 @@ from dist_classicrl._jit import jit
 from dist_classicrl._random import below
 from dist_classicrl.environments.tictactoe.rules import SLOT_TO_REWARD, AgentPlays, rules
 
-MEMORY_SIZE = 0
-"""Length of the `memory` array that `reset` and `step` need."""
-
 
 class GameData(NamedTuple):
-    """Read-only tables of the compiled game, as described in `rules.Rules`.
-
-    Attributes
-    ----------
-    slot_ptr : ndarray(int32), shape (n_states * 9 + 1,)
-    slots : ndarray(int16), shape (n_slots,)
-    starts : ndarray(int16), shape (n_starts,)
-    """
+    """Read-only tables of the compiled game, as described in `rules.Rules`."""
 
     slot_ptr: NDArray[np.int32]
     slots: NDArray[np.int16]
@@ -37,45 +27,14 @@ class GameData(NamedTuple):
 
 
 def game_data(agent_plays: AgentPlays = "first") -> GameData:
-    """Return the tables that `reset` and `step` take as `data`.
-
-    Raises
-    ------
-    SettingsError
-        If `agent_plays` is not "first", "second" or "both".
-    """
+    """Return the tables that `reset` and `step` take as `data`."""
     tables = rules(agent_plays)
     return GameData(tables.slot_ptr, tables.slots, tables.starts)
 
 
-def legal_actions(agent_plays: AgentPlays = "first") -> NDArray[np.bool_]:
-    """Return the read-only mask of legal actions, bool of shape (n_states, 9).
-
-    Raises
-    ------
-    SettingsError
-        If `agent_plays` is not "first", "second" or "both".
-    """
-    return rules(agent_plays).legal
-
-
 @jit
 def reset(data: GameData, memory: NDArray[np.int64], random: np.uint64) -> np.int64:
-    """Begin a game.
-
-    Parameters
-    ----------
-    data : GameData
-    memory : ndarray(int64), shape (MEMORY_SIZE,)
-        Not used.
-    random : uint64
-        Fresh uniform bits.
-
-    Returns
-    -------
-    int64
-        The first state with the agent to move.
-    """
+    """Begin a game: return the first state with the agent to move; see `CompiledSimulator`."""
     return np.int64(data.starts[below(random, data.starts.size)])
 
 
@@ -85,26 +44,8 @@ def step(
 ) -> tuple[np.int64, float, bool]:
     """Play one turn: the agent's move and, unless it ends the game, the machine's reply.
 
-    Parameters
-    ----------
-    data : GameData
-    memory : ndarray(int64), shape (MEMORY_SIZE,)
-        Not used.
-    state : int64
-        A state from 0 to n_states - 1. Not checked.
-    action : int64
-        A square of the state's canonical board, 0 to 8. Not checked; a square that is taken loses the game.
-    random : uint64
-        Fresh uniform bits.
-
-    Returns
-    -------
-    next_state : int64
-        The next state, or `state` itself where the game is over.
-    reward : float64
-        1 for a win, -1 for a loss, 0 for a draw and while the game goes on.
-    terminated : bool
-        True where the game is over.
+    `action` is a square of the canonical board of `state`; one that is taken loses the game. The next state
+    is `state` itself where the game is over.
     """
     pair = state * 9 + action
     first = np.int64(data.slot_ptr[pair])

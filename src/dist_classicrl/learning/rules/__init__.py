@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from numba.core.errors import NumbaError
+
 from dist_classicrl import rules
+from dist_classicrl._jit import is_compiled
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.rules import LearningRule
+from dist_classicrl.settings import Settings
+from dist_classicrl.tables.shape import TableShape
 
 
 def find(algorithm: Any) -> tuple[LearningRule, Any]:
@@ -21,7 +28,7 @@ def find(algorithm: Any) -> tuple[LearningRule, Any]:
     Raises
     ------
     SettingsError
-        If no such rule is known, or a hyper-parameter is not allowed.
+        If no such rule is known, a hyper-parameter is not allowed, or a function is not compiled code.
     """
     data = rules.to_data(algorithm)
     name, given = (data, {}) if isinstance(data, str) else (data["name"], {**data})
@@ -35,6 +42,54 @@ def find(algorithm: Any) -> tuple[LearningRule, Any]:
         parameters = rule.parameters(**given)
     except TypeError as error:
         raise SettingsError(f"{algorithm!r} is no learning rule: {error}.") from error
-    if rule.check is not None:
-        rule.check(parameters)
-    return rule, parameters
+    for function in (rule.learn, rule.on_action, rule.preference):
+        if not (function is None or is_compiled(function)):
+            raise SettingsError(
+                f"{function!r} of the learning rule {name!r} is not jitted. Put @rule_function of "
+                f"{__name__}.kernel before it."
+            )
+    return rule, rules.checked(rule, parameters)
+
+
+@contextmanager
+def compiling(rule: LearningRule) -> Iterator[None]:
+    """Say of which rule of one's own the functions cannot be compiled, if they cannot."""
+    try:
+        yield
+    except NumbaError as error:
+        if rule.name in rules.BUILT_IN:
+            raise
+        code = rule.learn.py_func.__code__
+        raise SettingsError(
+            f"The learning rule {rule.name!r} ({code.co_filename}, line {code.co_firstlineno}) cannot be "
+            f"compiled. Numba says why: {error}"
+        ) from error
+
+
+def check_settings(settings: Settings) -> None:
+    """Check that the rule can do what the other settings ask for.
+
+    Raises
+    ------
+    SettingsError
+        If it cannot.
+    """
+    rule, _ = find(settings.algorithm)
+    if settings.replay_ratio > 0.0 and not rule.can_replay:
+        raise SettingsError(
+            f"replay_ratio={settings.replay_ratio:g} asks for old transitions to be learned again, which the "
+            f"rule {rule.name!r} cannot do: what it learns depends on more than one transition. Write "
+            'replay_ratio=0, or take a rule that can, such as "q_learning".'
+        )
+    if not settings.async_updates and not rule.is_reproducible:
+        raise SettingsError(
+            f"The rule {rule.name!r} says of itself that it has no place in the reproducible mode "
+            "(async_updates=False). Write async_updates=True, or take another rule."
+        )
+
+
+def table_shape(algorithm: Any, n_states: int, n_actions: int) -> TableShape:
+    """Return what a rule has in the arrays of its table, in a problem of so many states and actions."""
+    rule, parameters = find(algorithm)
+    n_shared = rule.n_merged(parameters, n_states, n_actions)
+    return TableShape(n_states, n_actions, len(rule.tables), n_shared)

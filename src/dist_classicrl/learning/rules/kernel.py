@@ -13,10 +13,17 @@ loop serves all rules, and the choice costs nothing while it runs. They are comp
 goes through `update`, `move` or `add`, which give `learned` back: it keeps count, and is passed on and
 returned. They make the affine maps on which merging, recovery and reproducible rounds rest, so a rule knows
 nothing of ranks.
+
+Hyper-parameters are numbers that may change from run to run without a new compilation. All tables of a rule
+estimate action values, since `q_table` is their mean; what else is learned, such as the values of states, is
+`Shared`. What a walker remembers of an episode is to be forgotten where one ends, `step.terminated or
+step.truncated`. In `on_action` a rule sees which action was chosen: whether it is a greedy one, for instance.
+`learning.behavior` has what depends on how actions are chosen: `expected_value` and `next_action`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +33,7 @@ from dist_classicrl._jit import jit, jit_inline, overloads
 from dist_classicrl._random import GAMMA, below, mix
 from dist_classicrl.rules import LearningRule
 from dist_classicrl.tables.rows import (
+    ONE_REPLAY,
     TableArrays,
     actions_of,
     learn_target,
@@ -51,12 +59,15 @@ __all__ = [
     "rule_function",
     "shared_entry",
     "step_size",
+    "unvisited",
     "update",
     "value",
 ]
 
-rule_function = jit_inline
-"""The decorator of a rule's functions: they become part of the training loop."""
+
+def rule_function(function: Callable[..., Any]) -> Any:
+    """Compile a function of a rule's, which becomes a part of the training loop."""
+    return jit_inline(function)
 
 
 class Context(NamedTuple):
@@ -103,7 +114,8 @@ class Now(NamedTuple):
         Where `bits` begins.
     walker : int
     counts_as : int
-        1, or `tables.rows.ONE_REPLAY` where an old transition is learned again.
+        1, or `tables.rows.ONE_REPLAY` for what is no visit: where an old transition is learned again, and
+        see `unvisited`.
     """
 
     step_size: float
@@ -291,14 +303,20 @@ def bits(now, number):
 
 
 @jit_inline
-def shared_entry(context, number, n_tables=1):
+def unvisited(now):
+    """Return a moment whose updates are no visits, such as those of traces: they count for no step size."""
+    return Now(now.step_size, now.epsilon, now.random, now.walker, ONE_REPLAY)
+
+
+@jit_inline
+def shared_entry(context, number):
     """Return the entry of a number that is shared with merge "affine" or "sum"; they count from 0 on."""
-    return n_tables * context.table.n_states * actions_of(context.table) + number
+    return context.table.n_tables * context.table.n_states * actions_of(context.table) + number
 
 
 @jit_inline
 def update(context, now, row, action, target, learned):
-    """Move the value of `action` in `row` towards `target` by the step size that is due."""
+    """Move the value of `action` in `row` towards `target` by the step size that is due: a visit."""
     entry = entry_of(context, row, action)
     alpha = _step_size(context.table, context.step_sizes, entry, now)
     error = abs(target - context.table.q[np.uint64(entry)])
@@ -359,7 +377,10 @@ def _step_size(table, step_sizes, entry, now):
 
 @jit_inline
 def move(context, now, entry, target, step_size, learned):
-    """Move `entry`, also one that is shared, towards `target` by a step size of the rule's own."""
+    """Move `entry`, also one that is shared, towards `target` by a step size of the rule's own.
+
+    It is a visit as well, unless `now` is `unvisited`, but adds nothing to the errors that are reported.
+    """
     touched = _touch(context.table, entry, now.counts_as, learned.touched)
     learn_target(context.table, entry // actions_of(context.table), entry, target, step_size)
     return Learned(touched, learned.error)
