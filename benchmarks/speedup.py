@@ -21,12 +21,12 @@ import common
 import numpy as np
 
 from dist_classicrl._random import stream_key
+from dist_classicrl.engines.server.window import PushWindow
 from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.learning.learner import Stream
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables import kernels
 from dist_classicrl.tables.shared import SharedTable
-from dist_classicrl.tables.window import PushWindow
 
 DISCOUNT = 0.99
 STEP_SIZE = 0.05
@@ -60,7 +60,8 @@ class Workers:
         """Let a worker learn, push and be re-based."""
         window = self.windows[worker]
         self.learners[worker].learn(0, self.streams[worker], steps)
-        sequence, packed = window.push()
+        pushed = window.push()
+        sequence, packed = pushed.sequence, pushed.packed
         self.server.apply(worker + 1, sequence, packed)
         window.refresh(self.server.refresh(window.version), sequence)
         self.loads.append(kernels.map_load(packed))

@@ -10,7 +10,6 @@ A history follows from its seed, and can be told with all its messages:
 from __future__ import annotations
 
 import argparse
-import contextlib
 import itertools
 import logging
 import math
@@ -18,7 +17,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -28,20 +27,22 @@ from unittest import mock
 import numpy as np
 from simulated_network import Conditions, Plan, SimNetwork, SimWire, simulated_time
 
-from dist_classicrl.comm.envelope import Kind, decode
-from dist_classicrl.comm.parts import from_parts
+from dist_classicrl.comm.envelope import Kind
+from dist_classicrl.comm.messages import decode
 from dist_classicrl.engines.engine import engine_for
 from dist_classicrl.engines.outcome import Outcome, Tally
 from dist_classicrl.engines.progress import Observer, Reporter
-from dist_classicrl.engines.roles import participants as together
-from dist_classicrl.engines.roles.changes import join
-from dist_classicrl.engines.roles.server_base import FIRST_ADMISSION, LossPolicy, NobodyLeft, Serving
+from dist_classicrl.engines.roles import participants
+from dist_classicrl.engines.roles.peers import Peer
+from dist_classicrl.engines.roles.server_base import NobodyLeft, Serving
 from dist_classicrl.engines.roles.worker_base import ServerLost, Working
-from dist_classicrl.engines.rounds.schedule import play, rounds
-from dist_classicrl.engines.run import Run
+from dist_classicrl.engines.run import LossPolicy, Run
+from dist_classicrl.engines.saving import Position
+from dist_classicrl.engines.schedule import play, rounds
 from dist_classicrl.errors import CutOffError, RankLostError, RankTimeoutError, RemoteRankError
 from dist_classicrl.learning.learner import Stream, Totals
 from dist_classicrl.learning.rates import Rates
+from dist_classicrl.membership.admission import FIRST_ADMISSION, join
 from dist_classicrl.membership.election import Base, Deposed, Election
 from dist_classicrl.membership.group import Group, Timing
 from dist_classicrl.membership.handshake import Setup
@@ -134,18 +135,29 @@ class Story:
 # Elections alone: the servers only say that they are there.
 
 
-class _Hollow(Serving):
+class _Hollow(Serving[None]):
     """A server that has nothing to serve: its table's version grows by itself."""
 
-    version = 0
+    can_rescue = False
+    learning = 0
+    position = Position(0, {}, "async")
 
-    def take_in(self, rank: int, message: np.ndarray) -> None:
-        self.take_in_common(rank, *decode(message))
+    def run(self) -> None:
+        pass
+
+    def take_in(self, peer: Peer[None], message: np.ndarray) -> None:
+        self.take_in_common(peer, decode(message))
+
+    def new_client(self, is_first: bool) -> None:
+        pass
 
     def has_lost(self, rank: int) -> int:
         return 0
 
     def has_admitted(self, rank: int) -> None:
+        pass
+
+    def has_made(self, alone: Any) -> None:
         pass
 
 
@@ -237,10 +249,10 @@ class Elections(Story):
             while wire.now() < self.until:
                 now = follower.wake()
                 while (message := follower.channel.poll()) is not None:
-                    kind, parts = decode(message)
-                    follower.take_in_common(kind, parts)
+                    beat: Beat = decode(message)
+                    follower.take_in_common(beat)
                     # Nothing of it counts once somebody newer has been promised.
-                    base = Base(view.term, from_parts(Beat, parts).progress)
+                    base = Base(view.term, beat.progress)
                     self.bases[group.rank] = max(self.bases[group.rank], base)
                     self.followed += 1
                 follower.look_around(now)
@@ -262,6 +274,18 @@ class _Follower(Working):
     @property
     def base(self) -> Base:
         return self._story.bases[self.group.rank]
+
+    def run(self) -> None:
+        pass
+
+    def give_up_server(self) -> None:
+        self.channel.close()
+
+    def hand_in(self, admission: int) -> None:
+        self.follow(admission)
+
+    def begin_anew(self, channel: Any, sequence: int) -> None:
+        self.follow_on(channel)
 
 
 # Whole calls of train.
@@ -394,8 +418,8 @@ class _Run(Run):
         self.wire.work(self.story.seconds_of(20))
 
 
-class _Watched:
-    """What is noted of a rank's part."""
+class _Watched(participants.Participant):
+    """A rank's part, of which something is noted."""
 
     def begin_anew(self, entry: Any) -> None:
         self.run.story.begins_anew(self.group)
@@ -404,14 +428,6 @@ class _Watched:
     def serve(self) -> Outcome:
         self.run.story.serves(self.group)
         return super().serve()
-
-
-class _AsyncPart(_Watched, together.AsyncPart):
-    pass
-
-
-class _RoundsPart(_Watched, together.RoundsPart):
-    pass
 
 
 class _Unsettled:
@@ -436,15 +452,6 @@ class _Unsettled:
 
     def close(self, linger: float) -> None:
         pass
-
-
-@contextlib.contextmanager
-def _watched_parts() -> Iterator[None]:
-    with (
-        mock.patch.object(together, "AsyncPart", _AsyncPart),
-        mock.patch.object(together, "RoundsPart", _RoundsPart),
-    ):
-        yield
 
 
 def _is_cut_off(error: BaseException) -> bool:
@@ -553,7 +560,7 @@ class Calls(Story):
 
     def check(self) -> list[str]:
         """Let it happen, and return what was wrong."""
-        with simulated_time(self.network), _watched_parts():
+        with simulated_time(self.network), mock.patch.object(participants, "Participant", _Watched):
             self.network.run(self.main, 120.0 * SILENCE)
         if self.network.gave_up:
             self.wrong.append(f"hangs: {self.network.gave_up}")

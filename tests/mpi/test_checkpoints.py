@@ -15,7 +15,7 @@ from rank_environments import SteppedLake
 
 from dist_classicrl import TabularMDP
 from dist_classicrl.checkpoint.folder import CheckpointFolder
-from dist_classicrl.engines.roles import participants as together
+from dist_classicrl.engines.roles.participants import Participant
 from dist_classicrl.engines.server import server
 from dist_classicrl.environments.tictactoe.env import TicTacToeEnv
 from dist_classicrl.errors import (
@@ -183,17 +183,17 @@ def test_a_request_that_reaches_a_worker_too_late_stops_all_in_the_next_call(
 ):
     if world.size == 1:
         pytest.skip("one rank alone is never too late")
-    work = together._Part.work
+    work = Participant.work
 
-    def late(part):
-        result = work(part)
+    def late(self, worker):
+        result = work(self, worker)
         if world.rank == world.size - 1:
             os.kill(os.getpid(), signal.SIGUSR1)
         return result
 
     agent = make_agent(async_updates=async_updates)
     with monkeypatch.context() as patched:
-        patched.setattr(together._Part, "work", late)
+        patched.setattr(Participant, "work", late)
         check_exact(world, agent, agent.train(lake, total_steps=3_000, checkpoint_dir=folder), 3_000)
     with pytest.raises(TrainingStopped, match=f"SIGUSR1 on rank {world.size - 1} ") as stopped:
         agent.train(lake, total_steps=LONG, checkpoint_dir=folder)

@@ -6,7 +6,7 @@ import pytest
 from dist_classicrl import DistAsyncQLearning, TrainingResult
 from dist_classicrl.comm import envelope
 from dist_classicrl.engines import engine as engines
-from dist_classicrl.engines.local.training import run_alone
+from dist_classicrl.engines.local import training as local
 from dist_classicrl.engines.outcome import Outcome
 from dist_classicrl.errors import RankMismatchError, RemoteRankError
 
@@ -26,11 +26,11 @@ class HeadLearns:
         self.started.append((run.start, run.steps))
         if start is None:
             assert group is None
-            return run_alone(run)
+            return local.train(run)
         error = text = None
         if start.is_head:
             try:
-                text = envelope.text(run_alone(run).to_dict())
+                text = envelope.text(local.train(run).to_dict())
             except BaseException as caught:
                 error = caught
         else:

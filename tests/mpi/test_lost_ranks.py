@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rank_environments import BrokenLake, Corridor, SteppedLake
 
-from dist_classicrl.engines.roles import server_base as serving
+from dist_classicrl.engines.roles import members
 from dist_classicrl.errors import CutOffError, RankLostError, RemoteRankError, SettingsError, WorkerLeft
 from dist_classicrl.process import exit as process_exit
 
@@ -157,7 +157,7 @@ class Recorder:
 
 
 def test_a_loss_asks_for_as_many_replacements_as_are_allowed(world, comm, culprit, make_agent, monkeypatch):
-    monkeypatch.setattr(serving, "Replacements", Recorder)
+    monkeypatch.setattr(members, "Replacements", Recorder)
     monkeypatch.setattr(Recorder, "made", [])
     make_agent(comm=comm, n_envs=1).train(Corridor, total_steps=100)
     assert Recorder.made == []

@@ -17,7 +17,7 @@ from rank_environments import SteppedLake
 from dist_classicrl import DistAsyncQLearning
 from dist_classicrl.agent.agent import state_of
 from dist_classicrl.comm import remote_errors as failures
-from dist_classicrl.engines.local import training as alone
+from dist_classicrl.engines import loops as alone
 from dist_classicrl.environments import TicTacToeEnv
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.errors import (

@@ -10,7 +10,7 @@ import pytest
 from gymnasium import spaces
 from made_learners import learner_of
 
-from dist_classicrl.engines.rounds.schedule import play, rounds
+from dist_classicrl.engines.schedule import play, rounds
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.simulate import CompiledSimulator
 from dist_classicrl.environments.tictactoe import simulator as tictactoe

@@ -1,5 +1,7 @@
 """The step budget: exact whatever workers do when, shared by speed, and closed to strangers."""
 
+from dataclasses import FrozenInstanceError
+
 import numpy as np
 import pytest
 
@@ -305,10 +307,13 @@ def test_what_a_worker_does_not_hold_is_refused(clock):
     assert book.done == lease.steps
 
 
-def test_the_workers_copy_of_a_lease_is_its_own(clock):
+def test_a_lease_is_what_was_granted_whatever_is_reported(clock):
     book = LeaseBook(0, 1000, [1], 100, clock)
     lease = book.grant(1, 1)
-    lease.steps += 50
+    with pytest.raises(FrozenInstanceError):
+        lease.steps += 50
+    book.report(1, [(lease.id, 10)])
+    assert (lease.start, lease.steps) == (0, 100)
     with pytest.raises(ProtocolError):
         book.report(1, [(lease.id, lease.steps)])
 

@@ -12,11 +12,16 @@ from dist_classicrl.comm.messages import encode
 from dist_classicrl.comm.remote_errors import Failed
 from dist_classicrl.engines.outcome import Tally
 from dist_classicrl.engines.progress import Observer, Reporter
-from dist_classicrl.engines.roles.server_base import LossPolicy, NobodyLeft
+from dist_classicrl.engines.roles.server_base import NobodyLeft
 from dist_classicrl.engines.roles.worker_base import ServerLost
-from dist_classicrl.engines.rounds import exchange as rounds
-from dist_classicrl.engines.server import server
-from dist_classicrl.engines.server.leases import LeaseBook
+from dist_classicrl.engines.rounds import worker as worker_of_rounds
+from dist_classicrl.engines.rounds.messages import Order, RoundOrder, RoundStart
+from dist_classicrl.engines.rounds.server import RoundServer
+from dist_classicrl.engines.run import LossPolicy
+from dist_classicrl.engines.server.leases import Lease, LeaseBook
+from dist_classicrl.engines.server.messages import Reply
+from dist_classicrl.engines.server.server import Server
+from dist_classicrl.engines.server.window import PushWindow
 from dist_classicrl.engines.server.worker import Worker
 from dist_classicrl.errors import CutOffError, RemoteRankError
 from dist_classicrl.learning.learner import Totals
@@ -25,7 +30,6 @@ from dist_classicrl.settings import Settings
 from dist_classicrl.tables.local import LocalTable
 from dist_classicrl.tables.maps import Refresh
 from dist_classicrl.tables.shared import SharedTable
-from dist_classicrl.tables.window import PushWindow
 
 SILENCE = 8.0
 STUCK = 40.0
@@ -68,9 +72,9 @@ def serve(async_updates, channel, report, *others):
     common = (group(0, channel, *others), table, LossPolicy(), tally, reporter)
     if async_updates:
         leases = LeaseBook(0, 100, [1, *(other.peer for other in others)], 10)
-        serving = server.Server(*common, leases=leases)
+        serving = Server(*common, leases=leases)
     else:
-        serving = rounds.RoundServer(*common, settings=SETTINGS, start=0, steps=100)
+        serving = RoundServer(*common, settings=SETTINGS, start=0, steps=100)
     try:
         serving.run()
     finally:
@@ -139,8 +143,7 @@ def test_ranks_whose_main_loops_hang_are_not_cut_off(async_updates, progress, ra
 
 def order(since, version, number):
     refresh = Refresh(since, version, None, np.zeros(4), np.zeros(4, np.int64))
-    start = rounds.RoundStart(number)
-    return rounds.RoundOrder(start, refresh, number + 1, 0, np.ones(3, np.int64)).to_message()
+    return encode(RoundOrder(RoundStart(number), refresh, number + 1, Order.GO_ON, (1, 1, 1)))
 
 
 @pytest.fixture
@@ -155,10 +158,12 @@ def play_rounds(monkeypatch):
             time.sleep(seconds)
             return learner.table.pack()
 
-        monkeypatch.setattr(rounds, "play", play)
+        monkeypatch.setattr(worker_of_rounds, "play", play)
         learner = SimpleNamespace(table=LocalTable(2, 2, np.dtype("f8")), totals=Totals())
         begun = []
-        worker = rounds.RoundWorker(group(1, channel), learner, begun.extend, SETTINGS, 0, 3, 7, False)
+        worker = worker_of_rounds.RoundWorker(
+            group(1, channel), learner, begun.extend, SETTINGS, 0, 3, 7, False
+        )
         worker.follow_on(channel)
         try:
             return worker.run()
@@ -176,8 +181,8 @@ def test_a_worker_that_was_busy_waits_for_others_from_then_on(play_rounds):
     last = end + 3.5 * SILENCE
     coming += [(last, order(0, 1, 1)), (last + 1.0, done(4)), (last + 2.0, RELEASE)]
     channel = TimedChannel(0, *coming)
-    final, _ = play_rounds(channel, 0.7 * SILENCE)
-    assert final.version == 1
+    final = play_rounds(channel, 0.7 * SILENCE)
+    assert final.refresh.version == 1
     assert channel.begun == channel.played == [0, 1, 2]
     assert channel.kinds_sent.count(Kind.ROUND) == 3
     assert channel.kinds_sent[-1] is Kind.BYE
@@ -212,7 +217,7 @@ def test_a_worker_hears_of_a_failure_before_it_plays_its_next_part(play_rounds):
 def test_a_long_call_of_the_environment_is_not_the_servers_silence():
     # What the server said meanwhile may need the worker's help to arrive.
     table = LocalTable(2, 2, np.dtype("f8"))
-    lease = server.reply_message(0, None, (1, 0, 10), [])
+    lease = encode(Reply(0, Lease(1, 0, 10)))
     again = 3.5 * SILENCE
     channel = TimedChannel(
         0, (0.0, lease), (again, encode(Beat(1, (0, 0)))), (again + 1.0, done(4)), (again + 2.0, RELEASE)
@@ -228,6 +233,6 @@ def test_a_long_call_of_the_environment_is_not_the_servers_silence():
     )  # fmt: skip
     worker = Worker(group(1, channel), learner, pacer, PushWindow(table, 2, -1), 0.0, 7)
     worker.follow_on(channel)
-    final, _ = worker.run()
-    assert final.version == 1
+    final = worker.run()
+    assert final.refresh.version == 1
     assert Kind.PUSH in channel.kinds_sent

@@ -8,7 +8,7 @@ import types
 import typing
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -44,6 +44,14 @@ class Map:
     replays: np.ndarray | None
 
 
+class Sums(NamedTuple):
+    """What is no dataclass, and yet has names."""
+
+    total: float
+    maps: Map
+    count: int
+
+
 @dataclass(frozen=True)
 class Everything:
     """A field of each type that may travel, in an order of no meaning."""
@@ -69,6 +77,8 @@ class Everything:
     maybe_real: float | None
     maybe_told: dict[str, Any] | None
     view: View
+    sums: Sums
+    maybe_sums: Sums | None
 
 
 WHOLE = st.integers(-(2**63), 2**63 - 1)
@@ -109,7 +119,6 @@ STRATEGIES = {
         st.text(), arrays((*TYPES, "bool"), st.lists(st.integers(0, 3), max_size=3).map(tuple)), max_size=3
     ),
     list[dict[str, Any]]: st.lists(st.dictionaries(st.text(), JSON, max_size=2), max_size=2),
-    Color: st.sampled_from(Color),
 }
 
 
@@ -117,10 +126,11 @@ def values_of(kind):
     """Return a strategy for what a field of this type may be."""
     if kind in STRATEGIES:
         return STRATEGIES[kind]
+    if isinstance(kind, type) and issubclass(kind, IntEnum):
+        return st.sampled_from(kind)
     if isinstance(kind, types.UnionType):
         return st.none() | values_of(typing.get_args(kind)[0])
-    hints = typing.get_type_hints(kind)
-    return st.builds(kind, **{field.name: values_of(hints[field.name]) for field in dataclasses.fields(kind)})
+    return st.builds(kind, **{name: values_of(hint) for name, hint in typing.get_type_hints(kind).items()})
 
 
 def same(one, other):

@@ -22,7 +22,7 @@ from dist_classicrl import CompiledSimulator, DistAsyncQLearning, TabularMDP
 from dist_classicrl.agent import session
 from dist_classicrl.agent.agent import state_of
 from dist_classicrl.checkpoint.folder import CheckpointFolder
-from dist_classicrl.engines.local import training as alone
+from dist_classicrl.engines import loops as alone
 from dist_classicrl.environments.tictactoe.env import TicTacToeEnv
 from dist_classicrl.environments.tictactoe.rules import rules
 from dist_classicrl.errors import (

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from made_learners import learner_of
 
-from dist_classicrl.engines.rounds.exchange import carriers
-from dist_classicrl.engines.rounds.schedule import play, round_steps, rounds
+from dist_classicrl.engines.rounds.server import carriers
+from dist_classicrl.engines.schedule import play, round_steps, rounds
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.schedules import Linear, PerVisit
 from dist_classicrl.settings import ROUND_UPDATES, Settings

@@ -17,8 +17,8 @@ from dist_classicrl.agent.agent import state_of
 from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.checkpoint.local import LocalStorage
 from dist_classicrl.checkpoint.plan import checkpoint_plan
+from dist_classicrl.engines import loops as alone
 from dist_classicrl.engines import saving
-from dist_classicrl.engines.local import training as alone
 from dist_classicrl.engines.outcome import Outcome, Tally
 from dist_classicrl.engines.saving import Position, Saver
 from dist_classicrl.errors import CheckpointFencedError, RankTimeoutError, TrainingStopped

@@ -4,9 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from dist_classicrl.comm import envelope
+from dist_classicrl.comm.messages import decode
+from dist_classicrl.engines.roles.peers import Peer, PeerEvent, Peers
 from dist_classicrl.engines.server.leases import LeaseBook
-from dist_classicrl.engines.server.server import Server, _Client
+from dist_classicrl.engines.server.messages import Wishes
+from dist_classicrl.engines.server.server import Client, Server
+from dist_classicrl.membership.phi_accrual import Arrivals
 
 SLOW = 2
 
@@ -17,11 +20,13 @@ def server():
     server = Server.__new__(Server)
     server.now = 0.0
     server.leases = LeaseBook(0, 230, [1, SLOW], 10, lambda: server.now)
-    server._clients = {rank: _Client(0, wants_refresh=False, quantum=10) for rank in (1, SLOW)}
     server._offered = 0.0
     server.sent = []
-    channel = SimpleNamespace(send=server.sent.append)
-    server.peers = {rank: SimpleNamespace(channel=channel) for rank in (1, SLOW)}
+    channel = SimpleNamespace(send=server.sent.append, close=lambda: None)
+    server.members = SimpleNamespace(peers=Peers())
+    for rank in (1, SLOW):
+        client = Client(0, Wishes(quantum=10, refresh=False))
+        server.peers.add(Peer(rank, channel, client, Arrivals(1.0, now=0.0), 0.0))
     server.table = SimpleNamespace(applied={})
     server.tally = SimpleNamespace(bytes_pulled=0)
     return server
@@ -29,7 +34,7 @@ def server():
 
 def make(server, rank, seconds):
     """Let a worker take ten steps, and report them after so many seconds."""
-    lease = server._grant(rank, server._clients[rank])
+    lease = server._grant(server.peers.present[rank])
     server.now += seconds
     server.leases.report(rank, [(lease.id, lease.steps)])
 
@@ -38,22 +43,22 @@ def test_a_worker_that_was_too_slow_gets_a_lease_when_the_others_stand_still(ser
     for seconds in (10.0, 10.0):
         make(server, SLOW, seconds)
     make(server, 1, 0.1)
-    fast, slow = server._clients.values()
-    fast.starved = server._grant(1, fast) is None
-    server._reply(SLOW, slow, server._grant(SLOW, slow))
-    assert envelope.decode(server.sent.pop())[1][0][3] == 0  # no steps
-    assert slow.starved and not fast.starved and server.leases.pool > 0
+    fast, slow = server.peers.present.values()
+    fast.client.starved = server._grant(fast) is None
+    server._reply(slow, server._grant(slow))
+    assert decode(server.sent.pop()).lease is None
+    assert slow.client.starved and not fast.client.starved and server.leases.pool > 0
     server.now += 0.2
     server._offer(server.now)
-    assert server.sent == [] and slow.starved
+    assert server.sent == [] and slow.client.starved
     # Rank 1, at 100 steps per second, is not heard of again.
     asked = 0
-    while slow.starved and asked < 100:
+    while slow.client.starved and asked < 100:
         server.now += 0.06
         server._offer(server.now)
         asked += 1
-    ((_, (numbers,)),) = map(envelope.decode, server.sent)
-    assert numbers[3] == 10 and server.leases.outstanding(SLOW) == 10
+    (reply,) = map(decode, server.sent)
+    assert reply.lease.steps == 10 and server.leases.outstanding(SLOW) == 10
     # It has something to do, and is not asked again.
     server.now += 1.0
     server._offer(server.now)
@@ -62,11 +67,13 @@ def test_a_worker_that_was_too_slow_gets_a_lease_when_the_others_stand_still(ser
 
 def test_what_a_lost_worker_held_is_offered_to_the_others(server):
     make(server, 1, 0.1)
-    held = server._grant(1, server._clients[1])
+    lost, left = server.peers.present.values()
+    held = server._grant(lost)
     server.leases.credit(server.leases.pool)
-    server._clients[SLOW].owes_reply = False
+    left.client.owes_reply = False
     server._offer(1.0)
     assert server.sent == []
     assert server.has_lost(1) == held.steps
+    server.peers.note(lost, PeerEvent.LOST)
     server._offer(2.0)
     assert len(server.sent) == 1 and server.leases.outstanding(SLOW) == 10

@@ -8,12 +8,12 @@ import pytest
 from made_learners import learner_of
 
 from dist_classicrl._random import stream_key
+from dist_classicrl.engines.server.window import PushWindow
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.learning.learner import Stream
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.shared import SharedTable
-from dist_classicrl.tables.window import PushWindow
 
 WORKERS = 15
 STEPS = 50_000
@@ -40,7 +40,8 @@ def values_reached(model, seed):
     for _ in range(TURNS):
         for number, (learner, window, stream) in enumerate(workers):
             learner.learn(0, stream, STEPS)
-            sequence, packed = window.push()
+            pushed = window.push()
+            sequence, packed = pushed.sequence, pushed.packed
             server.apply(number, sequence, packed)
             # Until its next turn fourteen others push what they learned without knowing of this.
             window.refresh(server.refresh(window.version), sequence)

@@ -13,11 +13,11 @@ from slow_server import limited
 
 from dist_classicrl.comm import envelope
 from dist_classicrl.comm.envelope import Kind
+from dist_classicrl.engines.server.window import PushWindow
 from dist_classicrl.errors import ProtocolError
 from dist_classicrl.tables.local import LocalTable
 from dist_classicrl.tables.maps import PackedMap, Refresh
 from dist_classicrl.tables.shared import SharedTable
-from dist_classicrl.tables.window import PushWindow
 
 STATES, ACTIONS = 5, 3
 SIZE = STATES * ACTIONS
@@ -114,7 +114,8 @@ class History:
         before = slow.visits
         threshold = 0.0 if flush else float(rng.choice([0.0, 0.05, 10.0]))
         key = np.uint64(rng.integers(2**63))
-        sequence, packed = window.push(threshold, flush, key)
+        pushed = window.push(threshold, flush, key)
+        sequence, packed = pushed.sequence, pushed.packed
         maps = {entry: slow.current.pop(entry) for entry in packed.entries.tolist()}
         if threshold == 0.0:
             assert not slow.current

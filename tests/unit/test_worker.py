@@ -8,11 +8,14 @@ import pytest
 from timed_channel import RELEASE, TimedChannel, done, group_of, stop_clock
 
 from dist_classicrl.comm.envelope import Kind
-from dist_classicrl.engines.server import server
+from dist_classicrl.comm.messages import encode
+from dist_classicrl.comm.parts import from_parts
+from dist_classicrl.engines.server.leases import Lease
+from dist_classicrl.engines.server.messages import Push, Reply
+from dist_classicrl.engines.server.window import PushWindow
 from dist_classicrl.engines.server.worker import Worker
 from dist_classicrl.learning.learner import Totals
 from dist_classicrl.tables.local import LocalTable
-from dist_classicrl.tables.window import PushWindow
 
 PUSHES = 40
 
@@ -38,7 +41,7 @@ def test_bytes_saved_are_what_pushes_without_a_threshold_had_carried_besides(
             table.updates[entry] += 1
             table.shift[entry] += draw.choice([0.2, 0.6])
 
-    lease = server.reply_message(0, None, (1, 0, PUSHES), [])
+    lease = encode(Reply(0, Lease(1, 0, PUSHES)))
     channel = TimedChannel(0, (0.0, lease), (0.2, done(20)), (0.3, RELEASE))
     pacer = SimpleNamespace(
         interval=1, interval_seconds=1.0, longest_call=1, urgent=False, wants_refresh=False,
@@ -51,9 +54,9 @@ def test_bytes_saved_are_what_pushes_without_a_threshold_had_carried_besides(
     worker.follow_on(channel)
     worker.run()
 
-    pushes = [parts for kind, parts in channel.sent if kind is Kind.PUSH]
+    pushes = [from_parts(Push, parts) for kind, parts in channel.sent if kind is Kind.PUSH]
     assert len(pushes) == len(learned) == PUSHES
-    carried = sum(parts[2].size for parts in pushes)
-    saved = sum(int(parts[0][3]) for parts in pushes)
+    carried = sum(push.pushed.packed.size for push in pushes)
+    saved = sum(push.bytes_saved for push in pushes)
     assert saved == (sum(map(len, learned)) - carried) * entry_bytes
     assert (saved > 0) == (threshold > 0.0)

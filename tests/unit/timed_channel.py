@@ -7,14 +7,15 @@ import time
 import numpy as np
 
 from dist_classicrl.comm import envelope
-from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.comm.messages import encode
-from dist_classicrl.membership.group import Group, Timing
+from dist_classicrl.engines.roles.messages import Final
+from dist_classicrl.membership.group import Group, Release, Timing
 from dist_classicrl.membership.heartbeat import Beat
+from dist_classicrl.tables.maps import Refresh
 
 _SHORTEST_SLEEP = 1e-2  # so that few turns of a loop make a long time
 
-RELEASE = envelope.encode(Kind.RELEASE)
+RELEASE = encode(Release())
 
 
 def stop_clock(monkeypatch):
@@ -26,10 +27,7 @@ def stop_clock(monkeypatch):
 
 def done(size):
     """Return a server's last word, with a table of `size` zeros in version 1."""
-    head = np.array([1], np.int64)
-    return envelope.encode(
-        Kind.DONE, head, np.zeros(size), np.zeros(size, np.int64), envelope.text({"steps": 1})
-    )
+    return encode(Final(Refresh(-1, 1, None, np.zeros(size), np.zeros(size, np.int64)), {"steps": 1}))
 
 
 def beats(begin, end, interval, progress=True):

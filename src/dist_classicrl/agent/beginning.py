@@ -196,7 +196,7 @@ def tell(found: Beginning | None, agreement: Agreement) -> Beginning:
     """Tell all ranks what the head, which alone knows it, has found out."""
     if found is not None and len(agreement.members) == 1:
         return found
-    from dist_classicrl.engines.rounds.exchange import learners_message, learners_of
+    from dist_classicrl.engines.rounds.messages import learners_message, learners_of
 
     text = None if found is None else envelope.text(found.to_dict())
     told = agreement.broadcast_message(text, "the server's state")

@@ -24,13 +24,12 @@ from dist_classicrl.comm import envelope
 from dist_classicrl.engines.engine import Engine, engine_for
 from dist_classicrl.engines.outcome import Outcome, Tally
 from dist_classicrl.engines.progress import Observer
-from dist_classicrl.engines.roles.changes import Entry
-from dist_classicrl.engines.roles.server_base import LossPolicy
-from dist_classicrl.engines.run import Run
+from dist_classicrl.engines.run import LossPolicy, Run
 from dist_classicrl.engines.saving import Saver, note_finished
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.errors import CheckpointError, TrainingStopped
 from dist_classicrl.learning.rules import contents
+from dist_classicrl.membership.admission import Entry
 from dist_classicrl.membership.election import Deposed
 from dist_classicrl.membership.group import Group
 from dist_classicrl.membership.handshake import Setup

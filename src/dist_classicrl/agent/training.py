@@ -16,7 +16,6 @@ from dist_classicrl.agent.session import Session
 from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.comm.transport import Wire
 from dist_classicrl.comm.world import find_world
-from dist_classicrl.engines.roles.changes import Entry, join
 from dist_classicrl.engines.roles.shutdown import await_ends, say_ended
 from dist_classicrl.errors import (
     RankMismatchError,
@@ -26,7 +25,7 @@ from dist_classicrl.errors import (
     WorkerLeft,
 )
 from dist_classicrl.launch import slurm
-from dist_classicrl.membership.admission import Join
+from dist_classicrl.membership.admission import Entry, Join, join
 from dist_classicrl.membership.election import Deposed
 from dist_classicrl.membership.group import Group, NewView, Over, Timing, group_of, serving_rank
 from dist_classicrl.membership.handshake import Setup

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -18,6 +19,7 @@ from dist_classicrl.errors import ProtocolError
 _MARK = 0x44435231
 _TYPES = tuple(np.dtype(name) for name in ("int64", "float64", "int32", "uint32", "float32", "uint8"))
 _CODES = {dtype: code for code, dtype in enumerate(_TYPES)}
+_INT64, _FLOAT64 = _CODES[np.dtype(np.int64)], _CODES[np.dtype(np.float64)]
 _HEAD = 4 * 8
 _PADDING = tuple(bytes(size) for size in range(8))
 
@@ -56,25 +58,40 @@ class Kind(IntEnum):
     ALIVE = 26  # detector: still there
     POINTS = 27  # monitor, to rank 0: what was measured
     AT_WORK = 28  # of a rooted collective: the answer takes a while
+    LEARNERS = 29  # in the setup, from the head: what all learners go on with
 
 
 _KINDS = {int(kind): kind for kind in Kind}
 
 
-def encode(kind: Kind, *parts: np.ndarray) -> np.ndarray:
-    """Return a message as one ndarray(uint8), which shares no memory with `parts`; these arrive flat."""
-    head = [_MARK, 0, int(kind), len(parts)]
-    total = _HEAD + 16 * len(parts)
+def encode(
+    kind: Kind, *arrays: np.ndarray, ints: Sequence[int] | None = None, reals: Sequence[float] | None = None
+) -> np.ndarray:
+    """Return a message as one ndarray(uint8), which shares no memory with its parts; these arrive flat.
+
+    The first parts are `ints` and `reals`, where they are given.
+    """
+    head: list[int] = [_MARK, 0, kind, len(arrays) + (ints is not None) + (reals is not None)]
+    if ints is not None:
+        head += (_INT64, len(ints))
+    if reals is not None:
+        head += (_FLOAT64, len(reals))
+    ints, reals = ints or (), reals or ()
+    total = _HEAD + 16 * head[3] + 8 * (len(ints) + len(reals))
     pieces: list[Any] = [b""]  # bytes and arrays
-    for part in parts:
-        head += (_CODES[part.dtype], part.size)
-        pieces.append(part if part.flags.c_contiguous else part.copy())
-        total += part.nbytes
-        if total % 8:
-            pieces.append(_PADDING[-total % 8])
-            total += -total % 8
+    for array in arrays:
+        head += (_CODES[array.dtype], array.size)
+        pieces.append(array if array.flags.c_contiguous else array.copy())
+        size = array.nbytes
+        if over := size & 7:
+            pieces.append(_PADDING[8 - over])
+            size += 8 - over
+        total += size
     head[1] = total
-    pieces[0] = struct.pack(f"={len(head)}q", *head)
+    try:
+        pieces[0] = struct.pack(f"{len(head) + len(ints)}q{len(reals)}d", *head, *ints, *reals)
+    except struct.error as error:
+        raise OverflowError(f"A number is too large for a message: {error}.") from error
     return np.frombuffer(bytearray().join(pieces), np.uint8)
 
 
@@ -113,9 +130,9 @@ def decode(message: np.ndarray) -> tuple[Kind, list[np.ndarray]]:
     offset = _HEAD + 16 * n_parts
     if n_parts < 0 or offset > total:
         raise damaged(kind, f"it claims {n_parts} parts")
-    table = struct.unpack_from(f"={2 * n_parts}q", message.data, _HEAD)
+    table = iter(struct.unpack_from(f"={2 * n_parts}q", message.data, _HEAD))
     parts = []
-    for code, size in zip(table[::2], table[1::2], strict=True):
+    for code, size in zip(table, table, strict=True):
         if not 0 <= code < len(_TYPES):
             raise damaged(kind, f"a part has the unknown type {code}")
         dtype = _TYPES[code]
@@ -123,7 +140,7 @@ def decode(message: np.ndarray) -> tuple[Kind, list[np.ndarray]]:
         if size < 0 or end > total:
             raise damaged(kind, f"a part claims {size} numbers")
         parts.append(np.frombuffer(message, dtype, size, offset))
-        offset = end + -end % 8
+        offset = end + (-end & 7)
     if offset != total:
         raise damaged(kind, f"its parts end at byte {offset} of {total}")
     return _KINDS[kind], parts

@@ -1,4 +1,4 @@
-"""Frozen dataclasses as parts of a message, by the types of their fields.
+"""Records, which are frozen dataclasses and NamedTuples, as parts of a message, by the types of their fields.
 
 - ``int`` and ``bool``, ``tuple[int, ...]``, ``tuple[int, int]`` and the like, ``dict[int, int]`` and enums of
   ints share one int64 part, which also has the counts of all that has no fixed length;
@@ -7,7 +7,7 @@
   a view of the message;
 - ``dict[str, np.ndarray]`` is several with names, of any shape, bool as well;
 - ``str``, and ``dict[str, Any]`` and ``list[...]`` as JSON, are a part each;
-- another frozen dataclass of such fields is what its fields are;
+- another frozen dataclass, or a NamedTuple, of such fields is what its fields are;
 - ``tuple[X, ...]`` is several of any of these, and any may be ``| None``.
 
 How a class travels is found out once, when it is first used.
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import chain, islice
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -38,22 +38,25 @@ _Read = tuple[Iterator[Any], Iterator[Any], Iterator[Any]]
 
 
 def to_parts(record: object) -> list[np.ndarray]:
-    """Return a frozen dataclass as parts of a message.
+    """Return a record as parts of a message.
 
     Raises
     ------
     TypeError
         If a field of its class is of a type that cannot travel.
     """
+    ints, reals, arrays = to_streams(record)
+    numbers = [] if ints is None else [np.array(ints, np.int64)]
+    return [*numbers, *([] if reals is None else [np.array(reals, np.float64)]), *arrays]
+
+
+def to_streams(record: object) -> tuple[list[int] | None, list[float] | None, list[np.ndarray]]:
+    """Return the same, with what is not an array yet: the numbers of the first parts, None where none is."""
     codec = _codec_of(type(record))
     written: _Written = [], [], []
     codec.write(record, written)
     ints, reals, arrays = written
-    if _REALS in codec.streams:
-        arrays.insert(0, np.array(reals, np.float64))
-    if _INTS in codec.streams:
-        arrays.insert(0, np.array(ints, np.int64))
-    return arrays
+    return ints if _INTS in codec.streams else None, reals if _REALS in codec.streams else None, arrays
 
 
 def from_parts(cls: type[T], parts: Sequence[np.ndarray]) -> T:
@@ -117,29 +120,28 @@ def _new_codec(kind: Any) -> _Codec:
         return _ints(len(arguments))
     if origin is list:
         return _mapped(_one(_ARRAYS), text, lambda part: from_text(part, list))
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        return _of_class(kind)
+    if _is_record(kind):
+        return _of_record(kind)
     if isinstance(kind, type) and issubclass(kind, IntEnum):
         return _mapped(_one(_INTS), int, kind)
     raise TypeError(f"What is of type {kind} cannot travel in a message: see {__name__}.")
 
 
-def _of_class(cls: type) -> _Codec:
-    """Return how a dataclass travels: its fields of the simplest types at once, then one after the other."""
-    if hasattr(cls, "__post_init__") or "__slots__" in vars(cls):
-        raise TypeError(f"{cls.__name__} cannot travel in a message: it has a __post_init__, or __slots__.")
-    hints = typing.get_type_hints(cls)
-    names = [field.name for field in dataclasses.fields(cls)]
-    int_names, flag_names, real_names, array_names = simplest = [
-        [name for name in names if hints[name] is kind] for kind in (int, bool, float, np.ndarray)
-    ]
+def _of_record(cls: type) -> _Codec:
+    """Return how a record travels: all that is simple in it and in its records at once, then the others."""
+    leaves = list(_leaves(cls))
+    simplest = [[leaf for leaf in leaves if leaf[1] is kind] for kind in (int, bool, float, np.ndarray)]
+    others = [leaf for leaf in leaves if leaf[1] not in (int, bool, float, np.ndarray)]
+    paths = [path for path, _ in chain(*simplest, others)]
     n_ints, n_flags, n_reals, n_arrays = map(len, simplest)
-    get_ints, get_reals, get_arrays = map(_getter, (int_names + flag_names, real_names, array_names))
-    codecs = {name: _codec_of(hints[name]) for name in names}
-    others = [name for name in names if name not in chain(*simplest)]
-    writes = [(attrgetter(name), codecs[name].write) for name in others]
-    reads = [codecs[name].read for name in others]
-    order = [*chain(*simplest), *others]
+    ints_end, reals_end = n_ints + n_flags, n_ints + n_flags + n_reals
+    get_ints = _getter(paths[:ints_end])
+    get_reals = _getter(paths[ints_end:reals_end])
+    get_arrays = _getter(paths[reals_end : reals_end + n_arrays])
+    codecs = {path: _codec_of(kind) for path, kind in leaves}
+    writes = [(attrgetter(path), codecs[path].write) for path, _ in others]
+    reads = [codecs[path].read for path, _ in others]
+    builds = list(_builds(cls, "", list(paths)))
 
     def write(record: Any, written: _Written) -> None:
         ints, reals, arrays = written
@@ -156,19 +158,72 @@ def _of_class(cls: type) -> _Codec:
         values += islice(arrays, n_arrays)
         for read_other in reads:
             values.append(read_other(source))
-        # As the constructor of a frozen dataclass does, which takes five times as long.
-        record: Any = object.__new__(cls)
-        record.__dict__.update(zip(order, values, strict=True))
-        return record
+        if len(values) < len(paths):
+            raise ValueError(f"{len(values)} fields where {len(paths)} belong")
+        for build in builds:
+            values.append(build(values))
+        return values[-1]
 
     return _Codec(write, read, frozenset(chain(*(codec.streams for codec in codecs.values()))))
 
 
+def _is_record(kind: Any) -> bool:
+    return isinstance(kind, type) and (
+        dataclasses.is_dataclass(kind) or issubclass(kind, tuple) and hasattr(kind, "_fields")
+    )
+
+
+def _leaves(cls: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the path and the type of each field of a record that is no record itself."""
+    if hasattr(cls, "__post_init__") or dataclasses.is_dataclass(cls) and "__slots__" in vars(cls):
+        raise TypeError(f"{cls.__name__} cannot travel in a message: it has a __post_init__, or __slots__.")
+    for name, kind in _fields(cls):
+        if _is_record(kind):
+            yield from _leaves(kind, f"{prefix}{name}.")
+        else:
+            yield prefix + name, kind
+
+
+def _fields(cls: Any) -> list[tuple[str, Any]]:
+    """Return the name and the type of each field of a record, in order."""
+    hints = typing.get_type_hints(cls)
+    names = cls._fields if issubclass(cls, tuple) else [field.name for field in dataclasses.fields(cls)]
+    return [(name, hints[name]) for name in names]
+
+
+def _builds(cls: Any, prefix: str, paths: list[str]) -> Iterator[Callable[[list[Any]], Any]]:
+    """Yield what makes the records of `cls` of the values of `paths`, the innermost first.
+
+    The value of each record is appended, and `paths` tells where.
+    """
+    fields = _fields(cls)
+    for name, kind in fields:
+        if _is_record(kind):
+            yield from _builds(kind, f"{prefix}{name}.", paths)
+    names = [name for name, _ in fields]
+    get = _tuple_getter(itemgetter, [paths.index(prefix + name) for name in names])
+    paths.append(prefix.removesuffix("."))
+
+    def build(values: list[Any]) -> Any:
+        # As the constructor of a frozen dataclass does, which takes five times as long.
+        record: Any = object.__new__(cls)
+        record.__dict__.update(zip(names, get(values), strict=True))
+        return record
+
+    yield (lambda values: cls._make(get(values))) if issubclass(cls, tuple) else build
+
+
 def _getter(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
     """Return a function that gives these attributes of an object."""
-    if len(names) > 1:
-        return attrgetter(*names)
-    return lambda record: tuple(getattr(record, name) for name in names)
+    return _tuple_getter(attrgetter, names)
+
+
+def _tuple_getter(getter: Callable[..., Any], keys: list[Any]) -> Callable[[Any], tuple[Any, ...]]:
+    """Return what gives a tuple of these attributes or items, however many."""
+    if len(keys) > 1:
+        return getter(*keys)
+    gets = [getter(key) for key in keys]
+    return lambda record: tuple([get(record) for get in gets])
 
 
 def _one(stream: int) -> _Codec:
@@ -226,7 +281,8 @@ def _take(count: int, source: Iterator[T]) -> tuple[T, ...]:
 def _write_pairs(pairs: dict[int, int], written: _Written) -> None:
     ints = written[_INTS]
     ints.append(len(pairs))
-    ints.extend(chain.from_iterable(pairs.items()))
+    for pair in pairs.items():
+        ints += pair
 
 
 def _read_pairs(source: _Read) -> dict[int, int]:

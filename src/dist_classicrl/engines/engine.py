@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from dist_classicrl.errors import SettingsError
 
 if TYPE_CHECKING:
     from dist_classicrl.engines.outcome import Outcome
-    from dist_classicrl.engines.roles.changes import Entry
     from dist_classicrl.engines.run import Run
+    from dist_classicrl.membership.admission import Entry
     from dist_classicrl.membership.group import Group
     from dist_classicrl.membership.handshake import Setup
     from dist_classicrl.settings import Settings
@@ -58,30 +58,21 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class _BuiltIn:
-    """An engine of this library, imported when it trains."""
+    """An engine of this library: the folder of its name, imported when it trains."""
 
     name: str
     suits: Callable[[Settings, int], bool]
-    train: Callable[[Run, Group | None, Setup | Entry | None], Outcome]
 
-
-def _train_alone(run: Run, group: Group | None, start: Setup | Entry | None) -> Outcome:
-    from dist_classicrl.engines.local.training import run_alone
-
-    return run_alone(run)
-
-
-def _train_together(part: str, run: Run, group: Group | None, start: Setup | Entry | None) -> Outcome:
-    from dist_classicrl.engines.roles import participants
-
-    assert group is not None and start is not None  # else another engine suits
-    return participants.run_together(getattr(participants, part), run, group, start)
+    def train(self, run: Run, group: Group | None, start: Setup | Entry | None) -> Outcome:
+        """Train as `training.py` in its folder does."""
+        outcome: Outcome = import_module(f"{__package__}.{self.name}.training").train(run, group, start)
+        return outcome
 
 
 _BUILT_IN: tuple[Engine, ...] = (
-    _BuiltIn("local", lambda settings, ranks: ranks == 1, _train_alone),
-    _BuiltIn("server", lambda settings, ranks: settings.async_updates, partial(_train_together, "AsyncPart")),
-    _BuiltIn("rounds", lambda settings, ranks: True, partial(_train_together, "RoundsPart")),
+    _BuiltIn("local", lambda settings, ranks: ranks == 1),
+    _BuiltIn("server", lambda settings, ranks: settings.async_updates),
+    _BuiltIn("rounds", lambda settings, ranks: True),
 )
 _registered: dict[str, Engine] = {}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -110,6 +110,10 @@ class Counters:
         """Return all counters by name."""
         return {name: getattr(self, name) for name in _COUNTERS}
 
+    def copy(self) -> Counters:
+        """Return them as they are now."""
+        return Counters(**self.counted())
+
     def since(self, before: Counters) -> Counters:
         """Return what was counted after `before`."""
         return Counters(**{name: getattr(self, name) - getattr(before, name) for name in _COUNTERS})
@@ -145,34 +149,57 @@ class Counters:
 _COUNTERS = [each.name for each in fields(Counters)]
 
 
+class Learned(NamedTuple):
+    """What a worker's learning came to since it last told.
+
+    Episodes that ended, the sums of their returns and lengths, that of absolute temporal-difference errors
+    over the steps; and the seconds of learning, and in all.
+    """
+
+    episodes: float = 0.0
+    returns: float = 0.0
+    lengths: float = 0.0
+    td_errors: float = 0.0
+    learning_seconds: float = 0.0
+    worker_seconds: float = 0.0
+
+    @classmethod
+    def of(cls, totals: np.ndarray, learning_seconds: float = 0.0, worker_seconds: float = 0.0) -> Learned:
+        """Return what `dist_classicrl.learning.learner.Totals.take` said, with the seconds."""
+        episodes, returns, lengths, td_errors = totals.tolist()
+        return cls(episodes, returns, lengths, td_errors, learning_seconds, worker_seconds)
+
+
+NOTHING_LEARNED = Learned()
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What was counted of a call, and its training time: what another rank can count on from."""
+
+    counters: Counters
+    seconds: float
+
+
 @dataclass
 class Tally(Counters):
     """Counters of one call of `train` while it goes on, from where a checkpoint left them.
 
-    Attributes
-    ----------
-    total_steps : int
-        Asked for in the whole call.
-    earlier_steps : int
-        Of those, made before this process began.
-    earlier_seconds : float
-        Training time before this process began.
-    resumed_from : str or None
-        The checkpoint that says so.
+    What is earlier was made before this process began, as the checkpoint `resumed_from` says.
     """
 
-    total_steps: int = field(kw_only=True)
+    total_steps: int = field(kw_only=True)  # asked for in the whole call
     earlier_steps: int = 0
-    earlier_seconds: float = 0.0
+    earlier_seconds: float = 0.0  # of training
     resumed_from: str | None = None
 
     def to_dict(self, seconds: float) -> dict[str, float]:
         """Return what has to be counted on from, `seconds` after this process began, as data for JSON."""
         return {**self.counted(), "seconds": self.earlier_seconds + seconds}
 
-    def to_numbers(self, seconds: float) -> np.ndarray:
-        """Return what `to_dict` does, as float64."""
-        return np.array(list(self.to_dict(seconds).values()))
+    def so_far(self, seconds: float) -> Counted:
+        """Return likewise what another rank of the same call has to count on from."""
+        return Counted(self.copy(), self.earlier_seconds + seconds)
 
     def go_on_from(self, data: Mapping[str, float], resumed_from: str) -> None:
         """Count on from what `to_dict` returned."""
@@ -180,9 +207,9 @@ class Tally(Counters):
         self.earlier_steps = self.steps
         self.resumed_from = resumed_from
 
-    def take_over(self, numbers: np.ndarray) -> None:
-        """Count on from what `to_numbers` said on another rank of the same call."""
-        self._take(dict(zip(self.to_dict(0.0), numbers.tolist(), strict=True)))
+    def take_over(self, counted: Counted) -> None:
+        """Count on from what `so_far` said on another rank of the same call."""
+        self._take({**counted.counters.counted(), "seconds": counted.seconds})
 
     def end_as(self, result: Mapping[str, Any]) -> None:
         """Be what it was at the end of a call with this `Outcome.to_dict`."""
@@ -194,12 +221,12 @@ class Tally(Counters):
             setattr(self, name, type(count)(data[name]))
         self.earlier_seconds = float(data["seconds"])
 
-    def add_totals(self, totals: Any) -> None:
-        """Add (episodes, returns, lengths, errors), as of `dist_classicrl.learning.learner.Totals`."""
-        self.episodes += float(totals[0])
-        self.returns += float(totals[1])
-        self.lengths += float(totals[2])
-        self.td_errors += float(totals[3])
+    def add_learned(self, learned: Learned) -> None:
+        """Add what was learned, without the time that it took."""
+        self.episodes += learned.episodes
+        self.returns += learned.returns
+        self.lengths += learned.lengths
+        self.td_errors += learned.td_errors
 
     def result(
         self,

@@ -155,16 +155,9 @@ class Learning:
 
 @dataclass(frozen=True)
 class Company:
-    """Who is there besides a process that learns alone.
+    """Who is there besides a process that learns alone: `own` is the process itself.
 
-    Attributes
-    ----------
-    own : Learning
-        The process itself.
-    is_there : callable
-        Whether there is somebody to be served.
-    record : EventLog or None
-        What happened to the others.
+    `is_there` tells whether there is somebody to be served, and `record` what happened to the others.
     """
 
     own: Learning = field(default_factory=lambda: Learning(0, socket.gethostname()))
@@ -176,22 +169,13 @@ class Company:
 class Reporter:
     """Tells an observer how far a run is: every so many seconds, at each checkpoint, and at the end.
 
-    Attributes
-    ----------
-    tally : Tally
-    observer : Observer
-    every : float
-        Seconds between two reports.
-    rates : callable
-        Gives the chance of a random action and the step size after so many steps of this call, with so many
-        workers.
-    wants_end : bool
-        Whether the observer has asked for the end of the run.
+    `rates` gives the chance of a random action and the step size after so many steps of this call, with so
+    many workers. `wants_end`: the observer has asked for the end of the run.
     """
 
     tally: Tally
     observer: Observer = field(default_factory=Observer)
-    every: float = math.inf
+    every: float = math.inf  # seconds between two reports
     rates: Callable[[int, int], tuple[float, float]] = lambda steps, workers: (0.0, 0.0)
     wants_end: bool = False
 
@@ -200,13 +184,13 @@ class Reporter:
         self._events: list[dict[str, Any]] = []
         self._next = self.every
         self._then = 0.0
-        self._last = Counters(**self.tally.counted())
+        self._last = self.tally.copy()
         self._has_begun = False
 
     def begin(self, seconds: float, learning: Iterable[Learning]) -> None:
         """Count from now on, `seconds` after this process began."""
         self._has_begun = True
-        self._last = Counters(**self.tally.counted())
+        self._last = self.tally.copy()
         self._then, self._next = seconds, seconds + self.every
         self._shares.clear()
         self.observer.started(self._progress(seconds, tuple(learning)))
@@ -248,7 +232,7 @@ class Reporter:
     def report(self, seconds: float, learning: Iterable[Learning]) -> None:
         """Report, `seconds` after this process began; who learns is told by `learning`."""
         progress = self._progress(seconds, tuple(learning))
-        self._last = Counters(**self.tally.counted())
+        self._last = self.tally.copy()
         self._then, self._next = seconds, seconds + self.every
         self._shares.clear()
         self._events.clear()

@@ -13,7 +13,6 @@ import numpy as np
 from dist_classicrl._random import stream_key
 from dist_classicrl.engines.outcome import Tally
 from dist_classicrl.engines.progress import Observer, Reporter
-from dist_classicrl.engines.roles.server_base import LossPolicy
 from dist_classicrl.engines.saving import Saver
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.errors import EnvError, TrainingStopped
@@ -29,34 +28,25 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
+class LossPolicy:
+    """What is done about lost ranks."""
+
+    on_failure: str = "continue"  # "replace" or "abort"
+    min_workers: int = 0  # with fewer the run ends
+    max_replacements: int = 0
+
+
+@dataclass(frozen=True)
 class Resumed:
-    """What a checkpoint says of a call of `train` besides the table.
+    """What a checkpoint says of a call of `train` besides the table."""
 
-    Attributes
-    ----------
-    checkpoint : str
-        Where it is.
-    made : int
-        Steps of this call that it contains.
-    tally : dict
-        `Tally.to_dict`.
-    mode : str
-        "alone", "rounds" or "async": whose state `learners` is.
-    stream : (int, int) or None
-        Start and steps used of the random stream of a process that learns alone.
-    learners : dict of int to dict
-        State of the learners, by number; empty where new episodes begin.
-    exact : ndarray(float64), shape (S * A,), or None
-        The values to go on with alone, where the table's own type is shorter.
-    """
-
-    checkpoint: str
-    made: int
-    tally: dict[str, float]
-    mode: str
-    stream: tuple[int, int] | None = None
-    learners: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
-    exact: np.ndarray | None = None
+    checkpoint: str  # where it is
+    made: int  # steps of this call that it contains
+    tally: dict[str, float]  # `Tally.to_dict`
+    mode: str  # "alone", "rounds" or "async": whose state `learners` is
+    stream: tuple[int, int] | None = None  # start and steps used of the stream of a process that learns alone
+    learners: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)  # empty: new episodes begin
+    exact: np.ndarray | None = None  # float64, to go on with alone where the table's own type is shorter
 
     def without_arrays(self) -> dict[str, Any]:
         """Return what ranks need that play rounds, without the learners, as plain data for JSON."""
@@ -67,58 +57,28 @@ class Resumed:
 class Run:
     """What one call of `train` starts from; `values` and `counts` are what it leaves behind.
 
-    Attributes
-    ----------
-    settings : Settings
-    source : Source
-    values : ndarray(float64 or float32), shape (S * A,)
-        The table at the environment's own size.
-    counts : ndarray(int64), shape (S * A,)
-        Visits.
-    start : int
-        Global step at which this call begins, or from which it goes on.
-    steps : int
-        Steps of all ranks together, from there on.
-    seed : int
-    observer : Observer
-        Is told how far the run is, on the rank that serves, every `progress_interval` seconds and at the end.
-    progress_interval : float
-    watch : StopWatch or None
-        Tells when this rank was asked to stop, where the run is saved.
-    saver : Saver or None
-        Saves the run, on rank 0 or where this process trains alone.
-    resumed : Resumed or None
-        What a checkpoint says besides the table, if this call was begun by an earlier process.
-    generation : int
-        How many processes were at this run before: what is learned again gets other random numbers.
-    policy : LossPolicy
-        What is done about lost ranks.
-    told : dict
-        What a rank that joins in the middle has to be told.
-    take_over_saving : callable or None
-        Returns a saver for this rank, where it has to serve in place of one that was lost; None: it cannot
-        save.
-    wants_to_leave : callable
-        Returns why this rank is to leave in good order, once it is.
+    They are flat, as long as the table's shape says. The rank that serves tells the observer how far the run
+    is, every `progress_interval` seconds and at the end.
     """
 
     settings: Settings
     source: Source
-    values: np.ndarray
-    counts: np.ndarray
-    start: int
-    steps: int
+    values: np.ndarray  # float64 or float32
+    counts: np.ndarray  # int64: visits
+    start: int  # global step at which this call begins, or from which it goes on
+    steps: int  # of all ranks together, from there on
     seed: int
     observer: Observer
     progress_interval: float
-    watch: StopWatch | None = None
-    saver: Saver | None = None
-    resumed: Resumed | None = None
-    generation: int = 0
+    watch: StopWatch | None = None  # tells when this rank was asked to stop, where the run is saved
+    saver: Saver | None = None  # on rank 0, or where this process trains alone
+    resumed: Resumed | None = None  # if this call was begun by an earlier process
+    generation: int = 0  # processes at this run before: what is learned again gets other random numbers
     policy: LossPolicy = field(default_factory=LossPolicy)
-    told: dict[str, Any] = field(default_factory=dict)
+    told: dict[str, Any] = field(default_factory=dict)  # to a rank that joins in the middle
+    #: Returns a saver for this rank, which has to serve in place of one that was lost; None: it cannot save.
     take_over_saving: Callable[[], Saver | None] | None = None
-    wants_to_leave: Callable[[], str | None] = lambda: None
+    wants_to_leave: Callable[[], str | None] = lambda: None  # why this rank is to leave in good order
 
     def __post_init__(self) -> None:
         self._has_used_source = False

@@ -89,12 +89,6 @@ class Refresh:
     values: np.ndarray
     counts: np.ndarray
 
-    @property
-    def parts(self) -> list[np.ndarray]:
-        """The arrays: values, counts, and the entries where they are not all."""
-        parts = [self.values, self.counts]
-        return parts if self.entries is None else [*parts, self.entries]
-
 
 def index_dtype(n_entries: int) -> np.dtype:
     """Return the integer type in which entries of a table travel."""

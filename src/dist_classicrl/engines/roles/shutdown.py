@@ -11,15 +11,17 @@ import numpy as np
 
 from dist_classicrl.comm import envelope
 from dist_classicrl.comm.envelope import Kind
-from dist_classicrl.comm.messages import encode
-from dist_classicrl.comm.parts import from_parts
+from dist_classicrl.comm.messages import Bye, decode, encode
 from dist_classicrl.comm.remote_errors import Failed, raise_remote
 from dist_classicrl.comm.transport import SMALL_PIECE_BYTES, Backoff, Channel, Wire
-from dist_classicrl.engines.saving import Saver
+from dist_classicrl.engines.roles.messages import Stopped
 from dist_classicrl.errors import ProtocolError, RemoteRankError, TrainingStopped
 from dist_classicrl.process.stop import Stop
 
 logger = logging.getLogger(__name__)
+
+LAST_PUSH_SECONDS = 2.0
+"""How long a stop waits for what the workers have not pushed."""
 
 _PATIENCE_SECONDS = 5.0
 _HANGING_SECONDS = 0.5
@@ -36,9 +38,9 @@ def tell_stopped(
     long, after the `waited` seconds that its last push had: when this process ends, it ends the job, since
     all that can be saved is on disk.
     """
-    text = envelope.text({"stop": stop.to_dict(), "checkpoint": error.checkpoint, "steps": error.steps})
+    stopped = encode(Stopped(stop, error.checkpoint, error.steps))
     try:
-        late = _take_leave(channels, envelope.encode(Kind.STOPPED, text), _BYE_SECONDS)
+        late = _take_leave(channels, stopped, _BYE_SECONDS)
     except RemoteRankError as trouble:
         logger.warning("A rank did not stop in order: %s", trouble)
         return
@@ -75,7 +77,7 @@ def _has_ended(channel: Channel) -> bool:
 def say_ended(wire: Wire, head: int) -> None:
     """Tell rank `head`, which ends the job because some rank hangs, that this one has ended its script."""
     channel = wire.channel(head, _ENDED_TAG, SMALL_PIECE_BYTES)
-    channel.send(envelope.encode(Kind.BYE))
+    channel.send(encode(Bye()))
     channel.close(_BYE_SECONDS)
 
 
@@ -87,12 +89,6 @@ def await_ends(wire: Wire, ranks: list[int], seconds: float) -> None:
     while waiting and wire.now() < deadline:
         waiting = [channel for channel in waiting if channel.poll() is None and channel.lost is None]
         backoff.wait()
-
-
-def take_in_stop(saver: Saver | None, parts: list[np.ndarray]) -> None:
-    """Take in that a worker was asked to stop, where the run can: it is saved."""
-    if saver is not None:
-        saver.ask_to_stop(Stop.from_dict(envelope.from_text(parts[0])))
 
 
 def _take_leave(channels: list[Channel], message: np.ndarray, seconds: float) -> list[Channel]:
@@ -114,11 +110,11 @@ def _take_leave(channels: list[Channel], message: np.ndarray, seconds: float) ->
 
 def _said_goodbye(channel: Channel) -> bool:
     while (answer := channel.poll()) is not None:
-        kind, parts = envelope.decode(answer)
-        if kind is Kind.FAILED:
-            raise_remote(channel, from_parts(Failed, parts))
-        if kind is Kind.BYE:
-            return True
+        match decode(answer):
+            case Failed() as failed:
+                raise_remote(channel, failed)
+            case Bye():
+                return True
     channel.reap()
     return channel.lost is not None
 
@@ -164,7 +160,7 @@ def tell_rescued(channels: list[Channel]) -> None:
     """Say to the ranks that have failed that nothing is left to wait for."""
     for channel in channels:
         if channel.peer_failed:
-            channel.send(envelope.encode(Kind.BYE))
+            channel.send(encode(Bye()))
 
 
 _LAST_KINDS = (Kind.FAILED, Kind.BYE, Kind.DONE, Kind.STOPPED)

@@ -2,62 +2,88 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
-import numpy as np
-
-from dist_classicrl.comm import envelope
-from dist_classicrl.comm.envelope import Kind
-from dist_classicrl.comm.parts import from_parts
+from dist_classicrl.comm.messages import Bye, decode, encode, kind_of
 from dist_classicrl.comm.remote_errors import Failed, raise_remote
 from dist_classicrl.comm.transport import Backoff, Channel
+from dist_classicrl.engines.roles.messages import AskToStop, Final, Leave, Stopped
 from dist_classicrl.errors import ProtocolError
 from dist_classicrl.membership.election import Base, Deposed, Prepare, answer
 from dist_classicrl.membership.group import Group, NewView, Over, Release
 from dist_classicrl.membership.heartbeat import Beat, say_beat
-from dist_classicrl.process.stop import Stop, StopWatch
-from dist_classicrl.tables.maps import Refresh
+from dist_classicrl.process.stop import StopWatch
 
 
 class ServerLost(Exception):
     """The server is lost, or another rank asks to do without it: an election is due."""
 
 
-class Working:
+@dataclass(eq=False)
+class Working(ABC):
     """A worker's dealings with the server.
-
-    Parameters
-    ----------
-    group : Group
-    watch : StopWatch, optional
-        Tells when this rank was asked to stop.
 
     Attributes
     ----------
+    group : Group
+    watch : StopWatch or None
+        Tells when this rank was asked to stop.
+    wants_to_leave : callable
+        Tells why this rank is to leave in good order, once it is.
     channel : Channel
         To the server that this rank follows.
     progress : int
         Turns of the main loop.
-    final : (Refresh, dict) or None
+    final : Final or None
         The final table and the result, once they have come.
     """
 
-    channel: Channel
+    group: Group
+    watch: StopWatch | None = field(default=None, kw_only=True)
+    wants_to_leave: Callable[[], str | None] = field(default=lambda: None, kw_only=True)
 
-    def __init__(self, group: Group, watch: StopWatch | None = None) -> None:
-        self.group = group
-        self.watch = watch
+    channel: Channel = field(init=False)
+
+    def __post_init__(self) -> None:
         self.progress = 0
-        self.final: tuple[Refresh, dict[str, Any]] | None = None
+        self.final: Final | None = None
         self.was_released = False
         self._term = -1
         self._server_progress = -1
-        self._progressed_at = self._woken = group.wire.now()
+        self._progressed_at = self._woken = self.group.wire.now()
 
     @property
+    @abstractmethod
     def base(self) -> Base:
         """How new what this rank holds is."""
-        raise NotImplementedError
+
+    @abstractmethod
+    def run(self) -> Final | None:
+        """Work until the server says that the run is done; None: this rank has left in good order.
+
+        Raises
+        ------
+        RemoteRankError
+            If another rank failed.
+        TrainingStopped
+            If the server says that the run has stopped.
+        ServerLost, Deposed
+            See `look_around`: the worker may go on with another server, and run again.
+        """
+
+    @abstractmethod
+    def give_up_server(self) -> None:
+        """Take nothing from the server any more."""
+
+    @abstractmethod
+    def hand_in(self, admission: int) -> None:
+        """Follow the server of a new view, which gets what it lacks."""
+
+    @abstractmethod
+    def begin_anew(self, channel: Channel, sequence: int) -> None:
+        """Follow the server on `channel`, which took this rank for lost, and has its pushes to `sequence`."""
 
     def follow(self, admission: int) -> None:
         """Work for the server of the group's view from now on, which counts this as admission `admission`."""
@@ -142,7 +168,7 @@ class Working:
             or now - self._progressed_at > self.group.timing.stuck
         )
 
-    def take_in_common(self, kind: Kind, parts: list[np.ndarray]) -> None:
+    def take_in_common(self, told: object) -> None:
         """Take in what any server may send at any time.
 
         Raises
@@ -152,22 +178,23 @@ class Working:
         TrainingStopped
             If the run has stopped.
         """
-        if kind is Kind.DONE:
-            self.final = Refresh(-1, int(parts[0][0]), None, parts[1], parts[2]), envelope.from_text(parts[3])
-            self.channel.send(envelope.encode(Kind.BYE))
-        elif kind is Kind.RELEASE:
-            self.was_released = True
-        elif kind is Kind.STOPPED:
-            raise_stopped(self.channel, parts)
-        elif kind is Kind.FAILED:
-            raise_remote(self.channel, from_parts(Failed, parts))
-        elif kind is Kind.BEAT:
-            progress = from_parts(Beat, parts).progress
-            if progress == self._server_progress:
-                return
-            self._server_progress = progress
-        else:
-            raise ProtocolError(f"The server sent {kind.name} where a reply belongs.")
+        match told:
+            case Final():
+                self.final = told
+                self.channel.send(encode(Bye()))
+            case Release():
+                self.was_released = True
+            case Stopped():
+                self.channel.send(encode(Bye()))
+                raise told.stop.error(told.checkpoint, told.steps)
+            case Failed():
+                raise_remote(self.channel, told)
+            case Beat():
+                if told.progress == self._server_progress:
+                    return
+                self._server_progress = told.progress
+            case _:
+                raise ProtocolError(f"The server sent {kind_of(told).name} where a reply belongs.")
         self._progressed_at = self.group.wire.now()
 
     def note_server_progress(self) -> None:
@@ -186,7 +213,7 @@ class Working:
         while not self.was_released:
             now = self.wake()
             while (message := self.channel.poll()) is not None:
-                self.take_in_common(*envelope.decode(message))
+                self.take_in_common(decode(message))
             if not self.was_released:
                 self.look_around(now)
                 self.channel.reap()
@@ -198,18 +225,10 @@ class Working:
 
         `event` is what the record shall say of it, see `record.KINDS`.
         """
-        told = {"event": event, "why": why, "waits": waits}
-        self.channel.send(envelope.encode(Kind.LEAVE, envelope.text(told)))
+        self.channel.send(encode(Leave(event, why, waits)))
 
     def pass_on_stop(self) -> None:
         """Tell the server, once, if this rank was asked to stop."""
         stop = None if self.watch is None else self.watch.untold()
         if stop is not None:
-            self.channel.send(envelope.encode(Kind.STOP, envelope.text(stop.to_dict())))
-
-
-def raise_stopped(channel: Channel, parts: list[np.ndarray]) -> NoReturn:
-    """Say goodbye to the server, and raise the `TrainingStopped` of a STOPPED message that it sent."""
-    channel.send(envelope.encode(Kind.BYE))
-    told = envelope.from_text(parts[0])
-    raise Stop.from_dict(told["stop"]).error(told["checkpoint"], told["steps"])
+            self.channel.send(encode(AskToStop(stop)))

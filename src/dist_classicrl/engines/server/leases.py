@@ -6,7 +6,7 @@ So fast workers get more, and the run makes exactly the steps asked for.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from dist_classicrl.errors import ProtocolError
@@ -19,17 +19,9 @@ _SHARES = 2
 _LONGEST_SECONDS = 1e9
 
 
-@dataclass
+@dataclass(frozen=True)
 class Lease:
-    """A range of global steps that one worker makes.
-
-    Attributes
-    ----------
-    id : int
-    start : int
-        First global step.
-    steps : int
-    """
+    """A range of `steps` global steps, from `start` on, that one worker makes."""
 
     id: int
     start: int
@@ -48,15 +40,7 @@ class LeaseBook:
     What a worker that is lost had not reported becomes free again, and is given out before what nobody ever
     had, so the run makes exactly `steps` steps whoever dies.
 
-    Parameters
-    ----------
-    start, steps : int
-    workers : list of int
-        Ranks.
-    first_steps : int
-        What a worker gets before anything is known of its rate.
-    clock : callable, default=time.monotonic
-        Gives the time in seconds.
+    A worker gets `first_steps` before anything is known of its rate. `clock` gives the time in seconds.
     """
 
     def __init__(
@@ -136,13 +120,7 @@ class LeaseBook:
         self._heard[worker] = self._clock()
 
     def remove(self, worker: int) -> int:
-        """Forget `worker` and free what it holds; its leases are not known any more.
-
-        Returns
-        -------
-        int
-            The steps that it held.
-        """
+        """Forget `worker`, free what it holds, and return how many steps that was; its leases are void."""
         self._check_known(worker)
         held = [lease for owner, lease in self._leases.values() if owner == worker]
         for lease in held:
@@ -194,7 +172,7 @@ class LeaseBook:
         for worker in self._heard:
             self._heard[worker] += seconds
 
-    def report(self, worker: int, made: list[tuple[int, int]]) -> None:
+    def report(self, worker: int, made: Iterable[tuple[int, int]]) -> None:
         """Enter steps `made` by `worker`, as (lease id, steps).
 
         Raises
@@ -214,12 +192,11 @@ class LeaseBook:
             left[lease_id] = left.get(lease_id, lease.steps) - steps
             total += steps
         for lease_id, steps in left.items():
-            lease = self._leases[lease_id][1]
-            # A worker makes the steps of a lease in order.
-            lease.start += lease.steps - steps
-            lease.steps = steps
-            if steps == 0:
-                del self._leases[lease_id]
+            lease = self._leases.pop(lease_id)[1]
+            if steps:
+                # A worker makes the steps of a lease in order.
+                begin = lease.start + lease.steps - steps
+                self._leases[lease_id] = worker, Lease(lease_id, begin, steps)
         self._outstanding[worker] -= total
         self._done += total
         now = self._clock()
@@ -262,7 +239,7 @@ class LeaseBook:
         self._ids += 1
         lease = Lease(self._ids, begin, end - begin)
         self._outstanding[worker] += lease.steps
-        self._leases[lease.id] = (worker, Lease(lease.id, lease.start, lease.steps))
+        self._leases[lease.id] = worker, lease
         return lease
 
     def _share(self, worker: int) -> float:

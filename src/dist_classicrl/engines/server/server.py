@@ -5,23 +5,22 @@ It applies pushes, hands out leases and refreshes, and sleeps in between.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from dist_classicrl.comm import envelope
-from dist_classicrl.comm.envelope import Kind
+from dist_classicrl.comm.messages import decode, encode
 from dist_classicrl.comm.transport import Backoff
+from dist_classicrl.engines.loops import LearningOn
+from dist_classicrl.engines.roles.messages import AskToStop
+from dist_classicrl.engines.roles.peers import Peer
 from dist_classicrl.engines.roles.server_base import Serving
-from dist_classicrl.engines.roles.shutdown import take_in_stop
+from dist_classicrl.engines.roles.shutdown import LAST_PUSH_SECONDS
 from dist_classicrl.engines.saving import Position, Saver
-from dist_classicrl.engines.server.handover import Handover
 from dist_classicrl.engines.server.leases import Lease, LeaseBook
+from dist_classicrl.engines.server.messages import HandIn, Handover, Push, Pushed, Reply, Wishes
 from dist_classicrl.process.stop import Stop
-from dist_classicrl.tables.maps import PackedMap, Refresh
 from dist_classicrl.tables.snapshot import TableSnapshot
-from dist_classicrl.tables.window import Pushed
 
 _SHORTEST_SLEEP = 5e-5
 _LONGEST_SLEEP = 4e-3
@@ -30,37 +29,15 @@ _END_SECONDS = 0.5
 _CALM_DUTY = 0.02
 _BUSY_DUTY = 0.5
 _OFFER_SECONDS = 0.1
-LAST_PUSH = 8
-"""The flag of a push after which its worker sends no other."""
-
 _COPY_SECONDS = 2e-3
-LAST_PUSH_SECONDS = 2.0
-"""How long a stop waits for what the workers have not pushed."""
-
-
-def reply_message(
-    applied: int, refresh: Refresh | None, lease: tuple[int, int, int], handover: Sequence[np.ndarray] = ()
-) -> np.ndarray:
-    """Return a receipt for push `applied`, with a refresh and a lease if there are any.
-
-    The refresh includes the push, and `handover` are of the same version. A lease of 0, 0, 0 is none.
-    """
-    head = [applied, *lease]
-    if refresh is None:
-        return envelope.encode(Kind.REPLY, np.array([*head, 0, 0, 0], np.int64))
-    numbers = np.array([*head, 1 if refresh.entries is None else 2, refresh.since, refresh.version], np.int64)
-    return envelope.encode(Kind.REPLY, numbers, *handover, *refresh.parts)
 
 
 @dataclass
-class _Client:
+class Client:
     """What the server knows of one worker's work."""
 
     version: int
-    quantum: int = 1
-    interval_seconds: float = 0.0
-    urgent: bool = True
-    wants_refresh: bool = True
+    wishes: Wishes = Wishes()
     starved: bool = True
     owes_reply: bool = True
     has_stopped: bool = False
@@ -68,24 +45,20 @@ class _Client:
 
 
 @dataclass
-class Server(Serving):
+class Server(Serving[Client]):
     """Serves one call of `train`, from its beginning or in place of a server that was lost.
 
-    Attributes
-    ----------
-    leases : LeaseBook
-    takes_over : bool
-        Whether the workers have to hand in first what a lost server may not have passed on.
+    If it `takes_over`, the workers have to hand in first what the lost one may not have passed on.
     """
+
+    can_rescue = True
 
     leases: LeaseBook = field(kw_only=True)
     takes_over: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        version = -1 if self.takes_over else self.table.version
-        self._clients = {rank: _Client(version, hands_in=self.takes_over) for rank in self.group.view.workers}
         self._snapshot = TableSnapshot(self.table.values, self.table.counts)
-        self._handover: tuple[int, list[np.ndarray]] = (-1, [])
+        self._handover: tuple[int, Handover | None] = -1, None  # with the version that it is of
         self._offered = 0.0
         super().__post_init__()
 
@@ -101,21 +74,10 @@ class Server(Serving):
         )
 
     def run(self) -> Stop | None:
-        """Serve until all steps have been made, or until the run is to stop: return why, in that case.
+        """Apply pushes and hand out leases.
 
         When it returns, all that the workers had learned is in the table, except what a worker held that did
         not answer within two seconds.
-
-        Raises
-        ------
-        RemoteRankError
-            If a worker failed.
-        NobodyLeft
-            If no worker is left, and steps are.
-        RankLostError, CutOffError, Deposed
-            See `Serving.look_around`.
-        CheckpointFencedError
-            If another server has taken over the checkpoints.
         """
         while True:
             if self.reporter.wants_end and not self._awaits_maps and not self.leases.is_over:
@@ -129,10 +91,10 @@ class Server(Serving):
                 break
             self.look_around(woken)
             if not self._awaits_maps:
-                self.check_earlier_losses()
-                for rank, client in self._clients.items():
-                    if client.owes_reply:
-                        self._reply(rank, client, self._grant(rank, client))
+                self.members.check_earlier_losses()
+                for peer in self.peers.learners:
+                    if peer.client.owes_reply:
+                        self._reply(peer, self._grant(peer))
                 self._offer(woken)
             self.report_progress()
             if self.saver is not None:
@@ -150,7 +112,7 @@ class Server(Serving):
 
     @property
     def _awaits_maps(self) -> bool:
-        return self.takes_over and any(client.hands_in for client in self._clients.values())
+        return self.takes_over and any(peer.client.hands_in for peer in self.peers.learners)
 
     def _save(self, saver: Saver) -> None:
         """Begin a checkpoint if it is time, or copy some more of the table for the one that has begun."""
@@ -174,7 +136,7 @@ class Server(Serving):
 
     def _ask_for_last_pushes(self) -> None:
         for channel in self.channels:
-            channel.send(envelope.encode(Kind.STOP))
+            channel.send(encode(AskToStop()))
 
     def has_paused(self, seconds: float) -> None:
         """Take note that nobody was heard for so long."""
@@ -187,125 +149,129 @@ class Server(Serving):
         self._ask_for_last_pushes()
         deadline = wire.now() + LAST_PUSH_SECONDS
         backoff = Backoff(wire.sleep)
-        while not all(client.has_stopped for client in self._clients.values()) and wire.now() < deadline:
+        while wire.now() < deadline and not all(
+            peer.client.has_stopped or peer.channel.lost for peer in self.peers.learners
+        ):
             if not self.receive():
                 backoff.wait()
-            for rank in [rank for rank in self._clients if self.peers[rank].channel.lost]:
-                self._clients[rank].has_stopped = True
 
-    def take_in(self, rank: int, message: np.ndarray) -> None:
+    def take_in(self, peer: Peer[Client], message: np.ndarray) -> None:
         """Take in a push, or what any worker may send."""
-        kind, parts = envelope.decode(message)
-        if kind is Kind.PUSH and rank in self._clients:
-            self._push(rank, self._clients[rank], message.size, parts)
-        elif kind is Kind.HAND_IN and rank in self._clients:
-            self._take_hand_in(rank, self._clients[rank], message.size, parts)
-        elif kind is Kind.STOP:
-            take_in_stop(self.saver, parts)
-        else:
-            self.take_in_common(rank, kind, parts)
+        match decode(message):
+            case Push() as push if peer.learns:
+                self._push(peer, message.size, push)
+            case HandIn() as handed_in if peer.learns:
+                self._take_hand_in(peer, message.size, handed_in)
+            case told:
+                self.take_in_common(peer, told)
 
-    def _push(self, rank: int, client: _Client, size: int, parts: list[np.ndarray]) -> None:
-        numbers, reals = parts[0].tolist(), parts[1]
-        sequence, flags, client.quantum, saved, progress, revision, known = numbers[:7]
-        client.starved, client.urgent = bool(flags & 1), bool(flags & 2)
-        client.wants_refresh = bool(flags & 4)
-        client.has_stopped = bool(flags & LAST_PUSH)
-        client.interval_seconds = float(reals[4])
-        self.note_progress(rank, progress, (self.group.view.term, revision))
-        self.has_pushed(rank)
-        staleness = self.table.version - known if known >= 0 else 0
-        self.table.apply(rank, sequence, PackedMap.from_parts(parts[2:]))
-        made = list(zip(numbers[7::2], numbers[8::2], strict=True))
-        self.leases.report(rank, made)
+    def _push(self, peer: Peer[Client], size: int, push: Push) -> None:
+        rank, client = peer.rank, peer.client
+        pushed = push.pushed
+        client.wishes, client.starved, client.has_stopped = push.wishes, push.wishes.is_starved, push.is_last
+        self.members.note_progress(peer, push.progress, (self.group.view.term, push.revision))
+        self.members.note_push(peer)
+        staleness = self.table.version - push.known_version if push.known_version >= 0 else 0
+        self.table.apply(rank, pushed.sequence, pushed.packed)
+        self.leases.report(rank, push.made.items())
         if client.has_stopped and self.leases.is_over:
             self.leases.give_up(rank)
-        self._count(rank, sum(steps for _, steps in made), size, reals, staleness)
-        self.tally.bytes_saved += saved
+        self._count(rank, pushed, size, staleness)
+        self.tally.bytes_saved += push.bytes_saved
         client.owes_reply = True
 
-    def take_over_own(self, rank: int, pushed: Pushed) -> None:
-        """Apply a push that this rank made as a worker, if the table lacks it."""
-        if self.table.applied.get(rank, 0) < pushed.sequence:
-            self.table.apply(rank, pushed.sequence, pushed.packed)
+    def take_over(self, rank: int, pushed: Pushed, size: int = 0) -> None:
+        """Apply a push that a server before this one may have had, if the table lacks it."""
+        if self.table.apply(rank, pushed.sequence, pushed.packed):
             self.leases.credit(pushed.steps)
-            self._count(rank, pushed.steps, 0, pushed.reals)
+            self._count(rank, pushed, size)
 
-    def has_made(self, steps: int) -> None:
-        """Count steps that this rank made itself, in the table as it is now."""
-        self.leases.credit(steps)
+    def has_made(self, alone: LearningOn) -> None:
+        """Count what this rank learned itself, which is in the table as it is now."""
+        self.leases.credit(alone.made)
         self.table.overwritten()
 
-    def _take_hand_in(self, rank: int, client: _Client, size: int, parts: list[np.ndarray]) -> None:
+    def _take_hand_in(self, peer: Peer[Client], size: int, handed_in: HandIn) -> None:
         """Apply a push that the server before this one may have had: what its survivors had, counts."""
-        sequence, steps, is_last, last_sequence = parts[0].tolist()
-        if sequence and self.table.apply(rank, sequence, PackedMap.from_parts(parts[2:])):
-            self.leases.credit(steps)
-            self._count(rank, steps, size, parts[1])
-        if is_last:
+        rank = peer.rank
+        if handed_in.pushed is not None:
+            self.take_over(rank, handed_in.pushed, size)
+        if handed_in.is_last:
             # What it forgot when it came back, before its base had caught up, is not missing here.
-            self.table.applied[rank] = max(self.table.applied.get(rank, 0), last_sequence)
-            client.hands_in = False
-            client.owes_reply = True
+            self.table.applied[rank] = max(self.table.applied.get(rank, 0), handed_in.last_sequence)
+            peer.client.hands_in = False
+            peer.client.owes_reply = True
 
-    def _count(self, rank: int, steps: int, size: int, reals: np.ndarray, staleness: int = 0) -> None:
-        tally = self.tally
-        learning, passed = float(reals[5]), float(reals[6])
+    def _count(self, rank: int, pushed: Pushed, size: int, staleness: int = 0) -> None:
+        tally, learned = self.tally, pushed.learned
         tally.steps = tally.earlier_steps + self.leases.done
         tally.pushes += 1
         tally.bytes_pushed += size
         tally.staleness += staleness
-        tally.add_totals(reals)
-        tally.learning_seconds += learning
-        tally.worker_seconds += passed
-        self.reporter.count(rank, steps, learning, passed, staleness, size)
+        tally.add_learned(learned)
+        tally.learning_seconds += learned.learning_seconds
+        tally.worker_seconds += learned.worker_seconds
+        self.reporter.count(
+            rank, pushed.steps, learned.learning_seconds, learned.worker_seconds, staleness, size
+        )
 
     def _offer(self, now: float) -> None:
         """Give leases, now and then, to those who got none: others may be lost by now, or slower."""
         if self.leases.pool == 0 or now - self._offered < _OFFER_SECONDS:
             return
         self._offered = now
-        for rank, client in self._clients.items():
-            if client.starved and (lease := self._grant(rank, client)) is not None:
-                self._reply(rank, client, lease)
+        for peer in self.peers.learners:
+            if peer.client.starved and (lease := self._grant(peer)) is not None:
+                self._reply(peer, lease)
 
-    def _grant(self, rank: int, client: _Client) -> Lease | None:
-        return self.leases.grant(rank, client.quantum, client.interval_seconds)
+    def _grant(self, peer: Peer[Client]) -> Lease | None:
+        wishes = peer.client.wishes
+        return self.leases.grant(peer.rank, wishes.quantum, wishes.interval_seconds)
 
-    def _reply(self, rank: int, client: _Client, lease: Lease | None) -> None:
-        granted = (0, 0, 0) if lease is None else (lease.id, lease.start, lease.steps)
-        refresh, handover = None, []
-        if client.wants_refresh and client.version < self.table.version:
+    def _reply(self, peer: Peer[Client], lease: Lease | None) -> None:
+        client = peer.client
+        refresh, handover = None, None
+        if client.wishes.refresh and client.version < self.table.version:
             refresh, handover = self.table.refresh(client.version), self._current_handover()
             client.version = refresh.version
-        message = reply_message(self.table.applied.get(rank, 0), refresh, granted, handover)
-        self.peers[rank].channel.send(message)
+        message = encode(Reply(self.table.applied.get(peer.rank, 0), lease, refresh, handover))
+        peer.channel.send(message)
         self.tally.bytes_pulled += message.size
         client.owes_reply = False
         client.starved = client.starved and lease is None
 
-    def _current_handover(self) -> list[np.ndarray]:
+    def _current_handover(self) -> Handover | None:
         if self._handover[0] != self.table.version:
-            handover = Handover(self.leases.done, self.table.applied, self.tally.to_numbers(self.seconds))
-            self._handover = self.table.version, handover.parts
+            handover = Handover.of(self.leases.done, self.table.applied, self.tally.so_far(self.seconds))
+            self._handover = self.table.version, handover
         return self._handover[1]
 
-    def has_lost(self, rank: int) -> int:
-        """Take back the worker's leases."""
-        del self._clients[rank]
-        return self.leases.remove(rank)
+    def new_client(self, is_first: bool) -> Client:
+        """Return what there is to know of a worker: who joins later has no version of this server's."""
+        if not is_first:
+            return Client(-1)
+        return Client(-1 if self.takes_over else self.table.version, hands_in=self.takes_over)
 
     def has_admitted(self, rank: int) -> None:
         """Give the worker leases."""
-        self._clients[rank] = _Client(-1)
         self.leases.add(rank)
+
+    def has_lost(self, rank: int) -> int:
+        """Take back the worker's leases."""
+        return self.leases.remove(rank)
+
+    @property
+    def learning(self) -> int:
+        """How many ranks learn: this one, if there is nobody else."""
+        return max(1, len(self.peers.learners))
 
     def _sleep(self, worked: float) -> None:
         """Sleep for the shortest interval between pushes, half of it in a hurry."""
-        clients = self._clients.values()
-        hurry = any(client.urgent or client.starved for client in clients)
+        clients = [peer.client for peer in self.peers.learners]
+        hurry = any(client.wishes.is_urgent or client.starved for client in clients)
         duty = _BUSY_DUTY if hurry else _CALM_DUTY
-        wanted = min((client.interval_seconds for client in clients if client.interval_seconds), default=0.0)
+        intervals = (client.wishes.interval_seconds for client in clients)
+        wanted = min((seconds for seconds in intervals if seconds), default=0.0)
         if hurry:
             wanted *= 0.5
         # Towards the end leases are short, and who waits for one must not wait long.

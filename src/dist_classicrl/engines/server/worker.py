@@ -9,86 +9,51 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
 from dist_classicrl._random import stream_key
-from dist_classicrl.comm import envelope
-from dist_classicrl.comm.envelope import Kind
+from dist_classicrl.comm.messages import decode, encode
 from dist_classicrl.comm.transport import Backoff, Channel
+from dist_classicrl.engines.outcome import Learned
+from dist_classicrl.engines.roles.messages import AskToStop, Final
 from dist_classicrl.engines.roles.worker_base import Working
-from dist_classicrl.engines.server.handover import Handover
+from dist_classicrl.engines.server.messages import HandIn, Handover, Push, Pushed, Reply, Wishes
 from dist_classicrl.engines.server.pacing import Pacer
-from dist_classicrl.engines.server.server import LAST_PUSH
+from dist_classicrl.engines.server.window import PushWindow
 from dist_classicrl.learning.learner import Learner, Stream
 from dist_classicrl.membership.election import Base
-from dist_classicrl.membership.group import POLL_SECONDS, Group
-from dist_classicrl.process.stop import StopWatch
+from dist_classicrl.membership.group import POLL_SECONDS
 from dist_classicrl.tables import kernels
-from dist_classicrl.tables.maps import PackedMap, Refresh
-from dist_classicrl.tables.window import Pushed, PushWindow
 
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Worker(Working):
     """Works for one call of `train`, for one server after another if need be.
 
-    Parameters
-    ----------
-    group : Group
-    learner : Learner
-        With one walker.
-    pacer : Pacer
-    window : PushWindow
-    threshold : float
-        `compression_threshold`.
-    seed : int
-    watch : StopWatch, optional
-        Tells when this rank was asked to stop.
-    generation : int
-        How often the run was taken up again from a checkpoint: what is learned again gets other random
-        numbers than what was learned before, some of which is in the table.
-    wants_to_leave : callable, optional
-        Tells why this rank is to leave in good order, once it is.
-    survives_errors : bool
-        Whether an exception of the environment costs this worker alone.
-    note_workers : callable, optional
-        Is told how many workers there are whenever that changes: step sizes may depend on it.
+    What is learned again after a run was taken up from a checkpoint, `generation` times, gets other random
+    numbers than what was learned before, some of which is in the table.
     """
 
-    def __init__(
-        self,
-        group: Group,
-        learner: Learner,
-        pacer: Pacer,
-        window: PushWindow,
-        threshold: float,
-        seed: int,
-        watch: StopWatch | None = None,
-        generation: int = 0,
-        wants_to_leave: Callable[[], str | None] = lambda: None,
-        survives_errors: bool = False,
-        note_workers: Callable[[int], None] = lambda workers: None,
-    ) -> None:
-        super().__init__(group, watch)
-        self._rank = group.rank
-        self._table = learner.table
-        self._learner = learner
-        self._walker = learner.walkers[0]
-        self._pacer = pacer
-        self._view = group.view
-        self._window = window
-        self._threshold = threshold
-        self._seed = seed
-        self._generation = generation
-        self._wants_to_leave = wants_to_leave
-        self._survives_errors = survives_errors
-        self._tell_workers = note_workers
+    learner: Learner  # with one walker
+    pacer: Pacer
+    window: PushWindow
+    threshold: float  # `compression_threshold`
+    seed: int
+    generation: int = 0
+    survives_errors: bool = False  # an exception of the environment costs this worker alone
+    note_workers: Callable[[int], None] = lambda workers: None  # how many there are: step sizes may need it
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._table = self.learner.table
+        self._view = self.group.view
         self._stopping = False
         self._why_passive: str | None = None
-        self._leases: deque[tuple[int, int, Stream]] = deque()
+        self._leases: deque[tuple[int, int, Stream]] = deque()  # each with its number and steps left
         self._made: dict[int, int] = {}
         self._since_push = 0
         self._looked = 0.0
@@ -103,22 +68,10 @@ class Worker(Working):
     @property
     def base(self) -> Base:
         """How new this rank's table is."""
-        return Base.finished(self._window.base[0]) if self.final is not None else Base(*self._window.base)
+        return Base.finished(self.window.base[0]) if self.final is not None else Base(*self.window.base)
 
-    def run(self) -> tuple[Refresh, dict[str, Any]] | None:
-        """Work until the server says that the run is done.
-
-        Return the whole final table and the run's result; None if this rank has left in good order.
-
-        Raises
-        ------
-        RemoteRankError
-            If another rank failed.
-        TrainingStopped
-            If the server says that the run has stopped.
-        ServerLost, Deposed
-            See `Working.look_around`: afterwards `hand_over`, `hand_in` or `begin_anew`, and run again.
-        """
+    def run(self) -> Final | None:
+        """Learn what the server gives out; after an error `hand_over`, `hand_in` or `begin_anew` go on."""
         backoff = Backoff(self.group.wire.sleep)
         while self.final is None and not self.was_released:
             now = self.wake()
@@ -127,7 +80,7 @@ class Worker(Working):
             if self._leases:
                 self._learn_or_give_up()
                 backoff.reset()
-            elif self._since_push and self._window.has_room and not self._stopping:
+            elif self._since_push and self.window.has_room and not self._stopping:
                 self._push(flush=True)
             elif self.final is None:
                 self.channel.reap()
@@ -146,8 +99,8 @@ class Worker(Working):
         """Learn and push as one of as many workers as there are now."""
         self._view = self.group.view
         workers = max(1, len(self._view.workers))
-        self._tell_workers(workers)
-        self._pacer.set_workers(workers)
+        self.note_workers(workers)
+        self.pacer.set_workers(workers)
 
     # Changing servers
 
@@ -156,37 +109,35 @@ class Worker(Working):
         self.channel.close()
         self._leases.clear()
         if self._since_push or self._table.n_touched[0]:
-            self._pack(flush=True)
+            self._pack(True, time.perf_counter())
         self._since_push = 0
         self._stopping = False
 
-    def hand_over(self, values: np.ndarray, counts: np.ndarray) -> Handover:
-        """Write the base to `values` and `counts` (S * A,), for this rank to serve it.
+    def hand_over(self, values: np.ndarray, counts: np.ndarray) -> Handover | None:
+        """Write the base to `values` and `counts`, flat like the table, for this rank to serve it.
 
-        Return the handover of that version. What the base lacks is in `kept`.
+        Return the handover of that version, if there is one. What the base lacks is in `kept`.
         """
         values[:] = self._table.base
-        counts[:] = self._window.base_counts()
-        handover = self._window.handover
-        return Handover(0, {}, np.zeros(0)) if handover is None else Handover.from_parts(*handover)
+        counts[:] = self.window.base_counts()
+        return self.window.handover
 
     @property
     def kept(self) -> list[Pushed]:
         """What was pushed and the base does not include, oldest first."""
-        return self._window.kept
+        return self.window.kept
 
     def hand_in(self, admission: int) -> None:
         """Follow the server of the view, and send it all that it may lack."""
         self.follow(admission)
-        self._window.enter(self.group.view.term)
+        self.window.enter(self.group.view.term)
         if self.final is not None:
             return
-        kept, last = self._window.kept, self._window.last_sequence
+        kept, last = self.window.kept, self.window.last_sequence
         for pushed in kept:
-            head = np.array([pushed.sequence, pushed.steps, pushed is kept[-1], last], np.int64)
-            self.channel.send(envelope.encode(Kind.HAND_IN, head, pushed.reals, *pushed.packed.parts))
+            self.channel.send(encode(HandIn(pushed, pushed is kept[-1], last)))
         if not kept:
-            self.channel.send(envelope.encode(Kind.HAND_IN, np.array([0, 0, 1, last], np.int64)))
+            self.channel.send(encode(HandIn(None, True, last)))
         if self._why_passive is not None:
             self._say_passive(self._why_passive)
 
@@ -197,19 +148,19 @@ class Worker(Working):
         """
         self.follow_on(channel)
         self._made.clear()
-        self._learner.totals.take()
-        self._window.give_up(sequence, self.group.view.term)
+        self.learner.totals.take()
+        self.window.give_up(sequence, self.group.view.term)
         self._why_passive = None
 
     def _learn(self) -> None:
         lease_id, left, stream = self._leases[0]
-        pacer = self._pacer
+        pacer = self.pacer
         until_push = pacer.interval - self._since_push
         if until_push <= 0:  # the window is full: look for room again after half an interval
             until_push = -(-pacer.interval // 2)
         steps = min(left, until_push, pacer.longest_call)
         begin, cpu_begin = time.perf_counter(), time.thread_time()
-        self._learner.learn(self._walker, stream, steps)
+        self.learner.learn(self.learner.walkers[0], stream, steps)
         seconds, cpu_seconds = time.perf_counter() - begin, time.thread_time() - cpu_begin
         self._learning += seconds
         self._cpu_learning += cpu_seconds
@@ -220,18 +171,20 @@ class Worker(Working):
             self._leases.popleft()
         else:
             self._leases[0] = (lease_id, left - steps, stream)
-        if self._since_push >= pacer.interval and self._leases and self._window.has_room:
+        if self._since_push >= pacer.interval and self._leases and self.window.has_room:
             self._push(flush=False)
 
     def _learn_or_give_up(self) -> None:
         """Learn; an exception costs this worker alone where that was asked for."""
-        if not self._survives_errors:
+        if not self.survives_errors:
             self._learn()
             return
         try:
             self._learn()
         except Exception as error:
-            logger.exception("Rank %d learns no more, as its environment raised an exception.", self._rank)
+            logger.exception(
+                "Rank %d learns no more, as its environment raised an exception.", self.group.rank
+            )
             self._leases.clear()
             self._made.clear()
             self._since_push = 0
@@ -244,7 +197,7 @@ class Worker(Working):
 
     def _leave_if_asked(self) -> None:
         """Push all that was learned and say goodbye, if this rank is to leave."""
-        why = self._wants_to_leave()
+        why = self.wants_to_leave()
         if why is None or self._stopping or self.final is not None:
             return
         self._stop()
@@ -259,67 +212,48 @@ class Worker(Working):
 
     def _push(self, flush: bool) -> None:
         begin = time.perf_counter()
-        pacer = self._pacer
-        wants_refresh = pacer.wants_refresh or flush or self._window.needs_refresh
-        sequence, packed, saved, made, reals = self._pack(flush, begin)
-        load = kernels.map_load(packed)
-        flags = (0 if self._leases else 1) | (2 if pacer.urgent else 0) | (4 if wants_refresh else 0)
-        flags |= LAST_PUSH if self._stopping else 0
-        known = self._window.known_version(sequence)
-        numbers = [
-            sequence,
-            flags,
-            self._learner.quantum,
-            saved,
-            self.progress,
-            self.group.view.revision,
-            known,
-        ]
-        for lease_id, steps in made.items():
-            numbers += (lease_id, steps)
-        head = np.array(numbers, np.int64)
-        self.channel.send(envelope.encode(Kind.PUSH, head, reals, *packed.parts))
+        pacer = self.pacer
+        wants_refresh = pacer.wants_refresh or flush or self.window.needs_refresh
+        pushed, made, saved = self._pack(flush, begin)
+        load = kernels.map_load(pushed.packed)
+        wishes = Wishes(
+            self.learner.quantum, pacer.interval_seconds, not self._leases, pacer.urgent, wants_refresh
+        )
+        known = self.window.known_version(pushed.sequence)
+        revision = self.group.view.revision
+        push = Push(pushed, made, wishes, saved, self.progress, revision, known, self._stopping)
+        self.channel.send(encode(push))
         steps, self._since_push = self._since_push, 0
         pacer.gauge.look(self._table.base)
         cpu_now = time.thread_time()
         pacer.pushed(load, steps, cpu_now - self._cpu_at_push - self._cpu_learning)
         self._cpu_at_push, self._cpu_learning = cpu_now, 0.0
 
-    def _pack(
-        self, flush: bool, now: float | None = None
-    ) -> tuple[int, PackedMap, int, dict[int, int], np.ndarray]:
-        """Make the next push of what was learned.
-
-        Return its number, its maps, the bytes that compression saved, the steps by lease, and what else it
-        says.
-        """
-        now = time.perf_counter() if now is None else now
+    def _pack(self, flush: bool, now: float) -> tuple[Pushed, dict[int, int], int]:
+        """Make the next push of what was learned. Return it, its steps by lease, and the bytes saved."""
         made, self._made = self._made, {}
-        reals = np.empty(7)
-        reals[:4] = self._learner.totals.take()
-        reals[4] = self._pacer.interval_seconds
-        reals[5] = self._learning - self._told_learning
-        reals[6] = now - self._told_time
+        learning, passed = self._learning - self._told_learning, now - self._told_time
         self._told_learning, self._told_time = self._learning, now
+        learned = Learned.of(self.learner.totals.take(), learning, passed)
         steps = sum(made.values())
-        if self._threshold > 0.0:
-            sequence, packed, saved = self._pack_compressed(flush, steps, reals)
+        if self.threshold > 0.0:
+            pushed, saved = self._pack_compressed(flush, steps, learned)
         else:
-            (sequence, packed), saved = self._window.push(steps=steps, reals=reals), 0
-        return sequence, packed, saved, made, reals
+            pushed, saved = self.window.push(steps=steps, learned=learned), 0
+        return pushed, made, saved
 
-    def _pack_compressed(self, flush: bool, steps: int, reals: np.ndarray) -> tuple[int, PackedMap, int]:
-        """Pack what is large enough to go. Return the push's number, its maps, and the bytes saved."""
+    def _pack_compressed(self, flush: bool, steps: int, learned: Learned) -> tuple[Pushed, int]:
+        """Pack what is large enough to go. Return it, and the bytes saved."""
         table = self._table
         touched = int(table.n_touched[0])
         untouched = int(np.count_nonzero(table.updates[self._waiting] == self._waiting_updates))
-        key = stream_key(self._seed, "compression", self._rank, self._window.last_sequence)
-        sequence, packed = self._window.push(self._threshold, flush, key, steps, reals)
+        key = stream_key(self.seed, "compression", self.group.rank, self.window.last_sequence)
+        pushed = self.window.push(self.threshold, flush, key, steps, learned)
         self._waiting = table.touched[: table.n_touched[0]].copy()
         self._waiting_updates = table.updates[self._waiting]
         # Without a threshold all would have gone, but what only waits since an earlier push went with that.
-        entries = touched - untouched - packed.size
-        return sequence, packed, entries * sum(part.itemsize for part in packed.parts)
+        entries = touched - untouched - pushed.packed.size
+        return pushed, entries * sum(part.itemsize for part in pushed.packed.parts)
 
     def _take_in(self) -> bool:
         """Take in what the server sent, and return whether there was anything.
@@ -334,32 +268,30 @@ class Worker(Working):
         something = False
         while self.final is None and (message := self.channel.poll()) is not None:
             something = True
-            kind, parts = envelope.decode(message)
-            if kind is Kind.REPLY:
-                self._reply(parts)
-            elif kind is Kind.STOP:
-                self._stop()
-            else:
-                self.take_in_common(kind, parts)
+            match decode(message):
+                case Reply() as reply:
+                    self._take_reply(reply)
+                case AskToStop():
+                    self._stop()
+                case told:
+                    self.take_in_common(told)
             if self._busy_alone():
                 break
         return something
 
     def _busy_alone(self) -> bool:
-        return bool(self._leases) and self._window.in_flight == 0
+        return bool(self._leases) and self.window.in_flight == 0
 
-    def _reply(self, parts: list[np.ndarray]) -> None:
-        applied, lease_id, start, steps, form, since, version = parts[0].tolist()
+    def _take_reply(self, reply: Reply) -> None:
         self.note_server_progress()
-        self._window.receipt(applied)
-        if form:
+        self.window.receipt(reply.applied)
+        if reply.refresh is not None:
             begin = time.thread_time()
-            entries = parts[5] if form == 2 else None
-            refresh = Refresh(since, version, entries, parts[3], parts[4])
-            self._window.refresh(refresh, applied, (parts[1], parts[2]))
-            self._pacer.refreshed(time.thread_time() - begin)
-        if steps and not self._stopping and self._why_passive is None:
-            again = [self._generation] if self._generation else []
+            self.window.refresh(reply.refresh, reply.applied, reply.handover)
+            self.pacer.refreshed(time.thread_time() - begin)
+        lease = reply.lease
+        if lease is not None and not self._stopping and self._why_passive is None:
+            again = [self.generation] if self.generation else []
             term = self.group.view.term
-            key = stream_key(self._seed, "lease", start, *again, *(("term", term) if term else ()))
-            self._leases.append((lease_id, steps, Stream(key, start)))
+            key = stream_key(self.seed, "lease", lease.start, *again, *(("term", term) if term else ()))
+            self._leases.append((lease.id, lease.steps, Stream(key, lease.start)))

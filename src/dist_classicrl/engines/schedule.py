@@ -16,16 +16,9 @@ from dist_classicrl.tables.maps import PackedMap
 
 @dataclass(frozen=True)
 class Quota:
-    """What one logical worker does in one round.
+    """What one logical worker, counted from 0, does in one round: `steps` steps from global step `start` on.
 
-    Attributes
-    ----------
-    worker : int
-        Logical worker, 0 to `logical_workers` - 1.
-    start : int
-        Its first global step.
-    steps : int
-        May be 0 in the last round.
+    They may be none in the last round.
     """
 
     worker: int
@@ -40,6 +33,11 @@ def round_steps(settings: Settings) -> int:
     """
     updates = ROUND_UPDATES if settings.sync_frequency == "auto" else int(settings.sync_frequency)
     return updates * settings.batch_size
+
+
+def steps_before(settings: Settings, number: int, steps: int) -> int:
+    """Return how many of a call's `steps` are made before its round `number`."""
+    return min(steps, number * settings.logical_workers * round_steps(settings))
 
 
 def rounds(settings: Settings, start: int, steps: int) -> Iterator[list[Quota]]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 
 import numpy as np
 
+from dist_classicrl.engines.outcome import NOTHING_LEARNED, Learned
+from dist_classicrl.engines.server.messages import Handover, Pushed
 from dist_classicrl.errors import ProtocolError
 from dist_classicrl.tables.local import LocalTable
 from dist_classicrl.tables.maps import PackedMap, Refresh
@@ -14,36 +15,10 @@ from dist_classicrl.tables.maps import PackedMap, Refresh
 _KEPT_PER_SLOT = 4
 
 
-@dataclass(frozen=True)
-class Pushed:
-    """A push that is kept until the worker's base includes it.
-
-    Attributes
-    ----------
-    sequence : int
-    packed : PackedMap
-    steps : int
-        What it stands for.
-    reals : ndarray(float64)
-        What it said of episodes and times.
-    """
-
-    sequence: int
-    packed: PackedMap
-    steps: int
-    reals: np.ndarray
-
-
 class PushWindow:
     """Numbers a worker's pushes, bounds those in flight, and keeps each until the worker's base includes it.
 
-    Parameters
-    ----------
-    table : LocalTable
-    size : int
-        Pushes that may be on their way without a receipt.
-    version : int
-        Version of the base that `table` was loaded with.
+    `size` may be on their way without a receipt; `table` was loaded with a base of `version` in `term`.
 
     Attributes
     ----------
@@ -51,7 +26,7 @@ class PushWindow:
         Of the server whose refreshes come now.
     base : (int, int)
         Term and version of the worker's base.
-    handover : tuple of ndarray or None
+    handover : Handover or None
         What came with the refresh that made the base; None before the first.
     last_sequence : int
         Number of the last push.
@@ -62,7 +37,7 @@ class PushWindow:
         self._size = size
         self.term = term
         self.base = (term, version)
-        self.handover: tuple[np.ndarray, np.ndarray] | None = None
+        self.handover: Handover | None = None
         self.last_sequence = 0
         self._received = 0
         self._kept: deque[Pushed] = deque()
@@ -106,16 +81,13 @@ class PushWindow:
         flush: bool = True,
         key: int | np.uint64 = 0,
         steps: int = 0,
-        reals: np.ndarray | None = None,
-    ) -> tuple[int, PackedMap]:
-        """Pack the current maps as the next push, and return its number, from 1, and the maps.
-
-        See `LocalTable.pack`, and `Pushed` for `steps` and `reals`.
-        """
-        packed = self._table.pack(threshold, flush, key)
+        learned: Learned = NOTHING_LEARNED,
+    ) -> Pushed:
+        """Pack the current maps as the next push, numbered from 1. See `LocalTable.pack`, and `Pushed`."""
         self.last_sequence += 1
-        self._kept.append(Pushed(self.last_sequence, packed, steps, np.zeros(0) if reals is None else reals))
-        return self.last_sequence, packed
+        pushed = Pushed(self.last_sequence, self._table.pack(threshold, flush, key), steps, learned)
+        self._kept.append(pushed)
+        return pushed
 
     def receipt(self, applied: int) -> None:
         """Hear that the server applied this worker's pushes up to number `applied`."""
@@ -125,12 +97,10 @@ class PushWindow:
             )
         self._received = max(self._received, applied)
 
-    def refresh(
-        self, refresh: Refresh, included: int, handover: tuple[np.ndarray, np.ndarray] | None = None
-    ) -> bool:
+    def refresh(self, refresh: Refresh, included: int, handover: Handover | None = None) -> bool:
         """Re-base on `refresh`, and return whether it was news.
 
-        Its state includes this worker's pushes up to `included`, and `handover` say what else.
+        Its state includes this worker's pushes up to `included`, and `handover` says what else.
 
         Raises
         ------

@@ -1,0 +1,280 @@
+"""Learning in this process, without messages: all steps in slices, or the rounds of all logical workers."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from dataclasses import replace
+
+import numpy as np
+
+from dist_classicrl.engines.outcome import Learned
+from dist_classicrl.engines.progress import Company, Learning
+from dist_classicrl.engines.run import Run
+from dist_classicrl.engines.saving import Position
+from dist_classicrl.engines.schedule import play, rounds
+from dist_classicrl.errors import CheckpointFencedError
+from dist_classicrl.learning.learner import Learner
+from dist_classicrl.learning.state import State, stack_states
+from dist_classicrl.tables.maps import PackedMap
+from dist_classicrl.tables.shared import RoundMerge, SharedTable
+
+_SLICE_SECONDS = 0.05
+_FIRST_SLICE_COMPILED = 4096
+_FIRST_SLICE_STEPPED = 1  # that is one batch: a step may take a second, and a stop must not wait for many
+_FOLD_SECONDS = 1.0
+
+
+class Loop(ABC):
+    """What both ways to learn alone have in common: when to save and to stop."""
+
+    def __init__(self, run: Run, learner: Learner, company: Company | None = None) -> None:
+        self._run = run
+        self._learner = learner
+        self._company = Company() if company is None else company
+        self.begin = 0.0
+        self._copies = run.values[:0], run.counts[:0]
+
+    @property
+    def own(self) -> Learning:
+        """The process itself."""
+        return self._company.own
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since training began."""
+        return time.perf_counter() - self.begin
+
+    def run(self) -> None:
+        """Make all steps.
+
+        Raises
+        ------
+        TrainingStopped
+            If the process was asked to stop.
+        CheckpointFencedError
+            If another server has taken over the checkpoints.
+        """
+        try:
+            self._learn_all()
+        except CheckpointFencedError:
+            raise
+        except Exception:
+            self.rescue()
+            raise
+
+    @abstractmethod
+    def _learn_all(self) -> None:
+        """Make all steps."""
+
+    @abstractmethod
+    def position(self, whole: bool = True) -> Position:
+        """How far the run is; `whole`: with all that learners need to go on as if nothing had been."""
+
+    def learners(self) -> State:
+        """Return the stacked state of all learners."""
+        return stack_states([self._learner.state(number) for number in sorted(self._learner.walkers)])
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Bring the run's table up to date."""
+
+    @abstractmethod
+    def rescue(self) -> None:
+        """Save what is there after an error."""
+
+    def report(self, now: bool = False) -> bool:
+        """Tell the callbacks what is new, if it is time or `now`. Return whether to go on."""
+        reporter = self._run.reporter
+        reporter.hear(self._company.record, self._run.saver)
+        if now and reporter.has_news or reporter.is_due(self.seconds):
+            self.settle()
+            reporter.report(self.seconds, [self.own])
+            reporter.rest(self.seconds)
+        return not (reporter.wants_end or self._company.is_there())
+
+    def look(self) -> None:
+        """Save or stop, if it is time.
+
+        Raises
+        ------
+        TrainingStopped
+            If the process was asked to stop.
+        CheckpointFencedError
+            If another server has taken over the checkpoints.
+        """
+        run, saver = self._run, self._run.saver
+        if saver is None:
+            return
+        stop = saver.look()
+        if stop is not None:
+            self.report(now=True)
+            self.settle()
+            where = saver.save_last(run.values, run.counts, self.position())
+            run.reporter.hear(self._company.record, saver)
+            raise run.stopped(stop, where)
+        steps = run.start + run.tally.steps - run.tally.earlier_steps
+        if saver.is_due(steps):
+            saver.begin(steps)
+            self.report(now=True)
+            self.settle()
+            if self._copies[0].size != run.values.size:
+                self._copies = np.empty_like(run.values), np.empty_like(run.counts)
+            for copy, live in zip(self._copies, (run.values, run.counts), strict=True):
+                copy[:] = live
+            saver.save(*self._copies, self.position())
+
+
+class StepLoop(Loop):
+    """Learns all steps, in slices that last about 50 ms."""
+
+    def __init__(self, run: Run, learner: Learner, company: Company | None = None) -> None:
+        super().__init__(run, learner, company)
+        self._walker = learner.walkers[0]
+        self._stream = run.alone_stream()
+        self._first = self._stream.used
+        self._is_sound = True
+
+    def _learn_all(self) -> None:
+        run, stream, learner = self._run, self._stream, self._learner
+        folded = time.perf_counter()
+        size = _FIRST_SLICE_COMPILED if run.source.simulator is not None else _FIRST_SLICE_STEPPED
+        batch = run.settings.batch_size
+        last = self._first + run.steps
+        try:
+            while stream.used < last:
+                # Whole batches: where a batch of a stepped environment ends must not depend on the time that
+                # it takes.
+                steps = min(max(1, size // batch) * batch, last - stream.used)
+                before = time.perf_counter()
+                learner.learn(self._walker, stream, steps)
+                now = time.perf_counter()
+                size = max(1, min(int(steps * _SLICE_SECONDS / max(now - before, 1e-9)), 4 * size))
+                run.tally.steps = run.tally.earlier_steps + stream.used - self._first
+                run.tally.add_learned(Learned.of(learner.totals.take()))
+                run.reporter.count(self.own.rank, steps, now - before, now - before)
+                if now - folded > _FOLD_SECONDS:
+                    self.settle()
+                    folded = now
+                goes_on = self.report()
+                if stream.used < last:
+                    self.look()
+                if not goes_on:
+                    break
+        except BaseException:
+            table = learner.table
+            changed = table.touched[: table.n_touched[0]]
+            self._is_sound = bool(np.isfinite(table.q[changed]).all())
+            if self._is_sound:
+                self.settle()
+            raise
+        self.settle()
+
+    def rescue(self) -> None:
+        """Save what was learned, unless that is no number any more."""
+        run = self._run
+        if self._is_sound and run.saver is not None:
+            run.saver.rescue(run.values, run.counts, self.position(whole=False))
+
+    def settle(self) -> None:
+        """Write what was learned into the run's table."""
+        # The local table is exact: applying the maps would only add rounding.
+        run, table = self._run, self._learner.table
+        run.kept = self._stream.used - self._first
+        packed = table.pack()
+        run.values[packed.entries] = table.q[packed.entries]
+        run.counts[packed.entries] += packed.visits
+
+    def position(self, whole: bool = True) -> Position:
+        """See `Loop`."""
+        run, stream = self._run, self._stream
+        return Position(
+            run.start + run.kept,
+            run.tally.to_dict(self.seconds),
+            "alone",
+            stream={"start": stream.start, "used": stream.used} if whole else None,
+            learners=self.learners() if whole else {},
+            exact=self._learner.table.exact() if whole and run.values.dtype != np.float64 else None,
+        )
+
+
+class RoundLoop(Loop):
+    """Plays the rounds of all logical workers, and merges them."""
+
+    def _learn_all(self) -> None:
+        run, learner = self._run, self._learner
+        shared = SharedTable(run.values, run.counts)
+        merge = RoundMerge(shared)
+        for quotas in rounds(run.settings, run.start, run.steps):
+            maps: list[PackedMap] = []
+            before = time.perf_counter()
+            for quota in quotas:
+                maps.append(play(quota, learner, run.seed))
+                run.tally.add_learned(Learned.of(learner.totals.take()))
+            spent = time.perf_counter() - before
+            version = shared.version
+            merge.merge(maps)
+            learner.table.rebase(shared.refresh(version), [])
+            made = sum(quota.steps for quota in quotas)
+            run.tally.steps += made
+            run.kept += made
+            run.tally.pushes += len(quotas)
+            run.reporter.count(self.own.rank, made, spent, spent)
+            goes_on = self.report()
+            if run.kept < run.steps:
+                self.look()
+            if not goes_on:
+                break
+
+    def settle(self) -> None:
+        """Do nothing: each round is merged into the run's table as it ends."""
+
+    def rescue(self) -> None:
+        """Save nothing: who goes on plays the rounds since the last checkpoint again."""
+
+    def position(self, whole: bool = True) -> Position:
+        """See `Loop`."""
+        run = self._run
+        return Position(
+            run.start + run.kept,
+            run.tally.to_dict(self.seconds),
+            "rounds",
+            learners=self.learners() if whole else {},
+        )
+
+
+class LearningOn:
+    """What a server does that has lost its workers: it learns by itself what is left of a call.
+
+    `done` steps have been made, and `seconds` passed since this rank began to serve; `company` tells when
+    somebody is there to be served.
+    """
+
+    def __init__(
+        self, run: Run, learner: Learner, loop: type[Loop], done: int, seconds: float, company: Company
+    ) -> None:
+        self._tally = run.tally
+        # What is left counts on in the same tally.
+        self._rest = replace(run, start=run.start + done, steps=run.steps - done, resumed=None)
+        self._rest.tally, self._rest.reporter = run.tally, run.reporter
+        self._loop = loop(self._rest, learner, company)
+        self._loop.begin = time.perf_counter() - seconds
+
+    @property
+    def made(self) -> int:
+        """Steps that were made here."""
+        return self._rest.kept
+
+    @property
+    def learners(self) -> State:
+        """The stacked state of all learners, for the next round."""
+        return self._loop.learners()
+
+    def run(self) -> None:
+        """Learn until all steps are made, or somebody is there to be served; raises what `Loop.run` does."""
+        before = self._tally.earlier_steps
+        self._tally.earlier_steps = self._tally.steps
+        try:
+            self._loop.run()
+        finally:
+            self._tally.earlier_steps = before

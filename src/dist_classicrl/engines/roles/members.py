@@ -1,0 +1,339 @@
+"""Who works for a server: who is lost, who leaves, joins or is replaced, and what all are told of it."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from dist_classicrl.comm.messages import encode
+from dist_classicrl.comm.transport import Channel
+from dist_classicrl.engines.outcome import Tally
+from dist_classicrl.engines.roles.messages import Leave
+from dist_classicrl.engines.roles.peers import Peer, PeerEvent, Peers, PeerState
+from dist_classicrl.engines.run import LossPolicy
+from dist_classicrl.errors import CutOffError, RankLostError
+from dist_classicrl.membership.admission import FIRST_ADMISSION, Assignment, Join, Welcome
+from dist_classicrl.membership.election import Base, Deposed, Prepare, answer
+from dist_classicrl.membership.group import Group, NewView, Release
+from dist_classicrl.membership.phi_accrual import Arrivals
+from dist_classicrl.membership.spawn import Replacements
+from dist_classicrl.membership.view import Announced, View, confirmed
+from dist_classicrl.tables.shared import SharedTable
+
+logger = logging.getLogger(__name__)
+
+_REPLACEMENT_SECONDS = 120.0  # in which a replacement gets from its start to `train`
+
+Client = TypeVar("Client")
+
+
+class Service(ABC, Generic[Client]):
+    """What an engine does when its workers change."""
+
+    @abstractmethod
+    def new_client(self, is_first: bool) -> Client:
+        """Return what there is to know of a worker's work; `is_first`: it is there from the beginning."""
+
+    @abstractmethod
+    def has_admitted(self, rank: int) -> None:
+        """Count on a worker that has just joined."""
+
+    @abstractmethod
+    def has_lost(self, rank: int) -> int:
+        """Do without a worker, whether it is gone or waits. Return its steps that others make now."""
+
+    @abstractmethod
+    def take_in(self, peer: Peer[Client], message: np.ndarray) -> None:
+        """Take in a message of a worker."""
+
+
+@dataclass(eq=False)
+class Members(Generic[Client]):
+    """The workers of one server, from when it begins to serve. A rank that joins is `told` of the call."""
+
+    group: Group
+    table: SharedTable
+    policy: LossPolicy
+    tally: Tally
+    told: dict[str, Any]
+    service: Service[Client]
+
+    def __post_init__(self) -> None:
+        group, policy = self.group, self.policy
+        self.peers: Peers[Client] = Peers()
+        self.begun = group.wire.now()
+        self._announced = Announced(group.view)
+        self._lost_before: list[tuple[int, str]] = []  # before this rank began to serve, and why
+        self._requests: dict[int, int] = {}  # the last one to take part of each rank
+        self._replacements: Replacements | None = None
+        if policy.on_failure == "replace":
+            self._replacements = Replacements(policy.max_replacements, str(group.call), group.wire.now)
+        for rank in group.view.workers:
+            self._open(rank, FIRST_ADMISSION)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since this rank began to serve."""
+        return self.group.wire.now() - self.begun
+
+    def note(self, kind: str, rank: int, steps_returned: int = 0, detail: str = "") -> None:
+        """Enter into the record what happened to `rank`."""
+        seconds = self.tally.earlier_seconds + self.seconds
+        self.group.events.add(kind, rank, seconds, steps_returned, detail)
+
+    def _open(self, rank: int, admission: int) -> None:
+        group = self.group
+        channel = group.wire.channel(rank, group.tag(group.view.term, admission))
+        self._add(rank, channel, PeerState.LEARNING, admission == FIRST_ADMISSION)
+
+    def _add(self, rank: int, channel: Channel, state: PeerState, is_first: bool) -> None:
+        client = self.service.new_client(is_first)
+        self.peers.add(Peer(rank, channel, client, *self._heard_now(), state=state))
+
+    def _heard_now(self) -> tuple[Arrivals, float]:
+        now = self.group.wire.now()
+        return Arrivals(self.group.timing.interval, now=now), now
+
+    # Signs of life
+
+    def excuse(self, seconds: float) -> None:
+        """Count so many seconds, in which nothing was received, as nobody's silence."""
+        for peer in self.peers.present.values():
+            peer.arrivals.excuse(seconds)
+            peer.channel.last_heard += seconds
+            peer.progressed_at += seconds
+
+    def note_progress(self, peer: Peer[Client], progress: int, view: tuple[int, int]) -> None:
+        """Hear how far a worker's main loop is, and which view it knows."""
+        group = self.group
+        if progress != peer.progress:
+            peer.progress = progress
+            peer.progressed_at = group.wire.now()
+        if self._announced.awaits(peer.rank, view):
+            learning = [learner.rank for learner in self.peers.learners]
+            present = {group.rank, *learning}.intersection(group.view.members)
+            self._announced.echo(peer.rank, view, confirmed(group.dead, present, group.hosts))
+
+    def note_push(self, peer: Peer[Client]) -> None:
+        """Take note that a worker has done something."""
+        if peer.is_untried and self._replacements is not None:
+            self._replacements.note_first_push()
+        self.peers.note(peer, PeerEvent.PUSHED)
+
+    def may_serve(self, heard: Collection[int]) -> bool:
+        """Whether the ranks that are `heard` are enough to go on."""
+        group = self.group
+        return self._announced.may_serve({group.rank, *heard}, group.dead, group.hosts)
+
+    # Losses
+
+    def look(self, now: float) -> None:
+        """Take in control messages, judge who is lost, and start or let in who replaces them.
+
+        Raises
+        ------
+        Deposed
+            If another rank serves now.
+        CutOffError
+            If too few ranks are heard to go on.
+        RankLostError
+            If so few are left, or any loss is one too many, by the policy.
+        """
+        self.take_in_control()
+        for rank, why in self.judge(now).items():
+            self.drop(rank, why)
+            self._check_policy(rank, why)
+        if self._replacements is not None:
+            self._replace(self._replacements, now)
+
+    def take_in_control(self) -> None:
+        """Take in control messages, of which only some concern a server."""
+        group = self.group
+        for sender, control in group.poll():
+            match control:
+                case NewView():
+                    if (view := group.accept(control)) is not None:
+                        raise Deposed(view)
+                case Prepare():
+                    answer(group, sender, control, Base(), lambda: False)
+                case Join(number) if number > self._requests.get(sender, 0):  # it asks more than once
+                    self._requests[sender] = number
+                    self._admit(sender)
+            # Anything else answers a question of this rank that has been settled otherwise.
+
+    def judge(self, now: float) -> dict[int, str]:
+        """Return who is to be excluded, and why.
+
+        Raises
+        ------
+        CutOffError
+            If too few others are left to go on.
+        """
+        group, timing = self.group, self.group.timing
+        silent: dict[int, str] = {}
+        stuck: dict[int, str] = {}  # heard here, so they follow no other server
+        doubtful: set[int] = set()
+        dead: set[int] = set()
+        for rank, peer in self.peers.present.items():
+            channel = peer.channel
+            if channel.lost is not None or rank in group.dead:
+                silent[rank] = "MPI reports its death"
+                dead.add(rank)
+            elif now - channel.last_heard > timing.silence:
+                silent[rank] = f"silent for {now - channel.last_heard:.1f} s"
+            else:
+                self._suspect(peer, now)
+                if peer.is_suspect:
+                    doubtful.add(rank)
+                if now - peer.progressed_at > timing.stuck:
+                    stuck[rank] = f"its main loop made no progress for {now - peer.progressed_at:.1f} s"
+        lost = {**silent, **stuck}
+        if not lost:
+            return lost
+        group.dead.update(dead.intersection(group.view.members))
+        present = set(group.view.members) - set(silent)
+        if silent and not self.may_serve(present):
+            raise CutOffError(
+                f"The server, rank {group.rank}, does not hear the ranks "
+                f"{', '.join(map(str, sorted(silent)))} any more ({next(iter(silent.values()))}), which is "
+                "more than half of the run: the network may be cut, and the others may go on without it. "
+                "Start the job again, best with `python -m dist_classicrl launch`: it goes on from the last "
+                "checkpoint."
+            )
+        sure = not doubtful or self.may_serve(present - doubtful)
+        return lost if sure else {}
+
+    def _suspect(self, peer: Peer[Client], now: float) -> None:
+        if peer.arrivals.is_suspect(now) == peer.is_suspect:
+            return
+        if peer.is_suspect:
+            self.peers.note(peer, PeerEvent.CLEARED)
+            self.note("cleared", peer.rank)
+        else:
+            self.peers.note(peer, PeerEvent.DOUBTED)
+            silence = f"silent for {now - peer.channel.last_heard:.2f} s"
+            self.note("suspected", peer.rank, detail=silence)
+
+    def drop(self, rank: int, why: str) -> None:
+        """Exclude a worker, and tell it and all others."""
+        peer = self.peers.present[rank]
+        if self._replacements is not None:
+            self._replacements.wanted(1)
+            if peer.is_untried:
+                self._replacements.note_death_before_first_push()
+        returned = self._do_without(peer)
+        self.peers.note(peer, PeerEvent.LOST)
+        self.note("excluded", rank, returned, why)
+        self._change_members(set(self.group.view.members) - {rank}, rank)
+
+    def _do_without(self, peer: Peer[Client]) -> int:
+        """Let the engine do without a worker, if it counts on it; if that raises, it has to be told yet."""
+        return self.service.has_lost(peer.rank) if peer.learns else 0
+
+    def _check_policy(self, rank: int, why: str) -> None:
+        """Check that the run may go on without `rank`, which was lost."""
+        policy, left = self.policy, len(self.peers.learners)
+        if policy.on_failure == "abort":
+            raise RankLostError(
+                f'Rank {rank} is lost ({why}), and on_failure="abort" ends the run then. "continue" goes on '
+                "without it."
+            )
+        if left < policy.min_workers:
+            raise RankLostError(
+                f"Rank {rank} is lost ({why}), which leaves {left} workers: fewer than "
+                f"min_workers={policy.min_workers}. Start the job again with more ranks, or lower "
+                "min_workers."
+            )
+
+    def add_earlier_losses(self, losses: Iterable[tuple[int, str]]) -> None:
+        """Take note of who was lost before this rank began to serve, and why."""
+        self._lost_before += losses
+
+    def check_earlier_losses(self) -> None:
+        """Check, and have replaced, who was lost before this rank began to serve.
+
+        Raises
+        ------
+        RankLostError
+            If the run may not go on without them.
+        """
+        for rank, why in self._lost_before:
+            if self._replacements is not None:
+                self._replacements.wanted(1)
+            self._check_policy(rank, why)
+        self._lost_before.clear()
+
+    def begin_in_place_of(self, before: Collection[int]) -> None:
+        """Tell all that this rank serves now, and which of the members `before` had no part in that."""
+        group = self.group
+        why = "it had no part in the election"
+        missing = sorted(set(before) - set(group.view.members))
+        for rank in missing:
+            self.note("excluded", rank, detail=why)
+        self.add_earlier_losses((rank, why) for rank in missing)
+        self.note("failover", group.rank, detail=f"term {group.view.term}")
+        self._change_members(set(group.view.members))
+
+    # Coming and going
+
+    def let_go(self, peer: Peer[Client], leave: Leave) -> None:
+        """Do without a worker that says so itself: it leaves the job, or only waits for the end."""
+        returned = self._do_without(peer)
+        self.peers.note(peer, PeerEvent.RETIRED if leave.waits else PeerEvent.LEFT)
+        self.note(leave.event, peer.rank, returned, leave.why)
+        if not leave.waits:
+            peer.channel.send(encode(Release()))
+            self._change_members(set(self.group.view.members) - {peer.rank})
+
+    def _change_members(self, members: set[int], *others: int) -> None:
+        group = self.group
+        view = View(group.view.term, group.view.revision + 1, group.rank, tuple(sorted(members)))
+        self._announced.add(view)
+        group.announce(view, *others)
+
+    def _admit(self, rank: int) -> None:
+        """Let `rank` take part from now on."""
+        group = self.group
+        if rank in self.peers.present:  # it was away for less time than it takes to be missed
+            self.drop(rank, "it asks to join anew")
+        group.dead.discard(rank)
+        self.note("readmitted", rank)
+        self._change_members({*group.view.members, rank})
+        admission = FIRST_ADMISSION + group.view.revision
+        self._open(rank, admission)
+        group.send(rank, Welcome(admission, self.table.applied.get(rank, 0), group.view, self.told))
+        self.service.has_admitted(rank)
+
+    def _replace(self, replacements: Replacements, now: float) -> None:
+        """Start replacements, processes that only this server knows, and let in those that are ready."""
+        group = self.group
+        replacements.start(now)
+        for intercomm in replacements.poll():
+            channel = group.wire.channel_over(intercomm)
+            rank = self._new_number()
+            channel.send(encode(Assignment(rank, group.view, self.told)))
+            self._add(rank, channel, PeerState.EXPECTED, False)
+        for peer in self.peers.expected:
+            message = peer.channel.poll()
+            if message is not None:
+                peer.arrivals, peer.progressed_at = self._heard_now()
+                self.peers.note(peer, PeerEvent.SPOKE)
+                self.service.has_admitted(peer.rank)
+                self.note("replaced", peer.rank)
+                self.service.take_in(peer, message)
+            elif peer.channel.lost is not None or now - peer.channel.last_sent > _REPLACEMENT_SECONDS:
+                self.peers.note(peer, PeerEvent.LOST)
+                logger.warning("Replacement %d was lost before it could begin.", peer.rank)
+                replacements.wanted(1)
+                replacements.note_death_before_first_push()
+
+    def _new_number(self) -> int:
+        """Return a number that no rank has had, under this server or an earlier one."""
+        events = (event["rank"] for event in self.group.events.entries)
+        peers = (peer.rank for peer in self.peers)
+        return 1 + max(self.group.wire.size - 1, *self.table.applied, *events, *peers)

@@ -1,0 +1,87 @@
+"""One call of `train` in the asynchronous mode: how a rank serves, works, and takes over."""
+
+from __future__ import annotations
+
+from dist_classicrl.engines.loops import LearningOn, StepLoop
+from dist_classicrl.engines.outcome import Outcome
+from dist_classicrl.engines.roles.participants import Roles, run_together
+from dist_classicrl.engines.run import Run
+from dist_classicrl.engines.server.leases import LeaseBook
+from dist_classicrl.engines.server.pacing import Pacer
+from dist_classicrl.engines.server.server import Server
+from dist_classicrl.engines.server.window import PushWindow
+from dist_classicrl.engines.server.worker import Worker
+from dist_classicrl.membership.admission import Entry
+from dist_classicrl.membership.election import Base
+from dist_classicrl.membership.group import Group
+from dist_classicrl.membership.handshake import Setup
+from dist_classicrl.tables.shared import SharedTable
+
+_FIRST_LEASE_COMPILED = 20_000
+
+
+def train(run: Run, group: Group, start: Setup | Entry) -> Outcome:
+    """Train with the other ranks, as `Engine.train` says."""
+    return run_together(AsyncRoles, run, group, start)
+
+
+class AsyncRoles(Roles[Worker, Server]):
+    """What a rank may be in asynchronous training."""
+
+    def worker(self, base: Base) -> Worker:
+        """See `Roles`."""
+        run, settings = self.run, self.run.settings
+        learner = self.ready_learner(self.group.rank)
+        return Worker(
+            self.group,
+            learner,
+            Pacer(settings, self.rates.workers, learner.quantum),
+            PushWindow(learner.table, settings.prefetch_factor, base.version, base.term),
+            settings.compression_threshold,
+            run.seed,
+            run.generation,
+            settings.on_error == "exclude",
+            self.rates.set_workers,
+            watch=run.watch,
+            wants_to_leave=run.wants_to_leave,
+        )
+
+    def server(self, table: SharedTable, takes_over: bool = False) -> Server:
+        """See `Roles`; `takes_over`: the workers hand in what the table lacks."""
+        run, group = self.run, self.group
+        # A step of an environment that is not compiled may take seconds.
+        stepped = run.source.stepped
+        first = _FIRST_LEASE_COMPILED if stepped is None else stepped.n_envs
+        return Server(
+            group,
+            table,
+            run.policy,
+            run.tally,
+            run.reporter,
+            run.told,
+            leases=LeaseBook(run.start, run.steps, group.view.workers, first, group.wire.now),
+            saver=run.saver,
+            takes_over=takes_over,
+        )
+
+    def successor(self, worker: Worker) -> Server:
+        """See `Roles`."""
+        run = self.run
+        handover = worker.hand_over(run.values, run.counts)
+        done, applied = 0, {}
+        if handover is not None:
+            done, applied = handover.done, handover.applied
+            run.tally.take_over(handover.tally)
+        table = SharedTable(run.values, run.counts, worker.base.version + 1, applied)
+        server = self.server(table, takes_over=True)
+        server.leases.credit(done)
+        for pushed in worker.kept:
+            server.take_over(self.group.rank, pushed)
+        return server
+
+    def learner_alone(self, server: Server) -> LearningOn:
+        """See `Roles`."""
+        learner = self.ready_learner(self.group.rank)
+        self.rates.set_workers(1)
+        done = server.leases.done
+        return LearningOn(self.run, learner, StepLoop, done, server.seconds, server.company)
