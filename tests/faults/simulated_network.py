@@ -19,6 +19,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -572,6 +573,12 @@ class _Time:
 @contextlib.contextmanager
 def simulated_time(network: SimNetwork) -> Iterator[None]:
     """Let all of the package take the time from a network: costs and rates are measured with it."""
+    for engine in (
+        "local",
+        "server",
+        "rounds",
+    ):  # which are loaded when they are chosen, and have to be there
+        import_module(f"dist_classicrl.engines.{engine}.training")
     users = [
         module
         for name, module in sys.modules.items()

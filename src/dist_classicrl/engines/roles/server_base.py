@@ -280,9 +280,10 @@ class Serving(Service[Client]):
             say_beat(self.channels, self.beat(), group.timing.interval, now)
             if group.is_due():
                 self.members.take_in_control()
-                for peer in set(self.peers.present.values()) - told:
-                    peer.channel.send(message)
-                    told.add(peer)
+                for peer in self.peers.present.values():
+                    if peer not in told:
+                        peer.channel.send(message)
+                        told.add(peer)
             for rank, why in self.members.judge(now).items():
                 self.members.drop(rank, f"{why}, at the end")
             if said:
