@@ -1,4 +1,7 @@
-"""What the settings about lost ranks do: who is lost here hangs, fails by itself, or leaves."""
+"""What the settings about lost ranks do: workers that hang, fail by themselves, or leave.
+
+Servers are lost in tests/faults.
+"""
 
 import os
 import signal
@@ -124,6 +127,7 @@ def hanging_env(world, culprit):
 def test_a_loss_that_is_one_too_many_ends_the_run(world, comm, culprit, make_agent, settings, text):
     if world.size == 2:
         pytest.skip("shown with more ranks")
+    make_agent(comm=comm, n_envs=1).train(Corridor, total_steps=100)  # what has to be compiled is
     agent = make_agent(
         comm=comm, timeout=SHORT_TIMEOUT, n_envs=1, sync_frequency=1, batch_size=1, **settings(world.size)
     )
