@@ -12,7 +12,7 @@ from dist_classicrl.engines.server.server import Client, Server
 
 @pytest.fixture
 def server():
-    """Give one that took over 30 of 100 steps, after 1000 of a checkpoint; push 2 of rank 1 is in its table."""
+    """Give one that took over 30 of 100 steps, after 1000 of a checkpoint, with push 2 of rank 1."""
     server = Server.__new__(Server)
     applied = {1: 2}
 
