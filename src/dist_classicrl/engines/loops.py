@@ -46,15 +46,7 @@ class Loop(ABC):
         return time.perf_counter() - self.begin
 
     def run(self) -> None:
-        """Make all steps.
-
-        Raises
-        ------
-        TrainingStopped
-            If the process was asked to stop.
-        CheckpointFencedError
-            If another server has taken over the checkpoints.
-        """
+        """Make all steps; raises what `look` does."""
         try:
             self._learn_all()
         except CheckpointFencedError:
@@ -96,12 +88,8 @@ class Loop(ABC):
     def look(self) -> None:
         """Save or stop, if it is time.
 
-        Raises
-        ------
-        TrainingStopped
-            If the process was asked to stop.
-        CheckpointFencedError
-            If another server has taken over the checkpoints.
+        `TrainingStopped` is raised if the process was asked to stop, and a `CheckpointFencedError` if another
+        server has taken over the checkpoints.
         """
         run, saver = self._run, self._run.saver
         if saver is None:

@@ -73,38 +73,20 @@ class Outcome:
 
 @dataclass
 class Counters:
-    """What is counted of a run, from its beginning or since a report.
-
-    Attributes
-    ----------
-    steps : int
-    episodes : float
-        That ended.
-    returns, lengths : float
-        Sums over those episodes.
-    td_errors : float
-        Sum of absolute temporal-difference errors over the steps.
-    pushes : int
-    bytes_pushed, bytes_pulled, bytes_saved : int
-        See `TrainingResult`.
-    staleness : int
-        Sum over the pushes of the other workers' pushes that each did not know of.
-    learning_seconds, worker_seconds : float
-        Of all workers: spent on learning, and in all.
-    """
+    """What is counted of a run, from its beginning or since a report. `TrainingResult` explains the bytes."""
 
     steps: int = 0
-    episodes: float = 0.0
-    returns: float = 0.0
-    lengths: float = 0.0
-    td_errors: float = 0.0
+    episodes: float = 0.0  # that ended
+    returns: float = 0.0  # the sum over those episodes
+    lengths: float = 0.0  # likewise
+    td_errors: float = 0.0  # sum of absolute temporal-difference errors over the steps
     pushes: int = 0
     bytes_pushed: int = 0
     bytes_pulled: int = 0
     bytes_saved: int = 0
-    staleness: int = 0
-    learning_seconds: float = 0.0
-    worker_seconds: float = 0.0
+    staleness: int = 0  # sum over the pushes of the other workers' pushes that each did not know of
+    learning_seconds: float = 0.0  # of all workers
+    worker_seconds: float = 0.0  # likewise, with all that was not learning
 
     def counted(self) -> dict[str, Any]:
         """Return all counters by name."""
@@ -150,11 +132,7 @@ _COUNTERS = [each.name for each in fields(Counters)]
 
 
 class Learned(NamedTuple):
-    """What a worker's learning came to since it last told.
-
-    Episodes that ended, the sums of their returns and lengths, that of absolute temporal-difference errors
-    over the steps; and the seconds of learning, and in all.
-    """
+    """What a worker's learning came to since it last told; see `Counters`."""
 
     episodes: float = 0.0
     returns: float = 0.0

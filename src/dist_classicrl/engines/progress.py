@@ -19,29 +19,15 @@ _MAY_BE_NAN = ("mean_return", "mean_length", "td_error")
 
 @dataclass(frozen=True)
 class RankProgress:
-    """What one rank that learns has done since the last report.
-
-    Attributes
-    ----------
-    rank : int
-    host : str
-    steps : int
-    steps_per_second : float
-    communication_fraction : float
-        Share of its time that did not go into learning.
-    staleness : float
-        Mean number of the others' pushes that a push of its did not know of.
-    silence : float
-        Seconds since it was last heard.
-    """
+    """What one rank that learns has done since the last report."""
 
     rank: int
     host: str
     steps: int = 0
     steps_per_second: float = 0.0
-    communication_fraction: float = 0.0
-    staleness: float = 0.0
-    silence: float = 0.0
+    communication_fraction: float = 0.0  # share of its time that did not go into learning
+    staleness: float = 0.0  # mean number of the others' pushes that a push of its did not know of
+    silence: float = 0.0  # seconds since it was last heard
 
 
 @dataclass(frozen=True)
@@ -117,15 +103,9 @@ class Progress:
 
 
 class Observer:
-    """What is told of a call of `train` on the rank that serves, between messages. It does nothing with it.
+    """What is told of a call of `train` on the rank that serves, between messages; this one ignores it."""
 
-    Attributes
-    ----------
-    wants_pushes : bool
-        Whether `pushed` is to be called.
-    """
-
-    wants_pushes = False
+    wants_pushes = False  # whether `pushed` is to be called
 
     def started(self, progress: Progress) -> None:
         """Hear that this rank serves from now on."""

@@ -60,10 +60,7 @@ class Entry:
 def join(group: Group) -> Entry:
     """Ask to take part in the run that goes on without this rank.
 
-    Raises
-    ------
-    CutOffError
-        If nobody answers, or the run is over.
+    A `CutOffError` is raised if nobody answers, or the run is over.
     """
     wire = group.wire
     group.withdraw()

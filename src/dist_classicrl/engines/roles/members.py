@@ -135,14 +135,8 @@ class Members(Generic[Client]):
     def look(self, now: float) -> None:
         """Take in control messages, judge who is lost, and start or let in who replaces them.
 
-        Raises
-        ------
-        Deposed
-            If another rank serves now.
-        CutOffError
-            If too few ranks are heard to go on.
-        RankLostError
-            If so few are left, or any loss is one too many, by the policy.
+        `Deposed` is raised if another rank serves now, a `CutOffError` if too few ranks are heard to go on,
+        and a `RankLostError` if so few are left, or any loss is one too many, by the policy.
         """
         self.take_in_control()
         for rank, why in self.judge(now).items():
@@ -167,13 +161,7 @@ class Members(Generic[Client]):
             # Anything else answers a question of this rank that has been settled otherwise.
 
     def judge(self, now: float) -> dict[int, str]:
-        """Return who is to be excluded, and why.
-
-        Raises
-        ------
-        CutOffError
-            If too few others are left to go on.
-        """
+        """Return who is to be excluded, and why; a CutOffError is raised if too few are left to go on."""
         group, timing = self.group, self.group.timing
         silent: dict[int, str] = {}
         stuck: dict[int, str] = {}  # heard here, so they follow no other server
@@ -255,13 +243,7 @@ class Members(Generic[Client]):
         self._lost_before += losses
 
     def check_earlier_losses(self) -> None:
-        """Check, and have replaced, who was lost before this rank began to serve.
-
-        Raises
-        ------
-        RankLostError
-            If the run may not go on without them.
-        """
+        """Have replaced who was lost before this rank began to serve; RankLostError if the policy says so."""
         for rank, why in self._lost_before:
             if self._replacements is not None:
                 self._replacements.wanted(1)

@@ -52,22 +52,13 @@ S = TypeVar("S", bound=Serving[Any])
 
 
 class Roles(ABC, Generic[W, S]):
-    """What a rank may be in an engine, made when it comes to that.
-
-    Attributes
-    ----------
-    run : Run
-    group : Group
-    rates : Rates
-    learner : Learner or None
-        What its worker learns with, once there is one.
-    """
+    """What a rank may be in an engine, made when it comes to that."""
 
     def __init__(self, run: Run, group: Group, rates: Rates) -> None:
         self.run = run
         self.group = group
         self.rates = rates
-        self.learner: Learner | None = None
+        self.learner: Learner | None = None  # what its worker learns with, once there is one
 
     @abstractmethod
     def worker(self, base: Base) -> W:
@@ -102,14 +93,9 @@ def run_together(make_roles: type[Roles[W, S]], run: Run, group: Group, start: S
     The result and the table are the same everywhere. With an `Entry` this rank joins a call that the others
     have begun.
 
-    Raises
-    ------
-    TrainingStopped
-        On all ranks, if any was asked to stop; what all learned is on disk.
-    WorkerLeft
-        If this rank has left in good order.
-    Deposed
-        If the setup has to begin anew, with other members.
+    `TrainingStopped` is raised on all ranks if any was asked to stop; what all learned is on disk then.
+    `WorkerLeft` is raised if this rank has left in good order, and `Deposed` if the setup has to begin anew,
+    with other members.
     """
     rates = Rates(run.settings, run.logical or max(1, len(group.view.workers)))
     participant = Participant(make_roles(run, group, rates))
@@ -134,13 +120,7 @@ def run_together(make_roles: type[Roles[W, S]], run: Run, group: Group, start: S
 
 
 class Participant(Generic[W, S]):
-    """A rank in a call of `train`, as a server or as a worker.
-
-    Parameters
-    ----------
-    roles : Roles
-        The engine's, for this rank.
-    """
+    """A rank in a call of `train`, as a server or as a worker: its `roles` are the engine's."""
 
     def __init__(self, roles: Roles[W, S]) -> None:
         self.run = run = roles.run
@@ -180,10 +160,7 @@ class Participant(Generic[W, S]):
     def take_part(self) -> Outcome:
         """Serve or work until the call is done, through all changes of the server.
 
-        Raises
-        ------
-        CutOffError
-            If too few ranks are heard to go on, or the run ended without this rank.
+        A `CutOffError` is raised if too few ranks are heard to go on, or the run ended without this rank.
         """
         group = self.group
         self._begun = group.wire.now()

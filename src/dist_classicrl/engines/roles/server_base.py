@@ -58,16 +58,8 @@ class Serving(Service[Client]):
     def run(self) -> Stop | None:
         """Serve until all steps have been made, or until the run is to stop: return why, in that case.
 
-        Raises
-        ------
-        RemoteRankError
-            If a worker failed.
-        NobodyLeft
-            If no worker is left, and steps are.
-        RankLostError, CutOffError, Deposed
-            See `look_around`.
-        CheckpointFencedError
-            If another server has taken over the checkpoints.
+        It raises what `take_in_common` and `look_around` do, and a `CheckpointFencedError` if another server
+        has taken over the checkpoints.
         """
 
     @property
@@ -197,10 +189,7 @@ class Serving(Service[Client]):
     def take_in_common(self, peer: Peer[Client], told: object) -> None:
         """Take in what any worker may send at any time: a sign of life, a failure, its leave, a stop.
 
-        Raises
-        ------
-        RemoteRankError
-            If it failed.
+        A `RemoteRankError` is raised if it failed.
         """
         match told:
             case Failed():
@@ -218,12 +207,7 @@ class Serving(Service[Client]):
     def look_around(self, now: float) -> None:
         """Take in control messages, and judge who is lost: at time `now`, up to which all was received.
 
-        Raises
-        ------
-        Deposed, CutOffError, RankLostError
-            See `Members.look`.
-        NobodyLeft
-            If no worker is left.
+        It raises what `Members.look` does, and `NobodyLeft` if no worker is left.
         """
         if self.group.is_due() or any(channel.lost for channel in self.channels):
             say_beat(self.channels, self.beat(), self.group.timing.interval, now)
@@ -241,13 +225,7 @@ class Serving(Service[Client]):
         return True
 
     def await_successor(self) -> None:
-        """Find out who has taken over the checkpoints: another server of this run, or somebody else.
-
-        Raises
-        ------
-        Deposed
-            If another rank serves now.
-        """
+        """Find out who has taken over the checkpoints: `Deposed` is raised if it is a server of this run."""
         wire = self.group.wire
         begin = wire.now()
         backoff = Backoff(wire.sleep)

@@ -69,13 +69,7 @@ class RoundWorker(Working):
         self.follow_on(channel)
 
     def check_may_repeat(self) -> None:
-        """Check that a round whose server is lost can be played again.
-
-        Raises
-        ------
-        RankLostError
-            If it cannot.
-        """
+        """Raise a RankLostError if a round whose server is lost cannot be played again."""
         if not self.may_repeat:
             raise RankLostError(
                 "The server is lost, and the state of environments or replay memories in the middle of a "

@@ -140,10 +140,7 @@ class LeaseBook:
     def credit(self, steps: int) -> None:
         """Count `steps` steps as made without a lease, and take as many of those that nobody holds.
 
-        Raises
-        ------
-        ProtocolError
-            If there are not so many.
+        A `ProtocolError` is raised if there are not so many.
         """
         if not 0 <= steps <= self._pool:
             raise ProtocolError(
@@ -175,10 +172,8 @@ class LeaseBook:
     def report(self, worker: int, made: Iterable[tuple[int, int]]) -> None:
         """Enter steps `made` by `worker`, as (lease id, steps).
 
-        Raises
-        ------
-        ProtocolError
-            If a lease is not the worker's, or has fewer steps left. Then nothing is entered.
+        A `ProtocolError` is raised if a lease is not the worker's, or has fewer steps left. Then nothing is
+        entered.
         """
         self._check_known(worker)
         total = 0

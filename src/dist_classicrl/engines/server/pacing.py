@@ -68,15 +68,8 @@ class Pacer:
     worker's processor time, and up to half of it while values still move if that is needed to keep N k a at
     or below 4 on the busiest entries, where k is an entry's visits per push and a the step size.
 
-    Costs are processor time: where ranks outnumber cores, time that another rank gets is not lost.
-
-    Parameters
-    ----------
-    settings : Settings
-    workers : int
-        N.
-    quantum : int
-        Intervals are multiples of this many steps.
+    Costs are processor time: where ranks outnumber cores, time that another rank gets is not lost. There are
+    N `workers`, and intervals are multiples of `quantum` steps.
     """
 
     def __init__(self, settings: Settings, workers: int, quantum: int) -> None:
@@ -132,16 +125,9 @@ class Pacer:
         self._refreshed = time.monotonic()
 
     def pushed(self, load: float, steps: int, cpu_seconds: float) -> None:
-        """Choose the next interval.
+        """Choose the next interval after a push of so many `steps` with a mean k a of `load`.
 
-        Parameters
-        ----------
-        load : float
-            Mean k a of the last push.
-        steps : int
-            Its steps.
-        cpu_seconds : float
-            Processor time of all that was not learning since the push before.
+        `cpu_seconds` is the processor time of all that was not learning since the push before.
         """
         self._push_seconds = _smooth(self._push_seconds, cpu_seconds)
         if not self._auto or self._steps_per_second == 0.0:
