@@ -79,7 +79,7 @@ class Loop(ABC):
         """Tell the callbacks what is new, if it is time or `now`. Return whether to go on."""
         reporter = self._run.reporter
         reporter.hear(self._company.record, self._run.saver)
-        if now and reporter.has_news or reporter.is_due(self.seconds):
+        if reporter.is_due(self.seconds, now):
             self.settle()
             reporter.report(self.seconds, [self.own])
             reporter.rest(self.seconds)
@@ -137,10 +137,11 @@ class StepLoop(Loop):
                 before = time.perf_counter()
                 learner.learn(self._walker, stream, steps)
                 now = time.perf_counter()
+                spent = Learned(learning_seconds=now - before, worker_seconds=now - before)
                 size = max(1, min(int(steps * _SLICE_SECONDS / max(now - before, 1e-9)), 4 * size))
                 run.tally.steps = run.tally.earlier_steps + stream.used - self._first
                 run.tally.add_learned(Learned.of(learner.totals.take()))
-                run.reporter.count(self.own.rank, steps, now - before, now - before)
+                run.reporter.count(self.own.rank, steps, spent)
                 if now - folded > _FOLD_SECONDS:
                     self.settle()
                     folded = now
@@ -199,7 +200,8 @@ class RoundLoop(Loop):
             for quota in quotas:
                 maps.append(play(quota, learner, run.seed))
                 run.tally.add_learned(Learned.of(learner.totals.take()))
-            spent = time.perf_counter() - before
+            seconds = time.perf_counter() - before
+            spent = Learned(learning_seconds=seconds, worker_seconds=seconds)
             version = shared.version
             merge.merge(maps)
             learner.table.rebase(shared.refresh(version), [])
@@ -207,7 +209,7 @@ class RoundLoop(Loop):
             run.tally.steps += made
             run.kept += made
             run.tally.pushes += len(quotas)
-            run.reporter.count(self.own.rank, made, spent, spent)
+            run.reporter.count(self.own.rank, made, spent)
             goes_on = self.report()
             if run.kept < run.steps:
                 self.look()

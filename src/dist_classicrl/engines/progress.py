@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import socket
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dist_classicrl.engines.outcome import Counters, Tally, with_nan, without_nan
+from dist_classicrl.engines.outcome import Counters, Learned, Tally, with_nan, without_nan
 
 if TYPE_CHECKING:
     from dist_classicrl.engines.saving import Saver
@@ -160,7 +161,9 @@ class Reporter:
     wants_end: bool = False
 
     def __post_init__(self) -> None:
-        self._shares: dict[int, Counters] = {}  # of each rank, since the last report
+        self._shares: defaultdict[int, Counters] = defaultdict(
+            Counters
+        )  # of each rank, since the last report
         self._events: list[dict[str, Any]] = []
         self._next = self.every
         self._then = 0.0
@@ -175,24 +178,14 @@ class Reporter:
         self._shares.clear()
         self.observer.started(self._progress(seconds, tuple(learning)))
 
-    def count(
-        self,
-        rank: int,
-        steps: int,
-        learning_seconds: float,
-        worker_seconds: float,
-        staleness: int = 0,
-        n_bytes: int = 0,
-    ) -> None:
-        """Take note of a push."""
-        share = self._shares.get(rank)
-        if share is None:
-            share = self._shares[rank] = Counters()
+    def count(self, rank: int, steps: int, learned: Learned, staleness: int = 0, n_bytes: int = 0) -> None:
+        """Take note of a push, of which only the seconds that were learned are of interest."""
+        share = self._shares[rank]
         share.steps += steps
         share.pushes += 1
         share.staleness += staleness
-        share.learning_seconds += learning_seconds
-        share.worker_seconds += worker_seconds
+        share.learning_seconds += learned.learning_seconds
+        share.worker_seconds += learned.worker_seconds
         if self._has_begun and self.observer.wants_pushes:
             self.observer.pushed(rank, steps, staleness, n_bytes)
 
@@ -205,9 +198,9 @@ class Reporter:
         if saver is not None and (written := saver.news()) is not None:
             self.observer.saved(*written)
 
-    def is_due(self, seconds: float) -> bool:
-        """Whether it is time for a report, `seconds` after this process began."""
-        return seconds >= self._next
+    def is_due(self, seconds: float, now: bool = False) -> bool:
+        """Whether to report, `seconds` after this process began: it is time, or `now` if there is news."""
+        return seconds >= self._next or now and self.tally.steps > self._last.steps
 
     def report(self, seconds: float, learning: Iterable[Learning]) -> None:
         """Report, `seconds` after this process began; who learns is told by `learning`."""
@@ -225,11 +218,6 @@ class Reporter:
         A callback that takes longer than the interval must not be called again at once.
         """
         self._next = seconds + self.every
-
-    @property
-    def has_news(self) -> bool:
-        """Whether steps were made since the last report."""
-        return self.tally.steps > self._last.steps
 
     def _progress(self, seconds: float, learning: Sequence[Learning]) -> Progress:
         tally = self.tally
@@ -258,7 +246,7 @@ class Reporter:
         )
 
     def _rank_progress(self, one: Learning, passed: float) -> RankProgress:
-        share = self._shares.get(one.rank, Counters())
+        share = self._shares[one.rank]
         return RankProgress(
             rank=one.rank,
             host=one.host,

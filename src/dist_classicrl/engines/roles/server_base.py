@@ -92,11 +92,6 @@ class Serving(Service[Client]):
         return [peer.channel for peer in self.peers.present.values()]
 
     @property
-    def workers(self) -> list[int]:
-        """Who learns."""
-        return [peer.rank for peer in self.peers.learners]
-
-    @property
     def seconds(self) -> float:
         """Seconds since this rank began to serve."""
         return self.members.seconds
@@ -143,21 +138,12 @@ class Serving(Service[Client]):
         clock, reporter = self.group.wire.now, self.reporter
         begin = clock()
         reporter.hear(self.group.events, self.saver)
-        if now and reporter.has_news or reporter.is_due(self.seconds):
-            reporter.report(self.seconds, self._learning())
+        if reporter.is_due(self.seconds, now):
+            reporter.report(self.seconds, self.who_learns())
             reporter.rest(self.seconds)
             self.has_paused(clock() - begin)
         if (spent := clock() - begin) > self.group.timing.interval:
             self.excuse(spent)
-
-    def begin_reports(self) -> None:
-        """Tell the callbacks that this rank serves."""
-        self.reporter.begin(self.seconds, self._learning())
-
-    def report_end(self, seconds: float) -> None:
-        """Tell the callbacks how the run has ended, `seconds` after this rank began to serve."""
-        self.reporter.hear(self.group.events, self.saver)
-        self.reporter.report(seconds, self._learning())
 
     @property
     def company(self) -> Company:
@@ -165,7 +151,8 @@ class Serving(Service[Client]):
         group = self.group
         return Company(Learning(group.rank, group.host_of(group.rank)), self.has_workers, group.events)
 
-    def _learning(self) -> list[Learning]:
+    def who_learns(self) -> list[Learning]:
+        """Return what reports say of the workers."""
         now, group = self.group.wire.now(), self.group
         return [
             Learning(peer.rank, group.host_of(peer.rank), max(0.0, now - peer.channel.last_heard))
