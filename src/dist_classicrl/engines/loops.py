@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from dist_classicrl.engines.outcome import Learned
-from dist_classicrl.engines.progress import Company, Learning
+from dist_classicrl.engines.progress import Company
 from dist_classicrl.engines.run import Run
 from dist_classicrl.engines.saving import Position
 from dist_classicrl.engines.schedule import play, rounds
@@ -32,13 +32,9 @@ class Loop(ABC):
         self._run = run
         self._learner = learner
         self._company = Company() if company is None else company
+        self.own = self._company.own  # the process itself
         self.begin = 0.0
         self._copies = run.values[:0], run.counts[:0]
-
-    @property
-    def own(self) -> Learning:
-        """The process itself."""
-        return self._company.own
 
     @property
     def seconds(self) -> float:

@@ -100,15 +100,18 @@ class Counters:
         """Return what was counted after `before`."""
         return Counters(**{name: getattr(self, name) - getattr(before, name) for name in _COUNTERS})
 
-    @property
-    def mean_return(self) -> float:
-        """Mean return of the episodes; NaN if none ended."""
-        return self.returns / self.episodes if self.episodes else math.nan
-
-    @property
-    def mean_length(self) -> float:
-        """Mean length of the episodes; NaN if none ended."""
-        return self.lengths / self.episodes if self.episodes else math.nan
+    def summary(self) -> dict[str, Any]:
+        """Return what `Outcome` and `Progress` both say of it, by the names that it has there."""
+        episodes = self.episodes
+        return {
+            "episodes": int(episodes),
+            "mean_return": self.returns / episodes if episodes else math.nan,
+            "mean_length": self.lengths / episodes if episodes else math.nan,
+            "pushes": self.pushes,
+            "bytes_pushed": self.bytes_pushed,
+            "bytes_pulled": self.bytes_pulled,
+            "communication_fraction": self.communication_fraction,
+        }
 
     @property
     def mean_td_error(self) -> float:
@@ -217,21 +220,15 @@ class Tally(Counters):
         """Return the call's outcome, `seconds` after this process began, with those lost who are `away`."""
         seconds += self.earlier_seconds
         return Outcome(
+            **self.summary(),
             steps=self.steps,
-            episodes=int(self.episodes),
-            mean_return=self.mean_return,
-            mean_length=self.mean_length,
             seconds=seconds,
             compile_seconds=compile_seconds,
             steps_per_second=self.steps / seconds if seconds > 0.0 else 0.0,
             workers=workers,
             lost_workers=tuple(sorted({*away, *(() if record is None else record.lost)})),
             events=() if record is None else tuple(record.entries),
-            pushes=self.pushes,
-            bytes_pushed=self.bytes_pushed,
-            bytes_pulled=self.bytes_pulled,
             bytes_saved=self.bytes_saved,
-            communication_fraction=self.communication_fraction,
             resumed_from=self.resumed_from,
         )
 

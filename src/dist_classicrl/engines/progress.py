@@ -161,21 +161,22 @@ class Reporter:
     wants_end: bool = False
 
     def __post_init__(self) -> None:
-        self._shares: defaultdict[int, Counters] = defaultdict(
-            Counters
-        )  # of each rank, since the last report
+        #: Of each rank, since the last report.
+        self._shares: defaultdict[int, Counters] = defaultdict(Counters)
         self._events: list[dict[str, Any]] = []
-        self._next = self.every
-        self._then = 0.0
-        self._last = self.tally.copy()
         self._has_begun = False
+        self._count_from(0.0)
+
+    def _count_from(self, seconds: float) -> None:
+        """Begin to count for the next report."""
+        self._last = self.tally.copy()
+        self._then, self._next = seconds, seconds + self.every
+        self._shares.clear()
 
     def begin(self, seconds: float, learning: Iterable[Learning]) -> None:
         """Count from now on, `seconds` after this process began."""
         self._has_begun = True
-        self._last = self.tally.copy()
-        self._then, self._next = seconds, seconds + self.every
-        self._shares.clear()
+        self._count_from(seconds)
         self.observer.started(self._progress(seconds, tuple(learning)))
 
     def count(self, rank: int, steps: int, learned: Learned, staleness: int = 0, n_bytes: int = 0) -> None:
@@ -205,9 +206,7 @@ class Reporter:
     def report(self, seconds: float, learning: Iterable[Learning]) -> None:
         """Report, `seconds` after this process began; who learns is told by `learning`."""
         progress = self._progress(seconds, tuple(learning))
-        self._last = self.tally.copy()
-        self._then, self._next = seconds, seconds + self.every
-        self._shares.clear()
+        self._count_from(seconds)
         self._events.clear()
         if not self.observer.reported(progress):
             self.wants_end = True
@@ -225,20 +224,14 @@ class Reporter:
         since = tally.since(self._last)
         epsilon, step_size = self.rates(tally.steps, len(learning))
         return Progress(
+            **since.summary(),
             steps=tally.steps,
             total_steps=tally.total_steps,
             steps_per_second=since.steps / passed,
-            episodes=int(since.episodes),
-            mean_return=since.mean_return,
             seconds=tally.earlier_seconds + seconds,
-            mean_length=since.mean_length,
             td_error=since.mean_td_error,
             epsilon=epsilon,
             learning_rate=step_size,
-            communication_fraction=since.communication_fraction,
-            pushes=since.pushes,
-            bytes_pushed=since.bytes_pushed,
-            bytes_pulled=since.bytes_pulled,
             staleness=since.mean_staleness,
             workers=len(learning),
             ranks=tuple(self._rank_progress(one, passed) for one in learning),

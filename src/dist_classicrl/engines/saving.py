@@ -80,10 +80,7 @@ class Saver:
         self._told = self.writer.last
 
     def look(self) -> Stop | None:
-        """Return why to stop, if there is a reason.
-
-        A `CheckpointFencedError` is raised if another server has taken over the folder.
-        """
+        """Return why to stop if at all; CheckpointFencedError if another server has taken over the folder."""
         self.writer.check()
         self.watch.check_time(self.writer.seconds)
         return self.watch.stop

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -68,7 +68,7 @@ class Members(Generic[Client]):
         self.peers: Peers[Client] = Peers()
         self.begun = group.wire.now()
         self._announced = Announced(group.view)
-        self._lost_before: list[tuple[int, str]] = []  # before this rank began to serve, and why
+        self.lost_before: list[tuple[int, str]] = []  # before this rank began to serve, and why
         self._requests: dict[int, int] = {}  # the last one to take part of each rank
         self._replacements: Replacements | None = None
         if policy.on_failure == "replace":
@@ -238,17 +238,13 @@ class Members(Generic[Client]):
                 "min_workers."
             )
 
-    def add_earlier_losses(self, losses: Iterable[tuple[int, str]]) -> None:
-        """Take note of who was lost before this rank began to serve, and why."""
-        self._lost_before += losses
-
     def check_earlier_losses(self) -> None:
         """Have replaced who was lost before this rank began to serve; RankLostError if the policy says so."""
-        for rank, why in self._lost_before:
+        for rank, why in self.lost_before:
             if self._replacements is not None:
                 self._replacements.wanted(1)
             self._check_policy(rank, why)
-        self._lost_before.clear()
+        self.lost_before.clear()
 
     def begin_in_place_of(self, before: Collection[int]) -> None:
         """Tell all that this rank serves now, and which of the members `before` had no part in that."""
@@ -257,7 +253,7 @@ class Members(Generic[Client]):
         missing = sorted(set(before) - set(group.view.members))
         for rank in missing:
             self.note("excluded", rank, detail=why)
-        self.add_earlier_losses((rank, why) for rank in missing)
+        self.lost_before += [(rank, why) for rank in missing]
         self.note("failover", group.rank, detail=f"term {group.view.term}")
         self._change_members(set(group.view.members))
 

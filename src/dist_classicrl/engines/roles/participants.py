@@ -7,6 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -51,14 +52,14 @@ W = TypeVar("W", bound=Working)
 S = TypeVar("S", bound=Serving[Any])
 
 
+@dataclass(eq=False)
 class Roles(ABC, Generic[W, S]):
     """What a rank may be in an engine, made when it comes to that."""
 
-    def __init__(self, run: Run, group: Group, rates: Rates) -> None:
-        self.run = run
-        self.group = group
-        self.rates = rates
-        self.learner: Learner | None = None  # what its worker learns with, once there is one
+    run: Run
+    group: Group
+    rates: Rates
+    learner: Learner | None = field(default=None, init=False)  # its worker's, once there is one
 
     @abstractmethod
     def worker(self, base: Base) -> W:
@@ -269,7 +270,7 @@ class Participant(Generic[W, S]):
         if server is None:
             server = self._server = self._roles.server(SharedTable(run.values, run.counts))
             lost = [event for event in self.group.events.entries if event["kind"] == "excluded"]
-            server.members.add_earlier_losses((event["rank"], event["detail"]) for event in lost)
+            server.members.lost_before += [(event["rank"], event["detail"]) for event in lost]
         with _heard(self.group, lambda: server.channels, server.beat):
             run.reporter.begin(server.seconds, server.who_learns())
             if self._final is None:

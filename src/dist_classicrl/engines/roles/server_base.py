@@ -115,10 +115,7 @@ class Serving(Service[Client]):
             channel.reap()
 
     def wake(self) -> float:
-        """Begin a turn of the main loop, and return the time.
-
-        Time in which this process did not run counts as nobody's silence.
-        """
+        """Begin a turn of the main loop, and return the time; a pause of this process is nobody's silence."""
         group = self.group
         now = group.wire.now()
         self.progress += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from dist_classicrl.comm.messages import Bye, decode, encode, kind_of
 from dist_classicrl.comm.remote_errors import Failed, raise_remote
@@ -117,21 +118,17 @@ class Working(ABC):
         group = self.group
         say_beat([self.channel], self.beat(), group.timing.interval, now)
         if group.is_due() or self.channel.lost is not None:
+            has_lost_server = partial(self._is_lost, now, group.timing.silence)
             for sender, control in group.poll():
-                if isinstance(control, NewView):
-                    view = group.accept(control)
-                    if view is not None and (view.term > self._term or group.rank not in view.members):
-                        raise Deposed(view)
-                elif isinstance(control, Prepare):
-                    if answer(
-                        group, sender, control, self.base, lambda: self._is_lost(now, group.timing.silence)
-                    ):
+                match control:
+                    case NewView() if (view := group.accept(control)) is not None:
+                        if view.term > self._term or group.rank not in view.members:
+                            raise Deposed(view)
+                    case Prepare() if answer(group, sender, control, self.base, has_lost_server):
                         raise ServerLost
-                elif isinstance(control, (Release, Over)):
-                    self.was_released = self.was_released or self.final is not None
-        if self.was_released:
-            return
-        if self._is_lost(now, group.timing.election):
+                    case Release() | Over():
+                        self.was_released = self.was_released or self.final is not None
+        if not self.was_released and self._is_lost(now, group.timing.election):
             raise ServerLost
 
     def _is_lost(self, now: float, silence: float) -> bool:

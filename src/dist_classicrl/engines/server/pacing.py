@@ -75,7 +75,7 @@ class Pacer:
     def __init__(self, settings: Settings, workers: int, quantum: int) -> None:
         self._auto = settings.sync_frequency == "auto"
         self._quantum = max(quantum, settings.batch_size)
-        self._workers = workers
+        self.workers = workers
         self.interval = _FIRST_STEPS if self._auto else int(settings.sync_frequency) * settings.batch_size
         self._steps_per_second = 0.0
         self._steps_per_cpu_second = 0.0
@@ -84,10 +84,6 @@ class Pacer:
         self._refreshed = 0.0
         self._short_of_calm = True
         self.gauge = MovementGauge()
-
-    def set_workers(self, workers: int) -> None:
-        """Take note that N is this from now on."""
-        self._workers = workers
 
     @property
     def urgent(self) -> bool:
@@ -134,7 +130,7 @@ class Pacer:
             return
         rate = self._steps_per_cpu_second
         calm = rate * self._push_seconds * (1.0 / _CALM_SHARE - 1.0)
-        fits = steps * MOST_LOAD / (self._workers * load) if load > 0.0 else calm
+        fits = steps * MOST_LOAD / (self.workers * load) if load > 0.0 else calm
         self._short_of_calm = fits < calm
         wanted = calm
         if self.urgent:

@@ -43,10 +43,7 @@ class PushWindow:
 
     @property
     def has_room(self) -> bool:
-        """Whether another push may go out.
-
-        Neither may too many be in flight, nor too many kept for want of a refresh.
-        """
+        """Whether another push may go out: not too many are in flight, or kept for want of a refresh."""
         return self.in_flight < self._size and len(self._kept) < _KEPT_PER_SLOT * self._size
 
     @property

@@ -100,7 +100,7 @@ class Worker(Working):
         self._view = self.group.view
         workers = max(1, len(self._view.workers))
         self.note_workers(workers)
-        self.pacer.set_workers(workers)
+        self.pacer.workers = workers
 
     # Changing servers
 
