@@ -79,7 +79,7 @@ def test_leases_shrink_towards_the_end(clock):
     book = LeaseBook(0, 10_000_000, [1, 2], 4096, clock)
     sizes = []
     while True:
-        pool, rate = book.pool, book.rate(1)
+        pool, rate = book.pool, book.account(1).rate
         lease = book.grant(1, 1)
         if lease is None:
             break
@@ -104,8 +104,8 @@ def test_a_lease_is_a_quarter_of_a_second_of_the_workers_own_rate(clock):
                 clock.now = last + lease.steps / rate
                 last = clock.now
                 book.report(rank, [(lease.id, lease.steps)])
-        book._heard[2] = clock.now
-        assert book.rate(rank) == pytest.approx(rate, rel=0.02)
+        book.account(2).heard = clock.now
+        assert book.account(rank).rate == pytest.approx(rate, rel=0.02)
         assert book.grant(rank, 1).steps == pytest.approx(0.25 * rate, rel=0.02)
     assert book.grant(1, 1) is None  # it has enough
 
@@ -117,7 +117,7 @@ def test_what_is_left_lasts_as_long_as_the_workers_rates_say(clock):
         lease = book.grant(rank, 1)
         clock.now += lease.steps / rate
         book.report(rank, [(lease.id, lease.steps)])
-    assert book.rate(1) + book.rate(2) == pytest.approx(40_000)
+    assert book.account(1).rate + book.account(2).rate == pytest.approx(40_000)
     assert book.seconds_left == pytest.approx((1_000_000 - 2000) / 40_000)
     book.grant(1, 1_000_000)
     assert book.pool == 0 and book.seconds_left == 0.0
@@ -195,7 +195,7 @@ def test_nobody_is_too_slow_because_its_first_steps_took_long(clock):
     book = book_with_rates(clock, 200, {1: 100.0, 2: 1.0})
     assert book.grant(1, 10).steps == 30
     report_once_more(clock, book, 2, 0.1)
-    assert book.rate(2) == pytest.approx(100.0)
+    assert book.account(2).rate == pytest.approx(100.0)
     assert book.grant(2, 10) is not None
 
 
@@ -206,7 +206,7 @@ def test_who_has_reported_no_step_gets_a_lease(clock, times):
     for _ in range(times):
         clock.now += 10.0
         book.report(3, [])
-    assert book.rate(3) == 0.0
+    assert book.account(3).rate == 0.0
     assert book.grant(3, 10).steps == 10
 
 
@@ -226,7 +226,7 @@ def test_time_without_work_makes_nobody_slow(clock):
     lease = book.grant(1, 10)
     clock.now += 0.1
     book.report(1, [(lease.id, 10)])
-    assert book.rate(1) == pytest.approx(100.0)
+    assert book.account(1).rate == pytest.approx(100.0)
 
 
 def test_the_only_worker_at_work_is_never_too_slow(clock):
@@ -244,11 +244,11 @@ def test_the_first_report_says_little_of_a_workers_rate(clock):
         lease = book.grant(1, 1)
         clock.now += 5.0  # it began late
         book.report(1, [(lease.id, 10)])
-        assert book.rate(1) == pytest.approx(2.0)
+        assert book.account(1).rate == pytest.approx(2.0)
         lease = book.grant(1, 10)
         clock.now += 0.02
         book.report(1, [(lease.id, 10)])
-        assert book.rate(1) == pytest.approx(500.0)
+        assert book.account(1).rate == pytest.approx(500.0)
         book.give_up(1)
 
 
@@ -269,7 +269,7 @@ def test_reports_that_arrive_together_say_little_of_a_workers_rate(clock):
     book.report(1, [(lease.id, 10)])
     clock.now += 0.0002
     book.report(1, [(lease.id, 10)])
-    assert book.rate(1) < 0.03 * 10 / 0.0002
+    assert book.account(1).rate < 0.03 * 10 / 0.0002
 
 
 def test_a_worker_without_work_always_gets_some(clock):
@@ -337,4 +337,4 @@ def test_time_in_which_nobody_was_heard_makes_nobody_slow():
     now[0] = 11.0
     book.excuse(10.0)
     book.report(1, [(lease.id, 50)])
-    assert book.rate(1) == pytest.approx(50.0)
+    assert book.account(1).rate == pytest.approx(50.0)

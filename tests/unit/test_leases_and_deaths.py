@@ -123,7 +123,7 @@ class Budget(RuleBasedStateMachine):
         book = self.book
         assert (book.done, book.pool, book.start) == (self.made, len(self.free), self.start)
         assert set(book.workers) == set(self.held)
-        held = {worker: book.outstanding(worker) for worker in book.workers}
+        held = {worker: book.account(worker).outstanding for worker in book.workers}
         assert held == {worker: sum(map(len, leases.values())) for worker, leases in self.held.items()}
         assert book.done + book.pool + sum(held.values()) == self.steps
         assert book.finished == (self.made == self.steps)
@@ -165,18 +165,18 @@ def test_a_worker_that_comes_back_starts_anew():
     lease = book.grant(1, 1)
     clock.now += 0.01
     book.report(1, [(lease.id, 50)])
-    assert book.rate(1) == pytest.approx(5000.0) and book.outstanding(1) == 50
+    assert book.account(1).rate == pytest.approx(5000.0) and book.account(1).outstanding == 50
     assert book.seconds_left > 0.0
     assert book.remove(1) == 50
     assert book.seconds_left == 0.0
     clock.now += 10.0
     book.add(1)
-    assert book.rate(1) == 0.0 and book.outstanding(1) == 0
+    assert book.account(1).rate == 0.0 and book.account(1).outstanding == 0
     again = book.grant(1, 1)
     assert again.start == 50 and again.id != lease.id
     clock.now += 0.01
     book.report(1, [(again.id, 50)])  # its absence was no slowness
-    assert book.rate(1) == pytest.approx(5000.0)
+    assert book.account(1).rate == pytest.approx(5000.0)
 
 
 def test_a_new_server_goes_on_where_the_old_one_was():
@@ -199,8 +199,7 @@ def test_a_new_server_goes_on_where_the_old_one_was():
 def test_strangers_are_refused_by_name():
     book = LeaseBook(0, 10, [1, 2], 5, Clock())
     for ask in (
-        lambda: book.outstanding(7),
-        lambda: book.rate(7),
+        lambda: book.account(7),
         lambda: book.report(7, []),
         lambda: book.grant(7, 1),
         lambda: book.remove(7),

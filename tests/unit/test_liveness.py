@@ -25,6 +25,7 @@ from dist_classicrl.engines.server.window import PushWindow
 from dist_classicrl.engines.server.worker import Worker
 from dist_classicrl.errors import CutOffError, RemoteRankError
 from dist_classicrl.learning.learner import Totals
+from dist_classicrl.membership.election import Base
 from dist_classicrl.membership.heartbeat import Beat
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.local import LocalTable
@@ -162,7 +163,7 @@ def play_rounds(monkeypatch):
         learner = SimpleNamespace(table=LocalTable(2, 2, np.dtype("f8")), totals=Totals())
         begun = []
         worker = worker_of_rounds.RoundWorker(
-            group(1, channel), learner, begun.extend, SETTINGS, 0, 3, 7, False
+            group(1, channel), learner, begun.extend, SETTINGS, 0, 3, 7, False, Base()
         )
         worker.follow_on(channel)
         try:

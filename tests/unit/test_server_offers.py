@@ -58,7 +58,7 @@ def test_a_worker_that_was_too_slow_gets_a_lease_when_the_others_stand_still(ser
         server._offer(server.now)
         asked += 1
     (reply,) = map(decode, server.sent)
-    assert reply.lease.steps == 10 and server.leases.outstanding(SLOW) == 10
+    assert reply.lease.steps == 10 and server.leases.account(SLOW).outstanding == 10
     # It has something to do, and is not asked again.
     server.now += 1.0
     server._offer(server.now)
@@ -76,4 +76,4 @@ def test_what_a_lost_worker_held_is_offered_to_the_others(server):
     assert server.has_lost(1) == held.steps
     server.peers.note(lost, PeerEvent.LOST)
     server._offer(2.0)
-    assert len(server.sent) == 1 and server.leases.outstanding(SLOW) == 10
+    assert len(server.sent) == 1 and server.leases.account(SLOW).outstanding == 10

@@ -1,7 +1,6 @@
 """What asks a training to stop: signals, here in processes of their own, time limits and other ranks."""
 
 import contextlib
-import json
 import logging
 import os
 import signal
@@ -15,6 +14,8 @@ import pytest
 from own_signals import SIGNALS, own_signals
 from signal_masks import listens
 
+from dist_classicrl.comm.messages import decode, encode
+from dist_classicrl.engines.roles.messages import AskToStop
 from dist_classicrl.errors import TrainingInterrupted, TrainingStopped
 from dist_classicrl.process import stop as stopping
 from dist_classicrl.process.stop import Stop, StopWatch
@@ -98,11 +99,9 @@ def test_a_stop_becomes_the_exception_of_its_kind():
     assert (interrupted.code, interrupted.checkpoint, interrupted.steps) == (130, None, 0)
 
 
-def test_a_stop_goes_to_other_ranks_as_json():
-    stop = Stop(75, "SIGUSR1 on rank 3 (höst)")
-    assert Stop.from_dict(json.loads(json.dumps(stop.to_dict()))) == stop
-    with pytest.raises(TypeError):
-        Stop.from_dict({"code": 75})
+def test_a_stop_goes_to_other_ranks():
+    asked = AskToStop(Stop(75, "SIGUSR1 on rank 3 (höst)"))
+    assert decode(encode(asked)) == asked
 
 
 # Signals in this process

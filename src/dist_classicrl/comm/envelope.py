@@ -96,13 +96,7 @@ def encode(
 
 
 def total_bytes(start: np.ndarray) -> int:
-    """Return the length of the message that begins with the bytes `start`.
-
-    Raises
-    ------
-    ProtocolError
-        If they are no beginning of a message.
-    """
+    """Return the length of the message that begins with the bytes `start`; ProtocolError if none does."""
     if start.size < MARK_BYTES:
         raise ProtocolError(f"A message of {start.size} bytes came; the shortest has {_HEAD}.")
     mark, total = struct.unpack_from("=2q", start.data)
@@ -114,13 +108,7 @@ def total_bytes(start: np.ndarray) -> int:
 
 
 def decode(message: np.ndarray) -> tuple[Kind, list[np.ndarray]]:
-    """Return the kind and the parts, as views of `message`.
-
-    Raises
-    ------
-    ProtocolError
-        If the bytes are no message.
-    """
+    """Return the kind and the parts, as views of `message`; ProtocolError if the bytes are no message."""
     total = total_bytes(message)
     if total != message.size:
         raise ProtocolError(f"A message of {total} bytes came as {message.size} bytes.")
@@ -157,13 +145,7 @@ def text(data: Any) -> np.ndarray:
 
 
 def from_text(part: np.ndarray, kind: type = dict) -> Any:
-    """Return what `text` packed, which was of type `kind`.
-
-    Raises
-    ------
-    ProtocolError
-        If the bytes are no such text.
-    """
+    """Return what `text` packed, which was of type `kind`; ProtocolError if the bytes are no such text."""
     try:
         data = json.loads(part.tobytes().decode())
     except (ValueError, RecursionError) as error:

@@ -61,25 +61,13 @@ def encode(message: object, stamp: int | None = None) -> np.ndarray:
 
 
 def decode(message: np.ndarray) -> Any:
-    """Return the message, of the class of its kind; its arrays are views of the bytes.
-
-    Raises
-    ------
-    ProtocolError
-        If the bytes are no message.
-    """
+    """Return the message, of the class of its kind; its arrays are views of the bytes."""
     kind, parts = envelope.decode(message)
     return from_parts(_class_of(kind), parts)
 
 
 def decode_stamped(message: np.ndarray) -> tuple[int, Any]:
-    """Return the stamp and the message.
-
-    Raises
-    ------
-    ProtocolError
-        If the bytes are no message with a stamp.
-    """
+    """Return the stamp and the message; a ProtocolError is raised if there is no stamp, either."""
     kind, parts = envelope.decode(message)
     if not parts or parts[0].dtype != np.int64 or parts[0].size != 1:
         raise damaged(kind.name, "it has no stamp")

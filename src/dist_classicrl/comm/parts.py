@@ -38,13 +38,7 @@ _Read = tuple[Iterator[Any], Iterator[Any], Iterator[Any]]
 
 
 def to_parts(record: object) -> list[np.ndarray]:
-    """Return a record as parts of a message.
-
-    Raises
-    ------
-    TypeError
-        If a field of its class is of a type that cannot travel.
-    """
+    """Return a record as parts of a message; TypeError if a field of its class cannot travel."""
     ints, reals, arrays = to_streams(record)
     numbers = [] if ints is None else [np.array(ints, np.int64)]
     return [*numbers, *([] if reals is None else [np.array(reals, np.float64)]), *arrays]
@@ -60,13 +54,7 @@ def to_streams(record: object) -> tuple[list[int] | None, list[float] | None, li
 
 
 def from_parts(cls: type[T], parts: Sequence[np.ndarray]) -> T:
-    """Return the dataclass of type `cls` whose `to_parts` these are.
-
-    Raises
-    ------
-    ProtocolError
-        If they are those of no such dataclass.
-    """
+    """Return the dataclass of type `cls` whose `to_parts` these are; ProtocolError if they are of no such."""
     codec = _codec_of(cls)
     arrays = iter(parts)
     try:
@@ -89,17 +77,11 @@ def _numbers(part: np.ndarray, dtype: type) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class _Codec:
-    """How values of one type travel.
-
-    Attributes
-    ----------
-    streams : frozenset of int
-        Which of what is written it may add to.
-    """
+    """How values of one type travel."""
 
     write: Callable[[Any, _Written], None]
     read: Callable[[_Read], Any]
-    streams: frozenset[int]
+    streams: frozenset[int]  # which of what is written it may add to
 
 
 def _codec_of(kind: Any) -> _Codec:

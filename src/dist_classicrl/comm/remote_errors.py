@@ -40,10 +40,7 @@ class Failed:
 
     @classmethod
     def of(cls, error: BaseException, rank: int) -> Failed:
-        """Return `error` as a message of `rank`.
-
-        A `RemoteRankError` is passed on as what it was where it was raised.
-        """
+        """Return `error` as a message of `rank`; a `RemoteRankError` as what it was where it was raised."""
         if isinstance(error, RemoteRankError):
             return cls(**error.to_dict())
         return cls(

@@ -178,10 +178,7 @@ class RootedCollectives:
         return dict(sorted(found.items()))
 
     def share(self, own: T, what: str) -> dict[int, T]:
-        """Return what every rank gives, by rank, on all of them.
-
-        The root waits for one rank after the other, `seconds` for each.
-        """
+        """Return what every rank gives, by rank, on all of them; the root waits `seconds` for each one."""
         cls = type(own)
         if not self.is_root:
             self.send([self.root], own)

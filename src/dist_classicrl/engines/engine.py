@@ -80,10 +80,7 @@ _registered: dict[str, Engine] = {}
 def register(engine: Engine) -> None:
     """Let trainings take an engine where it suits, before any that was there already.
 
-    Raises
-    ------
-    SettingsError
-        If it is no engine, or there is one of that name.
+    A `SettingsError` is raised if it is no engine, or there is one of that name.
     """
     if not _is_engine(engine):
         raise SettingsError(f"An engine has a name and methods suits and train, got {engine!r}.")
@@ -100,20 +97,9 @@ def unregister(name: str) -> None:
 
 
 def engine_for(settings: Settings, ranks: int, placement: Any) -> Engine:
-    """Return the engine that trains.
+    """Return the engine that trains over so many ranks; 1: a process alone.
 
-    Parameters
-    ----------
-    settings : Settings
-    ranks : int
-        Of the communicator; 1 where a process is alone.
-    placement : str or Engine
-        One of `PLACEMENTS`, or the engine itself.
-
-    Raises
-    ------
-    SettingsError
-        If it is something else.
+    A `SettingsError` is raised if `placement` is neither one of `PLACEMENTS` nor the engine itself.
     """
     if isinstance(placement, str) and placement in PLACEMENTS:
         engines = (*reversed(_registered.values()), *_BUILT_IN)

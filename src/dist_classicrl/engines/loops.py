@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from dist_classicrl.engines.outcome import Learned
-from dist_classicrl.engines.progress import Company, Learning
+from dist_classicrl.engines.progress import Company
 from dist_classicrl.engines.run import Run
 from dist_classicrl.engines.saving import Position
 from dist_classicrl.engines.schedule import play, rounds
@@ -32,13 +32,9 @@ class Loop(ABC):
         self._run = run
         self._learner = learner
         self._company = Company() if company is None else company
+        self.own = self._company.own  # the process itself
         self.begin = 0.0
         self._copies = run.values[:0], run.counts[:0]
-
-    @property
-    def own(self) -> Learning:
-        """The process itself."""
-        return self._company.own
 
     @property
     def seconds(self) -> float:
@@ -46,15 +42,7 @@ class Loop(ABC):
         return time.perf_counter() - self.begin
 
     def run(self) -> None:
-        """Make all steps.
-
-        Raises
-        ------
-        TrainingStopped
-            If the process was asked to stop.
-        CheckpointFencedError
-            If another server has taken over the checkpoints.
-        """
+        """Make all steps; raises what `look` does."""
         try:
             self._learn_all()
         except CheckpointFencedError:
@@ -87,7 +75,7 @@ class Loop(ABC):
         """Tell the callbacks what is new, if it is time or `now`. Return whether to go on."""
         reporter = self._run.reporter
         reporter.hear(self._company.record, self._run.saver)
-        if now and reporter.has_news or reporter.is_due(self.seconds):
+        if reporter.is_due(self.seconds, now):
             self.settle()
             reporter.report(self.seconds, [self.own])
             reporter.rest(self.seconds)
@@ -96,12 +84,8 @@ class Loop(ABC):
     def look(self) -> None:
         """Save or stop, if it is time.
 
-        Raises
-        ------
-        TrainingStopped
-            If the process was asked to stop.
-        CheckpointFencedError
-            If another server has taken over the checkpoints.
+        `TrainingStopped` is raised if the process was asked to stop, and a `CheckpointFencedError` if another
+        server has taken over the checkpoints.
         """
         run, saver = self._run, self._run.saver
         if saver is None:
@@ -149,10 +133,11 @@ class StepLoop(Loop):
                 before = time.perf_counter()
                 learner.learn(self._walker, stream, steps)
                 now = time.perf_counter()
+                spent = Learned(learning_seconds=now - before, worker_seconds=now - before)
                 size = max(1, min(int(steps * _SLICE_SECONDS / max(now - before, 1e-9)), 4 * size))
                 run.tally.steps = run.tally.earlier_steps + stream.used - self._first
                 run.tally.add_learned(Learned.of(learner.totals.take()))
-                run.reporter.count(self.own.rank, steps, now - before, now - before)
+                run.reporter.count(self.own.rank, steps, spent)
                 if now - folded > _FOLD_SECONDS:
                     self.settle()
                     folded = now
@@ -211,7 +196,8 @@ class RoundLoop(Loop):
             for quota in quotas:
                 maps.append(play(quota, learner, run.seed))
                 run.tally.add_learned(Learned.of(learner.totals.take()))
-            spent = time.perf_counter() - before
+            seconds = time.perf_counter() - before
+            spent = Learned(learning_seconds=seconds, worker_seconds=seconds)
             version = shared.version
             merge.merge(maps)
             learner.table.rebase(shared.refresh(version), [])
@@ -219,7 +205,7 @@ class RoundLoop(Loop):
             run.tally.steps += made
             run.kept += made
             run.tally.pushes += len(quotas)
-            run.reporter.count(self.own.rank, made, spent, spent)
+            run.reporter.count(self.own.rank, made, spent)
             goes_on = self.report()
             if run.kept < run.steps:
                 self.look()

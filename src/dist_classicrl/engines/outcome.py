@@ -73,38 +73,20 @@ class Outcome:
 
 @dataclass
 class Counters:
-    """What is counted of a run, from its beginning or since a report.
-
-    Attributes
-    ----------
-    steps : int
-    episodes : float
-        That ended.
-    returns, lengths : float
-        Sums over those episodes.
-    td_errors : float
-        Sum of absolute temporal-difference errors over the steps.
-    pushes : int
-    bytes_pushed, bytes_pulled, bytes_saved : int
-        See `TrainingResult`.
-    staleness : int
-        Sum over the pushes of the other workers' pushes that each did not know of.
-    learning_seconds, worker_seconds : float
-        Of all workers: spent on learning, and in all.
-    """
+    """What is counted of a run, from its beginning or since a report. `TrainingResult` explains the bytes."""
 
     steps: int = 0
-    episodes: float = 0.0
-    returns: float = 0.0
-    lengths: float = 0.0
-    td_errors: float = 0.0
+    episodes: float = 0.0  # that ended
+    returns: float = 0.0  # the sum over those episodes
+    lengths: float = 0.0  # likewise
+    td_errors: float = 0.0  # sum of absolute temporal-difference errors over the steps
     pushes: int = 0
     bytes_pushed: int = 0
     bytes_pulled: int = 0
     bytes_saved: int = 0
-    staleness: int = 0
-    learning_seconds: float = 0.0
-    worker_seconds: float = 0.0
+    staleness: int = 0  # sum over the pushes of the other workers' pushes that each did not know of
+    learning_seconds: float = 0.0  # of all workers
+    worker_seconds: float = 0.0  # likewise, with all that was not learning
 
     def counted(self) -> dict[str, Any]:
         """Return all counters by name."""
@@ -118,15 +100,18 @@ class Counters:
         """Return what was counted after `before`."""
         return Counters(**{name: getattr(self, name) - getattr(before, name) for name in _COUNTERS})
 
-    @property
-    def mean_return(self) -> float:
-        """Mean return of the episodes; NaN if none ended."""
-        return self.returns / self.episodes if self.episodes else math.nan
-
-    @property
-    def mean_length(self) -> float:
-        """Mean length of the episodes; NaN if none ended."""
-        return self.lengths / self.episodes if self.episodes else math.nan
+    def summary(self) -> dict[str, Any]:
+        """Return what `Outcome` and `Progress` both say of it, by the names that it has there."""
+        episodes = self.episodes
+        return {
+            "episodes": int(episodes),
+            "mean_return": self.returns / episodes if episodes else math.nan,
+            "mean_length": self.lengths / episodes if episodes else math.nan,
+            "pushes": self.pushes,
+            "bytes_pushed": self.bytes_pushed,
+            "bytes_pulled": self.bytes_pulled,
+            "communication_fraction": self.communication_fraction,
+        }
 
     @property
     def mean_td_error(self) -> float:
@@ -150,11 +135,7 @@ _COUNTERS = [each.name for each in fields(Counters)]
 
 
 class Learned(NamedTuple):
-    """What a worker's learning came to since it last told.
-
-    Episodes that ended, the sums of their returns and lengths, that of absolute temporal-difference errors
-    over the steps; and the seconds of learning, and in all.
-    """
+    """What a worker's learning came to since it last told; see `Counters`."""
 
     episodes: float = 0.0
     returns: float = 0.0
@@ -239,21 +220,15 @@ class Tally(Counters):
         """Return the call's outcome, `seconds` after this process began, with those lost who are `away`."""
         seconds += self.earlier_seconds
         return Outcome(
+            **self.summary(),
             steps=self.steps,
-            episodes=int(self.episodes),
-            mean_return=self.mean_return,
-            mean_length=self.mean_length,
             seconds=seconds,
             compile_seconds=compile_seconds,
             steps_per_second=self.steps / seconds if seconds > 0.0 else 0.0,
             workers=workers,
             lost_workers=tuple(sorted({*away, *(() if record is None else record.lost)})),
             events=() if record is None else tuple(record.entries),
-            pushes=self.pushes,
-            bytes_pushed=self.bytes_pushed,
-            bytes_pulled=self.bytes_pulled,
             bytes_saved=self.bytes_saved,
-            communication_fraction=self.communication_fraction,
             resumed_from=self.resumed_from,
         )
 

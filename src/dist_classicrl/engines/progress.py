@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import socket
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dist_classicrl.engines.outcome import Counters, Tally, with_nan, without_nan
+from dist_classicrl.engines.outcome import Counters, Learned, Tally, with_nan, without_nan
 
 if TYPE_CHECKING:
     from dist_classicrl.engines.saving import Saver
@@ -19,29 +20,15 @@ _MAY_BE_NAN = ("mean_return", "mean_length", "td_error")
 
 @dataclass(frozen=True)
 class RankProgress:
-    """What one rank that learns has done since the last report.
-
-    Attributes
-    ----------
-    rank : int
-    host : str
-    steps : int
-    steps_per_second : float
-    communication_fraction : float
-        Share of its time that did not go into learning.
-    staleness : float
-        Mean number of the others' pushes that a push of its did not know of.
-    silence : float
-        Seconds since it was last heard.
-    """
+    """What one rank that learns has done since the last report."""
 
     rank: int
     host: str
     steps: int = 0
     steps_per_second: float = 0.0
-    communication_fraction: float = 0.0
-    staleness: float = 0.0
-    silence: float = 0.0
+    communication_fraction: float = 0.0  # share of its time that did not go into learning
+    staleness: float = 0.0  # mean number of the others' pushes that a push of its did not know of
+    silence: float = 0.0  # seconds since it was last heard
 
 
 @dataclass(frozen=True)
@@ -117,15 +104,9 @@ class Progress:
 
 
 class Observer:
-    """What is told of a call of `train` on the rank that serves, between messages. It does nothing with it.
+    """What is told of a call of `train` on the rank that serves, between messages; this one ignores it."""
 
-    Attributes
-    ----------
-    wants_pushes : bool
-        Whether `pushed` is to be called.
-    """
-
-    wants_pushes = False
+    wants_pushes = False  # whether `pushed` is to be called
 
     def started(self, progress: Progress) -> None:
         """Hear that this rank serves from now on."""
@@ -180,39 +161,32 @@ class Reporter:
     wants_end: bool = False
 
     def __post_init__(self) -> None:
-        self._shares: dict[int, Counters] = {}  # of each rank, since the last report
+        #: Of each rank, since the last report.
+        self._shares: defaultdict[int, Counters] = defaultdict(Counters)
         self._events: list[dict[str, Any]] = []
-        self._next = self.every
-        self._then = 0.0
-        self._last = self.tally.copy()
         self._has_begun = False
+        self._count_from(0.0)
+
+    def _count_from(self, seconds: float) -> None:
+        """Begin to count for the next report."""
+        self._last = self.tally.copy()
+        self._then, self._next = seconds, seconds + self.every
+        self._shares.clear()
 
     def begin(self, seconds: float, learning: Iterable[Learning]) -> None:
         """Count from now on, `seconds` after this process began."""
         self._has_begun = True
-        self._last = self.tally.copy()
-        self._then, self._next = seconds, seconds + self.every
-        self._shares.clear()
+        self._count_from(seconds)
         self.observer.started(self._progress(seconds, tuple(learning)))
 
-    def count(
-        self,
-        rank: int,
-        steps: int,
-        learning_seconds: float,
-        worker_seconds: float,
-        staleness: int = 0,
-        n_bytes: int = 0,
-    ) -> None:
-        """Take note of a push."""
-        share = self._shares.get(rank)
-        if share is None:
-            share = self._shares[rank] = Counters()
+    def count(self, rank: int, steps: int, learned: Learned, staleness: int = 0, n_bytes: int = 0) -> None:
+        """Take note of a push, of which only the seconds that were learned are of interest."""
+        share = self._shares[rank]
         share.steps += steps
         share.pushes += 1
         share.staleness += staleness
-        share.learning_seconds += learning_seconds
-        share.worker_seconds += worker_seconds
+        share.learning_seconds += learned.learning_seconds
+        share.worker_seconds += learned.worker_seconds
         if self._has_begun and self.observer.wants_pushes:
             self.observer.pushed(rank, steps, staleness, n_bytes)
 
@@ -225,16 +199,14 @@ class Reporter:
         if saver is not None and (written := saver.news()) is not None:
             self.observer.saved(*written)
 
-    def is_due(self, seconds: float) -> bool:
-        """Whether it is time for a report, `seconds` after this process began."""
-        return seconds >= self._next
+    def is_due(self, seconds: float, now: bool = False) -> bool:
+        """Whether to report, `seconds` after this process began: it is time, or `now` if there is news."""
+        return seconds >= self._next or now and self.tally.steps > self._last.steps
 
     def report(self, seconds: float, learning: Iterable[Learning]) -> None:
         """Report, `seconds` after this process began; who learns is told by `learning`."""
         progress = self._progress(seconds, tuple(learning))
-        self._last = self.tally.copy()
-        self._then, self._next = seconds, seconds + self.every
-        self._shares.clear()
+        self._count_from(seconds)
         self._events.clear()
         if not self.observer.reported(progress):
             self.wants_end = True
@@ -246,31 +218,20 @@ class Reporter:
         """
         self._next = seconds + self.every
 
-    @property
-    def has_news(self) -> bool:
-        """Whether steps were made since the last report."""
-        return self.tally.steps > self._last.steps
-
     def _progress(self, seconds: float, learning: Sequence[Learning]) -> Progress:
         tally = self.tally
         passed = max(seconds - self._then, 1e-9)
         since = tally.since(self._last)
         epsilon, step_size = self.rates(tally.steps, len(learning))
         return Progress(
+            **since.summary(),
             steps=tally.steps,
             total_steps=tally.total_steps,
             steps_per_second=since.steps / passed,
-            episodes=int(since.episodes),
-            mean_return=since.mean_return,
             seconds=tally.earlier_seconds + seconds,
-            mean_length=since.mean_length,
             td_error=since.mean_td_error,
             epsilon=epsilon,
             learning_rate=step_size,
-            communication_fraction=since.communication_fraction,
-            pushes=since.pushes,
-            bytes_pushed=since.bytes_pushed,
-            bytes_pulled=since.bytes_pulled,
             staleness=since.mean_staleness,
             workers=len(learning),
             ranks=tuple(self._rank_progress(one, passed) for one in learning),
@@ -278,7 +239,7 @@ class Reporter:
         )
 
     def _rank_progress(self, one: Learning, passed: float) -> RankProgress:
-        share = self._shares.get(one.rank, Counters())
+        share = self._shares[one.rank]
         return RankProgress(
             rank=one.rank,
             host=one.host,

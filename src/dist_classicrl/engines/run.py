@@ -116,10 +116,7 @@ class Run:
     def add_walkers(self, learner: Learner, numbers: list[int]) -> None:
         """Give a learner these walkers, as new, with environments of their own.
 
-        Raises
-        ------
-        EnvError
-            If there is one instance only and several are needed.
+        An `EnvError` is raised if there is one instance only and several are needed.
         """
         source = self.source
         many = self.logical is not None and self.logical > 1

@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -30,36 +30,16 @@ RESCUE_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Position:
-    """How far a run is, besides the table.
+    """How far a run is, besides the table."""
 
-    Attributes
-    ----------
-    steps : int
-        Global steps that the table contains.
-    tally : dict
-        `Tally.to_dict`.
-    mode : str
-        "alone", "rounds" or "async": who can go on from the learners' state.
-    stream : dict or None
-        Start and steps used of the random stream of a process that learns alone.
-    version : int
-        Of the server's table.
-    applied : dict of str to int
-        The last push that the table includes, by rank.
-    learners : dict of str to ndarray
-        `dist_classicrl.learning.state.stack_states` of the learners, if they are to go on as they are.
-    exact : ndarray(float64), shape (S * A,), or None
-        The values that a process alone goes on with, where the table's own type is shorter.
-    """
-
-    steps: int
-    tally: dict[str, float]
-    mode: str
-    stream: dict[str, int] | None = None
-    version: int = 0
-    applied: dict[str, int] = field(default_factory=dict)
-    learners: Mapping[str, np.ndarray] = field(default_factory=dict)
-    exact: np.ndarray | None = None
+    steps: int  # global steps that the table contains
+    tally: dict[str, float]  # `Tally.to_dict`
+    mode: str  # "alone", "rounds" or "async": who can go on from the learners' state
+    stream: dict[str, int] | None = None  # start and steps used of that of a process that learns alone
+    version: int = 0  # of the server's table
+    applied: dict[str, int] = field(default_factory=dict)  # the last push that the table includes, by rank
+    learners: Mapping[str, np.ndarray] = field(default_factory=dict)  # stacked, if they go on as they are
+    exact: np.ndarray | None = None  # float64, to go on with alone where the table's own type is shorter
 
 
 def note_finished(finished: list[dict[str, Any]], begin: int, end: int, result: Outcome) -> None:
@@ -74,95 +54,57 @@ def note_finished(finished: list[dict[str, Any]], begin: int, end: int, result: 
     ]
 
 
+@dataclass(eq=False)
 class Saver:
     """Saves one call of `train`, in the background while it goes on.
 
-    Parameters
-    ----------
-    plan : CheckpointPlan
-    writer : Writer
-    description : dict
-        What does not change during the call: settings, environment, seed and the like. Its "run" is the run's
-        name, eight hexadecimal digits: checkpoints of other runs in the folder are left alone.
-    table : tuple of ndarray
-        The agent's whole table and visits, in rows, of which the environment may use a corner.
-    shape : TableShape
-        What stands in the rows.
-    corner : tuple of int
-        Rows and actions of that corner.
-    constant : dict of str to ndarray
-        Arrays that are the same in each checkpoint.
-    finished : list of dict
-        The results of the calls that the agent has finished; `finish` adds this one.
-    watch : StopWatch
-        Tells when to stop.
-    start : int
-        Global step from which this process goes on.
-    patience : float
-        Seconds that the last checkpoint of the call may take.
+    The `description` is what does not change during the call: settings, environment, seed and the like. Its
+    "run" is the run's name, eight hexadecimal digits: checkpoints of other runs in the folder are left alone.
     """
 
-    def __init__(
-        self,
-        plan: CheckpointPlan,
-        writer: Writer,
-        description: dict[str, Any],
-        table: tuple[np.ndarray, np.ndarray],
-        shape: TableShape,
-        corner: tuple[int, int],
-        constant: Mapping[str, np.ndarray],
-        finished: list[dict[str, Any]],
-        watch: StopWatch,
-        start: int,
-        patience: float,
-    ) -> None:
-        self._plan = plan
-        self._writer = writer
-        self._description = description
-        self._table = table
-        self._shape = shape
-        self._corner = corner
-        self._constant = constant
-        self._finished = finished
-        self._watch = watch
-        self._saved_steps = start
+    plan: CheckpointPlan
+    writer: Writer
+    description: dict[str, Any]
+    table: tuple[np.ndarray, np.ndarray]  # the agent's whole one and visits, in rows
+    shape: TableShape  # what stands in the rows
+    corner: tuple[int, int]  # rows and actions of the table that the environment uses
+    constant: Mapping[str, np.ndarray]  # what is the same in each checkpoint
+    finished: list[dict[str, Any]]  # results of the calls that the agent has finished; `finish` adds this one
+    watch: StopWatch  # tells when to stop
+    start: InitVar[int]  # global step from which this process goes on
+    patience: float  # seconds that the last checkpoint of the call may take
+
+    def __post_init__(self, start: int) -> None:
+        self._saved_steps = self._submitted = start
         self._saved_at = time.monotonic()
-        self._patience = patience
-        self._submitted = start
-        self._told = writer.last
+        self._told = self.writer.last
 
     def look(self) -> Stop | None:
-        """Return why to stop, if there is a reason.
-
-        Raises
-        ------
-        CheckpointFencedError
-            If another server has taken over the folder.
-        """
-        self._writer.check()
-        self._watch.check_time(self._writer.seconds)
-        return self._watch.stop
+        """Return why to stop if at all; CheckpointFencedError if another server has taken over the folder."""
+        self.writer.check()
+        self.watch.check_time(self.writer.seconds)
+        return self.watch.stop
 
     @property
     def asked_to_stop(self) -> Stop | None:
         """The request to stop that has come, if there is one."""
-        return self._watch.stop
+        return self.watch.stop
 
     def ask_to_stop(self, stop: Stop) -> None:
         """Take note that another rank was asked to stop."""
-        self._watch.ask(stop)
+        self.watch.ask(stop)
 
     def is_due(self, steps: int) -> bool:
         """Whether to save now, at global step `steps`: never before the last checkpoint is on disk.
 
         One that could not be written is tried again soon.
         """
-        if self._writer.busy:
+        if self.writer.busy:
             self._report_slow()
             return False
-        in_steps, in_seconds = self._plan.checkpoint_interval
+        in_steps, in_seconds = self.plan.checkpoint_interval
         interval = math.inf if in_seconds is None else in_seconds
-        if self._writer.failed:
+        if self.writer.failed:
             interval = min(interval, _RETRY_SECONDS)
         if time.monotonic() - self._saved_at >= interval:
             return True
@@ -170,8 +112,8 @@ class Saver:
 
     def news(self) -> tuple[int, str] | None:
         """Return the global step of a checkpoint and where it is, once it is on disk."""
-        last = self._writer.last
-        if self._writer.busy or last == self._told or last is None:
+        last = self.writer.last
+        if self.writer.busy or last == self._told or last is None:
             return None
         self._told = last
         return self._submitted, last
@@ -187,8 +129,8 @@ class Saver:
         `values` and `counts` (S * A,) must not change before `is_due` says yes again.
         """
         self._submitted = position.steps
-        self._writer.submit(
-            self._arrays(values, counts, position), self._body(position), self._description["run"]
+        self.writer.submit(
+            self._arrays(values, counts, position), self._body(position), self.description["run"]
         )
 
     def save_last(
@@ -204,7 +146,7 @@ class Saver:
         `meanwhile` is called every 50 ms. `patience` in seconds, at most that of the whole run. However this
         ends, `values` and `counts` may change afterwards.
         """
-        seconds = min(patience, self._patience)
+        seconds = min(patience, self.patience)
         deadline = time.monotonic() + seconds
         try:
             written = self._wait(deadline, meanwhile)
@@ -212,24 +154,24 @@ class Saver:
                 self.save(values, counts, position)
                 written = self._wait(deadline, meanwhile)
                 if not written:
-                    self._writer.abandon()
+                    self.writer.abandon()
         except BaseException:
-            self._writer.abandon()
+            self.writer.abandon()
             raise
         if not written:
             logger.warning(
                 "The last checkpoint did not get ready within %g s in %s, and was given up. The last good "
                 "one of this process is %s.",
                 seconds,
-                self._writer.url,
-                self._writer.last or "none",
+                self.writer.url,
+                self.writer.last or "none",
             )
-        self._writer.check()
-        return self._writer.last if written and not self._writer.failed else None
+        self.writer.check()
+        return self.writer.last if written and not self.writer.failed else None
 
     def stop(self) -> None:
         """Write nothing more: another rank does now."""
-        self._writer.abandon()
+        self.writer.abandon()
 
     def rescue(
         self,
@@ -256,11 +198,11 @@ class Saver:
 
         Return where it is; None if it could not be written.
         """
-        note_finished(self._finished, **self._description["call"], result=result)
+        note_finished(self.finished, **self.description["call"], result=result)
         return self.save_last(values, counts, position, meanwhile)
 
     def _wait(self, deadline: float, meanwhile: Callable[[], None]) -> bool:
-        while not self._writer.wait(_LOOK_SECONDS):
+        while not self.writer.wait(_LOOK_SECONDS):
             self._report_slow()
             if time.monotonic() > deadline:
                 return False
@@ -268,12 +210,12 @@ class Saver:
         return True
 
     def _report_slow(self) -> None:
-        self._writer.report_slow(max(self._plan.checkpoint_interval.seconds or 0.0, _SLOW_SECONDS))
+        self.writer.report_slow(max(self.plan.checkpoint_interval.seconds or 0.0, _SLOW_SECONDS))
 
     def _arrays(self, values: np.ndarray, counts: np.ndarray, position: Position) -> dict[str, np.ndarray]:
-        whole = self._whole(self._table[0], values), self._whole(self._table[1], counts)
-        arrays = self._shape.to_arrays(*whole)
-        arrays.update(self._constant)
+        whole = self._whole(self.table[0], values), self._whole(self.table[1], counts)
+        arrays = self.shape.to_arrays(*whole)
+        arrays.update(self.constant)
         arrays.update(position.learners)
         if position.exact is not None:
             arrays["exact"] = position.exact
@@ -281,20 +223,20 @@ class Saver:
 
     def _whole(self, table: np.ndarray, corner: np.ndarray) -> np.ndarray:
         """Return the agent's `table` with the environment's `corner` of it as it is now."""
-        if table.shape == self._corner:
-            return corner.reshape(self._corner)
+        if table.shape == self.corner:
+            return corner.reshape(self.corner)
         whole = table.copy()
-        whole[: self._corner[0], : self._corner[1]] = corner.reshape(self._corner)
+        whole[: self.corner[0], : self.corner[1]] = corner.reshape(self.corner)
         return whole
 
     def _body(self, position: Position) -> dict[str, Any]:
         return {
-            **self._description,
+            **self.description,
             "steps": position.steps,
             "mode": position.mode,
             "stream": position.stream,
             "version": position.version,
             "applied": position.applied,
             "tally": position.tally,
-            "finished": list(self._finished),
+            "finished": list(self.finished),
         }

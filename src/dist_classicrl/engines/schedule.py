@@ -59,10 +59,7 @@ def rounds(settings: Settings, start: int, steps: int) -> Iterator[list[Quota]]:
 
 
 def play(quota: Quota, learner: Learner, seed: int) -> PackedMap:
-    """Let a logical worker do its quota from the base of the learner's table, and return its maps.
-
-    Afterwards the table is as before.
-    """
+    """Let a logical worker do its quota from the base of the table, left as it was; return its maps."""
     # A global step belongs to one quota alone, so it names the quota's random stream.
     stream = Stream(stream_key(seed, "round", quota.worker, quota.start), quota.start)
     learner.learn(quota.worker, stream, quota.steps)

@@ -58,13 +58,7 @@ class Entry:
 
 
 def join(group: Group) -> Entry:
-    """Ask to take part in the run that goes on without this rank.
-
-    Raises
-    ------
-    CutOffError
-        If nobody answers, or the run is over.
-    """
+    """Ask to take part in the run that goes on; CutOffError if nobody answers, or it is over."""
     wire = group.wire
     group.withdraw()
     backoff = Backoff(wire.sleep)

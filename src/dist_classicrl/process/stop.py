@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -43,15 +43,6 @@ class Stop:
         """Return the exception with which `train` ends, after `steps` steps that are in `checkpoint`."""
         kind = TrainingInterrupted if self.code == INTERRUPTED else TrainingStopped
         return kind(self.code, self.reason, checkpoint, steps)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the request as plain data for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Stop:
-        """Return the request that `to_dict` described."""
-        return cls(**data)
 
 
 class _Listener:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -68,7 +68,7 @@ class Members(Generic[Client]):
         self.peers: Peers[Client] = Peers()
         self.begun = group.wire.now()
         self._announced = Announced(group.view)
-        self._lost_before: list[tuple[int, str]] = []  # before this rank began to serve, and why
+        self.lost_before: list[tuple[int, str]] = []  # before this rank began to serve, and why
         self._requests: dict[int, int] = {}  # the last one to take part of each rank
         self._replacements: Replacements | None = None
         if policy.on_failure == "replace":
@@ -135,14 +135,8 @@ class Members(Generic[Client]):
     def look(self, now: float) -> None:
         """Take in control messages, judge who is lost, and start or let in who replaces them.
 
-        Raises
-        ------
-        Deposed
-            If another rank serves now.
-        CutOffError
-            If too few ranks are heard to go on.
-        RankLostError
-            If so few are left, or any loss is one too many, by the policy.
+        `Deposed` is raised if another rank serves now, a `CutOffError` if too few ranks are heard to go on,
+        and a `RankLostError` if so few are left, or any loss is one too many, by the policy.
         """
         self.take_in_control()
         for rank, why in self.judge(now).items():
@@ -167,13 +161,7 @@ class Members(Generic[Client]):
             # Anything else answers a question of this rank that has been settled otherwise.
 
     def judge(self, now: float) -> dict[int, str]:
-        """Return who is to be excluded, and why.
-
-        Raises
-        ------
-        CutOffError
-            If too few others are left to go on.
-        """
+        """Return who is to be excluded, and why; a CutOffError is raised if too few are left to go on."""
         group, timing = self.group, self.group.timing
         silent: dict[int, str] = {}
         stuck: dict[int, str] = {}  # heard here, so they follow no other server
@@ -250,23 +238,13 @@ class Members(Generic[Client]):
                 "min_workers."
             )
 
-    def add_earlier_losses(self, losses: Iterable[tuple[int, str]]) -> None:
-        """Take note of who was lost before this rank began to serve, and why."""
-        self._lost_before += losses
-
     def check_earlier_losses(self) -> None:
-        """Check, and have replaced, who was lost before this rank began to serve.
-
-        Raises
-        ------
-        RankLostError
-            If the run may not go on without them.
-        """
-        for rank, why in self._lost_before:
+        """Have replaced who was lost before this rank began to serve; RankLostError if the policy says so."""
+        for rank, why in self.lost_before:
             if self._replacements is not None:
                 self._replacements.wanted(1)
             self._check_policy(rank, why)
-        self._lost_before.clear()
+        self.lost_before.clear()
 
     def begin_in_place_of(self, before: Collection[int]) -> None:
         """Tell all that this rank serves now, and which of the members `before` had no part in that."""
@@ -275,7 +253,7 @@ class Members(Generic[Client]):
         missing = sorted(set(before) - set(group.view.members))
         for rank in missing:
             self.note("excluded", rank, detail=why)
-        self.add_earlier_losses((rank, why) for rank in missing)
+        self.lost_before += [(rank, why) for rank in missing]
         self.note("failover", group.rank, detail=f"term {group.view.term}")
         self._change_members(set(group.view.members))
 

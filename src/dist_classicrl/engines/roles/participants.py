@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, TypeVar
 
 from dist_classicrl.comm.transport import Channel
 from dist_classicrl.engines.loops import LearningOn
@@ -51,23 +52,14 @@ W = TypeVar("W", bound=Working)
 S = TypeVar("S", bound=Serving[Any])
 
 
+@dataclass(eq=False)
 class Roles(ABC, Generic[W, S]):
-    """What a rank may be in an engine, made when it comes to that.
+    """What a rank may be in an engine, made when it comes to that."""
 
-    Attributes
-    ----------
-    run : Run
-    group : Group
-    rates : Rates
-    learner : Learner or None
-        What its worker learns with, once there is one.
-    """
-
-    def __init__(self, run: Run, group: Group, rates: Rates) -> None:
-        self.run = run
-        self.group = group
-        self.rates = rates
-        self.learner: Learner | None = None
+    run: Run
+    group: Group
+    rates: Rates
+    learner: Learner | None = field(default=None, init=False)  # its worker's, once there is one
 
     @abstractmethod
     def worker(self, base: Base) -> W:
@@ -102,14 +94,9 @@ def run_together(make_roles: type[Roles[W, S]], run: Run, group: Group, start: S
     The result and the table are the same everywhere. With an `Entry` this rank joins a call that the others
     have begun.
 
-    Raises
-    ------
-    TrainingStopped
-        On all ranks, if any was asked to stop; what all learned is on disk.
-    WorkerLeft
-        If this rank has left in good order.
-    Deposed
-        If the setup has to begin anew, with other members.
+    `TrainingStopped` is raised on all ranks if any was asked to stop; what all learned is on disk then.
+    `WorkerLeft` is raised if this rank has left in good order, and `Deposed` if the setup has to begin anew,
+    with other members.
     """
     rates = Rates(run.settings, run.logical or max(1, len(group.view.workers)))
     participant = Participant(make_roles(run, group, rates))
@@ -134,13 +121,7 @@ def run_together(make_roles: type[Roles[W, S]], run: Run, group: Group, start: S
 
 
 class Participant(Generic[W, S]):
-    """A rank in a call of `train`, as a server or as a worker.
-
-    Parameters
-    ----------
-    roles : Roles
-        The engine's, for this rank.
-    """
+    """A rank in a call of `train`, as a server or as a worker: its `roles` are the engine's."""
 
     def __init__(self, roles: Roles[W, S]) -> None:
         self.run = run = roles.run
@@ -180,10 +161,7 @@ class Participant(Generic[W, S]):
     def take_part(self) -> Outcome:
         """Serve or work until the call is done, through all changes of the server.
 
-        Raises
-        ------
-        CutOffError
-            If too few ranks are heard to go on, or the run ended without this rank.
+        A `CutOffError` is raised if too few ranks are heard to go on, or the run ended without this rank.
         """
         group = self.group
         self._begun = group.wire.now()
@@ -292,9 +270,9 @@ class Participant(Generic[W, S]):
         if server is None:
             server = self._server = self._roles.server(SharedTable(run.values, run.counts))
             lost = [event for event in self.group.events.entries if event["kind"] == "excluded"]
-            server.members.add_earlier_losses((event["rank"], event["detail"]) for event in lost)
+            server.members.lost_before += [(event["rank"], event["detail"]) for event in lost]
         with _heard(self.group, lambda: server.channels, server.beat):
-            server.begin_reports()
+            run.reporter.begin(server.seconds, server.who_learns())
             if self._final is None:
                 return self._serve(server)
             server.finish(self._final.result)
@@ -307,7 +285,8 @@ class Participant(Generic[W, S]):
         except CheckpointFencedError:
             server.await_successor()
             raise
-        except TrainingStopped:
+        except TrainingStopped as stopped:  # while this rank learned alone
+            tell_stopped(self.group.wire, server.channels, stopped, 0.0)
             raise
         except Exception:
             if saver is not None and server.can_rescue:
@@ -315,25 +294,35 @@ class Participant(Generic[W, S]):
             raise
         finally:
             run.kept = server.position.steps - run.start
+        try:
+            result = self._end(server, stop)
+        except TrainingStopped as stopped:
+            tell_stopped(self.group.wire, server.channels, stopped, LAST_PUSH_SECONDS)
+            raise
+        server.finish(result.to_dict())
+        return result
+
+    def _end(self, server: S, stop: Stop | None) -> Outcome:
+        """Save and report the end, or that it comes early: TrainingStopped is raised then."""
+        run, group, saver = self.run, self.group, self.run.saver
         seconds = server.seconds
         if stop is not None and saver is not None:
             run.rescue = partial(saver.rescue, run.values, run.counts, server.position, server.keep_alive)
             server.report_progress(now=True)
             run.rescue = None
             where = saver.save_last(run.values, run.counts, server.position, server.keep_alive)
-            run.reporter.hear(self.group.events, saver)
-            self._end_all(server, stop, where)
-        group = self.group
+            run.reporter.hear(group.events, saver)
+            raise run.stopped(stop, where)
         away = set(range(group.wire.size)) - set(group.view.members)
         result = run.tally.result(seconds, self._compile_seconds, server.learning, group.events, away)
         where = None
         if saver is not None:
             where = saver.finish(run.values, run.counts, server.position, result, server.keep_alive)
-        server.report_end(seconds)  # after saving: the callbacks may raise
-        stop = None if saver is None else saver.asked_to_stop
-        if stop is not None:  # too late for this call, but not for what the script does next
-            self._end_all(server, stop, where)
-        server.finish(result.to_dict())
+        run.reporter.hear(group.events, saver)
+        run.reporter.report(seconds, server.who_learns())  # after saving: the callbacks may raise
+        if saver is not None and saver.asked_to_stop is not None:
+            # Too late for this call, but not for what the script does next.
+            raise run.stopped(saver.asked_to_stop, where)
         return result
 
     def _serve_or_learn(self, server: S) -> Stop | None:
@@ -348,17 +337,8 @@ class Participant(Generic[W, S]):
             alone = self._roles.learner_alone(server)
             try:
                 alone.run()
-            except TrainingStopped as stopped:
-                stop = Stop(int(stopped.code or 0), stopped.reason)
-                tell_stopped(self.group.wire, server.channels, stop, stopped, 0.0)
-                raise
             finally:
                 server.has_made(alone)
-
-    def _end_all(self, server: S, stop: Stop, checkpoint: str | None) -> NoReturn:
-        error = self.run.stopped(stop, checkpoint)
-        tell_stopped(self.group.wire, server.channels, stop, error, LAST_PUSH_SECONDS)
-        raise error
 
     # Ends
 
@@ -386,11 +366,10 @@ class Participant(Generic[W, S]):
         self.run.close(self._roles.learner)
 
 
-@contextmanager
-def _heard(group: Group, channels: Callable[[], list[Channel]], beat: Callable[[], Beat]) -> Iterator[None]:
+def _heard(
+    group: Group, channels: Callable[[], list[Channel]], beat: Callable[[], Beat]
+) -> AbstractContextManager[None]:
     """Let a thread say that this rank is there, where the MPI library allows threads."""
     if not group.wire.has_threads:
-        yield
-        return
-    with heartbeat(channels, beat, group.timing.interval, group.wire.now):
-        yield
+        return nullcontext()
+    return heartbeat(channels, beat, group.timing.interval, group.wire.now)

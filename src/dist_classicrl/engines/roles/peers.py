@@ -108,19 +108,12 @@ class Peer(Generic[Client]):
 
 
 class Peers(Generic[Client]):
-    """All workers that a server has to do with.
-
-    Attributes
-    ----------
-    present : dict of int to Peer
-        Those that are there, by rank. It is replaced, and never changed: another thread may go through it.
-    learners : list of Peer
-        Those of them that learn.
-    """
+    """All workers that a server has to do with."""
 
     def __init__(self) -> None:
+        #: Those that are there, by rank. It is replaced, and never changed: another thread may go through it.
         self.present: dict[int, Peer[Client]] = {}
-        self.learners: list[Peer[Client]] = []
+        self.learners: list[Peer[Client]] = []  # those of them that learn
         self._all: dict[int, Peer[Client]] = {}
 
     def __iter__(self) -> Iterator[Peer[Client]]:
@@ -142,10 +135,7 @@ class Peers(Generic[Client]):
     def note(self, peer: Peer[Client], event: PeerEvent) -> None:
         """Take note of what happened to a worker. One that is lost is forgotten, and its channel closed.
 
-        Raises
-        ------
-        ProtocolError
-            If that cannot happen to it.
+        A `ProtocolError` is raised if that cannot happen to it.
         """
         after = TRANSITIONS.get((peer.state, event))
         if after is None:

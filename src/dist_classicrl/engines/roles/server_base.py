@@ -58,16 +58,8 @@ class Serving(Service[Client]):
     def run(self) -> Stop | None:
         """Serve until all steps have been made, or until the run is to stop: return why, in that case.
 
-        Raises
-        ------
-        RemoteRankError
-            If a worker failed.
-        NobodyLeft
-            If no worker is left, and steps are.
-        RankLostError, CutOffError, Deposed
-            See `look_around`.
-        CheckpointFencedError
-            If another server has taken over the checkpoints.
+        It raises what `take_in_common` and `look_around` do, and a `CheckpointFencedError` if another server
+        has taken over the checkpoints.
         """
 
     @property
@@ -100,11 +92,6 @@ class Serving(Service[Client]):
         return [peer.channel for peer in self.peers.present.values()]
 
     @property
-    def workers(self) -> list[int]:
-        """Who learns."""
-        return [peer.rank for peer in self.peers.learners]
-
-    @property
     def seconds(self) -> float:
         """Seconds since this rank began to serve."""
         return self.members.seconds
@@ -128,10 +115,7 @@ class Serving(Service[Client]):
             channel.reap()
 
     def wake(self) -> float:
-        """Begin a turn of the main loop, and return the time.
-
-        Time in which this process did not run counts as nobody's silence.
-        """
+        """Begin a turn of the main loop, and return the time; a pause of this process is nobody's silence."""
         group = self.group
         now = group.wire.now()
         self.progress += 1
@@ -151,21 +135,12 @@ class Serving(Service[Client]):
         clock, reporter = self.group.wire.now, self.reporter
         begin = clock()
         reporter.hear(self.group.events, self.saver)
-        if now and reporter.has_news or reporter.is_due(self.seconds):
-            reporter.report(self.seconds, self._learning())
+        if reporter.is_due(self.seconds, now):
+            reporter.report(self.seconds, self.who_learns())
             reporter.rest(self.seconds)
             self.has_paused(clock() - begin)
         if (spent := clock() - begin) > self.group.timing.interval:
             self.excuse(spent)
-
-    def begin_reports(self) -> None:
-        """Tell the callbacks that this rank serves."""
-        self.reporter.begin(self.seconds, self._learning())
-
-    def report_end(self, seconds: float) -> None:
-        """Tell the callbacks how the run has ended, `seconds` after this rank began to serve."""
-        self.reporter.hear(self.group.events, self.saver)
-        self.reporter.report(seconds, self._learning())
 
     @property
     def company(self) -> Company:
@@ -173,7 +148,8 @@ class Serving(Service[Client]):
         group = self.group
         return Company(Learning(group.rank, group.host_of(group.rank)), self.has_workers, group.events)
 
-    def _learning(self) -> list[Learning]:
+    def who_learns(self) -> list[Learning]:
+        """Return what reports say of the workers."""
         now, group = self.group.wire.now(), self.group
         return [
             Learning(peer.rank, group.host_of(peer.rank), max(0.0, now - peer.channel.last_heard))
@@ -197,10 +173,7 @@ class Serving(Service[Client]):
     def take_in_common(self, peer: Peer[Client], told: object) -> None:
         """Take in what any worker may send at any time: a sign of life, a failure, its leave, a stop.
 
-        Raises
-        ------
-        RemoteRankError
-            If it failed.
+        A `RemoteRankError` is raised if it failed.
         """
         match told:
             case Failed():
@@ -218,12 +191,7 @@ class Serving(Service[Client]):
     def look_around(self, now: float) -> None:
         """Take in control messages, and judge who is lost: at time `now`, up to which all was received.
 
-        Raises
-        ------
-        Deposed, CutOffError, RankLostError
-            See `Members.look`.
-        NobodyLeft
-            If no worker is left.
+        It raises what `Members.look` does, and `NobodyLeft` if no worker is left.
         """
         if self.group.is_due() or any(channel.lost for channel in self.channels):
             say_beat(self.channels, self.beat(), self.group.timing.interval, now)
@@ -241,13 +209,7 @@ class Serving(Service[Client]):
         return True
 
     def await_successor(self) -> None:
-        """Find out who has taken over the checkpoints: another server of this run, or somebody else.
-
-        Raises
-        ------
-        Deposed
-            If another rank serves now.
-        """
+        """Find out who has taken over the checkpoints: `Deposed` is raised if it is a server of this run."""
         wire = self.group.wire
         begin = wire.now()
         backoff = Backoff(wire.sleep)

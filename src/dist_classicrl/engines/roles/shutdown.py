@@ -29,15 +29,14 @@ _BYE_SECONDS = 1.0
 _ENDED_TAG = 2
 
 
-def tell_stopped(
-    wire: Wire, channels: list[Channel], stop: Stop, error: TrainingStopped, waited: float
-) -> None:
+def tell_stopped(wire: Wire, channels: list[Channel], error: TrainingStopped, waited: float) -> None:
     """Send word on all `channels` that the run has stopped, with what `error` says of it.
 
     A worker that is in a long step of its environment, or hangs, does not hear it. It is not waited for for
     long, after the `waited` seconds that its last push had: when this process ends, it ends the job, since
     all that can be saved is on disk.
     """
+    stop = Stop(int(error.code or 0), error.reason)
     stopped = encode(Stopped(stop, error.checkpoint, error.steps))
     try:
         late = _take_leave(channels, stopped, _BYE_SECONDS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from dist_classicrl.comm.messages import Bye, decode, encode, kind_of
 from dist_classicrl.comm.remote_errors import Failed, raise_remote
@@ -23,32 +24,18 @@ class ServerLost(Exception):
 
 @dataclass(eq=False)
 class Working(ABC):
-    """A worker's dealings with the server.
-
-    Attributes
-    ----------
-    group : Group
-    watch : StopWatch or None
-        Tells when this rank was asked to stop.
-    wants_to_leave : callable
-        Tells why this rank is to leave in good order, once it is.
-    channel : Channel
-        To the server that this rank follows.
-    progress : int
-        Turns of the main loop.
-    final : Final or None
-        The final table and the result, once they have come.
-    """
+    """A worker's dealings with the server."""
 
     group: Group
-    watch: StopWatch | None = field(default=None, kw_only=True)
+    watch: StopWatch | None = field(default=None, kw_only=True)  # tells when this rank was asked to stop
+    #: Tells why this rank is to leave in good order, once it is.
     wants_to_leave: Callable[[], str | None] = field(default=lambda: None, kw_only=True)
 
-    channel: Channel = field(init=False)
+    channel: Channel = field(init=False)  # to the server that this rank follows
 
     def __post_init__(self) -> None:
-        self.progress = 0
-        self.final: Final | None = None
+        self.progress = 0  # turns of the main loop
+        self.final: Final | None = None  # the final table and the result, once they have come
         self.was_released = False
         self._term = -1
         self._server_progress = -1
@@ -63,14 +50,8 @@ class Working(ABC):
     def run(self) -> Final | None:
         """Work until the server says that the run is done; None: this rank has left in good order.
 
-        Raises
-        ------
-        RemoteRankError
-            If another rank failed.
-        TrainingStopped
-            If the server says that the run has stopped.
-        ServerLost, Deposed
-            See `look_around`: the worker may go on with another server, and run again.
+        It raises what `take_in_common` and `look_around` do: after `ServerLost` and `Deposed` the worker may
+        go on with another server, and run again.
         """
 
     @abstractmethod
@@ -130,33 +111,24 @@ class Working(ABC):
     def look_around(self, now: float) -> None:
         """Take in control messages, and judge whether the server is lost: at time `now`.
 
-        All that came until then was taken in.
-
-        Raises
-        ------
-        ServerLost
-            If it is, or if another rank says so and this one has no better knowledge.
-        Deposed
-            If this rank has to follow another server, or is not in the run any more.
+        All that came until then was taken in. `ServerLost` is raised if it is, or another rank says so and
+        this one has no better knowledge; `Deposed` if this rank has to follow another server, or is not in
+        the run any more.
         """
         group = self.group
         say_beat([self.channel], self.beat(), group.timing.interval, now)
         if group.is_due() or self.channel.lost is not None:
+            has_lost_server = partial(self._is_lost, now, group.timing.silence)
             for sender, control in group.poll():
-                if isinstance(control, NewView):
-                    view = group.accept(control)
-                    if view is not None and (view.term > self._term or group.rank not in view.members):
-                        raise Deposed(view)
-                elif isinstance(control, Prepare):
-                    if answer(
-                        group, sender, control, self.base, lambda: self._is_lost(now, group.timing.silence)
-                    ):
+                match control:
+                    case NewView() if (view := group.accept(control)) is not None:
+                        if view.term > self._term or group.rank not in view.members:
+                            raise Deposed(view)
+                    case Prepare() if answer(group, sender, control, self.base, has_lost_server):
                         raise ServerLost
-                elif isinstance(control, (Release, Over)):
-                    self.was_released = self.was_released or self.final is not None
-        if self.was_released:
-            return
-        if self._is_lost(now, group.timing.election):
+                    case Release() | Over():
+                        self.was_released = self.was_released or self.final is not None
+        if not self.was_released and self._is_lost(now, group.timing.election):
             raise ServerLost
 
     def _is_lost(self, now: float, silence: float) -> bool:
@@ -171,12 +143,7 @@ class Working(ABC):
     def take_in_common(self, told: object) -> None:
         """Take in what any server may send at any time.
 
-        Raises
-        ------
-        RemoteRankError
-            If another rank failed.
-        TrainingStopped
-            If the run has stopped.
+        A `RemoteRankError` is raised if another rank failed, and `TrainingStopped` if the run has stopped.
         """
         match told:
             case Final():
@@ -202,13 +169,7 @@ class Working(ABC):
         self._progressed_at = self._woken
 
     def await_release(self) -> None:
-        """Wait, with the final table in hand, until all others have it too.
-
-        Raises
-        ------
-        ServerLost, Deposed
-            See `look_around`.
-        """
+        """Wait, with the final table in hand, until all others have it; raises as `look_around`."""
         backoff = Backoff(self.group.wire.sleep)
         while not self.was_released:
             now = self.wake()

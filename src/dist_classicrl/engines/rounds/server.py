@@ -24,12 +24,11 @@ from dist_classicrl.engines.rounds.messages import (
     stack_by_number,
 )
 from dist_classicrl.engines.saving import Position
-from dist_classicrl.engines.schedule import Quota, rounds, steps_before
+from dist_classicrl.engines.schedule import rounds, steps_before
 from dist_classicrl.errors import ProtocolError, RankLostError
 from dist_classicrl.learning.state import State
 from dist_classicrl.process.stop import Stop
 from dist_classicrl.settings import Settings
-from dist_classicrl.tables.maps import Refresh
 from dist_classicrl.tables.shared import RoundMerge
 from dist_classicrl.tables.snapshot import TableSnapshot
 
@@ -102,10 +101,10 @@ class RoundServer(Serving[Client]):
             stop, order = self._next_order()
             self.members.check_earlier_losses()
             self._begin_round(since, order)
+            self._collect(order)
             if stop is not None:
-                self._await_states()
                 return stop
-            played = self._collect_round(quotas, order)
+            played = self._played
             since = self.table.version
             merge.merge([played[quota.worker].maps for quota in quotas])
             made = sum(quota.steps for quota in quotas)
@@ -114,13 +113,8 @@ class RoundServer(Serving[Client]):
             for quota in quotas:
                 learned = played[quota.worker].learned
                 self.tally.add_learned(learned)
-                self.reporter.count(
-                    self._carried_by[quota.worker],
-                    quota.steps,
-                    learned.learning_seconds,
-                    learned.worker_seconds,
-                    n_bytes=self._sizes[quota.worker],
-                )
+                carrier, size = self._carried_by[quota.worker], self._sizes[quota.worker]
+                self.reporter.count(carrier, quota.steps, learned, n_bytes=size)
             states = {logical: maps.state for logical, maps in played.items() if self.may_repeat}
             self.now_at = RoundStart(number + 1, stack_by_number(states), self.tally.so_far(self.seconds))
         return None
@@ -143,17 +137,22 @@ class RoundServer(Serving[Client]):
 
     def _begin_round(self, since: int, order: Order) -> None:
         """Tell all the table, who plays what, and what to tell; again if somebody was lost meanwhile."""
-        if not self.workers:
+        workers = [peer.rank for peer in self.peers.learners]
+        if not workers:
             raise NobodyLeft
         self._attempt += 1
         self._is_broken = False
-        self._carried_by = carriers(self.settings, self.workers)
+        self._played: dict[int, RoundMaps] = {}
+        self._sizes: dict[int, int] = {}
+        self._carried_by = carriers(self.settings, workers)
         ready: dict[int, np.ndarray] = {}
         for peer in self.peers.present.values():
             base = -1 if peer.client.is_new else since
             peer.client.is_new = False
             if base not in ready:
-                ready[base] = encode(self._order_of(self.table.refresh(base), order))
+                refresh = self.table.refresh(base)
+                carried_by = tuple(self._carried_by.values())
+                ready[base] = encode(RoundOrder(self.now_at, refresh, self._attempt, order, carried_by))
             message = ready[base]
             peer.channel.send(message)
             self.tally.bytes_pulled += message.size
@@ -170,44 +169,22 @@ class RoundServer(Serving[Client]):
         for peer in self.peers.present.values():
             peer.channel.last_heard = max(peer.channel.last_heard, now - self.group.timing.interval)
 
-    def _order_of(self, refresh: Refresh, order: Order) -> RoundOrder:
-        carried_by = tuple(self._carried_by[number] for number in sorted(self._carried_by))
-        return RoundOrder(self.now_at, refresh, self._attempt, order, carried_by)
-
-    def _collect_round(self, quotas: list[Quota], order: Order) -> dict[int, RoundMaps]:
-        """Wait for all maps of the round, playing it again if somebody is lost."""
-        due = {quota.worker for quota in quotas}
+    def _collect(self, order: Order) -> None:
+        """Wait for all maps of a round, or all states at the end; begin it again if somebody is lost."""
+        is_end = order is Order.TELL_STATE_AND_WAIT
         backoff = Backoff(self.group.wire.sleep)
-        self._open_round()
-        while self._played.keys() != due:
+        while len(self._states if is_end else self._played) < len(self._carried_by):
             woken = self.wake()
             # What each worker said up to here is received before anybody's silence is judged.
             arrived = self.receive()
             self.look_around(woken)
             if self._is_broken:
                 self._begin_round(-1, order)
-                self._open_round()
-            self.report_progress()
+            if not is_end:
+                self.report_progress()
             if arrived:
                 backoff.reset()
             else:
-                backoff.wait()
-        return self._played
-
-    def _open_round(self) -> None:
-        self._played: dict[int, RoundMaps] = {}
-        self._sizes: dict[int, int] = {}
-
-    def _await_states(self) -> None:
-        """Wait for the learners' state after the last round."""
-        backoff = Backoff(self.group.wire.sleep)
-        while len(self._states) < len(self._carried_by):
-            woken = self.wake()
-            arrived = self.receive()
-            self.look_around(woken)
-            if self._is_broken:
-                self._begin_round(-1, Order.TELL_STATE_AND_WAIT)
-            if not arrived:
                 backoff.wait()
 
     def take_in(self, peer: Peer[Client], message: np.ndarray) -> None:

@@ -49,10 +49,10 @@ class RoundRoles(Roles[RoundWorker, RoundServer]):
             run.steps,
             run.seed,
             self._may_repeat,
+            base,
             watch=run.watch,
             wants_to_leave=run.wants_to_leave,
         )
-        worker.start_from(base)
         if base.is_some:
             carried_by = carriers(settings, self.group.view.workers)
             mine = [logical for logical, rank in carried_by.items() if rank == self.group.rank]

@@ -35,6 +35,7 @@ class RoundWorker(Working):
     steps: int  # of the whole run
     seed: int
     may_repeat: bool  # see `RoundServer`
+    begun_with: Base  # how new the table is, as the last round began with it
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -42,7 +43,6 @@ class RoundWorker(Working):
         self.carried: list[int] = []
         self._has_played = self._has_finished = False
         self._leaving = False
-        self._base = Base()
         self._order: RoundOrder | None = None
         self._told = time.perf_counter()
         self._looked = 0.0
@@ -50,13 +50,7 @@ class RoundWorker(Working):
     @property
     def base(self) -> Base:
         """How new this rank's table is."""
-        return Base.finished(self._base.term) if self.final is not None else self._base
-
-    def start_from(self, base: Base) -> None:
-        """Take note that the table is what the server of `base` began with; none: walkers are old."""
-        self._base = base
-        if not base.is_some:
-            self.carried = []
+        return Base.finished(self.begun_with.term) if self.final is not None else self.begun_with
 
     def hand_in(self, admission: int) -> None:
         """Follow the server of a new view, which begins the round anew."""
@@ -65,17 +59,12 @@ class RoundWorker(Working):
 
     def begin_anew(self, channel: Channel, sequence: int) -> None:
         """Follow the server on `channel`, with walkers as they are told."""
-        self.start_from(Base())
+        self.begun_with = Base()
+        self.carried = []
         self.follow_on(channel)
 
     def check_may_repeat(self) -> None:
-        """Check that a round whose server is lost can be played again.
-
-        Raises
-        ------
-        RankLostError
-            If it cannot.
-        """
+        """Raise a RankLostError if a round whose server is lost cannot be played again."""
         if not self.may_repeat:
             raise RankLostError(
                 "The server is lost, and the state of environments or replay memories in the middle of a "
@@ -126,15 +115,15 @@ class RoundWorker(Working):
     def _take_order(self, order: RoundOrder) -> None:
         """Move to the table at the beginning of a round, and get ready the learners that are this rank's."""
         term = self.group.view.term
-        refresh = order.refresh
-        if refresh.since > self._base.version or refresh.since >= 0 and self._base.term != term:
+        refresh, base = order.refresh, self.begun_with
+        if refresh.since > base.version or refresh.since >= 0 and base.term != term:
             raise ProtocolError(
-                f"A table from version {refresh.since} on came to a base of version {self._base.version}."
+                f"A table from version {refresh.since} on came to a base of version {base.version}."
             )
         self.learner.table.rebase(refresh, [])
         passed = order.start.number - self.round.number
         is_ready = passed == 1 and self._has_finished or passed == 0 and not self._has_played
-        self._base = Base(term, refresh.version)
+        self.begun_with = Base(term, refresh.version)
         self.round = order.start
         mine = [number for number, rank in enumerate(order.carried_by) if rank == self.group.rank]
         if mine != self.carried or not is_ready:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dist_classicrl.errors import ProtocolError
 
@@ -26,6 +26,22 @@ class Lease:
     id: int
     start: int
     steps: int
+
+
+@dataclass
+class Account:
+    """What a lease book knows of one worker."""
+
+    heard: float  # when it last reported, or was given work after it had none
+    rate: float = 0.0  # steps per second; 0.0 before its first report
+    first_heard: float | None = None  # when it first reported that it has made any
+    has_reported_again: bool = False
+    leases: dict[int, Lease] = field(default_factory=dict)  # by id, without the steps that it has reported
+
+    @property
+    def outstanding(self) -> int:
+        """Steps that it holds and has not reported."""
+        return sum(lease.steps for lease in self.leases.values())
 
 
 class LeaseBook:
@@ -56,55 +72,36 @@ class LeaseBook:
         self._clock = clock
         # What nobody holds, as [begin, end), in ascending order and with gaps between them.
         self._free = [(start, start + steps)]
-        self._pool = steps
-        self._done = 0
+        self.pool = steps  # that nobody holds and nobody has made
+        self.done = 0  # steps reported or credited
+        self.is_over = False  # whether nothing more is given out
         self._total = steps
-        self._is_over = False
         self._ids = 0
-        self._leases: dict[int, tuple[int, Lease]] = {}
-        self._outstanding: dict[int, int] = {}
-        self._rates: dict[int, float] = {}
-        self._heard: dict[int, float] = {}
-        self._first_heard: dict[int, float] = {}
-        self._heard_again: set[int] = set()
+        self._accounts: dict[int, Account] = {}
         self._total_rate = 0.0
+        self._n_rated = 0  # of how many workers something is known
         for worker in workers:
             self.add(worker)
 
     @property
     def workers(self) -> tuple[int, ...]:
         """Ranks among which the steps are shared."""
-        return tuple(self._outstanding)
-
-    @property
-    def done(self) -> int:
-        """Steps reported or credited."""
-        return self._done
+        return tuple(self._accounts)
 
     @property
     def finished(self) -> bool:
         """Whether all steps have been made."""
-        return self._done == self._total
+        return self.done == self._total
 
-    @property
-    def pool(self) -> int:
-        """Steps that nobody holds and nobody has made."""
-        return self._pool
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing more is given out."""
-        return self._is_over
-
-    def outstanding(self, worker: int) -> int:
-        """Return the steps that `worker` holds and has not reported."""
-        self._check_known(worker)
-        return self._outstanding[worker]
-
-    def rate(self, worker: int) -> float:
-        """Return a worker's steps per second, 0.0 before its first report."""
-        self._check_known(worker)
-        return self._rates[worker]
+    def account(self, worker: int) -> Account:
+        """Return what is known of `worker`; ProtocolError if it does not take part."""
+        if worker not in self._accounts:
+            known = ", ".join(map(str, self._accounts)) or "none"
+            raise ProtocolError(
+                f"Worker {worker} does not take part (those that do: {known}), so it does not hold a lease. "
+                "It has to be added first."
+            )
+        return self._accounts[worker]
 
     @property
     def seconds_left(self) -> float:
@@ -113,53 +110,45 @@ class LeaseBook:
 
     def add(self, worker: int) -> None:
         """Let `worker`, which is new or was removed, take part."""
-        if worker in self._outstanding:
+        if worker in self._accounts:
             raise ProtocolError(f"Worker {worker} takes part already. Remove it before it is added again.")
-        self._outstanding[worker] = 0
-        self._rates[worker] = 0.0
-        self._heard[worker] = self._clock()
+        self._accounts[worker] = Account(self._clock())
 
     def remove(self, worker: int) -> int:
         """Forget `worker`, free what it holds, and return how many steps that was; its leases are void."""
-        self._check_known(worker)
-        held = [lease for owner, lease in self._leases.values() if owner == worker]
-        for lease in held:
-            del self._leases[lease.id]
-        returned = self._outstanding.pop(worker)
-        del self._rates[worker], self._heard[worker]
-        self._first_heard.pop(worker, None)
-        self._heard_again.discard(worker)
-        self._total_rate = sum(self._rates.values())
-        if self._is_over:
+        account = self.account(worker)
+        del self._accounts[worker]
+        self._total_rate = sum(other.rate for other in self._accounts.values())
+        self._n_rated -= account.first_heard is not None
+        returned = account.outstanding
+        if self.is_over:
             self._total -= returned
-            return returned
-        self._free = _joined([*self._free, *((lease.start, lease.start + lease.steps) for lease in held)])
-        self._pool += returned
+        else:
+            held = account.leases.values()
+            self._free = _joined([*self._free, *((lease.start, lease.start + lease.steps) for lease in held)])
+            self.pool += returned
         return returned
 
     def credit(self, steps: int) -> None:
         """Count `steps` steps as made without a lease, and take as many of those that nobody holds.
 
-        Raises
-        ------
-        ProtocolError
-            If there are not so many.
+        A `ProtocolError` is raised if there are not so many.
         """
-        if not 0 <= steps <= self._pool:
+        if not 0 <= steps <= self.pool:
             raise ProtocolError(
-                f"{steps} steps were made without a lease, but it must be from 0 to {self._pool}, the steps "
+                f"{steps} steps were made without a lease, but it must be from 0 to {self.pool}, the steps "
                 f"that are neither made nor given out of {self._total}. Credit before leases are granted."
             )
-        self._done += steps
+        self.done += steps
         while steps:
             begin, end = self._take(steps)
             steps -= end - begin
 
     def end(self) -> None:
         """Give out nothing more: the run is over once what is given out has been made, or given up."""
-        self._is_over = True
-        self._total -= self._pool
-        self._pool = 0
+        self.is_over = True
+        self._total -= self.pool
+        self.pool = 0
         self._free.clear()
 
     def give_up(self, worker: int) -> None:
@@ -169,52 +158,48 @@ class LeaseBook:
 
     def excuse(self, seconds: float) -> None:
         """Count so many seconds, in which nobody was heard, as nobody's work."""
-        for worker in self._heard:
-            self._heard[worker] += seconds
+        for account in self._accounts.values():
+            account.heard += seconds
 
     def report(self, worker: int, made: Iterable[tuple[int, int]]) -> None:
         """Enter steps `made` by `worker`, as (lease id, steps).
 
-        Raises
-        ------
-        ProtocolError
-            If a lease is not the worker's, or has fewer steps left. Then nothing is entered.
+        A `ProtocolError` is raised if a lease is not the worker's, or has fewer steps left. Then nothing is
+        entered.
         """
-        self._check_known(worker)
+        account = self.account(worker)
+        leases = account.leases
         total = 0
         left: dict[int, int] = {}
         for lease_id, steps in made:
-            owner, lease = self._leases.get(lease_id, (None, None))
-            if lease is None or owner != worker or not 0 <= steps <= left.get(lease_id, lease.steps):
+            lease = leases.get(lease_id)
+            if lease is None or not 0 <= steps <= left.get(lease_id, lease.steps):
                 raise ProtocolError(
                     f"Worker {worker} reports {steps} steps of lease {lease_id}, which it does not hold."
                 )
             left[lease_id] = left.get(lease_id, lease.steps) - steps
             total += steps
         for lease_id, steps in left.items():
-            lease = self._leases.pop(lease_id)[1]
+            lease = leases.pop(lease_id)
             if steps:
                 # A worker makes the steps of a lease in order.
-                begin = lease.start + lease.steps - steps
-                self._leases[lease_id] = worker, Lease(lease_id, begin, steps)
-        self._outstanding[worker] -= total
-        self._done += total
+                leases[lease_id] = Lease(lease_id, lease.start + lease.steps - steps, steps)
+        self.done += total
         now = self._clock()
-        passed = now - self._heard[worker]
+        passed = now - account.heard
         if passed > 1e-4:
-            rate = total / passed
-            old = self._rates[worker]
-            first = self._first_heard.get(worker, now)
+            rate, old = total / passed, account.rate
+            first = now if account.first_heard is None else account.first_heard
             if total > 0:
-                if worker in self._first_heard:
-                    self._heard_again.add(worker)
-                self._first_heard[worker] = first
+                account.has_reported_again = account.first_heard is not None
+                self._n_rated += account.first_heard is None
+                account.first_heard = first
             # Smoothed over about a quarter of a second, whatever the reports' distance; in the beginning over
             # the time since the first report, which has waited for who knows what.
             share = min(1.0, passed / max(_SETTLING_SECONDS, min(_AHEAD_SECONDS, now - first)))
-            self._rates[worker] = rate if old == 0.0 else old + share * (rate - old)
-            self._total_rate += self._rates[worker] - old
-            self._heard[worker] = now
+            account.rate = rate if old == 0.0 else old + share * (rate - old)
+            self._total_rate += account.rate - old
+            account.heard = now
 
     def grant(self, worker: int, quantum: int, interval_seconds: float = 0.0) -> Lease | None:
         """Give `worker` more if it has little left.
@@ -222,55 +207,53 @@ class LeaseBook:
         It gets enough for several intervals between its pushes, since leases come with the replies to them,
         and multiples of `quantum` steps, except at the end of a free range: a lease is one range.
         """
-        self._check_known(worker)
-        rate = self._rates[worker]
+        account = self.account(worker)
+        rate, outstanding = account.rate, account.outstanding
         seconds = max(_AHEAD_SECONDS, _AHEAD_INTERVALS * interval_seconds)
         ahead = rate * seconds if rate > 0.0 else float(self._first_steps)
-        fair = self.pool * self._share(worker) / _SHARES
+        fair = self.pool * self._share(account) / _SHARES
         wanted = int(min(ahead, max(fair, rate * _LEAST_SECONDS, 1.0)))
-        if self.pool == 0 or self._outstanding[worker] > wanted // 2:
+        if self.pool == 0 or outstanding > wanted // 2:
             return None
         steps = -(-max(wanted, 1) // quantum) * quantum
-        if self._is_too_slow(worker, steps, quantum):
+        if self._is_too_slow(account, steps, quantum):
             return None
-        if self._outstanding[worker] == 0:
-            self._heard[worker] = self._clock()  # it had to wait for this
+        if outstanding == 0:
+            account.heard = self._clock()  # it had to wait for this
         begin, end = self._take(steps)
         self._ids += 1
         lease = Lease(self._ids, begin, end - begin)
-        self._outstanding[worker] += lease.steps
-        self._leases[lease.id] = worker, lease
+        account.leases[lease.id] = lease
         return lease
 
-    def _share(self, worker: int) -> float:
+    def _share(self, account: Account) -> float:
         """Return the part of what is left that a worker makes if all finish together."""
-        rate = self._rates[worker]
         # Those of whom nothing is known count as average.
-        average = self._total_rate / max(1, len(self._first_heard))
-        return (rate / average if rate > 0.0 else 1.0) / len(self._outstanding)
+        average = self._total_rate / max(1, self._n_rated)
+        return (account.rate / average if account.rate > 0.0 else 1.0) / len(self._accounts)
 
-    def _is_too_slow(self, worker: int, steps: int, quantum: int) -> bool:
-        """Tell whether others who are at work will have made all that is left before `worker` makes `steps`.
+    def _is_too_slow(self, account: Account, steps: int, quantum: int) -> bool:
+        """Tell whether others who are at work will have made all that is left before this one makes `steps`.
 
         The last one at work, who has nobody to leave it to, never is. Neither is who has reported only once:
         a first report tells how long starting took.
         """
-        if worker not in self._heard_again or self._rates[worker] == 0.0:
+        if not account.has_reported_again or account.rate == 0.0:
             return False
-        seconds = min((self._outstanding[worker] + steps) / self._rates[worker], _LONGEST_SECONDS)
+        seconds = min((account.outstanding + steps) / account.rate, _LONGEST_SECONDS)
         made = 0
-        for other, held in self._outstanding.items():
-            if other != worker and held > 0:
+        for other in self._accounts.values():
+            if other is not account and (held := other.outstanding) > 0:
                 made += max(0, self._expected(other, seconds) - held) // quantum * quantum
-        return made >= self._pool
+        return made >= self.pool
 
-    def _expected(self, worker: int, seconds: float) -> int:
-        """Return how many steps `worker` will have made in so many seconds, with those not reported yet."""
-        silent = max(0.0, self._clock() - self._heard[worker])
-        rate = self._rates[worker]
+    def _expected(self, account: Account, seconds: float) -> int:
+        """Return how many steps a worker will have made in so many seconds, with those not reported yet."""
+        silent = max(0.0, self._clock() - account.heard)
+        rate = account.rate
         if silent > 0.0:
             # It has not reported all that it holds, so it makes no more than that in such a time.
-            rate = min(rate, self._outstanding[worker] / silent)
+            rate = min(rate, account.outstanding / silent)
         return int(rate * (silent + seconds))
 
     def _take(self, most: int) -> tuple[int, int]:
@@ -281,16 +264,8 @@ class LeaseBook:
             del self._free[0]
         else:
             self._free[0] = (middle, end)
-        self._pool -= middle - begin
+        self.pool -= middle - begin
         return begin, middle
-
-    def _check_known(self, worker: int) -> None:
-        if worker not in self._outstanding:
-            known = ", ".join(map(str, self._outstanding)) or "none"
-            raise ProtocolError(
-                f"Worker {worker} does not take part (those that do: {known}), so it does not hold a lease. "
-                "It has to be added first."
-            )
 
 
 def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:

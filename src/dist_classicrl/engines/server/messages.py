@@ -15,10 +15,7 @@ from dist_classicrl.tables.maps import PackedMap, Refresh
 
 
 class Pushed(NamedTuple):
-    """What a push adds to the table, and what it says of the learning behind that.
-
-    A worker keeps it until its base includes it.
-    """
+    """What a push adds to the table, and what was learned; kept by its worker until the base includes it."""
 
     sequence: int
     packed: PackedMap

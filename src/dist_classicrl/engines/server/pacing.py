@@ -68,21 +68,14 @@ class Pacer:
     worker's processor time, and up to half of it while values still move if that is needed to keep N k a at
     or below 4 on the busiest entries, where k is an entry's visits per push and a the step size.
 
-    Costs are processor time: where ranks outnumber cores, time that another rank gets is not lost.
-
-    Parameters
-    ----------
-    settings : Settings
-    workers : int
-        N.
-    quantum : int
-        Intervals are multiples of this many steps.
+    Costs are processor time: where ranks outnumber cores, time that another rank gets is not lost. There are
+    N `workers`, and intervals are multiples of `quantum` steps.
     """
 
     def __init__(self, settings: Settings, workers: int, quantum: int) -> None:
         self._auto = settings.sync_frequency == "auto"
         self._quantum = max(quantum, settings.batch_size)
-        self._workers = workers
+        self.workers = workers
         self.interval = _FIRST_STEPS if self._auto else int(settings.sync_frequency) * settings.batch_size
         self._steps_per_second = 0.0
         self._steps_per_cpu_second = 0.0
@@ -91,10 +84,6 @@ class Pacer:
         self._refreshed = 0.0
         self._short_of_calm = True
         self.gauge = MovementGauge()
-
-    def set_workers(self, workers: int) -> None:
-        """Take note that N is this from now on."""
-        self._workers = workers
 
     @property
     def urgent(self) -> bool:
@@ -132,23 +121,16 @@ class Pacer:
         self._refreshed = time.monotonic()
 
     def pushed(self, load: float, steps: int, cpu_seconds: float) -> None:
-        """Choose the next interval.
+        """Choose the next interval after a push of so many `steps` with a mean k a of `load`.
 
-        Parameters
-        ----------
-        load : float
-            Mean k a of the last push.
-        steps : int
-            Its steps.
-        cpu_seconds : float
-            Processor time of all that was not learning since the push before.
+        `cpu_seconds` is the processor time of all that was not learning since the push before.
         """
         self._push_seconds = _smooth(self._push_seconds, cpu_seconds)
         if not self._auto or self._steps_per_second == 0.0:
             return
         rate = self._steps_per_cpu_second
         calm = rate * self._push_seconds * (1.0 / _CALM_SHARE - 1.0)
-        fits = steps * MOST_LOAD / (self._workers * load) if load > 0.0 else calm
+        fits = steps * MOST_LOAD / (self.workers * load) if load > 0.0 else calm
         self._short_of_calm = fits < calm
         wanted = calm
         if self.urgent:

@@ -81,7 +81,8 @@ class Server(Serving[Client]):
         """
         while True:
             if self.reporter.wants_end and not self._awaits_maps and not self.leases.is_over:
-                self._end_early()
+                self.leases.end()
+                self._ask_for_last_pushes()
             if self._is_done:
                 break
             woken = self.wake()
@@ -128,11 +129,6 @@ class Server(Serving[Client]):
             self.table.watch(None)
             self.report_progress(now=True)
             saver.save(snapshot.values, snapshot.counts, self.position)
-
-    def _end_early(self) -> None:
-        """Ask the workers for what they have not pushed, and give out no more steps."""
-        self.leases.end()
-        self._ask_for_last_pushes()
 
     def _ask_for_last_pushes(self) -> None:
         for channel in self.channels:
@@ -211,9 +207,7 @@ class Server(Serving[Client]):
         tally.add_learned(learned)
         tally.learning_seconds += learned.learning_seconds
         tally.worker_seconds += learned.worker_seconds
-        self.reporter.count(
-            rank, pushed.steps, learned.learning_seconds, learned.worker_seconds, staleness, size
-        )
+        self.reporter.count(rank, pushed.steps, learned, staleness, size)
 
     def _offer(self, now: float) -> None:
         """Give leases, now and then, to those who got none: others may be lost by now, or slower."""

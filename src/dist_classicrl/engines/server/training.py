@@ -75,7 +75,7 @@ class AsyncRoles(Roles[Worker, Server]):
         table = SharedTable(run.values, run.counts, worker.base.version + 1, applied)
         server = self.server(table, takes_over=True)
         server.leases.credit(done)
-        for pushed in worker.kept:
+        for pushed in worker.window.kept:
             server.take_over(self.group.rank, pushed)
         return server
 

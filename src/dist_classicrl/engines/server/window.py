@@ -19,26 +19,15 @@ class PushWindow:
     """Numbers a worker's pushes, bounds those in flight, and keeps each until the worker's base includes it.
 
     `size` may be on their way without a receipt; `table` was loaded with a base of `version` in `term`.
-
-    Attributes
-    ----------
-    term : int
-        Of the server whose refreshes come now.
-    base : (int, int)
-        Term and version of the worker's base.
-    handover : Handover or None
-        What came with the refresh that made the base; None before the first.
-    last_sequence : int
-        Number of the last push.
     """
 
     def __init__(self, table: LocalTable, size: int, version: int, term: int = 0) -> None:
         self._table = table
         self._size = size
-        self.term = term
-        self.base = (term, version)
-        self.handover: Handover | None = None
-        self.last_sequence = 0
+        self.term = term  # of the server whose refreshes come now
+        self.base = (term, version)  # of the worker
+        self.handover: Handover | None = None  # what came with the refresh that made the base, if one did
+        self.last_sequence = 0  # number of the last push
         self._received = 0
         self._kept: deque[Pushed] = deque()
 
@@ -54,10 +43,7 @@ class PushWindow:
 
     @property
     def has_room(self) -> bool:
-        """Whether another push may go out.
-
-        Neither may too many be in flight, nor too many kept for want of a refresh.
-        """
+        """Whether another push may go out: not too many are in flight, or kept for want of a refresh."""
         return self.in_flight < self._size and len(self._kept) < _KEPT_PER_SLOT * self._size
 
     @property
@@ -100,12 +86,8 @@ class PushWindow:
     def refresh(self, refresh: Refresh, included: int, handover: Handover | None = None) -> bool:
         """Re-base on `refresh`, and return whether it was news.
 
-        Its state includes this worker's pushes up to `included`, and `handover` says what else.
-
-        Raises
-        ------
-        ProtocolError
-            If the refresh starts from a version that this worker never had.
+        Its state includes this worker's pushes up to `included`, and `handover` says what else. A
+        `ProtocolError` is raised if the refresh starts from a version that this worker never had.
         """
         self.receipt(included)
         key = (self.term, refresh.version)

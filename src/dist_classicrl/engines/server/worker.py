@@ -100,7 +100,7 @@ class Worker(Working):
         self._view = self.group.view
         workers = max(1, len(self._view.workers))
         self.note_workers(workers)
-        self.pacer.set_workers(workers)
+        self.pacer.workers = workers
 
     # Changing servers
 
@@ -116,16 +116,11 @@ class Worker(Working):
     def hand_over(self, values: np.ndarray, counts: np.ndarray) -> Handover | None:
         """Write the base to `values` and `counts`, flat like the table, for this rank to serve it.
 
-        Return the handover of that version, if there is one. What the base lacks is in `kept`.
+        Return the handover of that version, if there is one. What the base lacks is in `window.kept`.
         """
         values[:] = self._table.base
         counts[:] = self.window.base_counts()
         return self.window.handover
-
-    @property
-    def kept(self) -> list[Pushed]:
-        """What was pushed and the base does not include, oldest first."""
-        return self.window.kept
 
     def hand_in(self, admission: int) -> None:
         """Follow the server of the view, and send it all that it may lack."""
