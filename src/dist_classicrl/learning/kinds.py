@@ -19,20 +19,11 @@ from dist_classicrl.tables.local import LocalTable
 
 @dataclass(frozen=True)
 class LearnerKind:
-    """A kind of learner.
-
-    Attributes
-    ----------
-    name : str
-    suits : callable
-        Tells of a `Problem` whether it can be learned with this kind.
-    make : callable
-        Returns the learner of a `Problem`, without walkers.
-    """
+    """A kind of learner."""
 
     name: str
-    suits: Callable[[Problem], bool]
-    make: Callable[[Problem], Learner]
+    suits: Callable[[Problem], bool]  # whether a problem can be learned with this kind
+    make: Callable[[Problem], Learner]  # the learner of a problem, without walkers
 
 
 def new_learner(

@@ -32,71 +32,37 @@ class Line(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """What one call of a loop does.
+    """What one call of a loop does."""
 
-    Attributes
-    ----------
-    key : uint64
-        The random stream.
-    offset : int
-        Steps that this stream has served before.
-    steps : int
-    step_size : Line
-        Where it does not depend on visits.
-    epsilon : Line
-        The chance of a uniformly random action.
-    """
-
-    key: np.uint64
-    offset: int
+    key: np.uint64  # the random stream
+    offset: int  # steps that this stream has served before
     steps: int
-    step_size: Line
-    epsilon: Line
+    step_size: Line  # where it does not depend on visits
+    epsilon: Line  # the chance of a uniformly random action
 
 
 class Walker(NamedTuple):
-    """One episode under way in a compiled environment.
+    """One episode under way in a compiled environment."""
 
-    Attributes
-    ----------
-    number : int
-        Its row in the rule's memory.
-    memory : ndarray(int64, ndim=1)
-        Hidden state of a game.
-    position : ndarray(int64), shape (2,)
-        The state, -1 before the first episode, and the steps of the episode so far. Read and written.
-    collected : ndarray(float64), shape (1,)
-        Undiscounted return of the episode so far; NaN or infinite once a reward was. Read and written.
-    time_limit : int
-        Steps after which an episode is truncated.
-    """
-
-    number: int
-    memory: np.ndarray
+    number: int  # its row in the rule's memory
+    memory: np.ndarray  # int64: hidden state of a game
+    #: The state, -1 before the first episode, and the steps of the episode: int64, shape (2,), written.
     position: np.ndarray
+    #: Its undiscounted return so far, NaN or infinite once a reward was: float64, shape (1,), written.
     collected: np.ndarray
-    time_limit: int
+    time_limit: int  # steps after which an episode is truncated
 
 
 class Batch(NamedTuple):
-    """Transitions of stepped environments, B of them.
+    """Transitions of stepped environments, B of them: each array has the shape (B,)."""
 
-    Attributes
-    ----------
-    walkers, states, actions, next_states : ndarray(int64), shape (B,)
-        A walker is an environment of the batch.
-    rewards : ndarray(float64), shape (B,)
-    terminated, truncated : ndarray(bool), shape (B,)
-        A truncated transition bootstraps from its next state.
-    """
-
-    walkers: np.ndarray
+    walkers: np.ndarray  # int64, as the next three; a walker is an environment of the batch
     states: np.ndarray
     actions: np.ndarray
     next_states: np.ndarray
-    rewards: np.ndarray
-    terminated: np.ndarray
-    truncated: np.ndarray
+    rewards: np.ndarray  # float64
+    terminated: np.ndarray  # bool
+    truncated: np.ndarray  # bool; these bootstrap from their next state
 
 
 @jit_inline

@@ -25,27 +25,13 @@ SHARED_LOAD = 4.0
 
 
 class RoundSums(NamedTuple):
-    """The order-free sums of a round, by entry; each of shape (R * A,).
+    """The order-free sums of a round, by entry; each of shape (R * A,)."""
 
-    Attributes
-    ----------
-    weight : ndarray(float64)
-        The product of the maps' weights.
-    targets : ndarray(float64)
-        The sum of k y with y = b / (1 - w); of maps that only add, the sum of b.
-    updates : ndarray(float64)
-        The sum of k: the updates, replayed ones included.
-    visits : ndarray(int64)
-        -1 where no map was added yet.
-    seen : ndarray(int32 or int64)
-        The entries to which maps were added, in that order.
-    """
-
-    weight: np.ndarray
-    targets: np.ndarray
-    updates: np.ndarray
-    visits: np.ndarray
-    seen: np.ndarray
+    weight: np.ndarray  # float64: the product of the maps' weights
+    targets: np.ndarray  # float64: the sum of k y with y = b / (1 - w); of maps that only add, the sum of b
+    updates: np.ndarray  # float64: the sum of k: the updates, replayed ones included
+    visits: np.ndarray  # int64: -1 where no map was added yet
+    seen: np.ndarray  # int32 or int64: the entries to which maps were added, in that order
 
 
 @jit
