@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 from dist_classicrl.callbacks import callback_list
@@ -29,6 +29,12 @@ class Request:
     callbacks: Any
     placement: Any
     saving: dict[str, Any]  # the arguments of `checkpoint_plan`
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Request:
+        """Return the request that is made by the arguments `given` to `train`, by name."""
+        own = {each.name: given[each.name] for each in fields(cls) if each.name != "saving"}
+        return cls(**own, saving={each.name: given[each.name] for each in fields(CheckpointPlan)})
 
     @property
     def names_total(self) -> bool:

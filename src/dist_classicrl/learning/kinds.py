@@ -31,15 +31,8 @@ def new_learner(
 ) -> Learner:
     """Return a learner without walkers, with a new table: of the newest kind that suits the problem.
 
-    Parameters
-    ----------
-    source : Source
-    settings : Settings
-    rates : Rates
-    dtype : numpy dtype
-        Of the server's table.
-    n_states : int, optional
-        By default as many as the environment has; with fewer it is good for compiling only.
+    `dtype` is that of the server's table. With fewer than the environment's `n_states`, it is good for
+    compiling only.
     """
     rule, parameters = find(settings.algorithm)
     legal = None if source.simulator is None else source.simulator.legal

@@ -41,6 +41,10 @@ class Stretch(NamedTuple):
     epsilon: Line  # the chance of a uniformly random action
 
 
+NO_LINE = Line(0.0, 0.0, 0)
+NO_STEPS = Stretch(np.uint64(0), 0, 0, NO_LINE, NO_LINE)
+
+
 class Walker(NamedTuple):
     """One episode under way in a compiled environment."""
 
@@ -74,19 +78,9 @@ def _on_line(line, i):
 def learn_steps(rule, simulation, walker, context, replay, stretch, totals):
     """Act, simulate and learn for a stretch of steps in one loop.
 
-    Parameters
-    ----------
-    rule : NamedTuple
-        Hyper-parameters, see `dist_classicrl.learning.rules.kernel`.
-    simulation : NamedTuple
-        See `dist_classicrl.environments.simulate`.
-    walker : Walker
-    context : Context
-    replay : None or Replay
-    stretch : Stretch
-    totals : ndarray(float64), shape (4,)
-        Episodes ended, the sums of their returns and of their lengths, and the sum of the absolute temporal
-        differences are added here.
+    `rule` has the hyper-parameters, see `dist_classicrl.learning.rules.kernel`; for `simulation` see
+    `dist_classicrl.environments.simulate`, for `walker`, `context`, `replay` (which may be None) and
+    `stretch` the classes of these names. What `Totals` counts is added to `totals`, float64 of shape (4,).
     """
     table, memory, position = context.table, walker.memory, walker.position
     n_actions = actions_of(table)
@@ -136,17 +130,8 @@ def learn_steps(rule, simulation, walker, context, replay, stretch, totals):
 def choose_actions(rule, context, states, masks, epsilon, key, offset, actions):
     """Fill `actions`, ndarray(int64) of shape (B,), for a batch of B environments.
 
-    Parameters
-    ----------
-    rule : NamedTuple
-    context : Context
-    states : ndarray(int64), shape (B,)
-    masks : None or ndarray(bool), shape (B, A)
-        Legal actions; at least one in each row.
-    epsilon : float
-    key, offset : uint64, int
-        The random stream and the draws that it has served before; B more are used.
-    actions : ndarray(int64), shape (B,)
+    `states` is likewise; `masks`, None or bool of shape (B, A), allows at least one action in each row. The
+    random stream `key` has served `offset` draws before; B more are used.
     """
     counter = key + np.uint64(offset) * GAMMA
     for i in range(states.size):
@@ -165,19 +150,9 @@ def _choose(rule, context, state, masks, i, epsilon, random):
 def learn_batch(rule, batch, first, context, replay, stretch, totals):
     """Learn as many transitions of a batch as the stretch has steps, one after the other, from `first` on.
 
-    Parameters
-    ----------
-    rule : NamedTuple
-    batch : Batch
-    first : int
-    context : Context
-        Its masks are the legal actions of the next states.
-    replay : None or Replay
-        It has masks where `context` has.
-    stretch : Stretch
-        Its random stream is that of replay and of rules that draw.
-    totals : ndarray(float64), shape (4,)
-        The sum of the absolute temporal differences is added to the last.
+    The masks of `context` are the legal actions of the next states; `replay`, or None, has masks where it
+    has. The random stream of `stretch` is that of replay and of rules that draw. The sum of the absolute
+    temporal differences is added to the last of `totals`, float64 of shape (4,).
     """
     table = context.table
     n_actions = actions_of(table)

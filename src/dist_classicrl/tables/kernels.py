@@ -130,16 +130,8 @@ def refresh_rows_of(entries, table):
 def set_base(entries, values, counts, table, base, illegal, stamp, now):
     """Write a refresh into `base`, start the table from it there, and stamp its entries.
 
-    Parameters
-    ----------
-    entries : None or ndarray(int), shape (m,)
-        None: all.
-    values, counts : ndarray, shape (m,)
-    table : TableArrays
-    base : ndarray, shape (R * A,)
-    illegal : None or ndarray(bool), shape (R * A,)
-        Entries that are never learned.
-    stamp, now : ndarray(int32), int
+    `entries`, `values` and `counts` are those of a `Refresh`. `base` and `illegal`, None or bool, have the
+    shape (R * A,); what is illegal is never learned.
     """
     for i in range(values.size):
         entry = np.int64(i) if entries is None else np.int64(entries[i])
