@@ -13,7 +13,7 @@ import numpy as np
 from dist_classicrl._jit import jit, jit_inline
 from dist_classicrl._random import GAMMA, mix
 from dist_classicrl.environments.simulate import advance, begin
-from dist_classicrl.learning.behavior import choose, choose_masked
+from dist_classicrl.learning.behavior import choose, choose_legal
 from dist_classicrl.learning.replay import learn_again
 from dist_classicrl.learning.rules.kernel import Learned, Now, Transition, learn, on_action
 from dist_classicrl.tables.rows import actions_of
@@ -135,15 +135,8 @@ def choose_actions(rule, context, states, masks, epsilon, key, offset, actions):
     """
     counter = key + np.uint64(offset) * GAMMA
     for i in range(states.size):
-        actions[i] = _choose(rule, context, states[i], masks, i, epsilon, mix(counter))
+        actions[i] = choose_legal(rule, context, states[i], masks, i, epsilon, mix(counter))
         counter += GAMMA
-
-
-@jit_inline
-def _choose(rule, context, state, masks, i, epsilon, random):
-    if masks is None:
-        return choose(context.behavior, rule, context, state, epsilon, random)
-    return choose_masked(context.behavior, rule, context, state, masks, i, epsilon, random)
 
 
 @jit
