@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from dist_classicrl.agent.result import TrainingResult
-from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.comm.world import watch_for_unhandled_errors
 from dist_classicrl.engines.progress import Progress
 from dist_classicrl.evaluation.episodes import EvaluationResult, evaluate
@@ -352,19 +351,7 @@ class DistAsyncQLearning:
         from dist_classicrl.agent.request import Request
         from dist_classicrl.agent.training import train
 
-        saving = {each.name: given[each.name] for each in fields(CheckpointPlan)}
-        asked = Request(
-            env=env,
-            steps=steps,
-            total_steps=total_steps,
-            progress=progress,
-            progress_interval=progress_interval,
-            leave_signals=leave_signals,
-            callbacks=callbacks,
-            placement=placement,
-            saving=saving,
-        )
-        return train(self, self._state, asked, self._comm)
+        return train(self, self._state, Request.of(given), self._comm)
 
     def leave(self, why: str = "leave() was called") -> None:
         """Let this worker leave the training in good order, from another thread or a callback.

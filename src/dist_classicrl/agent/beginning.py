@@ -29,47 +29,21 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Beginning:
-    """Where a call begins and ends, as the rank that serves tells it to all.
+    """Where a call begins and ends, as the rank that serves tells it to all."""
 
-    Attributes
-    ----------
-    begin, end : int
-        Global steps of the whole call, whoever makes them.
-    asked : int
-        The end that was asked for: a callback may have ended the call before.
-    steps : int
-        Global step from which learning goes on.
-    seed : int
-    epsilon : Schedule
-    finished : list of dict
-        See `AgentState`.
-    ranks : int
-        Of the communicator; 1 where a process is alone.
-    place : PlaceName or None
-        Where the call is saved.
-    generation : int
-        How many processes saved there before.
-    has_loaded : bool
-        Whether a checkpoint was taken up just now.
-    resumed : Resumed or None
-        What it says besides the table, where the call was begun by an earlier process.
-    slurm_left : float or None
-        Seconds that SLURM leaves to the job.
-    """
-
-    begin: int
+    begin: int  # global step at which the whole call begins
     end: int
-    asked: int
-    steps: int
+    asked: int  # the end that was asked for: a callback may have ended the call before
+    steps: int  # global step from which learning goes on
     seed: int
     epsilon: Schedule
-    finished: list[dict[str, Any]]
-    ranks: int
-    place: PlaceName | None = None
-    generation: int = 0
-    has_loaded: bool = False
-    resumed: Resumed | None = None
-    slurm_left: float | None = None
+    finished: list[dict[str, Any]]  # see `AgentState`
+    ranks: int  # of the communicator; 1 where a process is alone
+    place: PlaceName | None = None  # where the call is saved
+    generation: int = 0  # how many processes saved there before
+    has_loaded: bool = False  # whether a checkpoint was taken up just now
+    resumed: Resumed | None = None  # what the checkpoint says besides the table, of a call begun before
+    slurm_left: float | None = None  # seconds that SLURM leaves to the job
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data for JSON, without the learners' arrays."""

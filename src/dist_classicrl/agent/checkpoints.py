@@ -33,38 +33,21 @@ _STATE_SETTINGS = ("buffer_size", "replay_ratio", "use_action_mask")
 
 @dataclass(frozen=True)
 class Found:
-    """A checkpoint that was read and checked against what the agent is to learn.
-
-    Attributes
-    ----------
-    name : str
-    steps : int
-    seed : int or None
-        None: the agent keeps its own.
-    run : str or None
-        None: it is of something else, and what is saved from now on is a run of its own.
-    finished : list of dict
-    pending : Pending
-        The rest, with the table.
-    """
+    """A checkpoint that was read and checked against what the agent is to learn."""
 
     name: str
     steps: int
-    seed: int | None
-    run: str | None
+    seed: int | None  # None: the agent keeps its own
+    run: str | None  # None: it is of something else, and what is saved from now on is a run of its own
     finished: list[dict[str, Any]]
-    pending: Pending
+    pending: Pending  # the rest, with the table
 
 
 def find(state: AgentState, source: Source, place: Place, plan: CheckpointPlan) -> Found | None:
     """Return the newest checkpoint of the agent's place, if there is one to go on from; change nothing.
 
-    Raises
-    ------
-    CheckpointError
-        If there are checkpoints and none is good, or `plan` asks for one and there is none.
-    CheckpointMismatchError
-        If it is of something else than the agent is to learn.
+    CheckpointError where there are some and none is good, or `plan` asks for one and there is none;
+    CheckpointMismatchError where it is of something else than the agent is to learn.
     """
     saved = None if plan.resume == "never" else place.folder.read_newest()
     if saved is None:
@@ -166,14 +149,10 @@ def _refused(saved: Saved, fault: str) -> CheckpointError:
 def _check(state: AgentState, source: Source, saved: Saved, strict: bool) -> bool:
     """Return whether all of a checkpoint fits, or only its table.
 
-    Raises
-    ------
-    CheckpointMismatchError
-        If `strict` and something differs, or if the agent is further than the checkpoint.
+    CheckpointMismatchError where `strict` and something differs, or the agent is further than the checkpoint.
     """
     settings, body = state.settings, saved.body
-    there = body["settings"]
-    here = settings.to_dict()
+    there, here = body["settings"], settings.to_dict()
     names = _SAME if settings.async_updates else (*_SAME, *_SAME_IN_ROUNDS)
     both = [(name, there.get(name), here[name]) for name in names]
     both.append(("environment", body["environment"]["text"], environment_text(source)))

@@ -19,19 +19,9 @@ _JOINED = ("readmitted", "replaced")
 
 
 class CallbackObserver(Observer):
-    """Calls the callbacks of one call of `train`, on the rank that serves.
+    """Calls the callbacks of one call of `train`, on the rank that serves; they get `agent`.
 
-    Parameters
-    ----------
-    agent : DistAsyncQLearning
-        What callbacks get.
-    callbacks : CallbackList
-    progress : callable or None
-        See `DistAsyncQLearning.train`.
-    corner : Corner
-        The part of the agent's table that is trained.
-    begin : int
-        Global step at which the call began.
+    The call trains `corner` of the agent's table, and began at global step `begin`.
     """
 
     def __init__(

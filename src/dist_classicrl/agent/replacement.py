@@ -18,28 +18,14 @@ _WELCOME_SECONDS = 60.0
 
 @dataclass
 class Visit:
-    """What a process knows that was started to replace a rank.
-
-    Attributes
-    ----------
-    wire : Wire
-    channel : Channel
-        To the server.
-    rank : int
-        This process's number in the run.
-    view : View
-    told : dict
-        What there is to know about the run, as `Beginning.to_dict` says it.
-    calls : int
-        Calls of `train` that the script has begun here.
-    """
+    """What a process knows that was started to replace a rank."""
 
     wire: Wire
-    channel: Channel
-    rank: int
+    channel: Channel  # to the server
+    rank: int  # this process's number in the run
     view: View
-    told: dict[str, Any]
-    calls: int = 0
+    told: dict[str, Any]  # what there is to know about the run, as `Beginning.to_dict` says it
+    calls: int = 0  # calls of `train` that the script has begun here
 
 
 _visit: Visit | None = None
@@ -48,12 +34,7 @@ _visit: Visit | None = None
 def visit_of(parent: Any) -> Visit:
     """Return what this process, started to replace a rank, was told by the server; wait for that first.
 
-    Raises
-    ------
-    WorkerLeft
-        If the server is not there any more.
-    RankTimeoutError
-        If it says nothing.
+    WorkerLeft where the server is not there any more, RankTimeoutError where it says nothing.
     """
     global _visit
     if _visit is None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 from dist_classicrl.callbacks import callback_list
@@ -18,15 +18,7 @@ _MOST_STEPS = 2**62
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments of one call of `train`, as they were given.
-
-    Attributes
-    ----------
-    env, steps, total_steps, progress, progress_interval, leave_signals, callbacks, placement
-        See `DistAsyncQLearning.train`.
-    saving : dict
-        The arguments of `checkpoint_plan`.
-    """
+    """The arguments of one call of `train`, as they were given; see `DistAsyncQLearning.train`."""
 
     env: Any
     steps: int | None
@@ -36,7 +28,13 @@ class Request:
     leave_signals: Any
     callbacks: Any
     placement: Any
-    saving: dict[str, Any]
+    saving: dict[str, Any]  # the arguments of `checkpoint_plan`
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Request:
+        """Return the request that is made by the arguments `given` to `train`, by name."""
+        own = {each.name: given[each.name] for each in fields(cls) if each.name != "saving"}
+        return cls(**own, saving={each.name: given[each.name] for each in fields(CheckpointPlan)})
 
     @property
     def names_total(self) -> bool:
@@ -46,10 +44,7 @@ class Request:
     def plan_and_signals(self) -> tuple[CheckpointPlan | None, tuple[int, ...]]:
         """Return what is asked for about checkpoints, and the signals on which a worker leaves.
 
-        Raises
-        ------
-        SettingsError
-            If that is nothing that can be done.
+        SettingsError where that is nothing that can be done.
         """
         plan = checkpoint_plan(**self.saving)
         signals = checked_signals("leave_signals", self.leave_signals)
@@ -64,17 +59,8 @@ class Request:
     def checked_steps(self, made: int, ranks: int) -> int:
         """Return the steps that are named, after a look at all but the environment and the checkpoints.
 
-        Parameters
-        ----------
-        made : int
-            Steps that the agent has made before.
-        ranks : int
-            That train together.
-
-        Raises
-        ------
-        SettingsError
-            If that is nothing that can be done.
+        The agent has `made` steps before, and so many `ranks` train together. SettingsError where something
+        is asked for that cannot be done.
         """
         steps = self._named_steps()
         asked = steps if self.names_total else steps * ranks

@@ -18,18 +18,10 @@ _AGENT = re.compile("agent-[0-9]+")
 
 
 def saved_model_of(path: str | os.PathLike[str]) -> SavedModel:
-    """Return the agent as of the newest good checkpoint in a folder.
+    """Return the agent as of the newest good checkpoint in a folder, which `load_model` describes.
 
-    Parameters
-    ----------
-    path : str or path
-        A `checkpoint_dir` that holds one agent, an agent's subfolder, or one checkpoint: the path of a
-        folder, or a URL that fsspec knows.
-
-    Raises
-    ------
-    CheckpointError
-        If there is no checkpoint, none that can be used, or several agents. Nothing in it is ever run.
+    CheckpointError where there is no checkpoint, none that can be used, or several agents. Nothing in it is
+    ever run.
     """
     saved = _saved_of(path)
     fault = checkpoint_fault(saved)

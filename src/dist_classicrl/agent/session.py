@@ -45,37 +45,19 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Session:
-    """One attempt at a call of `train`.
+    """One attempt at a call of `train`."""
 
-    Attributes
-    ----------
-    agent : DistAsyncQLearning
-        What callbacks get.
-    state : AgentState
-        What it holds.
-    asked : Request
-    plan : CheckpointPlan or None
-        Where the call is saved.
-    watch : StopWatch or None
-        Hears requests to stop, where it is.
-    group : Group or None
-        The ranks that train together; None: this process is alone.
-    """
-
-    agent: DistAsyncQLearning
-    state: AgentState
+    agent: DistAsyncQLearning  # what callbacks get
+    state: AgentState  # what it holds
     asked: Request
-    plan: CheckpointPlan | None
-    watch: StopWatch | None
-    group: Group | None = None
+    plan: CheckpointPlan | None  # where the call is saved
+    watch: StopWatch | None  # hears requests to stop
+    group: Group | None = None  # the ranks that train together; None: this process is alone
 
     def begin(self, agreement: Agreement, error: BaseException | None) -> TrainingResult:
         """Train, after all ranks agree on what; `error` is what this rank found wrong before.
 
-        Raises
-        ------
-        Deposed
-            If all have to begin anew, with other members.
+        Deposed where all have to begin anew, with other members.
         """
         state = self.state
         ranks = 1 if self.group is None else self.group.wire.size

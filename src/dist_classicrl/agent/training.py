@@ -111,10 +111,7 @@ def _train_together(
 def _attempt(session: Session, group: Group, error: BaseException | None, timeout: float) -> TrainingResult:
     """Train from the beginning, or, where this rank is no member any more, with those who have begun.
 
-    Raises
-    ------
-    Deposed
-        If this rank has to begin anew, with other members.
+    Deposed where this rank has to begin anew, with other members.
     """
     if not group.is_member:
         if error is not None:
@@ -130,14 +127,9 @@ def _attempt(session: Session, group: Group, error: BaseException | None, timeou
 def _train_as_replacement(
     agent: DistAsyncQLearning, state: AgentState, asked: Request, visit: Visit
 ) -> TrainingResult:
-    """Work for the call of `train` that this process was started for, and end with it.
+    """Work for the call of `train` that this process was started for, and end with it: with `WorkerLeft`.
 
     Calls before that return what is known of them.
-
-    Raises
-    ------
-    WorkerLeft
-        At the end of that call.
     """
     visit.calls += 1
     if visit.calls < int(replacement_mark() or 1):
@@ -160,8 +152,7 @@ def _watching(plan: CheckpointPlan | None, rank: int) -> Iterator[StopWatch | No
         yield None
         return
     left = slurm.job_seconds_left() if rank == 0 and plan.time_limit is None else None
-    watch = StopWatch(plan.stop_signals, plan.time_limit, left, rank)
-    with watch:
+    with StopWatch(plan.stop_signals, plan.time_limit, left, rank) as watch:
         yield watch
 
 

@@ -17,6 +17,7 @@ from dist_classicrl._random import SHIFT_32, below
 from dist_classicrl.learning.rules.kernel import (
     best_value,
     mean_value,
+    picked,
     preference,
     rule_function,
     rule_of_type,
@@ -38,11 +39,23 @@ BEHAVIORS: dict[type, Functions] = {}
 """By the class of a behavior's parameters."""
 
 
+def _of_behavior(name: str) -> Callable[[Any], Any]:
+    """Return what finds the function that a behavior has by this name."""
+
+    def function_of(behavior_type: Any) -> Callable[..., Any] | None:
+        functions = BEHAVIORS.get(getattr(behavior_type, "instance_class", type(None)))
+        return None if functions is None else getattr(functions, name)
+
+    return function_of
+
+
+@picked(_of_behavior("choose"))
 def choose(behavior, rule, context, state, epsilon, random):
     """Return an action in `state`, drawn with the uint64 `random`."""
     raise NotImplementedError("choose is for jitted code")
 
 
+@picked(_of_behavior("choose_masked"), inline=False)
 def choose_masked(behavior, rule, context, state, masks, i, epsilon, random):
     """Return an action in `state` that row `i` of `masks`, bool of shape (B, A), allows."""
     raise NotImplementedError("choose_masked is for jitted code")
@@ -58,42 +71,11 @@ def _has_no_preference(rule_type: Any) -> bool:
     return rule is None or rule.preference is None
 
 
-def _functions_of(behavior: Any) -> Functions | None:
-    return BEHAVIORS.get(getattr(behavior, "instance_class", type(None)))
-
-
-@overloads(choose, inline=True)
-def _overload_choose(behavior, rule, context, state, epsilon, random):
-    found = _functions_of(behavior)
-    if found is None:
-        return None
-    function = found.choose
-
-    def call(behavior, rule, context, state, epsilon, random):
-        return function(behavior, rule, context, state, epsilon, random)
-
-    return call
-
-
-@overloads(choose_masked)
-def _overload_choose_masked(behavior, rule, context, state, masks, i, epsilon, random):
-    found = _functions_of(behavior)
-    if found is None:
-        return None
-    function = found.choose_masked
-
-    def call(behavior, rule, context, state, masks, i, epsilon, random):
-        return function(behavior, rule, context, state, masks, i, epsilon, random)
-
-    return call
-
-
 @overloads(expected_value, inline=True)
 def _overload_expected_value(behavior, rule, context, now, step, table=0):
-    found = _functions_of(behavior)
-    if found is None:
+    function = _of_behavior("expected_value")(behavior)
+    if function is None:
         return None
-    function = found.expected_value
 
     def call(behavior, rule, context, now, step, table=0):
         return function(behavior, rule, context, now, step, table)
@@ -104,14 +86,15 @@ def _overload_expected_value(behavior, rule, context, now, step, table=0):
 @rule_function
 def next_action(rule, context, now, step, random):
     """Return the action that the behavior would choose in the next state, which some action is legal in."""
-    return _next_action(rule, context, context.masks, now, step, random)
+    return choose_legal(rule, context, step.next_state, context.masks, step.i, now.epsilon, random)
 
 
 @jit_inline
-def _next_action(rule, context, masks, now, step, random):
+def choose_legal(rule, context, state, masks, i, epsilon, random):
+    """Return an action in `state` that is legal by row `i` of `masks`, by the state where these are None."""
     if masks is None:
-        return choose(context.behavior, rule, context, step.next_state, now.epsilon, random)
-    return choose_masked(context.behavior, rule, context, step.next_state, masks, step.i, now.epsilon, random)
+        return choose(context.behavior, rule, context, state, epsilon, random)
+    return choose_masked(context.behavior, rule, context, state, masks, i, epsilon, random)
 
 
 # What behaviors are made of

@@ -12,7 +12,7 @@ from dist_classicrl.environments.resolve import Source
 from dist_classicrl.errors import ActionMaskError, RewardError
 from dist_classicrl.learning import loops
 from dist_classicrl.learning.learner import Problem, Stream, Totals
-from dist_classicrl.learning.loops import Line, Stretch, Walker
+from dist_classicrl.learning.loops import NO_STEPS, Stretch, Walker
 from dist_classicrl.learning.memory import RuleMemory
 from dist_classicrl.learning.replay import ReplayMemory
 from dist_classicrl.learning.rules import compiling
@@ -70,7 +70,7 @@ class CompiledLearner:
         if not self._episodes:
             nowhere = walker._replace(memory=walker.memory.copy(), position=walker.position.copy())
             with compiling(self._rule):
-                self._call(_Episode(nowhere, memory, episode.replay), _NO_STEPS)
+                self._call(_Episode(nowhere, memory, episode.replay), NO_STEPS)
         self._episodes[number] = episode
 
     def _call(self, episode: _Episode, stretch: Stretch) -> None:
@@ -89,13 +89,8 @@ class CompiledLearner:
     def learn(self, walker: int, stream: Stream, steps: int) -> None:
         """See `Learner`."""
         episode = self._episodes[walker]
-        last = stream.used + steps
-        while stream.used < last:
-            at = stream.start + stream.used
-            step_size, epsilon, end = self._rates.at(at)
-            size = min(last - stream.used, end - at)
-            self._call(episode, Stretch(stream.key, stream.used, size, step_size, epsilon))
-            stream.used += size
+        for stretch in stream.stretches(steps, self._rates):
+            self._call(episode, stretch)
         if self._stuck is not None and self._stuck.size:
             self._check_not_stuck(self._stuck)
         if not math.isfinite(collected := episode.walker.collected[0]):
@@ -146,6 +141,3 @@ class CompiledLearner:
 
     def close(self) -> None:
         """Do nothing: there is nothing to close."""
-
-
-_NO_STEPS = Stretch(np.uint64(0), 0, 0, Line(0.0, 0.0, 0), Line(0.0, 0.0, 0))

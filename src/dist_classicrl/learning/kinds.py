@@ -19,20 +19,11 @@ from dist_classicrl.tables.local import LocalTable
 
 @dataclass(frozen=True)
 class LearnerKind:
-    """A kind of learner.
-
-    Attributes
-    ----------
-    name : str
-    suits : callable
-        Tells of a `Problem` whether it can be learned with this kind.
-    make : callable
-        Returns the learner of a `Problem`, without walkers.
-    """
+    """A kind of learner."""
 
     name: str
-    suits: Callable[[Problem], bool]
-    make: Callable[[Problem], Learner]
+    suits: Callable[[Problem], bool]  # whether a problem can be learned with this kind
+    make: Callable[[Problem], Learner]  # the learner of a problem, without walkers
 
 
 def new_learner(
@@ -40,15 +31,8 @@ def new_learner(
 ) -> Learner:
     """Return a learner without walkers, with a new table: of the newest kind that suits the problem.
 
-    Parameters
-    ----------
-    source : Source
-    settings : Settings
-    rates : Rates
-    dtype : numpy dtype
-        Of the server's table.
-    n_states : int, optional
-        By default as many as the environment has; with fewer it is good for compiling only.
+    `dtype` is that of the server's table. With fewer than the environment's `n_states`, it is good for
+    compiling only.
     """
     rule, parameters = find(settings.algorithm)
     legal = None if source.simulator is None else source.simulator.legal

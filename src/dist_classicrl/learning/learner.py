@@ -7,12 +7,14 @@ table is its state.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
 from dist_classicrl.environments.resolve import Source
+from dist_classicrl.learning.loops import Stretch
 from dist_classicrl.learning.rates import Rates
 from dist_classicrl.learning.state import State
 from dist_classicrl.rules import LearningRule
@@ -37,6 +39,16 @@ class Stream:
     key: np.uint64
     start: int
     used: int = 0
+
+    def stretches(self, steps: int, rates: Rates) -> Iterator[Stretch]:
+        """Give its next `steps` in stretches over which each rate is one line, and count what was made."""
+        last = self.used + steps
+        while self.used < last:
+            at = self.start + self.used
+            step_size, epsilon, end = rates.at(at)
+            size = min(last - self.used, end - at)
+            yield Stretch(self.key, self.used, size, step_size, epsilon)
+            self.used += size
 
 
 @dataclass

@@ -13,7 +13,7 @@ import numpy as np
 from dist_classicrl._jit import jit, jit_inline
 from dist_classicrl._random import GAMMA, mix
 from dist_classicrl.environments.simulate import advance, begin
-from dist_classicrl.learning.behavior import choose, choose_masked
+from dist_classicrl.learning.behavior import choose, choose_legal
 from dist_classicrl.learning.replay import learn_again
 from dist_classicrl.learning.rules.kernel import Learned, Now, Transition, learn, on_action
 from dist_classicrl.tables.rows import actions_of
@@ -32,71 +32,41 @@ class Line(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """What one call of a loop does.
+    """What one call of a loop does."""
 
-    Attributes
-    ----------
-    key : uint64
-        The random stream.
-    offset : int
-        Steps that this stream has served before.
-    steps : int
-    step_size : Line
-        Where it does not depend on visits.
-    epsilon : Line
-        The chance of a uniformly random action.
-    """
-
-    key: np.uint64
-    offset: int
+    key: np.uint64  # the random stream
+    offset: int  # steps that this stream has served before
     steps: int
-    step_size: Line
-    epsilon: Line
+    step_size: Line  # where it does not depend on visits
+    epsilon: Line  # the chance of a uniformly random action
+
+
+NO_LINE = Line(0.0, 0.0, 0)
+NO_STEPS = Stretch(np.uint64(0), 0, 0, NO_LINE, NO_LINE)
 
 
 class Walker(NamedTuple):
-    """One episode under way in a compiled environment.
+    """One episode under way in a compiled environment."""
 
-    Attributes
-    ----------
-    number : int
-        Its row in the rule's memory.
-    memory : ndarray(int64, ndim=1)
-        Hidden state of a game.
-    position : ndarray(int64), shape (2,)
-        The state, -1 before the first episode, and the steps of the episode so far. Read and written.
-    collected : ndarray(float64), shape (1,)
-        Undiscounted return of the episode so far; NaN or infinite once a reward was. Read and written.
-    time_limit : int
-        Steps after which an episode is truncated.
-    """
-
-    number: int
-    memory: np.ndarray
+    number: int  # its row in the rule's memory
+    memory: np.ndarray  # int64: hidden state of a game
+    #: The state, -1 before the first episode, and the steps of the episode: int64, shape (2,), written.
     position: np.ndarray
+    #: Its undiscounted return so far, NaN or infinite once a reward was: float64, shape (1,), written.
     collected: np.ndarray
-    time_limit: int
+    time_limit: int  # steps after which an episode is truncated
 
 
 class Batch(NamedTuple):
-    """Transitions of stepped environments, B of them.
+    """Transitions of stepped environments, B of them: each array has the shape (B,)."""
 
-    Attributes
-    ----------
-    walkers, states, actions, next_states : ndarray(int64), shape (B,)
-        A walker is an environment of the batch.
-    rewards : ndarray(float64), shape (B,)
-    terminated, truncated : ndarray(bool), shape (B,)
-        A truncated transition bootstraps from its next state.
-    """
-
-    walkers: np.ndarray
+    walkers: np.ndarray  # int64, as the next three; a walker is an environment of the batch
     states: np.ndarray
     actions: np.ndarray
     next_states: np.ndarray
-    rewards: np.ndarray
-    terminated: np.ndarray
-    truncated: np.ndarray
+    rewards: np.ndarray  # float64
+    terminated: np.ndarray  # bool
+    truncated: np.ndarray  # bool; these bootstrap from their next state
 
 
 @jit_inline
@@ -108,19 +78,9 @@ def _on_line(line, i):
 def learn_steps(rule, simulation, walker, context, replay, stretch, totals):
     """Act, simulate and learn for a stretch of steps in one loop.
 
-    Parameters
-    ----------
-    rule : NamedTuple
-        Hyper-parameters, see `dist_classicrl.learning.rules.kernel`.
-    simulation : NamedTuple
-        See `dist_classicrl.environments.simulate`.
-    walker : Walker
-    context : Context
-    replay : None or Replay
-    stretch : Stretch
-    totals : ndarray(float64), shape (4,)
-        Episodes ended, the sums of their returns and of their lengths, and the sum of the absolute temporal
-        differences are added here.
+    `rule` has the hyper-parameters, see `dist_classicrl.learning.rules.kernel`; for `simulation` see
+    `dist_classicrl.environments.simulate`, for `walker`, `context`, `replay` (which may be None) and
+    `stretch` the classes of these names. What `Totals` counts is added to `totals`, float64 of shape (4,).
     """
     table, memory, position = context.table, walker.memory, walker.position
     n_actions = actions_of(table)
@@ -170,48 +130,22 @@ def learn_steps(rule, simulation, walker, context, replay, stretch, totals):
 def choose_actions(rule, context, states, masks, epsilon, key, offset, actions):
     """Fill `actions`, ndarray(int64) of shape (B,), for a batch of B environments.
 
-    Parameters
-    ----------
-    rule : NamedTuple
-    context : Context
-    states : ndarray(int64), shape (B,)
-    masks : None or ndarray(bool), shape (B, A)
-        Legal actions; at least one in each row.
-    epsilon : float
-    key, offset : uint64, int
-        The random stream and the draws that it has served before; B more are used.
-    actions : ndarray(int64), shape (B,)
+    `states` is likewise; `masks`, None or bool of shape (B, A), allows at least one action in each row. The
+    random stream `key` has served `offset` draws before; B more are used.
     """
     counter = key + np.uint64(offset) * GAMMA
     for i in range(states.size):
-        actions[i] = _choose(rule, context, states[i], masks, i, epsilon, mix(counter))
+        actions[i] = choose_legal(rule, context, states[i], masks, i, epsilon, mix(counter))
         counter += GAMMA
-
-
-@jit_inline
-def _choose(rule, context, state, masks, i, epsilon, random):
-    if masks is None:
-        return choose(context.behavior, rule, context, state, epsilon, random)
-    return choose_masked(context.behavior, rule, context, state, masks, i, epsilon, random)
 
 
 @jit
 def learn_batch(rule, batch, first, context, replay, stretch, totals):
     """Learn as many transitions of a batch as the stretch has steps, one after the other, from `first` on.
 
-    Parameters
-    ----------
-    rule : NamedTuple
-    batch : Batch
-    first : int
-    context : Context
-        Its masks are the legal actions of the next states.
-    replay : None or Replay
-        It has masks where `context` has.
-    stretch : Stretch
-        Its random stream is that of replay and of rules that draw.
-    totals : ndarray(float64), shape (4,)
-        The sum of the absolute temporal differences is added to the last.
+    The masks of `context` are the legal actions of the next states; `replay`, or None, has masks where it
+    has. The random stream of `stretch` is that of replay and of rules that draw. The sum of the absolute
+    temporal differences is added to the last of `totals`, float64 of shape (4,).
     """
     table = context.table
     n_actions = actions_of(table)

@@ -44,10 +44,7 @@ class RuleMemory:
     def restore(self, state: State, names: Sequence[str] = RULE_ARRAYS) -> None:
         """Put a `state` back that has the arrays of these names in their shapes.
 
-        Raises
-        ------
-        CheckpointError
-            If it holds NaN or infinity.
+        CheckpointError where it holds NaN or infinity.
         """
         for name in self.state(names):
             if not np.isfinite(state[name]).all():

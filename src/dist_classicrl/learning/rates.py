@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dist_classicrl.learning.loops import Line
+from dist_classicrl.learning.loops import NO_LINE, Line
 from dist_classicrl.schedules import PerVisit, Schedule
 from dist_classicrl.settings import Settings
 
@@ -14,16 +14,7 @@ _NEVER = 1 << 62
 class Rates:
     """The step size and the chance of a random action, by the global step.
 
-    Parameters
-    ----------
-    settings : Settings
-    workers : int
-        The clock of per-visit step sizes runs at one over this many.
-
-    Attributes
-    ----------
-    table : ndarray(float64, ndim=1) or None
-        `PerVisit.table`, where step sizes are per visit.
+    Where step sizes are per visit, `table` is `PerVisit.table`, and `workers` divides its clock.
     """
 
     def __init__(self, settings: Settings, workers: int) -> None:
@@ -49,6 +40,6 @@ class Rates:
 
 def _line(schedule: Schedule, step: int) -> tuple[Line, int]:
     if isinstance(schedule, PerVisit):
-        return Line(0.0, 0.0, 0), _NEVER
+        return NO_LINE, _NEVER
     segment = schedule.segment(step)
     return Line(segment.value, segment.slope, step - segment.start), segment.end

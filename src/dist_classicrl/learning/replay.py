@@ -15,27 +15,15 @@ from dist_classicrl.tables.rows import ONE_REPLAY, actions_of
 
 
 class Replay(NamedTuple):
-    """The ring, and where its transitions are learned.
+    """The ring, and where its transitions are learned."""
 
-    Attributes
-    ----------
-    context : Context
-        Its masks are those of the ring's next states.
-    entries, targets : ndarray(int64), shape (capacity,)
-        A target is the next state doubled, plus 1 where the transition terminated.
-    rewards : ndarray(float64), shape (capacity,)
-    ring : ndarray(float64), shape (3,)
-        The number held, the next place, and the updates owed.
-    ratio : float
-        Updates per step.
-    """
-
-    context: Context
-    entries: np.ndarray
-    rewards: np.ndarray
+    context: Context  # its masks are those of the ring's next states
+    entries: np.ndarray  # int64, shape (capacity,)
+    rewards: np.ndarray  # float64, shape (capacity,)
+    #: int64, shape (capacity,): the next state doubled, plus 1 where the transition terminated
     targets: np.ndarray
-    ring: np.ndarray
-    ratio: float
+    ring: np.ndarray  # float64, shape (3,): the number held, the next place, and the updates owed
+    ratio: float  # updates per step
 
 
 @jit

@@ -34,14 +34,9 @@ def refused(name: str, given: str, allowed: str) -> CheckpointError:
 
 
 def check_arrays(state: State, expected: State, optional: State) -> None:
-    """Check that `state` holds arrays with the names, types and shapes of `expected`.
+    """Raise CheckpointError unless the arrays of `state` have the names, types and shapes of `expected`.
 
     It may have those of `optional` besides.
-
-    Raises
-    ------
-    CheckpointError
-        If it does not.
     """
     known = {**expected, **optional}
     for name in sorted(set(state) - set(known)):
@@ -60,24 +55,15 @@ def _kind(array: Any) -> str:
 
 
 def check_range(name: str, values: np.ndarray, least: int, most: int) -> None:
-    """Check that all of `values` lie from `least` to `most`.
-
-    Raises
-    ------
-    CheckpointError
-        If they do not.
-    """
+    """Raise CheckpointError unless all of `values` lie from `least` to `most`."""
     if values.size and not least <= values.min() <= values.max() <= most:
         raise refused(name, f"goes from {values.min()} to {values.max()}", f"from {least} to {most}")
 
 
 def check_replay(state: State, table: LocalTable) -> None:
-    """Check the numbers in a replay memory whose arrays `check_arrays` has checked.
+    """Raise CheckpointError if a kernel could not work with the numbers in a replay memory.
 
-    Raises
-    ------
-    CheckpointError
-        If a kernel could not work with them.
+    Its arrays are those that `check_arrays` lets pass.
     """
     entries, rewards, targets, ring = (state[name] for name in REPLAY_ARRAYS)
     capacity = entries.size
@@ -85,14 +71,11 @@ def check_replay(state: State, table: LocalTable) -> None:
     if not (held.is_integer() and 0 <= held <= capacity):
         raise refused("replay_ring", f"holds {held} transitions", f"a whole number from 0 to {capacity}")
     # A ring is written from its beginning on, and from there again once it is full.
-    if held < capacity:
-        allowed, good = f"{held:g}", place == held
-    else:
-        allowed, good = (
-            f"a whole number from 0 to {capacity - 1}",
-            place.is_integer() and 0 <= place < capacity,
-        )
-    if not good:
+    allowed, is_good = f"{held:g}", place == held
+    if held == capacity:
+        allowed = f"a whole number from 0 to {capacity - 1}"
+        is_good = place.is_integer() and 0 <= place < capacity
+    if not is_good:
         raise refused("replay_ring", f"has {place} as the next place while it holds {held:g}", allowed)
     if not 0.0 <= owed < 1.0:
         raise refused("replay_ring", f"owes {owed} updates", "a number of at least 0 and below 1")
@@ -121,13 +104,7 @@ def stack_states(states: list[State]) -> State:
 
 
 def unstack_states(arrays: State, n: int) -> list[State]:
-    """Return the states of `n` learners that `stack_states` made one of, as views.
-
-    Raises
-    ------
-    CheckpointError
-        If it was another number of learners.
-    """
+    """Return the states of `n` learners that `stack_states` made one of, as views; else CheckpointError."""
     for name, array in arrays.items():
         if array.shape[:1] != (n,):
             raise refused(

@@ -12,7 +12,7 @@ from dist_classicrl.environments.resolve import Source
 from dist_classicrl.environments.stepped.base import SteppedEnv
 from dist_classicrl.learning import loops
 from dist_classicrl.learning.learner import Problem, Stream, Totals
-from dist_classicrl.learning.loops import Batch, Line, Stretch
+from dist_classicrl.learning.loops import NO_LINE, NO_STEPS, Batch
 from dist_classicrl.learning.memory import RuleMemory
 from dist_classicrl.learning.replay import ReplayMemory
 from dist_classicrl.learning.rules import compiling
@@ -91,7 +91,7 @@ class _Walkers:
         self._has_masks = False
         self._held = 0
         self._learned = 0
-        self._epsilon = (Line(0.0, 0.0, 0), 0, 0)
+        self._epsilon = (NO_LINE, 0, 0)
         self._prepare(seed)
 
     @property
@@ -116,12 +116,10 @@ class _Walkers:
         """Compile the loops for the arrays that there are now, or load them from disk."""
         self._put_together()
         choose, learn = self._loops
-        flat = Line(0.0, 0.0, 0)
-        nothing = Stretch(self._key, 0, 0, flat, flat)
         with compiling(self._rule):
             self._choose = compiled_for(choose, *self._seen, 0.0, self._key, 0, self._actions)
             self._learn_batch = compiled_for(
-                learn, self._parameters, self._batch, 0, *self._where, nothing, self._totals.values
+                learn, self._parameters, self._batch, 0, *self._where, NO_STEPS, self._totals.values
             )
 
     def _put_together(self) -> None:
@@ -197,17 +195,11 @@ class _Walkers:
         self._learned = 0
 
     def _learn(self, stream: Stream, batch: int) -> None:
-        while batch > 0:
-            at = stream.start + stream.used
-            step_size, epsilon, end = self._rates.at(at)
-            size = min(batch, end - at)
-            stretch = Stretch(stream.key, stream.used, size, step_size, epsilon)
+        for stretch in stream.stretches(batch, self._rates):
             self._learn_batch(
                 self._parameters, self._batch, self._learned, *self._where, stretch, self._totals.values
             )
-            self._learned += size
-            stream.used += size
-            batch -= size
+            self._learned += stretch.steps
 
     def state(self) -> State:
         """Return copies of the replay memory and of what the rule shares with merge "owner"."""

@@ -28,20 +28,11 @@ _BLOCK_BYTES = 1 << 15
 
 @dataclass(frozen=True, eq=False)
 class Pending:
-    """A checkpoint that an agent was brought to, until it has learned more.
+    """A checkpoint that an agent was brought to, until it has learned more."""
 
-    Attributes
-    ----------
-    begin : int
-        Global step at which the call of `train` began in which it was written.
-    resumed : Resumed
-        What it says of that call.
-    values, counts : ndarray, two-dimensional
-        As much of its `AgentState.values` and `counts` as the agent's have room for.
-    """
-
-    begin: int
-    resumed: Resumed
+    begin: int  # global step at which the call of `train` began in which it was written
+    resumed: Resumed  # what it says of that call
+    #: As much of its `AgentState.values` and `counts` as the agent's have room for, two-dimensional.
     values: np.ndarray
     counts: np.ndarray
 
@@ -50,20 +41,13 @@ class Pending:
 class Corner:
     """The part of an agent's table that an environment uses.
 
-    Attributes
-    ----------
-    state : AgentState
-    shape : tuple of int
-        Rows of the table, which are the environment's states where it is one table; and its actions.
-    values : ndarray(float64 or float32), shape (rows * actions,)
-    counts : ndarray(int64), shape (rows * actions,)
-        Visits. Both are views where the table is as large as the environment, and copies where it is larger.
+    `values` and `counts` are views where the table is as large as the environment, else copies.
     """
 
     state: AgentState
-    shape: tuple[int, int]
-    values: np.ndarray
-    counts: np.ndarray
+    shape: tuple[int, int]  # rows of the table, which are the environment's states if it is one; and actions
+    values: np.ndarray  # float64 or float32, shape (rows * actions,)
+    counts: np.ndarray  # int64, shape (rows * actions,): visits
 
     def put_back(self) -> None:
         """Let the agent's table be what `values` and `counts` are."""
@@ -75,53 +59,25 @@ class Corner:
 
 @dataclass(eq=False)
 class AgentState:
-    """What an agent holds.
-
-    Attributes
-    ----------
-    settings : Settings
-    seed : int or None
-        Of all random numbers; None: not drawn yet.
-    steps : int
-        Environment steps learned so far, by all ranks, in all calls of `train`.
-    requested : int
-        Global step at which the next call begins: where the last one was to end, or did.
-    finished : list of dict
-        Begin, end and result of calls that have ended.
-    pending : Pending or None
-        The checkpoint from which the next steps go on.
-    behind : int or None
-        Digest of a table that is older than rank 0's, because a call failed.
-    places : Places
-        Where the agent is saved.
-    n_actions : int or None
-        Actions of the environment; the table may have more.
-    legal : ndarray(bool) or None
-        Its legal actions, where it is compiled.
-    observations, actions : SpaceIndex or None
-        Between its own values and the integers, where it is stepped.
-    leaving : LeaveWatch
-        Whether this rank was asked to leave.
-    is_training : bool
-    """
+    """What an agent holds."""
 
     settings: Settings
-    steps: int = 0
-    requested: int = 0
-    finished: list[dict[str, Any]] = field(default_factory=list)
-    pending: Pending | None = None
-    behind: int | None = None
-    places: Places = field(default_factory=Places)
-    n_actions: int | None = None
-    legal: np.ndarray | None = None
-    observations: SpaceIndex | None = None
+    steps: int = 0  # environment steps learned so far, by all ranks, in all calls of `train`
+    requested: int = 0  # global step at which the next call begins: where the last one was to end, or did
+    finished: list[dict[str, Any]] = field(default_factory=list)  # begin, end and result of calls that ended
+    pending: Pending | None = None  # the checkpoint from which the next steps go on
+    behind: int | None = None  # digest of a table that is older than rank 0's, because a call failed
+    places: Places = field(default_factory=Places)  # where the agent is saved
+    n_actions: int | None = None  # actions of the environment; the table may have more
+    legal: np.ndarray | None = None  # its legal actions, where it is compiled
+    observations: SpaceIndex | None = None  # between its own values and the integers, where it is stepped
     actions: SpaceIndex | None = None
-    leaving: LeaveWatch = field(default_factory=LeaveWatch)
+    leaving: LeaveWatch = field(default_factory=LeaveWatch)  # was this rank asked to leave?
     is_training: bool = False
 
     def __post_init__(self) -> None:
         check_settings(self.settings)
-        self.seed = self.settings.seed
+        self.seed = self.settings.seed  # of all random numbers; None: not drawn yet
         self._shape: TableShape | None = None
         self._table: tuple[np.ndarray, np.ndarray] | None = None
         if self.settings.state_size is not None and self.settings.action_size is not None:
@@ -133,10 +89,7 @@ class AgentState:
     def values(self) -> np.ndarray:
         """All that the rule learns, in rows as `shape` says, ndarray of shape (rows, actions).
 
-        Raises
-        ------
-        NotTrainedError
-            If the shape is not known yet.
+        NotTrainedError where the shape is not known yet.
         """
         return self._known_table()[0]
 
@@ -173,10 +126,7 @@ class AgentState:
     def set_values(self, values: Any) -> None:
         """Overwrite the action values, in each of the rule's tables; where there is none yet, make it.
 
-        Raises
-        ------
-        SettingsError
-            If they are no finite numbers, or the shape does not fit.
+        SettingsError where they are no finite numbers, or the shape does not fit.
         """
         given = np.asarray(values)
         shape = None if self._shape is None else self._shape.of_table
@@ -233,10 +183,7 @@ class AgentState:
     def get_to_know(self, env: Any) -> Source:
         """Return `env` as a `Source`, and take note of its size, its spaces and its legal actions.
 
-        Raises
-        ------
-        EnvError
-            If it cannot be learned in, or is larger than the table.
+        EnvError where it cannot be learned in, or is larger than the table.
         """
         source = resolve(env, self.settings.n_envs, self.settings.use_action_mask)
         try:
@@ -269,13 +216,7 @@ class AgentState:
         self.n_actions = n_actions
 
     def check_made_for(self, env: Any) -> None:
-        """See whether a table that took its size from an environment has the size that `env` asks for.
-
-        Raises
-        ------
-        EnvError
-            If it has another.
-        """
+        """Raise EnvError if a table took its size from an environment of another size than `env` has."""
         settings = self.settings
         source = resolve(env, 1, settings.use_action_mask)
         source.close()
@@ -322,13 +263,7 @@ class AgentState:
     # Settings, and what is kept
 
     def change(self, **settings: Any) -> None:
-        """Put other values in place of some settings.
-
-        Raises
-        ------
-        SettingsError
-            If one is not allowed.
-        """
+        """Put other values in place of some settings; SettingsError where one is not allowed."""
         changed = dataclasses.replace(self.settings, **settings)
         check_settings(changed)
         self.settings = changed

@@ -27,29 +27,18 @@ _MAX_VISITS = 1 << 48  # where the table of `PerVisit` ends
 
 @dataclass(frozen=True)
 class SavedModel:
-    """What a model file holds.
-
-    Attributes
-    ----------
-    settings : Settings
-    q_table : ndarray(float64 or float32), shape (states, actions)
-    visits : ndarray(int64), shape (states, actions)
-    steps : int
-        Environment steps that went into the table.
-    actions : int or None
-        Actions of the environment that was trained in; columns from there on are not used. None: all may be.
-    legal : ndarray(bool), shape (states of that environment, actions), or None
-        Its legal actions, where they depend on the state alone. None: all are, or it is not known.
-    others : mapping of str to ndarray
-        What `TableShape.to_arrays` has besides, for a rule that learns more than one table.
-    """
+    """What a model file holds."""
 
     settings: Settings
-    q_table: np.ndarray
-    visits: np.ndarray
-    steps: int
+    q_table: np.ndarray  # float64 or float32, shape (states, actions)
+    visits: np.ndarray  # int64, shape (states, actions)
+    steps: int  # environment steps that went into the table
+    #: Of the environment that was trained in; columns from there on are not used. None: all may be.
     actions: int | None = None
+    #: Its legal actions, bool, shape (its states, actions), where they depend on the state alone. None: all
+    #: are, or it is not known.
     legal: np.ndarray | None = None
+    #: What `TableShape.to_arrays` has besides, for a rule that learns more than one table.
     others: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -63,12 +52,7 @@ def write(
 ) -> Path:
     """Write `model` to exactly `path`: whole, or not at all. An existing file is replaced at the end.
 
-    Parameters
-    ----------
-    path : str or path
-    model : SavedModel
-    derived : mapping of str to ndarray, optional
-        Arrays of plain numbers that are written for other readers; `read` passes over them.
+    `derived` are arrays of plain numbers for other readers; `read` passes over them.
     """
     from dist_classicrl import __version__
 
@@ -92,66 +76,54 @@ def write(
 
 
 def read(path: str | os.PathLike[str]) -> SavedModel:
-    """Return the model in the file at `path`.
+    """Return the model in the file at `path`; FileNotFoundError where there is none.
 
-    Raises
-    ------
-    FileNotFoundError
-        If there is none.
-    ModelFileError
-        If the file is truncated, damaged or no model file. Nothing in it is ever run.
+    ModelFileError where it is truncated, damaged or no model file. Nothing in it is ever run.
     """
     target = Path(path)
     try:
         with np.load(target, allow_pickle=False) as archive:
             if not hasattr(archive, "files"):
-                raise ModelFileError(_refusal(target, "it is a single NumPy array"))
+                raise _refused(target, "it is a single NumPy array")
             missing = sorted({"about", *_ARRAYS} - set(archive.files))
             if missing:
-                raise ModelFileError(_refusal(target, f"it lacks {', '.join(missing)}"))
+                raise _refused(target, f"it lacks {', '.join(missing)}")
             optional = [name for name in _OPTIONAL_ARRAYS if name in archive.files]
             members = {name: archive[name] for name in ("about", *_ARRAYS, *optional)}
             if not all(isinstance(member, np.ndarray) for member in members.values()):
-                raise ModelFileError(_refusal(target, "its members are no arrays"))
+                raise _refused(target, "its members are no arrays")
             about = json.loads(members.pop("about").tobytes().decode())
     except (FileNotFoundError, ModelFileError):
         raise
     except Exception as error:  # damaged archives make zipfile and NumPy raise errors of many kinds
-        raise ModelFileError(_refusal(target, f"it cannot be read ({error})")) from error
+        raise _refused(target, f"it cannot be read ({error})") from error
     return _checked(target, about, members)
 
 
 def _checked(target: Path, about: Any, arrays: dict[str, np.ndarray]) -> SavedModel:
     if not isinstance(about, dict) or about.get("format") != FORMAT:
-        raise ModelFileError(_refusal(target, "it was not written by save_model"))
+        raise _refused(target, "it was not written by save_model")
     if about.get("format_version") != FORMAT_VERSION:
-        raise ModelFileError(
-            _refusal(
-                target,
-                f"its format version is {about.get('format_version')!r}, this library reads {FORMAT_VERSION}",
-            )
+        raise _refused(
+            target,
+            f"its format version is {about.get('format_version')!r}, this library reads {FORMAT_VERSION}",
         )
     sums = about.get("sha256")
     if isinstance(sums, dict) and set(sums) != set(arrays):
-        raise ModelFileError(
-            _refusal(target, f"it should hold the arrays {', '.join(sorted(map(str, sums)))}")
-        )
+        raise _refused(target, f"it should hold the arrays {', '.join(sorted(map(str, sums)))}")
     for name, array in arrays.items():
         if not isinstance(sums, dict) or sums.get(name) != _digest(array):
-            raise ModelFileError(_refusal(target, f"the checksum of {name} does not match"))
+            raise _refused(target, f"the checksum of {name} does not match")
     try:
         return model_of(about, arrays)
     except ValueError as error:
-        raise ModelFileError(_refusal(target, str(error))) from error
+        raise _refused(target, str(error)) from error
 
 
 def model_of(about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> SavedModel:
     """Return the model that `about` (settings, steps, actions) and its arrays describe.
 
-    Raises
-    ------
-    ValueError
-        If they describe none; says what is wrong.
+    ValueError, which says what is wrong, where they describe none.
     """
     q_table, visits = arrays["q_table"], arrays["visits"]
     fault = arrays_fault(arrays)
@@ -210,8 +182,8 @@ def _digest(array: np.ndarray) -> str:
     return hashlib.sha256(head + np.ascontiguousarray(array).tobytes()).hexdigest()
 
 
-def _refusal(target: Path, why: str) -> str:
-    return (
+def _refused(target: Path, why: str) -> ModelFileError:
+    return ModelFileError(
         f"{target} is no usable model file: {why}. "
         "Give the path of a file that save_model of this library wrote."
     )

@@ -27,31 +27,15 @@ class PlaceName(NamedTuple):
 
 @dataclass
 class Place:
-    """An agent's own subfolder of a checkpoint folder.
+    """An agent's own subfolder of a checkpoint folder."""
 
-    Attributes
-    ----------
-    number : int
-        Of the agent among those of its script.
-    folder : CheckpointFolder
-    writer : Writer
-    run : str
-        The name of what is learned here from one beginning on, eight hexadecimal digits.
-    fence : int
-        The number under which this process may write here; 0: none yet.
-    read : str or None
-        The checkpoint that was last taken up.
-    is_looked_through : bool
-        Whether the agent has taken up what was here.
-    """
-
-    number: int
+    number: int  # of the agent among those of its script
     folder: CheckpointFolder
     writer: Writer
-    run: str
-    fence: int = 0
-    read: str | None = None
-    is_looked_through: bool = False
+    run: str  # the name of what is learned here from one beginning on, eight hexadecimal digits
+    fence: int = 0  # the number under which this process may write here; 0: none yet
+    read: str | None = None  # the checkpoint that was last taken up
+    is_looked_through: bool = False  # whether the agent has taken up what was here
 
     @property
     def name(self) -> PlaceName:
@@ -117,10 +101,7 @@ class Places:
     def take_over(self, plan: CheckpointPlan, name: PlaceName, claim: bool = True) -> Place:
         """Return the place in which a rank saved that is lost, for this one to go on there.
 
-        Raises
-        ------
-        CheckpointError
-            If this rank cannot use the folder.
+        CheckpointError where this rank cannot use the folder.
         """
         place = self._own.get(plan.checkpoint_dir) or self._make(plan, name)
         place.run = name.run

@@ -19,22 +19,12 @@ _CHUNK = 1 << 16
 
 @dataclass(frozen=True)
 class Policy:
-    """The greedy policy of a table, which chooses as `DistAsyncQLearning.predict` does.
+    """The greedy policy of a table, which chooses as `DistAsyncQLearning.predict` does."""
 
-    Attributes
-    ----------
-    q : ndarray(float64 or float32), shape (states, actions)
-    visits : ndarray(int64), shape (states, actions)
-    legal : ndarray(bool), shape (states, actions), or None
-        Legal actions, where they are known to depend on the state alone.
-    observations, actions : SpaceIndex or None
-        Between the environment's own values and the integers; None where they are integers from 0 on.
-    labels : Labels
-    """
-
-    q: np.ndarray
-    visits: np.ndarray
-    legal: np.ndarray | None = None
+    q: np.ndarray  # float64 or float32, shape (states, actions)
+    visits: np.ndarray  # int64, shape (states, actions)
+    legal: np.ndarray | None = None  # likewise, bool; where they are known to depend on the state alone
+    #: Between the environment's own values and the integers; None where they are integers from 0 on.
     observations: SpaceIndex | None = None
     actions: SpaceIndex | None = None
     labels: Labels = field(default_factory=Labels)
@@ -86,19 +76,11 @@ class Policy:
         """Return what the environment takes for each action, as plain Python data."""
         if self.actions is None:
             return list(range(self.n_actions))
-        return [plain_value(value) for value in self.actions.decode_each(self._all_actions())]
-
-    def _all_actions(self) -> np.ndarray:
-        return np.arange(self.n_actions, dtype=np.int64)
+        every = np.arange(self.n_actions, dtype=np.int64)
+        return [plain_value(value) for value in self.actions.decode_each(every)]
 
     def state_of(self, observation: Any) -> int:
-        """Return the state of an observation.
-
-        Raises
-        ------
-        OutsideSpaceError
-            If it is not in the environment's space.
-        """
+        """Return the state of an observation; OutsideSpaceError where the space does not have it."""
         if self.observations is not None:
             return self.observations.encode(observation)
         if not isinstance(observation, (int, np.integer)) or not 0 <= observation < self.n_states:
@@ -130,21 +112,10 @@ class Policy:
 
 
 def policy_of(agent: AgentState, env: Any = None) -> Policy:
-    """Return what an agent has learned.
+    """Return what an agent has learned in `env`, as `train` takes it.
 
-    Parameters
-    ----------
-    agent : AgentState
-    env : optional
-        The environment that was trained in, as `train` takes it. Without it, names and observations are
-        known only where the agent itself has trained, or was loaded with it.
-
-    Raises
-    ------
-    EnvError
-        If the environment is larger than the table.
-    NotTrainedError
-        If the agent has no table yet.
+    Without it, names and observations are known only where the agent itself has trained, or was loaded with
+    it. EnvError where the environment is larger than the table, NotTrainedError where there is none yet.
     """
     if env is not None:
         agent.get_to_know(env).close()

@@ -25,27 +25,13 @@ SHARED_LOAD = 4.0
 
 
 class RoundSums(NamedTuple):
-    """The order-free sums of a round, by entry; each of shape (R * A,).
+    """The order-free sums of a round, by entry; each of shape (R * A,)."""
 
-    Attributes
-    ----------
-    weight : ndarray(float64)
-        The product of the maps' weights.
-    targets : ndarray(float64)
-        The sum of k y with y = b / (1 - w); of maps that only add, the sum of b.
-    updates : ndarray(float64)
-        The sum of k: the updates, replayed ones included.
-    visits : ndarray(int64)
-        -1 where no map was added yet.
-    seen : ndarray(int32 or int64)
-        The entries to which maps were added, in that order.
-    """
-
-    weight: np.ndarray
-    targets: np.ndarray
-    updates: np.ndarray
-    visits: np.ndarray
-    seen: np.ndarray
+    weight: np.ndarray  # float64: the product of the maps' weights
+    targets: np.ndarray  # float64: the sum of k y with y = b / (1 - w); of maps that only add, the sum of b
+    updates: np.ndarray  # float64: the sum of k: the updates, replayed ones included
+    visits: np.ndarray  # int64: -1 where no map was added yet
+    seen: np.ndarray  # int32 or int64: the entries to which maps were added, in that order
 
 
 @jit
@@ -144,16 +130,8 @@ def refresh_rows_of(entries, table):
 def set_base(entries, values, counts, table, base, illegal, stamp, now):
     """Write a refresh into `base`, start the table from it there, and stamp its entries.
 
-    Parameters
-    ----------
-    entries : None or ndarray(int), shape (m,)
-        None: all.
-    values, counts : ndarray, shape (m,)
-    table : TableArrays
-    base : ndarray, shape (R * A,)
-    illegal : None or ndarray(bool), shape (R * A,)
-        Entries that are never learned.
-    stamp, now : ndarray(int32), int
+    `entries`, `values` and `counts` are those of a `Refresh`. `base` and `illegal`, None or bool, have the
+    shape (R * A,); what is illegal is never learned.
     """
     for i in range(values.size):
         entry = np.int64(i) if entries is None else np.int64(entries[i])

@@ -16,18 +16,11 @@ from dist_classicrl.tables.shape import TableShape
 class LocalTable:
     """The arrays of `TableArrays`, and what packs and re-bases them.
 
-    Parameters
-    ----------
-    n_states, n_actions : int
-        S and A.
-    dtype : numpy dtype
-        Of the server's table, and so of the base. The local table and the maps are float64 whatever it is.
-    legal : ndarray(bool), shape (n_states, n_actions), optional
-        The legal actions where they depend on the state alone: the others are -inf here and never learned.
-    with_replays : bool
-        Whether maps tell replayed updates from visits.
-    shape : TableShape, optional
-        How many tables of this size there are, and what is shared besides; by default one table and nothing.
+    `dtype` is that of the server's table, and so of the base; the local table and the maps are float64
+    whatever it is. `legal`, bool of shape (n_states, n_actions), has the legal actions where they depend on
+    the state alone: the others are -inf here and never learned. Maps tell replayed updates from visits
+    `with_replays`. `shape` says how many tables of this size there are, and what is shared besides; by
+    default one table and nothing.
     """
 
     def __init__(
@@ -111,17 +104,10 @@ class LocalTable:
         self.best[self._ends] = 0.0
 
     def pack(self, threshold: float = 0.0, flush: bool = True, key: int | np.uint64 = 0) -> PackedMap:
-        """Take the maps accumulated since the last call, to be sent.
+        """Take the maps accumulated since the last call, to be sent; all of them to `flush`.
 
-        Parameters
-        ----------
-        threshold : float
-            Maps that move the base's value by less stay behind and compose with what follows, seven times in
-            eight.
-        flush : bool
-            Take everything, whatever the threshold.
-        key : uint64
-            Random stream that decides which small ones go all the same.
+        Else those that move the base's value by less than `threshold` stay behind and compose with what
+        follows, seven times in eight: the random stream `key` decides which go all the same.
         """
         count = int(self.n_touched[0])
         packed = PackedMap.empty(count, self._index_dtype, self.with_replays)
@@ -136,15 +122,9 @@ class LocalTable:
         kernels.undo_maps(packed, self.base, self.arrays)
 
     def rebase(self, refresh: Refresh, pending: list[PackedMap]) -> None:
-        """Move to a newer base.
+        """Move to a newer base, where `pending` was pushed and is not in `refresh`, oldest first.
 
         Where it changed, ``q = current map after pending maps, oldest first, after base``.
-
-        Parameters
-        ----------
-        refresh : Refresh
-        pending : list of PackedMap
-            What was pushed and is not in `refresh`, oldest first.
         """
         self._stamp_now += 1
         if self._stamp_now == np.iinfo(np.int32).max:

@@ -11,26 +11,17 @@ import numpy as np
 class PackedMap(NamedTuple):
     """Affine maps of some entries, ready to send: entry e goes from Q to ``weight * Q + shift``.
 
-    Attributes
-    ----------
-    entries : ndarray(int32 or int64), shape (m,)
-        Each entry at most once.
-    weight, shift : ndarray(float64), shape (m,)
-    visits : ndarray(uint32), shape (m,)
-        Real steps that the map stands for; 0 where it was replayed only.
-    known : ndarray(uint32), shape (m,)
-        Visits that the sender knew of besides, modulo 2**32: what the server counts beyond them came from
-        others in the meantime.
-    replays : ndarray(uint32), shape (m,), or None
-        Replayed updates that the map stands for besides; None where nothing is replayed.
+    Each array has the shape (m,).
     """
 
-    entries: np.ndarray
-    weight: np.ndarray
-    shift: np.ndarray
-    visits: np.ndarray
+    entries: np.ndarray  # int32 or int64: each entry at most once
+    weight: np.ndarray  # float64
+    shift: np.ndarray  # float64
+    visits: np.ndarray  # uint32: real steps that the map stands for; 0 where it was replayed only
+    #: uint32: visits that the sender knew of besides, modulo 2**32. What the server counts beyond them came
+    #: from others in the meantime.
     known: np.ndarray
-    replays: np.ndarray | None
+    replays: np.ndarray | None  # uint32: replayed updates that it stands for besides; None: there are none
 
     @classmethod
     def empty(cls, size: int, index_dtype: np.dtype, with_replays: bool) -> PackedMap:
@@ -69,25 +60,13 @@ class PackedMap(NamedTuple):
 
 @dataclass(frozen=True)
 class Refresh:
-    """What a worker needs to bring its base from version `since` to `version`.
+    """What a worker needs to bring its base from version `since` of the server's table to `version`."""
 
-    Attributes
-    ----------
-    since, version : int
-        Versions of the server's table; `since` is -1 where the refresh is the whole table.
-    entries : ndarray(int32 or int64), shape (m,), or None
-        The entries that changed; None: all of them.
-    values : ndarray, shape (m,)
-        Their values, in the server table's type.
-    counts : ndarray(int64), shape (m,)
-        Their visits.
-    """
-
-    since: int
+    since: int  # -1 where the refresh is the whole table
     version: int
-    entries: np.ndarray | None
-    values: np.ndarray
-    counts: np.ndarray
+    entries: np.ndarray | None  # int32 or int64, shape (m,): the entries that changed; None: all of them
+    values: np.ndarray  # shape (m,): their values, in the server table's type
+    counts: np.ndarray  # int64, shape (m,): their visits
 
 
 def index_dtype(n_entries: int) -> np.dtype:

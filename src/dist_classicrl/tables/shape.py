@@ -14,20 +14,12 @@ class TableShape:
 
     First the states of each of the rule's tables, one table after the other, then what the rule shares
     besides, in rows of its own.
-
-    Attributes
-    ----------
-    n_states, n_actions : int
-        S and A.
-    n_tables : int
-    n_shared : int
-        Numbers that are shared.
     """
 
-    n_states: int
-    n_actions: int
+    n_states: int  # S
+    n_actions: int  # A
     n_tables: int = 1
-    n_shared: int = 0
+    n_shared: int = 0  # numbers that are shared
 
     @property
     def n_rows(self) -> int:

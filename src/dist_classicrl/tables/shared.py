@@ -18,16 +18,8 @@ class SharedTable:
     Which entries changed is remembered as the entries of the last pushes, up to as many as would make a
     sparse refresh larger than the whole table.
 
-    Parameters
-    ----------
-    values : ndarray(float64 or float32), shape (S * A,)
-        Owned and changed from now on.
-    counts : ndarray(int64), shape (S * A,)
-        Likewise.
-    version : int
-        What it is now.
-    applied : dict of int to int
-        The last push of each sender that it contains.
+    `values`, float64 or float32, and `counts`, int64, have the shape (S * A,), and are owned and changed from
+    now on. `applied` has the last push of each sender that they contain.
     """
 
     def __init__(
@@ -61,10 +53,7 @@ class SharedTable:
     def apply(self, sender: int, sequence: int, packed: PackedMap) -> bool:
         """Apply push number `sequence` of `sender`, counted from 1. Return whether it was new.
 
-        Raises
-        ------
-        ProtocolError
-            If a push before it never came.
+        ProtocolError where a push before it never came.
         """
         last = self.applied.get(sender, 0)
         if sequence <= last:

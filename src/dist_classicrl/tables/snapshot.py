@@ -18,17 +18,9 @@ class TableSnapshot:
     A frontier moves through the table slice by slice. What changes behind it is copied again, what changes
     ahead of it will be copied anyway.
 
-    Parameters
-    ----------
-    values, counts : ndarray, shape (S * A,)
-        The table's own arrays.
-
-    Attributes
-    ----------
-    values, counts : ndarray, shape (S * A,)
-        The copy, empty before the first one. These arrays are used again for the next copy.
-    copying : bool
-        Whether a copy has begun and is not complete.
+    It is made of the table's own `values` and `counts`. Its attributes of these names are the copy, empty
+    before the first one; the arrays are used again for the next. `copying` says whether a copy has begun and
+    is not complete.
     """
 
     def __init__(self, values: np.ndarray, counts: np.ndarray) -> None:

@@ -18,17 +18,10 @@ from dist_classicrl.tables.shape import TableShape
 
 
 def find(algorithm: Any) -> tuple[LearningRule, Any]:
-    """Return a rule and its hyper-parameters.
+    """Return a rule and its hyper-parameters, named in one of the ways that `rules.to_data` takes.
 
-    Parameters
-    ----------
-    algorithm : str, NamedTuple or dict
-        See `dist_classicrl.rules.to_data`.
-
-    Raises
-    ------
-    SettingsError
-        If no such rule is known, a hyper-parameter is not allowed, or a function is not compiled code.
+    SettingsError where no such rule is known, a hyper-parameter is not allowed, or a function is not compiled
+    code.
     """
     data = rules.to_data(algorithm)
     name, given = (data, {}) if isinstance(data, str) else (data["name"], {**data})
@@ -67,13 +60,7 @@ def compiling(rule: LearningRule) -> Iterator[None]:
 
 
 def check_settings(settings: Settings) -> None:
-    """Check that the rule can do what the other settings ask for.
-
-    Raises
-    ------
-    SettingsError
-        If it cannot.
-    """
+    """Raise SettingsError if the rule cannot do what the other settings ask for."""
     rule, _ = find(settings.algorithm)
     if settings.replay_ratio > 0.0 and not rule.can_replay:
         raise SettingsError(

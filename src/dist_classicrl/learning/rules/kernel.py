@@ -160,67 +160,66 @@ class Learned(NamedTuple):
 # What the loops call
 
 
-def learn(rule, context, now, step, learned):
-    """Learn from a transition."""
-    raise NotImplementedError("learn is for jitted code")
-
-
-def on_action(rule, context, now, state, action, learned):
-    """Learn what waited for the next action."""
-    raise NotImplementedError("on_action is for jitted code")
-
-
-def preference(rule, context, state, action):
-    """Return the number by which `action` is compared with others in `state`."""
-    raise NotImplementedError("preference is for jitted code")
-
-
 def rule_of_type(rule_type: Any) -> LearningRule | None:
     """Return the rule whose hyper-parameters have this numba type."""
     return rules.of_class(getattr(rule_type, "instance_class", None))
 
 
-@overloads(learn, inline=True)
-def _overload_learn(rule, context, now, step, learned):
-    found = rule_of_type(rule)
-    if found is None:
-        return None
-    function = found.learn
+def picked(function_of: Callable[[Any], Any], inline: bool = True) -> Any:
+    """Return the decorator of a stub, for which jitted code calls another function.
 
-    def call(rule, context, now, step, learned):
-        return function(rule, context, now, step, learned)
+    `function_of` returns that by the numba type of the first argument; None: there is none for this type.
+    """
 
-    return call
+    def decorate(stub: Callable[..., Any]) -> Callable[..., Any]:
+        def pick(*arguments):  # as the lambda is written: numba wants both to have the same signature
+            function = function_of(arguments[0])
+            if function is None:
+                return None
+            return lambda *arguments: function(*arguments)
 
+        overloads(stub, inline)(pick)
+        return stub
 
-@overloads(on_action, inline=True)
-def _overload_on_action(rule, context, now, state, action, learned):
-    found = rule_of_type(rule)
-    if found is None:
-        return None
-    function = found.on_action
-    if function is None:
-        return lambda rule, context, now, state, action, learned: learned
-
-    def call(rule, context, now, state, action, learned):
-        return function(rule, context, now, state, action, learned)
-
-    return call
+    return decorate
 
 
-@overloads(preference, inline=True)
-def _overload_preference(rule, context, state, action):
-    found = rule_of_type(rule)
-    if found is None:
-        return None
-    function = found.preference
-    if function is None:
-        return lambda rule, context, state, action: value(context, state, action)
+def _of_rule(name: str, default: Any = None) -> Callable[[Any], Any]:
+    """Return what finds the function that a rule has by this name, or else `default`."""
 
-    def call(rule, context, state, action):
-        return function(rule, context, state, action)
+    def function_of(rule_type: Any) -> Any:
+        rule = rule_of_type(rule_type)
+        return None if rule is None else getattr(rule, name) or default
 
-    return call
+    return function_of
+
+
+@rule_function
+def _learn_nothing(rule, context, now, state, action, learned):
+    return learned
+
+
+@rule_function
+def _value(rule, context, state, action):
+    return value(context, state, action)
+
+
+@picked(_of_rule("learn"))
+def learn(rule, context, now, step, learned):
+    """Learn from a transition."""
+    raise NotImplementedError("learn is for jitted code")
+
+
+@picked(_of_rule("on_action", _learn_nothing))
+def on_action(rule, context, now, state, action, learned):
+    """Learn what waited for the next action."""
+    raise NotImplementedError("on_action is for jitted code")
+
+
+@picked(_of_rule("preference", _value))
+def preference(rule, context, state, action):
+    """Return the number by which `action` is compared with others in `state`."""
+    raise NotImplementedError("preference is for jitted code")
 
 
 # What rules are made of
