@@ -33,7 +33,7 @@ Client = TypeVar("Client")
 
 
 class Service(ABC, Generic[Client]):
-    """What an engine does when its workers change."""
+    """What an engine does when its workers change: `Members` calls it from within the server's own loop."""
 
     @abstractmethod
     def new_client(self, is_first: bool) -> Client:

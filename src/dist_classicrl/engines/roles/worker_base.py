@@ -184,7 +184,7 @@ class Working(ABC):
     def say_leave(self, event: str, why: str, *, waits: bool) -> None:
         """Tell the server that this rank learns no more, and whether it waits for the end all the same.
 
-        `event` is what the record shall say of it, see `record.KINDS`.
+        `event` is what the record shall say of it, see `membership.events.KINDS`.
         """
         self.channel.send(encode(Leave(event, why, waits)))
 

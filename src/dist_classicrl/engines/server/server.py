@@ -60,7 +60,7 @@ class Server(Serving[Client]):
         self._snapshot = TableSnapshot(self.table.values, self.table.counts)
         self._handover: tuple[int, Handover | None] = -1, None  # with the version that it is of
         self._offered = 0.0
-        super().__post_init__()
+        super().__post_init__()  # last: it asks for new clients, which takes the above
 
     @property
     def position(self) -> Position:
@@ -176,7 +176,7 @@ class Server(Serving[Client]):
         self.tally.bytes_saved += push.bytes_saved
         client.owes_reply = True
 
-    def take_over(self, rank: int, pushed: Pushed, size: int = 0) -> None:
+    def apply_if_lacking(self, rank: int, pushed: Pushed, size: int = 0) -> None:
         """Apply a push that a server before this one may have had, if the table lacks it."""
         if self.table.apply(rank, pushed.sequence, pushed.packed):
             self.leases.credit(pushed.steps)
@@ -188,10 +188,10 @@ class Server(Serving[Client]):
         self.table.overwritten()
 
     def _take_hand_in(self, peer: Peer[Client], size: int, handed_in: HandIn) -> None:
-        """Apply a push that the server before this one may have had: what its survivors had, counts."""
+        """Apply a push that the server before this one may have had: pushes of survivors count."""
         rank = peer.rank
         if handed_in.pushed is not None:
-            self.take_over(rank, handed_in.pushed, size)
+            self.apply_if_lacking(rank, handed_in.pushed, size)
         if handed_in.is_last:
             # What it forgot when it came back, before its base had caught up, is not missing here.
             self.table.applied[rank] = max(self.table.applied.get(rank, 0), handed_in.last_sequence)

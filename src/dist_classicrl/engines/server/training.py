@@ -76,7 +76,7 @@ class AsyncRoles(Roles[Worker, Server]):
         server = self.server(table, takes_over=True)
         server.leases.credit(done)
         for pushed in worker.window.kept:
-            server.take_over(self.group.rank, pushed)
+            server.apply_if_lacking(self.group.rank, pushed)
         return server
 
     def learner_alone(self, server: Server) -> LearningOn:

@@ -114,7 +114,7 @@ class PushWindow:
         return self.version + own if self.base[0] == self.term else -1
 
     def enter(self, term: int) -> None:
-        """Follow a new server, which has all that is kept: its receipts count."""
+        """Follow a new server, which is handed all that is kept: its receipts count."""
         self.term = term
 
     def base_counts(self) -> np.ndarray:
