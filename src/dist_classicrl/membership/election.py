@@ -2,8 +2,8 @@
 
 A ballot after Lamport's "The Part-Time Parliament" (1998): a coordinator, normally the lowest rank that is
 left, asks all to promise that they follow nobody older. With the promises of enough of them
-(`membership.view.may_elect`) it names the server. Who promised takes nothing from an older server any more, so
-there are never two that get anywhere; and no promise is given while the server is heard.
+(`membership.view.may_elect`) it names the server. Who promised takes nothing from an older server any more,
+so there are never two that get anywhere; and no promise is given while the server is heard.
 """
 
 from __future__ import annotations

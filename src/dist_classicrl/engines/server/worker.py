@@ -71,7 +71,7 @@ class Worker(Working):
         return Base.finished(self.window.base[0]) if self.final is not None else Base(*self.window.base)
 
     def run(self) -> Final | None:
-        """Learn what the server gives out; after an error `hand_over`, `hand_in` or `begin_anew`, then again."""
+        """Learn what the server gives out; again after `hand_over`, `hand_in` or `begin_anew`."""
         backoff = Backoff(self.group.wire.sleep)
         while self.final is None and not self.was_released:
             now = self.wake()
