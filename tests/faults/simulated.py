@@ -20,7 +20,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -53,10 +52,6 @@ from dist_classicrl.settings import Settings
 from dist_classicrl.tables.local import LocalTable
 from dist_classicrl.tables.rows import learn_target
 from dist_classicrl.tables.shared import RoundMerge, SharedTable
-
-# An engine is imported when it first trains. In a history that is too late for it to get the network's time.
-for engine in ("server", "rounds"):
-    import_module(f"dist_classicrl.engines.{engine}.training")
 
 INTERVAL, SILENCE, STUCK = 0.2, 1.0, 12.0
 ENTRIES, SHARED = 4096, 8
