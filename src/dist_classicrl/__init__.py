@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dist_classicrl._lazy import lazy_names
+from dist_classicrl._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from dist_classicrl.agent.agent import DistAsyncQLearning
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from dist_classicrl.mpi_tools.debugger import DistributedDebugger
     from dist_classicrl.mpi_tools.detector import FailureDetector
     from dist_classicrl.mpi_tools.monitor import DistributedMonitor
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "CompiledSimulator": "dist_classicrl.environments.simulate",

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from dist_classicrl._version import __version__
 from dist_classicrl.checkpoint.folder import Saved
 from dist_classicrl.engines.outcome import Outcome, Tally
 from dist_classicrl.environments.resolve import Source
@@ -21,8 +22,6 @@ def description(state: AgentState, source: Source, place: Place, begin: int, end
     """Return what a checkpoint says of a call, apart from how far it is."""
     import gymnasium
     import numba
-
-    from dist_classicrl import __version__
 
     return {
         "run": place.run,

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dist_classicrl.agent.result import TrainingResult
 from dist_classicrl.callbacks.base import CallbackList
 from dist_classicrl.engines.progress import Observer, Progress
 from dist_classicrl.model.agent_state import Corner
-
-if TYPE_CHECKING:
-    from dist_classicrl.agent.agent import DistAsyncQLearning
 
 _LOST = ("excluded", "left")
 _JOINED = ("readmitted", "replaced")
@@ -26,7 +23,7 @@ class CallbackObserver(Observer):
 
     def __init__(
         self,
-        agent: DistAsyncQLearning,
+        agent: Any,
         callbacks: CallbackList,
         progress: Callable[[Progress], None] | None,
         corner: Corner,

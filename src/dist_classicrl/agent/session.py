@@ -10,7 +10,7 @@ import math
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dist_classicrl.agent.agreement import Agreement, Alone
 from dist_classicrl.agent.beginning import Beginning, adopt, begin_call
@@ -37,9 +37,6 @@ from dist_classicrl.model.agent_state import AgentState, Corner, digest
 from dist_classicrl.model.places import Place
 from dist_classicrl.process.stop import StopWatch
 
-if TYPE_CHECKING:
-    from dist_classicrl.agent.agent import DistAsyncQLearning
-
 logger = logging.getLogger(__name__)
 
 
@@ -47,7 +44,7 @@ logger = logging.getLogger(__name__)
 class Session:
     """One attempt at a call of `train`."""
 
-    agent: DistAsyncQLearning  # what callbacks get
+    agent: Any  # a DistAsyncQLearning: what callbacks get
     state: AgentState  # what it holds
     asked: Request
     plan: CheckpointPlan | None  # where the call is saved

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dist_classicrl.agent.agreement import Alone
 from dist_classicrl.agent.replacement import Visit, visit_of
@@ -35,9 +35,6 @@ from dist_classicrl.process.parent import find_parent, replacement_mark
 from dist_classicrl.process.stop import StopWatch
 from dist_classicrl.settings import Settings
 
-if TYPE_CHECKING:
-    from dist_classicrl.agent.agent import DistAsyncQLearning
-
 logger = logging.getLogger(__name__)
 
 _LINGER_SECONDS = 1.0
@@ -55,7 +52,7 @@ def rank_of(comm: Any, settings: Settings) -> int:
     return {server: 0, 0: server}.get(own, own)
 
 
-def train(agent: DistAsyncQLearning, state: AgentState, asked: Request, comm: Any) -> TrainingResult:
+def train(agent: Any, state: AgentState, asked: Request, comm: Any) -> TrainingResult:
     """Do what `DistAsyncQLearning.train` says, for an agent that holds `state`."""
     if state.is_training:
         raise SettingsError(
@@ -75,15 +72,13 @@ def train(agent: DistAsyncQLearning, state: AgentState, asked: Request, comm: An
         state.is_training = False
 
 
-def _train_alone(agent: DistAsyncQLearning, state: AgentState, asked: Request) -> TrainingResult:
+def _train_alone(agent: Any, state: AgentState, asked: Request) -> TrainingResult:
     plan, _ = asked.plan_and_signals()
     with _watching(plan, 0) as watch:
         return Session(agent, state, asked, plan, watch).begin(Alone(), None)
 
 
-def _train_together(
-    agent: DistAsyncQLearning, state: AgentState, asked: Request, world: Any
-) -> TrainingResult:
+def _train_together(agent: Any, state: AgentState, asked: Request, world: Any) -> TrainingResult:
     """Train with the other ranks of `world`, an mpi4py.MPI.Comm."""
     plan: CheckpointPlan | None = None
     signals: tuple[int, ...] = ()
@@ -124,9 +119,7 @@ def _attempt(session: Session, group: Group, error: BaseException | None, timeou
         setup.close(_LINGER_SECONDS)
 
 
-def _train_as_replacement(
-    agent: DistAsyncQLearning, state: AgentState, asked: Request, visit: Visit
-) -> TrainingResult:
+def _train_as_replacement(agent: Any, state: AgentState, asked: Request, visit: Visit) -> TrainingResult:
     """Work for the call of `train` that this process was started for, and end with it: with `WorkerLeft`.
 
     Calls before that return what is known of them.

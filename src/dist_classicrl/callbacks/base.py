@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dist_classicrl.errors import SettingsError
 
 if TYPE_CHECKING:
-    from dist_classicrl.agent.result import TrainingResult
+    from dist_classicrl.engines.outcome import Outcome
     from dist_classicrl.engines.progress import Progress
 
 
@@ -35,7 +35,7 @@ class BaseCallback:
         Calls of `_on_step`.
     progress : Progress or None
         The last report.
-    result : TrainingResult or None
+    result : dist_classicrl.TrainingResult or None
         What the training did, once it has ended.
     parent : BaseCallback or None
         The callback that calls this one, lists of callbacks apart; None: the training does.
@@ -49,7 +49,7 @@ class BaseCallback:
         self.num_timesteps = 0
         self.n_calls = 0
         self.progress: Progress | None = None
-        self.result: TrainingResult | None = None
+        self.result: Outcome | None = None
         self.parent: BaseCallback | None = None
         self.recorded: dict[str, tuple[int, float]] = {}
 
@@ -155,7 +155,7 @@ class BaseCallback:
         # A callback that returns nothing lets the training go on.
         return (answer := self._on_step()) is None or bool(answer)
 
-    def on_training_end(self, result: TrainingResult) -> None:
+    def on_training_end(self, result: Outcome) -> None:
         """Tell that the training has ended, and how."""
         self.result = result
         self._on_training_end()

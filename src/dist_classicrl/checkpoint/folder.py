@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dist_classicrl import __version__
+from dist_classicrl._version import __version__
 from dist_classicrl.checkpoint import arrays as array_files
 from dist_classicrl.checkpoint import manifest
 from dist_classicrl.checkpoint.fence import Fence, time_text

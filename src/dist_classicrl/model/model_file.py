@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl._files import whole_file
+from dist_classicrl._version import __version__
 from dist_classicrl.errors import ModelFileError
 from dist_classicrl.learning.rules import check_settings, table_shape
 from dist_classicrl.settings import Settings
@@ -54,8 +55,6 @@ def write(
 
     `derived` are arrays of plain numbers for other readers; `read` passes over them.
     """
-    from dist_classicrl import __version__
-
     target = Path(path)
     arrays: dict[str, Any] = {name: np.ascontiguousarray(array) for name, array in model.arrays().items()}
     about = {
