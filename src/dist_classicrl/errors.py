@@ -34,6 +34,10 @@ class ConvergenceError(DistClassicRLError, ArithmeticError):
     """Values do not converge, or not within the sweeps allowed."""
 
 
+class EnvMismatchError(EnvError):
+    """A table is to be trained on in another environment than the one that it was learned in."""
+
+
 class IllegalActionError(EnvError):
     """An action is not one of the environment's, or is forbidden where it was played."""
 

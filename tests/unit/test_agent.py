@@ -578,7 +578,8 @@ def test_a_users_compiled_game_trains_and_its_errors_come_through():
     agent.train(env=CompiledSimulator.game("coin", 1, 2, Coin(3.0), reset, step), steps=1000)
     assert agent.q_table.tolist() == [[0.0, pytest.approx(3.0)]]
     with pytest.raises(RewardError, match="correct the game's step function"):
-        agent.train(env=CompiledSimulator.game("coin", 1, 2, Coin(np.nan), reset, step), steps=1000)
+        broken = CompiledSimulator.game("coin", 1, 2, Coin(np.nan), reset, step)
+        agent.train(env=broken, steps=1000, new_env=True)
 
 
 # Launchers that promised more

@@ -109,7 +109,7 @@ def make_saver(
     saver = Saver(
         checkpoint_plan(checkpoint_dir="somewhere", **{**PLAN, **plan}),
         writer,
-        {"run": "0123abcd", "call": {"begin": 10, "end": 90}, "seed": 5},
+        {"run": "0123abcd", "call": {"begin": 10, "end": 90}, "seed": 5, "environment": {"text": "lake"}},
         (values, counts),
         TableShape(*table),
         corner,
@@ -176,6 +176,7 @@ def test_what_a_checkpoint_says(clock):
         "run": "0123abcd",
         "call": {"begin": 10, "end": 90},
         "seed": 5,
+        "environment": {"text": "lake"},
         "steps": 60,
         "mode": "async",
         "stream": None,
@@ -312,14 +313,14 @@ def test_the_end_of_a_call_is_saved_with_its_result(clock):
     result = Outcome(steps=80, episodes=3, mean_return=0.5)
     assert saver.finish(VALUES, COUNTS, position(90), result) == "checkpoint 1"
     assert writer.written[0][1]["finished"] == finished
-    assert finished == [{"begin": 10, "end": 90, "result": result.to_dict()}]
+    assert finished == [{"begin": 10, "end": 90, "result": result.to_dict(), "environment": "lake"}]
     assert Outcome.is_described_by(json.loads(json.dumps(finished[0]["result"])))
 
 
 def test_only_so_many_results_are_kept():
     finished = []
     for call in range(saving._KEPT_RESULTS + 5):
-        saving.note_finished(finished, call, call + 1, Outcome(steps=1 if call != 2 else 0))
+        saving.note_finished(finished, call, call + 1, Outcome(steps=1 if call != 2 else 0), "lake")
     # The third was ended early: where it ended has to be known for good.
     assert len(finished) == saving._KEPT_RESULTS + 1
     assert [call["begin"] for call in (*finished[:2], finished[-1])] == [2, 5, saving._KEPT_RESULTS + 4]

@@ -232,6 +232,7 @@ class DistAsyncQLearning:
         steps: int | None = None,
         total_steps: int | None = None,
         *,
+        new_env: bool = False,
         progress: Callable[[Progress], None] | None = None,
         progress_interval: float = 5.0,
         checkpoint_dir: str | os.PathLike[str] | None = None,
@@ -261,6 +262,9 @@ class DistAsyncQLearning:
             This rank's share: all ranks together make the sum of their shares, whoever is fast.
         total_steps : int
             The sum itself, the same on every rank. Exactly one of the two is given.
+        new_env : bool
+            Whether `env` may be another process than the one that the table was learned in, as in a
+            curriculum: with other transitions, rewards, wrappers or time limit. The table goes on as it is.
         progress : callable, optional
             Called on rank 0 with a `Progress` every `progress_interval` seconds, at each checkpoint, and at
             the end.
@@ -313,6 +317,8 @@ class DistAsyncQLearning:
             If the arguments or the size of the table do not fit.
         EnvError
             If the environment cannot be learned in.
+        EnvMismatchError
+            If the table was learned in another one, and `new_env` does not allow it.
         SingletonError
             If the launcher promised several ranks and this process is alone.
         RankMismatchError

@@ -18,6 +18,7 @@ from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.comm import envelope
 from dist_classicrl.engines.outcome import Tally
 from dist_classicrl.engines.run import Resumed
+from dist_classicrl.environments.identity import Identity
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.model.agent_state import AgentState
 from dist_classicrl.model.places import Place, PlaceName
@@ -44,11 +45,18 @@ class Beginning:
     has_loaded: bool = False  # whether a checkpoint was taken up just now
     resumed: Resumed | None = None  # what the checkpoint says besides the table, of a call begun before
     slurm_left: float | None = None  # seconds that SLURM leaves to the job
+    environment: Identity | None = None  # what the steps before were learned in, where it is known
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data for JSON, without the learners' arrays."""
         resumed = None if self.resumed is None else self.resumed.without_arrays()
-        return {**vars(self), "epsilon": schedules.to_dict(self.epsilon), "resumed": resumed}
+        environment = None if self.environment is None else self.environment.to_dict()
+        return {
+            **vars(self),
+            "epsilon": schedules.to_dict(self.epsilon),
+            "resumed": resumed,
+            "environment": environment,
+        }
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Beginning:
@@ -58,6 +66,7 @@ class Beginning:
             "epsilon": schedules.from_dict(data["epsilon"]),
             "place": None if place is None else PlaceName(*place),
             "resumed": None if resumed is None else Resumed(**resumed),
+            "environment": Identity.from_dict(data["environment"]),
         }
         return cls(**{**data, **read})
 
@@ -116,11 +125,11 @@ def find_out(
     place, has_loaded = None, False
     if plan is not None and total > 0:
         place = state.places.of(plan)
-        found = None if place.is_looked_through else find(state, source, place, plan)
+        found = None if place.is_looked_through else find(state, source, place, plan, asked)
         steps, read = (state.steps, place.read) if found is None else (found.steps, found.name)
         finished = state.finished if found is None else found.finished
         if steps < end_of(finished, begin, asked) and not place.claim(read):
-            found = find(state, source, place, plan)
+            found = find(state, source, place, plan, asked)
         # Nothing can fail from here on: the agent is as before, or as the checkpoint has it.
         if found is not None:
             take_up(state, place, found)
@@ -141,6 +150,7 @@ def find_out(
         has_loaded=has_loaded,
         resumed=resumed_of(state, begin) if state.steps < end else None,
         slurm_left=None if watch is None else watch.slurm_left,
+        environment=state.environment,
     )
     return beginning, place
 
@@ -194,6 +204,7 @@ def adopt(
     if beginning.epsilon != state.settings.epsilon:
         state.change(epsilon=beginning.epsilon)
     state.steps, state.seed = beginning.steps, beginning.seed
+    state.environment = beginning.environment
     state.finished = list(beginning.finished)
     state.requested = beginning.begin
 

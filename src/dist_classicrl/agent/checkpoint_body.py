@@ -28,7 +28,7 @@ def description(state: AgentState, source: Source, place: Place, begin: int, end
         "generation": place.generation,
         "seed": state.seed,
         "settings": state.settings.to_dict(),
-        "environment": {"text": environment_text(source), "fingerprint": source.fingerprint},
+        "environment": {"text": source.identity.text, **source.identity.to_dict()},
         "actions": source.n_actions,
         "call": {"begin": begin, "end": end},
         "versions": {
@@ -44,11 +44,6 @@ def description(state: AgentState, source: Source, place: Place, begin: int, end
 def constant_arrays(state: AgentState) -> dict[str, np.ndarray]:
     """Return the arrays that each checkpoint of an agent holds unchanged."""
     return {} if state.legal is None else {"legal": np.ascontiguousarray(state.legal)}
-
-
-def environment_text(source: Source) -> str:
-    """Return an environment's name and the beginning of its fingerprint."""
-    return f"{source.name} ({source.fingerprint[:12]})"
 
 
 def checkpoint_fault(saved: Saved) -> str | None:

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from dist_classicrl.agent.checkpoint_body import checkpoint_fault, environment_text
+from dist_classicrl.agent.checkpoint_body import checkpoint_fault
 from dist_classicrl.checkpoint.folder import Saved
 from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.engines.run import Resumed
+from dist_classicrl.environments.identity import Identity
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.errors import CheckpointError, CheckpointMismatchError
 from dist_classicrl.learning.learner import TAKEN
@@ -40,11 +41,14 @@ class Found:
     seed: int | None  # None: the agent keeps its own
     run: str | None  # None: it is of something else, and what is saved from now on is a run of its own
     finished: list[dict[str, Any]]
+    environment: Identity | None  # what the table was learned in; None: something else, or not known
     pending: Pending  # the rest, with the table
 
 
-def find(state: AgentState, source: Source, place: Place, plan: CheckpointPlan) -> Found | None:
+def find(state: AgentState, source: Source, place: Place, plan: CheckpointPlan, asked: int) -> Found | None:
     """Return the newest checkpoint of the agent's place, if there is one to go on from; change nothing.
+
+    It is for a call in `source` that was to end at global step `asked`.
 
     CheckpointError where there are some and none is good, or `plan` asks for one and there is none;
     CheckpointMismatchError where it is of something else than the agent is to learn.
@@ -62,19 +66,20 @@ def find(state: AgentState, source: Source, place: Place, plan: CheckpointPlan) 
         raise _refused(saved, fault)
     if _is_outdated(state, place, saved):
         return None
-    fits = _check(state, source, saved, plan.strict)
+    fits = _check(state, source, saved, plan.strict, asked)
     body, arrays = saved.body, saved.arrays
     if fits and state.shape.from_arrays(arrays) is None:
         raise _refused(saved, f"its tables are not those of the algorithm {state.settings.algorithm!r}")
     values, counts = _what_fits(state, arrays, fits)
     if not np.isfinite(values).all():
         raise _refused(saved, f"its values are too large for a table of {values.dtype}")
-    stream, exact = None, None
+    stream, exact, environment = None, None, None
     learners: dict[int, dict[str, np.ndarray]] = {}
     if fits:
         stream = None if body["stream"] is None else (body["stream"]["start"], body["stream"]["used"])
         exact = arrays.get("exact")
-        if exact is not None and exact.shape != (math.prod(state.corner_shape(source)),):
+        environment = Identity.from_dict(body["environment"]) or source.identity
+        if exact is not None and exact.shape != (math.prod(state.corner_shape(environment)),):
             raise _refused(saved, f"its exact values have the shape {exact.shape}")
         learners = _learners(state, saved)
     begin = body["call"]["begin"]
@@ -86,6 +91,7 @@ def find(state: AgentState, source: Source, place: Place, plan: CheckpointPlan) 
         seed=body["seed"] if fits or state.seed is None else None,
         run=body["run"] if fits else None,
         finished=list(body["finished"]) if fits else [],
+        environment=environment,
         pending=Pending(begin, resumed, values, counts),
     )
 
@@ -122,6 +128,7 @@ def take_up(state: AgentState, place: Place, found: Found) -> None:
     """Bring the agent to a checkpoint."""
     state.steps = found.steps
     state.finished = found.finished
+    state.environment = found.environment
     if found.seed is not None:
         state.seed = found.seed
     if found.run is not None:
@@ -146,7 +153,7 @@ def _refused(saved: Saved, fault: str) -> CheckpointError:
     )
 
 
-def _check(state: AgentState, source: Source, saved: Saved, strict: bool) -> bool:
+def _check(state: AgentState, source: Source, saved: Saved, strict: bool, asked: int) -> bool:
     """Return whether all of a checkpoint fits, or only its table.
 
     CheckpointMismatchError where `strict` and something differs, or the agent is further than the checkpoint.
@@ -155,7 +162,7 @@ def _check(state: AgentState, source: Source, saved: Saved, strict: bool) -> boo
     there, here = body["settings"], settings.to_dict()
     names = _SAME if settings.async_updates else (*_SAME, *_SAME_IN_ROUNDS)
     both = [(name, there.get(name), here[name]) for name in names]
-    both.append(("environment", body["environment"]["text"], environment_text(source)))
+    both.append(("environment", _environment_of_call(state, body, asked), source.identity.text))
     both.append(("table", saved.arrays["q_table"].shape, state.shape.of_table))
     if settings.seed is not None:
         both.append(("seed", body["seed"], settings.seed))
@@ -174,6 +181,18 @@ def _check(state: AgentState, source: Source, saved: Saved, strict: bool) -> boo
     if differing:
         logger.warning("Taking over what fits of %s, which differs: %s.", saved.url, "; ".join(differing))
     return not differing
+
+
+def _environment_of_call(state: AgentState, body: Mapping[str, Any], asked: int) -> str:
+    """Return in what the call of `train` was made that this one is.
+
+    It may have ended before the one in which the checkpoint was written, and that be in a new environment.
+    """
+    newest: str = body["environment"]["text"]
+    for call in body["finished"]:
+        if (call["begin"], call["end"]) == (state.requested, asked):
+            return str(call.get("environment", newest))
+    return newest
 
 
 def _learners(state: AgentState, saved: Saved) -> dict[int, dict[str, np.ndarray]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from dist_classicrl.callbacks import callback_list
 from dist_classicrl.checkpoint.plan import CheckpointPlan, checked_signals, checkpoint_plan
-from dist_classicrl.checks import is_whole
+from dist_classicrl.checks import YesOrNo, is_whole
 from dist_classicrl.engines.progress import Progress
 from dist_classicrl.errors import SettingsError
 
@@ -23,6 +23,7 @@ class Request:
     env: Any
     steps: int | None
     total_steps: int | None
+    new_env: bool
     progress: Callable[[Progress], None] | None
     progress_interval: float
     leave_signals: Any
@@ -69,6 +70,7 @@ class Request:
                 f"An agent can learn for fewer than 2**62 steps in all; {made} were made and {asked} are "
                 "asked for."
             )
+        YesOrNo()("new_env", self.new_env)
         interval: Any = self.progress_interval
         if self.progress is not None and not callable(self.progress):
             raise SettingsError(

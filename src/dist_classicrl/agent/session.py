@@ -14,7 +14,7 @@ from typing import Any
 
 from dist_classicrl.agent.agreement import Agreement, Alone
 from dist_classicrl.agent.beginning import Beginning, adopt, begin_call
-from dist_classicrl.agent.checkpoint_body import constant_arrays, description, environment_text
+from dist_classicrl.agent.checkpoint_body import constant_arrays, description
 from dist_classicrl.agent.observer import CallbackObserver
 from dist_classicrl.agent.request import Request
 from dist_classicrl.agent.result import TrainingResult
@@ -26,8 +26,9 @@ from dist_classicrl.engines.outcome import Outcome, Tally
 from dist_classicrl.engines.progress import Observer
 from dist_classicrl.engines.run import LossPolicy, Run
 from dist_classicrl.engines.saving import Saver, note_finished
+from dist_classicrl.environments.identity import Identity
 from dist_classicrl.environments.resolve import Source
-from dist_classicrl.errors import CheckpointError, TrainingStopped
+from dist_classicrl.errors import CheckpointError, EnvMismatchError, TrainingStopped
 from dist_classicrl.learning.rules import contents
 from dist_classicrl.membership.admission import Entry
 from dist_classicrl.membership.election import Deposed
@@ -62,7 +63,10 @@ class Session:
             source, engine, total = self._settle(agreement, ranks, error, until_training)
             beginning, place = begin_call(state, source, total, ranks, self.plan, self.watch, agreement)
             if state.steps >= beginning.end:
+                state.take_note_of(source)
                 return self._made_before(beginning, place, agreement)
+            self._check_environment(source, beginning, agreement)
+            state.take_note_of(source)
             until_training.pop_all()  # the engine closes the environment
         start = None if isinstance(agreement, Alone) else agreement
         return self._train(engine, source, beginning, place, start)
@@ -87,7 +91,7 @@ class Session:
             steps = asked.checked_steps(state.steps, len(agreement.members))
             engine = engine_for(state.settings, ranks, asked.placement)
             if error is None:
-                source = state.get_to_know(asked.env)
+                source = state.look_at(asked.env)
                 until_training.callback(source.close)
                 found, described = (source, engine), self._description(source, engine, steps)
         except BaseException as caught:  # whatever it is, the others must hear of it
@@ -106,13 +110,38 @@ class Session:
             **settings,
             "table": list(state.shape.of_table),
             "tables of the rule": f"{contents(settings['algorithm'])}: {state.shape.n_rows} rows",
-            "environment": environment_text(source),
+            "environment": source.identity.text,
+            "new_env": bool(asked.new_env),
             "total_steps": steps if asked.names_total else None,
             "steps so far": state.steps,
             # Where it is, rank 0 alone needs to know.
             "checkpoints": self.plan is not None,
             "placement": f"{placement} ({engine.name})",
         }
+
+    def _check_environment(self, source: Source, beginning: Beginning, agreement: Agreement) -> None:
+        """Raise EnvMismatchError, on all ranks alike, where the table was learned in something else.
+
+        That is allowed where `new_env` says so, but not in the middle of a call.
+        """
+        before, now = beginning.environment, source.identity
+        if before is None or beginning.steps == 0 or before.is_same(now):
+            return
+        is_half_done = beginning.resumed is not None and beginning.resumed.made > 0
+        if self.asked.new_env and not is_half_done:
+            return
+        remedy = (
+            "this call was begun there, and can only be ended there. Give that environment, or another "
+            "checkpoint_dir to begin anew."
+            if is_half_done
+            else "what was learned there would be overwritten with what this one teaches. Make another agent "
+            "for it, or write train(..., new_env=True) to go on from this table on purpose."
+        )
+        error = EnvMismatchError(
+            f"The table was learned in {before} for {beginning.steps:,} steps, and train() was given "
+            f"{_told_apart(now, before)}: {remedy}"
+        )
+        agreement.agree(error, {}, [])
 
     def _made_before(self, beginning: Beginning, place: Place | None, agreement: Agreement) -> TrainingResult:
         """Return the result of a call that has nothing left to do."""
@@ -149,6 +178,7 @@ class Session:
     ) -> TrainingResult:
         state, asked, settings = self.state, self.asked, self.state.settings
         corner = state.corner(source)
+        state.environment = source.identity
         callbacks = callback_list(asked.callbacks)
         observer = CallbackObserver(self.agent, callbacks, asked.progress, corner, beginning.begin)
         rank = 0 if self.group is None else self.group.rank
@@ -194,7 +224,8 @@ class Session:
         state.steps = state.requested = beginning.begin + result.steps  # a callback may have ended it early
         state.pending = None
         if run.saver is None:
-            note_finished(state.finished, beginning.begin, beginning.asked, result)
+            environment = run.source.identity.text
+            note_finished(state.finished, beginning.begin, beginning.asked, result, environment)
 
     def _keep_what_is_there(self, run: Run, corner: Corner, error: BaseException) -> None:
         """Bring the agent to where a call was ended by an error.
@@ -241,3 +272,10 @@ class Session:
             logger.warning("Rank %d cannot save the run, and goes on without: %s", rank, error)
             return None
         return self._saver(source, beginning, place)
+
+
+def _told_apart(now: Identity, before: Identity) -> str:
+    """Return what `now` is, so that it reads as something else than `before`."""
+    if str(now) != str(before):
+        return str(now)
+    return f"another {now.name}, with other rewards, transitions, arguments, wrappers or time limit"

@@ -42,12 +42,14 @@ class Position:
     exact: np.ndarray | None = None  # float64, to go on with alone where the table's own type is shorter
 
 
-def note_finished(finished: list[dict[str, Any]], begin: int, end: int, result: Outcome) -> None:
+def note_finished(
+    finished: list[dict[str, Any]], begin: int, end: int, result: Outcome, environment: str
+) -> None:
     """Add a call of `train` to those that are known, for whoever asks for the same again.
 
-    `end` is what was asked for; a callback may have ended it before.
+    `end` is what was asked for; a callback may have ended it before. `environment` is the text of its own.
     """
-    finished.append({"begin": begin, "end": end, "result": result.to_dict()})
+    finished.append({"begin": begin, "end": end, "result": result.to_dict(), "environment": environment})
     # That a call was ended early has to be known for good: the calls after it begin where it ended.
     finished[:-_KEPT_RESULTS] = [
         call for call in finished[:-_KEPT_RESULTS] if call["result"]["steps"] < call["end"] - call["begin"]
@@ -198,7 +200,8 @@ class Saver:
 
         Return where it is; None if it could not be written.
         """
-        note_finished(self.finished, **self.description["call"], result=result)
+        environment = self.description["environment"]["text"]
+        note_finished(self.finished, **self.description["call"], result=result, environment=environment)
         return self.save_last(values, counts, position, meanwhile)
 
     def _wait(self, deadline: float, meanwhile: Callable[[], None]) -> bool:

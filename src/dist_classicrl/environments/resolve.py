@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dist_classicrl.environments.identity import Identity
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.simulate import CompiledSimulator, ModelTables
 from dist_classicrl.environments.toy_text import unwrap_unchanged
@@ -32,6 +33,12 @@ class Source:
     make_another: Callable[[], SteppedEnv] | None  # None where one stepped instance is all there is
     fingerprint: str  # equal on two ranks where the environment is
     name: str
+    is_batch: bool = False  # a vector environment
+
+    @property
+    def identity(self) -> Identity:
+        """What tells later whether another environment is the same process."""
+        return Identity(self.name, self.n_states, self.n_actions, self.fingerprint, self.is_batch)
 
     def another(self) -> Source:
         """Return the same with environments of its own; only where `make_another` is there."""
@@ -61,6 +68,7 @@ def resolve(env: Any, n_envs: int, use_action_mask: bool | None, compile_env: bo
         return _compiled(env)
     import gymnasium
 
+    from dist_classicrl.environments.stepped.batches import VectorEnvs
     from dist_classicrl.environments.stepped.make import make_stepped
 
     factory = factory_of(env)
@@ -91,6 +99,7 @@ def resolve(env: Any, n_envs: int, use_action_mask: bool | None, compile_env: bo
         make_another=None if factory is None else make,
         fingerprint=stepped.fingerprint(),
         name=_name(stepped.describe()["environment"]),
+        is_batch=isinstance(stepped, VectorEnvs),
     )
 
 

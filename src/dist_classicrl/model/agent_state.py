@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dist_classicrl._random import fresh_seed
+from dist_classicrl.environments.identity import Identity
 from dist_classicrl.environments.resolve import Source, resolve
 from dist_classicrl.errors import EnvError, NotTrainedError, SettingsError
 from dist_classicrl.learning.rules import check_settings, table_shape
@@ -68,6 +69,7 @@ class AgentState:
     pending: Pending | None = None  # the checkpoint from which the next steps go on
     behind: int | None = None  # digest of a table that is older than rank 0's, because a call failed
     places: Places = field(default_factory=Places)  # where the agent is saved
+    environment: Identity | None = None  # the process that the steps were learned in, where it is known
     n_actions: int | None = None  # actions of the environment; the table may have more
     legal: np.ndarray | None = None  # its legal actions, where it is compiled
     observations: SpaceIndex | None = None  # between its own values and the integers, where it is stepped
@@ -170,7 +172,7 @@ class AgentState:
         inner = tuple(map(slice, shape))
         return Corner(self, shape, self.values[inner].reshape(-1), self.counts[inner].reshape(-1))
 
-    def corner_shape(self, source: Source) -> tuple[int, int]:
+    def corner_shape(self, source: Source | Identity) -> tuple[int, int]:
         """Return how many rows and actions of the table an environment uses."""
         return source.n_states if self.shape.is_one_table else self.shape.n_rows, source.n_actions
 
@@ -185,16 +187,26 @@ class AgentState:
 
         EnvError where it cannot be learned in, or is larger than the table.
         """
+        source = self.look_at(env)
+        self.take_note_of(source)
+        return source
+
+    def look_at(self, env: Any) -> Source:
+        """Return `env` as a `Source` that the table has room for; where there is no table yet, make it."""
         source = resolve(env, self.settings.n_envs, self.settings.use_action_mask)
         try:
             self._check_size(source.n_states, source.n_actions)
         except BaseException:
             source.close()
             raise
+        return source
+
+    def take_note_of(self, source: Source) -> None:
+        """Take observations and actions from now on as those of this environment."""
+        self.n_actions = source.n_actions
         self.legal = None if source.simulator is None else source.simulator.legal
         self.observations = None if source.stepped is None else source.stepped.observations
         self.actions = None if source.stepped is None else source.stepped.actions
-        return source
 
     def _check_size(self, n_states: int, n_actions: int) -> None:
         """Make the table if there is none, and check that an environment of this size fits."""
@@ -213,7 +225,6 @@ class AgentState:
                 f"{actions}. They must be the same with the algorithm {self.settings.algorithm!r}, which "
                 "learns more than one table. Leave state_size and action_size out."
             )
-        self.n_actions = n_actions
 
     def check_made_for(self, env: Any) -> None:
         """Raise EnvError if a table took its size from an environment of another size than `env` has."""
@@ -278,7 +289,9 @@ class AgentState:
         """Return what a model file holds of the agent."""
         arrays = self.shape.to_arrays(self.values, self.counts)
         table = arrays.pop("q_table"), arrays.pop("visits")
-        return SavedModel(self.settings, *table, self.steps, self.n_actions, self.legal, arrays)
+        return SavedModel(
+            self.settings, *table, self.steps, self.n_actions, self.legal, arrays, self.environment
+        )
 
     def take_model(self, saved: SavedModel) -> None:
         """Be what a model file holds, apart from the settings."""
@@ -286,6 +299,7 @@ class AgentState:
         self._table = self._shape.from_arrays(saved.arrays())
         self.steps = self.requested = saved.steps
         self.n_actions, self.legal = saved.actions, saved.legal
+        self.environment = saved.environment
 
 
 def digest(array: np.ndarray) -> int:

@@ -14,6 +14,7 @@ import numpy as np
 
 from dist_classicrl._files import whole_file
 from dist_classicrl._version import __version__
+from dist_classicrl.environments.identity import Identity
 from dist_classicrl.errors import ModelFileError
 from dist_classicrl.learning.rules import check_settings, table_shape
 from dist_classicrl.settings import Settings
@@ -41,6 +42,7 @@ class SavedModel:
     legal: np.ndarray | None = None
     #: What `TableShape.to_arrays` has besides, for a rule that learns more than one table.
     others: Mapping[str, np.ndarray] = field(default_factory=dict)
+    environment: Identity | None = None  # what was trained in; None: not known
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return all arrays by name."""
@@ -63,6 +65,7 @@ def write(
         "package_version": __version__,
         "steps": model.steps,
         "actions": model.actions,
+        "environment": None if model.environment is None else model.environment.to_dict(),
         "settings": model.settings.to_dict(),
         "sha256": {name: _digest(array) for name, array in arrays.items()},
     }
@@ -151,7 +154,8 @@ def model_of(about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Save
     others = {name: arrays[name] for name in OTHER_ARRAYS if name in arrays}
     if table_shape(settings.algorithm, *q_table.shape).from_arrays(arrays) is None:
         raise ValueError(f"its tables are not those of the algorithm {settings.algorithm!r}")
-    return SavedModel(settings, q_table, visits, steps, actions, legal, others)
+    environment = Identity.from_dict(about.get("environment"))
+    return SavedModel(settings, q_table, visits, steps, actions, legal, others, environment)
 
 
 def arrays_fault(arrays: Mapping[str, np.ndarray]) -> str | None:

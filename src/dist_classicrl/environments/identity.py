@@ -1,0 +1,51 @@
+"""What is kept of an environment to tell later whether another one is the same process."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which process a table was learned on."""
+
+    name: str
+    n_states: int
+    n_actions: int
+    fingerprint: str  # of the process with its arguments, wrappers and time limit
+    is_batch: bool = False  # of a vector environment, whose own environments cannot be looked into
+
+    def is_same(self, other: Identity) -> bool:
+        """Whether both are the same process, as far as can be told.
+
+        A batch and the environment that it is made of have different fingerprints; so have batches of
+        different sizes. Of these, names and sizes are compared.
+        """
+        if self.is_batch or other.is_batch:
+            return self._looks == other._looks
+        return self.fingerprint == other.fingerprint
+
+    @property
+    def _looks(self) -> tuple[str, int, int]:
+        return self.name, self.n_states, self.n_actions
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.n_states:,} states, {self.n_actions:,} actions)"
+
+    @property
+    def text(self) -> str:
+        """Its name and the beginning of its fingerprint, which checkpoints are compared by."""
+        return f"{self.name} ({self.fingerprint[:12]})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain data for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Identity | None:
+        """Return what `to_dict` described; None where `data`, which was read from a file, is not that."""
+        model = asdict(cls("", 0, 0, ""))
+        if not isinstance(data, dict) or any(type(data.get(key)) is not type(model[key]) for key in model):
+            return None
+        return cls(**{key: data[key] for key in model})
