@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from dist_classicrl.engines.progress import Progress
     from dist_classicrl.environments.model import TabularMDP
     from dist_classicrl.environments.simulate import CompiledSimulator
+    from dist_classicrl.environments.solve import Solution
+    from dist_classicrl.evaluation.episodes import EvaluationResult
+    from dist_classicrl.model.policy import Policy
     from dist_classicrl.mpi_tools.debugger import DistributedDebugger
     from dist_classicrl.mpi_tools.detector import FailureDetector
     from dist_classicrl.mpi_tools.monitor import DistributedMonitor
@@ -27,8 +30,11 @@ _HOMES = {
     "DistAsyncQLearning": "dist_classicrl.agent.agent",
     "DistributedDebugger": "dist_classicrl.mpi_tools.debugger",
     "DistributedMonitor": "dist_classicrl.mpi_tools.monitor",
+    "EvaluationResult": "dist_classicrl.evaluation.episodes",
     "FailureDetector": "dist_classicrl.mpi_tools.detector",
+    "Policy": "dist_classicrl.model.policy",
     "Progress": "dist_classicrl.engines.progress",
+    "Solution": "dist_classicrl.environments.solve",
     "TabularMDP": "dist_classicrl.environments.model",
     "TrainingResult": "dist_classicrl.agent.result",
 }
@@ -38,8 +44,11 @@ __all__ = [
     "DistAsyncQLearning",
     "DistributedDebugger",
     "DistributedMonitor",
+    "EvaluationResult",
     "FailureDetector",
+    "Policy",
     "Progress",
+    "Solution",
     "TabularMDP",
     "TrainingResult",
 ]

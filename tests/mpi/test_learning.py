@@ -47,3 +47,17 @@ def test_stepped_environments_teach_the_same(make_agent, lake):
     agent.train(SteppedLake, total_steps=60_000)
     # Too few steps to tell actions apart that are nearly as good. Values reach from 0.13 to 0.72.
     assert rms_error(lake, agent.q_table) < 0.06
+
+
+def test_every_rank_has_the_same_policy_and_values(make_agent, world, lake):
+    agent = make_agent()
+    agent.train(lake, total_steps=20_000)
+    states = np.arange(lake.n_states)
+    told = world.allgather(
+        (agent.policy(states), agent.policy.greedy, agent.action_values(states), agent.state_values(states))
+    )
+    for actions, greedy, values, best in told:
+        np.testing.assert_array_equal(actions, greedy)
+        np.testing.assert_array_equal(actions, values.argmax(axis=1))
+        np.testing.assert_array_equal(best, values.max(axis=1))
+        np.testing.assert_array_equal(values, told[0][2])

@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from dist_classicrl import DistAsyncQLearning
 from dist_classicrl.agent.agent import state_of
 from dist_classicrl.environments import TicTacToeEnv
+from dist_classicrl.environments.stepped.spaces import SpaceIndex
 from dist_classicrl.errors import EnvError, ModelFileError, SettingsError
 from dist_classicrl.model import model_file
 
@@ -31,9 +33,8 @@ def test_predict_names_legal_actions_of_a_compiled_game_also_after_loading(tmp_p
 
 def test_a_mask_in_the_observation_is_followed():
     agent = DistAsyncQLearning(state_size=3, action_size=2)
-    state_of(agent).observations = type(
-        "Index", (), {"encode": staticmethod(lambda observation: observation["at"])}
-    )()
+    seen = spaces.Dict({"at": spaces.Discrete(3), "action_mask": spaces.MultiBinary(2)})
+    state_of(agent).observations = SpaceIndex(seen, mask_key="action_mask")
     agent.q_table = [[1.0, 0.0]] * 3
     assert agent.predict({"at": 1, "action_mask": np.array([0, 1], np.int8)}) == 1
     assert agent.predict({"at": 1}) == 0

@@ -21,6 +21,7 @@ from dist_classicrl.settings import Settings
 
 if TYPE_CHECKING:
     from dist_classicrl.engines.engine import Engine
+    from dist_classicrl.model.policy import Policy
 
 # From here on and not only once there is an agent: a rank whose script fails before that would leave the
 # others waiting in train(), and wait for them itself in MPI's finalisation.
@@ -387,16 +388,60 @@ class DistAsyncQLearning:
         """
         return evaluate(env, self._state, episodes, seed, max_steps)
 
+    @property
+    def policy(self) -> Policy:
+        """The greedy policy as it is now: a `Policy`, which is called with observations as `predict` is.
+
+        It is a copy of the table, and stays as it is when the agent goes on. ``policy.greedy``,
+        ndarray(int64) of shape (states,), is the action of each state, ``policy.values`` what that is worth.
+        """
+        from dist_classicrl.model.policy import policy_of
+
+        return policy_of(self._state, is_copy=True)
+
+    def action_values(self, observation: Any, action_mask: Any = None) -> np.ndarray:
+        """Return the value of each action, and -inf where it is illegal.
+
+        Parameters
+        ----------
+        observation
+            As in `predict`, one or a batch of B. In a state without legal actions, in which a game has ended,
+            nothing is masked.
+        action_mask
+            As in `predict`.
+
+        Returns
+        -------
+        ndarray of float64, shape (actions of the environment,) or (B, actions of the environment)
+        """
+        return self._state.lookup().action_values(observation, action_mask)
+
+    def state_values(self, observation: Any, action_mask: Any = None) -> Any:
+        """Return what the greedy action is worth: the largest value of a legal action.
+
+        Parameters
+        ----------
+        observation, action_mask
+            As in `predict`.
+
+        Returns
+        -------
+        float, or ndarray of float64, shape (B,)
+            0 where a game has ended.
+        """
+        return self._state.lookup().state_values(observation, action_mask)
+
     def predict(self, observation: Any, action_mask: Any = None) -> Any:
         """Return the greedy action for `observation`, the first of several that are equally good.
 
         Parameters
         ----------
         observation
-            An observation of the environment that was trained in, or an integer state.
+            An observation of the environment that was trained in, or an integer state; or a batch of them,
+            for a batch of actions: as a vector environment gives them, or an array or list of states.
         action_mask : array_like of bool, shape (actions of the environment,), optional
-            Legal actions. By default what the observation says, if it is a dict with an `action_mask`, or
-            else what is known of a compiled environment; otherwise all.
+            Legal actions, one row per observation of a batch. By default what the observation says, if it is
+            a dict with an `action_mask`, or else what is known of a compiled environment; otherwise all.
 
         Raises
         ------
@@ -405,7 +450,7 @@ class DistAsyncQLearning:
         OutsideSpaceError
             If the observation is not in the environment's space.
         """
-        return self._state.greedy_action(observation, action_mask)
+        return self._state.lookup().choose(observation, action_mask)
 
     def save_model(self, path: str | os.PathLike[str]) -> Path:
         """Write table, visits and settings to exactly `path`, with whatever suffix.

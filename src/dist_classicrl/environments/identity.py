@@ -15,6 +15,7 @@ class Identity:
     n_actions: int
     fingerprint: str  # of the process with its arguments, wrappers and time limit
     is_batch: bool = False  # of a vector environment, whose own environments cannot be looked into
+    is_numbered: bool = True  # its observations are the states, integers from 0 on
 
     def is_same(self, other: Identity) -> bool:
         """Whether both are the same process, as far as can be told.

@@ -38,7 +38,10 @@ class Source:
     @property
     def identity(self) -> Identity:
         """What tells later whether another environment is the same process."""
-        return Identity(self.name, self.n_states, self.n_actions, self.fingerprint, self.is_batch)
+        is_numbered = self.stepped is None or self.stepped.observations.is_plain
+        return Identity(
+            self.name, self.n_states, self.n_actions, self.fingerprint, self.is_batch, is_numbered
+        )
 
     def another(self) -> Source:
         """Return the same with environments of its own; only where `make_another` is there."""

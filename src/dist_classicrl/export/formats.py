@@ -113,7 +113,7 @@ def _write_json(exported: Exported, target: Path) -> None:
         "steps": agent.steps,
         "discount_factor": agent.settings.discount_factor,
         "actions": policy.action_names,
-        "action_values": policy.action_values(),
+        "action_values": policy.env_actions(),
         "observations": observations and [policy.observation_of(state) for state in range(policy.n_states)],
         "legal": None if policy.legal is None else policy.legal.tolist(),
         "q_table": policy.q.tolist(),

@@ -120,7 +120,7 @@ def program(policy: Policy, title: str, module: str) -> Iterator[str]:
 
 
 def _actions(policy: Policy) -> str:
-    actions = policy.action_values()
+    actions = policy.env_actions()
     plain = actions == list(range(policy.n_actions))
     return f"range({policy.n_actions})" if plain else "[\n" + "".join(f"    {a!r},\n" for a in actions) + "]"
 

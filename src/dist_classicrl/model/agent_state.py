@@ -14,6 +14,7 @@ from dist_classicrl.environments.identity import Identity
 from dist_classicrl.environments.resolve import Source, resolve
 from dist_classicrl.errors import EnvError, NotTrainedError, SettingsError
 from dist_classicrl.learning.rules import check_settings, table_shape
+from dist_classicrl.model.lookup import Lookup
 from dist_classicrl.model.model_file import SavedModel
 from dist_classicrl.model.places import Places
 from dist_classicrl.process.leave import LeaveWatch
@@ -241,35 +242,24 @@ class AgentState:
                 "trained in, with its arguments."
             )
 
-    def greedy_action(self, observation: Any, action_mask: Any = None) -> Any:
-        """Return what `DistAsyncQLearning.predict` does."""
-        state = observation if self.observations is None else self.observations.encode(observation)
-        n_states = self.shape.n_states
-        if not isinstance(state, (int, np.integer)) or not 0 <= state < n_states:
-            raise SettingsError(
-                f"observation must be a state from 0 to {n_states - 1}, got {observation!r}. "
-                "Observations of another kind can be given after train(env=...) or load_model(path, "
-                "env=...), which tell how to number them."
-            )
+    def lookup(self) -> Lookup:
+        """Return what the table says for observations of the environment, while it goes on learning."""
+        return Lookup(
+            self.shape.n_states,
+            self._rows,
+            self.legal,
+            self.observations,
+            self.actions,
+            self.environment is None or self.environment.is_numbered,
+        )
+
+    def _rows(self, states: np.ndarray) -> np.ndarray:
+        """Return the values of these states, float64 (B, actions of the environment), in a new array."""
         if self.shape.is_one_table:
-            row = self.values[state, : self.n_actions].astype(np.float64)
-        else:
-            row = self.shape.tables(self.values)[:, state, : self.n_actions].mean(axis=0, dtype=np.float64)
-        if action_mask is None and isinstance(observation, dict):
-            action_mask = observation.get("action_mask")
-        if action_mask is None and self.legal is not None and state < len(self.legal):
-            # A state in which a game has ended has no legal action, and any answer will do.
-            action_mask = self.legal[state] if self.legal[state].any() else None
-        if action_mask is not None:
-            mask = np.asarray(action_mask)
-            if mask.shape != row.shape or not mask.any():
-                raise SettingsError(
-                    f"action_mask must have shape {row.shape} and allow an action, got shape {mask.shape} "
-                    f"with {int(mask.sum())}."
-                )
-            row[~mask.astype(bool)] = -np.inf
-        action = int(np.argmax(row))
-        return action if self.actions is None else self.actions.decode(action)
+            return self.values[states, : self.n_actions].astype(np.float64)
+        tables = self.shape.tables(self.values)
+        rows: np.ndarray = tables[:, states, : self.n_actions].mean(axis=0, dtype=np.float64)
+        return rows
 
     # Settings, and what is kept
 

@@ -1,4 +1,4 @@
-"""What an agent has learned, in the form in which it is shown and exported."""
+"""What an agent has learned: the greedy policy, as it is used, shown and exported."""
 
 from __future__ import annotations
 
@@ -13,21 +13,58 @@ from dist_classicrl.environments.labels import Labels, labels_of
 from dist_classicrl.environments.stepped.spaces import SpaceIndex
 from dist_classicrl.errors import OutsideSpaceError
 from dist_classicrl.model.agent_state import AgentState
+from dist_classicrl.model.lookup import Lookup
 
 _CHUNK = 1 << 16
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Policy:
-    """The greedy policy of a table, which chooses as `DistAsyncQLearning.predict` does."""
+    """The greedy policy of a table, as `DistAsyncQLearning.policy` returns it.
 
-    q: np.ndarray  # float64 or float32, shape (states, actions)
-    visits: np.ndarray  # int64, shape (states, actions)
-    legal: np.ndarray | None = None  # likewise, bool; where they are known to depend on the state alone
+    Called with an observation it returns the action that `DistAsyncQLearning.predict` does; with a batch of
+    observations, a batch of actions. It obeys action masks, and does not change when the agent goes on.
+
+    Attributes
+    ----------
+    q : ndarray of float64 or float32, shape (states, actions)
+        The action values, of the states and actions that the environment has.
+    visits : ndarray of int64, shape (states, actions)
+    legal : ndarray of bool, shape (states, actions), or None
+        The legal actions, where they are known to depend on the state alone.
+    """
+
+    q: np.ndarray
+    visits: np.ndarray
+    legal: np.ndarray | None = None
     #: Between the environment's own values and the integers; None where they are integers from 0 on.
     observations: SpaceIndex | None = None
     actions: SpaceIndex | None = None
     labels: Labels = field(default_factory=Labels)
+    is_numbered: bool = True  # False: observations are something else than states, and not known
+
+    def __call__(self, observation: Any, action_mask: Any = None) -> Any:
+        """Return the greedy action, or actions, as `DistAsyncQLearning.predict` does."""
+        return self.lookup.choose(observation, action_mask)
+
+    def __repr__(self) -> str:
+        return (
+            f"Policy({self.n_states:,} states, {self.n_actions:,} actions, "
+            f"{np.count_nonzero(self.visits.any(axis=1)):,} states visited"
+            f"{'' if self.legal is None else ', with action masks'})"
+        )
+
+    @cached_property
+    def lookup(self) -> Lookup:
+        """What the table says for observations."""
+        return Lookup(
+            self.n_states,
+            lambda states: self.q[states].astype(np.float64),
+            self.legal,
+            self.observations,
+            self.actions,
+            self.is_numbered,
+        )
 
     @property
     def n_states(self) -> int:
@@ -41,7 +78,10 @@ class Policy:
 
     @cached_property
     def greedy(self) -> np.ndarray:
-        """The first of the best legal actions of each state, int64."""
+        """The first of the best legal actions of each state, int64, shape (states,).
+
+        0 in a state without legal actions, in which a game has ended.
+        """
         greedy = np.empty(self.n_states, np.int64)
         for first in range(0, self.n_states, _CHUNK):
             greedy[first : first + _CHUNK] = self._allowed(first).argmax(axis=1)
@@ -49,7 +89,7 @@ class Policy:
 
     @cached_property
     def values(self) -> np.ndarray:
-        """The value of each state's greedy action, float64; 0 where no action is legal."""
+        """The value of each state's greedy action, float64, shape (states,); 0 where no action is legal."""
         values = self.q[np.arange(self.n_states), self.greedy].astype(np.float64)
         if self.legal is not None:
             values[~self.legal.any(axis=1)] = 0.0
@@ -69,10 +109,10 @@ class Policy:
         if self.labels.actions is not None and len(self.labels.actions) == self.n_actions:
             return self.labels.actions
         if self.actions is not None:
-            return tuple(map(repr, self.action_values()))
+            return tuple(map(repr, self.env_actions()))
         return tuple(str(action) for action in range(self.n_actions))
 
-    def action_values(self) -> list[Any]:
+    def env_actions(self) -> list[Any]:
         """Return what the environment takes for each action, as plain Python data."""
         if self.actions is None:
             return list(range(self.n_actions))
@@ -111,8 +151,8 @@ class Policy:
         return list(visited or range(min(count, self.n_states)))
 
 
-def policy_of(agent: AgentState, env: Any = None) -> Policy:
-    """Return what an agent has learned in `env`, as `train` takes it.
+def policy_of(agent: AgentState, env: Any = None, is_copy: bool = False) -> Policy:
+    """Return what an agent has learned in `env`, as `train` takes it; views of its arrays, or a copy.
 
     Without it, names and observations are known only where the agent itself has trained, or was loaded with
     it. EnvError where the environment is larger than the table, NotTrainedError where there is none yet.
@@ -126,13 +166,15 @@ def policy_of(agent: AgentState, env: Any = None) -> Policy:
     if agent.legal is not None:
         legal = np.ones((states, actions), bool)
         legal[: len(agent.legal)] = agent.legal[:, :actions]
+    q, visits = agent.q_table[:states, :actions], agent.visits[:states, :actions]
     return Policy(
-        agent.q_table[:states, :actions],
-        agent.visits[:states, :actions],
+        q.copy() if is_copy else q,
+        visits.copy() if is_copy else visits,
         legal,
         agent.observations,
         agent.actions,
         labels_of(env),
+        agent.environment is None or agent.environment.is_numbered,
     )
 
 

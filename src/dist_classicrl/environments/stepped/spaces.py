@@ -73,7 +73,7 @@ class SpaceIndex:
         self._leaves = with_strides(digits)
         # The usual action space, where an index is the value itself: a copy saves a microsecond per step.
         simple = isinstance(self._counted, spaces.Discrete) and int(self._counted.start) == 0
-        self._is_plain = simple and self._leaves[0].dtype == np.int64
+        self.is_plain = simple and self._leaves[0].dtype == np.int64
 
     # From a value to its index
 
@@ -106,6 +106,17 @@ class SpaceIndex:
         """
         arrays = [np.array(self._follow(batch, leaf.path), order="C") for leaf in self._leaves]
         return self._encode(arrays, arrays[0].shape[0] if arrays[0].ndim else 0, out, None)
+
+    def encode_any(self, given: Any) -> tuple[np.ndarray, bool]:
+        """Return the indices of one value, of a batch or of a list of values, and whether it was not one.
+
+        int64 (E,). A batch is as `encode_batch` takes it, or an array with one more axis than a value has.
+        """
+        first = self._leaves[0]
+        if first.path and isinstance(given, list) and all(isinstance(each, (tuple, dict)) for each in given):
+            return self.encode_each(given), True
+        is_batch = np.ndim(self._follow(given, first.path)) > len(first.shape)
+        return (self.encode_batch(given) if is_batch else self.encode_each([given])), is_batch
 
     def _encode(
         self, arrays: list[np.ndarray], count: int, out: np.ndarray | None, rows: Sequence[int] | None
@@ -180,7 +191,7 @@ class SpaceIndex:
 
     def _decode(self, indices: np.ndarray) -> list[np.ndarray]:
         """Return one new array per leaf, of shape (E, *leaf.shape) and the leaf's dtype."""
-        if self._is_plain:
+        if self.is_plain:
             return [np.array(indices, np.int64)]
         indices = np.ascontiguousarray(indices, np.int64)
         arrays = []

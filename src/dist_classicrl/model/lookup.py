@@ -1,0 +1,100 @@
+"""What a table says for observations, one or a batch of them, as the environment gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dist_classicrl.environments.stepped.masks import MASK_KEY
+from dist_classicrl.errors import SettingsError
+
+if TYPE_CHECKING:
+    from dist_classicrl.environments.stepped.spaces import SpaceIndex
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """Values and greedy actions of observations; `DistAsyncQLearning.action_values` says what they may be."""
+
+    n_states: int
+    rows: Callable[[np.ndarray], np.ndarray]  # of states, in an array of its own: float64 (B, actions)
+    legal: np.ndarray | None = None  # bool, (states, actions), perhaps of fewer states; None: all are
+    observations: SpaceIndex | None = None  # None: they are the states themselves
+    actions: SpaceIndex | None = None  # likewise
+    is_numbered: bool = True  # False: observations are something else than states, and not known
+
+    def action_values(self, observation: Any, action_mask: Any = None) -> np.ndarray:
+        """Return the value of each action, -inf where it is illegal, float64 (A,) or (B, A)."""
+        states, is_batch = self._states(observation)
+        values = self._legal_values(states, is_batch, observation, action_mask)
+        return values if is_batch else values[0]
+
+    def state_values(self, observation: Any, action_mask: Any = None) -> Any:
+        """Return the largest value of a legal action, float or float64 (B,); 0 where no action is legal."""
+        states, is_batch = self._states(observation)
+        values = self._legal_values(states, is_batch, observation, action_mask).max(axis=1)
+        if action_mask is None and self.legal is not None:
+            known = states < len(self.legal)
+            values[known] = np.where(self.legal[states[known]].any(axis=1), values[known], 0.0)
+        return values if is_batch else float(values[0])
+
+    def choose(self, observation: Any, action_mask: Any = None) -> Any:
+        """Return the first of the best legal actions, as the environment takes it, or a batch of them."""
+        states, is_batch = self._states(observation)
+        best = self._legal_values(states, is_batch, observation, action_mask).argmax(axis=1)
+        if self.actions is None:
+            return best.astype(np.int64, copy=False) if is_batch else int(best[0])
+        return self.actions.decode_batch(best) if is_batch else self.actions.decode(int(best[0]))
+
+    def _states(self, observation: Any) -> tuple[np.ndarray, bool]:
+        """Return the states, int64 (B,), and whether there was a batch of observations."""
+        if self.observations is not None:
+            states, is_batch = self.observations.encode_any(observation)
+        else:
+            try:
+                given = np.asarray(observation)
+            except ValueError:  # ragged
+                raise self._no_state(observation) from None
+            is_batch = given.ndim == 1 and isinstance(observation, (np.ndarray, list)) and self.is_numbered
+            if given.dtype.kind not in "iub" or not (given.ndim == 0 or is_batch):
+                raise self._no_state(observation)
+            states = np.atleast_1d(given)
+        outside = (states < 0) | (states >= self.n_states)
+        if outside.any():
+            raise self._no_state(states[outside][0].item())
+        return states.astype(np.int64, copy=False), is_batch
+
+    def _no_state(self, given: Any) -> SettingsError:
+        return SettingsError(
+            f"observation must be a state from 0 to {self.n_states - 1}, or an array of them, got {given!r}. "
+            "Observations of another kind can be given after train(env=...) or load_model(path, "
+            "env=...), which tell how to number them."
+        )
+
+    def _legal_values(
+        self, states: np.ndarray, is_batch: bool, observation: Any, action_mask: Any
+    ) -> np.ndarray:
+        """Return the rows of values with -inf at what is illegal."""
+        values = self.rows(states)
+        if action_mask is None and isinstance(observation, dict):
+            action_mask = observation.get(MASK_KEY)
+        if action_mask is not None:
+            values[~self._checked_mask(action_mask, values if is_batch else values[0])] = -np.inf
+        elif self.legal is not None:
+            known = np.flatnonzero(states < len(self.legal))
+            legal = self.legal[states[known], : values.shape[1]]
+            # A state in which a game has ended has no legal action, and any answer will do.
+            values[known] = np.where(legal | ~legal.any(axis=1, keepdims=True), values[known], -np.inf)
+        return values
+
+    def _checked_mask(self, action_mask: Any, values: np.ndarray) -> np.ndarray:
+        mask = np.asarray(action_mask)
+        if mask.shape != values.shape or not mask.any(axis=-1).all():
+            raise SettingsError(
+                f"action_mask must have shape {values.shape} and allow an action, got shape {mask.shape} "
+                f"with {int(mask.astype(bool).sum())}."
+            )
+        return np.atleast_2d(mask.astype(bool))

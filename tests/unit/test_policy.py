@@ -1,0 +1,193 @@
+"""The policy and the values of an agent, by observation: masks are obeyed, batches are answered in one go."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from dist_classicrl import DistAsyncQLearning, Policy, TabularMDP
+from dist_classicrl.callbacks import BaseCallback
+from dist_classicrl.errors import OutsideSpaceError, SettingsError
+
+CAPACITY = 5
+
+
+def inventory():
+    """An inventory of up to five: nobody orders more than there is room for, and rewards are costs."""
+    states = CAPACITY + 1
+    mask = np.arange(states)[:, None] + np.arange(states) <= CAPACITY
+    transition = np.zeros((states, states, states))
+    reward = np.zeros((states, states))
+    for stock in range(states):
+        for order in range(states - stock):
+            for demand in range(4):
+                left = max(0, stock + order - demand)
+                transition[stock, order, left] += 0.25
+                reward[stock, order] -= 0.25 * (order + 0.5 * left + 4.0 * max(0, demand - stock - order))
+    return TabularMDP.from_arrays(
+        transition, reward, np.eye(states)[0], action_mask=mask, max_episode_steps=50, name="inventory"
+    )
+
+
+@pytest.fixture(scope="module")
+def keeper():
+    agent = DistAsyncQLearning(seed=1, discount_factor=0.9)
+    agent.train(inventory(), total_steps=50_000)
+    return agent
+
+
+def test_where_values_are_negative_the_policy_plays_legal_actions_and_argmax_of_the_table_does_not(
+    keeper, tmp_path
+):
+    model = inventory()
+    states = np.arange(model.n_states)
+    assert not model.action_mask[states, keeper.q_table.argmax(axis=1)].all()
+    truth = np.where(model.action_mask, keeper.q_table, -np.inf)
+    for agent in (keeper, DistAsyncQLearning.load_model(keeper.save_model(tmp_path / "keeper.npz"))):
+        policy = agent.policy
+        assert isinstance(policy, Policy)
+        for chosen in (policy.greedy, policy(states), agent.predict(states), agent.predict(states.tolist())):
+            np.testing.assert_array_equal(chosen, truth.argmax(axis=1))
+        np.testing.assert_array_equal(agent.action_values(states), truth)
+        np.testing.assert_array_equal(agent.state_values(states), truth.max(axis=1))
+        np.testing.assert_array_equal(policy.values, truth.max(axis=1))
+        for state in states:
+            assert policy(state) == agent.predict(int(state)) == truth[state].argmax()
+            np.testing.assert_array_equal(agent.action_values(state), truth[state])
+            assert agent.state_values(state) == truth[state].max()
+        only = np.arange(6) == 0
+        assert policy(0, only) == 0 and agent.state_values(0, only) == truth[0, 0]
+        assert np.isneginf(agent.action_values(0, only)[1:]).all()
+        rows = np.arange(6) == np.array([[1], [2]])
+        assert policy([0, 1], rows).tolist() == [1, 2]
+    assert model.start_value(model.policy_value(keeper.policy.greedy, 0.9)) < 0.0
+
+
+def test_a_policy_is_of_when_it_was_taken():
+    agent = DistAsyncQLearning(seed=1)
+    agent.train(inventory(), total_steps=2_000)
+    policy = agent.policy
+    before = policy.q.copy()
+    agent.train(inventory(), total_steps=2_000)
+    agent.q_table[:] = 7.0
+    np.testing.assert_array_equal(policy.q, before)
+    assert policy(0) == np.where(inventory().action_mask, before, -np.inf)[0].argmax()
+    assert agent.state_values(0) == 7.0
+
+
+class Nested(gym.Env):
+    """Nine places and two flags; two whole numbers as action, one pair of which ends the episode."""
+
+    observation_space = spaces.Dict({"at": spaces.MultiDiscrete([3, 3]), "flag": spaces.Discrete(2, start=1)})
+    action_space = spaces.MultiDiscrete([2, 3])
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return {"at": self.np_random.integers(0, 3, 2), "flag": 1}, {}
+
+    def step(self, action):
+        seen = {"at": self.np_random.integers(0, 3, 2), "flag": int(self.np_random.integers(1, 3))}
+        return seen, float(action.tolist() == [1, 2]), bool(self.np_random.random() < 0.2), False, {}
+
+
+@pytest.mark.parametrize("env", ["Blackjack-v1", Nested])
+def test_a_batch_gets_what_each_of_its_observations_gets(env):
+    agent = DistAsyncQLearning(seed=1, n_envs=2)
+    agent.train(env, total_steps=3_000)
+    one = gym.make(env) if isinstance(env, str) else env()
+    vector = gym.vector.SyncVectorEnv([lambda: one] * 4)
+    one.observation_space.seed(3)
+    each = [one.observation_space.sample() for _ in range(4)]
+    batch = gym.vector.utils.concatenate(
+        one.observation_space, each, gym.vector.utils.create_empty_array(one.observation_space, 4)
+    )
+    for given in (batch, each):
+        actions = agent.policy(given)
+        assert vector.action_space.contains(actions)
+        for observation, action in zip(each, actions, strict=True):
+            np.testing.assert_array_equal(agent.predict(observation), action)
+        values = agent.action_values(given)
+        assert values.dtype == np.float64 and values.shape[0] == 4
+        np.testing.assert_array_equal(values, [agent.action_values(observation) for observation in each])
+        np.testing.assert_array_equal(agent.state_values(given), values.max(axis=1))
+    assert isinstance(agent.state_values(each[0]), float)
+    with pytest.raises(OutsideSpaceError):
+        agent.action_values([*each[:1], ("not", "of", "this space")])
+
+
+def test_a_batch_with_masks_of_its_own():
+    class Masked(Nested):
+        observation_space = spaces.Dict(
+            {"at": spaces.Discrete(3), "action_mask": spaces.MultiBinary(2)},
+        )
+        action_space = spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            gym.Env.reset(self, seed=seed)
+            return {"at": 0, "action_mask": np.ones(2, np.int8)}, {}
+
+        def step(self, action):
+            return {"at": 1, "action_mask": np.ones(2, np.int8)}, -1.0, True, False, {}
+
+    agent = DistAsyncQLearning(seed=1, n_envs=2)
+    agent.train(Masked, total_steps=100)
+    agent.q_table = [[1.0, 0.0]] * 3
+    batch = {"at": np.array([0, 2]), "action_mask": np.array([[0, 1], [1, 1]], np.int8)}
+    assert agent.policy(batch).tolist() == agent.predict(batch).tolist() == [1, 0]
+    assert agent.action_values(batch).tolist() == [[-np.inf, 0.0], [1.0, 0.0]]
+    assert agent.state_values(batch).tolist() == [0.0, 1.0]
+
+
+def test_ended_games_are_worth_nothing():
+    transition = np.zeros((3, 2, 3))
+    transition[:2, :, 2] = 1.0
+    legal = np.array([[True, True], [False, True], [False, False]])
+    model = TabularMDP.from_arrays(
+        transition, -np.ones((3, 2)), [0.5, 0.5, 0.0], terminated=[False, False, True], action_mask=legal
+    )
+    agent = DistAsyncQLearning(seed=1)
+    agent.train(model, total_steps=1_000)
+    agent.q_table[:] = [[-3.0, -4.0]] * 3
+    assert agent.state_values([0, 1, 2]).tolist() == agent.policy.values.tolist() == [-3.0, -4.0, 0.0]
+    assert agent.state_values(2) == 0.0
+    assert agent.action_values([1, 2]).tolist() == [[-np.inf, -4.0], [-3.0, -4.0]]
+
+
+def test_a_loaded_agent_that_was_not_told_its_environment_takes_no_observation_for_a_batch(tmp_path):
+    agent = DistAsyncQLearning(seed=1, n_envs=2)
+    agent.train(Nested, total_steps=200)
+    path = agent.save_model(tmp_path / "nested.npz")
+    loaded = DistAsyncQLearning.load_model(path)
+    for given in ([1, 2], np.array([1, 2]), (1, 2), {"at": np.array([1, 2]), "flag": 1}):
+        for ask in (loaded.predict, loaded.action_values, loaded.policy):
+            with pytest.raises(SettingsError, match=r"load_model\(path, env=...\)"):
+                ask(given)
+    told = DistAsyncQLearning.load_model(path, env=Nested)
+    assert told.predict({"at": np.array([[1, 2]]), "flag": np.array([1])}).shape == (1, 2)
+
+
+def test_what_is_no_state_is_refused_in_a_batch_too(keeper):
+    for wrong in (6, -1, [0, 6], 2.0, "3", [[0, 1]], [[0], [1, 2]], None):
+        for ask in (keeper.policy, keeper.predict, keeper.action_values, keeper.state_values):
+            with pytest.raises(SettingsError, match="must be a state from 0 to 5, or an array of them"):
+                ask(wrong)
+    with pytest.raises(SettingsError, match=r"shape \(2, 6\) and allow an action"):
+        keeper.predict([0, 1], np.zeros((2, 6)))
+
+
+def test_callbacks_see_the_policy_as_it_is():
+    class Looker(BaseCallback):
+        seen = ()
+
+        def _on_step(self):
+            agent = self.model
+            np.testing.assert_array_equal(agent.policy.greedy, agent.predict(np.arange(6)))
+            assert agent.action_values(0).max() == agent.state_values(0) == agent.policy.values[0]
+            self.seen = (*self.seen, agent.state_values(0))
+            return True
+
+    looker = Looker()
+    DistAsyncQLearning(seed=1).train(
+        inventory(), total_steps=400_000, callbacks=looker, progress_interval=0.0
+    )
+    assert len(set(looker.seen)) > 1
