@@ -19,6 +19,14 @@ class SettingsError(DistClassicRLError, ValueError):
     """A setting is outside what is allowed, or two settings contradict each other."""
 
 
+class UnknownArgumentError(SettingsError, TypeError):
+    """A function was given an argument that it does not have; the message names what it is called here."""
+
+
+class UnknownAttributeError(DistClassicRLError, AttributeError):
+    """An agent was asked for an attribute that it does not have; the message names what it is called here."""
+
+
 # Environments and models
 
 

@@ -24,8 +24,8 @@ from dist_classicrl.cli.options import OF_SETTINGS, OF_TRAIN, OPTIONS
 from dist_classicrl.schedules import Constant, Exponential, Linear, PerVisit
 from dist_classicrl.settings import Settings
 
-# Of train: what is no setting, but an object, or one of two ways to say the same.
-NO_OPTIONS = {"self", "env", "steps", "progress", "callbacks", "placement"}
+# Of train: what is no setting, but an object, or one of two ways to say the same. A run has one environment.
+NO_OPTIONS = {"self", "env", "new_env", "steps", "progress", "callbacks", "placement"}
 
 
 def test_every_setting_is_an_option_with_the_default_of_the_library():

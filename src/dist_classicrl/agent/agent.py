@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
+from dist_classicrl._arguments import named_arguments, unknown_attribute
 from dist_classicrl.agent.result import TrainingResult
 from dist_classicrl.comm.world import watch_for_unhandled_errors
 from dist_classicrl.engines.progress import Progress
 from dist_classicrl.evaluation.episodes import EvaluationResult, evaluate
 from dist_classicrl.model import model_file
 from dist_classicrl.model.agent_state import AgentState
-from dist_classicrl.schedules import PerVisit
+from dist_classicrl.schedules import Constant, Exponential, Linear, PerVisit, Schedule
 from dist_classicrl.settings import Settings
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+    from mpi4py import MPI
+
+    from dist_classicrl.callbacks.base import CallbacksLike
     from dist_classicrl.engines.engine import Engine
+    from dist_classicrl.environments.resolve import EnvLike
     from dist_classicrl.model.policy import Policy
 
 # From here on and not only once there is an agent: a rank whose script fails before that would leave the
@@ -112,24 +118,25 @@ class DistAsyncQLearning:
         If a setting is not allowed.
     """
 
+    @named_arguments("DistAsyncQLearning")
     def __init__(
         self,
         state_size: int | None = None,
         action_size: int | None = None,
-        learning_rate: Any = Settings.learning_rate,
+        learning_rate: float | Schedule = Settings.learning_rate,
         discount_factor: float = 0.99,
-        epsilon: Any = Settings.epsilon,
+        epsilon: float | Constant | Linear | Exponential = Settings.epsilon,
         batch_size: int = 32,
-        sync_frequency: int | str = "auto",
+        sync_frequency: int | Literal["auto"] = "auto",
         compression_threshold: float = 0.0,
         async_updates: bool = True,
         buffer_size: int = 10_000,
         prefetch_factor: int = 2,
-        communication_backend: str = "mpi",
-        algorithm: Any = "q_learning",
-        dtype: str = "float64",
+        communication_backend: Literal["mpi"] = "mpi",
+        algorithm: str | tuple[Any, ...] | Mapping[str, Any] = "q_learning",
+        dtype: npt.DTypeLike = "float64",
         seed: int | None = None,
-        comm: Any = None,
+        comm: MPI.Comm | None = None,
         *,
         logical_workers: int = 16,
         replay_ratio: float = 0.0,
@@ -139,15 +146,20 @@ class DistAsyncQLearning:
         timeout: float = 600.0,
         heartbeat_interval: float = 1.0,
         heartbeat_timeout: float = 30.0,
-        on_failure: str = "continue",
+        on_failure: Literal["continue", "replace", "abort"] = "continue",
         min_workers: int = 0,
         max_replacements: int = 3,
-        on_error: str = "raise",
+        on_error: Literal["raise", "exclude"] = "raise",
     ) -> None:
         given = locals()
         settings = Settings(**{each.name: given[each.name] for each in fields(Settings)})
         self._state = AgentState(settings)
         self._comm = comm
+
+    if not TYPE_CHECKING:  # else every name would pass for one of these
+
+        def __getattr__(self, name: str) -> Any:
+            raise unknown_attribute(self, name)
 
     # State that can be read and set between calls of train
 
@@ -227,9 +239,10 @@ class DistAsyncQLearning:
 
     # Training
 
+    @named_arguments("train")
     def train(
         self,
-        env: Any,
+        env: EnvLike,
         steps: int | None = None,
         total_steps: int | None = None,
         *,
@@ -240,14 +253,14 @@ class DistAsyncQLearning:
         checkpoint_interval: int | str = "30s",
         keep_last: int = 3,
         keep_every: int | None = None,
-        resume: str | bool = "auto",
+        resume: Literal["auto", "must", "never"] | bool = "auto",
         strict: bool = True,
         time_limit: float | str | None = None,
         stop_signals: Iterable[int | str] = ("SIGUSR1", "SIGUSR2", "SIGTERM"),
         checkpoint_mode: int = 0o600,
         leave_signals: Iterable[int | str] = (),
-        callbacks: Any = None,
-        placement: str | Engine = "auto",
+        callbacks: CallbacksLike = None,
+        placement: Literal["auto", "replicated"] | Engine = "auto",
     ) -> TrainingResult:
         """Learn for a number of environment steps; every rank of the communicator calls this.
 
@@ -371,8 +384,9 @@ class DistAsyncQLearning:
 
     # Using what was learned
 
+    @named_arguments("evaluate")
     def evaluate(
-        self, env: Any, episodes: int = 100, seed: int | None = None, max_steps: int = 1_000_000
+        self, env: EnvLike, episodes: int = 100, seed: int | None = None, max_steps: int = 1_000_000
     ) -> EvaluationResult:
         """Play the greedy policy, ties broken at random. Local: other ranks take no part.
 
@@ -399,7 +413,8 @@ class DistAsyncQLearning:
 
         return policy_of(self._state, is_copy=True)
 
-    def action_values(self, observation: Any, action_mask: Any = None) -> np.ndarray:
+    @named_arguments("action_values")
+    def action_values(self, observation: Any, action_mask: npt.ArrayLike | None = None) -> np.ndarray:
         """Return the value of each action, and -inf where it is illegal.
 
         Parameters
@@ -416,7 +431,8 @@ class DistAsyncQLearning:
         """
         return self._state.lookup().action_values(observation, action_mask)
 
-    def state_values(self, observation: Any, action_mask: Any = None) -> Any:
+    @named_arguments("state_values")
+    def state_values(self, observation: Any, action_mask: npt.ArrayLike | None = None) -> Any:
         """Return what the greedy action is worth: the largest value of a legal action.
 
         Parameters
@@ -431,7 +447,8 @@ class DistAsyncQLearning:
         """
         return self._state.lookup().state_values(observation, action_mask)
 
-    def predict(self, observation: Any, action_mask: Any = None) -> Any:
+    @named_arguments("predict")
+    def predict(self, observation: Any, action_mask: npt.ArrayLike | None = None) -> Any:
         """Return the greedy action for `observation`, the first of several that are equally good.
 
         Parameters
@@ -452,6 +469,7 @@ class DistAsyncQLearning:
         """
         return self._state.lookup().choose(observation, action_mask)
 
+    @named_arguments("save_model")
     def save_model(self, path: str | os.PathLike[str]) -> Path:
         """Write table, visits and settings to exactly `path`, with whatever suffix.
 
@@ -460,8 +478,12 @@ class DistAsyncQLearning:
         return model_file.write(path, self._state.to_model())
 
     @classmethod
+    @named_arguments("load_model")
     def load_model(
-        cls: type[_Self], path: str | os.PathLike[str], comm: Any = None, env: Any = None
+        cls: type[_Self],
+        path: str | os.PathLike[str],
+        comm: MPI.Comm | None = None,
+        env: EnvLike | None = None,
     ) -> _Self:
         """Return the agent that `save_model` wrote to `path`, or that checkpoints there are of.
 

@@ -254,7 +254,12 @@ class ConvertCallback(BaseCallback):
         )
 
 
-def callback_list(callbacks: Any) -> CallbackList:
+CallbackLike = BaseCallback | Callable[[dict[str, Any]], Any]
+CallbacksLike = CallbackLike | Sequence[CallbackLike] | None
+"""What `train` takes as callbacks."""
+
+
+def callback_list(callbacks: CallbacksLike) -> CallbackList:
     """Return what `train` takes for callbacks as a list: a callback, a function, a sequence of them, or None.
 
     Raises
@@ -270,7 +275,7 @@ def callback_list(callbacks: Any) -> CallbackList:
     return CallbackList([_callback(one) for one in given])
 
 
-def one_callback(callbacks: Any) -> BaseCallback:
+def one_callback(callbacks: CallbacksLike) -> BaseCallback:
     """Return the same as one callback: itself where it is one."""
     return callbacks if isinstance(callbacks, BaseCallback) else callback_list(callbacks)
 

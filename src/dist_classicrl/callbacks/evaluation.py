@@ -7,18 +7,21 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dist_classicrl._random import stream_key
-from dist_classicrl.callbacks.base import BaseCallback, one_callback
+from dist_classicrl.callbacks.base import BaseCallback, CallbacksLike, one_callback
 from dist_classicrl.callbacks.evaluation_log import EvaluationLog
 from dist_classicrl.callbacks.events import EventCallback, next_multiple
 from dist_classicrl.checks import checked_whole
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.errors import ConvergenceError, SettingsError
 from dist_classicrl.monitoring.files import set_aside
+
+if TYPE_CHECKING:
+    from dist_classicrl.environments.resolve import EnvLike
 
 logger = logging.getLogger(__name__)
 
@@ -79,9 +82,9 @@ class EvalCallback(EventCallback):
 
     def __init__(
         self,
-        eval_env: Any,
-        callback_on_new_best: Any = None,
-        callback_after_eval: Any = None,
+        eval_env: EnvLike,
+        callback_on_new_best: CallbacksLike = None,
+        callback_after_eval: CallbacksLike = None,
         n_eval_episodes: int = 20,
         eval_freq: int = 100_000,
         log_path: str | os.PathLike[str] | None = None,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from dist_classicrl.callbacks.base import BaseCallback, one_callback
+from dist_classicrl.callbacks.base import BaseCallback, CallbacksLike, one_callback
 from dist_classicrl.checks import checked_whole
 
 
@@ -18,7 +17,7 @@ class EventCallback(BaseCallback):
         What is called then.
     """
 
-    def __init__(self, callback: Any = None, verbose: int = 0) -> None:
+    def __init__(self, callback: CallbacksLike = None, verbose: int = 0) -> None:
         super().__init__(verbose)
         self.callback = one_callback(callback)
 
@@ -43,7 +42,7 @@ class EveryNTimesteps(EventCallback):
     callback : BaseCallback, sequence or function
     """
 
-    def __init__(self, n_steps: int, callback: Any) -> None:
+    def __init__(self, n_steps: int, callback: CallbacksLike) -> None:
         super().__init__(callback)
         self.n_steps = checked_whole("n_steps", n_steps, 1)
         self._next = self.n_steps

@@ -21,6 +21,8 @@ from dist_classicrl.environments.model_checks import (
 from dist_classicrl.errors import ActionMaskError, ModelError
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from dist_classicrl.environments.solve import Solution
 
 _OUTCOME_FIELDS = ("outcome_ptr", "outcome_prob", "outcome_next", "outcome_reward", "outcome_terminated")
@@ -223,7 +225,16 @@ class TabularMDP:
 
     @classmethod
     def from_arrays(
-        cls, transition: Any, reward: Any, start_prob: Any, *, terminated: Any = None, **kwargs: Any
+        cls,
+        transition: npt.ArrayLike,
+        reward: npt.ArrayLike,
+        start_prob: npt.ArrayLike,
+        *,
+        terminated: npt.ArrayLike | None = None,
+        max_episode_steps: int | None = None,
+        action_mask: npt.ArrayLike | None = None,
+        name: str = "model",
+        grid_shape: tuple[int, int] | None = None,
     ) -> TabularMDP:
         """Make a model from dense arrays of transitions.
 
@@ -240,8 +251,8 @@ class TabularMDP:
         start_prob : array_like of float, shape (S,)
         terminated : array_like of bool, shape (S, A, S) or (S,), optional
             Which transitions end the episode, or which states end it when they are reached. None: none does.
-        **kwargs
-            `max_episode_steps`, `action_mask`, `name` and `grid_shape`, as for `TabularMDP`.
+        max_episode_steps, action_mask, name, grid_shape
+            As for `TabularMDP`.
 
         Raises
         ------
@@ -249,17 +260,20 @@ class TabularMDP:
             As `TabularMDP` does.
         """
         fields = conversion.fields_of_arrays(transition, reward, terminated)
-        return cls(**fields, start_prob=start_prob, **kwargs)
+        fields |= {"start_prob": start_prob, "action_mask": action_mask}
+        return cls(**fields, max_episode_steps=max_episode_steps, name=name, grid_shape=grid_shape)
 
     @classmethod
     def from_dict(
         cls,
         P: Mapping[int, Any] | Sequence[Any],
-        start_prob: Any,
+        start_prob: npt.ArrayLike,
         *,
         n_actions: int | None = None,
-        action_mask: Any = None,
-        **kwargs: Any,
+        action_mask: npt.ArrayLike | None = None,
+        max_episode_steps: int | None = None,
+        name: str = "model",
+        grid_shape: tuple[int, int] | None = None,
     ) -> TabularMDP:
         """Make a model from transitions in the form of Gymnasium's toy-text environments.
 
@@ -273,8 +287,8 @@ class TabularMDP:
             The number of actions. None: one more than the largest action in `P`.
         action_mask : array_like of bool, shape (S, A), optional
             True where an action is legal. None: legal are the pairs that have outcomes.
-        **kwargs
-            `max_episode_steps`, `name` and `grid_shape`, as for `TabularMDP`.
+        max_episode_steps, name, grid_shape
+            As for `TabularMDP`.
 
         Raises
         ------
@@ -283,7 +297,8 @@ class TabularMDP:
             an outcome is not a tuple of four.
         """
         fields = conversion.fields_of_dict(P, n_actions, action_mask)
-        return cls(**fields, start_prob=start_prob, **kwargs)
+        fields |= {"start_prob": start_prob}
+        return cls(**fields, max_episode_steps=max_episode_steps, name=name, grid_shape=grid_shape)
 
     @classmethod
     def from_gymnasium(cls, env: Any, *, use_action_mask: bool = False, **make_kwargs: Any) -> TabularMDP:

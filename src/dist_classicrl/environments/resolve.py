@@ -17,7 +17,14 @@ from dist_classicrl.environments.toy_text import unwrap_unchanged
 from dist_classicrl.errors import EnvError, RewardError, SettingsError
 
 if TYPE_CHECKING:
+    import gymnasium
+    from gymnasium.envs.registration import EnvSpec
+
     from dist_classicrl.environments.stepped.base import SteppedEnv
+
+    GymnasiumEnv = gymnasium.Env[Any, Any] | gymnasium.vector.VectorEnv[Any, Any, Any]
+    #: What `train` takes as an environment.
+    EnvLike = str | EnvSpec | GymnasiumEnv | Callable[[], GymnasiumEnv] | TabularMDP | CompiledSimulator
 
 logger = logging.getLogger(__name__)
 

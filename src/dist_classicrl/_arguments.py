@@ -1,0 +1,131 @@
+"""Names that people of this field type, and what they are called here."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+from dist_classicrl._nearest import nearest
+from dist_classicrl.errors import UnknownArgumentError, UnknownAttributeError
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+_OTHER_NAMES = {
+    "action_mask": "action_masks legal_actions mask masks",
+    "action_size": "n_actions num_actions",
+    "algorithm": "algo method rule",
+    "buffer_size": "memory_size replay_size",
+    "callbacks": "callback",
+    "checkpoint_dir": "checkpoint_folder checkpoint_path checkpoints run_dir save_dir save_path",
+    "checkpoint_interval": "checkpoint_every checkpoint_freq save_every save_freq save_interval",
+    "discount_factor": "discount discount_rate gamma",
+    "env": "env_id env_name environment",
+    "episodes": "eval_episodes n_episodes n_eval_episodes num_episodes",
+    "epsilon": "eps exploration exploration_prob exploration_rate",
+    "learning_rate": "alpha lr step_size",
+    "n_envs": "n_env num_envs",
+    "observation": "obs state observations states",
+    "path": "file filename filepath",
+    "progress_interval": "log_interval report_interval",
+    "replay_ratio": "gradient_steps",
+    "seed": "random_seed random_state",
+    "state_size": "n_states num_states",
+    "time_limit": "max_seconds max_time",
+    "total_steps": "max_steps n_steps n_timesteps num_steps num_timesteps timesteps total_timesteps",
+    "use_action_mask": "mask_actions use_mask use_masks",
+}
+OURS = {other: ours for ours, others in _OTHER_NAMES.items() for other in others.split()}
+"""What an argument is called here that is often called something else."""
+
+_IN_STEPS = "training is counted in steps: write total_steps=100_000."
+_NO_NETWORK = "the table is the policy: leave it out."
+_RANKS = "workers are processes that mpirun starts: type mpirun -n 4 python and your script's name."
+_SCHEDULE = "write epsilon=Linear(1.0, 0.05, steps=100_000), from dist_classicrl.schedules."
+_ADVICE = {
+    "deterministic": "the answer is always the best action: leave it out.",
+    "device": "tables are in main memory: leave it out.",
+    "episodes": _IN_STEPS,
+    "exploration_final_eps": _SCHEDULE,
+    "exploration_fraction": _SCHEDULE,
+    "exploration_initial_eps": _SCHEDULE,
+    "max_episode_steps": "wrap the environment in gymnasium.wrappers.TimeLimit, or give it to its model.",
+    "n_episodes": _IN_STEPS,
+    "n_jobs": _RANKS,
+    "n_workers": _RANKS,
+    "num_episodes": _IN_STEPS,
+    "num_workers": _RANKS,
+    "policy": _NO_NETWORK,
+    "policy_kwargs": _NO_NETWORK,
+    "reset_num_timesteps": "train() goes on where it stopped, and another agent begins anew: leave it out.",
+    "tensorboard_log": "write train(callbacks=TensorBoardCallback(folder)), from dist_classicrl.callbacks.",
+}
+
+_ATTRIBUTES = {
+    "train(env, total_steps=100_000)": "fit learn",
+    "predict(observation)": "act choose_action get_action select_action",
+    "policy": "pi",
+    "action_values(observation)": "get_q q_values",
+    "state_values(observation)": "V get_value v_table value values",
+    "q_table": "Q q q_tables qtable table",
+    "visits": "N counts",
+    "evaluate(env)": "evaluate_policy test",
+    "save_model(path)": "export save",
+    "load_model(path)": "load",
+    "steps": "n_steps num_timesteps total_steps total_timesteps",
+    "epsilon": "eps exploration_rate",
+    "learning_rate": "alpha lr",
+    "settings.discount_factor": "discount discount_factor gamma",
+}
+_OF_AGENT = {other: ours for ours, others in _ATTRIBUTES.items() for other in others.split()}
+
+_takes: dict[str, frozenset[str]] = {}  # the arguments of each function, by what it is called in a message
+
+
+def named_arguments(called: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Let a function answer arguments that it does not have with `UnknownArgumentError`, which names its own.
+
+    `called` is the function's name in the message.
+    """
+
+    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        names = frozenset(inspect.signature(function).parameters) - {"self", "cls"}
+        _takes[called] = names
+
+        @wraps(function)
+        def checked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            for name, value in kwargs.items():
+                if name not in names:
+                    raise UnknownArgumentError(_unknown_argument(called, name, value, names))
+            return function(*args, **kwargs)
+
+        return checked
+
+    return decorate
+
+
+def _unknown_argument(called: str, name: str, value: Any, names: Iterable[str]) -> str:
+    ours = OURS.get(name, name)
+    is_short = value is None or isinstance(value, (bool, float, int, str)) and len(str(value)) < 40
+    written = f"{ours}={value!r}" if is_short else f"{ours}=..."
+    if ours in names:
+        return f"{name} is called {ours} here: write {called}({written})."
+    no_such = f"{called}() has no argument {name}"
+    if name in _ADVICE:
+        return f"{no_such}: {_ADVICE[name]}"
+    for other, theirs in _takes.items():
+        if ours in theirs:
+            return f"{no_such}: {ours} is one of {other}(). Write {other}({written}) there."
+    return f"{no_such}.{nearest(name, names)} It takes {', '.join(sorted(names))}."
+
+
+def unknown_attribute(owner: object, name: str) -> UnknownAttributeError:
+    """Return the error for an attribute that an agent does not have."""
+    no_such = f"{type(owner).__name__!r} object has no attribute {name!r}"
+    if name in _OF_AGENT:
+        return UnknownAttributeError(f"{no_such}: it is called {_OF_AGENT[name]} here.")
+    if name in ("env", "get_env", "set_env"):
+        return UnknownAttributeError(f"{no_such}: the environment is given to train(env) and evaluate(env).")
+    return UnknownAttributeError(f"{no_such}.{nearest(name, dir(owner))}")

@@ -1,0 +1,100 @@
+"""Names that people of this field type: the error says what they are called here."""
+
+import copy
+import inspect
+
+import pytest
+
+from dist_classicrl import DistAsyncQLearning
+from dist_classicrl._arguments import OURS
+from dist_classicrl.errors import SettingsError, UnknownArgumentError, UnknownAttributeError
+
+AGENT = DistAsyncQLearning(state_size=16, action_size=4)
+ENV = "FrozenLake-v1"
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (
+            lambda: DistAsyncQLearning(gamma=0.95),
+            r"gamma is called discount_factor here: .*discount_factor=0.95\)",
+        ),
+        (lambda: DistAsyncQLearning(lr=0.1), r"DistAsyncQLearning\(learning_rate=0.1\)"),
+        (lambda: DistAsyncQLearning(alpha=print), r"alpha is called learning_rate .*learning_rate=...\)"),
+        (lambda: DistAsyncQLearning(exploration_rate=0.2), r"epsilon=0.2"),
+        (lambda: DistAsyncQLearning(exploration_fraction=0.2), r"epsilon=Linear\("),
+        (
+            lambda: DistAsyncQLearning(learning_rat=0.1),
+            r"no argument learning_rat\. Did you mean 'learning_rate'",
+        ),
+        (
+            lambda: DistAsyncQLearning(env=ENV),
+            r"env is one of train\(\)\. Write train\(env='FrozenLake-v1'\)",
+        ),
+        (lambda: DistAsyncQLearning(total_timesteps=5), r"total_steps is one of train\(\)"),
+        (lambda: DistAsyncQLearning(n_workers=5), r"mpirun -n 4"),
+        (
+            lambda: AGENT.train(ENV, total_timesteps=10),
+            r"total_timesteps is called total_steps here: write train\(",
+        ),
+        (lambda: AGENT.train(ENV, n_steps=10), r"total_steps=10"),
+        (lambda: AGENT.train(ENV, callback=print, total_steps=5), r"callback is called callbacks here"),
+        (lambda: AGENT.train(ENV, episodes=10), r"training is counted in steps: write total_steps="),
+        (
+            lambda: AGENT.train(ENV, total_steps=5, learning_rate=0.1),
+            r"learning_rate is one of DistAsyncQLearning\(\)",
+        ),
+        (lambda: AGENT.evaluate(ENV, n_eval_episodes=3), r"n_eval_episodes is called episodes here"),
+        (lambda: AGENT.predict(0, deterministic=True), r"always the best action: leave it out"),
+        (lambda: DistAsyncQLearning.load_model("x", environment=ENV), r"environment is called env here"),
+        (
+            lambda: AGENT.train(ENV, total_steps=5, frobnicate=1),
+            r"no argument frobnicate\. It takes callbacks, .*",
+        ),
+    ],
+)
+def test_an_argument_by_another_name(call, words):
+    with pytest.raises(UnknownArgumentError, match=words) as error:
+        call()
+    assert isinstance(error.value, (SettingsError, TypeError)) and AGENT.steps == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("learn", r"it is called train\(env, total_steps=100_000\) here"),
+        ("save", r"save_model\(path\)"),
+        ("load", r"load_model\(path\)"),
+        ("num_timesteps", "called steps here"),
+        ("gamma", r"settings\.discount_factor"),
+        ("q_values", r"action_values\(observation\)"),
+        ("set_env", r"given to train\(env\)"),
+        ("q_tabel", "Did you mean 'q_table'"),
+        ("_nothing", "no attribute '_nothing'"),
+    ],
+)
+def test_an_attribute_by_another_name(name, words):
+    with pytest.raises(UnknownAttributeError, match=words):
+        getattr(AGENT, name)
+    assert not hasattr(AGENT, name)
+
+
+def test_every_name_that_is_told_is_there():
+    methods = (AGENT.train, AGENT.evaluate, AGENT.predict, AGENT.save_model, AGENT.load_model, type(AGENT))
+    known = {name for method in methods for name in inspect.signature(method).parameters}
+    assert set(OURS.values()) <= known
+    assert known & set(OURS) <= {"max_steps"}  # of an episode, for evaluate
+
+
+def test_an_agent_can_still_be_subclassed_and_copied():
+    class Mine(DistAsyncQLearning):
+        def __init__(self, mine=3, **settings):
+            super().__init__(**settings)
+            self.mine = mine
+
+    agent = Mine(seed=4)
+    agent.q_table = [[1.0, 2.0]]
+    assert copy.copy(agent).mine == 3 and agent.seed == 4
+    with pytest.raises(UnknownArgumentError, match="gamma is called discount_factor"):
+        Mine(gamma=0.5)
