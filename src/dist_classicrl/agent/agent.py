@@ -156,6 +156,17 @@ class DistAsyncQLearning:
         self._state = AgentState(settings)
         self._comm = comm
 
+    def __repr__(self) -> str:
+        settings, state = self.settings, self._state
+        where = "" if state.environment is None else f" in {state.environment}"
+        names = ("algorithm", "learning_rate", "epsilon", "discount_factor")
+        shown = {name: getattr(settings, name) for name in names} | {"seed": self.seed}
+        values = (
+            f"{name}={value.value if isinstance(value, Constant) else value!r}"
+            for name, value in shown.items()
+        )
+        return f"{type(self).__name__}({self.steps:,} steps{where}, {', '.join(values)})"
+
     if not TYPE_CHECKING:  # else every name would pass for one of these
 
         def __getattr__(self, name: str) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from dist_classicrl.engines.outcome import Outcome
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TrainingResult(Outcome):
     """What `train` did; the same on every rank.
 

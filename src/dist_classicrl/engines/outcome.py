@@ -16,7 +16,7 @@ _MEANS = ("mean_return", "mean_length")
 _Outcome = TypeVar("_Outcome", bound="Outcome")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Outcome:
     """What an engine gives when it has trained; the same on every rank.
 
@@ -39,6 +39,18 @@ class Outcome:
     bytes_saved: int = 0
     communication_fraction: float = 0.0
     resumed_from: str | None = None
+
+    def __repr__(self) -> str:
+        parts = [f"{self.steps:,} steps", f"{self.episodes:,} episodes"]
+        if self.episodes:
+            parts += [f"mean return {self.mean_return:.4g}", f"mean length {self.mean_length:.4g}"]
+        parts += [f"{self.seconds:.3g} s", f"{self.steps_per_second:.3g} steps/s"]
+        parts.append(f"{self.workers} worker{'' if self.workers == 1 else 's'}")
+        if self.lost_workers:
+            parts.append(f"lost {', '.join(map(str, self.lost_workers))}")
+        if self.resumed_from is not None:
+            parts.append(f"resumed from {self.resumed_from}")
+        return f"{type(self).__name__}({', '.join(parts)})"
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data for JSON, which has no NaN: None stands for it."""

@@ -31,7 +31,7 @@ class RankProgress:
     silence: float = 0.0  # seconds since it was last heard
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Progress:
     """How far a run is, for the callbacks of `train`, on the rank that serves.
 
@@ -90,6 +90,13 @@ class Progress:
     workers: int = 1
     ranks: tuple[RankProgress, ...] = ()
     events: tuple[dict[str, Any], ...] = ()
+
+    def __repr__(self) -> str:
+        mean = f", mean return {self.mean_return:.4g}" if self.episodes else ""
+        return (
+            f"Progress({self.steps:,} of {self.total_steps:,} steps, {self.seconds:.3g} s, "
+            f"{self.steps_per_second:.3g} steps/s, {self.episodes:,} episodes{mean})"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the progress as plain data for JSON, which has no NaN: None stands for it."""

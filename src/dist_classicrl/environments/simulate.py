@@ -153,7 +153,7 @@ def _advance_ragged(simulation, memory, state, action, random, n_actions):
     return _outcome(simulation, slot, random)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CompiledSimulator:
     """An environment as compiled code: what the fused training loop runs.
 
@@ -193,6 +193,12 @@ class CompiledSimulator:
     model: TabularMDP | None
     name: str
     fingerprint: str
+
+    def __repr__(self) -> str:
+        return (
+            f"CompiledSimulator({self.name!r}, {self.n_states:,} states, {self.n_actions:,} actions, "
+            f"max_episode_steps={self.max_episode_steps})"
+        )
 
     @classmethod
     def from_model(cls, model: TabularMDP) -> CompiledSimulator:

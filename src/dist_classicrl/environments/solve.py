@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 EVALUATIONS_PER_IMPROVEMENT = 20
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Solution:
     """Optimal values of a `TabularMDP`.
 
@@ -47,6 +47,13 @@ class Solution:
     policy: np.ndarray
     iterations: int
     residual: float
+
+    def __repr__(self) -> str:
+        n_states, n_actions = self.q.shape
+        return (
+            f"Solution({n_states:,} states, {n_actions:,} actions, values from {self.v.min():.4g} to "
+            f"{self.v.max():.4g}, {self.iterations:,} iterations, residual {self.residual:.2g})"
+        )
 
 
 @jit

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Q_LEARNING = QLearning()  # plays the best action of the table, as its only one
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class EvaluationResult:
     """Episodes under the greedy policy.
 
@@ -40,6 +40,13 @@ class EvaluationResult:
 
     returns: np.ndarray
     lengths: np.ndarray
+
+    def __repr__(self) -> str:
+        error = f" ± {self.standard_error:.2g}" if self.episodes > 1 else ""
+        return (
+            f"EvaluationResult({self.episodes:,} episode{'' if self.episodes == 1 else 's'}, "
+            f"mean return {self.mean_return:.4g}{error}, mean length {self.mean_length:.4g})"
+        )
 
     @property
     def episodes(self) -> int:

@@ -15,13 +15,18 @@ if TYPE_CHECKING:
     from dist_classicrl.environments.model import TabularMDP
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ExactValue:
     """Discounted values of the start states, for the process without its time limit."""
 
     discount_factor: float
     value: float  # of the greedy policy, ties broken at random
     optimum: float  # the largest that any policy has
+
+    def __repr__(self) -> str:
+        share = "" if self.relative_gap is None else f", {self.relative_gap:.2%} below it"
+        discount = f"discount factor {self.discount_factor:g}"
+        return f"ExactValue({self.value:.4g}, the best is {self.optimum:.4g}{share}, {discount})"
 
     @property
     def gap(self) -> float:

@@ -48,7 +48,7 @@ RANK_COLUMNS = ("steps", "steps_per_second", "communication_fraction", "stalenes
 _ARCHIVE = b"PK\x03\x04"  # how files of np.savez and save_model begin
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Metrics:
     """The records of a run; ``metrics["mean_return"]`` is a column, with one entry per report.
 
@@ -69,6 +69,10 @@ class Metrics:
     columns: dict[str, np.ndarray]
     events: list[dict[str, Any]]
     ranks: dict[int, dict[str, np.ndarray]]
+
+    def __repr__(self) -> str:
+        until = f" to step {self.columns['step'][-1]:,}" if len(self) else ""
+        return f"Metrics({len(self):,} reports{until}, columns {', '.join(self.columns)})"
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self.columns:
