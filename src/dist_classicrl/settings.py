@@ -164,9 +164,13 @@ class Settings(Checked):
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as plain data for JSON."""
         data = self.arguments()
-        for name in ("learning_rate", "epsilon"):
-            data[name] = schedules.to_dict(data[name])
+        data.update({name: schedules.to_dict(each) for name, each in self.schedules.items()})
         return data
+
+    @property
+    def schedules(self) -> dict[str, Schedule]:
+        """Those of the settings that are schedules, by name."""
+        return {"learning_rate": self.learning_rate, "epsilon": self.epsilon}
 
     def arguments(self) -> dict[str, Any]:
         """Return the keyword arguments that make the same settings, or an agent with them."""

@@ -15,11 +15,12 @@ from dist_classicrl.checkpoint.folder import Saved
 from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.engines.run import Resumed
 from dist_classicrl.environments.resolve import Source
-from dist_classicrl.errors import CheckpointError, CheckpointMismatchError
+from dist_classicrl.errors import CheckpointError, CheckpointMismatchError, SettingsError
 from dist_classicrl.learning.learner import TAKEN
 from dist_classicrl.learning.state import unstack_states
 from dist_classicrl.model.agent_state import AgentState, Pending
 from dist_classicrl.model.places import Place
+from dist_classicrl.schedules import Schedule, from_dict, to_dict
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,9 @@ class Found:
     seed: int | None  # None: the agent keeps its own
     run: str | None  # None: it is of something else, and what is saved from now on is a run of its own
     finished: list[dict[str, Any]]
+    schedules: dict[
+        str, Schedule
+    ]  # that the agent has, too: with the call of `train` that each is a share of
     pending: Pending  # the rest, with the table
 
 
@@ -86,6 +90,7 @@ def find(state: AgentState, source: Source, place: Place, plan: CheckpointPlan) 
         seed=body["seed"] if fits or state.seed is None else None,
         run=body["run"] if fits else None,
         finished=list(body["finished"]) if fits else [],
+        schedules=_schedules(state, saved),
         pending=Pending(begin, resumed, values, counts),
     )
 
@@ -122,6 +127,7 @@ def take_up(state: AgentState, place: Place, found: Found) -> None:
     """Bring the agent to a checkpoint."""
     state.steps = found.steps
     state.finished = found.finished
+    state.change(**found.schedules)
     if found.seed is not None:
         state.seed = found.seed
     if found.run is not None:
@@ -174,6 +180,19 @@ def _check(state: AgentState, source: Source, saved: Saved, strict: bool) -> boo
     if differing:
         logger.warning("Taking over what fits of %s, which differs: %s.", saved.url, "; ".join(differing))
     return not differing
+
+
+def _schedules(state: AgentState, saved: Saved) -> dict[str, Schedule]:
+    """Return those of a checkpoint's schedules that the agent has, too, as they were when it was written."""
+    found = {}
+    for name, own in state.settings.schedules.items():
+        there = saved.body["settings"].get(name)
+        if isinstance(there, dict) and {**there, "call": None} == {**to_dict(own), "call": None}:
+            try:
+                found[name] = from_dict(there)
+            except SettingsError as error:
+                raise _refused(saved, str(error)) from error
+    return found
 
 
 def _learners(state: AgentState, saved: Saved) -> dict[int, dict[str, np.ndarray]]:
