@@ -46,8 +46,8 @@ def _check_fraction(owner: str, fraction: Any) -> float:
     number = _check_number(owner, "fraction", fraction)
     if not 0.0 < number <= 1.0:
         raise SettingsError(
-            f"{owner}: fraction must be above 0 and at most 1, got {fraction!r}: it is a share of the steps of "
-            "a call of train. Write steps for a number of steps."
+            f"{owner}: fraction must be above 0 and at most 1, got {fraction!r}: it is a share of the steps "
+            "of a call of train. Write steps for a number of steps."
         )
     return number
 
@@ -231,7 +231,10 @@ class Exponential(_FromTo):
 
 @dataclass(frozen=True)
 class PerVisit:
-    """The step size ``scale * n ** -exponent`` at the n-th visit of an entry, never above 1.
+    """The step size ``scale * ((n + offset) / (1 + offset)) ** -exponent`` at the n-th visit of an entry.
+
+    ``PerVisit(0.7)`` is n**-0.7. With an `offset` the step size stays near `scale` for about so many visits:
+    rewards that lie far ahead, and values of a discount factor near 1, take many visits to come to an entry.
 
     Exponents in (0.5, 1] satisfy the conditions of Robbins and Monro (1951), under which Q-learning
     converges; polynomial rates below 1 converge much faster than 1/n (Even-Dar and Mansour, 2003). With N
@@ -241,10 +244,12 @@ class PerVisit:
 
     exponent: float
     scale: float = 1.0
+    offset: float = 0.0
 
     def __post_init__(self) -> None:
         exponent = _check_number("PerVisit", "exponent", self.exponent)
         scale = _check_number("PerVisit", "scale", self.scale)
+        offset = _check_number("PerVisit", "offset", self.offset)
         if not 0.0 < exponent <= 1.0:
             raise SettingsError(
                 f"PerVisit: exponent must be above 0 and at most 1, got {exponent!r}. Write for instance "
@@ -252,8 +257,11 @@ class PerVisit:
             )
         if not 0.0 < scale <= 1.0:
             raise SettingsError(f"PerVisit: scale must be above 0 and at most 1, got {scale!r}.")
+        if offset < 0.0:
+            raise SettingsError(f"PerVisit: offset must be a number of visits, at least 0, got {offset!r}.")
         object.__setattr__(self, "exponent", exponent)
         object.__setattr__(self, "scale", scale)
+        object.__setattr__(self, "offset", offset)
 
     def table(self, workers: int) -> np.ndarray:
         """Return the step sizes of `workers` workers by bucket of visits, ndarray(float64, ndim=1).
@@ -278,7 +286,8 @@ class PerVisit:
     def _after(self, visits: Any, workers: int) -> Any:
         import numpy as np
 
-        return self.scale * np.maximum(visits / workers, 1.0) ** -self.exponent
+        clock = np.maximum(visits / workers, 1.0)
+        return self.scale * ((clock + self.offset) / (1.0 + self.offset)) ** -self.exponent
 
 
 Schedule = Constant | Linear | Exponential | PerVisit
@@ -323,6 +332,8 @@ def without_call(schedule: Schedule) -> Schedule:
 def to_dict(schedule: Schedule) -> dict[str, Any]:
     """Return `schedule` as plain data for JSON."""
     given = {name: value for name, value in asdict(schedule).items() if value is not None}
+    if given.get("offset") == 0.0:  # files have not always had it
+        del given["offset"]
     return {"kind": type(schedule).__name__, **given}
 
 

@@ -22,7 +22,7 @@ from dist_classicrl.cli.option_types import (
 )
 from dist_classicrl.cli.options import OF_SETTINGS, OF_TRAIN, OPTIONS
 from dist_classicrl.schedules import Constant, Exponential, Linear, PerVisit
-from dist_classicrl.settings import Settings
+from dist_classicrl.settings import ByRule, Settings
 
 # Of train: what is no setting, but an object, or one of two ways to say the same.
 NO_OPTIONS = {"self", "env", "steps", "progress", "callbacks", "placement"}
@@ -61,14 +61,20 @@ def test_the_help_of_train_has_every_option_and_its_default(capsys):
     said = " ".join(capsys.readouterr().out.split())
     for option in OPTIONS.values():
         assert f"--{option.name.replace('_', '-')} " in said
-    for shown in ("[default: 0.1]", "[default: SIGUSR1,SIGUSR2,SIGTERM]", "[default: 600]", "[default: yes]"):
+    for shown in (
+        "[default: linear:1.0:0.1:fraction=0.5]",
+        "[default: SIGUSR1,SIGUSR2,SIGTERM]",
+        "[default: 600]",
+        "[default: yes]",
+    ):
         assert shown in said
 
 
 @pytest.mark.parametrize("option", OPTIONS.values(), ids=OPTIONS)
 def test_a_default_is_the_same_after_a_file(option):
     if option.default is not None:
-        assert option.kind.of_data(option.kind.to_data(option.default)) == option.default
+        default = option.default.usual if isinstance(option.default, ByRule) else option.default
+        assert option.kind.of_data(option.kind.to_data(default)) == default
 
 
 @pytest.mark.parametrize(
@@ -98,6 +104,7 @@ def test_a_default_is_the_same_after_a_file(option):
         (Schedule(), "exponential:1:0.05:1e3", Exponential(1.0, 0.05, 1000)),
         (Schedule(), "per_visit:0.7", PerVisit(0.7)),
         (Schedule(), "PerVisit:0.7:0.5", PerVisit(0.7, 0.5)),
+        (Schedule(), "per_visit:0.6:offset=30", PerVisit(0.6, offset=30.0)),
     ],
 )
 def test_words_of_the_command_line_mean_values(kind, text, value):

@@ -72,15 +72,18 @@ def test_stretches_of_an_exponential_are_long():
     assert step == 1_000_000 and stretches < 500
 
 
+@pytest.mark.parametrize("offset", [0.0, 30.0])
 @pytest.mark.parametrize("workers", [1, 16])
-def test_per_visit_tables(workers):
-    schedule = PerVisit(0.7, 0.5)
+def test_per_visit_tables(workers, offset):
+    schedule = PerVisit(0.7, 0.5, offset)
     table = schedule.table(workers)
     assert table.dtype == np.float64 and table.max() == 0.5 and table.min() > 0.0
     for visits in [*range(1, 8192, 13), 8191, 8192, 10_000, 123_456_789, 2**40 + 12345, 2**48 - 1]:
         clock = max(visits / workers, 1.0)
         exact = visits < 8192
-        assert table[visit_slot(visits)] == pytest.approx(0.5 * clock**-0.7, rel=1e-12 if exact else 1 / 4096)
+        formula = 0.5 * ((clock + offset) / (1 + offset)) ** -0.7
+        assert schedule.at_visit(visits, workers) == pytest.approx(formula, rel=1e-12)
+        assert table[visit_slot(visits)] == pytest.approx(formula, rel=1e-12 if exact else 1 / 4096)
     assert (np.diff(table) <= 0.0).all()
 
 
@@ -118,6 +121,8 @@ def test_what_schedules_refuse():
         (lambda: PerVisit(math.nan), "exponent must be finite"),
         (lambda: PerVisit(0.7, 0.0), "scale must be above 0 and at most 1, got 0.0"),
         (lambda: PerVisit(0.7, 1.5), "scale must be above 0 and at most 1, got 1.5"),
+        (lambda: PerVisit(0.7, 0.5, -1), "offset must be a number of visits, at least 0, got -1"),
+        (lambda: PerVisit(0.7, 0.5, math.inf), "offset must be finite"),
         (
             lambda: schedules.as_schedule("epsilon", "often"),
             "epsilon must be a number or a schedule .*got 'often'",
@@ -144,7 +149,7 @@ def test_numbers_become_constants():
     assert schedules.as_schedule("learning_rate", kept) is kept
 
 
-@pytest.mark.parametrize("schedule", [*FOLLOW_THE_STEP, PerVisit(0.7, 0.5)])
+@pytest.mark.parametrize("schedule", [*FOLLOW_THE_STEP, PerVisit(0.7, 0.5), PerVisit(0.7, 0.5, 9)])
 def test_schedules_survive_json(schedule):
     import json
 
@@ -177,4 +182,5 @@ def test_schedules_of_older_files_are_read():
     assert schedules.from_dict({"kind": "Linear", "initial": 1.0, "final": 0.1, "steps": 9}) == Linear(
         1, 0.1, 9
     )
+    assert schedules.to_dict(PerVisit(0.7)) == {"kind": "PerVisit", "exponent": 0.7, "scale": 1.0}
     assert "fraction" not in schedules.to_dict(Linear(1, 0.1, 9))  # nor is it in new ones of that kind
