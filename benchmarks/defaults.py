@@ -45,29 +45,36 @@ Cell = tuple[int, str, int, str, int]  # ranks, problem, steps, setting, seed
 Group = tuple[int, str, int, str]  # without the seed
 
 
-def maze(size: int = 20, slip: float = 0.1) -> TabularMDP:
+def maze(size: int = 20) -> TabularMDP:
     """Return a grid with walls, from one corner to the other: the only reward, 1, is at the goal."""
-    walls = np.random.default_rng(3).random((size, size)) < 0.3
-    walls[0, 0] = walls[-1, -1] = False
+    rng = np.random.default_rng(3)
+    while True:
+        walls = rng.random((size, size)) < 0.3
+        walls[0, 0] = walls[-1, -1] = False
+        model = maze_with(walls)
+        if model.solve(DISCOUNT).v[0] > 0.0:  # there is a way
+            return model
+
+
+def maze_with(walls: np.ndarray, slip: float = 0.1) -> TabularMDP:
+    """Return a square grid with `walls`, bool of shape (rows, columns)."""
+    size = len(walls)
     moves = ((1, 0), (-1, 0), (0, 1), (0, -1))
-
-    def after(row: int, column: int, move: tuple[int, int]) -> tuple[int, int]:
-        to = (row + move[0], column + move[1])
-        is_free = 0 <= to[0] < size and 0 <= to[1] < size and not walls[to]
-        return to if is_free else (row, column)
-
     transitions: dict[int, dict[int, list[tuple[float, int, float, bool]]]] = {}
     for row, column in product(range(size), repeat=2):
-        actions: dict[int, list[tuple[float, int, float, bool]]] = {}
+        reached = []
+        for down, right in moves:
+            to = (row + down, column + right)
+            is_free = 0 <= min(to) and max(to) < size and not walls[to]
+            reached.append(to if is_free else (row, column))
+        state = row * size + column
+        transitions[state] = {}
         for action in range(4):
-            outcomes = []
-            for other in range(4):
-                to = after(row, column, moves[other])
+            outcomes = transitions[state][action] = []
+            for other, to in enumerate(reached):
                 is_goal = to == (size - 1, size - 1)
                 chance = (1 - slip) * (other == action) + slip / 4
                 outcomes.append((chance, to[0] * size + to[1], float(is_goal), is_goal))
-            actions[action] = outcomes
-        transitions[row * size + column] = actions
     start = np.zeros(size * size)
     start[0] = 1.0
     return TabularMDP.from_dict(transitions, start, max_episode_steps=1000, name="maze")
@@ -108,7 +115,7 @@ PROBLEMS: dict[str, Callable[[], TabularMDP]] = {
 }
 
 
-def rates(setting: str) -> dict[str, float]:
+def rates(setting: str) -> dict[str, Any]:
     """Return the arguments of an agent that a setting means; none for the defaults."""
     if setting == DEFAULTS:
         return {}
@@ -204,8 +211,8 @@ def show(rows: list[dict[str, Any]]) -> None:
         better = sum(row["defaults"] < row["before"] - 0.01 for row in own)
         worse, misses = (sum(row[name] for row in own) for name in ("is_worse", "misses"))
         print(
-            f"{each} ranks, {len(own)} cells: median regret {regret:.2f} points; better than before in {better}, "
-            f"worse in {worse}; 1 % or more where the best constants are below in {misses}."
+            f"{each} ranks, {len(own)} cells: median regret {regret:.2f} points; better than before in "
+            f"{better}, worse in {worse}; 1 % or more where the best constants are below in {misses}."
         )
 
 
