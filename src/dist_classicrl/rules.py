@@ -18,8 +18,10 @@ from dist_classicrl.errors import SettingsError
 if TYPE_CHECKING:
     import numpy as np
 
-BUILT_IN: Mapping[str, Mapping[str, Any]] = {"q_learning": {"learning_rate": 0.1, "epsilon": 0.1}}
-"""The rules of the package, which register themselves when they are loaded, and their own defaults."""
+BUILT_IN: Mapping[str, Mapping[str, Any]] = {"q_learning": {}}
+"""The rules of the package, which register themselves when they are loaded, and defaults that are their own.
+
+Others are those of `dist_classicrl.settings.Settings`."""
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,18 @@
 """Step sizes and exploration rates as functions of the global step, or of the visits to an entry.
 
 `Constant`, `Linear` and `Exponential` follow the global step: the number of steps that the whole run has been
-given, over all workers and all calls of ``train``. `PerVisit` follows the number of visits to the entry that
+given, over all workers and all calls of ``train``. With a `fraction` they last for a share of the first call
+of ``train``, however long it is. `PerVisit` follows the number of visits to the entry that
 is updated.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, get_args
 
-from dist_classicrl.checks import is_real
+from dist_classicrl.checks import is_real, is_whole
 from dist_classicrl.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -39,6 +40,31 @@ def _check_steps(owner: str, steps: Any) -> int:
     if number < 1 or number != int(number):
         raise SettingsError(f"{owner}: steps must be a whole number of at least 1, got {steps!r}.")
     return int(number)
+
+
+def _check_fraction(owner: str, fraction: Any) -> float:
+    number = _check_number(owner, "fraction", fraction)
+    if not 0.0 < number <= 1.0:
+        raise SettingsError(
+            f"{owner}: fraction must be above 0 and at most 1, got {fraction!r}: it is a share of the steps "
+            "of a call of train. Write steps for a number of steps."
+        )
+    return number
+
+
+def _check_call(owner: str, fraction: float | None, call: Any) -> tuple[int, int]:
+    if (
+        fraction is None
+        or not isinstance(call, (tuple, list))
+        or len(call) != 2
+        or not all(is_whole(number) and number >= 0 for number in call)
+        or call[1] < 1
+    ):
+        raise SettingsError(
+            f"{owner}: call must be the global step at which a call of train begins, and its steps, and "
+            f"belongs to a fraction; got {call!r}. Leave it out: train fills it in."
+        )
+    return int(call[0]), int(call[1])
 
 
 @dataclass(frozen=True)
@@ -86,41 +112,99 @@ class Constant:
 class _FromTo:
     initial: float
     final: float
-    steps: int
+    steps: int | None = None
+    fraction: float | None = field(default=None, kw_only=True)
+    call: tuple[int, int] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         kind = type(self).__name__
         object.__setattr__(self, "initial", _check_number(kind, "initial", self.initial))
         object.__setattr__(self, "final", _check_number(kind, "final", self.final))
-        object.__setattr__(self, "steps", _check_steps(kind, self.steps))
+        if (self.steps is None) == (self.fraction is None):
+            raise SettingsError(
+                f"{kind} takes steps, a number of global steps, or fraction, a share of the call of train, "
+                f"exactly one of them; got steps={self.steps!r} and fraction={self.fraction!r}. Write for "
+                f"instance {kind}(1.0, 0.1, fraction=0.5)."
+            )
+        if self.steps is not None:
+            object.__setattr__(self, "steps", _check_steps(kind, self.steps))
+        else:
+            object.__setattr__(self, "fraction", _check_fraction(kind, self.fraction))
+        if self.call is not None:
+            object.__setattr__(self, "call", _check_call(kind, self.fraction, self.call))
+
+    def __repr__(self) -> str:
+        given = (f"{name}={value!r}" for name, value in vars(self).items() if value is not None)
+        return f"{type(self).__name__}({', '.join(given)})"
 
     @property
     def bounds(self) -> tuple[float, float]:
         """Lowest and highest value."""
         return min(self.initial, self.final), max(self.initial, self.final)
 
-
-@dataclass(frozen=True)
-class Linear(_FromTo):
-    """From `initial` in a straight line to `final` at global step `steps`, and `final` from there on."""
-
     def at(self, step: int) -> float:
         """Return the value at global step `step`."""
-        return self.initial + (self.final - self.initial) * (min(step, self.steps) / self.steps)
+        begin, end = self._stretch
+        return self.final if step >= end else self._between(max(step - begin, 0) / (end - begin))
 
     def segment(self, step: int) -> Segment:
         """Return the straight stretch in which `step` lies."""
-        if step >= self.steps:
-            return Segment(self.steps, _ENDLESS, self.final, 0.0)
-        return Segment(0, self.steps, self.initial, (self.final - self.initial) / self.steps)
+        begin, end = self._stretch
+        if step < begin:
+            return Segment(0, begin, self.initial, 0.0)
+        if step >= end:
+            return Segment(end, _ENDLESS, self.final, 0.0)
+        return self._line(step, begin, end)
+
+    @property
+    def _stretch(self) -> tuple[int, int]:
+        """The global steps between which the value changes."""
+        if self.steps is not None:
+            return 0, self.steps
+        if self.call is None or self.fraction is None:
+            return _ENDLESS, _ENDLESS + 1  # no call has begun
+        begin, steps = self.call
+        return begin, begin + max(1, int(self.fraction * steps))
+
+    def _between(self, share: float) -> float:
+        """Return the value when so much of the way is behind."""
+        raise NotImplementedError
+
+    def _line(self, step: int, begin: int, end: int) -> Segment:
+        """Return the straight stretch in which `step` lies, where the value changes from `begin` to `end`."""
+        raise NotImplementedError
 
 
-@dataclass(frozen=True)
-class Exponential(_FromTo):
-    """From `initial` to `final` by a constant factor per step.
+@dataclass(frozen=True, repr=False)
+class Linear(_FromTo):
+    """From `initial` in a straight line to `final`, which stays from there on.
 
-    `final` is reached at global step `steps`, and stays from there on.
+    `final` is reached at global step `steps`; or, with a `fraction` in its place, when that share of a call
+    of ``train`` has been made.
+
+    Parameters
+    ----------
+    initial, final : float
+    steps : int, optional
+    fraction : float, optional
+        Above 0 and at most 1, of all steps that are asked for of all ranks in the first call of ``train``
+        that begins with this schedule. Before, the value is `initial`. It is the call that counts, and not
+        what becomes of it: where it is stopped or ended early, the schedule goes on when the steps do, and
+        later calls hold `final`.
+    call : tuple of two int, optional
+        The global step at which that call begins, and its steps. ``train`` fills it in.
     """
+
+    def _between(self, share: float) -> float:
+        return self.initial + (self.final - self.initial) * share
+
+    def _line(self, step: int, begin: int, end: int) -> Segment:
+        return Segment(begin, end, self.initial, (self.final - self.initial) / (end - begin))
+
+
+@dataclass(frozen=True, repr=False)
+class Exponential(_FromTo):
+    """From `initial` to `final`, both above 0, by a constant factor per step; otherwise like `Linear`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -131,31 +215,26 @@ class Exponential(_FromTo):
                     "Use a small positive number, or Linear."
                 )
 
-    def at(self, step: int) -> float:
-        """Return the value at global step `step`."""
-        return self.initial * (self.final / self.initial) ** (min(step, self.steps) / self.steps)
+    def _between(self, share: float) -> float:
+        return self.initial * (self.final / self.initial) ** share
 
-    def segment(self, step: int) -> Segment:
-        """Return the straight stretch in which `step` lies.
-
-        The value changes by at most 1 % over a stretch, so a chord is off by at most 0.01**2 / 8 of the
-        value.
-        """
-        if step >= self.steps:
-            return Segment(self.steps, _ENDLESS, self.final, 0.0)
+    def _line(self, step: int, begin: int, end: int) -> Segment:
+        """Return a chord, over which the value changes by at most 1 %: it is off by at most 0.01**2 / 8."""
+        steps = end - begin
         logarithm = abs(math.log(self.final / self.initial))
-        length = (
-            self.steps if logarithm == 0.0 else min(self.steps, max(1, int(0.01 * self.steps / logarithm)))
-        )
-        start = step - step % length
-        end = min(start + length, self.steps)
+        length = steps if logarithm == 0.0 else min(steps, max(1, int(0.01 * steps / logarithm)))
+        start = step - (step - begin) % length
+        stop = min(start + length, end)
         value = self.at(start)
-        return Segment(start, end, value, (self.at(end) - value) / (end - start))
+        return Segment(start, stop, value, (self.at(stop) - value) / (stop - start))
 
 
 @dataclass(frozen=True)
 class PerVisit:
-    """The step size ``scale * n ** -exponent`` at the n-th visit of an entry, never above 1.
+    """The step size ``scale * ((n + offset) / (1 + offset)) ** -exponent`` at the n-th visit of an entry.
+
+    ``PerVisit(0.7)`` is n**-0.7. With an `offset` the step size stays near `scale` for about so many visits:
+    rewards that lie far ahead, and values of a discount factor near 1, take many visits to come to an entry.
 
     Exponents in (0.5, 1] satisfy the conditions of Robbins and Monro (1951), under which Q-learning
     converges; polynomial rates below 1 converge much faster than 1/n (Even-Dar and Mansour, 2003). With N
@@ -165,10 +244,12 @@ class PerVisit:
 
     exponent: float
     scale: float = 1.0
+    offset: float = 0.0
 
     def __post_init__(self) -> None:
         exponent = _check_number("PerVisit", "exponent", self.exponent)
         scale = _check_number("PerVisit", "scale", self.scale)
+        offset = _check_number("PerVisit", "offset", self.offset)
         if not 0.0 < exponent <= 1.0:
             raise SettingsError(
                 f"PerVisit: exponent must be above 0 and at most 1, got {exponent!r}. Write for instance "
@@ -176,8 +257,11 @@ class PerVisit:
             )
         if not 0.0 < scale <= 1.0:
             raise SettingsError(f"PerVisit: scale must be above 0 and at most 1, got {scale!r}.")
+        if offset < 0.0:
+            raise SettingsError(f"PerVisit: offset must be a number of visits, at least 0, got {offset!r}.")
         object.__setattr__(self, "exponent", exponent)
         object.__setattr__(self, "scale", scale)
+        object.__setattr__(self, "offset", offset)
 
     def table(self, workers: int) -> np.ndarray:
         """Return the step sizes of `workers` workers by bucket of visits, ndarray(float64, ndim=1).
@@ -202,7 +286,8 @@ class PerVisit:
     def _after(self, visits: Any, workers: int) -> Any:
         import numpy as np
 
-        return self.scale * np.maximum(visits / workers, 1.0) ** -self.exponent
+        clock = np.maximum(visits / workers, 1.0)
+        return self.scale * ((clock + self.offset) / (1.0 + self.offset)) ** -self.exponent
 
 
 Schedule = Constant | Linear | Exponential | PerVisit
@@ -227,9 +312,29 @@ def as_schedule(name: str, value: Any) -> Schedule:
     return Constant(_check_number(name, "value", value))
 
 
+def in_call(schedule: Schedule, begin: int, steps: int, made: int) -> Schedule:
+    """Return `schedule` as it is in a call of ``train`` of so many steps that begins at global step `begin`.
+
+    A share of a call becomes one of this call, unless it is already one of a call of which steps were made,
+    `made` being the global step from which this one goes on.
+    """
+    if not isinstance(schedule, _FromTo) or schedule.fraction is None or steps == 0:
+        return schedule
+    has_begun = schedule.call is not None and schedule.call[0] < made
+    return schedule if has_begun else replace(schedule, call=(begin, steps))
+
+
+def without_call(schedule: Schedule) -> Schedule:
+    """Return `schedule` as it was before any call of ``train``."""
+    return replace(schedule, call=None) if isinstance(schedule, _FromTo) else schedule
+
+
 def to_dict(schedule: Schedule) -> dict[str, Any]:
     """Return `schedule` as plain data for JSON."""
-    return {"kind": type(schedule).__name__, **asdict(schedule)}
+    given = {name: value for name, value in asdict(schedule).items() if value is not None}
+    if given.get("offset") == 0.0:  # files have not always had it
+        del given["offset"]
+    return {"kind": type(schedule).__name__, **given}
 
 
 def from_dict(data: dict[str, Any]) -> Schedule:

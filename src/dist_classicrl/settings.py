@@ -10,7 +10,7 @@ from typing import Any
 from dist_classicrl import rules, schedules
 from dist_classicrl.checks import Checked, NumberType, OneOf, Or, RealNumber, WholeNumber, YesOrNo, setting
 from dist_classicrl.errors import SettingsError
-from dist_classicrl.schedules import PerVisit, Schedule, as_schedule
+from dist_classicrl.schedules import Linear, PerVisit, Schedule, as_schedule
 
 ROUND_UPDATES = 32
 """What ``sync_frequency="auto"`` means in the reproducible mode: updates of a logical worker per round."""
@@ -58,14 +58,20 @@ def checked_chance(name: str, value: Any) -> Schedule:
     return schedule
 
 
-class ByRule(float):
+@dataclass(frozen=True)
+class ByRule:
     """The default of a setting for which a learning rule may have another."""
+
+    usual: Schedule
+
+    def __repr__(self) -> str:
+        return repr(self.usual)
 
 
 def defaults_of_rule(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return those of the `given` settings that are `ByRule`, as the algorithm among them would have them."""
     own = rules.defaults(given["algorithm"])
-    return {name: own.get(name, float(value)) for name, value in given.items() if isinstance(value, ByRule)}
+    return {name: own.get(name, value.usual) for name, value in given.items() if isinstance(value, ByRule)}
 
 
 def _shown(schedule: Schedule) -> str:
@@ -87,11 +93,15 @@ class Settings(Checked):
 
     algorithm: Any = _learning("q_learning", Algorithm(tuple(rules.BUILT_IN)), "Learning rule.")
     learning_rate: Any = _learning(
-        ByRule(0.1), checked_step_size, "Step size; per_visit:0.7 is n^-0.7 and converges."
+        ByRule(PerVisit(0.7, scale=0.5, offset=100)),
+        checked_step_size,
+        "Step size; per_visit:0.7 is n^-0.7 at the n-th visit.",
     )
     discount_factor: float = _learning(0.99, RealNumber(0.0, 1.0), "From 0 to 1.")
     epsilon: Any = _learning(
-        ByRule(0.1), checked_chance, "Chance of a random action; a schedule follows the global step."
+        ByRule(Linear(1.0, 0.1, fraction=0.5)),
+        checked_chance,
+        "Chance of a random action; a schedule follows the global step.",
     )
     seed: int | None = _learning(
         None, Or(None, WholeNumber(0, "None", bits=63)), "Of all random numbers; drawn if left out."
@@ -164,9 +174,13 @@ class Settings(Checked):
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as plain data for JSON."""
         data = self.arguments()
-        for name in ("learning_rate", "epsilon"):
-            data[name] = schedules.to_dict(data[name])
+        data.update({name: schedules.to_dict(each) for name, each in self.schedules.items()})
         return data
+
+    @property
+    def schedules(self) -> dict[str, Schedule]:
+        """Those of the settings that are schedules, by name."""
+        return {"learning_rate": self.learning_rate, "epsilon": self.epsilon}
 
     def arguments(self) -> dict[str, Any]:
         """Return the keyword arguments that make the same settings, or an agent with them."""

@@ -22,7 +22,7 @@ from dist_classicrl.cli.option_types import (
 )
 from dist_classicrl.cli.options import OF_SETTINGS, OF_TRAIN, OPTIONS
 from dist_classicrl.schedules import Constant, Exponential, Linear, PerVisit
-from dist_classicrl.settings import Settings
+from dist_classicrl.settings import ByRule, Settings
 
 # Of train: what is no setting, but an object, or one of two ways to say the same. A run has one environment.
 NO_OPTIONS = {"self", "env", "new_env", "steps", "progress", "callbacks", "placement"}
@@ -61,14 +61,20 @@ def test_the_help_of_train_has_every_option_and_its_default(capsys):
     said = " ".join(capsys.readouterr().out.split())
     for option in OPTIONS.values():
         assert f"--{option.name.replace('_', '-')} " in said
-    for shown in ("[default: 0.1]", "[default: SIGUSR1,SIGUSR2,SIGTERM]", "[default: 600]", "[default: yes]"):
+    for shown in (
+        "[default: linear:1.0:0.1:fraction=0.5]",
+        "[default: SIGUSR1,SIGUSR2,SIGTERM]",
+        "[default: 600]",
+        "[default: yes]",
+    ):
         assert shown in said
 
 
 @pytest.mark.parametrize("option", OPTIONS.values(), ids=OPTIONS)
 def test_a_default_is_the_same_after_a_file(option):
     if option.default is not None:
-        assert option.kind.of_data(option.kind.to_data(option.default)) == option.default
+        default = option.default.usual if isinstance(option.default, ByRule) else option.default
+        assert option.kind.of_data(option.kind.to_data(default)) == default
 
 
 @pytest.mark.parametrize(
@@ -93,9 +99,12 @@ def test_a_default_is_the_same_after_a_file(option):
         (Schedule(), "0.25", 0.25),
         (Schedule(), "constant:0.25", Constant(0.25)),
         (Schedule(), "linear:1.0:0.05:1e6", Linear(1.0, 0.05, 1_000_000)),
+        (Schedule(), "linear:1.0:0.05:fraction=0.07", Linear(1.0, 0.05, fraction=0.07)),
+        (Schedule(), "exponential:1.0:0.05:fraction=1.0", Exponential(1.0, 0.05, fraction=1.0)),
         (Schedule(), "exponential:1:0.05:1e3", Exponential(1.0, 0.05, 1000)),
         (Schedule(), "per_visit:0.7", PerVisit(0.7)),
         (Schedule(), "PerVisit:0.7:0.5", PerVisit(0.7, 0.5)),
+        (Schedule(), "per_visit:0.6:offset=30", PerVisit(0.6, offset=30.0)),
     ],
 )
 def test_words_of_the_command_line_mean_values(kind, text, value):
@@ -138,6 +147,10 @@ def test_values_of_a_file_mean_values(kind, data, value):
         (Schedule(), "linear", "It takes initial, final, steps"),
         (Schedule(), "linear:1:0:x", "linear:1.0:0.05:1e6"),
         (Schedule(), "linear:1:0:0", "steps must be a whole number of at least 1"),
+        (Schedule(), "linear:1:0", "exactly one of them; got steps=None and fraction=None"),
+        (Schedule(), "linear:1:0:fraction=2", "fraction must be above 0 and at most 1"),
+        (Schedule(), "linear:1:0:fraktion=0.5", "It has no 'fraktion'. Did you mean 'fraction'?"),
+        (Schedule(), "linear:1:0:1e6:call=1", "It has no 'call'"),
         (Schedule(), "perhaps", "per_visit:0.7"),
     ],
 )

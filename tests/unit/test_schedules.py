@@ -19,6 +19,11 @@ FOLLOW_THE_STEP = [
     Exponential(0.001, 1.0, 50_000),
     Exponential(0.5, 0.5, 100),
     Exponential(1.0, 1e-9, 3),
+    Linear(1.0, 0.1, fraction=0.5, call=(300, 1000)),
+    Linear(1.0, 0.1, fraction=1e-9, call=(98, 10)),
+    Exponential(1.0, 0.01, fraction=0.25, call=(99, 4000)),
+    Linear(1.0, 0.1, fraction=0.5),
+    Exponential(1.0, 0.1, fraction=1.0),
 ]
 STEPS = [*range(0, 60), 99, 100, 101, 499, 500, 998, 999, 1000, 1001, 49_999, 50_000, 10**7, 2**61]
 
@@ -26,7 +31,13 @@ STEPS = [*range(0, 60), 99, 100, 101, 499, 500, 998, 999, 1000, 1001, 49_999, 50
 def formula(schedule, step):
     if isinstance(schedule, Constant):
         return schedule.value
-    share = min(1.0, step / schedule.steps)
+    if schedule.steps is not None:
+        begin, steps = 0, schedule.steps
+    elif schedule.call is not None:
+        begin, steps = schedule.call[0], max(1, schedule.fraction * schedule.call[1])
+    else:
+        return schedule.initial  # until a call begins
+    share = max(0.0, min(1.0, (step - begin) / steps))
     if isinstance(schedule, Linear):
         return (1.0 - share) * schedule.initial + share * schedule.final
     return math.exp((1.0 - share) * math.log(schedule.initial) + share * math.log(schedule.final))
@@ -61,15 +72,18 @@ def test_stretches_of_an_exponential_are_long():
     assert step == 1_000_000 and stretches < 500
 
 
+@pytest.mark.parametrize("offset", [0.0, 30.0])
 @pytest.mark.parametrize("workers", [1, 16])
-def test_per_visit_tables(workers):
-    schedule = PerVisit(0.7, 0.5)
+def test_per_visit_tables(workers, offset):
+    schedule = PerVisit(0.7, 0.5, offset)
     table = schedule.table(workers)
     assert table.dtype == np.float64 and table.max() == 0.5 and table.min() > 0.0
     for visits in [*range(1, 8192, 13), 8191, 8192, 10_000, 123_456_789, 2**40 + 12345, 2**48 - 1]:
         clock = max(visits / workers, 1.0)
         exact = visits < 8192
-        assert table[visit_slot(visits)] == pytest.approx(0.5 * clock**-0.7, rel=1e-12 if exact else 1 / 4096)
+        formula = 0.5 * ((clock + offset) / (1 + offset)) ** -0.7
+        assert schedule.at_visit(visits, workers) == pytest.approx(formula, rel=1e-12)
+        assert table[visit_slot(visits)] == pytest.approx(formula, rel=1e-12 if exact else 1 / 4096)
     assert (np.diff(table) <= 0.0).all()
 
 
@@ -89,6 +103,16 @@ def test_what_schedules_refuse():
         (lambda: Exponential(1.0, 0.0, 10), "Exponential: final must be above 0, got 0.0.*or Linear"),
         (lambda: Exponential(-1.0, 0.1, 10), "Exponential: initial must be above 0"),
         (lambda: Exponential(1.0, 0.1, 0), "Exponential: steps must be"),
+        (lambda: Linear(1.0, 0.1), "Linear takes steps, .* or fraction, .* exactly one .*fraction=0.5"),
+        (lambda: Linear(1.0, 0.1, 10, fraction=0.5), "exactly one of them; got steps=10 and fraction=0.5"),
+        (lambda: Linear(1.0, 0.1, fraction=0.0), "Linear: fraction must be above 0 and at most 1, got 0.0"),
+        (lambda: Exponential(1.0, 0.1, fraction=1.5), "fraction must be .* got 1.5: .*Write steps"),
+        (lambda: Linear(1.0, 0.1, fraction="half"), "fraction must be a number, got 'half'"),
+        (lambda: Linear(1.0, 0.1, fraction=math.nan), "fraction must be finite"),
+        (lambda: Linear(1.0, 0.1, 10, call=(0, 10)), "Linear: call must be .* belongs to a fraction; got"),
+        (lambda: Linear(1.0, 0.1, fraction=0.5, call=(0, 0)), "its steps, .*got \\(0, 0\\). Leave it out"),
+        (lambda: Linear(1.0, 0.1, fraction=0.5, call=3), "got 3. Leave it out: train fills it in"),
+        (lambda: Linear(1.0, 0.1, fraction=0.5, call=(-1, 9)), "call must be"),
         (
             lambda: PerVisit(0.0),
             "PerVisit: exponent must be above 0 and at most 1, got 0.0.*PerVisit\\(0.7\\)",
@@ -97,6 +121,8 @@ def test_what_schedules_refuse():
         (lambda: PerVisit(math.nan), "exponent must be finite"),
         (lambda: PerVisit(0.7, 0.0), "scale must be above 0 and at most 1, got 0.0"),
         (lambda: PerVisit(0.7, 1.5), "scale must be above 0 and at most 1, got 1.5"),
+        (lambda: PerVisit(0.7, 0.5, -1), "offset must be a number of visits, at least 0, got -1"),
+        (lambda: PerVisit(0.7, 0.5, math.inf), "offset must be finite"),
         (
             lambda: schedules.as_schedule("epsilon", "often"),
             "epsilon must be a number or a schedule .*got 'often'",
@@ -123,8 +149,38 @@ def test_numbers_become_constants():
     assert schedules.as_schedule("learning_rate", kept) is kept
 
 
-@pytest.mark.parametrize("schedule", [*FOLLOW_THE_STEP, PerVisit(0.7, 0.5)])
+@pytest.mark.parametrize("schedule", [*FOLLOW_THE_STEP, PerVisit(0.7, 0.5), PerVisit(0.7, 0.5, 9)])
 def test_schedules_survive_json(schedule):
     import json
 
     assert schedules.from_dict(json.loads(json.dumps(schedules.to_dict(schedule)))) == schedule
+
+
+def test_a_share_of_a_call_is_one_of_the_first_call_that_begins():
+    schedule = Linear(1.0, 0.1, fraction=0.5)
+    assert repr(schedule) == "Linear(initial=1.0, final=0.1, fraction=0.5)"
+    assert schedules.in_call(schedule, 7, 0, 7) is schedule  # a call without steps
+    failed = schedules.in_call(schedule, 200, 9, 200)
+    first = schedules.in_call(failed, 200, 1000, 200)  # nothing came of the one before
+    assert [first.at(step) for step in (0, 200, 450, 700, 10**9)] == [1.0, 1.0, 0.55, 0.1, 0.1]
+    assert schedules.in_call(first, 200, 10**6, 201) is first  # goes on
+    assert schedules.in_call(first, 1200, 10**6, 1200) is first  # which holds what it has come to
+    assert schedules.without_call(first) == schedule != first
+    for other in (Constant(0.1), PerVisit(0.7), Linear(1.0, 0.1, 500)):
+        assert schedules.in_call(other, 200, 1000, 200) == schedules.without_call(other) == other
+
+
+def test_a_share_of_a_call_is_bit_for_bit_what_it_is_in_steps():
+    for kind in (Linear, Exponential):
+        shares = schedules.in_call(kind(1.0, 0.1, fraction=0.3), 0, 1_000_003, 0)
+        steps = kind(1.0, 0.1, int(0.3 * 1_000_003))
+        for step in (0, 1, 77, 150_001, 300_000, 300_001, 10**9):
+            assert shares.segment(step) == steps.segment(step) and shares.at(step) == steps.at(step)
+
+
+def test_schedules_of_older_files_are_read():
+    assert schedules.from_dict({"kind": "Linear", "initial": 1.0, "final": 0.1, "steps": 9}) == Linear(
+        1, 0.1, 9
+    )
+    assert schedules.to_dict(PerVisit(0.7)) == {"kind": "PerVisit", "exponent": 0.7, "scale": 1.0}
+    assert "fraction" not in schedules.to_dict(Linear(1, 0.1, 9))  # nor is it in new ones of that kind

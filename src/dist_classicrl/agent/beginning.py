@@ -23,7 +23,7 @@ from dist_classicrl.environments.resolve import Source
 from dist_classicrl.model.agent_state import AgentState
 from dist_classicrl.model.places import Place, PlaceName
 from dist_classicrl.process.stop import StopWatch
-from dist_classicrl.schedules import Schedule
+from dist_classicrl.schedules import Schedule, in_call, without_call
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class Beginning:
     asked: int  # the end that was asked for: a callback may have ended the call before
     steps: int  # global step from which learning goes on
     seed: int
-    epsilon: Schedule
+    schedules: dict[str, Schedule]  # of the settings that are some: as they are in this call
     finished: list[dict[str, Any]]  # see `AgentState`
     ranks: int  # of the communicator; 1 where a process is alone
     place: PlaceName | None = None  # where the call is saved
@@ -51,19 +51,15 @@ class Beginning:
         """Return it as plain data for JSON, without the learners' arrays."""
         resumed = None if self.resumed is None else self.resumed.without_arrays()
         environment = None if self.environment is None else self.environment.to_dict()
-        return {
-            **vars(self),
-            "epsilon": schedules.to_dict(self.epsilon),
-            "resumed": resumed,
-            "environment": environment,
-        }
+        rates = {name: schedules.to_dict(schedule) for name, schedule in self.schedules.items()}
+        return {**vars(self), "schedules": rates, "resumed": resumed, "environment": environment}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Beginning:
         """Return what `to_dict` described."""
         place, resumed = data["place"], data["resumed"]
         read = {
-            "epsilon": schedules.from_dict(data["epsilon"]),
+            "schedules": {name: schedules.from_dict(each) for name, each in data["schedules"].items()},
             "place": None if place is None else PlaceName(*place),
             "resumed": None if resumed is None else Resumed(**resumed),
             "environment": Identity.from_dict(data["environment"]),
@@ -95,7 +91,9 @@ def begin_call(
     own = state.digests() if len(agreement.members) > 1 else []
     everyone = agreement.agree(error, {}, own, "the server to read its checkpoint, if there is one")
     beginning = tell(found, agreement)
-    if not agreement.is_head:
+    if agreement.is_head:
+        state.change(**beginning.schedules)  # not before all ranks are at it
+    else:
         _warn_of_differences(state, beginning, own, everyone, agreement)
         adopt(state, beginning, plan, watch)
     if beginning.has_loaded or (everyone != everyone[0]).any():
@@ -142,7 +140,9 @@ def find_out(
         asked=asked,
         steps=state.steps,
         seed=state.drawn_seed(),
-        epsilon=state.settings.epsilon,
+        schedules={
+            name: in_call(each, begin, total, state.steps) for name, each in state.settings.schedules.items()
+        },
         finished=list(state.finished),
         ranks=ranks,
         place=None if place is None else place.name,
@@ -201,8 +201,7 @@ def adopt(
         state.places.note(plan, beginning.place)
     if watch is not None and beginning.slurm_left is not None:
         watch.slurm_left = beginning.slurm_left
-    if beginning.epsilon != state.settings.epsilon:
-        state.change(epsilon=beginning.epsilon)
+    state.change(**beginning.schedules)
     state.steps, state.seed = beginning.steps, beginning.seed
     state.environment = beginning.environment
     state.finished = list(beginning.finished)
@@ -219,7 +218,7 @@ def _warn_of_differences(
     is_over = beginning.has_loaded or beginning.begin < beginning.steps
     if not is_over and is_own and everyone[agreement.members.index(agreement.head), 0] != own[0]:
         _warn_of_difference(agreement.rank, "q_table")
-    if beginning.epsilon != state.settings.epsilon:
+    if without_call(beginning.schedules["epsilon"]) != without_call(state.settings.epsilon):
         _warn_of_difference(agreement.rank, "epsilon")
 
 

@@ -16,11 +16,12 @@ from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.engines.run import Resumed
 from dist_classicrl.environments.identity import Identity
 from dist_classicrl.environments.resolve import Source
-from dist_classicrl.errors import CheckpointError, CheckpointMismatchError
+from dist_classicrl.errors import CheckpointError, CheckpointMismatchError, SettingsError
 from dist_classicrl.learning.learner import TAKEN
 from dist_classicrl.learning.state import unstack_states
 from dist_classicrl.model.agent_state import AgentState, Pending
 from dist_classicrl.model.places import Place
+from dist_classicrl.schedules import Schedule, from_dict, to_dict
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +43,9 @@ class Found:
     run: str | None  # None: it is of something else, and what is saved from now on is a run of its own
     finished: list[dict[str, Any]]
     environment: Identity | None  # what the table was learned in; None: something else, or not known
+    schedules: dict[
+        str, Schedule
+    ]  # that the agent has, too: with the call of `train` that each is a share of
     pending: Pending  # the rest, with the table
 
 
@@ -92,6 +96,7 @@ def find(state: AgentState, source: Source, place: Place, plan: CheckpointPlan, 
         run=body["run"] if fits else None,
         finished=list(body["finished"]) if fits else [],
         environment=environment,
+        schedules=_schedules(state, saved),
         pending=Pending(begin, resumed, values, counts),
     )
 
@@ -129,6 +134,7 @@ def take_up(state: AgentState, place: Place, found: Found) -> None:
     state.steps = found.steps
     state.finished = found.finished
     state.environment = found.environment
+    state.change(**found.schedules)
     if found.seed is not None:
         state.seed = found.seed
     if found.run is not None:
@@ -193,6 +199,19 @@ def _environment_of_call(state: AgentState, body: Mapping[str, Any], asked: int)
         if (call["begin"], call["end"]) == (state.requested, asked):
             return str(call.get("environment", newest))
     return newest
+
+
+def _schedules(state: AgentState, saved: Saved) -> dict[str, Schedule]:
+    """Return those of a checkpoint's schedules that the agent has, too, as they were when it was written."""
+    found = {}
+    for name, own in state.settings.schedules.items():
+        there = saved.body["settings"].get(name)
+        if isinstance(there, dict) and {**there, "call": None} == {**to_dict(own), "call": None}:
+            try:
+                found[name] = from_dict(there)
+            except SettingsError as error:
+                raise _refused(saved, str(error)) from error
+    return found
 
 
 def _learners(state: AgentState, saved: Saved) -> dict[int, dict[str, np.ndarray]]:

@@ -37,6 +37,7 @@ from dist_classicrl.membership.handshake import Setup
 from dist_classicrl.model.agent_state import AgentState, Corner, digest
 from dist_classicrl.model.places import Place
 from dist_classicrl.process.stop import StopWatch
+from dist_classicrl.schedules import to_dict, without_call
 
 logger = logging.getLogger(__name__)
 
@@ -105,6 +106,7 @@ class Session:
         state, asked = self.state, self.asked
         settings = state.settings.to_dict()
         del settings["epsilon"]  # rank 0's counts
+        settings["learning_rate"] = to_dict(without_call(state.settings.learning_rate))
         placement = asked.placement if isinstance(asked.placement, str) else "engine"
         return {
             **settings,

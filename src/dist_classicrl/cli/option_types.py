@@ -290,32 +290,29 @@ class Schedule(Kind):
 
     name = "number|schedule"
     allowed = (
-        "a number, or a schedule such as linear:1.0:0.05:1e6 (from, to, steps), exponential:1.0:0.05:1e6 or "
-        'per_visit:0.7; in a file also a table such as { kind = "linear", initial = 1.0, final = 0.05, '
-        "steps = 1e6 }"
+        "a number, or a schedule such as linear:1.0:0.05:1e6 (from, to, steps), "
+        "linear:1.0:0.05:fraction=0.5 (of the run), exponential:1.0:0.05:1e6 or per_visit:0.7; in a file "
+        'also a table such as { kind = "linear", initial = 1.0, final = 0.05, fraction = 0.5 }'
     )
 
     def of_text(self, text: str) -> Any:
-        """Read a number, or the name of a schedule and its arguments, separated by colons."""
+        """Read a number, or the name of a schedule and its arguments, by place or as name=value."""
         name, *words = text.split(":")
         if not words and name not in SCHEDULES:
             try:
                 return _number(text)
             except ValueError:
                 raise ValueError(nearest(name, SCHEDULES)) from None
-        return _made(_schedule(name), [_number(word) for word in words], {})
+        kind, named = _schedule(name), [word.partition("=") for word in words if "=" in word]
+        values = [_number(word) for word in words if "=" not in word]
+        return _made(kind, values, {key: _number(value) for key, _, value in named})
 
     def of_data(self, data: Any) -> Any:
         """Take a number, a text as on the command line, or a table."""
         if not isinstance(data, Mapping):
             return self.of_text(data) if isinstance(data, str) else Real().of_data(data)
         arguments = dict(data)
-        kind = _schedule(str(arguments.pop("kind", "")))
-        known = list(kind.__dataclass_fields__)
-        for name in arguments:
-            if name not in known:
-                raise ValueError(f"It has no {name!r}.{nearest(name, known)} Known are {', '.join(known)}.")
-        return _made(kind, [], arguments)
+        return _made(_schedule(str(arguments.pop("kind", ""))), [], arguments)
 
     def to_data(self, value: Any) -> Any:
         """Return a number, or the text that means the schedule."""
@@ -323,9 +320,11 @@ class Schedule(Kind):
             return float(value)
         from dist_classicrl import schedules
 
-        kind, *arguments = schedules.to_dict(value).values()
+        given = schedules.to_dict(schedules.without_call(value))
         names = {full: name for name, full in SCHEDULES.items()}
-        return ":".join([names[kind], *map(str, arguments)])
+        words = [names[given.pop("kind")]]
+        words += [f"{name}={each}" if name == "fraction" else str(each) for name, each in given.items()]
+        return ":".join(words)
 
 
 def _schedule(name: str) -> Any:
@@ -339,11 +338,15 @@ def _schedule(name: str) -> Any:
 
 
 def _made(kind: Any, values: list[float], named: dict[str, Any]) -> Any:
-    """Return the schedule with these arguments; ValueError if they are too few or too many."""
+    """Return the schedule with these arguments; ValueError if they are too few, too many or not its own."""
+    known = [name for name in kind.__dataclass_fields__ if name != "call"]  # which `train` fills in
+    for name in named:
+        if name not in known:
+            raise ValueError(f"It has no {name!r}.{nearest(name, known)} Known are {', '.join(known)}.")
     try:
         return kind(*values, **named)
     except TypeError as error:
-        raise ValueError(f"It takes {', '.join(kind.__dataclass_fields__)}.") from error
+        raise ValueError(f"It takes {', '.join(known)}.") from error
 
 
 def _number(text: str) -> float:

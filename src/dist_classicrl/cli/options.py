@@ -29,7 +29,7 @@ from dist_classicrl.cli.option_types import (
     Whole,
     WholeOr,
 )
-from dist_classicrl.settings import Settings, checked_chance, checked_step_size
+from dist_classicrl.settings import ByRule, Settings, checked_chance, checked_step_size
 
 SHOWING = "Records, evaluation and display"
 RUN = "The run"
@@ -57,7 +57,7 @@ class Option:
     def _shown_default(self) -> str:
         if self.default is None or self.default == ():
             return ""
-        value = self.kind.to_data(self.default)
+        value = self.kind.to_data(self.default.usual if isinstance(self.default, ByRule) else self.default)
         if isinstance(value, bool):
             value = "yes" if value else "no"
         return f"  [default: {','.join(value) if isinstance(value, list) else value}]"

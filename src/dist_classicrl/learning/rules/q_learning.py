@@ -27,7 +27,6 @@ RULE = register(
         parameters=QLearning,
         learn=learn,
         truth=lambda model, parameters, settings: model.solve(settings.discount_factor).q,
-        defaults={"learning_rate": 0.1, "epsilon": 0.1},
         can_replay=True,
     )
 )
