@@ -130,6 +130,8 @@ class StepLoop(Loop):
         batch = run.settings.batch_size
         whole = 1 if run.source.simulator is not None else batch
         last = self._first + run.steps
+        # One sum all along: how the steps are cut must not show in its rounding.
+        learner.totals.values[:] = run.tally.episodes, run.tally.returns, run.tally.lengths, 0.0
         try:
             while stream.used < last:
                 steps = min(max(1, size // batch) * batch, last - stream.used)
@@ -141,7 +143,7 @@ class StepLoop(Loop):
                 spent = Learned(learning_seconds=now - before, worker_seconds=now - before)
                 size = max(1, min(int(steps * _SLICE_SECONDS / max(now - before, 1e-9)), 4 * size))
                 run.tally.steps = run.tally.earlier_steps + stream.used - self._first
-                run.tally.add_learned(Learned.of(learner.totals.take()))
+                self._take_totals()
                 run.reporter.count(self.own.rank, steps, spent)
                 if now - folded > _FOLD_SECONDS:
                     self.settle()
@@ -158,7 +160,16 @@ class StepLoop(Loop):
             if self._is_sound:
                 self.settle()
             raise
+        finally:
+            learner.totals.take()
         self.settle()
+
+    def _take_totals(self) -> None:
+        """Enter what was learned; errors get small with time, and would get lost in one sum of them all."""
+        tally, totals = self._run.tally, self._learner.totals.values
+        tally.episodes, tally.returns, tally.lengths, errors = totals.tolist()
+        tally.td_errors += errors
+        totals[3] = 0.0
 
     def _steps_until_next(self) -> float:
         """Return how many steps there are to the next report, or the next checkpoint by steps."""

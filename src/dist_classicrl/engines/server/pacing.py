@@ -17,7 +17,7 @@ _CALM_SHARE = 0.02
 _BUSY_SHARE = 0.5
 _FIRST_STEPS = 512
 _LONGEST_SECONDS = 0.1
-_LONGEST_SHARE = 0.01
+_LONGEST_SHARE = 0.005
 _SMOOTHING = 0.2
 _SETTLED_CHANGE = 0.03
 _MOVED_CHANGE = 0.1
@@ -71,7 +71,7 @@ class Pacer:
 
     Costs are processor time: where ranks outnumber cores, time that another rank gets is not lost. There are
     N `workers`, and intervals are multiples of `quantum` steps. What is to happen at a step of the run
-    happens with the push that comes to it, so one with "auto" has at most a hundredth of the run's `steps`.
+    happens with the push that comes to it, so one with "auto" has at most 0.5 % of the run's `steps`.
     """
 
     def __init__(self, settings: Settings, workers: int, quantum: int, steps: float = math.inf) -> None:
