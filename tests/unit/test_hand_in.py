@@ -26,7 +26,7 @@ def server():
     server.leases.credit(30)
     server.takes_over = True
     server.tally = Tally(total_steps=1100, earlier_steps=1000, steps=1030)
-    server.reporter = SimpleNamespace(count=lambda *_: None)
+    server.reporter = SimpleNamespace(count=lambda *_: None, is_at_step=False)
     return server
 
 

@@ -228,7 +228,8 @@ def test_a_long_call_of_the_environment_is_not_the_servers_silence():
         learn=lambda walker, stream, steps: time.sleep(3.0 * SILENCE),
     )  # fmt: skip
     pacer = SimpleNamespace(
-        interval=10, interval_seconds=1.0, longest_call=10, urgent=False, wants_refresh=False,
+        interval=10, interval_seconds=1.0, longest_call=10, longest_push=10, urgent=False,
+        wants_refresh=False,
         learned=lambda *numbers: None, pushed=lambda *numbers: None,
         gauge=SimpleNamespace(look=lambda base: None),
     )  # fmt: skip

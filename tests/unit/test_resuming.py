@@ -589,7 +589,7 @@ def garnet_folder(tmp_path, restart):
     """Give a folder in which a run of 4096 steps in GARNET was stopped, and its agent."""
     folder, agent = tmp_path / "garnet", DistAsyncQLearning(seed=11)
     with pytest.raises(TrainingStopped):
-        agent.train(GARNET, total_steps=100_000, checkpoint_dir=folder, **stop_after(1))
+        agent.train(GARNET, total_steps=200 * 4_096, checkpoint_dir=folder, **stop_after(1))
     restart()
     return folder, agent
 

@@ -3,6 +3,7 @@
 import errno
 import json
 import logging
+import math
 import os
 import signal
 import threading
@@ -129,13 +130,25 @@ def position(steps=60, **more):
 VALUES, COUNTS = np.arange(6.0), np.arange(6)
 
 
-def test_by_steps_it_is_due_so_many_steps_after_the_last(clock):
+def test_by_steps_it_is_due_at_their_multiples(clock):
     saver, _, _ = make_saver(clock)
-    assert [steps for steps in (50, 149, 150, 151) if saver.is_due(steps)] == [150, 151]
+    assert saver.next_step(50) == 100
+    assert [steps for steps in (50, 99, 100, 101) if saver.is_due(steps)] == [100, 101]
     saver.begin(170)
-    assert [steps for steps in (171, 269, 270) if saver.is_due(steps)] == [270]
+    assert [steps for steps in (171, 199, 200) if saver.is_due(steps)] == [200]
+    saver.begin(200)
     clock.now += 1e9
-    assert not saver.is_due(269)
+    assert not saver.is_due(299)
+
+
+def test_a_multiple_at_which_the_last_one_is_not_on_disk_is_left_out(clock):
+    saver, writer, _ = make_saver(clock, takes=5.0)
+    saver.begin(100)
+    saver.save(VALUES, COUNTS, position())
+    assert saver.next_step(100) == math.inf and not saver.is_due(200)
+    writer.wait(5.0)
+    assert saver.next_step(230) == 300
+    assert [steps for steps in (230, 299, 300) if saver.is_due(steps)] == [300]
 
 
 def test_by_time_it_is_due_so_many_seconds_after_the_last_began(clock):
@@ -158,7 +171,9 @@ def test_it_is_never_due_before_the_last_one_is_on_disk(clock, interval):
     clock.now += 100.0
     assert not saver.is_due(10**12)
     writer.wait(5.0)
-    assert saver.is_due(10**12)
+    clock.now += 0.1
+    assert saver.is_due(10**12) is (interval == "1ms")
+    assert saver.is_due(10**12 + 1)
 
 
 def test_what_a_checkpoint_says(clock):

@@ -44,7 +44,8 @@ def test_bytes_saved_are_what_pushes_without_a_threshold_had_carried_besides(
     lease = encode(Reply(0, Lease(1, 0, PUSHES)))
     channel = TimedChannel(0, (0.0, lease), (0.2, done(20)), (0.3, RELEASE))
     pacer = SimpleNamespace(
-        interval=1, interval_seconds=1.0, longest_call=1, urgent=False, wants_refresh=False,
+        interval=1, interval_seconds=1.0, longest_call=1, longest_push=9, urgent=False,
+        wants_refresh=False,
         learned=lambda *numbers: None, pushed=lambda *numbers: None,
         gauge=SimpleNamespace(look=lambda base: None),
     )  # fmt: skip

@@ -259,7 +259,7 @@ class DistAsyncQLearning:
         *,
         new_env: bool = False,
         progress: Callable[[Progress], None] | None = None,
-        progress_interval: float = 5.0,
+        progress_interval: float | str = "auto",
         checkpoint_dir: str | os.PathLike[str] | None = None,
         checkpoint_interval: int | str = "30s",
         keep_last: int = 3,
@@ -291,16 +291,18 @@ class DistAsyncQLearning:
             Whether `env` may be another process than the one that the table was learned in, as in a
             curriculum: with other transitions, rewards, wrappers or time limit. The table goes on as it is.
         progress : callable, optional
-            Called on rank 0 with a `Progress` every `progress_interval` seconds, at each checkpoint, and at
-            the end.
-        progress_interval : float
-            In seconds. The server waits while the callback runs, so it should be quick.
+            Called on rank 0 with a `Progress` 200 times, evenly spread over the steps of the call, besides
+            every `progress_interval` seconds, at each checkpoint, and at the end.
+        progress_interval : float or "auto"
+            In seconds. The server waits while the callback runs, so it should be quick. "auto" is 1 second.
+            In the reproducible mode it is no time at all, and checkpoints are not reported either: so what
+            callbacks hear depends on steps alone, and is the same on any number of ranks.
         checkpoint_dir : str or path, optional
             Folder, or URL that fsspec knows, in which the run is saved while it goes on; each agent of a
             script has a subfolder of its own there. Rank 0's counts. By default nothing is saved.
         checkpoint_interval : int or str
-            Steps, or a time such as "30s", between checkpoints. The next one never begins before the last one
-            is on disk.
+            Steps, or a time such as "30s", between checkpoints. Those by steps are at multiples, of the steps
+            in all calls. The next one never begins before the last one is on disk.
         keep_last : int
             How many of the newest are kept.
         keep_every : int, optional

@@ -16,7 +16,7 @@ from dist_classicrl.agent.agreement import Agreement
 from dist_classicrl.agent.checkpoints import find, put_table_back, take_up
 from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.comm import envelope
-from dist_classicrl.engines.outcome import Tally
+from dist_classicrl.engines.outcome import Counters, Tally
 from dist_classicrl.engines.run import Resumed
 from dist_classicrl.environments.identity import Identity
 from dist_classicrl.environments.resolve import Source
@@ -169,7 +169,7 @@ def resumed_of(state: AgentState, begin: int) -> Resumed | None:
     if pending is None:
         return None
     resumed, made = pending.resumed, state.steps - begin
-    nothing = Tally(total_steps=0).to_dict(0.0)
+    nothing = Tally(total_steps=0, steps=made, reported=Counters(steps=made)).to_dict(0.0)
     if made == 0:  # between two calls: this one begins new episodes, as it would have without a stop
         return Resumed(resumed.checkpoint, 0, nothing, resumed.mode)
     tally = resumed.tally if pending.begin == begin else nothing

@@ -78,15 +78,6 @@ def _has_whole(value: Any, *names: str) -> bool:
     return isinstance(value, dict) and all(_is_whole(value.get(name)) for name in names)
 
 
-def _is_tally(value: Any) -> bool:
-    names = set(Tally(total_steps=0).to_dict(0.0))
-    return isinstance(value, dict) and set(value) == names and all(map(_is_number, value.values()))
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) < 2**1023
-
-
 def _is_finished_call(value: Any) -> bool:
     return _has_whole(value, "begin", "end") and Outcome.is_described_by(value.get("result"))
 
@@ -101,6 +92,6 @@ _BODY: dict[str, Callable[[Any], bool]] = {
     "call": lambda value: _has_whole(value, "begin", "end"),
     "mode": lambda value: value in ("alone", "rounds", "async"),
     "stream": lambda value: value is None or _has_whole(value, "start", "used"),
-    "tally": _is_tally,
+    "tally": Tally.is_described_by,
     "finished": lambda value: isinstance(value, list) and all(map(_is_finished_call, value)),
 }

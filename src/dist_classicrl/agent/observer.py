@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +14,7 @@ from dist_classicrl.model.agent_state import Corner
 
 _LOST = ("excluded", "left")
 _JOINED = ("readmitted", "replaced")
+_POINTS = 200  # reports of a call at least, spread evenly over its steps
 
 
 class CallbackObserver(Observer):
@@ -42,6 +44,15 @@ class CallbackObserver(Observer):
     def is_needed(self) -> bool:
         """Whether there is anybody to be told."""
         return self._progress is not None or bool(self._callbacks.children)
+
+    def next_step(self, steps: int, total_steps: int) -> float:
+        """See `Observer`: the callbacks ask for some, and there are so many points in a call."""
+        asked = self._callbacks.next_step(self._begin + steps)
+        wanted = math.inf if asked is None else asked - self._begin
+        if total_steps == 0:
+            return wanted
+        point = steps * _POINTS // total_steps + 1
+        return min(wanted, -(-point * total_steps // _POINTS))
 
     def started(self, progress: Progress) -> None:
         """See `Observer`."""

@@ -12,8 +12,10 @@ from dist_classicrl.checkpoint.plan import CheckpointPlan, checked_signals, chec
 from dist_classicrl.checks import YesOrNo, is_whole
 from dist_classicrl.engines.progress import Progress
 from dist_classicrl.errors import SettingsError
+from dist_classicrl.settings import Settings
 
 _MOST_STEPS = 2**62
+_REPORT_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class Request:
     total_steps: int | None
     new_env: bool
     progress: Callable[[Progress], None] | None
-    progress_interval: float
+    progress_interval: float | str
     leave_signals: Any
     callbacks: Any
     placement: Any
@@ -77,13 +79,23 @@ class Request:
                 f"progress must be a function of one argument, or None, got {self.progress!r}."
             )
         callback_list(self.callbacks)
+        if interval == "auto":
+            return steps
         if isinstance(interval, bool) or not isinstance(interval, (int, float)):
-            raise SettingsError(f"progress_interval must be a number of seconds, got {interval!r}.")
+            raise SettingsError(
+                f'progress_interval must be a number of seconds, or "auto", got {interval!r}.'
+            )
         if not 0.0 <= interval < math.inf:
             raise SettingsError(
                 f"progress_interval must be at least 0 and finite, in seconds, got {interval!r}."
             )
         return steps
+
+    def seconds_between_reports(self, settings: Settings) -> float:
+        """Return how often to report by time; infinity: reports depend on steps alone."""
+        if self.progress_interval == "auto":
+            return _REPORT_SECONDS if settings.async_updates else math.inf
+        return float(self.progress_interval)
 
     def _named_steps(self) -> int:
         if (self.steps is None) == (self.total_steps is None):

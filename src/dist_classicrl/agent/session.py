@@ -196,7 +196,9 @@ class Session:
                 steps=beginning.end - state.steps,
                 seed=beginning.seed,
                 observer=observer if observer.is_needed else Observer(),
-                progress_interval=asked.progress_interval if observer.is_needed else math.inf,
+                progress_interval=(
+                    asked.seconds_between_reports(settings) if observer.is_needed else math.inf
+                ),
                 watch=self.watch,
                 saver=self._saver(source, beginning, place),
                 resumed=beginning.resumed,

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dist_classicrl.checks import is_whole
 from dist_classicrl.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -16,9 +17,10 @@ if TYPE_CHECKING:
 class BaseCallback:
     """Follows a training on the rank that serves. Override the methods that begin with an underscore.
 
-    ``_on_step`` is called at each report: every `progress_interval` seconds, at each checkpoint and at the
-    end. What it does, the server does not, so it should be quick. An exception ends the training on all
-    ranks, and reaches the caller of `train` unchanged on this one.
+    ``_on_step`` is called at each report: 200 times in a call of `train`, evenly spread over its steps, at
+    the steps that any callback asks for by ``_next_step``, every `progress_interval` seconds, at each
+    checkpoint and at the end. What it does, the server does not, so it should be quick. An exception ends the
+    training on all ranks, and reaches the caller of `train` unchanged on this one.
 
     Parameters
     ----------
@@ -67,6 +69,15 @@ class BaseCallback:
     def _on_step(self) -> bool:
         """Look at a report. Return False to end the training in order, with fewer steps, on all ranks."""
         return True
+
+    def _next_step(self, after: int) -> int | None:
+        """Return the first step above `after`, as `num_timesteps` counts, at which there has to be a report.
+
+        None: at none. It is asked for when the training begins and after each report. The report comes
+        exactly then where one process learns alone, at the end of the round in the reproducible mode, and
+        else when as many steps have come to the server: `num_timesteps` says how many those are.
+        """
+        return None
 
     def _on_rollout_end(self) -> None:
         """Act when a report is there, before any `_on_step`."""
@@ -120,6 +131,19 @@ class BaseCallback:
         """Whether `on_push` is to be called: somebody overrides `_on_push`."""
         own = type(self)._on_push is not BaseCallback._on_push
         return own or any(child.wants_pushes for child in self.children)
+
+    def next_step(self, after: int) -> int | None:
+        """Return the first step above `after` at which this callback asks for a report, if it does.
+
+        A `SettingsError` is raised if the answer is no such step.
+        """
+        at = self._next_step(after)
+        if at is None or is_whole(at) and at > after:
+            return None if at is None else int(at)
+        raise SettingsError(
+            f"{type(self).__name__}._next_step({after}) must return a whole number above {after}, or None, "
+            f"got {at!r}."
+        )
 
     def init_callback(self, agent: Any) -> None:
         """Tell the agent that trains."""
@@ -227,6 +251,11 @@ class CallbackList(BaseCallback):
     @property
     def _caller(self) -> BaseCallback | None:
         return self.parent
+
+    def next_step(self, after: int) -> int | None:
+        """Return the first step above `after` at which one of the callbacks asks for a report."""
+        asked = [child.next_step(after) for child in self.callbacks]
+        return min((at for at in asked if at is not None), default=None)
 
     def on_step(self, progress: Progress) -> bool:
         """Give a report to all callbacks, even if one of them ends the training."""

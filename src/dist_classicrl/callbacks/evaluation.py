@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dist_classicrl._random import stream_key
+from dist_classicrl._steps import next_multiple
 from dist_classicrl.callbacks.base import BaseCallback, CallbacksLike, one_callback
 from dist_classicrl.callbacks.evaluation_log import EvaluationLog
-from dist_classicrl.callbacks.events import EventCallback, next_multiple
+from dist_classicrl.callbacks.events import EventCallback
 from dist_classicrl.checks import checked_whole
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.errors import ConvergenceError, SettingsError
@@ -47,8 +48,9 @@ class EvalCallback(EventCallback):
         training.
     n_eval_episodes : int
     eval_freq : int
-        Environment steps, of all ranks, between two evaluations, which are made at the first report after
-        so many: `progress_interval` is the least distance in time.
+        Environment steps, of all ranks, between two evaluations. They are made at its multiples, counted as
+        `num_timesteps` is: exactly there where one process learns alone, at the end of the round in the
+        reproducible mode, and else on the first table of the server that contains as many.
     log_path : str or path, optional
         Folder of ``evaluations.npz``: arrays timesteps, results and ep_lengths (a row per evaluation), and
         exact_values (NaN where not known). By default the folder of the best model.
@@ -124,6 +126,9 @@ class EvalCallback(EventCallback):
         self.last_mean_reward = self.best_mean_reward = -math.inf
         self.last_exact_value = self.best_exact_value = math.nan
         self._best_score = -math.inf
+
+    def _next_step(self, after: int) -> int:
+        return next_multiple(after, self.eval_freq)
 
     def _on_training_start(self) -> None:
         self._resolve()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dist_classicrl._steps import next_multiple
 from dist_classicrl.callbacks.base import BaseCallback, CallbacksLike, one_callback
 from dist_classicrl.checks import checked_whole
 
@@ -33,7 +34,7 @@ class EventCallback(BaseCallback):
 
 
 class EveryNTimesteps(EventCallback):
-    """Calls another callback at the first report after every so many steps.
+    """Calls another callback every so many steps: at their multiples, counted as `num_timesteps` is.
 
     Parameters
     ----------
@@ -47,6 +48,9 @@ class EveryNTimesteps(EventCallback):
         self.n_steps = checked_whole("n_steps", n_steps, 1)
         self._next = self.n_steps
 
+    def _next_step(self, after: int) -> int:
+        return next_multiple(after, self.n_steps)
+
     def _on_training_start(self) -> None:
         self._next = next_multiple(self.num_timesteps, self.n_steps)
 
@@ -55,8 +59,3 @@ class EveryNTimesteps(EventCallback):
             return True
         self._next = next_multiple(self.num_timesteps, self.n_steps)
         return self._on_event()
-
-
-def next_multiple(steps: int, every: int) -> int:
-    """Return the first multiple of `every` above `steps`."""
-    return (steps // every + 1) * every

@@ -165,14 +165,14 @@ class Choice(Text):
         return text
 
 
-class WholeOr(Whole):
-    """Whole numbers, or one word."""
+class _OrWord(Kind):
+    """What another kind takes, or one word."""
 
-    def __init__(self, word: str) -> None:
-        super().__init__(1)
+    def __init__(self, word: str, least: int) -> None:
+        super().__init__(least)  # type: ignore[call-arg]  # of the other kind
         self._word = word
-        self.name = f"integer|{word}"
-        self.allowed = f"a whole number of at least 1, or {word}"
+        self.name = f"{self.name}|{word}"
+        self.allowed = f"{self.allowed}, or {word}"
 
     def of_text(self, text: str) -> Any:
         """Read a number, or take the word."""
@@ -181,6 +181,20 @@ class WholeOr(Whole):
     def of_data(self, data: Any) -> Any:
         """Take a number or the word."""
         return data if data == self._word else super().of_data(data)
+
+
+class WholeOr(_OrWord, Whole):
+    """Whole numbers of at least 1, or one word."""
+
+    def __init__(self, word: str) -> None:
+        super().__init__(word, 1)
+
+
+class RealOr(_OrWord, Real):
+    """Numbers of at least 0, or one word."""
+
+    def __init__(self, word: str) -> None:
+        super().__init__(word, 0)
 
 
 class StepsOrTime(Kind):

@@ -23,6 +23,7 @@ from dist_classicrl.cli.option_types import (
     Mode,
     Names,
     Real,
+    RealOr,
     Schedule,
     StepsOrTime,
     Time,
@@ -104,7 +105,13 @@ OF_TRAIN = [
     Option(
         "leave_signals", Names(), (), "Signals on which a worker leaves, and the others go on.", plan.SECTION
     ),
-    Option("progress_interval", Real(0.0), 1.0, "Seconds between two records.", SHOWING),
+    Option(
+        "progress_interval",
+        RealOr("auto"),
+        "auto",
+        "Seconds between two records, besides 200 a run; auto: 1, or none with --no-async-updates.",
+        SHOWING,
+    ),
 ]
 
 OF_COMMAND = [

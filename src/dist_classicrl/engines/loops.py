@@ -59,6 +59,10 @@ class Loop(ABC):
     def position(self, whole: bool = True) -> Position:
         """How far the run is; `whole`: with all that learners need to go on as if nothing had been."""
 
+    @property
+    def _global_step(self) -> int:
+        return self._run.start + self._run.tally.steps - self._run.tally.earlier_steps
+
     def learners(self) -> State:
         """Return the stacked state of all learners."""
         return stack_states([self._learner.state(number) for number in sorted(self._learner.walkers)])
@@ -97,9 +101,8 @@ class Loop(ABC):
             where = saver.save_last(run.values, run.counts, self.position())
             run.reporter.hear(self._company.record, saver)
             raise run.stopped(stop, where)
-        steps = run.start + run.tally.steps - run.tally.earlier_steps
-        if saver.is_due(steps):
-            saver.begin(steps)
+        if saver.is_due(self._global_step):
+            saver.begin(self._global_step)
             self.report(now=True)
             self.settle()
             if self._copies[0].size != run.values.size:
@@ -123,20 +126,24 @@ class StepLoop(Loop):
         run, stream, learner = self._run, self._stream, self._learner
         folded = time.perf_counter()
         size = _FIRST_SLICE_COMPILED if run.source.simulator is not None else _FIRST_SLICE_STEPPED
+        # Whole batches: where one of a stepped environment ends must not depend on the time that it takes.
         batch = run.settings.batch_size
+        whole = 1 if run.source.simulator is not None else batch
         last = self._first + run.steps
+        # One sum all along: how the steps are cut must not show in its rounding.
+        learner.totals.values[:] = run.tally.episodes, run.tally.returns, run.tally.lengths, 0.0
         try:
             while stream.used < last:
-                # Whole batches: where a batch of a stepped environment ends must not depend on the time that
-                # it takes.
                 steps = min(max(1, size // batch) * batch, last - stream.used)
+                if (until := self._steps_until_next()) < steps:
+                    steps = min(-(-int(until) // whole) * whole, steps)
                 before = time.perf_counter()
                 learner.learn(self._walker, stream, steps)
                 now = time.perf_counter()
                 spent = Learned(learning_seconds=now - before, worker_seconds=now - before)
                 size = max(1, min(int(steps * _SLICE_SECONDS / max(now - before, 1e-9)), 4 * size))
                 run.tally.steps = run.tally.earlier_steps + stream.used - self._first
-                run.tally.add_learned(Learned.of(learner.totals.take()))
+                self._take_totals()
                 run.reporter.count(self.own.rank, steps, spent)
                 if now - folded > _FOLD_SECONDS:
                     self.settle()
@@ -153,7 +160,25 @@ class StepLoop(Loop):
             if self._is_sound:
                 self.settle()
             raise
+        finally:
+            learner.totals.take()
         self.settle()
+
+    def _take_totals(self) -> None:
+        """Enter what was learned; errors get small with time, and would get lost in one sum of them all."""
+        tally, totals = self._run.tally, self._learner.totals.values
+        tally.episodes, tally.returns, tally.lengths, errors = totals.tolist()
+        tally.td_errors += errors
+        totals[3] = 0.0
+
+    def _steps_until_next(self) -> float:
+        """Return how many steps there are to the next report, or the next checkpoint by steps."""
+        run = self._run
+        until = run.reporter.next_step - run.tally.steps
+        if run.saver is not None:
+            here = self._global_step
+            until = min(until, run.saver.next_step(here) - here)
+        return max(1, until)
 
     def rescue(self) -> None:
         """Save what was learned, unless that is no number any more."""

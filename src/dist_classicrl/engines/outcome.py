@@ -146,6 +146,20 @@ class Counters:
 _COUNTERS = [each.name for each in fields(Counters)]
 
 
+def _typed(data: Mapping[str, float]) -> dict[str, Any]:
+    """Return the counters in `data` by name, each of its own type."""
+    return {name: type(count)(data[name]) for name, count in Counters().counted().items()}
+
+
+def _are_numbers(data: Any, names: set[str]) -> bool:
+    """Whether `data` has numbers that counters can be, under exactly these names."""
+    return (
+        isinstance(data, dict)
+        and set(data) == names
+        and all(type(value) in (int, float) and abs(value) < 2**1023 for value in data.values())
+    )
+
+
 class Learned(NamedTuple):
     """What a worker's learning came to since it last told; see `Counters`."""
 
@@ -171,6 +185,7 @@ class Counted:
     """What was counted of a call, and its training time: what another rank can count on from."""
 
     counters: Counters
+    reported: Counters  # as of the last report
     seconds: float
 
 
@@ -185,16 +200,30 @@ class Tally(Counters):
     earlier_steps: int = 0
     earlier_seconds: float = 0.0  # of training
     resumed_from: str | None = None
+    reported: Counters = field(default_factory=Counters)  # as of the last report
 
-    def to_dict(self, seconds: float) -> dict[str, float]:
+    def to_dict(self, seconds: float) -> dict[str, Any]:
         """Return what has to be counted on from, `seconds` after this process began, as data for JSON."""
-        return {**self.counted(), "seconds": self.earlier_seconds + seconds}
+        return {
+            **self.counted(),
+            "seconds": self.earlier_seconds + seconds,
+            "reported": self.reported.counted(),
+        }
+
+    @classmethod
+    def is_described_by(cls, data: Any) -> bool:
+        """Whether `data`, which was read from a file, is what `to_dict` returns; "reported" may lack."""
+        if not isinstance(data, dict):
+            return False
+        numbers, reported = {**data}, data.get("reported", Counters().counted())
+        numbers.pop("reported", None)
+        return _are_numbers(numbers, {*_COUNTERS, "seconds"}) and _are_numbers(reported, {*_COUNTERS})
 
     def so_far(self, seconds: float) -> Counted:
         """Return likewise what another rank of the same call has to count on from."""
-        return Counted(self.copy(), self.earlier_seconds + seconds)
+        return Counted(self.copy(), self.reported, self.earlier_seconds + seconds)
 
-    def go_on_from(self, data: Mapping[str, float], resumed_from: str) -> None:
+    def go_on_from(self, data: Mapping[str, Any], resumed_from: str) -> None:
         """Count on from what `to_dict` returned."""
         self._take(data)
         self.earlier_steps = self.steps
@@ -202,17 +231,24 @@ class Tally(Counters):
 
     def take_over(self, counted: Counted) -> None:
         """Count on from what `so_far` said on another rank of the same call."""
-        self._take({**counted.counters.counted(), "seconds": counted.seconds})
+        self._take(
+            {
+                **counted.counters.counted(),
+                "seconds": counted.seconds,
+                "reported": counted.reported.counted(),
+            }
+        )
 
     def end_as(self, result: Mapping[str, Any]) -> None:
         """Be what it was at the end of a call with this `Outcome.to_dict`."""
         self.steps = int(result["steps"])
         self.earlier_seconds = float(result["seconds"])
 
-    def _take(self, data: Mapping[str, float]) -> None:
-        for name, count in self.counted().items():
-            setattr(self, name, type(count)(data[name]))
+    def _take(self, data: Mapping[str, Any]) -> None:
+        for name, count in _typed(data).items():
+            setattr(self, name, count)
         self.earlier_seconds = float(data["seconds"])
+        self.reported = Counters(**_typed(data["reported"])) if "reported" in data else self.copy()
 
     def add_learned(self, learned: Learned) -> None:
         """Add what was learned, without the time that it took."""

@@ -115,6 +115,10 @@ class Observer:
 
     wants_pushes = False  # whether `pushed` is to be called
 
+    def next_step(self, steps: int, total_steps: int) -> float:
+        """Return the first step of this call after `steps` at which to report; infinity: at none."""
+        return math.inf
+
     def started(self, progress: Progress) -> None:
         """Hear that this rank serves from now on."""
 
@@ -155,7 +159,10 @@ class Company:
 
 @dataclass
 class Reporter:
-    """Tells an observer how far a run is: every so many seconds, at each checkpoint, and at the end.
+    """Tells an observer how far a run is: at the steps that it asks for, and at the end.
+
+    And every so many seconds and at each checkpoint, unless it is infinitely many: then reports depend on
+    steps alone.
 
     `rates` gives the chance of a random action and the step size after so many steps of this call, with so
     many workers. `wants_end`: the observer has asked for the end of the run.
@@ -172,19 +179,24 @@ class Reporter:
         self._shares: defaultdict[int, Counters] = defaultdict(Counters)
         self._events: list[dict[str, Any]] = []
         self._has_begun = False
-        self._count_from(0.0)
+        #: Step of this call at which to report next; infinity: at none.
+        self.next_step = math.inf
+        self._rest_from(0.0)
 
-    def _count_from(self, seconds: float) -> None:
-        """Begin to count for the next report."""
-        self._last = self.tally.copy()
-        self._then, self._next = seconds, seconds + self.every
+    def _rest_from(self, seconds: float) -> None:
+        """Begin to wait for the next report."""
+        self._steps_then, self._then, self._next = self.tally.steps, seconds, seconds + self.every
         self._shares.clear()
 
+    def _plan(self) -> None:
+        self.next_step = self.observer.next_step(self.tally.steps, self.tally.total_steps)
+
     def begin(self, seconds: float, learning: Iterable[Learning]) -> None:
-        """Count from now on, `seconds` after this process began."""
+        """Count from now on, `seconds` after this process began, what was not in this call's last report."""
         self._has_begun = True
-        self._count_from(seconds)
+        self._rest_from(seconds)
         self.observer.started(self._progress(seconds, tuple(learning)))
+        self._plan()
 
     def count(self, rank: int, steps: int, learned: Learned, staleness: int = 0, n_bytes: int = 0) -> None:
         """Take note of a push, of which only the seconds that were learned are of interest."""
@@ -208,15 +220,24 @@ class Reporter:
 
     def is_due(self, seconds: float, now: bool = False) -> bool:
         """Whether to report, `seconds` after this process began: it is time, or `now` if there is news."""
-        return seconds >= self._next or now and self.tally.steps > self._last.steps
+        if self.is_at_step or seconds >= self._next:
+            return True
+        return now and self.every < math.inf and self.tally.steps > self.tally.reported.steps
+
+    @property
+    def is_at_step(self) -> bool:
+        """Whether the step has come at which to report; the last one of all is reported when all is saved."""
+        return self.next_step <= self.tally.steps < self.tally.total_steps and not self.wants_end
 
     def report(self, seconds: float, learning: Iterable[Learning]) -> None:
         """Report, `seconds` after this process began; who learns is told by `learning`."""
         progress = self._progress(seconds, tuple(learning))
-        self._count_from(seconds)
+        self.tally.reported = self.tally.copy()
+        self._rest_from(seconds)
         self._events.clear()
         if not self.observer.reported(progress):
             self.wants_end = True
+        self._plan()
 
     def rest(self, seconds: float) -> None:
         """Count the time to the next report from `seconds` on, when the observer has returned.
@@ -228,13 +249,13 @@ class Reporter:
     def _progress(self, seconds: float, learning: Sequence[Learning]) -> Progress:
         tally = self.tally
         passed = max(seconds - self._then, 1e-9)
-        since = tally.since(self._last)
+        since = tally.since(tally.reported)
         epsilon, step_size = self.rates(tally.steps, len(learning))
         return Progress(
             **since.summary(),
             steps=tally.steps,
             total_steps=tally.total_steps,
-            steps_per_second=since.steps / passed,
+            steps_per_second=(tally.steps - self._steps_then) / passed,
             seconds=tally.earlier_seconds + seconds,
             td_error=since.mean_td_error,
             epsilon=epsilon,

@@ -42,7 +42,7 @@ class Resumed:
 
     checkpoint: str  # where it is
     made: int  # steps of this call that it contains
-    tally: dict[str, float]  # `Tally.to_dict`
+    tally: dict[str, Any]  # `Tally.to_dict`
     mode: str  # "alone", "rounds" or "async": whose state `learners` is
     stream: tuple[int, int] | None = None  # start and steps used of the stream of a process that learns alone
     learners: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)  # empty: new episodes begin

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from dist_classicrl._steps import next_multiple
 from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.checkpoint.writer import Writer
 from dist_classicrl.engines.outcome import Outcome
@@ -33,7 +34,7 @@ class Position:
     """How far a run is, besides the table."""
 
     steps: int  # global steps that the table contains
-    tally: dict[str, float]  # `Tally.to_dict`
+    tally: dict[str, Any]  # `Tally.to_dict`
     mode: str  # "alone", "rounds" or "async": who can go on from the learners' state
     stream: dict[str, int] | None = None  # start and steps used of that of a process that learns alone
     version: int = 0  # of the server's table
@@ -77,9 +78,11 @@ class Saver:
     patience: float  # seconds that the last checkpoint of the call may take
 
     def __post_init__(self, start: int) -> None:
-        self._saved_steps = self._submitted = start
+        self._submitted = start
         self._saved_at = time.monotonic()
         self._told = self.writer.last
+        self._next: int | None = None
+        self.next_step(start)
 
     def look(self) -> Stop | None:
         """Return why to stop if at all; CheckpointFencedError if another server has taken over the folder."""
@@ -96,21 +99,31 @@ class Saver:
         """Take note that another rank was asked to stop."""
         self.watch.ask(stop)
 
+    def next_step(self, steps: int) -> float:
+        """Return the first step after `steps` at which to save, as global steps; infinity: at none.
+
+        It is a multiple of the interval. While the last checkpoint is not on disk there is none.
+        """
+        every = self.plan.checkpoint_interval.steps
+        if every is None or self.writer.busy:
+            self._next = None
+        elif self._next is None:
+            self._next = next_multiple(steps, every)
+        return math.inf if self._next is None else self._next
+
     def is_due(self, steps: int) -> bool:
         """Whether to save now, at global step `steps`: never before the last checkpoint is on disk.
 
         One that could not be written is tried again soon.
         """
+        is_at_step = steps >= self.next_step(steps)
         if self.writer.busy:
             self._report_slow()
             return False
-        in_steps, in_seconds = self.plan.checkpoint_interval
-        interval = math.inf if in_seconds is None else in_seconds
+        interval = self.plan.checkpoint_interval.seconds or math.inf
         if self.writer.failed:
             interval = min(interval, _RETRY_SECONDS)
-        if time.monotonic() - self._saved_at >= interval:
-            return True
-        return in_steps is not None and steps - self._saved_steps >= in_steps
+        return is_at_step or time.monotonic() - self._saved_at >= interval
 
     def news(self) -> tuple[int, str] | None:
         """Return the global step of a checkpoint and where it is, once it is on disk."""
@@ -122,7 +135,8 @@ class Saver:
 
     def begin(self, steps: int) -> None:
         """Count the time to the next checkpoint from now on: one at about global step `steps` begins."""
-        self._saved_steps = steps
+        self._next = None
+        self.next_step(steps)
         self._saved_at = time.monotonic()
 
     def save(self, values: np.ndarray, counts: np.ndarray, position: Position) -> None:

@@ -115,6 +115,7 @@ class RoundServer(Serving[Client]):
                 self.tally.add_learned(learned)
                 carrier, size = self._carried_by[quota.worker], self._sizes[quota.worker]
                 self.reporter.count(carrier, quota.steps, learned, n_bytes=size)
+            self.report_progress()  # before a next round begins: the observer may end the run here
             states = {logical: maps.state for logical, maps in played.items() if self.may_repeat}
             self.now_at = RoundStart(number + 1, stack_by_number(states), self.tally.so_far(self.seconds))
         return None

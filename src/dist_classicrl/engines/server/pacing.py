@@ -17,6 +17,7 @@ _CALM_SHARE = 0.02
 _BUSY_SHARE = 0.5
 _FIRST_STEPS = 512
 _LONGEST_SECONDS = 0.1
+_LONGEST_SHARE = 0.005
 _SMOOTHING = 0.2
 _SETTLED_CHANGE = 0.03
 _MOVED_CHANGE = 0.1
@@ -69,14 +70,18 @@ class Pacer:
     or below 4 on the busiest entries, where k is an entry's visits per push and a the step size.
 
     Costs are processor time: where ranks outnumber cores, time that another rank gets is not lost. There are
-    N `workers`, and intervals are multiples of `quantum` steps.
+    N `workers`, and intervals are multiples of `quantum` steps. What is to happen at a step of the run
+    happens with the push that comes to it, so one with "auto" has at most 0.5 % of the run's `steps`.
     """
 
-    def __init__(self, settings: Settings, workers: int, quantum: int) -> None:
+    def __init__(self, settings: Settings, workers: int, quantum: int, steps: float = math.inf) -> None:
         self._auto = settings.sync_frequency == "auto"
         self._quantum = max(quantum, settings.batch_size)
+        self._share = _LONGEST_SHARE * steps
         self.workers = workers
-        self.interval = _FIRST_STEPS if self._auto else int(settings.sync_frequency) * settings.batch_size
+        self.interval = int(settings.sync_frequency) * settings.batch_size if not self._auto else _FIRST_STEPS
+        if self._auto and self._share < _FIRST_STEPS:
+            self.interval = self._whole_quanta(self._share)
         self._steps_per_second = 0.0
         self._steps_per_cpu_second = 0.0
         self._push_seconds = 0.0
@@ -99,6 +104,11 @@ class Pacer:
     def longest_call(self) -> int:
         """Steps after which messages should be looked at, whatever the interval."""
         return max(self._quantum, int(self._steps_per_second * _LONGEST_SECONDS))
+
+    @property
+    def longest_push(self) -> float:
+        """Steps that a push may have where there is no room for another, as the server does not answer."""
+        return math.inf if self._share == math.inf else max(self.interval, self._whole_quanta(self._share))
 
     @property
     def wants_refresh(self) -> bool:
@@ -135,7 +145,7 @@ class Pacer:
         wanted = calm
         if self.urgent:
             wanted = max(rate * self._push_seconds * (1.0 / _BUSY_SHARE - 1.0), fits)
-        wanted = min(wanted, self._steps_per_second * _LONGEST_SECONDS, 4.0 * self.interval)
+        wanted = min(wanted, self._steps_per_second * _LONGEST_SECONDS, 4.0 * self.interval, self._share)
         self.interval = self._whole_quanta(wanted)
 
     def _whole_quanta(self, steps: float) -> int:

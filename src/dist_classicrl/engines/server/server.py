@@ -55,11 +55,14 @@ class Server(Serving[Client]):
 
     leases: LeaseBook = field(kw_only=True)
     takes_over: bool = field(default=False, kw_only=True)
+    #: What this rank has pushed as a worker to a server before it, and the table may lack.
+    own: list[Pushed] = field(default_factory=list, kw_only=True)
 
     def __post_init__(self) -> None:
         self._snapshot = TableSnapshot(self.table.values, self.table.counts)
         self._handover: tuple[int, Handover | None] = -1, None  # with the version that it is of
         self._offered = 0.0
+        self._is_stopping = False
         super().__post_init__()  # last: it asks for new clients, which takes the above
 
     @property
@@ -79,6 +82,8 @@ class Server(Serving[Client]):
         When it returns, all that the workers had learned is in the table, except what a worker held that did
         not answer within two seconds.
         """
+        while self.own:
+            self.apply_if_lacking(self.group.rank, self.own.pop(0))
         while True:
             if self.reporter.wants_end and not self._awaits_maps and not self.leases.is_over:
                 self.leases.end()
@@ -142,6 +147,7 @@ class Server(Serving[Client]):
         """Ask the workers for what they have not pushed, and wait for it, but not for long."""
         wire = self.group.wire
         self.table.watch(None)
+        self._is_stopping = True
         self._ask_for_last_pushes()
         deadline = wire.now() + LAST_PUSH_SECONDS
         backoff = Backoff(wire.sleep)
@@ -175,12 +181,23 @@ class Server(Serving[Client]):
         self._count(rank, pushed, size, staleness)
         self.tally.bytes_saved += push.bytes_saved
         client.owes_reply = True
+        self._report_at_step()
+
+    def _report_at_step(self) -> None:
+        """Report if this push came to the step for that, before the next is applied or any is answered.
+
+        So the report is of the first table with so many, and no worker's base is ahead of the reports: who
+        takes over from this server misses none. At a stop, workers must not wait for callbacks.
+        """
+        if self.reporter.is_at_step and not self._is_stopping:
+            self.report_progress()
 
     def apply_if_lacking(self, rank: int, pushed: Pushed, size: int = 0) -> None:
         """Apply a push that a server before this one may have had, if the table lacks it."""
         if self.table.apply(rank, pushed.sequence, pushed.packed):
             self.leases.credit(pushed.steps)
             self._count(rank, pushed, size)
+            self._report_at_step()
 
     def has_made(self, alone: LearningOn) -> None:
         """Count what this rank learned itself, which is in the table as it is now."""

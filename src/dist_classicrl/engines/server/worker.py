@@ -77,11 +77,11 @@ class Worker(Working):
             now = self.wake()
             if self._take_in():
                 backoff.reset()
-            if self._leases:
+            if self._leases and self._since_push < self.pacer.longest_push:
                 self._learn_or_give_up()
                 backoff.reset()
             elif self._since_push and self.window.has_room and not self._stopping:
-                self._push(flush=True)
+                self._push(flush=not self._leases)
             elif self.final is None:
                 self.channel.reap()
                 backoff.wait()
@@ -153,6 +153,7 @@ class Worker(Working):
         until_push = pacer.interval - self._since_push
         if until_push <= 0:  # the window is full: look for room again after half an interval
             until_push = -(-pacer.interval // 2)
+        until_push = int(min(until_push, pacer.longest_push - self._since_push))
         steps = min(left, until_push, pacer.longest_call)
         begin, cpu_begin = time.perf_counter(), time.thread_time()
         self.learner.learn(self.learner.walkers[0], stream, steps)
