@@ -71,8 +71,10 @@ class LocalStorage(Storage):
         return open_regular(self._at(path))
 
     def remove(self, path: str) -> None:
-        """Remove a file or a folder."""
+        """Remove a file or a folder; of a link the link alone, and nothing that lies behind it."""
         target = self._at(path)
+        if "/" in path and os.path.islink(os.path.dirname(target)):
+            return
         with suppress(FileNotFoundError):
             if os.path.isdir(target) and not os.path.islink(target):
                 shutil.rmtree(target)
