@@ -85,6 +85,7 @@ class Session:
         steps = 0
         try:
             steps = asked.checked_steps(state.steps, len(agreement.members))
+            state.check_values()
             self._check_workers(ranks, len(agreement.members) - 1)
             engine = engine_for(state.settings, ranks, asked.placement)
             if error is None:

@@ -10,7 +10,7 @@ import numpy as np
 from dist_classicrl._jit import jit_for
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.environments.trial import run_game, try_out
-from dist_classicrl.errors import ActionMaskError, RewardError
+from dist_classicrl.errors import ActionMaskError, DivergenceError
 from dist_classicrl.learning import loops
 from dist_classicrl.learning.learner import Problem, Stream, Totals
 from dist_classicrl.learning.loops import NO_STEPS, Stretch, Walker
@@ -102,7 +102,7 @@ class CompiledLearner:
         if self._stuck is not None and self._stuck.size:
             self._check_not_stuck(self._stuck)
         if not math.isfinite(collected := episode.walker.collected[0]):
-            raise RewardError(
+            raise DivergenceError(
                 "The undiscounted return of an episode in the compiled environment came to "
                 f"{collected}: rewards are so large that their sum is beyond all numbers. Make them smaller."
             )
