@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 
 @contextmanager
@@ -54,6 +54,22 @@ def whole_file(
         with suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a regular file; OSError for whatever else has that name, since reading it could block for ever."""
+    # Not blocking: opening a named pipe would wait for a writer.
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "Not a regular file", os.fspath(path))
+    return cast(BinaryIO, os.fdopen(handle, "rb"))
+
+
+def read_regular(path: str | os.PathLike[str]) -> bytes:
+    """Return what a regular file holds, see `open_regular`."""
+    with open_regular(path) as file:
+        return file.read()
 
 
 def set_mode(handle: int, mode: int) -> None:

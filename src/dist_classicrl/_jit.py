@@ -66,14 +66,18 @@ def overloads(stub: Callable[..., Any], inline: bool = False) -> Any:
 
 
 @cache
-def may_allocate(function: Any) -> Any:
+def as_called_by_kernels(function: Any, check: bool) -> Any:
     """Return a user's jitted function as one that may make arrays, also where a `jit` function calls it.
 
-    Else numba compiles it by the caller's rules.
+    Else numba compiles it by the caller's rules. To `check`, each of its own indices into an array that is
+    outside of it raises IndexError.
     """
-    if "_nrt" in function.targetoptions:
+    if "_nrt" in function.targetoptions and not check:
         return function
-    return numba.jit(**{**function.targetoptions, "_nrt": True})(function.py_func)
+    options = {"_nrt": True, **function.targetoptions}
+    if check:
+        options["boundscheck"] = True
+    return numba.jit(**options)(function.py_func)
 
 
 def is_compiled(function: Any) -> bool:

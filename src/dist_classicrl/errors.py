@@ -138,6 +138,10 @@ class WorkerLeft(SystemExit):
 # Training, alone and on many ranks
 
 
+class DivergenceError(DistClassicRLError, ValueError):
+    """Action values, or sums of rewards, have grown beyond the numbers that a table or a record can hold."""
+
+
 class ExportError(DistClassicRLError, ValueError):
     """What was learned cannot be written as asked."""
 

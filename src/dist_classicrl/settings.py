@@ -141,7 +141,7 @@ class Settings(Checked):
     on_failure: str = _talking(
         "continue", OneOf(("continue", "replace", "abort")), "What a lost worker means."
     )
-    min_workers: int = _talking(0, WholeNumber(0), "With fewer the run ends.")
+    min_workers: int = _talking(0, WholeNumber(0), "With fewer no run begins or goes on.")
     max_replacements: int = _talking(
         3, WholeNumber(0), "Most ranks started anew where --on-failure is replace."
     )

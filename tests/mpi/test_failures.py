@@ -4,6 +4,7 @@ import math
 import socket
 import time
 
+import gymnasium
 import numpy as np
 import pytest
 from rank_environments import (
@@ -21,6 +22,7 @@ from dist_classicrl.environments import TabularMDP
 from dist_classicrl.errors import (
     ActionMaskError,
     CutOffError,
+    DivergenceError,
     EnvError,
     ModelFileError,
     RankLostError,
@@ -463,3 +465,33 @@ def test_a_bad_model_file_is_refused_on_every_rank(world, make_agent, lake, tmp_
         DistAsyncQLearning.load_model(tmp_path / "bad.pkl")
     loaded = DistAsyncQLearning.load_model(tmp_path / "whole.pkl")
     check_trains(world, loaded, lake)
+
+
+# Values that are no numbers any more
+
+
+@MODES
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_a_rank_whose_values_overflow_ends_the_run_on_all_and_leaves_good_checkpoints(
+    world, make_agent, folder, restart, async_updates, dtype
+):
+    culprit = world.size - 1
+    agent = make_agent(async_updates=async_updates, dtype=dtype, logical_workers=world.size)
+    agent.train(SteppedLake, total_steps=2_000, checkpoint_dir=folder)
+    good = agent.q_table.copy()
+    large = 1e308 if dtype == "float64" else 1e39
+
+    def make():
+        scale = large if world.rank == culprit else 1.0
+        return gymnasium.wrappers.TransformReward(SteppedLake(), lambda reward: scale + reward)
+
+    raised_by(
+        world, {culprit}, DivergenceError, "Make the rewards smaller",
+        lambda: agent.train(make, total_steps=LONG, checkpoint_dir=folder, checkpoint_interval="1h"),
+    )  # fmt: skip
+    assert np.isfinite(agent.q_table).all()
+    world.barrier()
+    loaded = DistAsyncQLearning.load_model(folder)
+    assert np.isfinite(loaded.q_table).all() and loaded.steps >= 2_000
+    if not async_updates:
+        assert loaded.steps == 2_000 and np.array_equal(loaded.q_table, good)

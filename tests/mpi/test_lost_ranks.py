@@ -174,3 +174,11 @@ def test_a_loss_asks_for_as_many_replacements_as_are_allowed(world, comm, culpri
         (asked,) = Recorder.made
         assert (asked.limit, asked.mark, asked.lost) == (7, "2", 1)
     assert np.isfinite(agent.q_table).all()
+
+
+def test_with_fewer_workers_than_asked_for_nothing_begins(world, comm, make_agent, lake):
+    agent = make_agent(comm=comm, min_workers=world.size)
+    with pytest.raises(SettingsError, match=f"min_workers={world.size} asks for a server and {world.size} w"):
+        agent.train(lake, total_steps=100)
+    if world.size > 1:
+        assert make_agent(comm=comm, min_workers=world.size - 1).train(lake, total_steps=100).steps == 100

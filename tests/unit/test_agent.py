@@ -582,6 +582,11 @@ def test_a_users_compiled_game_trains_and_its_errors_come_through():
         agent.train(env=broken, steps=1000, new_env=True)
 
 
+def test_a_process_alone_is_not_as_many_workers_as_asked_for():
+    with pytest.raises(SettingsError, match="min_workers=8 asks for .* but 1 process trains alone. Start 9"):
+        DistAsyncQLearning(min_workers=8).train(GARNET, total_steps=100)
+
+
 # Launchers that promised more
 
 

@@ -822,3 +822,21 @@ def test_neither_training_nor_load_model_takes_another_run_for_a_damaged_one(tmp
             attempt()
     assert agent.steps == 0 and folder.names() == names and broken != names[-1]
     assert DistAsyncQLearning.load_model(folder.url_of(names[-1])).steps == 500
+
+
+# What lies elsewhere
+
+
+def test_pruning_removes_a_link_to_a_checkpoint_and_nothing_behind_it(tmp_path):
+    folder = claimed(tmp_path / "here", keep_last=1)
+    first = folder.write(arrays_of(1), {"steps": 10}, RUN)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    shutil.move(tmp_path / "here" / "agent-0" / first, elsewhere / first)
+    (tmp_path / "here" / "agent-0" / first).symlink_to(elsewhere / first)
+    before = sorted(path.name for path in (elsewhere / first).iterdir())
+    assert "manifest.json" in before and first in folder.names()
+    second = folder.write(arrays_of(2), {"steps": 20}, RUN)
+    assert folder.names() == [second]
+    assert not os.path.lexists(tmp_path / "here" / "agent-0" / first)
+    assert sorted(path.name for path in (elsewhere / first).iterdir()) == before

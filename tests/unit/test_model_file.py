@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import stat
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from dist_classicrl import DistAsyncQLearning
 from dist_classicrl.errors import ModelFileError
 from dist_classicrl.model import model_file
+from dist_classicrl.model.archive import ArrayArchive, digest_of
 from dist_classicrl.model.model_file import SavedModel
 from dist_classicrl.schedules import Linear, PerVisit
 from dist_classicrl.settings import Settings
@@ -281,3 +283,131 @@ def test_a_name_of_the_greatest_length_can_be_written(tmp_path):
 def test_writing_where_there_is_no_folder_says_so(tmp_path):
     with pytest.raises(FileNotFoundError, match="missing"):
         model_file.write(tmp_path / "missing" / "model.npz", saved_model())
+
+
+# Files that somebody else made
+
+
+def write_members(path, about=None, **members):
+    """Write a model file of raw members; `about` has what differs from that of a good one."""
+    good = saved_model()
+    made = model_file.write(path.with_suffix(".good"), good)
+    with np.load(made) as archive:
+        told = json.loads(archive["about"].tobytes())
+    arrays = {"q_table": good.q_table, "visits": good.visits, **members}
+    told["sha256"] = {name: digest_of(np.ascontiguousarray(array)) for name, array in arrays.items()}
+    told.update(about or {})
+    with open(path, "wb") as file:
+        np.savez_compressed(file, about=np.frombuffer(json.dumps(told).encode(), np.uint8), **arrays)
+    return path
+
+
+def test_a_file_made_by_hand_is_read_where_it_is_right(tmp_path):
+    assert same(model_file.read(write_members(tmp_path / "model.npz")), saved_model())
+
+
+@pytest.mark.parametrize(
+    ("members", "about", "message"),
+    [
+        ({"q_table": np.ones((4, 3), ">f8")}, {}, "q_table is >f8, this library reads <f8"),
+        ({"visits": np.ones((4, 3), ">i8")}, {}, "visits is >i8, this library reads <f8"),
+        ({"q_table": np.ones((3, 4)).T}, {}, "q_table is in Fortran's order"),
+        ({"visits": np.ones((400, 3), np.int64)}, {}, r"its visits has the shape \(400, 3\)"),
+        ({"legal": np.zeros((4, 3), bool)}, {}, "its mask is bool and allows 0 actions"),
+        ({"legal": np.ones((5, 3), bool)}, {}, r"its mask has the shape \(5, 3\)"),
+        ({"tables": np.ones((4, 3))}, {}, r"its tables has the shape \(4, 3\)"),
+        ({}, {"steps": True}, "its number of steps is True"),
+        ({}, {"steps": 10**4000}, r"its number of steps is 1000\d*\.\.\.\d*000\."),
+        ({}, {"steps": 2**63}, "its number of steps is"),
+        ({}, {"steps": 1.0}, "its number of steps is 1.0"),
+        ({}, {"actions": True}, "its number of actions is True"),
+    ],
+)
+def test_what_would_go_wrong_later_is_refused(tmp_path, members, about, message):
+    path = write_members(tmp_path / "model.npz", about, **members)
+    with pytest.raises(ModelFileError, match=message):
+        DistAsyncQLearning.load_model(path)
+
+
+def test_a_table_of_another_size_than_its_settings_ask_for_is_refused(tmp_path):
+    settings = {**saved_model().settings.to_dict(), "state_size": 400}
+    path = write_members(tmp_path / "model.npz", {"settings": settings})
+    with pytest.raises(ModelFileError, match=r"its table has the shape \(4, 3\), its settings say \(400, "):
+        model_file.read(path)
+
+
+def big_member(archive, name, shape, blocks):
+    """Write an array of zeros of `shape`, of which there are so many blocks of a MiB."""
+    with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+        header = {"descr": "<f8", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        for _ in range(blocks):
+            file.write(bytes(1 << 20))
+
+
+def with_big_tables(path, shape, blocks):
+    """Write a small file whose q_table and visits unpack to `blocks` MiB each."""
+    made = model_file.write(path.with_suffix(".good"), saved_model())
+    with np.load(made) as archive:
+        about = archive["about"]
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        with archive.open("about.npy", "w") as file:
+            np.save(file, about)
+        big_member(archive, "q_table", shape, blocks)
+        big_member(archive, "visits", shape, blocks)
+    assert path.stat().st_size < 2**20
+    return path
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((2**40, 2**20), r"q_table has the shape .* allowed are 17,179,869,184 bytes"),
+        ((2**21, 3), "q_table is said to be float64 of shape .* and has 67108864 bytes"),
+    ],
+)
+def test_a_small_file_that_would_be_large_is_refused_before_it_is_unpacked(
+    tmp_path, monkeypatch, shape, message
+):
+    path = with_big_tables(tmp_path / "model.npz", shape, 64)
+    made = []
+    empty = np.empty
+    monkeypatch.setattr(np, "empty", lambda *given, **more: made.append(given) or empty(*given, **more))
+    with pytest.raises(ModelFileError, match=message):
+        model_file.read(path)
+    assert all(np.prod(given[0]) < 10_000 for given in made)  # what the file says of itself
+
+
+def test_reading_needs_no_second_copy_of_the_table(tmp_path):
+    shape = (2**21, 4)
+    path = model_file.write(
+        tmp_path / "model.npz",
+        SavedModel(Settings(), np.zeros(shape), np.zeros(shape, np.int64), 0),
+    )
+    tracemalloc.start()
+    try:
+        model = model_file.read(path)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 1.3 * (model.q_table.nbytes + model.visits.nbytes)
+
+
+def test_memory_that_cannot_be_had_is_said(tmp_path, monkeypatch):
+    path = model_file.write(tmp_path / "model.npz", saved_model())
+    read = ArrayArchive.read
+
+    def fails(self, member):
+        if member.name == "visits":
+            raise MemoryError
+        return read(self, member)
+
+    monkeypatch.setattr(ArrayArchive, "read", fails)
+    with pytest.raises(ModelFileError, match="its arrays need .* GiB of memory, which cannot be had here"):
+        model_file.read(path)
+
+
+def test_a_pipe_is_no_model_file_and_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "model.npz")
+    with pytest.raises(ModelFileError, match="Not a regular file"):
+        DistAsyncQLearning.load_model(tmp_path / "model.npz")

@@ -8,6 +8,7 @@ import pytest
 from made_learners import context_of, learner_of
 from slow_learner import SlowLearner, SlowModel, SlowReplay, SlowTable, share_of, splitmix, visit_slot
 
+from dist_classicrl.environments import trial
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.simulate import CompiledSimulator
 from dist_classicrl.environments.tictactoe import simulator as tictactoe
@@ -460,10 +461,11 @@ def bad_step(data, memory, state, action, random):
 
 @pytest.mark.parametrize("at", [3, 10])
 @pytest.mark.parametrize("reward", [np.nan, np.inf, -np.inf])
-def test_a_reward_that_is_no_finite_number_is_an_error(reward, at):
+def test_a_reward_that_is_no_finite_number_is_an_error(reward, at, monkeypatch):
     simulator = CompiledSimulator.game("bad", 1, 4, BadGame(reward, at), bad_reset, bad_step, memory_size=1)
     settings = Settings(learning_rate=0.1)
+    monkeypatch.setattr(trial, "TRIAL_STEPS", 0)  # else it is found before the first step
     learner = learner_of(simulator, settings)
     learner.learn(0, Stream(KEY, 0), 2)
-    with pytest.raises(RewardError, match="NaN or infinite"):
+    with pytest.raises(RewardError, match=f"gave the reward {reward}. Rewards must be finite"):
         learner.learn(0, Stream(KEY, 2), 40)

@@ -17,7 +17,7 @@ from dist_classicrl.environments.simulate import (
     begin,
     compile_model,
 )
-from dist_classicrl.errors import ActionMaskError, ModelError
+from dist_classicrl.errors import ActionMaskError, ModelError, SettingsError
 from dist_classicrl.evaluation.episodes import evaluate
 from dist_classicrl.learning.learner import Stream
 from dist_classicrl.learning.loops import learn_steps
@@ -288,11 +288,18 @@ def test_a_game_may_make_arrays():
     assert evaluate(game, agent, 3, 0, 9).returns.tolist() == [6.0] * 3
 
 
-def test_games_of_one_class_share_their_functions():
-    walk()
-    walk(data=WalkData(3, np.zeros(1)))
-    with pytest.raises(ModelError, match="WalkData already belongs to a game with other functions"):
-        walk(step=other_step)
+def test_a_function_that_was_written_anew_makes_another_game_of_the_same_class():
+    """In a notebook a cell is run again, and each time its functions are new ones."""
+    first, shorter = walk(), walk(data=WalkData(3, np.zeros(1)))
+    assert type(first.tables) is type(shorter.tables) is WalkData
+    other, again = walk(step=other_step), walk(step=other_step)
+    assert type(other.tables) is type(again.tables) is not WalkData
+    assert isinstance(other.tables, WalkData) and other.tables == first.tables
+    for game, steps in ((first, 5.0), (other, 1.0), (walk(), 5.0)):  # each plays its own, also afterwards
+        agent = AgentState(Settings())
+        agent.set_values([[0.0, 1.0]] * 5)
+        assert evaluate(game, agent, 3, 0, 9).lengths.tolist() == [steps] * 3
+    assert jit_for(learn_steps, type(other.tables), QLearning).stats.cache_path is None
 
 
 def test_games_that_cannot_run_are_refused():
@@ -303,6 +310,11 @@ def test_games_that_cannot_run_are_refused():
     for data in ((5, 1.0), {"length": 5}, None):
         with pytest.raises(ModelError, match="data must be a NamedTuple"):
             walk(data=data)
+    for name, bad in (("n_states", 0), ("n_actions", 2.0), ("memory_size", -1), ("max_episode_steps", "5")):
+        with pytest.raises(SettingsError, match=f"{name} must be a whole number"):
+            walk(**{name: bad})
+    with pytest.raises(SettingsError, match="check must be True or False"):
+        walk(check=1)
     with pytest.raises(ActionMaskError, match=r"legal has shape \(2, 5\), it must be .* \(5, 2\)"):
         walk(legal=np.ones((2, 5), bool))
 

@@ -105,7 +105,8 @@ class DistAsyncQLearning:
         What the loss of a worker means. "continue": the others make its steps. "replace": a new process takes
         its place, where MPI can start one. "abort": the run ends with `RankLostError`, after a checkpoint.
     min_workers : int
-        With fewer workers the run ends with `RankLostError`. 0: the server goes on alone if it must.
+        With fewer workers no run begins, and one that a loss leaves with fewer ends with `RankLostError`. 0:
+        the server goes on alone if it must.
     max_replacements : int
         Most processes that one call of `train` starts where `on_failure` is "replace".
     on_error : str

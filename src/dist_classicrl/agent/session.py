@@ -28,7 +28,13 @@ from dist_classicrl.engines.run import LossPolicy, Run
 from dist_classicrl.engines.saving import Saver, note_finished
 from dist_classicrl.environments.identity import Identity
 from dist_classicrl.environments.resolve import Source
-from dist_classicrl.errors import CheckpointError, EnvMismatchError, TrainingStopped
+from dist_classicrl.errors import (
+    CheckpointError,
+    EnvMismatchError,
+    RankLostError,
+    SettingsError,
+    TrainingStopped,
+)
 from dist_classicrl.learning.rules import contents
 from dist_classicrl.membership.admission import Entry
 from dist_classicrl.membership.election import Deposed
@@ -90,6 +96,8 @@ class Session:
         steps = 0
         try:
             steps = asked.checked_steps(state.steps, len(agreement.members))
+            state.check_values()
+            self._check_workers(ranks, len(agreement.members) - 1)
             engine = engine_for(state.settings, ranks, asked.placement)
             if error is None:
                 source = state.look_at(asked.env)
@@ -100,6 +108,21 @@ class Session:
         everyone = agreement.agree(error, described, [steps], "all ranks to prepare their environments")
         assert found is not None  # else there was an error, which agree() raised
         return *found, steps if asked.names_total else int(everyone[:, 0].sum())
+
+    def _check_workers(self, ranks: int, workers: int) -> None:
+        """Check that as many workers begin as the settings ask for."""
+        least = self.state.settings.min_workers
+        if ranks - 1 < least:
+            given = "1 process trains alone" if ranks == 1 else f"{ranks} ranks are a server and {ranks - 1}"
+            raise SettingsError(
+                f"min_workers={least} asks for a server and {least} workers, but {given}. Start {least + 1} "
+                f"ranks, for instance with `mpirun -n {least + 1}`, or lower min_workers."
+            )
+        if workers < least:
+            raise RankLostError(
+                f"Ranks were lost before the first step, which leaves {workers} workers: fewer than "
+                f"min_workers={least}. Start the job again, or lower min_workers."
+            )
 
     def _description(self, source: Source, engine: Engine, steps: int) -> dict[str, Any]:
         """Return what must be the same on all ranks."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dist_classicrl._files import whole_file
+from dist_classicrl._files import open_regular, whole_file
 from dist_classicrl.monitoring.files import set_aside
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class EvaluationLog:
     def read(cls, path: Path) -> EvaluationLog:
         """Return the log in a file; an empty one if there is none, or if it is damaged, which renames it."""
         try:
-            with np.load(path, allow_pickle=False) as archive:
+            with open_regular(path) as file, np.load(file, allow_pickle=False) as archive:
                 timesteps, results, lengths, exact = (archive[name] for name in _ARRAYS)
             log = cls()
             for step, returns, steps, value in zip(timesteps, results, lengths, exact, strict=True):

@@ -5,13 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import stat
 import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
-from dist_classicrl._files import new_file, set_mode, whole_file
+from dist_classicrl._files import new_file, open_regular, set_mode, whole_file
 from dist_classicrl.checkpoint.storage import Storage
 from dist_classicrl.errors import CheckpointError
 
@@ -68,17 +67,14 @@ class LocalStorage(Storage):
         return True
 
     def open(self, path: str) -> BinaryIO:
-        """Open a regular file; whatever else has that name is refused, since reading it could block."""
-        # Not blocking: opening a named pipe would wait for a writer.
-        handle = os.open(self._at(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            os.close(handle)
-            raise OSError(errno.EINVAL, "Not a regular file", self._at(path))
-        return cast(BinaryIO, os.fdopen(handle, "rb"))
+        """Open a regular file; whatever else has that name is refused."""
+        return open_regular(self._at(path))
 
     def remove(self, path: str) -> None:
-        """Remove a file or a folder."""
+        """Remove a file or a folder; of a link the link alone, and nothing that lies behind it."""
         target = self._at(path)
+        if "/" in path and os.path.islink(os.path.dirname(target)):
+            return
         with suppress(FileNotFoundError):
             if os.path.isdir(target) and not os.path.islink(target):
                 shutil.rmtree(target)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dist_classicrl._files import whole_file
+from dist_classicrl._files import open_regular, read_regular, whole_file
 from dist_classicrl._nearest import nearest
 from dist_classicrl._urls import without_password
 from dist_classicrl.errors import SettingsError
@@ -31,7 +31,7 @@ _TYPES = {str: "a text", bool: "true or false", int: "a whole number", float: "a
 def read(path: Path) -> dict[str, Any]:
     """Return what a TOML file holds."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_regular(path).decode())
     except OSError as error:
         raise SettingsError(f"The configuration {str(path)!r} cannot be read: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:  # no TOML, or no UTF-8
@@ -75,8 +75,8 @@ def _shown(data: Any) -> str:
 
 def is_of_run(path: Path) -> bool:
     """Return whether a file was written by `train`, and not by a person."""
-    with path.open(encoding="utf-8") as file:
-        return file.readline().strip() == f"# {ABOUT}"
+    with open_regular(path) as file:
+        return file.readline(1_000).strip() == f"# {ABOUT}".encode()
 
 
 def write(path: Path, settings: Mapping[str, Any], comment: str) -> None:

@@ -10,6 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from dist_classicrl._files import read_regular
 from dist_classicrl.cli import config
 
 ROOT = Path("runs")  # where folders of runs lie by default
@@ -83,7 +84,7 @@ class RunFolder:
     def read_result(self) -> dict[str, Any] | None:
         """Return the result of the run; None where it has not ended, or goes on."""
         try:
-            data = json.loads(self.result.read_text())
+            data = json.loads(read_regular(self.result))
         except (OSError, ValueError, RecursionError):
             return None
         return data if isinstance(data, dict) else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +14,7 @@ from dist_classicrl.engines.progress import Company
 from dist_classicrl.engines.run import Run
 from dist_classicrl.engines.saving import Position
 from dist_classicrl.engines.schedule import play, rounds
-from dist_classicrl.errors import CheckpointFencedError
+from dist_classicrl.errors import CheckpointFencedError, DivergenceError
 from dist_classicrl.learning.learner import Learner
 from dist_classicrl.learning.state import State, stack_states
 from dist_classicrl.tables.maps import PackedMap
@@ -154,10 +155,7 @@ class StepLoop(Loop):
                 if not goes_on:
                     break
         except BaseException:
-            table = learner.table
-            changed = table.touched[: table.n_touched[0]]
-            self._is_sound = bool(np.isfinite(table.q[changed]).all())
-            if self._is_sound:
+            with suppress(DivergenceError):
                 self.settle()
             raise
         finally:
@@ -181,7 +179,7 @@ class StepLoop(Loop):
         return max(1, until)
 
     def rescue(self) -> None:
-        """Save what was learned, unless that is no number any more."""
+        """Save what was learned, unless values have grown beyond all numbers: an earlier checkpoint stays."""
         run = self._run
         if self._is_sound and run.saver is not None:
             run.saver.rescue(run.values, run.counts, self.position(whole=False))
@@ -190,8 +188,14 @@ class StepLoop(Loop):
         """Write what was learned into the run's table."""
         # The local table is exact: applying the maps would only add rounding.
         run, table = self._run, self._learner.table
+        if not self._is_sound:
+            return
+        try:
+            packed = table.pack()
+        except DivergenceError:
+            self._is_sound = False
+            raise
         run.kept = self._stream.used - self._first
-        packed = table.pack()
         run.values[packed.entries] = table.q[packed.entries]
         run.counts[packed.entries] += packed.visits
 

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numba import types
 
-from dist_classicrl._jit import jit_allocating, jit_inline, may_allocate, overloads
+from dist_classicrl._jit import as_called_by_kernels, jit_allocating, jit_inline, overloads
 from dist_classicrl._random import SHIFT_32, below
+from dist_classicrl.checks import Or, WholeNumber, YesOrNo
 from dist_classicrl.errors import ActionMaskError, ModelError
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _MAX_STATES = 1 << 30
 _PADDING_LIMIT = 4
+_SIZE = WholeNumber(1, bits=30)
 
 
 def begin(simulation, memory, random):
@@ -34,6 +36,23 @@ def begin(simulation, memory, random):
 def advance(simulation, memory, state, action, random, n_actions):
     """Return (next state, reward, terminated) of `action`, drawn with `random`. Jitted code only."""
     raise NotImplementedError("advance is for jitted code")
+
+
+def is_wrong(simulation, state, reward, n_states):
+    """Return whether `state` is none of `n_states`, or `reward` no finite number. Jitted code only.
+
+    Of a model it is known that neither can be: there the question costs nothing.
+    """
+    raise NotImplementedError("is_wrong is for jitted code")
+
+
+def note(simulation, came, state, action):
+    """Write into `came` what is about to be played, where an index of the game may be refused.
+
+    Jitted code only. `came` is int64 of shape (3,): the state, the action, -1 for both where an episode
+    begins, and the state that was wrong.
+    """
+    raise NotImplementedError("note is for jitted code")
 
 
 class ModelTables(NamedTuple):
@@ -165,7 +184,10 @@ class CompiledSimulator:
 
     `data` is a NamedTuple of read-only arrays and numbers, `memory` an int64 array of `memory_size` that
     holds what the state does not tell, `random` 64 fresh uniform bits (numpy.uint64). States count from 0 to
-    n_states - 1.
+    n_states - 1. What they give is looked at in every step: a state outside of that, or a reward that is not
+    finite, ends the training with an `EnvError` that tells the state, the action and what came. Some thousand
+    steps are played on trial first, in which each index of `reset` and `step` into an array is checked as
+    well; with ``check=True`` it is in all steps.
 
     Attributes
     ----------
@@ -228,16 +250,24 @@ class CompiledSimulator:
         memory_size: int = 0,
         max_episode_steps: int | None = None,
         model: TabularMDP | None = None,
+        check: bool = False,
     ) -> CompiledSimulator:
         """Return the simulator of a jitted game, see the class.
 
         Raises
         ------
+        SettingsError
+            If a number is not allowed.
         ModelError
-            If `data` is no NamedTuple, its class already has other functions, or a function is not jitted.
+            If `data` is no NamedTuple, or a function is not jitted.
         ActionMaskError
             If `legal` has another shape than (n_states, n_actions).
         """
+        n_states = _SIZE("n_states", n_states)
+        n_actions = _SIZE("n_actions", n_actions)
+        memory_size = WholeNumber(0, bits=31)("memory_size", memory_size)
+        max_episode_steps = Or(None, WholeNumber(1, bits=62))("max_episode_steps", max_episode_steps)
+        check = YesOrNo()("check", check)
         for role, function in (("reset", reset), ("step", step)):
             if not hasattr(function, "py_func"):
                 raise ModelError(
@@ -256,15 +286,10 @@ class CompiledSimulator:
                     f"{name}: legal has shape {legal.shape}, it must be (n_states, n_actions) = "
                     f"{(n_states, n_actions)}."
                 )
-        if _GAMES.setdefault(type(data), (reset, step)) != (reset, step):
-            raise ModelError(
-                f"{type(data).__name__} already belongs to a game with other functions; give each game's "
-                "data a class of its own."
-            )
         return cls(
             n_states=n_states,
             n_actions=n_actions,
-            tables=data,
+            tables=_as_of(data, Game(reset, step, check)),
             legal=legal,
             memory_size=memory_size,
             max_episode_steps=max_episode_steps,
@@ -293,22 +318,53 @@ def _game_fingerprint(numbers: tuple[Any, ...], data: Any, legal: np.ndarray | N
     return digest.hexdigest()
 
 
-#: How the kernels simulate tables of each NamedTuple class of a game: its `reset` and `step`.
-_GAMES: dict[type, tuple[Callable[..., Any], Callable[..., Any]]] = {}
+class Game(NamedTuple):
+    """How the kernels simulate the tables of one class of NamedTuples."""
+
+    reset: Callable[..., Any]
+    step: Callable[..., Any]
+    check: bool  # whether each index of the two is checked
+
+
+_GAMES: dict[type, Game] = {}
+_OTHERS: dict[tuple[type, Game], type] = {}
+"""Classes that stand in for a user's, which has another game already: a function that was written anew."""
+
+
+def _as_of(data: Any, game: Game) -> Any:
+    """Return `data` as a NamedTuple of the class by which numba finds the functions of `game`."""
+    given = type(data)
+    if _GAMES.setdefault(given, game) == game:
+        return data
+    if (given, game) not in _OTHERS:
+        # Not in the module of the user's class: machine code for it must not be kept on disk.
+        other = type(given.__name__, (given,), {"__slots__": (), "__module__": "games"})
+        _GAMES[other], _OTHERS[given, game] = game, other
+    return _OTHERS[given, game](*data)
+
+
+def with_checks(tables: Any) -> Any:
+    """Return the tables of a game as those of the same one with each index checked; None for a model."""
+    game = _GAMES.get(type(tables))
+    return None if game is None else _as_of(tables, game._replace(check=True))
 
 
 def _game_of(simulation):
     return _GAMES.get(getattr(simulation, "instance_class", None))
 
 
+def _is_model(simulation):
+    return getattr(simulation, "instance_class", None) is ModelTables
+
+
 @overloads(begin)
 def _overload_begin(simulation, memory, random):
-    if getattr(simulation, "instance_class", None) is ModelTables:
+    if _is_model(simulation):
         return _begin_model
     game = _game_of(simulation)
     if game is None:
         return None
-    reset = may_allocate(game[0])
+    reset = as_called_by_kernels(game.reset, game.check)
 
     def impl(simulation, memory, random):
         return reset(simulation, memory, random)
@@ -318,15 +374,40 @@ def _overload_begin(simulation, memory, random):
 
 @overloads(advance)
 def _overload_advance(simulation, memory, state, action, random, n_actions):
-    if getattr(simulation, "instance_class", None) is ModelTables:
+    if _is_model(simulation):
         ragged = not isinstance(simulation.types[ModelTables._fields.index("first")], types.NoneType)
         return _advance_ragged if ragged else _advance_padded
     game = _game_of(simulation)
     if game is None:
         return None
-    step = may_allocate(game[1])
+    step = as_called_by_kernels(game.step, game.check)
 
     def impl(simulation, memory, state, action, random, n_actions):
         return step(simulation, memory, state, action, random)
+
+    return impl
+
+
+@overloads(is_wrong, inline=True)
+def _overload_is_wrong(simulation, state, reward, n_states):
+    if _is_model(simulation):
+        return lambda simulation, state, reward, n_states: False
+
+    def impl(simulation, state, reward, n_states):
+        # Unsigned, what is below 0 is large. A reward that is NaN is not below anything.
+        return (np.uint64(state) >= np.uint64(n_states)) or not (abs(reward) < np.inf)
+
+    return impl
+
+
+@overloads(note, inline=True)
+def _overload_note(simulation, came, state, action):
+    game = _game_of(simulation)
+    if game is None or not game.check:
+        return lambda simulation, came, state, action: None
+
+    def impl(simulation, came, state, action):
+        came[0] = state
+        came[1] = action
 
     return impl

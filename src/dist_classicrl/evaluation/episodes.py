@@ -12,6 +12,7 @@ from dist_classicrl._random import fresh_seed, stream_key
 from dist_classicrl.checks import checked_whole
 from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.environments.simulate import CompiledSimulator
+from dist_classicrl.environments.trial import run_game
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.evaluation.greedy import play_greedily
 from dist_classicrl.learning.loops import choose_actions
@@ -112,7 +113,22 @@ def _evaluate_compiled(
     memory = np.zeros(simulator.memory_size, np.int64)
     # One compilation serves any number of actions: this is no loop to wait for.
     arrays = table.arrays._replace(row_shape=None)
-    play(simulator.tables, memory, limit, arrays, stream_key(seed, "evaluation"), returns, lengths)
+    key = stream_key(seed, "evaluation")
+    came = np.full(3, -1)
+    run_game(
+        simulator,
+        came,
+        returns,
+        play,
+        simulator.tables,
+        memory,
+        limit,
+        arrays,
+        key,
+        returns,
+        lengths,
+        came,
+    )
     return EvaluationResult(returns, lengths)
 
 

@@ -6,22 +6,28 @@ import numpy as np
 
 from dist_classicrl._jit import jit
 from dist_classicrl._random import GAMMA, mix
-from dist_classicrl.environments.simulate import advance, begin
+from dist_classicrl.environments.simulate import advance, begin, is_wrong, note
 from dist_classicrl.tables.rows import actions_of, pick_among_best
 
 
 @jit
-def play_greedily(simulation, memory, time_limit, table, key, returns, lengths):
+def play_greedily(simulation, memory, time_limit, table, key, returns, lengths, came):
     """Play greedy episodes of random stream `key`, into `returns` and `lengths`.
 
-    These are float64 and int64, both of shape (episodes,).
+    These are float64 and int64, both of shape (episodes,). Return whether a game gave what it must not:
+    `came` tells it, see `dist_classicrl.environments.simulate.note`, and the first of `returns` is the
+    reward.
     """
     q, best, greedy = table.q, table.best, table.greedy
     n_actions = actions_of(table)
     counter = key
     for episode in range(returns.size):
         counter += GAMMA
+        note(simulation, came, -1, -1)
         state = np.int64(begin(simulation, memory, mix(counter)))
+        if is_wrong(simulation, state, 0.0, table.n_states):
+            came[0], came[1], came[2] = -1, -1, state
+            return True
         collected = 0.0
         elapsed = 0
         while True:
@@ -30,9 +36,14 @@ def play_greedily(simulation, memory, time_limit, table, key, returns, lengths):
             if action < 0:
                 action = pick_among_best(q, best[state], state * n_actions, n_actions, mix(counter))
             counter += GAMMA
+            note(simulation, came, state, action)
             next_state, reward, terminated = advance(
                 simulation, memory, state, action, mix(counter), n_actions
             )
+            if is_wrong(simulation, np.int64(next_state), reward, table.n_states):
+                came[0], came[1], came[2] = state, action, np.int64(next_state)
+                returns[0] = reward
+                return True
             state = np.int64(next_state)
             collected += reward
             elapsed += 1
@@ -40,3 +51,4 @@ def play_greedily(simulation, memory, time_limit, table, key, returns, lengths):
                 break
         returns[episode] = collected
         lengths[episode] = elapsed
+    return False

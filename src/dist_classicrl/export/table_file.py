@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from dist_classicrl._files import read_regular
 from dist_classicrl.errors import ModelFileError
 from dist_classicrl.model import model_file
 
@@ -43,7 +45,12 @@ def read_table(path: str | os.PathLike[str]) -> tuple[np.ndarray, np.ndarray]:
     readers = {".npz": _read_npz, ".csv": _read_csv, ".json": _read_json}
     if target.suffix not in readers:
         raise _refused(target, f"its suffix is not one of {', '.join(readers)}")
-    values, visits = readers[target.suffix](target)
+    try:
+        values, visits = readers[target.suffix](target)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise _refused(target, f"it cannot be read ({error.strerror or error})") from error
     fault = model_file.table_fault(values, visits)
     if fault is not None:
         raise _refused(target, fault)
@@ -57,8 +64,8 @@ def _read_npz(target: Path) -> tuple[np.ndarray, np.ndarray]:
 
 def _read_csv(target: Path) -> tuple[np.ndarray, np.ndarray]:
     try:
-        with open(target, newline="", encoding="utf-8-sig") as file:  # spreadsheets write a mark in front
-            head, *rows = list(csv.reader(file)) or [[]]
+        text = read_regular(target).decode("utf-8-sig")  # spreadsheets write a mark in front
+        head, *rows = list(csv.reader(io.StringIO(text, newline=""))) or [[]]
     except (UnicodeDecodeError, csv.Error, ValueError) as error:
         raise _refused(target, f"it cannot be read ({error})") from error
     columns = {
@@ -86,7 +93,7 @@ def _read_csv(target: Path) -> tuple[np.ndarray, np.ndarray]:
 
 def _read_json(target: Path) -> tuple[np.ndarray, np.ndarray]:
     try:
-        data = json.loads(target.read_text(encoding="utf-8"))
+        data = json.loads(read_regular(target))
     except (ValueError, RecursionError) as error:
         raise _refused(target, f"it is no JSON ({error})") from error
     if not isinstance(data, dict) or "q_table" not in data:

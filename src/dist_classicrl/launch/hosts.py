@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dist_classicrl._files import read_regular
 from dist_classicrl.errors import LauncherError
 from dist_classicrl.launch.remote_commands import RemoteCommands
 from dist_classicrl.process.jobs import run_job
@@ -36,7 +37,7 @@ def read_hostfile(path: str | Path) -> tuple[Host, ...]:
     LauncherError if the file cannot be used.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = read_regular(path).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise LauncherError(
             f"The hostfile {str(path)!r} cannot be read ({error}). Write one with a line such as "

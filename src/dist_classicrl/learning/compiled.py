@@ -9,7 +9,8 @@ import numpy as np
 
 from dist_classicrl._jit import jit_for
 from dist_classicrl.environments.resolve import Source
-from dist_classicrl.errors import ActionMaskError, RewardError
+from dist_classicrl.environments.trial import run_game, try_out
+from dist_classicrl.errors import ActionMaskError, DivergenceError
 from dist_classicrl.learning import loops
 from dist_classicrl.learning.learner import Problem, Stream, Totals
 from dist_classicrl.learning.loops import NO_STEPS, Stretch, Walker
@@ -64,10 +65,12 @@ class CompiledLearner:
             np.array([-1, 0], np.int64),
             np.zeros(1),
             simulator.max_episode_steps or _NEVER,
+            np.full(3, -1),
         )
         memory = RuleMemory(self._rule, self._parameters, self.table, 1)
         episode = _Episode(walker, memory, ReplayMemory.for_settings(self._settings))
         if not self._episodes:
+            try_out(simulator)
             nowhere = walker._replace(memory=walker.memory.copy(), position=walker.position.copy())
             with compiling(self._rule):
                 self._call(_Episode(nowhere, memory, episode.replay), NO_STEPS)
@@ -76,10 +79,15 @@ class CompiledLearner:
     def _call(self, episode: _Episode, stretch: Stretch) -> None:
         context = episode.memory.context(self.table, self._rates.table, self._settings.discount_factor)
         replay = None if episode.replay is None else episode.replay.in_context(context)
-        self._loop(
+        walker = episode.walker
+        run_game(
+            self._simulator,
+            walker.came,
+            walker.collected,
+            self._loop,
             self._parameters,
             self._simulator.tables,
-            episode.walker,
+            walker,
             context,
             replay,
             stretch,
@@ -94,9 +102,9 @@ class CompiledLearner:
         if self._stuck is not None and self._stuck.size:
             self._check_not_stuck(self._stuck)
         if not math.isfinite(collected := episode.walker.collected[0]):
-            raise RewardError(
-                "A reward of the compiled environment was NaN or infinite (an episode's return came to "
-                f"{collected}). Rewards must be finite numbers: correct the game's step function."
+            raise DivergenceError(
+                "The undiscounted return of an episode in the compiled environment came to "
+                f"{collected}: rewards are so large that their sum is beyond all numbers. Make them smaller."
             )
 
     def _check_not_stuck(self, states: np.ndarray) -> None:

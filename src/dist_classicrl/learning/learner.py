@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from dist_classicrl.environments.resolve import Source
+from dist_classicrl.errors import DivergenceError
 from dist_classicrl.learning.loops import Stretch
 from dist_classicrl.learning.rates import Rates
 from dist_classicrl.learning.state import State
@@ -21,6 +22,9 @@ from dist_classicrl.rules import LearningRule
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.local import LocalTable
 from dist_classicrl.tables.shape import OTHER_ARRAYS
+
+#: So that records, which add up millions of such sums, stay finite as well.
+_LARGEST_SUM = 2.0**1000
 
 
 @dataclass
@@ -64,9 +68,18 @@ class Totals:
     values: np.ndarray = field(default_factory=lambda: np.zeros(4))
 
     def take(self) -> np.ndarray:
-        """Return (episodes, returns, lengths, errors), float64 of shape (4,), and start from zero."""
+        """Return (episodes, returns, lengths, errors), float64 of shape (4,), and start from zero.
+
+        DivergenceError where the rewards are so large that their sums could not be added up any more.
+        """
         taken = self.values.copy()
         self.values[:] = 0.0
+        if not (np.abs(taken) <= _LARGEST_SUM).all():
+            raise DivergenceError(
+                f"The sum of undiscounted returns came to {taken[1]:.3g}, that of temporal-difference errors "
+                f"to {taken[3]:.3g}; allowed are {_LARGEST_SUM:.3g}. Make the rewards smaller, in a wrapper "
+                "for instance."
+            )
         return taken
 
 
@@ -112,6 +125,8 @@ class Learner(Protocol):
         ------
         RewardError
             If a reward was NaN or infinite.
+        DivergenceError
+            If rewards are so large that a return is.
         ActionMaskError
             If a state was reached in which no action is legal.
         """

@@ -12,7 +12,7 @@ import numpy as np
 
 from dist_classicrl._jit import jit, jit_inline
 from dist_classicrl._random import GAMMA, mix
-from dist_classicrl.environments.simulate import advance, begin
+from dist_classicrl.environments.simulate import advance, begin, is_wrong, note
 from dist_classicrl.learning.behavior import choose, choose_legal
 from dist_classicrl.learning.replay import learn_again
 from dist_classicrl.learning.rules.kernel import Learned, Now, Transition, learn, on_action
@@ -55,6 +55,7 @@ class Walker(NamedTuple):
     #: Its undiscounted return so far, NaN or infinite once a reward was: float64, shape (1,), written.
     collected: np.ndarray
     time_limit: int  # steps after which an episode is truncated
+    came: np.ndarray  # int64, shape (3,), written: what was wrong, see `note`
 
 
 class Batch(NamedTuple):
@@ -81,6 +82,8 @@ def learn_steps(rule, simulation, walker, context, replay, stretch, totals):
     `rule` has the hyper-parameters, see `dist_classicrl.learning.rules.kernel`; for `simulation` see
     `dist_classicrl.environments.simulate`, for `walker`, `context`, `replay` (which may be None) and
     `stretch` the classes of these names. What `Totals` counts is added to `totals`, float64 of shape (4,).
+    Return whether a game gave what cannot be learned from: then the walker's `came` tells it, and `collected`
+    is the reward.
     """
     table, memory, position = context.table, walker.memory, walker.position
     n_actions = actions_of(table)
@@ -89,18 +92,30 @@ def learn_steps(rule, simulation, walker, context, replay, stretch, totals):
     elapsed = position[1]
     collected = walker.collected[0]
     learned = Learned(table.n_touched[0], totals[3])
+    came = walker.came
+    is_bad = False
     if state < 0:
+        note(simulation, came, -1, -1)
         state = np.int64(begin(simulation, memory, mix(~counter)))
-    for i in range(stretch.steps):
+        if is_wrong(simulation, state, 0.0, table.n_states):
+            came[0], came[1], came[2] = -1, -1, state
+            is_bad = True
+    for i in range(0 if is_bad else stretch.steps):
         random = mix(counter)
         now = Now(
             _on_line(stretch.step_size, i), _on_line(stretch.epsilon, i), random ^ GAMMA, walker.number, 1
         )
         action = choose(context.behavior, rule, context, state, now.epsilon, random)
         learned = on_action(rule, context, now, state, action, learned)
+        note(simulation, came, state, action)
         next_state, reward, terminated = advance(
             simulation, memory, state, action, mix(counter + GAMMA), n_actions
         )
+        if is_wrong(simulation, np.int64(next_state), reward, table.n_states):
+            came[0], came[1], came[2] = state, action, np.int64(next_state)
+            collected = np.float64(reward)
+            is_bad = True
+            break
         collected += reward
         elapsed += 1
         has_ended = terminated or elapsed >= walker.time_limit
@@ -117,13 +132,19 @@ def learn_steps(rule, simulation, walker, context, replay, stretch, totals):
             if abs(collected) < np.inf:  # else it stays, for the caller to see
                 collected = 0.0
             elapsed = 0
+            note(simulation, came, -1, -1)
             state = np.int64(begin(simulation, memory, mix(counter + _TWICE_GAMMA)))
+            if is_wrong(simulation, state, 0.0, table.n_states):
+                came[0], came[1], came[2] = -1, -1, state
+                is_bad = True
+                break
         counter += _STEP_STRIDE
-    position[0] = state
+    position[0] = -1 if is_bad else state
     position[1] = elapsed
     walker.collected[0] = collected
     table.n_touched[0] = learned.touched
     totals[3] = learned.error
+    return is_bad
 
 
 @jit

@@ -153,6 +153,14 @@ class AgentState:
             self._allocate(*given.shape)
         self.shape.tables(self.values)[:] = given
 
+    def check_values(self) -> None:
+        """Check that the table holds finite numbers, which a user may have written others into."""
+        if self._table is not None and not np.isfinite(self.values).all():
+            raise SettingsError(
+                "q_table must hold finite numbers, and NaN or infinity was written into it. Write others: "
+                "such a table can be neither learned from nor saved."
+            )
+
     def _allocate(self, states: int, actions: int) -> None:
         dtype = np.dtype(self.settings.dtype)
         self._shape = table_shape(self.settings.algorithm, states, actions)
@@ -276,7 +284,8 @@ class AgentState:
         return self.seed
 
     def to_model(self) -> SavedModel:
-        """Return what a model file holds of the agent."""
+        """Return what a model file holds of the agent; SettingsError where that is no finite number."""
+        self.check_values()
         arrays = self.shape.to_arrays(self.values, self.counts)
         table = arrays.pop("q_table"), arrays.pop("visits")
         return SavedModel(

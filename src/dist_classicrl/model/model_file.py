@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
+import operator
 import os
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,11 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from dist_classicrl._files import whole_file
+from dist_classicrl._files import open_regular, whole_file
 from dist_classicrl._version import __version__
+from dist_classicrl.checks import is_whole
 from dist_classicrl.environments.identity import Identity
 from dist_classicrl.errors import ModelFileError
 from dist_classicrl.learning.rules import check_settings, table_shape
+from dist_classicrl.model.archive import ArrayArchive, digest_of
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.shape import OTHER_ARRAYS
 
@@ -24,6 +27,7 @@ FORMAT = "dist_classicrl model"
 FORMAT_VERSION = 1
 _ARRAYS = ("q_table", "visits")
 _OPTIONAL_ARRAYS = ("legal", *OTHER_ARRAYS)
+_MAX_ABOUT = 1 << 24
 _MAX_VISITS = 1 << 48  # where the table of `PerVisit` ends
 
 
@@ -67,7 +71,7 @@ def write(
         "actions": model.actions,
         "environment": None if model.environment is None else model.environment.to_dict(),
         "settings": model.settings.to_dict(),
-        "sha256": {name: _digest(array) for name, array in arrays.items()},
+        "sha256": {name: digest_of(array) for name, array in arrays.items()},
     }
     arrays["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
     arrays.update(derived or {})
@@ -84,25 +88,55 @@ def read(path: str | os.PathLike[str]) -> SavedModel:
     """
     target = Path(path)
     try:
-        with np.load(target, allow_pickle=False) as archive:
-            if not hasattr(archive, "files"):
-                raise _refused(target, "it is a single NumPy array")
-            missing = sorted({"about", *_ARRAYS} - set(archive.files))
+        with open_regular(target) as file:
+            archive = ArrayArchive(file)
+            missing = sorted({"about", *_ARRAYS} - set(archive.names))
             if missing:
                 raise _refused(target, f"it lacks {', '.join(missing)}")
-            optional = [name for name in _OPTIONAL_ARRAYS if name in archive.files]
-            members = {name: archive[name] for name in ("about", *_ARRAYS, *optional)}
-            if not all(isinstance(member, np.ndarray) for member in members.values()):
-                raise _refused(target, "its members are no arrays")
-            about = json.loads(members.pop("about").tobytes().decode())
+            names = [*_ARRAYS, *(name for name in _OPTIONAL_ARRAYS if name in archive.names)]
+            about = _about(archive)
+            _check_about(target, about, names)
+            return _model(target, archive, about, names)
     except (FileNotFoundError, ModelFileError):
         raise
     except Exception as error:  # damaged archives make zipfile and NumPy raise errors of many kinds
         raise _refused(target, f"it cannot be read ({error})") from error
-    return _checked(target, about, members)
 
 
-def _checked(target: Path, about: Any, arrays: dict[str, np.ndarray]) -> SavedModel:
+def _about(archive: ArrayArchive) -> Any:
+    member = archive.member("about")
+    if member.dtype != np.uint8 or member.bytes > _MAX_ABOUT:
+        raise ValueError(
+            f"about is {member.dtype} of {member.bytes} bytes, allowed are {_MAX_ABOUT} of uint8"
+        )
+    return json.loads(archive.read(member)[0].tobytes().decode())
+
+
+def _model(target: Path, archive: ArrayArchive, about: dict[str, Any], names: list[str]) -> SavedModel:
+    """Return the model, of which nothing is unpacked before what is said of all its arrays fits together."""
+    members = {name: archive.member(name) for name in names}
+    try:
+        _check_shapes(_settings_of(about), {name: member.shape for name, member in members.items()})
+    except ValueError as error:
+        raise _refused(target, str(error)) from error
+    arrays, needed = {}, sum(member.bytes for member in members.values())
+    try:
+        for name, member in members.items():
+            arrays[name], digest = archive.read(member)
+            if about["sha256"].get(name) != digest:
+                raise _refused(target, f"the checksum of {name} does not match")
+        return model_of(about, arrays)
+    except MemoryError as error:
+        raise _refused(
+            target, f"its arrays need {needed / 2**30:.3g} GiB of memory, which cannot be had here"
+        ) from error
+    except ValueError as error:
+        if isinstance(error, ModelFileError):
+            raise
+        raise _refused(target, str(error)) from error
+
+
+def _check_about(target: Path, about: Any, names: list[str]) -> None:
     if not isinstance(about, dict) or about.get("format") != FORMAT:
         raise _refused(target, "it was not written by save_model")
     if about.get("format_version") != FORMAT_VERSION:
@@ -111,15 +145,38 @@ def _checked(target: Path, about: Any, arrays: dict[str, np.ndarray]) -> SavedMo
             f"its format version is {about.get('format_version')!r}, this library reads {FORMAT_VERSION}",
         )
     sums = about.get("sha256")
-    if isinstance(sums, dict) and set(sums) != set(arrays):
+    if not isinstance(sums, dict):
+        raise _refused(target, "it has no checksums")
+    if set(sums) != set(names):
         raise _refused(target, f"it should hold the arrays {', '.join(sorted(map(str, sums)))}")
-    for name, array in arrays.items():
-        if not isinstance(sums, dict) or sums.get(name) != _digest(array):
-            raise _refused(target, f"the checksum of {name} does not match")
+
+
+def _settings_of(about: Mapping[str, Any]) -> Settings:
     try:
-        return model_of(about, arrays)
-    except ValueError as error:
-        raise _refused(target, str(error)) from error
+        settings = Settings.from_dict(about["settings"])
+        check_settings(settings)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"its settings cannot be used ({error})") from error
+    return settings
+
+
+def _check_shapes(settings: Settings, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise ValueError unless arrays of these shapes are together those of an agent with these settings."""
+    shape = shapes["q_table"]
+    asked = settings.state_size, settings.action_size
+    if len(shape) != 2 or 0 in shape or any(a not in (None, n) for a, n in zip(asked, shape, strict=True)):
+        raise ValueError(f"its table has the shape {shape}, its settings say {asked}")
+    whole = table_shape(settings.algorithm, *shape)
+    expected = {"q_table": shape, "visits": shape}
+    if not whole.is_one_table:
+        expected |= dict.fromkeys(OTHER_ARRAYS, (whole.n_rows, whole.n_actions))
+    if not set(expected) <= set(shapes):
+        raise ValueError(f"its tables are not those of the algorithm {settings.algorithm!r}")
+    for name, given in shapes.items():
+        is_mask = name == "legal" and len(given) == 2
+        if not (all(map(operator.le, given, shape)) if is_mask else given == expected.get(name)):
+            what = "mask" if name == "legal" else name
+            raise ValueError(f"its {what} has the shape {given}, and its table {shape}")
 
 
 def model_of(about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> SavedModel:
@@ -131,29 +188,21 @@ def model_of(about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Save
     fault = arrays_fault(arrays)
     if fault is not None:
         raise ValueError(fault)
-    try:
-        settings = Settings.from_dict(about["settings"])
-        check_settings(settings)
-        steps, actions = about["steps"], about["actions"]
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"its settings cannot be used ({error})") from error
-    if not isinstance(steps, int) or steps < 0:
-        raise ValueError(f"its number of steps is {steps!r}")
+    settings = _settings_of(about)
+    known = (*_ARRAYS, *_OPTIONAL_ARRAYS)
+    _check_shapes(settings, {name: array.shape for name, array in arrays.items() if name in known})
+    steps: Any = about.get("steps")
+    actions: Any = about.get("actions")
+    if not is_whole(steps) or not 0 <= steps < 2**63:
+        raise ValueError(f"its number of steps is {reprlib.repr(steps)}")
     if q_table.dtype.name != settings.dtype:
         raise ValueError(f"its table is {q_table.dtype.name}, its settings say {settings.dtype}")
-    if actions is not None and not (isinstance(actions, int) and 1 <= actions <= q_table.shape[1]):
-        raise ValueError(f"its number of actions is {actions!r}")
+    if actions is not None and not (is_whole(actions) and 1 <= actions <= q_table.shape[1]):
+        raise ValueError(f"its number of actions is {reprlib.repr(actions)}")
     legal = arrays.get("legal")
-    if legal is not None and not (
-        legal.dtype == bool
-        and legal.ndim == 2
-        and legal.shape[0] <= q_table.shape[0]
-        and legal.shape[1] <= q_table.shape[1]
-    ):
-        raise ValueError(f"its mask is {legal.dtype} of shape {legal.shape}")
+    if legal is not None and not (legal.dtype == bool and legal.any()):
+        raise ValueError(f"its mask is {legal.dtype} and allows {np.count_nonzero(legal)} actions")
     others = {name: arrays[name] for name in OTHER_ARRAYS if name in arrays}
-    if table_shape(settings.algorithm, *q_table.shape).from_arrays(arrays) is None:
-        raise ValueError(f"its tables are not those of the algorithm {settings.algorithm!r}")
     environment = Identity.from_dict(about.get("environment"))
     return SavedModel(settings, q_table, visits, steps, actions, legal, others, environment)
 
@@ -178,11 +227,6 @@ def table_fault(values: np.ndarray, visits: np.ndarray) -> str | None:
     if values.dtype.kind != "f" or not values.dtype.isnative or not np.isfinite(values).all():
         return f"its table is {values.dtype} and must hold finite floating-point numbers"
     return None
-
-
-def _digest(array: np.ndarray) -> str:
-    head = f"{array.dtype.str} {array.shape} ".encode()
-    return hashlib.sha256(head + np.ascontiguousarray(array).tobytes()).hexdigest()
 
 
 def _refused(target: Path, why: str) -> ModelFileError:

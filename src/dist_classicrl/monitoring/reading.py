@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from dist_classicrl._files import read_regular
 from dist_classicrl._nearest import nearest
 from dist_classicrl.errors import MetricsError
 from dist_classicrl.membership.events import has_fields
@@ -102,7 +103,7 @@ def read_metrics(path: str | os.PathLike[str]) -> Metrics:
     if target.is_dir():
         target = target / FILE
     try:
-        content = target.read_bytes()
+        content = read_regular(target)
     except OSError as error:
         raise MetricsError(
             f"{target} cannot be read: {error.strerror or error}. Give the folder of a run that was trained "

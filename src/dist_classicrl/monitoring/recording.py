@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dist_classicrl._files import read_regular
 from dist_classicrl.errors import MetricsError
 from dist_classicrl.monitoring.files import AppendedFile, set_aside
 from dist_classicrl.monitoring.reading import COLUMNS, FILE, parse
@@ -107,7 +108,7 @@ class MetricsWriter:
 
     def _keep(self, step: int, progress: Progress) -> list[tuple[bytes, dict[str, Any]]]:
         """Return those lines of the file that is there which stay, and move the others away."""
-        content = self._jsonl.read_bytes() if self._jsonl.exists() else b""
+        content = read_regular(self._jsonl) if self._jsonl.exists() else b""
         lines: list[tuple[bytes, dict[str, Any]]] = []
         try:
             if step > 0:

@@ -56,18 +56,23 @@ def _set_identity(table, entry):
 
 
 @jit
-def pack_maps(table, base, threshold, key, out):
+def pack_maps(table, base, threshold, key, limit, out):
     """Move maps into the `PackedMap` `out`, keep small ones behind, and return the number moved.
+
+    Also return an entry whose value is beyond `limit` or no number, -1 if there is none.
 
     A map with |w Q + b - Q| < threshold, Q being the entry of `base`, ndarray of shape (R * A,), stays,
     unless one draw in eight of stream `key` sends it all the same. The visits moved are added to the table's.
     """
     taken = 0
     kept = 0
+    lost = -1
     counter = key
     for i in range(table.n_touched[0]):
         entry = table.touched[i]
         weight, shift, updates = table.weight[entry], table.shift[entry], table.updates[entry]
+        if not (abs(table.q[entry]) <= limit and abs(shift) < np.inf):
+            lost = entry
         if threshold > 0.0:
             counter += GAMMA
             value = np.float64(base[entry])
@@ -87,7 +92,7 @@ def pack_maps(table, base, threshold, key, out):
         table.visits[entry] += visits
         _set_identity(table, entry)
     table.n_touched[0] = kept
-    return taken
+    return taken, lost
 
 
 @jit_inline
@@ -162,8 +167,10 @@ def reapply_current(table, stamp, now):
 
 
 @jit
-def apply_maps(maps, values, counts):
+def apply_maps(maps, values, counts, limit):
     """Apply maps to the server's own current values, and count the visits.
+
+    A value that would be beyond `limit`, or no number, stays as it was. Return such an entry, or else -1.
 
     **The share limit.** Say that the sender of a map visited an entry k times, and others m times since it
     last heard of the entry. Where w goes to 0 its map would wipe out what the others learned in the meantime.
@@ -173,6 +180,7 @@ def apply_maps(maps, values, counts):
     limit is not reached, and without others it does not exist. What was only replayed counts as one visit
     here.
     """
+    lost = -1
     for i in range(maps.entries.size):
         entry = maps.entries[i]
         own = np.int64(maps.visits[i])
@@ -184,10 +192,14 @@ def apply_maps(maps, values, counts):
             share = max(own, 1) / (max(own, 1) + others)
             least = np.exp(-SHARED_LOAD * share)
             if weight < least:
-                target = shift / (1.0 - weight)
-                values[entry] = least * value + (1.0 - least) * target
-                continue
-        values[entry] = weight * value + shift
+                shift = (1.0 - least) * (shift / (1.0 - weight))
+                weight = least
+        value = weight * value + shift
+        if abs(value) <= limit:
+            values[entry] = value
+        else:
+            lost = entry
+    return lost
 
 
 @jit
@@ -284,18 +296,25 @@ def _replays(replays, i):
 
 
 @jit
-def merge_finish(sums, n_seen, values, counts):
+def merge_finish(sums, n_seen, values, counts, limit):
     """Apply a round's sums, Q = W Q + (1 - W) (sum of k y) / (sum of k), and make room for the next round.
 
-    To an entry that was only added to, what was added is added.
+    To an entry that was only added to, what was added is added. A value that would be beyond `limit`, or no
+    number, stays as it was. Return such an entry, or else -1.
     """
+    lost = -1
     for i in range(n_seen):
         entry = sums.seen[i]
         value = np.float64(values[entry])
         if sums.updates[entry] > 0.0:
             weight = sums.weight[entry]
-            values[entry] = weight * value + (1.0 - weight) * (sums.targets[entry] / sums.updates[entry])
+            value = weight * value + (1.0 - weight) * (sums.targets[entry] / sums.updates[entry])
         elif sums.targets[entry] != 0.0:
-            values[entry] = value + sums.targets[entry]
+            value += sums.targets[entry]
+        if abs(value) <= limit:
+            values[entry] = value
+        else:
+            lost = entry
         counts[entry] += sums.visits[entry]
         sums.visits[entry] = -1
+    return lost

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from dist_classicrl.tables import kernels
-from dist_classicrl.tables.maps import PackedMap, Refresh, index_dtype
+from dist_classicrl.tables.maps import PackedMap, Refresh, diverged, index_dtype
 from dist_classicrl.tables.rows import UNROLLED_ACTIONS, TableArrays
 from dist_classicrl.tables.shape import TableShape
 
@@ -47,6 +47,7 @@ class LocalTable:
         self.touched = np.zeros(size + 1, np.int64)
         self.n_touched = np.zeros(1, np.int64)
         self.base = np.zeros(size, dtype)
+        self._limit = float(np.finfo(dtype).max)
         self._stamp = np.zeros(size, np.int32)
         self._stamp_now = 0
         self._index_dtype = index_dtype(size)
@@ -108,11 +109,22 @@ class LocalTable:
 
         Else those that move the base's value by less than `threshold` stay behind and compose with what
         follows, seven times in eight: the random stream `key` decides which go all the same.
+
+        DivergenceError if a value has grown beyond what the server's table can hold; then all are forgotten.
         """
         count = int(self.n_touched[0])
         packed = PackedMap.empty(count, self._index_dtype, self.with_replays)
-        taken = kernels.pack_maps(self.arrays, self.base, 0.0 if flush else threshold, np.uint64(key), packed)
+        least = 0.0 if flush else threshold
+        taken, lost = kernels.pack_maps(self.arrays, self.base, least, np.uint64(key), self._limit, packed)
+        if lost >= 0:
+            raise diverged(f"{self._where(int(lost))} is {self.q[lost]}", self.base.dtype)
         return packed.first(taken)
+
+    def _where(self, entry: int) -> str:
+        state, action = divmod(entry, self.n_actions)
+        if state >= self.arrays.n_tables * self.n_states:
+            return "A number that the learning rule shares"
+        return f"The value of action {action} in state {state % self.n_states}"
 
     def undo(self, packed: PackedMap) -> None:
         """Put the entries of `packed`, which were just packed, back to the base.

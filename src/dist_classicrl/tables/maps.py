@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dist_classicrl.errors import DivergenceError
+
 
 class PackedMap(NamedTuple):
     """Affine maps of some entries, ready to send: entry e goes from Q to ``weight * Q + shift``.
@@ -67,6 +69,15 @@ class Refresh:
     entries: np.ndarray | None  # int32 or int64, shape (m,): the entries that changed; None: all of them
     values: np.ndarray  # shape (m,): their values, in the server table's type
     counts: np.ndarray  # int64, shape (m,): their visits
+
+
+def diverged(what: str, dtype: np.dtype) -> DivergenceError:
+    """Return the error for a value that has grown beyond what a table of this type can hold."""
+    or_else = "" if dtype == np.float64 else ", or take dtype='float64'"
+    return DivergenceError(
+        f"{what}, and a table of {dtype} holds numbers up to {np.finfo(dtype).max:.3g}. Make the rewards "
+        f"smaller, in a wrapper for instance, or discount_factor{or_else}. Nothing of it was saved."
+    )
 
 
 def index_dtype(n_entries: int) -> np.dtype:

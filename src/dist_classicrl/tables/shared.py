@@ -8,7 +8,7 @@ import numpy as np
 
 from dist_classicrl.errors import ProtocolError
 from dist_classicrl.tables import kernels
-from dist_classicrl.tables.maps import PackedMap, Refresh, index_dtype
+from dist_classicrl.tables.maps import PackedMap, Refresh, diverged, index_dtype
 from dist_classicrl.tables.snapshot import TableSnapshot
 
 
@@ -32,6 +32,7 @@ class SharedTable:
         self.values = values
         self.counts = counts
         self.version = version
+        self.limit = float(np.finfo(values.dtype).max)
         self.applied = {} if applied is None else applied
         self._log: deque[tuple[int, np.ndarray]] = deque()
         self._logged = 0
@@ -53,7 +54,8 @@ class SharedTable:
     def apply(self, sender: int, sequence: int, packed: PackedMap) -> bool:
         """Apply push number `sequence` of `sender`, counted from 1. Return whether it was new.
 
-        ProtocolError where a push before it never came.
+        ProtocolError where a push before it never came; DivergenceError where it takes a value beyond what
+        the table can hold, which then stays as it was.
         """
         last = self.applied.get(sender, 0)
         if sequence <= last:
@@ -63,7 +65,12 @@ class SharedTable:
                 f"Push {sequence} of worker {sender} came after push {last}: one is missing. The transport "
                 "must keep the order of a sender's messages, as MPI does for one communicator and tag."
             )
-        kernels.apply_maps(packed, self.values, self.counts)
+        lost = int(kernels.apply_maps(packed, self.values, self.counts, self.limit))
+        if lost >= 0:
+            raise diverged(
+                f"Push {sequence} of rank {sender} would make entry {lost} of the table infinite",
+                self.values.dtype,
+            )
         self.applied[sender] = sequence
         # The log must not keep the whole message, of which they are a part.
         self.changed(packed.entries.copy())
@@ -155,9 +162,17 @@ class RoundMerge:
         )
 
     def merge(self, maps: list[PackedMap]) -> None:
-        """Apply one round: `maps` of logical workers 0, 1, 2, ..."""
+        """Apply one round: `maps` of logical workers 0, 1, 2, ...
+
+        DivergenceError where it takes a value beyond what the table can hold, which then stays as it was.
+        """
         size = 0
         for packed in maps:
             size = kernels.merge_one(packed, self._sums, size)
-        kernels.merge_finish(self._sums, size, self._table.values, self._table.counts)
+        table = self._table
+        lost = int(kernels.merge_finish(self._sums, size, table.values, table.counts, table.limit))
+        if lost >= 0:
+            raise diverged(
+                f"The merge of a round would make entry {lost} of the table infinite", table.values.dtype
+            )
         self._table.changed(self._sums.seen[:size].copy())

@@ -29,6 +29,7 @@ from dist_classicrl.errors import ProtocolError, RankLostError
 from dist_classicrl.learning.state import State
 from dist_classicrl.process.stop import Stop
 from dist_classicrl.settings import Settings
+from dist_classicrl.tables.maps import diverged
 from dist_classicrl.tables.shared import RoundMerge
 from dist_classicrl.tables.snapshot import TableSnapshot
 
@@ -208,6 +209,9 @@ class RoundServer(Serving[Client]):
                 f"Worker {rank} sent attempt {maps.attempt} of logical worker {logical} in attempt "
                 f"{self._attempt}, where it is not due."
             )
+        if not np.isfinite(maps.maps.shift).all():
+            what = f"What rank {rank} learned as logical worker {logical} is no finite number"
+            raise diverged(what, self.table.values.dtype)
         self.members.note_push(peer)
         self._played[logical] = maps
         self._sizes[logical] = size

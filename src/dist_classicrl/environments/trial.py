@@ -1,0 +1,125 @@
+"""What a compiled game gives is looked at: in the first thousands of steps each index of its own, too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dist_classicrl._jit import jit, jit_for
+from dist_classicrl._random import GAMMA, below, mix, stream_key
+from dist_classicrl.environments.simulate import (
+    CompiledSimulator,
+    advance,
+    begin,
+    is_wrong,
+    note,
+    with_checks,
+)
+from dist_classicrl.errors import EnvError, OutsideSpaceError, RewardError
+
+TRIAL_STEPS = 4_096
+
+
+@jit
+def _play(
+    simulation: Any,
+    memory: np.ndarray,
+    legal: np.ndarray,
+    time_limit: int,
+    key: np.uint64,
+    steps: int,
+    came: np.ndarray,
+    reward_that_came: np.ndarray,
+) -> bool:
+    """Play uniformly random legal actions; return whether something wrong came, which is then told."""
+    n_states, n_actions = legal.shape
+    counter = key
+    state = np.int64(-1)
+    elapsed = 0
+    for _ in range(steps):
+        counter += GAMMA
+        count = 0
+        if state >= 0:
+            for action in range(n_actions):
+                count += legal[state, action]
+        if count == 0 or elapsed >= time_limit:
+            note(simulation, came, -1, -1)
+            state = np.int64(begin(simulation, memory, mix(counter)))
+            elapsed = 0
+            if is_wrong(simulation, state, 0.0, n_states):
+                came[0], came[1], came[2] = -1, -1, state
+                return True
+            continue
+        pick = below(mix(counter), count)
+        chosen = -1
+        while pick >= 0:
+            chosen += 1
+            pick -= legal[state, chosen]
+        counter += GAMMA
+        note(simulation, came, state, chosen)
+        next_state, reward, terminated = advance(simulation, memory, state, chosen, mix(counter), n_actions)
+        if is_wrong(simulation, np.int64(next_state), reward, n_states):
+            came[0], came[1], came[2] = state, chosen, np.int64(next_state)
+            reward_that_came[0] = reward
+            return True
+        elapsed += 1
+        state = np.int64(-1) if terminated else np.int64(next_state)
+    return False
+
+
+def try_out(simulator: CompiledSimulator) -> None:
+    """Play the first thousands of steps of a game of somebody else's with all of its indices checked.
+
+    EnvError, or one of its kinds, if what it gives cannot be learned from.
+    """
+    tables = with_checks(simulator.tables)
+    if tables is None or jit_for(_play, type(simulator.tables)) is _play:  # a model, or a game of our own
+        return
+    legal = simulator.legal
+    if legal is None:
+        legal = np.broadcast_to(np.True_, (simulator.n_states, simulator.n_actions))
+    memory = np.zeros(simulator.memory_size, np.int64)
+    play = jit_for(_play, type(tables))
+    limit = simulator.max_episode_steps or TRIAL_STEPS
+    came, reward = np.full(3, -1), np.zeros(1)
+    key = stream_key(0, "trial")
+    run_game(simulator, came, reward, play, tables, memory, legal, limit, key, TRIAL_STEPS, came, reward)
+
+
+def run_game(
+    simulator: CompiledSimulator, came: np.ndarray, reward: np.ndarray, kernel: Any, *arguments: Any
+) -> None:
+    """Call a kernel that plays a game, and returns whether something came from it that must not.
+
+    Then `came` tells it, see `dist_classicrl.environments.simulate.note`, and the first of `reward` is the
+    reward that came. EnvError, or one of its kinds, is raised of that.
+    """
+    try:
+        if kernel(*arguments):
+            raise _wrong_step(simulator, came, float(reward[0]))
+    except IndexError as error:  # where indices are checked
+        raise OutsideSpaceError(
+            f"{simulator.name}: {_asked(came)} read or wrote an array at an index that it does not have. It "
+            f"must work for each of the {simulator.n_states} states and {simulator.n_actions} actions that "
+            f"are legal there, and in a memory of {simulator.memory_size} numbers: correct the game's "
+            "functions, its data, n_actions or memory_size."
+        ) from error
+
+
+def _wrong_step(simulator: CompiledSimulator, came: np.ndarray, reward: float) -> EnvError:
+    asked, state = _asked(came), int(came[2])
+    if 0 <= state < simulator.n_states:
+        return RewardError(
+            f"{simulator.name}: {asked} gave the reward {reward}. Rewards must be finite numbers: correct "
+            "the game's step function."
+        )
+    function = "reset" if came[1] < 0 else "step"
+    return OutsideSpaceError(
+        f"{simulator.name}: {asked} gave the state {state}. States go from 0 to {simulator.n_states - 1}, as "
+        f"n_states={simulator.n_states} says: correct the game's {function} function, or n_states."
+    )
+
+
+def _asked(came: np.ndarray) -> str:
+    return "reset" if came[1] < 0 else f"step in state {came[0]} with action {came[1]}"
