@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK")
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 _LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK")
+_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_LOCAL_SIZE")
 _SLURM_RANK = "SLURM_PROCID"
 _SLURM_SIZES = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
 
@@ -20,6 +21,11 @@ def rank_of_environment(environ: Mapping[str, str] | None = None) -> int | None:
 def local_rank_of_environment() -> int | None:
     """Tell the number that an MPI launcher gave this process among those of its host, or None."""
     return next(_numbers(_LOCAL_RANKS), None)
+
+
+def local_size_of_environment(environ: Mapping[str, str] | None = None) -> int | None:
+    """Tell how many processes an MPI launcher has started on this process's host, or None."""
+    return next(_numbers(_LOCAL_SIZES, environ), None)
 
 
 def promised_size(environ: Mapping[str, str] | None = None) -> int:

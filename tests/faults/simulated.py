@@ -31,14 +31,14 @@ from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.comm.messages import decode
 from dist_classicrl.engines.engine import engine_for
 from dist_classicrl.engines.outcome import Outcome, Tally
-from dist_classicrl.engines.progress import Observer, Reporter
+from dist_classicrl.engines.progress import Observer, Progress, Reporter
 from dist_classicrl.engines.roles import participants
 from dist_classicrl.engines.roles.peers import Peer
 from dist_classicrl.engines.roles.server_base import NobodyLeft, Serving
 from dist_classicrl.engines.roles.worker_base import ServerLost, Working
-from dist_classicrl.engines.run import LossPolicy, Run
+from dist_classicrl.engines.run import LossPolicy, Resumed, Run
 from dist_classicrl.engines.saving import Position
-from dist_classicrl.engines.schedule import play, rounds
+from dist_classicrl.engines.schedule import play, rounds, steps_before
 from dist_classicrl.errors import CutOffError, RankLostError, RankTimeoutError, RemoteRankError
 from dist_classicrl.learning.learner import Stream, Totals
 from dist_classicrl.learning.rates import Rates
@@ -430,6 +430,23 @@ class _Watched(participants.Participant):
         return super().serve()
 
 
+class _Watcher(Observer):
+    """Hears how far the run is, from whoever serves."""
+
+    def __init__(self, story: Calls, earlier: int) -> None:
+        self._story = story
+        self._earlier = earlier
+
+    def started(self, progress: Progress) -> None:
+        self.reported(progress)
+
+    def reported(self, progress: Progress) -> bool:
+        story, steps = self._story, progress.steps
+        is_possible = self._earlier <= steps <= story.steps
+        story.claim(is_possible, f"{steps} of {story.steps} steps are reported, {self._earlier} made earlier")
+        return True
+
+
 class _Unsettled:
     """What stands in for the setup where only silence says who has died: there, a death ends it."""
 
@@ -462,7 +479,10 @@ def _is_cut_off(error: BaseException) -> bool:
 
 
 class Calls(Story):
-    """One or two calls of train, with everything but MPI, learning and checkpoints as it is."""
+    """One or two calls of train, with everything but MPI, learning and checkpoints as it is.
+
+    The first may go on from where an earlier job has left it.
+    """
 
     name = "calls"
     kinds = (
@@ -482,6 +502,7 @@ class Calls(Story):
         self.step_seconds = rng.choice([1e-3, 4e-3])
         self.rebase_seconds = rng.choice([0.0, 1e-3, 2e-2])
         self.settings = self.random_settings(rng)
+        self.earlier = self.random_earlier(random.Random(f"earlier {seed}"))
         self._rng = random.Random(f"learners {seed}")
         until = self.calls * (self.steps * self.step_seconds / max(size - 1, 1) + 0.5)
         plan_faults(self.network, rng, until, self.kinds)
@@ -499,6 +520,29 @@ class Calls(Story):
             compression_threshold=rng.choice([0.0, 0.0, 2.0]),
         )
 
+    def random_earlier(self, rng: random.Random) -> int:
+        """Return how many steps of the first call an earlier job has made.
+
+        Enough are left that who has nothing yet, and so is not in a new server's view, can join before the end.
+        """
+        return rng.choice([0, 1, rng.randrange(self.steps // 2)])
+
+    def beginning(self) -> tuple[np.ndarray, np.ndarray, dict[int, dict[str, np.ndarray]]]:
+        """Return the table with the steps that an earlier job has made, and its learners' state."""
+        values, counts = np.zeros(ENTRIES), np.zeros(ENTRIES, np.int64)
+        steps = np.arange(self.earlier)
+        values[SHARED + steps], counts[SHARED + steps] = 0.5 * (1.0 + SHARED + steps), 1
+        np.add.at(counts, steps % SHARED, 1)
+        return values, counts, {}
+
+    def resumed(self) -> Resumed | None:
+        """Return what the checkpoint of the earlier job says of the first call."""
+        if not self.earlier:
+            return None
+        tally = {**Tally(total_steps=0).to_dict(1.0), "steps": self.earlier, "episodes": self.earlier}
+        mode = "async" if self.settings.async_updates else "rounds"
+        return Resumed("earlier", self.earlier, tally, mode, learners=self.beginning()[2])
+
     def seconds_of(self, steps: int) -> float:
         """Return how long so many steps take."""
         rng = self._rng
@@ -507,7 +551,7 @@ class Calls(Story):
 
     def next_entry(self, rank: int) -> int:
         """Return an entry that no update was learned at."""
-        entry = SHARED + len(self.made)
+        entry = SHARED + self.earlier + len(self.made)
         self.made[entry] = _Made(rank, self.lives[rank], self.network.now)
         return entry
 
@@ -522,7 +566,7 @@ class Calls(Story):
 
     def main(self, wire: SimWire) -> str:
         group = Group(wire, self.network.hosts)
-        values, counts = np.zeros(ENTRIES), np.zeros(ENTRIES, np.int64)
+        values, counts, _ = self.beginning()
         for call in range(self.calls):
             group.begin_call(TIMING)
             clean = False
@@ -538,12 +582,13 @@ class Calls(Story):
     def _train(self, group: Group, call: int, values: np.ndarray, counts: np.ndarray) -> tuple[_Run, Outcome]:
         """Do what `train` does on each of many ranks."""
         engine = engine_for(self.settings, group.wire.size, "auto")
+        made, resumed = (self.earlier, self.resumed()) if call == 0 else (0, None)
+        span = call * self.steps + made, self.steps - made
+        observer = _Watcher(self, made)
         while True:
-            start = call * self.steps
+            source: Any = _Source(self, group.wire)
             table = values.copy(), counts.copy()
-            run = _Run(
-                self.settings, _Source(self, group.wire), *table, start, self.steps, 1, Observer(), 1.0
-            )  # type: ignore[arg-type]
+            run = _Run(self.settings, source, *table, *span, 1, observer, 1.0, resumed=resumed)
             try:
                 if not group.is_member:
                     return run, engine.train(run, group, join(group))
@@ -648,17 +693,33 @@ class Rounds(Calls):
             seed=1,
         )
 
-    def _check_table(self, values: np.ndarray, counts: np.ndarray) -> None:
+    def random_earlier(self, rng: random.Random) -> int:
+        """Return how many steps an earlier job has made, in whole rounds."""
+        number = len(list(rounds(self.settings, 0, self.steps)))
+        return steps_before(self.settings, rng.randrange(number // 2 + 1), self.steps)
+
+    def beginning(self) -> tuple[np.ndarray, np.ndarray, dict[int, dict[str, np.ndarray]]]:
+        """Return the table with the steps that an earlier job has made, and its learners' state."""
+        table, learner = self._without_deaths([range(self.earlier)])
+        return table.values, table.counts, {number: learner.state(number) for number in learner.walkers}
+
+    def _without_deaths(self, calls: Sequence[range]) -> tuple[SharedTable, _ChainedLearner]:
+        """Return what a run of these calls comes to in which nobody dies."""
         right = SharedTable(np.zeros(ENTRIES), np.zeros(ENTRIES, np.int64))
         learner = _ChainedLearner(self, None, right.values.dtype)
         merge = RoundMerge(right)
-        for call in range(self.calls):
+        for steps in calls:
             for number in range(self.settings.logical_workers):
                 learner.add(number)
-            for quotas in rounds(self.settings, call * self.steps, self.steps):
+            for quotas in rounds(self.settings, steps.start, len(steps)):
                 version = right.version
                 merge.merge([play(quota, learner, 1) for quota in quotas])
                 learner.table.rebase(right.refresh(version), [])
+        return right, learner
+
+    def _check_table(self, values: np.ndarray, counts: np.ndarray) -> None:
+        calls = [range(call * self.steps, (call + 1) * self.steps) for call in range(self.calls)]
+        right, _ = self._without_deaths(calls)
         self.claim(np.array_equal(values, right.values), "the values are not those of a run without deaths")
         self.claim(np.array_equal(counts, right.counts), "the counts are not those of a run without deaths")
 

@@ -6,6 +6,10 @@ import random
 
 import pytest
 import simulated
+from simulated_network import Plan
+
+from dist_classicrl.comm.envelope import Kind
+from dist_classicrl.engines.outcome import Tally
 
 
 @pytest.mark.core
@@ -25,3 +29,33 @@ def test_a_seed_gives_the_same_history_every_time():
         return history.network.log
 
     assert logged() == logged()
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(("name", "kind", "count"), [("calls", Kind.REPLY, 9), ("rounds", Kind.MERGED, 3)])
+def test_whoever_takes_over_knows_the_steps_that_an_earlier_job_has_made(name, kind, count, monkeypatch):
+    check_with_a_dying_server(monkeypatch, name, kind, count, "take_over")
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("name", ["calls", "rounds"])
+def test_whoever_takes_over_at_the_end_counts_earlier_steps_once(name, monkeypatch):
+    check_with_a_dying_server(monkeypatch, name, Kind.DONE, 1, "end_as")
+
+
+def check_with_a_dying_server(monkeypatch, name, kind, count, taken):
+    """Let rank 0 die after its `count`-th message of a kind; another goes on by that method of `Tally`."""
+    earlier, method = [], getattr(Tally, taken)
+
+    def note(tally, *arguments):
+        earlier.append(tally.earlier_steps)
+        method(tally, *arguments)
+
+    def plan(network, *_):
+        network.ranks[0].plan = Plan(kind, count, after_sending=True)
+
+    monkeypatch.setattr(Tally, taken, note)
+    monkeypatch.setattr(simulated, "plan_faults", plan)
+    seed, wrong, _ = simulated.check_seeds(name, range(1, 31))
+    assert not wrong, f"seed {seed}: " + "; ".join(wrong)
+    assert any(earlier), "no run that had been resumed was taken over"

@@ -1,15 +1,17 @@
 """How jobs end: whole scripts, alone and under mpirun, in which something goes wrong, or nothing."""
 
+import os
 import re
 import signal
 import sys
 import textwrap
+import time
 
 import pytest
 
 from dist_classicrl.launch.mpirun import mpirun_command
 from dist_classicrl.process.exit import DONE_BUT_HANGING
-from dist_classicrl.process.jobs import run_job
+from dist_classicrl.process.jobs import is_running, run_job
 
 # A job that fails ends long before this, whatever the machine.
 SOON = 30.0
@@ -294,3 +296,45 @@ def test_ctrl_c_ends_the_job(start_python):
     job.send(signal.SIGINT)
     job.wait(timeout=SOON)
     assert job.process.returncode != 0, job.output
+
+
+# An environment that starts a process and does not end it, nor gives it an output of its own.
+LEAVES_A_PROCESS = """
+import subprocess, sys
+from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
+from dist_classicrl import DistAsyncQLearning
+
+class Lake(FrozenLakeEnv):
+    process = None
+
+    def reset(self, **options):
+        if Lake.process is None:
+            Lake.process = subprocess.Popen(["sleep", "600"], {output})
+            print("sleeps", Lake.process.pid, flush=True)
+        return super().reset(**options)
+
+result = DistAsyncQLearning(seed=1).train(Lake, total_steps=2000)
+print("trained", result.steps, flush=True)
+"""
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="processes are found through /proc")
+@pytest.mark.parametrize("launch", [(), ("-m", "dist_classicrl", "launch", "-n", 2, "--grace", 600)])
+def test_a_process_that_an_environment_has_left_does_not_keep_the_job(run_python, tmp_path, launch):
+    (tmp_path / "script.py").write_text(LEAVES_A_PROCESS.format(output=""))
+    job = run_python(*launch, "script.py", ranks=None if launch else 2, timeout=60)
+    assert job.output.count("trained 2000") == 2
+    assert "'sleep 600'" in job.output and "stdout=subprocess.DEVNULL" in job.output
+    pids = [int(pid) for pid in re.findall(r"sleeps (\d+)", job.output)]
+    assert pids and not any(is_running(pid) for pid in pids)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="processes are found through /proc")
+def test_a_process_with_an_output_of_its_own_outlives_its_rank(start_python, tmp_path):
+    own = "stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL"
+    job = start_python("-c", LEAVES_A_PROCESS.format(output=own), ranks=2)
+    job.wait(0)
+    time.sleep(4.0)  # longer than what is left is given
+    pids = [int(pid) for pid in re.findall(r"sleeps (\d+)", job.output)]
+    assert pids and all(is_running(pid) for pid in pids)
+    assert "has left" not in job.output

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 from background_job import appearance, check_finished, complete_checkpoints, program
+from kill_launchers import kill_one
 from slowly import slowly
 
 from dist_classicrl.launch.launcher import find_launcher
 from dist_classicrl.launch.mpirun import survival_words
-from dist_classicrl.process.jobs import is_running
+from dist_classicrl.process.jobs import is_running, processes_of
 
 LAUNCH = ("-m", "dist_classicrl", "launch", "--restart-delay", "0")
 
@@ -129,3 +130,85 @@ def test_nothing_outlives_a_launcher_that_is_killed(start_python, tmp_path):
     while any(is_running(pid) for pid in pids):
         assert time.monotonic() < deadline, job.output
         time.sleep(0.05)
+
+
+# In the first start one rank is killed while the others start MPI, which waits for it.
+EARLY = """
+import os, signal, sys
+if os.environ["OMPI_COMM_WORLD_RANK"] == sys.argv[1] and not os.path.exists("died"):
+    open("died", "w").close()
+    os.kill(os.getpid(), signal.SIGKILL)
+from mpi4py import MPI
+print("rank", MPI.COMM_WORLD.rank, flush=True)
+"""
+
+
+@survives
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="processes are found through /proc")
+def test_a_rank_that_dies_before_mpi_runs_is_missed_soon(run_python, tmp_path):
+    # Long before --silence, and before --start-limit.
+    limits = ("--silence", 600, "--start-limit", 600)
+    job = run_python(*LAUNCH, "-n", 3, *limits, write(tmp_path, EARLY), 1, timeout=60)
+    assert "a rank of this host was gone before MPI had started" in job.output
+    assert len([line for line in job.output.splitlines() if line.startswith("rank")]) == 3
+
+
+# Tells its shared memory; then mpirun is killed, which would have removed it.
+WITHOUT_MPIRUN = """
+import os, re, signal, time
+from mpi4py import MPI
+MPI.COMM_WORLD.Barrier()
+for name in sorted(set(re.findall(r"/dev/shm/sm_segment\\S+", open("/proc/self/maps").read()))):
+    print(name, flush=True)
+MPI.COMM_WORLD.Barrier()
+if MPI.COMM_WORLD.rank == 0:
+    time.sleep(0.5)
+    os.kill(os.getppid(), signal.SIGKILL)
+time.sleep(600)
+"""
+
+
+@survives
+def test_the_shared_memory_of_a_killed_mpirun_is_removed(run_python, tmp_path):
+    script = write(tmp_path, WITHOUT_MPIRUN)
+    job = run_python(*LAUNCH, "-n", 2, "--max-restarts", 1, script, status=128 + signal.SIGKILL)
+    told = {line for line in job.output.splitlines() if line.startswith("/dev/shm/")}
+    assert len(told) == 4, job.output  # of two ranks in each of two starts
+    assert [name for name in told if os.path.exists(name)] == []
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="processes are found through /proc")
+def test_nothing_outlives_a_launcher_that_is_killed_where_mpirun_hangs(start_python, tmp_path):
+    job = start_python(*LAUNCH, "-n", 2, write(tmp_path, LONG), env={"TMPDIR": str(tmp_path)})
+    job.must_wait_for(lambda: len(job.output.split()) == 4, "two ranks")
+    (mpirun,) = {int(parent) for parent in job.output.split()[1::2]}
+    os.kill(mpirun, signal.SIGSTOP)
+    job.send(signal.SIGKILL)
+    deadline = time.monotonic() + 30
+    while processes_of(job.job):
+        assert time.monotonic() < deadline, job.output
+        time.sleep(0.05)
+    # Nor a folder.
+    assert [path.name for path in tmp_path.iterdir() if path.name != ".dist_classicrl"] == ["script.py"]
+    assert list((tmp_path / ".dist_classicrl").iterdir()) == []
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="processes are found through /proc")
+@pytest.mark.parametrize("seconds", [0.2, 0.5, 0.9])
+def test_a_launcher_that_is_killed_as_it_starts_leaves_nothing(tmp_path, seconds):
+    kill_one(tmp_path, seconds)
+
+
+# A process that the rank has not started itself, but its shell, which has ended.
+ORPHAN = """
+import subprocess
+from mpi4py import MPI
+subprocess.run("sleep 600 &", shell=True)
+print("rank", MPI.COMM_WORLD.rank, flush=True)
+"""
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="processes are found through /proc")
+def test_launch_ends_when_its_ranks_have_whatever_they_have_left(run_python, tmp_path):
+    job = run_python(*LAUNCH, "-n", 2, "--grace", 600, write(tmp_path, ORPHAN), timeout=60)
+    assert "mpirun waited for what they had started" in job.output

@@ -1,4 +1,5 @@
 import json
+import mmap
 import os
 import signal
 import socket
@@ -7,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -17,7 +17,7 @@ import pytest
 from dist_classicrl.__main__ import main
 from dist_classicrl._streams import is_output_closed
 from dist_classicrl.errors import LauncherError
-from dist_classicrl.launch import restart, silence
+from dist_classicrl.launch import restart, segments, silence
 from dist_classicrl.launch.folders import launch_folder, session_folder
 from dist_classicrl.launch.hosts import Host, hosts_that_answer, ranks_on, read_hostfile, write_hostfile
 from dist_classicrl.launch.launcher import Launcher
@@ -25,7 +25,7 @@ from dist_classicrl.launch.mpirun import export_words, host_words, survival_word
 from dist_classicrl.launch.plan import LaunchOptions, LaunchPlan
 from dist_classicrl.launch.restart import Supervisor
 from dist_classicrl.process.exit_record import ExitRecord
-from dist_classicrl.process.jobs import is_running
+from dist_classicrl.process.jobs import is_running, start_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -64,7 +64,7 @@ def no_silence(monkeypatch):
     """It is not silence that ends the job, and the test fails if nothing else does."""
     looks = []
 
-    def look(watch, now, silence):
+    def look(watch, now, *limits):
         looks.append(now)
         assert len(looks) < 100
 
@@ -139,6 +139,18 @@ def test_a_rank_that_others_wait_for_at_the_start_ends_the_job(supervise, no_sil
     assert supervise("ended 1 2 code false; sed -i s/false}/true}/ $place/ended-1; sleep 600") == 2
 
 
+def test_ranks_that_do_not_come_through_the_start_of_mpi_have_a_limit_of_their_own(supervise, capfd):
+    waits = "touch $place/alive $place/mpi-starts; sleep 600"
+    assert supervise(waits, start_limit=0.3, max_restarts=0) == 128 + signal.SIGTERM
+    assert "MPI had not started on all ranks" in capfd.readouterr().err
+
+
+def test_the_limit_of_the_start_is_over_when_mpi_runs(supervise):
+    runs = "touch $place/alive $place/mpi-starts $place/mpi-runs; sleep 1; done_"
+    assert supervise(runs, start_limit=0.1, max_restarts=0) == 0
+    assert supervise("touch $place/alive; sleep 1; done_", start_limit=0.1, max_restarts=0) == 0
+
+
 @pytest.mark.parametrize(
     "status, expected", [(75, 75), (130, 130), (137, 137)], ids=["stopped", "interrupted", "killed"]
 )
@@ -197,7 +209,7 @@ def test_signs_of_life_end_a_silence_and_a_suspended_launcher_counts_none(tmp_pa
         said = None
         for _ in range(number):
             now += step
-            said = said or watch.look(now, 10.0)
+            said = said or watch.look(now, 10.0, 10.0)
         return said
 
     record.beat()
@@ -271,38 +283,97 @@ def test_a_pipe_is_closed_when_its_reader_is(tmp_path):
     assert not is_output_closed([writer])
 
 
-@contextmanager
-def session_in(folder):
-    with mock.patch.object(tempfile, "tempdir", str(folder)), session_folder() as made:
-        yield Path(made)
+def left(folder, age=0.0, **owner):
+    """Make a folder as a launcher leaves it, which was changed so many seconds ago; return it."""
+    attempt = folder / "attempt-1"
+    attempt.mkdir(parents=True)
+    then = time.time() - age
+    for path in (attempt / "alive", folder / "launcher.json"):
+        path.write_text(json.dumps(owner))
+    for path in (*attempt.iterdir(), attempt, *folder.iterdir(), folder):
+        os.utime(path, (then, then))
+    return folder
 
 
-@pytest.mark.parametrize("make, kind", [(launch_folder, "launch"), (session_in, "dist-classicrl")])
-def test_folders_of_dead_launchers_of_this_host_are_removed_after_a_day(tmp_path, make, kind):
+@pytest.fixture
+def dead():
     child = subprocess.Popen(["true"])
     child.wait()
-    here, yesterday = socket.gethostname(), time.time() - 25 * 3600
+    return child.pid
 
-    def left(name, age, **owner):
-        attempt = tmp_path / f"{kind}-{name}" / "attempt-1"
-        attempt.mkdir(parents=True)
-        for path in (attempt / "alive", attempt.parent / "launcher.json"):
-            path.write_text(json.dumps(owner))
-        for path in (*attempt.iterdir(), attempt, *attempt.parent.iterdir(), attempt.parent):
-            os.utime(path, (age, age))
-        return attempt.parent
 
-    gone = left("gone", yesterday, host=here, pid=child.pid)
+HERE, DAY = socket.gethostname(), 25 * 3600
+
+
+def test_folders_of_dead_launchers_of_this_host_are_removed_after_a_day(tmp_path, dead):
+    gone = left(tmp_path / "launch-gone", DAY, host=HERE, pid=dead)
     stay = [
-        left("fresh", time.time() - 3600, host=here, pid=child.pid),
-        left("lives", yesterday, host=here, pid=os.getpid()),
-        left("elsewhere", yesterday, host="another", pid=child.pid),
-        left("unknown", yesterday),
-        left("beats", yesterday, host=here, pid=child.pid),
+        left(tmp_path / "launch-fresh", 3600, host=HERE, pid=dead),
+        left(tmp_path / "launch-lives", DAY, host=HERE, pid=os.getpid()),
+        left(tmp_path / "launch-elsewhere", DAY, host="another", pid=dead),
+        left(tmp_path / "launch-unknown", DAY),
+        left(tmp_path / "launch-beats", DAY, host=HERE, pid=dead),
     ]
     os.utime(stay[-1] / "attempt-1" / "alive")
-    with make(tmp_path) as folder:
+    with launch_folder(tmp_path) as folder:
         assert folder.is_dir() and not gone.exists()
+    assert sorted(tmp_path.iterdir()) == sorted(stay)
+
+
+@needs_proc
+def test_mpiruns_files_are_removed_when_launcher_and_job_are_gone(tmp_path, dead):
+    def of(name, **owner):
+        return left(tmp_path / f"dist-classicrl-{name}", **owner)
+
+    at = {"host": HERE, "numbers": os.readlink("/proc/self/ns/pid")}
+    gone = [
+        of("gone", **at, pid=dead, start="1"),
+        of("another-has-its-number", **at, pid=os.getpid(), start="1"),
+        of("of-an-older-version", host=HERE, pid=dead),
+    ]
+    used = of("used", **at, pid=dead, start="1")
+    stay = [
+        of("lives", **at, pid=os.getpid(), start=start_of(os.getpid())),
+        of("in-another-container", host=HERE, numbers="pid:[1]", pid=dead, start="1"),
+        of("elsewhere", host="another", pid=dead, start="1"),
+        of("unknown"),
+    ]
+    environment = {"PRTE_MCA_prte_local_tmpdir_base": str(used)}
+    with (
+        subprocess.Popen(["/bin/sleep", "600"], env=environment) as process,
+        mock.patch.object(tempfile, "tempdir", str(tmp_path)),
+    ):
+        try:
+            with session_folder() as made:
+                assert not any(folder.exists() for folder in gone)
+                assert sorted(tmp_path.iterdir()) == sorted([*stay, used, Path(made)])
+        finally:
+            process.kill()
+        process.wait()
+        with session_folder():
+            assert not used.exists()
+    assert sorted(tmp_path.iterdir()) == sorted(stay)
+
+
+@needs_proc
+def test_shared_memory_that_no_process_has_mapped_is_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(segments, "_PLACE", tmp_path)
+    short, own = HERE.partition(".")[0], os.geteuid()
+
+    def segment(name):
+        path = tmp_path / name
+        path.write_bytes(bytes(4096))
+        return path
+
+    gone = [segment(f"sm_segment.{short}.{own}.1.0"), segment(f"vader_segment.{HERE}.{own}.1.1")]
+    used = segment(f"sm_segment.{short}.{own}.2.0")
+    stay = [segment(f"sm_segment.another.{own}.1.0"), segment(f"sm_segment.{short}.{own + 1}.1.0")]
+    stay.append(segment("mine"))
+    with open(used, "r+b") as file, mmap.mmap(file.fileno(), 4096):
+        segments.remove_unused_segments()
+        assert not any(path.exists() for path in gone)
+        assert sorted(tmp_path.iterdir()) == sorted([*stay, used])
+    segments.remove_unused_segments()
     assert sorted(tmp_path.iterdir()) == sorted(stay)
 
 

@@ -2,14 +2,20 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 from dist_classicrl._hints import rank_of_environment
+from dist_classicrl.diagnosis import communication, rates, running
+from dist_classicrl.diagnosis.plan import TrainingPlan
 from dist_classicrl.errors import LauncherError
 from dist_classicrl.launch.launcher import Launcher, find_launcher, launch_environment
 from dist_classicrl.launch.mpirun import check_launcher, mpirun_command, session_variables
 from dist_classicrl.launch.mpirun import main as launcher_main
+from dist_classicrl.settings import Settings
 
 ANSWERS = {
     "openmpi 5": ("mpirun (Open MPI) 5.0.11\n\nReport bugs to ...", "openmpi", (5, 0, 11)),
@@ -182,3 +188,31 @@ def test_a_deadline_ends_the_program_with_its_own_status(no_own_mpi, tmp_path, c
     no_own_mpi.setenv("PATH", str(path.parent))
     assert launcher_main(["--timeout", "0.2", "--", "/bin/sleep", "600"]) == 124
     assert "0.2 s" in capsys.readouterr().err
+
+
+def _probe():
+    running.run_probe(TrainingPlan(ranks=2, settings=Settings()), find_launcher(), 2, None, "look", "x")
+
+
+STARTS = {
+    "doctor": _probe,
+    "profile": lambda: communication.measure_in_job(communication.ProfilePlan([8], 1, 0.1, 1.0, 2)),
+    "bench": lambda: rates.rates_of_ranks(2, 0.1, 1),
+    "check": lambda: check_launcher(find_launcher()),
+}
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_whatever_starts_ranks_for_a_while_gives_mpirun_a_folder_of_its_own(start, no_own_mpi, tmp_path):
+    said = tmp_path / "said"
+    script = '[ "$1" = --version ] && { echo Open MPI 5.0.11; exit; }; '
+    path = fake_mpirun(tmp_path / "mpi", f"{script}\necho $PRTE_MCA_prte_local_tmpdir_base >> {said}; exit 3")
+    no_own_mpi.setenv("PATH", f"{path.parent}:/usr/bin:/bin")
+    no_own_mpi.setenv("HOME", str(tmp_path))
+    no_own_mpi.setattr(tempfile, "tempdir", str(tmp_path))
+    for name in [name for name in os.environ if "tmpdir_base" in name]:
+        no_own_mpi.delenv(name)
+    with suppress(LauncherError):
+        STARTS[start]()
+    (folder,) = said.read_text().split()
+    assert Path(folder).parent == tmp_path and not Path(folder).exists()

@@ -62,6 +62,7 @@ def takes_launch(ranks: str) -> Decorator:
             "Without a sign of life of any rank, after which the job counts as dead; also the time to stop "
             "in after a signal.",
         ),
+        _seconds("start_limit", "The same while MPI starts, where ranks wait for each other."),
         option(
             "--no-ulfm",
             is_flag=True,

@@ -12,9 +12,9 @@ from dist_classicrl.diagnosis import marked, probe
 from dist_classicrl.diagnosis.children import last_lines, probe_command
 from dist_classicrl.errors import LauncherError, SettingsError
 from dist_classicrl.launch.hosts import Host, write_hostfile
-from dist_classicrl.launch.launcher import find_launcher, launch_environment
+from dist_classicrl.launch.launcher import find_launcher
+from dist_classicrl.launch.mpirun import run_ranks
 from dist_classicrl.mpi_tools.communication_profile import CommunicationProfile, pairs_of_hosts
-from dist_classicrl.process.jobs import run_job
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def measure_in_job(plan: ProfilePlan) -> CommunicationProfile:
             write_hostfile(hostfile, plan.hosts, launcher.family)
         at = (hostfile, plan.agent, plan.network)
         command = probe_command(launcher, plan.ranks, *at, "profile", *words)
-        job = run_job(command, timeout=longest, env=launch_environment())
+        job = run_ranks(launcher, command, timeout=longest)
     for said in marked.read(job.output):
         if "profile" in said:
             return CommunicationProfile.from_dict(said["profile"])

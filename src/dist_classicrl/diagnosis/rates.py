@@ -131,16 +131,13 @@ def rates_of_ranks(n_ranks: int, seconds: float, rounds: int, names: Sequence[st
 
     Other arguments are those of `learning_rates`. LauncherError if the job fails or does not end.
     """
-    from dist_classicrl.launch.launcher import launch_environment
-    from dist_classicrl.launch.mpirun import mpirun_command
-    from dist_classicrl.process.jobs import run_job
+    from dist_classicrl.launch.launcher import find_launcher
+    from dist_classicrl.launch.mpirun import mpirun_command, run_ranks
 
+    launcher = find_launcher()
     words = [sys.executable, "-m", __name__, str(seconds), str(rounds), *names]
-    job = run_job(
-        [*mpirun_command(n_ranks), *words],
-        timeout=_START_SECONDS + 4.0 * seconds * (rounds + 1) * len(names),
-        env=launch_environment(),
-    )
+    longest = _START_SECONDS + 4.0 * seconds * (rounds + 1) * len(names)
+    job = run_ranks(launcher, [*mpirun_command(n_ranks, launcher), *words], timeout=longest)
     found = marked.read(job.output)
     if job.returncode != 0 or not found:
         how = "did not end in time" if job.timed_out else f"ended with status {job.returncode}"

@@ -13,10 +13,10 @@ from dist_classicrl.diagnosis.children import last_lines, probe_command
 from dist_classicrl.diagnosis.findings import Finding, failure, ok, warning
 from dist_classicrl.diagnosis.plan import TrainingPlan
 from dist_classicrl.errors import LauncherError
-from dist_classicrl.launch.launcher import Launcher, launch_environment
-from dist_classicrl.launch.mpirun import survival_words
+from dist_classicrl.launch.launcher import Launcher
+from dist_classicrl.launch.mpirun import run_ranks, survival_words
 from dist_classicrl.mpi_tools.communication_profile import POINT_TO_POINT, CommunicationProfile
-from dist_classicrl.process.jobs import FinishedJob, run_job
+from dist_classicrl.process.jobs import FinishedJob
 
 _SLOW_SECONDS = 1e-3
 _SLOW_BANDWIDTH = 50e6
@@ -135,7 +135,7 @@ def run_probe(
     try:
         at = (hostfile, plan.agent, plan.network)
         command = probe_command(launcher, n_ranks, *at, *program, survive=survive)
-        return run_job(command, timeout=plan.seconds, env=launch_environment())
+        return run_ranks(launcher, command, timeout=plan.seconds)
     except (LauncherError, OSError) as error:
         return failure(
             "ranks", f"they cannot be started: {error}", f"Check {launcher.path} and {sys.executable}."

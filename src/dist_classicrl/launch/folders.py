@@ -9,11 +9,13 @@ import socket
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from dist_classicrl.errors import LauncherError
+from dist_classicrl.process.jobs import all_processes, environment_of, start_of
 
 STATE_FOLDER = ".dist_classicrl"  # where ranks record how they end by default
 _PREFIX = "launch-"
@@ -28,7 +30,7 @@ def launch_folder(state_dir: Path) -> Iterator[Path]:
 
     Only this user may enter it, whatever the umask: another user could otherwise claim there that the work is
     done. Folders of launchers of this host that have ended are removed if nothing in them has changed for a
-    day.
+    day: ranks on other hosts may have outlived their launcher.
     """
     place = state_dir.absolute()
     folder = place / f"{_PREFIX}{uuid.uuid4().hex[:12]}"
@@ -41,7 +43,7 @@ def launch_folder(state_dir: Path) -> Iterator[Path]:
             f"The folder {str(folder)!r}, in which ranks say how they end, cannot be made ({error}). "
             "Give --state-dir a folder that can be written to from all hosts."
         ) from error
-    _remove_stale(folder, _PREFIX)
+    _remove_others(folder, _PREFIX, lambda other: _is_deserted(other) and _is_old(other))
     try:
         yield folder
     finally:
@@ -55,7 +57,7 @@ def session_folder() -> Iterator[str]:
     """Make a new folder of this host that only this user may enter, for the duration of the block.
 
     Open MPI names the folder of its files after its process id, and would use one that another user has made.
-    Those of launchers that have ended are removed as by `launch_folder`.
+    Folders of launchers that have ended are removed if nothing that was started with them runs any more.
     """
     try:
         folder = tempfile.mkdtemp(prefix=_SESSION_PREFIX)
@@ -65,7 +67,7 @@ def session_folder() -> Iterator[str]:
             f"No folder can be made for mpirun's own files ({error}). Let TMPDIR name a folder of this host "
             "that you may write to."
         ) from error
-    _remove_stale(Path(folder), _SESSION_PREFIX)
+    _remove_others(Path(folder), _SESSION_PREFIX, lambda other: _is_deserted(other) and not _is_in_use(other))
     try:
         yield folder
     finally:
@@ -74,27 +76,52 @@ def session_folder() -> Iterator[str]:
 
 def _sign(folder: Path) -> None:
     """Write into a folder which launcher it belongs to."""
-    owner = {"host": socket.gethostname(), "pid": os.getpid()}
-    folder.joinpath(_OWNER).write_text(json.dumps(owner), encoding="utf-8")
+    folder.joinpath(_OWNER).write_text(json.dumps(_owner(os.getpid())), encoding="utf-8")
 
 
-def _remove_stale(folder: Path, prefix: str) -> None:
-    """Remove folders beside `folder` whose names begin alike, and whose launchers have ended."""
+def _owner(pid: int) -> dict[str, Any]:
+    """Return what tells a process of this host from all others, as far as it is known here."""
+    numbers = None
+    with suppress(OSError):
+        # In another container of the same name the same numbers are other processes.
+        numbers = os.readlink("/proc/self/ns/pid")
+    return {"host": socket.gethostname(), "pid": pid, "start": start_of(pid), "numbers": numbers}
+
+
+def _remove_others(folder: Path, prefix: str, is_stale: Callable[[Path], bool]) -> None:
+    """Remove this user's folders beside `folder` whose names begin alike, if they are stale."""
     for other in folder.parent.glob(f"{prefix}*"):
-        if other != folder and _is_stale(other):
+        if other != folder and is_stale(other):
             shutil.rmtree(other, ignore_errors=True)
 
 
-def _is_stale(folder: Path) -> bool:
-    """Return whether a folder's launcher, on this host, has ended and its ranks have long been silent."""
+def _is_deserted(folder: Path) -> bool:
+    """Return whether a folder's launcher, on this host, has ended."""
     try:
         owner = json.loads(folder.joinpath(_OWNER).read_bytes())
-        is_gone = folder.stat().st_uid == os.geteuid()
-        is_gone &= owner["host"] == socket.gethostname() and not _exists(int(owner["pid"]))
-        newest = max(path.stat().st_mtime for path in (folder, *folder.rglob("*")))
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        now = _owner(int(owner["pid"]))
+        is_here = owner["host"] == now["host"] and owner.get("numbers", now["numbers"]) == now["numbers"]
+        if not is_here or folder.stat().st_uid != os.geteuid():
+            return False
+    except (OSError, ValueError, TypeError, KeyError, RecursionError, AttributeError):
         return False  # cannot be judged from here
-    return is_gone and time.time() - newest > _STALE_SECONDS
+    return owner.get("start", now["start"]) != now["start"] or not _exists(now["pid"])
+
+
+def _is_old(folder: Path) -> bool:
+    """Return whether nothing in a folder has changed for long."""
+    try:
+        newest = max(path.stat().st_mtime for path in (folder, *folder.rglob("*")))
+    except OSError:
+        return False
+    return time.time() - newest > _STALE_SECONDS
+
+
+def _is_in_use(folder: Path) -> bool:
+    """Return whether a process was told of a folder, such as an mpirun that outlives its launcher."""
+    if not os.path.isdir("/proc/self"):
+        return not _is_old(folder)
+    return any(str(folder) in environment_of(pid).values() for pid in all_processes())
 
 
 def _exists(pid: int) -> bool:

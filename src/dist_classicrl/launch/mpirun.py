@@ -16,8 +16,10 @@ from pathlib import Path
 
 from dist_classicrl.errors import LauncherError
 from dist_classicrl.launch.endings import shell_status
+from dist_classicrl.launch.folders import session_folder
 from dist_classicrl.launch.launcher import Launcher, find_launcher, has_ulfm, launch_environment
-from dist_classicrl.process.jobs import run_job
+from dist_classicrl.launch.segments import remove_unused_segments
+from dist_classicrl.process.jobs import FinishedJob, run_job
 
 _CHECK_SECONDS = 60.0
 _CHECK_RANKS = 2
@@ -140,16 +142,26 @@ def session_variables(
     return {} if said else {"PRTE_MCA_prte_local_tmpdir_base": folder}
 
 
+def run_ranks(
+    launcher: Launcher, command: Sequence[str], *, timeout: float, keep_output: bool = True
+) -> FinishedJob:
+    """Run a command of `launcher` as `run_job` does, with a folder of its own for mpirun's files."""
+    with session_folder() as folder:
+        own = session_variables(launcher, folder, command, os.environ)
+        environment = launch_environment({**os.environ, **own})
+        try:
+            return run_job(command, timeout=timeout, env=environment, keep_output=keep_output)
+        finally:
+            remove_unused_segments()
+
+
 def check_launcher(launcher: Launcher) -> None:
     """Start two ranks that load mpi4py, and see whether they find each other; LauncherError if not.
 
     They are each alone when the launcher belongs to another MPI than the library that mpi4py loads.
     """
-    job = run_job(
-        [*mpirun_command(_CHECK_RANKS, launcher), sys.executable, "-c", _CHECK_PROGRAM],
-        timeout=_CHECK_SECONDS,
-        env=launch_environment(),
-    )
+    command = [*mpirun_command(_CHECK_RANKS, launcher), sys.executable, "-c", _CHECK_PROGRAM]
+    job = run_ranks(launcher, command, timeout=_CHECK_SECONDS)
     if job.timed_out:
         raise LauncherError(
             f"{launcher} did not start two ranks within {_CHECK_SECONDS:.0f} s.\n{job.output}"
@@ -197,7 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Become mpirun, so that signals from the terminal and from a batch system reach it directly.
         sys.stdout.flush()
         os.execve(command[0], command, launch_environment())
-    job = run_job(command, timeout=options.timeout, env=launch_environment(), keep_output=False)
+    job = run_ranks(launcher, command, timeout=options.timeout, keep_output=False)
     if job.timed_out:
         sys.stderr.write(f"The job did not end within {options.timeout:g} s and was killed.\n")
         return 124

@@ -23,8 +23,8 @@ class LaunchOptions:
     """How a job is started and watched over; times are in seconds.
 
     `grace` is what the job has to end when its work is done or one of its ranks has failed. After `silence`
-    without a sign of life of any rank it counts as dead; it is also what the job has to end after it was
-    asked to stop.
+    without a sign of life of any rank it counts as dead; while ranks start MPI, and none has come through, it
+    does after `start_limit`. `silence` is also what the job has to end after it was asked to stop.
     """
 
     ranks: int | None = None  # by default the slots of the hostfile, or SLURM's tasks
@@ -34,6 +34,7 @@ class LaunchOptions:
     state_dir: Path = Path(STATE_FOLDER)  # a folder that all hosts see
     grace: float = 30.0
     silence: float = 300.0
+    start_limit: float = 60.0
     survive: bool = True  # so that the other ranks survive a death, where the MPI can
     agent: str | None = None  # what starts a program on another host in place of ssh
     network: str | None = None  # as `network_words` takes it

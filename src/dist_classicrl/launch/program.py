@@ -14,11 +14,15 @@ import os
 import sys
 import types
 from collections.abc import Sequence
+from contextlib import suppress
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from typing import Any
 
+from dist_classicrl._hints import local_rank_of_environment
 from dist_classicrl.errors import LauncherError
-from dist_classicrl.process.exit_record import record_of_environment
+from dist_classicrl.launch.segments import remove_unused_segments
+from dist_classicrl.process.exit_record import ExitRecord, record_of_environment
 from dist_classicrl.process.parent import find_parent
 
 _MODULE = "dist_classicrl.launch.program"
@@ -68,7 +72,12 @@ def main(words: Sequence[str]) -> int:
     if not words or words == ["-m"]:
         sys.stderr.write(f"{__doc__}")
         return os.EX_USAGE
-    process_exit.manage(record_of_environment(), replacement)
+    record = record_of_environment()
+    process_exit.manage(record, replacement)
+    if record is not None:
+        sys.meta_path.insert(0, _StartOfMpi(record))
+        if local_rank_of_environment() == 0:
+            remove_unused_segments()
     if replacement:
         # The rank that started this process waits until MPI has begun here, and hears of no death before.
         find_parent()
@@ -85,6 +94,34 @@ def main(words: Sequence[str]) -> int:
         sys.excepthook(type(error), error, error.__traceback__)
         return status
     return process_exit.script_ended(None)
+
+
+class _StartOfMpi(MetaPathFinder):
+    """Tells the launcher when MPI starts in this process, by the import of mpi4py, and when it runs."""
+
+    def __init__(self, record: ExitRecord) -> None:
+        self._record = record
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        """Find `mpi4py.MPI` as if this finder were not there, and see its loading."""
+        if name != "mpi4py.MPI":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def exec_module(module: types.ModuleType) -> None:
+                self._note(runs=False)
+                load(module)
+                self._note(runs=True)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+    def _note(self, runs: bool) -> None:
+        with suppress(OSError):  # the first beat has told, on each host
+            self._record.note_mpi(runs)
 
 
 def _load(words: list[str]) -> tuple[Any, types.ModuleType]:

@@ -34,12 +34,14 @@ from dist_classicrl.launch.endings import (
     why_over,
 )
 from dist_classicrl.launch.folders import launch_folder, session_folder
+from dist_classicrl.launch.guard import guarded
 from dist_classicrl.launch.hosts import Host, agent_words, hosts_that_answer, ranks_on, write_hostfile
 from dist_classicrl.launch.launcher import launch_environment
 from dist_classicrl.launch.mpirun import session_variables
 from dist_classicrl.launch.plan import LaunchPlan
+from dist_classicrl.launch.segments import remove_unused_segments
 from dist_classicrl.process.exit_record import LAUNCH_VARIABLE, ExitRecord
-from dist_classicrl.process.jobs import end_job, start_job
+from dist_classicrl.process.jobs import end_job, name_job, start_job
 from dist_classicrl.process.signals import handled
 from dist_classicrl.process.stop import INTERRUPTED, REPEAT_SECONDS
 
@@ -54,6 +56,7 @@ _TURNED_INTO_USR1 = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PROBE_SECONDS = 10.0
 _POLL_SECONDS = 0.05
 _LATE_SECONDS = 1.0
+_LEFT_SECONDS = 5.0  # in which ranks that have ended let end what they have left, see `process.leftovers`
 _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
 
 
@@ -64,6 +67,7 @@ class Supervisor:
         self._plan = plan
         self._options = plan.options
         self._verbose = verbose
+        self._job = name_job()  # of which each start is a part
         self._heard: list[tuple[int, float]] = []
         self._stop: tuple[int, float] | None = None  # the signal that asked for it, and when
         self._ends_at_once = ""
@@ -79,6 +83,7 @@ class Supervisor:
             handled((*_PASSED_ON, *_TURNED_INTO_USR1), self._hear, even_ignored=False),
             launch_folder(self._options.state_dir) as folder,
             session_folder() as session,
+            guarded(self._job, (session, folder)),
         ):
             return self._run(folder, session)
 
@@ -168,13 +173,16 @@ class Supervisor:
         }
         environment = launch_environment({**os.environ, **own})
         try:
-            process, job = start_job(command, env=environment, before=_end_with_this_process())
+            process, job = start_job(
+                command, env=environment, before=_end_with_this_process(), within=self._job
+            )
         except OSError as error:
             raise LauncherError(f"{command[0]} cannot be started: {error}") from error
         try:
             trouble = self._watch(process, job, ranks, record)
         finally:
             end_job(process, job)
+            remove_unused_segments()
         late = self._take()
         self._stop = self._stop or (late[0] if late else None)
         seconds = time.monotonic() - started
@@ -204,7 +212,10 @@ class Supervisor:
                 looked = now
                 if limit is None and (over := why_over(record, ranks)) is not None:
                     limit = (now + grace, f"{over}, and mpirun did not end within {grace:g} s")
-                if (silent := watch.look(now, longest_silence)) is not None:
+                if limit is not None and len(record.endings()) >= ranks and watch.ranks_here_have_ended:
+                    why = "all ranks have ended, and mpirun waited for what they had started"
+                    limit = min(limit, (now + _LEFT_SECONDS, why))
+                if (silent := watch.look(now, longest_silence, self._options.start_limit)) is not None:
                     return silent
             if limit is not None and now > limit[0]:
                 return limit[1]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dist_classicrl._hints import local_size_of_environment, rank_of_environment
 from dist_classicrl.launch import program
 from dist_classicrl.process.exit_record import ExitRecord
-from dist_classicrl.process.jobs import command_of, processes_of
+from dist_classicrl.process.jobs import command_of, environment_of, processes_of
 
 LOOK_SECONDS = 0.5  # between two looks
+_GONE_SECONDS = 2.0  # an mpirun that starts many ranks does it one after the other
 _WITHOUT_RANKS_HERE_SECONDS = 60.0
 
 
@@ -24,9 +26,14 @@ class SilenceWatch:
         self._quiet = 0.0
         self._looked = now
         self._had_ranks_here = False
+        self._complete = now  # when no rank of this host was missing
 
-    def look(self, now: float, silence: float) -> str | None:
-        """Say if it was quiet for `silence` seconds, or, where no rank of this host is left, a minute."""
+    def look(self, now: float, silence: float, start_limit: float) -> str | None:
+        """Return why the job is dead, if it is.
+
+        It is if it was quiet for `silence` seconds, or a minute where no rank of this host is left. While
+        ranks start MPI, it is after `start_limit` seconds, or when one of this host is gone.
+        """
         self._quiet += min(now - self._looked, 2.0 * LOOK_SECONDS)
         self._looked = now
         beat = self._record.last_beat()
@@ -34,12 +41,34 @@ class SilenceWatch:
             if self._beat is None:
                 self._had_ranks_here = bool(self._ranks_here())
             self._beat, self._quiet = beat, 0.0
+        if not self._record.is_starting_mpi:
+            self._complete = now
+        else:
+            # Nothing can be heard of who waits there, and MPI does not tell it of a death.
+            if not self._missing():
+                self._complete = now
+            elif now - self._complete > _GONE_SECONDS:
+                return "a rank of this host was gone before MPI had started, and had not said why"
+            if self._quiet > start_limit:
+                return f"MPI had not started on all ranks, and none gave a sign of life for {start_limit:g} s"
         if self._quiet > silence:
             which = "no rank had said that it started" if beat is None else "no rank gave a sign of life"
             return f"{which} for {silence:g} s"
-        if self._quiet > _WITHOUT_RANKS_HERE_SECONDS and self._had_ranks_here and not self._ranks_here():
+        if self._quiet > _WITHOUT_RANKS_HERE_SECONDS and self.ranks_here_have_ended:
             return "all ranks of this host had ended, and no other gave a sign of life"
         return None
+
+    def _missing(self) -> int:
+        """Return how many of the ranks that mpirun has started here are gone without a word."""
+        environments = [environment_of(pid) for pid in self._ranks_here()]
+        here = {rank_of_environment(each) for each in environments}
+        size = max((local_size_of_environment(each) or 0 for each in environments), default=0)
+        return max(0, size - len(here | {ending.rank for ending in self._record.endings()}))
+
+    @property
+    def ranks_here_have_ended(self) -> bool:
+        """Whether this host had ranks of the job, and none is left."""
+        return self._had_ranks_here and not self._ranks_here()
 
     def _ranks_here(self) -> list[int]:
         words = program.command([])[1:3]

@@ -22,6 +22,7 @@ from typing import NoReturn
 from dist_classicrl._hints import local_rank_of_environment, promised_size, rank_of_environment
 from dist_classicrl.errors import CutOffError, RankLostError, RankTimeoutError, RemoteRankError
 from dist_classicrl.process.exit_record import LAUNCH_VARIABLE, Ending, ExitRecord
+from dist_classicrl.process.leftovers import end_leftovers
 from dist_classicrl.process.stop import INTERRUPTED
 
 DONE_BUT_HANGING = 79
@@ -205,6 +206,7 @@ def _end() -> None:
     """End this process as what was noted asks for; the last of the functions that `atexit` calls."""
     if os.getpid() != _process.pid:
         return
+    end_leftovers()
     ending, head = _process.ending, _is_head()
     if _process.record is not None and ending is not None and ending.code == 0 and head:
         try:

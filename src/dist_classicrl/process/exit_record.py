@@ -21,6 +21,8 @@ LAUNCH_VARIABLE = "DIST_CLASSICRL_LAUNCH"
 """The environment variable that tells ranks the folder of their attempt."""
 
 _ALIVE = "alive"
+_STARTING = "mpi-starts"
+_STARTED = "mpi-runs"
 _DONE = "done"
 _ENDED = "ended-"
 
@@ -60,6 +62,15 @@ class ExitRecord:
                 return os.fstat(file.fileno()).st_mtime_ns
         except OSError:
             return None
+
+    def note_mpi(self, runs: bool) -> None:
+        """Say that a rank starts MPI now, which takes until all others have done so, or that it `runs`."""
+        (self.folder / (_STARTED if runs else _STARTING)).touch()
+
+    @property
+    def is_starting_mpi(self) -> bool:
+        """Whether a rank has begun to start MPI, and none has come through."""
+        return bool(self._files(_STARTING)) and not self._files(_STARTED)
 
     @property
     def has_ranks(self) -> bool:

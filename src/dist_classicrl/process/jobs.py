@@ -89,16 +89,16 @@ def start_job(
     output: IO[bytes] | None = None,
     keep_errors: bool = True,
     before: Callable[[], object] | None = None,
+    within: str | None = None,
 ) -> tuple[subprocess.Popen[bytes], str]:
     """Start `command` as a job, without input, in a session of its own.
 
     What is left out is that of this process: its environment, its folder, and where its output goes; without
     `keep_errors` standard error goes nowhere. `before` is called in the new process before it becomes the
-    program. Besides the process the name of the job is returned, for `processes_of` and `end_job`; a job that
-    starts within another one belongs to that as well.
+    program. Besides the process the name of the job is returned, for `processes_of` and `end_job`; it belongs
+    to the one that is named by `within`, as `name_job` has it.
     """
-    outer = os.environ.get(JOB_VARIABLE)
-    job = uuid.uuid4().hex if outer is None else f"{outer}/{uuid.uuid4().hex}"
+    job = name_job(within)
     environment = dict(os.environ if env is None else env)
     environment[JOB_VARIABLE] = job
     errors = None if output is None else subprocess.STDOUT
@@ -115,28 +115,62 @@ def start_job(
     return process, job
 
 
+def name_job(within: str | None = None) -> str:
+    """Return a new name of a job, which belongs to the one that is named by `within` as well.
+
+    That is by default the job that this process belongs to, if it does.
+    """
+    outer = os.environ.get(JOB_VARIABLE) if within is None else within
+    return uuid.uuid4().hex if outer is None else f"{outer}/{uuid.uuid4().hex}"
+
+
 def processes_of(job: str) -> list[int]:
     """Give the ids of this user's live processes that belong to `job`, where there is a `/proc`."""
-    name = f"{JOB_VARIABLE}={job}".encode()
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            variables = (entry / "environ").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if any(each == name or each.startswith(name + b"/") for each in variables):
-            found.append(int(entry.name))
-    return found
+    return [
+        pid for pid in all_processes() if f"{environment_of(pid).get(JOB_VARIABLE)}/".startswith(f"{job}/")
+    ]
+
+
+def all_processes() -> list[int]:
+    """Give the ids of all processes that can be seen, where there is a `/proc`."""
+    return [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    """Give the environment in which a process of this user was started; nothing if it has ended."""
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return {}
+    pairs = (os.fsdecode(each).partition("=") for each in variables)
+    return {name: value for name, _, value in pairs}
 
 
 def is_running(pid: int) -> bool:
     """Tell whether there is a process with this id that has not ended; needs `/proc`."""
+    state = _stat(pid)
+    return bool(state) and state[0] not in "ZX"
+
+
+def parent_of(pid: int) -> int | None:
+    """Give the id of the process that a process belongs to; None if there is none, or no `/proc`."""
+    state = _stat(pid)
+    return int(state[1]) if state else None
+
+
+def start_of(pid: int) -> str | None:
+    """Give when a process was started: another one with the same id has another start. As for `parent_of`."""
+    state = _stat(pid)
+    return state[19] if state else None
+
+
+def _stat(pid: int) -> list[str]:
+    """Give what the kernel tells of a process, from its state on: Z and X have ended."""
     try:
-        # The name, in parentheses, may hold anything. The state follows it: Z and X have ended.
-        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return False
-    return state not in "ZX"
+        # The name, in parentheses, may hold anything.
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 def command_of(pid: int) -> list[str]:
@@ -162,6 +196,18 @@ def end_job(process: subprocess.Popen[bytes], job: str) -> None:
         # macOS answers so for a group of which only zombies are left.
         if sys.platform != "darwin":
             raise
+    killed = _kill(job)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_GRACE_SECONDS)
+    _wait_for(killed)
+
+
+def kill_job(job: str) -> None:
+    """Kill all processes of a job, where there is a `/proc`."""
+    _wait_for(_kill(job))
+
+
+def _kill(job: str) -> set[int]:
     # A process may start another one between the look and the kill, so look until there is none.
     # One that is held by a dead file system may never go.
     deadline = time.monotonic() + _GRACE_SECONDS
@@ -172,8 +218,10 @@ def end_job(process: subprocess.Popen[bytes], job: str) -> None:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(_POLL_SECONDS)
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(_GRACE_SECONDS)
+    return killed
+
+
+def _wait_for(killed: set[int]) -> None:
     # A killed process gives up its environment, in which it is found, a little before it is gone.
     deadline = time.monotonic() + _GRACE_SECONDS
     while any(is_running(pid) for pid in killed) and time.monotonic() < deadline:
