@@ -167,12 +167,21 @@ class Run:
             except Exception as error:
                 logger.warning("Closing an environment of %s failed: %r", self.source.name, error)
 
-    def compile(self, rates: Rates, serves: bool, learns: bool) -> None:
-        """Compile or load from disk what is called besides a learner's walkers; `learns`: that as well."""
-        small = self.learner(rates, 1)
-        if learns:
-            small.add(0, self.source, self._environment_seed(0))
-        if learns or not serves:
-            warm_up_worker(small.table)
+    def kernels(self, rates: Rates) -> list[Callable[[], None]]:
+        """Return what compiles what ranks call, or loads it: learning, and a worker's and a server's table.
+
+        What takes longest is first. Each does its part whatever the others do, here or in another process.
+        """
+
+        def learn() -> None:
+            self.learner(rates, 1).add(0, self.source, self._environment_seed(0))
+
+        return [learn, partial(self.compile, rates, False), partial(self.compile, rates, True)]
+
+    def compile(self, rates: Rates, serves: bool) -> None:
+        """Compile or load from disk what a rank calls of its table, that of a server or of a worker."""
+        table = self.learner(rates, 1).table
         if serves:
-            warm_up_server(small.table, self.logical is not None)
+            warm_up_server(table, self.logical is not None)
+        else:
+            warm_up_worker(table)
