@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import logging
 import os
 import stat
-from collections.abc import Callable
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,14 +24,21 @@ if rank_of_environment() is not None:
 
 import numba
 import numba.extending
+from numba.core.registry import CPUDispatcher
 
 logger = logging.getLogger(__name__)
+_progress = logging.getLogger("dist_classicrl.progress")
 
 _PACKAGE = Path(__file__).parent
 _ANEW = (
     "Every process compiles anew. Let NUMBA_CACHE_DIR name a folder of your own (mkdir -m 700) with room for "
     "some MB."
 )
+
+COMPILING = "compiling what this run needs for the first time: some 10 s, kept for later runs"
+"""What is said of a wait that only the first run of its kind has."""
+
+_LOCK_SECONDS = 2.0  # a file takes some milliseconds
 
 
 def jit(function: Callable[..., Any]) -> Any:
@@ -52,8 +61,26 @@ def jit_inline(function: Callable[..., Any]) -> Any:
     """Compile like `jit`, and always into the caller.
 
     For small functions that a hot loop calls: a call with ten arrays costs more than a step of learning.
+    They have no entry for callers in Python, which takes longer to compile than most of them do. Whoever
+    calls one from Python all the same gets it compiled once more, for this process.
     """
-    return _compiled(function, forceinline=True, _nrt=False)
+    compiled = _compiled(function, forceinline=True, _nrt=False, no_cpython_wrapper=True)
+    if isinstance(compiled, CPUDispatcher):  # else numba is told not to compile
+        compiled.__class__ = _Inlined
+    return compiled
+
+
+class _Inlined(CPUDispatcher):
+    """A compiled function that only compiled code can call."""
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Call it from Python."""
+        return _callable_from_python(self)(*arguments)
+
+
+@cache
+def _callable_from_python(function: Any) -> Any:
+    return numba.jit(**{**function.targetoptions, "no_cpython_wrapper": False})(function.py_func)
 
 
 def overloads(stub: Callable[..., Any], inline: bool = False) -> Any:
@@ -94,12 +121,15 @@ def jit_for(kernel: Any, *parts: type) -> Any:
     if all(part.__module__.split(".")[0] == __name__.split(".")[0] for part in parts):
         return kernel
     if (kernel, parts) not in _of_this_process:
-        options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False}
+        options: dict[str, Any] = {**_OPTIONS, "_nrt": False}
         _of_this_process[kernel, parts] = numba.njit(**options)(kernel.py_func)
     return _of_this_process[kernel, parts]
 
 
 _of_this_process: dict[Any, Any] = {}
+
+# Nobody calls these functions by a pointer, for which numba would compile an entry of its own.
+_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
 
 
 def compiled_for(kernel: Any, *arguments: Any) -> Any:
@@ -116,7 +146,7 @@ def compiled_for(kernel: Any, *arguments: Any) -> Any:
 
 
 def _compiled(function: Callable[..., Any], **options: Any) -> Any:
-    options |= {"nogil": True, "error_model": "numpy", "boundscheck": False}
+    options |= {**_OPTIONS, "boundscheck": False}
     if function.__module__.split(".")[0] != __name__.split(".")[0]:
         # A user's: numba cannot see when what it calls in other files changes.
         return numba.njit(**options)(function)
@@ -146,21 +176,50 @@ def _go_on_without(store: Any) -> None:
     load, save = store.load_overload, store.save_overload
 
     def load_or_compile(*arguments: Any) -> Any:
+        found = None
         try:
-            return load(*arguments)
+            found = load(*arguments)
         except Exception:  # a damaged pickle may raise anything
             logger.debug("Compiled code in %s cannot be read", store.cache_path, exc_info=True)
             with suppress(OSError):
                 store.flush()  # else what is saved now would not be found either
-            return None
+        if found is None:
+            _say_that_it_compiles()
+        return found
 
     def save_if_possible(*arguments: Any) -> None:
         try:
-            save(*arguments)
+            with _alone_in(store.cache_path):
+                save(*arguments)
         except OSError as error:
             _warn(f"Compiled code cannot be kept in {store.cache_path} ({error.strerror}). {_ANEW}")
 
     store.load_overload, store.save_overload = load_or_compile, save_if_possible
+
+
+@contextmanager
+def _alone_in(folder: str) -> Iterator[None]:
+    """Wait until no other process keeps machine code in this folder; without locks, or too long, do not.
+
+    Numba numbers its files: two processes that add one at the same time may take the same number.
+    """
+    end = time.monotonic() + _LOCK_SECONDS
+    handle = -1
+    try:
+        with suppress(OSError):
+            handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        while handle >= 0 and time.monotonic() < end:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.002)
+            except OSError:  # some network file systems have no locks
+                break
+        yield
+    finally:
+        if handle >= 0:
+            os.close(handle)
 
 
 @cache
@@ -185,6 +244,18 @@ def _is_ours(place: Path) -> bool:
             f"does runs code as you. It is not used. {_ANEW}"
         )
     return not is_open
+
+
+def has_compiled() -> bool:
+    """Whether this process found some machine code that it needs not on disk, and has begun to compile it."""
+    return _say_that_it_compiles.cache_info().currsize > 0
+
+
+@cache
+def _say_that_it_compiles() -> None:
+    """Say what takes so long, once, and on one rank."""
+    if rank_of_environment() in (None, 0):
+        _progress.info("%s", COMPILING)
 
 
 @cache

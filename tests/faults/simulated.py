@@ -464,8 +464,9 @@ class _Unsettled:
     def broadcast(self, array: np.ndarray, what: str) -> None:
         pass
 
-    def compile_in_turn(self, compile_all: Callable[[bool], None]) -> None:
-        compile_all(True)
+    def compile_together(self, parts: Sequence[Callable[[], None]]) -> None:
+        for part in parts:
+            part()
 
     def close(self, linger: float) -> None:
         pass

@@ -1,23 +1,17 @@
-import fcntl
 import io
 import logging
 import math
 import os
-import pty
-import select
-import struct
-import subprocess
 import sys
-import termios
-import time
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from terminals import run_on_terminal
 
 from dist_classicrl.callbacks import logs
+from dist_classicrl.callbacks.bar import bar, clock, drawn, short
 from dist_classicrl.callbacks.display import LogCallback, StatusCallback, StatusFile, as_line, time_left
-from dist_classicrl.cli.bar import bar, clock, drawn, short
 from dist_classicrl.engines.progress import Progress, RankProgress
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -239,7 +233,7 @@ def test_a_bar_says_what_it_waits_for_and_then_how_far_it_is():
     file = io.StringIO()
     console = Console(file=file, width=80, force_terminal=True)
     reports = [None]
-    with bar(console, lambda: reports[0], "starting 3 ranks"):
+    with bar(console, lambda: reports[0], lambda: "starting 3 ranks"):
         reports[0] = HALF
     shown = file.getvalue()
     assert shown.index("starting 3 ranks") < shown.index("50M/100M steps")
@@ -278,39 +272,12 @@ print("\\x1b[0m", end="", flush=True)
 """
 
 
-def run_on_terminal(command, look, timeout=60.0, **settings):
-    """Run a command with a terminal of 80 columns; return its exit status and what the terminal got.
-
-    `look` is called with all that it got each time that it gets something.
-    """
-    ours, theirs = pty.openpty()
-    os.set_blocking(ours, False)
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, **settings)
-    os.close(theirs)
-    got, deadline = b"", time.monotonic() + timeout
-    try:
-        while time.monotonic() < deadline:
-            if select.select([ours], [], [], 0.1)[0]:
-                try:
-                    data = os.read(ours, 65536)
-                except OSError:  # nobody has it open any more
-                    break
-                got += data
-                look(got)
-        return process.wait(timeout=max(0.1, deadline - time.monotonic())), got.decode()
-    finally:
-        process.kill()
-        process.wait()
-        os.close(ours)
-
-
 def test_what_processes_of_a_job_write_appears_above_the_bar_and_the_end_below(tmp_path):
     environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": str(ROOT / "src"), "NO_COLOR": ""}
     command = [sys.executable, "-c", DRAWS, str(tmp_path / "status"), WORKS]
     seen = tmp_path / "status.seen"
     status, shown = run_on_terminal(
-        command, lambda got: seen.touch() if b"an error" in got else None, env=environment
+        command, lambda process, got: seen.touch() if b"an error" in got else None, env=environment
     )
     assert status == 0, shown
     last_bar = shown.rindex("70/100 steps")

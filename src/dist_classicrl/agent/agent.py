@@ -273,6 +273,8 @@ class DistAsyncQLearning:
         leave_signals: Iterable[int | str] = (),
         callbacks: CallbacksLike = None,
         placement: Literal["auto", "replicated"] | Engine = "auto",
+        progress_bar: bool | None = None,
+        verbose: bool | int = False,
     ) -> TrainingResult:
         """Learn for a number of environment steps; every rank of the communicator calls this.
 
@@ -333,6 +335,13 @@ class DistAsyncQLearning:
             rank has the whole table: a process alone learns by itself, and several ranks learn with a server,
             or in rounds in the reproducible mode. "auto" is that, too. An engine of your own, as
             `dist_classicrl.engines.engine` describes it, is used as it is.
+        progress_bar : bool, optional
+            Whether the rank that serves shows how far it is. By default there is a bar on a terminal and in a
+            notebook, and nothing elsewhere: in files, pipes, batch jobs, and under a launcher. True: there, a
+            line every 10 seconds on standard error.
+        verbose : bool
+            Say on standard error what is trained and what came of it, and show a line for each worker below
+            the bar.
 
         Returns
         -------

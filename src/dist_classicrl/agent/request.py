@@ -9,7 +9,7 @@ from typing import Any
 
 from dist_classicrl.callbacks import callback_list
 from dist_classicrl.checkpoint.plan import CheckpointPlan, checked_signals, checkpoint_plan
-from dist_classicrl.checks import YesOrNo, is_whole
+from dist_classicrl.checks import Or, YesOrNo, is_flag, is_whole
 from dist_classicrl.engines.progress import Progress
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.settings import Settings
@@ -31,6 +31,8 @@ class Request:
     leave_signals: Any
     callbacks: Any
     placement: Any
+    progress_bar: Any
+    verbose: Any
     saving: dict[str, Any]  # the arguments of `checkpoint_plan`
 
     @classmethod
@@ -43,6 +45,18 @@ class Request:
     def names_total(self) -> bool:
         """Whether the steps of all ranks together are given, and not this rank's share."""
         return self.total_steps is not None
+
+    # What is wrong with these two is said where all ranks hear of it.
+
+    @property
+    def wants_bar(self) -> bool | None:
+        """Whether there is to be a bar; None: where somebody sees it."""
+        return None if self.progress_bar is None else is_flag(self.progress_bar) and bool(self.progress_bar)
+
+    @property
+    def is_verbose(self) -> bool:
+        """Whether more is to be said."""
+        return (is_flag(self.verbose) or is_whole(self.verbose)) and bool(self.verbose)
 
     def plan_and_signals(self) -> tuple[CheckpointPlan | None, tuple[int, ...]]:
         """Return what is asked for about checkpoints, and the signals on which a worker leaves.
@@ -79,6 +93,9 @@ class Request:
                 f"progress must be a function of one argument, or None, got {self.progress!r}."
             )
         callback_list(self.callbacks)
+        Or(None, YesOrNo(" or None"))("progress_bar", self.progress_bar)
+        if not is_flag(self.verbose) and not (is_whole(self.verbose) and self.verbose in (0, 1)):
+            raise SettingsError(f"verbose must be True or False, or 1 or 0, got {self.verbose!r}.")
         if interval == "auto":
             return steps
         if isinstance(interval, bool) or not isinstance(interval, (int, float)):

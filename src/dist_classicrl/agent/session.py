@@ -18,7 +18,8 @@ from dist_classicrl.agent.checkpoint_body import constant_arrays, description
 from dist_classicrl.agent.observer import CallbackObserver
 from dist_classicrl.agent.request import Request
 from dist_classicrl.agent.result import TrainingResult
-from dist_classicrl.callbacks import callback_list
+from dist_classicrl.callbacks import CallbackList, callback_list
+from dist_classicrl.callbacks.shown import REPORT_SECONDS, ShownTraining
 from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.comm import envelope
 from dist_classicrl.engines.engine import Engine, engine_for
@@ -58,6 +59,7 @@ class Session:
     plan: CheckpointPlan | None  # where the call is saved
     watch: StopWatch | None  # hears requests to stop
     group: Group | None = None  # the ranks that train together; None: this process is alone
+    shown: ShownTraining | None = None  # shows how far it is
 
     def begin(self, agreement: Agreement, error: BaseException | None) -> TrainingResult:
         """Train, after all ranks agree on what; `error` is what this rank found wrong before.
@@ -205,6 +207,11 @@ class Session:
         corner = state.corner(source)
         state.environment = source.identity
         callbacks = callback_list(asked.callbacks)
+        interval = math.inf if self.shown is None else REPORT_SECONDS
+        if asked.progress is not None or callbacks.children:
+            interval = asked.seconds_between_reports(settings)
+        if self.shown is not None:
+            callbacks = CallbackList([callbacks, self.shown])
         observer = CallbackObserver(self.agent, callbacks, asked.progress, corner, beginning.begin)
         rank = 0 if self.group is None else self.group.rank
         if self.group is None:  # who is not alone may have to begin anew
@@ -219,9 +226,7 @@ class Session:
                 steps=beginning.end - state.steps,
                 seed=beginning.seed,
                 observer=observer if observer.is_needed else Observer(),
-                progress_interval=(
-                    asked.seconds_between_reports(settings) if observer.is_needed else math.inf
-                ),
+                progress_interval=interval,
                 watch=self.watch,
                 saver=self._saver(source, beginning, place),
                 resumed=beginning.resumed,

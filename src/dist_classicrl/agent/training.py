@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ from dist_classicrl.agent.replacement import Visit, visit_of
 from dist_classicrl.agent.request import Request
 from dist_classicrl.agent.result import TrainingResult
 from dist_classicrl.agent.session import Session
+from dist_classicrl.callbacks.shown import ShownTraining, shown_training
 from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.comm.transport import Wire
 from dist_classicrl.comm.world import find_world
@@ -21,6 +23,7 @@ from dist_classicrl.errors import (
     RankMismatchError,
     RemoteRankError,
     SettingsError,
+    TrainingInterrupted,
     TrainingStopped,
     WorkerLeft,
 )
@@ -32,12 +35,17 @@ from dist_classicrl.membership.handshake import Setup
 from dist_classicrl.model.agent_state import AgentState
 from dist_classicrl.process import exit as process_exit
 from dist_classicrl.process.parent import find_parent, replacement_mark
-from dist_classicrl.process.stop import StopWatch
+from dist_classicrl.process.stop import StopWatch, is_interactive
 from dist_classicrl.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 _LINGER_SECONDS = 1.0
+_KEPT = "The agent keeps what it learned, and train() goes on from there."
+_LOST = (
+    "It is lost with this script: catch KeyboardInterrupt and call save_model(), or train with "
+    "checkpoint_dir=, to go on from there."
+)
 
 
 def rank_of(comm: Any, settings: Settings) -> int:
@@ -68,14 +76,25 @@ def train(agent: Any, state: AgentState, asked: Request, comm: Any) -> TrainingR
         if world is None:
             return _train_alone(agent, state, asked)
         return _train_together(agent, state, asked, world)
+    except TrainingInterrupted as interrupted:
+        if not is_interactive():
+            raise
+        # There, a SystemExit would end more than the training.
+        raise KeyboardInterrupt(str(interrupted)) from None
     finally:
         state.is_training = False
 
 
 def _train_alone(agent: Any, state: AgentState, asked: Request) -> TrainingResult:
     plan, _ = asked.plan_and_signals()
-    with _watching(plan, 0) as watch:
-        return Session(agent, state, asked, plan, watch).begin(Alone(), None)
+    with _watching(plan, 0, is_alone=True) as watch:
+        try:
+            with _shown(asked) as shown:
+                return Session(agent, state, asked, plan, watch, None, shown).begin(Alone(), None)
+        except TrainingInterrupted as interrupted:
+            if plan is None:
+                logger.warning("Stopped by %s. %s", interrupted.reason, _KEPT if is_interactive() else _LOST)
+            raise
 
 
 def _train_together(agent: Any, state: AgentState, asked: Request, world: Any) -> TrainingResult:
@@ -88,14 +107,18 @@ def _train_together(agent: Any, state: AgentState, asked: Request, world: Any) -
     except BaseException as caught:  # whatever it is, the others must hear of it
         error = caught
     # Before the first thing that waits for other ranks: these may still be busy with something else.
-    with _watching(plan, world.Get_rank()) as watch, state.leaving.listening_to(signals):
+    with (
+        _watching(plan, world.Get_rank()) as watch,
+        state.leaving.listening_to(signals),
+        _shown(asked) as shown,
+    ):
         group = group_of(world, state.settings.timeout)
         group.begin_call(timing_of(state.settings, group.wire))
         if group.call == 1 and group.is_server and (advice := process_exit.survival_advice()) is not None:
             logger.info("%s", advice)
         with _ended_in_order(group):
             while True:
-                session = Session(agent, state, asked, plan, watch, group)
+                session = Session(agent, state, asked, plan, watch, group, shown)
                 try:
                     return _attempt(session, group, error, state.settings.timeout)
                 except Deposed:
@@ -138,10 +161,21 @@ def _train_as_replacement(agent: Any, state: AgentState, asked: Request, visit: 
         return Session(agent, state, asked, plan, watch, group).join(Entry(visit.channel, 0, visit.told))
 
 
+def _shown(asked: Request) -> AbstractContextManager[ShownTraining | None]:
+    return shown_training(asked.wants_bar, asked.is_verbose)
+
+
 @contextmanager
-def _watching(plan: CheckpointPlan | None, rank: int) -> Iterator[StopWatch | None]:
-    """Listen for requests to stop; give None where nothing is saved."""
+def _watching(plan: CheckpointPlan | None, rank: int, is_alone: bool = False) -> Iterator[StopWatch | None]:
+    """Listen for requests to stop; give None where nothing is saved, unless this process `is_alone`.
+
+    Then it listens for Ctrl-C, unless the program has a handler of its own for that.
+    """
     if plan is None:
+        if is_alone and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            with StopWatch((), None, None, rank) as watch:
+                yield watch
+            return
         yield None
         return
     left = slurm.job_seconds_left() if rank == 0 and plan.time_limit is None else None

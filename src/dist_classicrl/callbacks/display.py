@@ -46,11 +46,25 @@ def time_left(progress: Progress) -> float | None:
     return (progress.total_steps - progress.steps) / progress.steps_per_second
 
 
-class LogCallback(BaseCallback):
-    """Logs a line about the run at the first report after every `interval` seconds, and at its end."""
+def _log(line: str) -> None:
+    logger.info("%s", line)
 
-    def __init__(self, interval: float, clock: Callable[[], float] = time.monotonic) -> None:
+
+class LogCallback(BaseCallback):
+    """Logs a line about the run at the first report after every `interval` seconds, and at its end.
+
+    `write` may put what `line` makes of a report elsewhere.
+    """
+
+    def __init__(
+        self,
+        interval: float,
+        clock: Callable[[], float] = time.monotonic,
+        write: Callable[[str], None] = _log,
+        line: Callable[[Progress], str] = as_line,
+    ) -> None:
         super().__init__()
+        self._write, self._line = write, line
         self._interval = interval
         self._clock = clock
         self._next = -math.inf
@@ -66,16 +80,16 @@ class LogCallback(BaseCallback):
             self._last = self.progress  # one without a step has no rate and no return
         if self._clock() >= self._next:
             self._next = self._clock() + self._interval
-            self._log()
+            self._show()
         return True
 
     def _on_close(self) -> None:
-        self._log()
+        self._show()
 
-    def _log(self) -> None:
+    def _show(self) -> None:
         if self._last is not None and self._last.steps != self._shown:
             self._shown = self._last.steps
-            logger.info("%s", as_line(self._last))
+            self._write(self._line(self._last))
 
 
 class StatusCallback(BaseCallback):

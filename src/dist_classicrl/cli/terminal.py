@@ -9,31 +9,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from dist_classicrl.callbacks.bar import bar, is_terminal
 from dist_classicrl.callbacks.display import StatusFile
-from dist_classicrl.cli.bar import bar
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from dist_classicrl.engines.progress import Progress
 
 _LAST_WORDS_SECONDS = 2.0
 
 
 def has_terminal() -> bool:
     """Return whether standard output is a terminal on which something can be drawn again and again."""
-    return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-
-
-@contextmanager
-def bar_of_this_process(
-    source: Callable[[], Progress | None], waiting: str, is_verbose: bool
-) -> Iterator[None]:
-    """Draw a bar of a run in this process; what Python writes meanwhile appears above it."""
-    from rich.console import Console
-
-    with bar(Console(highlight=False), source, waiting, is_verbose):
-        yield
+    return is_terminal(sys.stdout)
 
 
 @contextmanager
@@ -52,7 +39,7 @@ def bar_of_a_job(status: StatusFile, waiting: str, is_verbose: bool) -> Iterator
             console.print(text, soft_wrap=True)
 
     with _console() as console:
-        drawn = bar(console, lambda: status.progress, waiting, is_verbose)
+        drawn = bar(console, lambda: status.progress, lambda: waiting, is_verbose)
         with drawn, _lines_given_to(show):
             yield
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +17,6 @@ from dist_classicrl.cli.requested_run import RequestedRun
 from dist_classicrl.cli.run_folder import short_path
 from dist_classicrl.cli.signals import Ended, ended_after
 from dist_classicrl.cli.summary import summary
-from dist_classicrl.cli.terminal import bar_of_this_process
 
 if TYPE_CHECKING:
     from dist_classicrl.agent.agent import DistAsyncQLearning
@@ -64,8 +61,10 @@ def train_here(run: RequestedRun, display: Display) -> None:
     if rank_of_environment() is None and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         # Its terminal is closed; a process that was started with nohup goes on.
         arguments["stop_signals"] = (*arguments["stop_signals"], signal.SIGHUP)
-    with _shown(run, display, callbacks):
-        result = agent.train(env, callbacks=callbacks, **arguments)
+    if not display.has_bar:
+        callbacks.append(_shown(run, display))
+    verbose = display.has_bar and display.is_verbose
+    result = agent.train(env, callbacks=callbacks, progress_bar=display.has_bar, verbose=verbose, **arguments)
     if agent.rank == 0:
         _finish(run, agent, env, result, display)
 
@@ -105,22 +104,15 @@ def _recorders(run: RequestedRun, env: Any) -> list[BaseCallback]:
     return [*recorders, callbacks.MetricsCallback(folder)]
 
 
-@contextmanager
-def _shown(run: RequestedRun, display: Display, callbacks: list[BaseCallback]) -> Iterator[None]:
-    """Show how far the run is: on a terminal of this process, in a file, or as log lines."""
+def _shown(run: RequestedRun, display: Display) -> BaseCallback:
+    """Return what shows how far the run is where this process draws no bar: in a file, or as log lines."""
     from dist_classicrl.callbacks.display import LogCallback, StatusCallback
 
-    if display.has_bar:
-        last = BaseCallback()
-        callbacks.append(last)
-        with bar_of_this_process(lambda: last.progress, "preparing", display.is_verbose):
-            yield
-        return
-    if display.status is not None:
-        callbacks.append(StatusCallback(display.status))
-    else:
-        callbacks.append(LogCallback(run.settings["log_interval"]))
-    yield
+    return (
+        LogCallback(run.settings["log_interval"])
+        if display.status is None
+        else StatusCallback(display.status)
+    )
 
 
 def _finish(

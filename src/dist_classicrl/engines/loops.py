@@ -94,6 +94,10 @@ class Loop(ABC):
         """
         run, saver = self._run, self._run.saver
         if saver is None:
+            if run.watch is not None and run.watch.stop is not None:
+                self.report(now=True)
+                self.settle()
+                raise run.stopped(run.watch.stop, None)
             return
         stop = saver.look()
         if stop is not None:

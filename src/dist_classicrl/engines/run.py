@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -149,14 +149,20 @@ class Run:
                     learner.restore(number, self.resumed.learners[number])
 
     def stopped(self, stop: Stop, checkpoint: str | None) -> TrainingStopped:
-        """Say why the run stopped and what to do to go on, and return the exception to end with."""
+        """Say why the run stopped and what to do to go on, and return the exception to end with.
+
+        Where nothing is saved, who started the training says so, with the reason of that.
+        """
+        made, total = f"{self.tally.steps:,}", f"{self.tally.total_steps:,}"
+        if self.saver is None:
+            stop = replace(stop, reason=f"Ctrl-C after {made} of {total} steps")
+            return stop.error(None, self.start + self.kept)
         how = (
             f"The checkpoint is {checkpoint}; the same command goes on from there."
             if checkpoint is not None
             else "The checkpoint could not be written: the same command goes on from the last one that could."
         )
-        made, total = self.tally.steps, self.tally.total_steps
-        logger.warning("Stopped by %s after %s of %s steps. %s", stop.reason, f"{made:,}", f"{total:,}", how)
+        logger.warning("Stopped by %s after %s of %s steps. %s", stop.reason, made, total, how)
         return stop.error(checkpoint, self.start + self.kept)
 
     def close(self, learner: Learner | None) -> None:
@@ -167,12 +173,21 @@ class Run:
             except Exception as error:
                 logger.warning("Closing an environment of %s failed: %r", self.source.name, error)
 
-    def compile(self, rates: Rates, serves: bool, learns: bool) -> None:
-        """Compile or load from disk what is called besides a learner's walkers; `learns`: that as well."""
-        small = self.learner(rates, 1)
-        if learns:
-            small.add(0, self.source, self._environment_seed(0))
-        if learns or not serves:
-            warm_up_worker(small.table)
+    def kernels(self, rates: Rates) -> list[Callable[[], None]]:
+        """Return what compiles what ranks call, or loads it: learning, and a worker's and a server's table.
+
+        What takes longest is first. Each does its part whatever the others do, here or in another process.
+        """
+
+        def learn() -> None:
+            self.learner(rates, 1).add(0, self.source, self._environment_seed(0))
+
+        return [learn, partial(self.compile, rates, False), partial(self.compile, rates, True)]
+
+    def compile(self, rates: Rates, serves: bool) -> None:
+        """Compile or load from disk what a rank calls of its table, that of a server or of a worker."""
+        table = self.learner(rates, 1).table
         if serves:
-            warm_up_server(small.table, self.logical is not None)
+            warm_up_server(table, self.logical is not None)
+        else:
+            warm_up_worker(table)

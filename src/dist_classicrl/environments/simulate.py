@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _MAX_STATES = 1 << 30
 _PADDING_LIMIT = 4
 _SIZE = WholeNumber(1, bits=30)
+_FEW_SLOTS = 5_000  # some 5 us each in Python; to compile takes half a second, to load it 10 ms
 
 
 def begin(simulation, memory, random):
@@ -114,6 +115,13 @@ def _alias_slots(ptr, prob, first, threshold, choice):
         # The shares of what is left add up to its number, and none is above 1: all are 1 but for rounding.
 
 
+def _fill_slots(ptr, prob, first, threshold, choice):
+    """Call `_alias_slots`; Python does few slots sooner than they are compiled."""
+    in_python = getattr(_alias_slots, "py_func", _alias_slots)
+    fill = in_python if threshold.size <= _FEW_SLOTS else _alias_slots
+    fill(ptr, prob, first, threshold, choice)
+
+
 def compile_model(model: TabularMDP) -> ModelTables:
     """Return `model` as the tables that the kernels sample from; ModelError from 2**30 states on."""
     if model.n_states >= _MAX_STATES:
@@ -125,13 +133,13 @@ def compile_model(model: TabularMDP) -> ModelTables:
     first = np.arange(pairs + 1, dtype=np.int64) * width if padded else model.outcome_ptr.copy()
     threshold = np.zeros(int(first[-1]), np.uint32)
     choice = np.zeros((int(first[-1]), 2), np.int64)
-    _alias_slots(model.outcome_ptr.copy(), model.outcome_prob.copy(), first, threshold, choice)
+    _fill_slots(model.outcome_ptr.copy(), model.outcome_prob.copy(), first, threshold, choice)
     target = (model.outcome_next * 2 + model.outcome_terminated).astype(np.int32)
     starts = np.flatnonzero(model.start_prob > 0.0)
     start_threshold = np.zeros(starts.size, np.uint32)
     start_choice = np.zeros((starts.size, 2), np.int64)
     bounds = np.array([0, starts.size], np.int64)
-    _alias_slots(bounds, model.start_prob[starts], bounds, start_threshold, start_choice)
+    _fill_slots(bounds, model.start_prob[starts], bounds, start_threshold, start_choice)
     return ModelTables(
         first=None if padded else first,
         width=width,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
@@ -186,18 +186,16 @@ class Setup:
         own = None if message is None else _Bytes(message)
         return self._rooted.tell(own, _Bytes, what).content
 
-    def compile_in_turn(self, compile_all: Callable[[bool], None]) -> None:
-        """Let one rank of each host compile first, so that the others find the machine code on disk.
+    def compile_together(self, parts: Sequence[Callable[[], None]]) -> None:
+        """Let the ranks of each host share out `parts`, so that all find the machine code on disk afterwards.
 
-        `compile_all` is called with whether it is that rank's turn, which compiles for the others too.
+        What takes longest is first, and done by the first rank.
         """
         hosts = self._group.hosts
-        first = min(rank for rank in self.members if hosts[rank] == hosts[self.rank])
-        if first == self.rank:
-            compile_all(True)
-        self._share(_Ready(), "the first rank of each host to compile")
-        if first != self.rank:
-            compile_all(False)
+        here = sorted(rank for rank in self.members if hosts[rank] == hosts[self.rank])
+        for part in parts[here.index(self.rank) :: len(here)]:
+            part()
+        self._share(_Ready(), "the ranks of each host to compile")
 
     def close(self, linger: float) -> None:
         """Close the channels, and give what was sent on them up to `linger` seconds to go."""

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -26,6 +27,11 @@ REPEAT_SECONDS = 0.2
 _LEAST_MARGIN = 0.2  # seconds
 _SLURM_MARGIN = 30.0  # seconds at most: SLURM counts in its own rhythm, and the launcher has to end as well
 _SLURM_SHARE = 0.1  # and at most this share of the time that was left
+
+
+def is_interactive() -> bool:
+    """Return whether somebody types to this Python, at a prompt or in a notebook."""
+    return hasattr(sys, "ps1") or bool(sys.flags.interactive)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import numpy as np
 
 from dist_classicrl.tables import kernels
 from dist_classicrl.tables.local import LocalTable
-from dist_classicrl.tables.maps import Refresh
+from dist_classicrl.tables.maps import PackedMap, Refresh
 from dist_classicrl.tables.shared import RoundMerge, SharedTable
 from dist_classicrl.tables.snapshot import TableSnapshot
 
@@ -14,13 +14,24 @@ from dist_classicrl.tables.snapshot import TableSnapshot
 def warm_up_worker(table: LocalTable) -> None:
     """Get ready what a worker does with its table besides learning."""
     nothing = table.pack()
-    values, counts = np.zeros_like(table.base), np.zeros_like(table.visits)
-    table.load(values, counts)
-    table.rebase(Refresh(-1, 0, None, values, counts), [nothing])
-    table.rebase(Refresh(0, 1, nothing.entries, values[:0], counts[:0]), [])
+    _rebase(table, [nothing])
     table.undo(nothing)
     kernels.map_load(nothing)
     kernels.mean_and_size(table.base, 1)
+
+
+def _rebase(table: LocalTable, pending: list[PackedMap]) -> None:
+    """Begin with a whole table, as a worker does, and move to a newer one: the whole of it, and a part."""
+    values, counts = np.zeros_like(table.base), np.zeros_like(table.visits)
+    table.load(values, counts)
+    table.rebase(Refresh(-1, 0, None, values, counts), pending)
+    table.rebase(Refresh(0, 1, table.pack().entries, values[:0], counts[:0]), [])
+
+
+def warm_up_rounds(table: LocalTable) -> None:
+    """Get ready what a process does that merges rounds by itself."""
+    warm_up_server(table, merges_rounds=True)
+    _rebase(table, [])
 
 
 def warm_up_server(table: LocalTable, merges_rounds: bool) -> None:

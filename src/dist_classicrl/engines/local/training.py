@@ -9,6 +9,7 @@ from dist_classicrl.engines.outcome import Outcome
 from dist_classicrl.engines.run import Run
 from dist_classicrl.learning.learner import Learner
 from dist_classicrl.learning.rates import Rates
+from dist_classicrl.tables.warm_up import warm_up_rounds
 
 
 def train(run: Run, group: None = None, start: None = None) -> Outcome:
@@ -19,7 +20,9 @@ def train(run: Run, group: None = None, start: None = None) -> Outcome:
     try:
         learner = run.learner(rates)
         learner.table.load(run.values, run.counts, None if run.resumed is None else run.resumed.exact)
-        run.compile(rates, run.logical is not None, False)
+        learner.table.pack()  # what is compiled here does not count as training
+        if run.logical is not None:
+            warm_up_rounds(run.learner(rates, 1).table)
         walkers = [0] if run.logical is None else list(range(run.logical))
         run.add_walkers(learner, walkers)
         run.restore(learner, walkers, "alone" if run.logical is None else "rounds")
@@ -37,7 +40,7 @@ def train(run: Run, group: None = None, start: None = None) -> Outcome:
         where = run.saver.finish(run.values, run.counts, loop.position(whole=False), result)
     run.reporter.hear(None, run.saver)
     run.reporter.report(seconds, [loop.own])  # after saving: the callbacks may raise
-    stop = None if run.saver is None else run.saver.asked_to_stop
+    stop = None if run.watch is None else run.watch.stop
     if stop is not None:  # too late for this call, but not for what the script does next
         raise run.stopped(stop, where)
     return result

@@ -143,16 +143,21 @@ class Participant(Generic[W, S]):
             setup.broadcast(rates.table, "the server's step sizes")
         error: BaseException | None = None
 
-        def compile_all(first: bool) -> None:
+        def noting(part: Callable[[], None]) -> None:
             nonlocal error
             try:
-                run.compile(rates, setup.is_head, first)
-                if not setup.is_head:
-                    self._worker = self._roles.worker(Base(setup.term, 0))
+                if error is None:
+                    part()
             except BaseException as caught:  # whatever it is, the others must hear of it
                 error = caught
 
-        setup.compile_in_turn(compile_all)
+        def own() -> None:
+            run.compile(rates, setup.is_head)
+            if not setup.is_head:
+                self._worker = self._roles.worker(Base(setup.term, 0))
+
+        setup.compile_together([partial(noting, part) for part in run.kernels(rates)])
+        noting(own)
         compiled = int((time.perf_counter() - begin) * 1e6)
         self._compile_seconds = int(setup.agree(error, {}, [compiled])[:, 0].max()) / 1e6
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dist_classicrl.callbacks.display import time_left
 
@@ -18,22 +20,50 @@ _UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def bar(
-    console: Console, source: Callable[[], Progress | None], waiting: str, with_workers: bool = False
+    console: Console,
+    source: Callable[[], Progress | None],
+    waiting: Callable[[], str],
+    with_workers: bool = False,
 ) -> Live:
     """Return what draws how far a run is, again and again, while it is entered.
 
-    `source` returns the last report; as long as that is None, `waiting` is said.
+    `source` returns the last report; as long as that is None, what `waiting` returns is said. What Python
+    writes meanwhile appears above, unless it does not go to the terminal.
     """
     from rich.live import Live
     from rich.spinner import Spinner
 
-    spinner = Spinner("dots", waiting)
+    spinner = Spinner("dots", waiting())
 
-    def rendered() -> RenderableType:
+    def picture() -> RenderableType:
         progress = source()
-        return spinner if progress is None else drawn(progress, with_workers)
+        if progress is not None:
+            return drawn(progress, with_workers)
+        spinner.update(text=waiting())
+        return spinner
 
-    return Live(spinner, console=console, get_renderable=rendered)  # without the first, it begins late
+    return Live(
+        spinner,  # without it, it begins late
+        console=console,
+        get_renderable=picture,
+        redirect_stdout=is_terminal(sys.stdout),
+        redirect_stderr=is_terminal(sys.stderr),
+    )
+
+
+def is_terminal(stream: Any) -> bool:
+    """Return whether a stream of `sys` is a terminal on which something can be drawn again and again."""
+    try:
+        return bool(stream.isatty()) and os.environ.get("TERM", "dumb") != "dumb"
+    except (AttributeError, ValueError):  # there is none, or it is closed
+        return False
+
+
+def rendered(progress: Progress | None, waiting: str, with_workers: bool) -> RenderableType:
+    """Return the last report, or what is waited for, as what rich draws."""
+    from rich.text import Text
+
+    return Text(waiting) if progress is None else drawn(progress, with_workers)
 
 
 def drawn(progress: Progress, with_workers: bool) -> RenderableType:
@@ -43,27 +73,38 @@ def drawn(progress: Progress, with_workers: bool) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    left = time_left(progress)
-    share = progress.steps / progress.total_steps if progress.total_steps else 1.0
     bar = Table.grid(padding=(0, 1), expand=True)
     bar.add_column(ratio=1)
     bar.add_column(justify="right", no_wrap=True)
     bar.add_row(
         ProgressBar(total=max(1, progress.total_steps), completed=progress.steps),
-        Text(f"{math.floor(100 * share)}%  {'--:--' if left is None else clock(left)} left"),
+        Text(_share(progress)),
     )
-    workers = "1 worker" if progress.workers == 1 else f"{progress.workers} workers"
-    numbers = Text(
-        f"{short(progress.steps)}/{short(progress.total_steps)} steps  "
-        f"{short(progress.steps_per_second)}/s  "
-        f"return {_number(progress.mean_return)}  epsilon {progress.epsilon:.3g}  {workers}",
-        no_wrap=True,
-        overflow="ellipsis",
-    )
+    numbers = Text(_numbers(progress), no_wrap=True, overflow="ellipsis")
     rows: list[RenderableType] = [bar, numbers]
     if with_workers and progress.ranks:
         rows.append(_workers(progress))
     return Group(*rows)
+
+
+def in_words(progress: Progress) -> str:
+    """Return a report as a line of text."""
+    return f"{_share(progress)}  {_numbers(progress)}"
+
+
+def _share(progress: Progress) -> str:
+    left = time_left(progress)
+    share = progress.steps / progress.total_steps if progress.total_steps else 1.0
+    return f"{math.floor(100 * share)}%  {'--:--' if left is None else clock(left)} left"
+
+
+def _numbers(progress: Progress) -> str:
+    workers = "1 worker" if progress.workers == 1 else f"{progress.workers} workers"
+    return (
+        f"{short(progress.steps)}/{short(progress.total_steps)} steps  "
+        f"{short(progress.steps_per_second)}/s  "
+        f"return {_number(progress.mean_return)}  epsilon {progress.epsilon:.3g}  {workers}"
+    )
 
 
 def _workers(progress: Progress) -> RenderableType:

@@ -1,0 +1,225 @@
+"""A training shown where it is called: a bar on a terminal or in a notebook, or a line now and then."""
+
+from __future__ import annotations
+
+import contextvars
+import importlib
+import io
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from dist_classicrl import _jit
+from dist_classicrl._hints import rank_of_environment
+from dist_classicrl.callbacks.bar import bar, in_words, is_terminal, rendered, short
+from dist_classicrl.callbacks.base import BaseCallback
+from dist_classicrl.callbacks.display import LogCallback
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from dist_classicrl.engines.progress import Progress
+
+REPORT_SECONDS = 1.0
+"""How often a training reports that nobody but a bar listens to."""
+
+_LINE_SECONDS = 10.0
+_NOTEBOOK_SECONDS = 0.5
+_NOTEBOOK_WIDTH = 88
+
+Draw = Callable[[Callable[[], "Progress | None"], Callable[[], str], bool], AbstractContextManager[Any]]
+"""Draws the last report, or what is waited for, as long as it is entered; a line per worker if asked."""
+
+
+class ShownTraining(BaseCallback):
+    """Shows a call of `train` on the rank that serves.
+
+    `draw` draws a bar, from `open` on. Without it there are lines now and then `with_lines`. If `verbose`, a
+    line says what begins and one what came of it, and the bar has a line for each worker.
+    """
+
+    def __init__(self, draw: Draw | None, with_lines: bool, verbose: bool) -> None:
+        super().__init__(int(verbose))
+        self._draw = draw
+        self._lines = [LogCallback(_LINE_SECONDS, write=_write, line=in_words)] if with_lines else []
+        self._drawing = ExitStack()
+        self._has_begun = False
+
+    @property
+    def children(self) -> Sequence[BaseCallback]:
+        """What writes lines now and then."""
+        return self._lines
+
+    def open(self) -> None:
+        """Begin to draw, before there is a report."""
+        if self._draw is not None:
+            self._drawing.enter_context(self._draw(lambda: self.progress, _waiting, bool(self.verbose)))
+
+    def close(self) -> None:
+        """Leave the bar as it is now."""
+        self._drawing.close()
+
+    def _on_training_start(self) -> None:
+        if self.verbose and not self._has_begun:
+            assert self.progress is not None  # it came with the start
+            states, actions = self.model.q_table.shape
+            _write(
+                f"training for {self.progress.total_steps:,} steps: {states:,} states, {actions:,} actions, "
+                f"{_workers(self.progress.workers)}, seed {self.model.seed}"
+            )
+        self._has_begun = True
+
+    def on_step(self, progress: Progress) -> bool:
+        """Give a report."""
+        for child in self.children:
+            child.on_step(progress)
+        return super().on_step(progress)
+
+    def _on_training_end(self) -> None:
+        self.close()
+        if self.verbose:
+            assert self.result is not None  # it came with the end
+            result = self.result
+            _write(
+                f"trained {result.steps:,} steps in {result.seconds:.3g} s, "
+                f"{short(result.steps_per_second)}/s on {_workers(result.workers)}; "
+                f"mean return {result.mean_return:.4g} while exploring"
+            )
+
+
+@contextmanager
+def shown_training(progress_bar: bool | None, verbose: bool) -> Iterator[ShownTraining | None]:
+    """Give what shows a call of `train` as its caller asks for, while this is entered; None: nothing does.
+
+    Without a wish there is a bar where somebody sees it. On a rank of a job nobody does: its launcher takes
+    what it writes, line by line.
+    """
+    draw = None if progress_bar is False or rank_of_environment() is not None else _place_to_draw()
+    with_lines = bool(progress_bar) and draw is None
+    if draw is None and not with_lines and not verbose:
+        yield None
+        return
+    shown = ShownTraining(draw, with_lines, verbose)
+    try:
+        shown.open()
+        yield shown
+    finally:
+        shown.close()
+
+
+def _place_to_draw() -> Draw | None:
+    """Return what draws in this process's notebook, or on its terminal; None: it has neither."""
+    if _is_in_notebook():
+        return _in_notebook
+    return None if _terminal() is None else _on_terminal
+
+
+def _terminal() -> Any:
+    """Return the stream on which a bar can be drawn, or None."""
+    return next((stream for stream in (sys.stderr, sys.stdout) if is_terminal(stream)), None)
+
+
+def _is_in_notebook() -> bool:
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
+
+
+_one_bar = threading.Lock()
+_streams: list[tuple[Any, Any]] = []  # those of `sys` before a bar put itself in between
+
+
+@contextmanager
+def _alone() -> Iterator[bool]:
+    """Give whether nothing else in this process is drawn: two bars would draw over each other."""
+    is_alone = _one_bar.acquire(blocking=False)
+    try:
+        yield is_alone
+    finally:
+        if is_alone:
+            _one_bar.release()
+
+
+@contextmanager
+def _on_terminal(
+    source: Callable[[], Progress | None], waiting: Callable[[], str], with_workers: bool
+) -> Iterator[None]:
+    """Draw a bar; what Python writes to the terminal meanwhile appears above it."""
+    from rich.console import Console
+
+    with _alone() as is_alone:
+        if not is_alone:
+            yield
+            return
+        console = Console(file=_terminal(), highlight=False)
+        _streams.append((sys.stdout, sys.stderr))
+        drawn = bar(console, source, waiting, with_workers)
+        try:
+            with drawn:
+                try:
+                    yield
+                finally:
+                    drawn.transient = source() is None  # that something was prepared is of no interest later
+        finally:
+            _streams.clear()
+
+
+def _give_back_streams() -> None:
+    """Let a forked process write for itself: the lock of what draws may be held for ever there."""
+    if _streams:
+        sys.stdout, sys.stderr = _streams.pop()
+
+
+os.register_at_fork(after_in_child=_give_back_streams)
+
+
+@contextmanager
+def _in_notebook(
+    source: Callable[[], Progress | None], waiting: Callable[[], str], with_workers: bool
+) -> Iterator[None]:
+    """Draw a bar below the cell; rich would need ipywidgets for that."""
+    shows: Any = importlib.import_module("IPython.display")
+
+    def drawn() -> Any:
+        return shows.HTML(_as_html(rendered(source(), waiting(), with_workers)))
+
+    handle = shows.display(drawn(), display_id=True)
+    ended = threading.Event()
+
+    def draw() -> None:
+        while not ended.wait(_NOTEBOOK_SECONDS):
+            handle.update(drawn())
+
+    # In the cell's context, by which the notebook knows where it belongs.
+    thread = threading.Thread(
+        target=contextvars.copy_context().run, args=(draw,), name="progress bar", daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(_NOTEBOOK_SECONDS)
+        handle.update(shows.HTML("") if source() is None else drawn())
+
+
+def _as_html(picture: RenderableType) -> str:
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), record=True, width=_NOTEBOOK_WIDTH, force_jupyter=False)
+    console.print(picture)
+    return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+
+
+def _waiting() -> str:
+    return _jit.COMPILING if _jit.has_compiled() else "preparing"
+
+
+def _workers(number: int) -> str:
+    return "1 worker" if number == 1 else f"{number} workers"
+
+
+def _write(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

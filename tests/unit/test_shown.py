@@ -1,0 +1,323 @@
+"""What is seen of a training where it is called: a bar, lines, or nothing; and of one that Ctrl-C ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rank_environments import SteppedLake
+from terminals import run_on_terminal
+
+from dist_classicrl import DistAsyncQLearning
+from dist_classicrl.callbacks import BaseCallback, shown
+from dist_classicrl.engines.progress import Progress
+from dist_classicrl.environments.model import TabularMDP
+from dist_classicrl.errors import SettingsError, TrainingInterrupted
+
+ROOT = Path(__file__).resolve().parents[2]
+GARNET = TabularMDP.garnet(25, 4, 3, seed=3, max_episode_steps=60)
+
+LEARNS = """
+import sys
+from dist_classicrl import DistAsyncQLearning, TabularMDP
+agent = DistAsyncQLearning(seed=1)
+garnet = TabularMDP.garnet(25, 4, 3, seed=3, max_episode_steps=60)
+"""
+LONG = "agent.train(garnet, total_steps=10**14, progress_interval=0.1, progress=lambda report: None)\n"
+
+
+def on_terminal(program, look=lambda process, got: None, **settings):
+    environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": str(ROOT / "src"), "NO_COLOR": "1"}
+    return run_on_terminal([sys.executable, "-c", LEARNS + program], look, env=environment, **settings)
+
+
+def interrupts(at):
+    """Return what presses Ctrl-C once, when the terminal shows `at`."""
+    pressed = []
+
+    def look(process, got):
+        if at in got and not pressed:
+            pressed.append(time.monotonic())
+            process.send_signal(signal.SIGINT)
+
+    return look
+
+
+# Where something is shown
+
+
+def test_nothing_is_shown_where_there_is_no_terminal(capfd):
+    DistAsyncQLearning(seed=1).train(GARNET, total_steps=1_000)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_terminal_shows_how_far_the_training_is():
+    status, got = on_terminal("agent.train(garnet, total_steps=200_000)\nprint('afterwards')\n")
+    assert status == 0, got
+    assert "200k/200k steps" in got and "100%" in got and "1 worker" in got
+    assert got.rindex("200k/200k steps") < got.index("afterwards")
+    assert got.rindex("\x1b[?25h") > got.rindex("\x1b[?25l")  # the cursor is back
+
+
+def test_no_bar_on_a_terminal_for_who_wants_none():
+    status, got = on_terminal("agent.train(garnet, total_steps=1_000, progress_bar=False)\n")
+    assert (status, got.replace("\x1b[0m", "")) == (0, "")  # with which colorama ends, where it is installed
+
+
+def test_what_is_printed_to_a_file_stays_there(tmp_path):
+    program = (
+        "def say(report):\n    print('said', file=sys.stdout)\n"
+        "agent.train(garnet, total_steps=1_000, progress=say)\n"
+    )
+    with open(tmp_path / "output", "w") as file:
+        status, got = on_terminal(program, stdout=file)
+    assert status == 0, got
+    assert (tmp_path / "output").read_text() == "said\n"
+    assert "1k/1k steps" in got and "said" not in got
+
+
+def test_a_rank_draws_nothing(monkeypatch):
+    monkeypatch.setattr(shown, "_place_to_draw", lambda: lambda *arguments: pytest.fail("it draws"))
+    monkeypatch.setattr(shown, "rank_of_environment", lambda: 0)
+    with shown.shown_training(None, False) as nothing:
+        assert nothing is None
+
+
+def test_a_bar_is_closed_when_training_fails():
+    program = "def fail(report):\n    raise ValueError('no more')\n"
+    program += "agent.train(garnet, total_steps=1_000, progress=fail)\n"
+    status, got = on_terminal(program)
+    assert status == 1
+    assert got.rindex("\x1b[?25h") < got.index("Traceback") < got.index("ValueError: no more")
+
+
+def test_what_is_wrong_at_once_leaves_no_trace_of_a_bar():
+    status, got = on_terminal("agent.train('NoSuch-v0', total_steps=1_000)\n")
+    assert status == 1
+    left = got.split("\x1b[2K")[-1]  # after the last line that was wiped
+    assert "preparing" not in left and "Traceback" in left
+
+
+def test_a_training_within_a_training_draws_no_second_bar():
+    program = (
+        "def train_another(report):\n"
+        "    other = DistAsyncQLearning(seed=2)\n"
+        "    other.train(garnet, total_steps=77, verbose=True)\n"
+        "agent.train(garnet, total_steps=1_000, progress=train_another)\n"
+    )
+    status, got = on_terminal(program)
+    assert status == 0, got
+    assert "trained 77 steps" in got and "77/77" not in got
+
+
+def test_a_forked_process_writes_for_itself(monkeypatch):
+    before = sys.stdout, sys.stderr
+    monkeypatch.setattr(sys, "stdout", object())
+    monkeypatch.setattr(sys, "stderr", object())
+    monkeypatch.setattr(shown, "_streams", [before])
+    shown._give_back_streams()
+    assert (sys.stdout, sys.stderr) == before
+
+
+# Lines
+
+
+def test_lines_where_a_bar_is_asked_for_and_cannot_be(capsys):
+    DistAsyncQLearning(seed=1).train(GARNET, total_steps=1_000, progress_bar=True)
+    said = capsys.readouterr()
+    assert said.out == ""
+    (line,) = said.err.splitlines()
+    assert line.startswith("100%  0:00 left  1k/1k steps  ") and line.endswith("  1 worker")
+
+
+def test_verbose_says_what_begins_and_what_came_of_it(capsys):
+    result = DistAsyncQLearning(seed=1).train(GARNET, total_steps=1_000, verbose=1)
+    begins, ends = capsys.readouterr().err.splitlines()
+    assert begins == "training for 1,000 steps: 25 states, 4 actions, 1 worker, seed 1"
+    assert ends.startswith("trained 1,000 steps in ")
+    assert ends.endswith(f"/s on 1 worker; mean return {result.mean_return:.4g} while exploring")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"progress_bar": "yes"}, {"progress_bar": 1}, {"verbose": 2}, {"verbose": "yes"}, {"verbose": None}],
+)
+def test_what_is_no_wish(wrong):
+    with pytest.raises(SettingsError, match=f"{next(iter(wrong))} must be True or False"):
+        DistAsyncQLearning().train(GARNET, total_steps=10, **wrong)
+
+
+def test_a_bar_does_not_change_how_often_callbacks_are_called(monkeypatch):
+    monkeypatch.setattr(shown, "_place_to_draw", lambda: lambda *arguments: threading.Lock())
+    reports = []
+
+    class Counts(BaseCallback):
+        def _on_step(self):
+            reports.append(self.num_timesteps)
+            return True
+
+    DistAsyncQLearning(seed=1).train(
+        GARNET, total_steps=3_000, callbacks=Counts(), progress_interval=1e6, progress_bar=True
+    )
+    assert reports == [3_000]
+
+
+# Notebooks
+
+
+@pytest.fixture
+def notebook(monkeypatch):
+    """Return what a notebook that this process thinks it is in was shown, newest last."""
+    pictures = []
+    handle = types.SimpleNamespace(update=pictures.append)
+    display = types.ModuleType("IPython.display")
+    display.HTML = lambda text: text
+    display.display = lambda picture, display_id: [pictures.append(picture), handle][1]
+    ipython = types.ModuleType("IPython")
+    ipython.get_ipython = lambda: types.SimpleNamespace(kernel=object())
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    monkeypatch.setattr(shown, "_NOTEBOOK_SECONDS", 0.01)
+    return pictures
+
+
+def test_a_notebook_shows_a_bar(notebook, capfd):
+    DistAsyncQLearning(seed=1).train(GARNET, total_steps=200_000)
+    assert capfd.readouterr() == ("", "")
+    assert "<pre>" in notebook[0]
+    assert "200k/200k steps" in notebook[-1] and "100%" in notebook[-1]
+    count = len(notebook)
+    time.sleep(0.05)
+    assert len(notebook) == count
+
+
+def test_a_notebook_shows_nothing_of_what_did_not_begin(notebook):
+    with pytest.raises(SettingsError):
+        DistAsyncQLearning().train(GARNET, total_steps=-1)
+    assert notebook[-1] == ""
+
+
+# Ctrl-C where nothing is saved
+
+
+def test_ctrl_c_is_one_line_and_no_traceback():
+    status, got = on_terminal(LONG, interrupts(b"steps"))
+    assert status == 130
+    assert "Traceback" not in got and "KeyboardInterrupt\r\n" not in got
+    last = [line for line in got.split("\r\n") if line][-1]
+    assert "Stopped by Ctrl-C after " in last and " of 100,000,000,000,000 steps." in last
+    assert "save_model()" in last and "checkpoint_dir=" in last
+
+
+def test_a_script_that_catches_ctrl_c_has_what_was_learned():
+    program = (
+        f"try:\n    {LONG}except KeyboardInterrupt:\n"
+        "    print('kept', agent.visits.sum() == agent.steps > 0, agent.steps)\n"
+    )
+    status, got = on_terminal(program, interrupts(b"steps"))
+    assert status == 0, got
+    assert "kept True" in got
+
+
+class Presses:
+    """A progress function that presses Ctrl-C once, after so many steps."""
+
+    def __init__(self, steps=1):
+        self.steps = steps
+        self.at = None
+
+    def __call__(self, report: Progress):
+        if self.at is None and report.steps >= self.steps:
+            self.at = report.steps
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("async_updates", [True, False])
+def test_ctrl_c_stops_between_two_updates(async_updates, caplog):
+    agent = DistAsyncQLearning(seed=1, async_updates=async_updates)
+    presses = Presses()
+    with pytest.raises(TrainingInterrupted) as stopped:
+        agent.train(GARNET, total_steps=10**12, progress=presses, progress_interval=0)
+    assert stopped.value.code == 130 and stopped.value.checkpoint is None
+    assert agent.steps == agent.visits.sum() == stopped.value.steps >= presses.at > 0
+    assert np.abs(agent.q_table).max() > 0.0
+    assert f"Stopped by Ctrl-C after {agent.steps:,} of 1,000,000,000,000 steps" in caplog.text
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_during_the_preparations_waits_for_their_end():
+    """Numba cannot be interrupted: it goes on with half of what it was compiling."""
+    agent = DistAsyncQLearning(seed=1, n_envs=1)
+
+    def make():
+        signal.raise_signal(signal.SIGINT)
+        return SteppedLake()
+
+    with pytest.raises(TrainingInterrupted):
+        agent.train(make, total_steps=10**12)
+    assert agent.steps == agent.visits.sum() > 0
+
+
+def test_ctrl_c_at_the_last_report_is_not_lost():
+    agent = DistAsyncQLearning(seed=1)
+    with pytest.raises(KeyboardInterrupt):
+        agent.train(GARNET, total_steps=500, progress=Presses(500))
+    assert agent.steps == agent.visits.sum() == 500
+
+
+def test_ctrl_c_at_a_prompt_ends_the_training_alone(monkeypatch, caplog):
+    monkeypatch.setattr(sys, "ps1", "In : ", raising=False)
+    agent = DistAsyncQLearning(seed=1)
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        agent.train(GARNET, total_steps=10**12, progress=Presses(), progress_interval=0)
+    assert not isinstance(stopped.value, SystemExit)
+    assert agent.steps == agent.visits.sum() > 0
+    assert "The agent keeps what it learned, and train() goes on from there." in caplog.text
+
+
+def test_a_second_ctrl_c_ends_it_at_once():
+    agent = DistAsyncQLearning(seed=1)
+
+    def press(report):
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(0.3)
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        agent.train(GARNET, total_steps=10**12, progress=press, progress_interval=0)
+    assert not isinstance(stopped.value, SystemExit)
+
+
+def test_a_program_that_hears_ctrl_c_itself_goes_on_hearing_it(monkeypatch):
+    heard = []
+    before = signal.signal(signal.SIGINT, lambda *arguments: heard.append(1))
+    try:
+        DistAsyncQLearning(seed=1).train(GARNET, total_steps=500, progress=Presses())
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert heard == [1]
+
+
+def test_a_prompt_survives_ctrl_c():
+    """A real prompt, which a SystemExit would end."""
+    typed = """
+import signal
+agent.train(garnet, total_steps=10**14, progress_interval=0, progress=lambda report: signal.raise_signal(2))
+print("still here", agent.visits.sum() == agent.steps > 0)
+"""
+    done = subprocess.run(
+        [sys.executable, "-q", "-i", "-c", LEARNS],
+        input=typed,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )
+    assert "still here True" in done.stdout, done.stderr
+    assert "The agent keeps what it learned" in done.stderr
