@@ -16,6 +16,7 @@ from rank_environments import SteppedLake
 from dist_classicrl import TabularMDP
 from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.engines.roles.participants import Participant
+from dist_classicrl.engines.run import Run
 from dist_classicrl.engines.server import server
 from dist_classicrl.environments.tictactoe.env import TicTacToeEnv
 from dist_classicrl.errors import (
@@ -161,6 +162,21 @@ def test_a_time_limit_of_rank_0_stops_all(world, make_agent, lake, folder):
             lake, total_steps=LONG, checkpoint_dir=folder, time_limit=0.5 if world.rank == 0 else 1e-3
         )
     assert len(set(world.allgather(agent.steps))) == 1
+
+
+def test_a_time_limit_is_one_of_training_and_not_of_what_is_compiled_first(
+    world, make_agent, lake, folder, monkeypatch
+):
+    compile_all = Run.compile
+
+    def compile_slowly(*arguments):
+        compile_all(*arguments)
+        time.sleep(1.5)
+
+    monkeypatch.setattr(Run, "compile", compile_slowly)
+    with pytest.raises(TrainingStopped, match="time limit of 1 s") as stopped:
+        make_agent().train(lake, total_steps=LONG, checkpoint_dir=folder, time_limit=1.0)
+    assert stopped_everywhere(world, stopped.value, folder) > 20_000  # the first look comes after some hundred
 
 
 @MODES

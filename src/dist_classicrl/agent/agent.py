@@ -318,8 +318,9 @@ class DistAsyncQLearning:
             Whether a checkpoint of another algorithm, environment, table or seed is refused. False: what fits
             of its table is taken over, with its steps.
         time_limit : float or str, optional
-            Seconds, or a time such as "55m" or "1:30:00", after which this call has stopped. By default what
-            SLURM leaves to the job, or none.
+            Seconds, or a time such as "55m" or "1:30:00", after which this call has stopped, from its first
+            step on: what is compiled before that comes on top. By default what SLURM leaves to the job, or
+            none.
         stop_signals : iterable of str or int
             Signals that stop the training in order, whichever rank hears them, besides Ctrl-C. A second one
             ends the process at once.

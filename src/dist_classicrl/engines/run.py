@@ -109,6 +109,11 @@ class Run:
             return epsilon, settings.learning_rate.at_visit(max(1, visits), self.logical or max(1, workers))
         return epsilon, settings.learning_rate.at(begin + steps)
 
+    def begin(self) -> None:
+        """Count the time limit from now on: everything is compiled."""
+        if self.watch is not None:
+            self.watch.begin()
+
     def learner(self, rates: Rates, n_states: int | None = None) -> Learner:
         """Return a learner without walkers, with a new table; of fewer states if asked."""
         return new_learner(self.source, self.settings, rates, self.values.dtype, n_states)

@@ -92,17 +92,17 @@ class StopWatch(_Listener):
     in which other ranks may be waiting already, and one that comes after a stop does not change its exit
     status. There, too, a second one ends the process at once.
 
-    `signals` are stop signals besides SIGINT. The training has to have stopped `time_limit` seconds from now;
-    SLURM ends the job `slurm_left` seconds from now. The reasons of requests name this process's `rank`.
+    `signals` are stop signals besides SIGINT. The training has to have stopped `time_limit` seconds after its
+    first step began, which `begin` says; SLURM ends the job `slurm_left` seconds from now. The reasons of requests name this process's `rank`.
     """
 
     def __init__(
         self, signals: Sequence[int], time_limit: float | None, slurm_left: float | None, rank: int = 0
     ) -> None:
         super().__init__()
-        self._started = time.monotonic()
+        self._begun: float | None = None
         self._time_limit = time_limit
-        self._slurm_end = None if slurm_left is None else self._started + slurm_left
+        self._slurm_end = None if slurm_left is None else time.monotonic() + slurm_left
         self._slurm_share = 0.0 if slurm_left is None else _SLURM_SHARE * slurm_left
         self._answers = {
             number: _answer(number, f"on rank {rank} ({socket.gethostname()})")
@@ -112,6 +112,10 @@ class StopWatch(_Listener):
         self._requests: list[tuple[Stop, float]] = []
         self._is_told = False
         self._before: list[dict[int, Any]] = []  # handlers found by each __enter__
+
+    def begin(self) -> None:
+        """Count the time limit from now on: what had to be compiled first is no training."""
+        self._begun = time.monotonic()
 
     @property
     def stop(self) -> Stop | None:
@@ -146,13 +150,16 @@ class StopWatch(_Listener):
 
     def check_time(self, saving_seconds: float) -> None:
         """Request a stop where a time limit leaves just enough time to save, which takes `saving_seconds`."""
-        elapsed = time.monotonic() - self._started
+        now = time.monotonic()
+        if self._begun is None:  # an engine that does not say when it begins looks here first
+            self._begun = now
+        elapsed = now - self._begun
         margin = 2.0 * saving_seconds + _LEAST_MARGIN
         if self._time_limit is not None and elapsed >= self._time_limit - margin:
             self.ask(Stop(os.EX_TEMPFAIL, f"the time limit of {durations.shown(self._time_limit)}"))
         if self._slurm_end is not None:
             margin += min(_SLURM_MARGIN, self._slurm_share)
-            if time.monotonic() >= self._slurm_end - margin:
+            if now >= self._slurm_end - margin:
                 self.ask(Stop(os.EX_TEMPFAIL, "SLURM's time limit"))
 
     def __enter__(self) -> StopWatch:

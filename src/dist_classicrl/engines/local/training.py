@@ -29,6 +29,7 @@ def train(run: Run, group: None = None, start: None = None) -> Outcome:
         loop: Loop = (StepLoop if run.logical is None else RoundLoop)(run, learner)
         compiled = time.perf_counter() - begin
         loop.begin = time.perf_counter()
+        run.begin()
         run.reporter.begin(0.0, [loop.own])
         loop.run()
         seconds = loop.seconds

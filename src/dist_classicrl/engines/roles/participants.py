@@ -170,6 +170,7 @@ class Participant(Generic[W, S]):
         """
         group = self.group
         self._begun = group.wire.now()
+        self.run.begin()
         while True:
             try:
                 return self.serve() if group.is_server else self.work(self.at_work)
