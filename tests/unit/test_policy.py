@@ -46,7 +46,13 @@ def test_where_values_are_negative_the_policy_plays_legal_actions_and_argmax_of_
     for agent in (keeper, DistAsyncQLearning.load_model(keeper.save_model(tmp_path / "keeper.npz"))):
         policy = agent.policy
         assert isinstance(policy, Policy)
-        for chosen in (policy.greedy, policy(states), agent.predict(states), agent.predict(states.tolist())):
+        for chosen in (
+            policy.greedy,
+            policy(states),
+            agent.predict(states),
+            agent.predict(states.tolist()),
+            policy(range(6)),
+        ):
             np.testing.assert_array_equal(chosen, truth.argmax(axis=1))
         np.testing.assert_array_equal(agent.action_values(states), truth)
         np.testing.assert_array_equal(agent.state_values(states), truth.max(axis=1))
