@@ -175,7 +175,7 @@ def test_a_loaded_agent_that_was_not_told_its_environment_takes_no_observation_f
 def test_what_is_no_state_is_refused_in_a_batch_too(keeper):
     for wrong in (6, -1, [0, 6], 2.0, "3", [[0, 1]], [[0], [1, 2]], None):
         for ask in (keeper.policy, keeper.predict, keeper.action_values, keeper.state_values):
-            with pytest.raises(SettingsError, match="must be a state from 0 to 5, or an array of them"):
+            with pytest.raises(SettingsError, match="from 0 to 5, got .*array of states is a batch"):
                 ask(wrong)
     with pytest.raises(SettingsError, match=r"shape \(2, 6\) and allow an action"):
         keeper.predict([0, 1], np.zeros((2, 6)))

@@ -201,8 +201,9 @@ class AgentState:
             source.close()
             if self.steps > 0 and self.environment is not None and isinstance(error, EnvError):
                 raise EnvMismatchError(
-                    f"The table was learned in {self.environment}, and does not fit {source.identity}. Make "
-                    "another agent for that. To learn in both, give the agent the size of the larger one, "
+                    f"The table was learned in {self.environment}, and {source.name} needs a table of "
+                    f"{source.n_states} states and {source.n_actions} actions. Make another agent for that. "
+                    "To learn in both, give the agent the size of the larger one, "
                     f"state_size={source.n_states}, action_size={source.n_actions}, and train(..., "
                     "new_env=True) the second."
                 ) from error

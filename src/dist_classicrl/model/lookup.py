@@ -72,9 +72,9 @@ class Lookup:
 
     def _no_state(self, given: Any) -> SettingsError:
         return SettingsError(
-            f"observation must be a state from 0 to {self.n_states - 1}, or an array of them, got {given!r}. "
-            "Observations of another kind can be given after train(env=...) or load_model(path, "
-            "env=...), which tell how to number them."
+            f"observation must be a state from 0 to {self.n_states - 1}, got {given!r}. A list or an "
+            "array of states is a batch. Observations of another kind can be given after train(env=...) or "
+            "load_model(path, env=...), which tell how to number them."
         )
 
     def _legal_values(
