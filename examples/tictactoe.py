@@ -13,8 +13,8 @@ import argparse
 
 from mpi4py import MPI
 
-from dist_classicrl.algorithms.runtime.q_learning_async_dist import DistAsyncQLearning
-from dist_classicrl.environments.tiktaktoe_mod import TicTacToeEnv
+from dist_classicrl import DistAsyncQLearning
+from dist_classicrl.environments import TicTacToeEnv
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -56,7 +56,7 @@ class Returns(BaseCallback):
 
 def gap(agent: DistAsyncQLearning, model: TabularMDP, discount: float) -> float:
     """Return how far the greedy policy is from the best one, in the value of the start."""
-    greedy: npt.NDArray[np.int64] = agent.q_table.argmax(axis=1)
+    greedy: npt.NDArray[np.int64] = agent.policy.greedy
     best = model.start_value(model.solve(discount).v)
     return max(0.0, best - model.start_value(model.policy_value(greedy, discount)))
 

@@ -463,7 +463,7 @@ def test_predict():
     assert agent.predict(0, [0, 0, 1, 1]) == 2 and agent.predict(0, np.array([True, False, False, True])) == 3
     assert agent.predict(1, [False, False, False, True]) == 3
     assert agent.q_table[0].tolist() == [1.0, 3.0, 3.0, 2.0]
-    for bad in (-1, 3, 1.0, "0", None, np.array([0, 1]), (0,)):
+    for bad in (-1, 3, 1.0, "0", None, np.array([0, 3]), (0,)):
         with pytest.raises(SettingsError, match="observation must be a state from 0 to 2, got "):
             agent.predict(bad)
     for bad in ([True, True], [False] * 4, np.ones((1, 4))):

@@ -441,7 +441,7 @@ def test_a_missing_package_is_named(missing, url):
         [sys.executable, "-c", program, missing, url], capture_output=True, text=True, timeout=100
     )
     assert "need a package that is not installed" in done.stdout, done.stderr
-    assert "pip install 'dist_classicrl[remote]'" in done.stdout and "s3fs" in done.stdout
+    assert "pip install fsspec" in done.stdout and "s3fs" in done.stdout
 
 
 def test_local_folders_do_without_fsspec(tmp_path):

@@ -109,7 +109,7 @@ def test_without_matplotlib_the_extra_is_named(alone, monkeypatch):
     with DistributedMonitor(alone) as monitor:
         monitor.log_metrics(0, reward=1.0)
         monkeypatch.setattr(builtins, "__import__", refuse)
-        with pytest.raises(MissingExtraError, match=r"dist_classicrl\[plot\]"):
+        with pytest.raises(MissingExtraError, match="pip install matplotlib"):
             monitor.plot_training_curves()
 
 

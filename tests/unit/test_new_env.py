@@ -55,6 +55,15 @@ def test_another_environment_is_refused_and_the_agent_stays_as_it_was(first, sec
         agent.train(first, total_steps=500)
 
 
+def test_a_larger_environment_is_refused_as_another_one():
+    agent = trained("CliffWalking-v1")
+    with pytest.raises(
+        EnvMismatchError, match=r"learned in CliffWalking-v1 .*Taxi-v4 needs a table of 500 states"
+    ):
+        agent.train("Taxi-v4", total_steps=10)
+    assert agent.predict(36) in range(4) and agent.steps == 500
+
+
 @pytest.mark.parametrize(
     ("first", "second"),
     [

@@ -296,7 +296,7 @@ def test_without_matplotlib_the_extra_is_named(metrics, monkeypatch):
         lambda _: plot_maps(np.zeros((16, 4)), "FrozenLake-v1"),
         plot_scaling,
     ):
-        with pytest.raises(MissingExtraError, match=r"pip install 'dist_classicrl\[plot\]'"):
+        with pytest.raises(MissingExtraError, match=r"pip install matplotlib"):
             draw(metrics)
 
 

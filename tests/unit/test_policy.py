@@ -46,7 +46,13 @@ def test_where_values_are_negative_the_policy_plays_legal_actions_and_argmax_of_
     for agent in (keeper, DistAsyncQLearning.load_model(keeper.save_model(tmp_path / "keeper.npz"))):
         policy = agent.policy
         assert isinstance(policy, Policy)
-        for chosen in (policy.greedy, policy(states), agent.predict(states), agent.predict(states.tolist())):
+        for chosen in (
+            policy.greedy,
+            policy(states),
+            agent.predict(states),
+            agent.predict(states.tolist()),
+            policy(range(6)),
+        ):
             np.testing.assert_array_equal(chosen, truth.argmax(axis=1))
         np.testing.assert_array_equal(agent.action_values(states), truth)
         np.testing.assert_array_equal(agent.state_values(states), truth.max(axis=1))
@@ -169,7 +175,7 @@ def test_a_loaded_agent_that_was_not_told_its_environment_takes_no_observation_f
 def test_what_is_no_state_is_refused_in_a_batch_too(keeper):
     for wrong in (6, -1, [0, 6], 2.0, "3", [[0, 1]], [[0], [1, 2]], None):
         for ask in (keeper.policy, keeper.predict, keeper.action_values, keeper.state_values):
-            with pytest.raises(SettingsError, match="must be a state from 0 to 5, or an array of them"):
+            with pytest.raises(SettingsError, match="from 0 to 5, got .*array of states is a batch"):
                 ask(wrong)
     with pytest.raises(SettingsError, match=r"shape \(2, 6\) and allow an action"):
         keeper.predict([0, 1], np.zeros((2, 6)))

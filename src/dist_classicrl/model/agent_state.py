@@ -12,7 +12,7 @@ import numpy as np
 from dist_classicrl._random import fresh_seed
 from dist_classicrl.environments.identity import Identity
 from dist_classicrl.environments.resolve import Source, resolve
-from dist_classicrl.errors import EnvError, NotTrainedError, SettingsError
+from dist_classicrl.errors import EnvError, EnvMismatchError, NotTrainedError, SettingsError
 from dist_classicrl.learning.rules import check_settings, table_shape
 from dist_classicrl.model.lookup import Lookup
 from dist_classicrl.model.model_file import SavedModel
@@ -205,8 +205,16 @@ class AgentState:
         source = resolve(env, self.settings.n_envs, self.settings.use_action_mask)
         try:
             self._check_size(source.n_states, source.n_actions)
-        except BaseException:
+        except BaseException as error:
             source.close()
+            if self.steps > 0 and self.environment is not None and isinstance(error, EnvError):
+                raise EnvMismatchError(
+                    f"The table was learned in {self.environment}, and {source.name} needs a table of "
+                    f"{source.n_states} states and {source.n_actions} actions. Make another agent for that. "
+                    "To learn in both, give the agent the size of the larger one, "
+                    f"state_size={source.n_states}, action_size={source.n_actions}, and train(..., "
+                    "new_env=True) the second."
+                ) from error
             raise
         return source
 

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from dist_classicrl.environments.stepped.spaces import SpaceIndex
 
 
+_BATCHES = (np.ndarray, list, range)  # of states; a tuple is rather an observation
+
+
 @dataclass(frozen=True)
 class Lookup:
     """Values and greedy actions of observations; `DistAsyncQLearning.action_values` says what they may be."""
@@ -58,7 +61,7 @@ class Lookup:
                 given = np.asarray(observation)
             except ValueError:  # ragged
                 raise self._no_state(observation) from None
-            is_batch = given.ndim == 1 and isinstance(observation, (np.ndarray, list)) and self.is_numbered
+            is_batch = given.ndim == 1 and isinstance(observation, _BATCHES) and self.is_numbered
             if given.dtype.kind not in "iub" or not (given.ndim == 0 or is_batch):
                 raise self._no_state(observation)
             states = np.atleast_1d(given)
@@ -69,9 +72,9 @@ class Lookup:
 
     def _no_state(self, given: Any) -> SettingsError:
         return SettingsError(
-            f"observation must be a state from 0 to {self.n_states - 1}, or an array of them, got {given!r}. "
-            "Observations of another kind can be given after train(env=...) or load_model(path, "
-            "env=...), which tell how to number them."
+            f"observation must be a state from 0 to {self.n_states - 1}, got {given!r}. A list or an "
+            "array of states is a batch. Observations of another kind can be given after train(env=...) or "
+            "load_model(path, env=...), which tell how to number them."
         )
 
     def _legal_values(

@@ -72,8 +72,7 @@ def require_matplotlib() -> None:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise MissingExtraError(
-            f"Plots need matplotlib, which cannot be imported ({error}). "
-            "Write: pip install 'dist_classicrl[plot]'."
+            f"Plots need matplotlib, which cannot be imported ({error}). Write: pip install matplotlib."
         ) from error
 
 

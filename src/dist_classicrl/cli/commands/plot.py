@@ -37,7 +37,7 @@ a 95 % t-interval, on a common grid of steps or of time.
 \b
     dist-classicrl plot runs/seed-1 runs/seed-2 runs/seed-3 --out seeds.png
 
-It needs matplotlib: pip install 'dist_classicrl[plot]'.
+It needs matplotlib: pip install matplotlib.
 """
 
 
