@@ -16,7 +16,6 @@ import argparse
 from pathlib import Path
 
 from dist_classicrl import DistAsyncQLearning
-from dist_classicrl.schedules import PerVisit
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -35,11 +34,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--learning-rate",
         type=float,
-        help="constant step size (default: falls with each entry's visits, n^-0.7)",
+        help="constant step size (default: falls with the visits to an entry)",
     )
     parser.add_argument("--discount", type=float, default=0.99, help="discount factor (default: %(default)s)")
     parser.add_argument(
-        "--epsilon", type=float, default=0.1, help="chance of a random action (default: %(default)s)"
+        "--epsilon", type=float, help="chance of a random action (default: falls from 1 to 0.1 by half-time)"
     )
     parser.add_argument(
         "--reproducible",
@@ -102,10 +101,10 @@ def report(progress) -> None:
 def main() -> None:
     """Train, report on the way, evaluate the greedy policy, and save the model."""
     arguments = parse_arguments()
+    rates = {"learning_rate": arguments.learning_rate, "epsilon": arguments.epsilon}
     agent = DistAsyncQLearning(
-        learning_rate=PerVisit(0.7) if arguments.learning_rate is None else arguments.learning_rate,
+        **{name: rate for name, rate in rates.items() if rate is not None},
         discount_factor=arguments.discount,
-        epsilon=arguments.epsilon,
         async_updates=not arguments.reproducible,
         seed=arguments.seed,
         on_failure=arguments.on_failure,

@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from dist_classicrl import DistAsyncQLearning, Progress, TabularMDP, TrainingResult
 from dist_classicrl.callbacks import BaseCallback
-from dist_classicrl.schedules import Linear, PerVisit
 
 LEFT, RIGHT = 0, 1
 
@@ -64,9 +63,7 @@ def gap(agent: DistAsyncQLearning, model: TabularMDP, discount: float) -> float:
 def main() -> None:
     """Train on every rank; rank 0 says how good the policy is."""
     model, returns = Corridor(cells=20, slip=0.2).model(), Returns()
-    agent = DistAsyncQLearning(
-        learning_rate=PerVisit(0.7), epsilon=Linear(1.0, 0.1, 200_000), discount_factor=0.99, seed=0
-    )
+    agent = DistAsyncQLearning(discount_factor=0.99, seed=0)
     result: TrainingResult = agent.train(model, total_steps=400_000, callbacks=[returns])
     if agent.rank == 0:
         print(f"{result.steps:,} steps, {result.episodes:,} episodes")

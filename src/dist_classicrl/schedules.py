@@ -234,7 +234,8 @@ class PerVisit:
     """The step size ``scale * ((n + offset) / (1 + offset)) ** -exponent`` at the n-th visit of an entry.
 
     ``PerVisit(0.7)`` is n**-0.7. With an `offset` the step size stays near `scale` for about so many visits:
-    rewards that lie far ahead, and values of a discount factor near 1, take many visits to come to an entry.
+    rewards that lie far ahead, and values of a discount factor near 1, take many visits to come to an entry,
+    whoever makes them.
 
     Exponents in (0.5, 1] satisfy the conditions of Robbins and Monro (1951), under which Q-learning
     converges; polynomial rates below 1 converge much faster than 1/n (Even-Dar and Mansour, 2003). With N
@@ -286,8 +287,8 @@ class PerVisit:
     def _after(self, visits: Any, workers: int) -> Any:
         import numpy as np
 
-        clock = np.maximum(visits / workers, 1.0)
-        return self.scale * ((clock + self.offset) / (1.0 + self.offset)) ** -self.exponent
+        clock, offset = np.maximum(visits / workers, 1.0), self.offset / workers
+        return self.scale * ((clock + offset) / (1.0 + offset)) ** -self.exponent
 
 
 Schedule = Constant | Linear | Exponential | PerVisit

@@ -49,9 +49,8 @@ def check_what_they_print(folder, rank=0):
     assert "began afresh" in checkpoints
     assert "2000000 {'q_table': (dtype('float64'), (16, 4)), 'visits':" in checkpoints
     assert "went on from None" in tutorial
-    constant, falling = re.findall(r": ([\d.]+)% of the optimal value", tutorial)
-    # The constant one comes to rest nowhere: of 96 runs on three ranks six ended below 80, the lowest at 58.
-    assert 40.0 < float(constant) <= 100.0 and 99.0 < float(falling) <= 100.0
+    (share,) = re.findall(r"([\d.]+)% of the optimal value", tutorial)
+    assert 90.0 < float(share) <= 100.0
 
 
 def test_the_python_of_all_pages_runs(run_python, tmp_path):

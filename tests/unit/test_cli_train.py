@@ -122,7 +122,7 @@ def test_the_same_run_from_its_config_file_learns_the_same(place):
 
 
 def test_evaluations_and_early_stopping_are_asked_for_by_options(place):
-    words = ("--total-steps", "1e12", "--progress-interval", "0.02")
+    words = ("--total-steps", "1e12", "--progress-interval", "0.02", "--epsilon", "0.1")
     assert train(*LAKE, *words, "--eval-every", "1e3", "--stop-at-return", "0.3") == 0
     folder = place / "runs" / "FrozenLake-v1"
     assert 10**3 < steps_of(folder) < 10**11

@@ -20,6 +20,7 @@ from dist_classicrl.learning.rules.kernel import entry_of, move, rule_function, 
 from dist_classicrl.model import places
 from dist_classicrl.rules import LearningRule, Shared, register, unregister
 from dist_classicrl.schedules import Constant
+from dist_classicrl.settings import Settings
 
 MODEL = TabularMDP.garnet(6, 2, 2, seed=1)
 
@@ -49,9 +50,11 @@ def trained():
 
 def test_a_rule_has_defaults_of_its_own():
     agent = agent_of(own_rules.N_STEP_SARSA)
-    assert agent.settings.epsilon == Constant(0.2) and agent.settings.learning_rate == Constant(0.1)
+    usual = Settings()
+    assert agent.settings.epsilon == Constant(0.2)
+    assert agent.settings.learning_rate == usual.learning_rate
     assert agent_of(own_rules.N_STEP_SARSA, epsilon=0.1).settings.epsilon == Constant(0.1)
-    assert agent_of(own_rules.DOUBLE_Q).settings.epsilon == Constant(0.1)
+    assert agent_of(own_rules.DOUBLE_Q).settings.epsilon == usual.epsilon
     by_name = DistAsyncQLearning(algorithm="own_n_step_sarsa")
     assert by_name.settings.epsilon == Constant(0.2)
     assert DistAsyncQLearning(**by_name.settings.arguments()).settings == by_name.settings

@@ -81,7 +81,8 @@ def test_per_visit_tables(workers, offset):
     for visits in [*range(1, 8192, 13), 8191, 8192, 10_000, 123_456_789, 2**40 + 12345, 2**48 - 1]:
         clock = max(visits / workers, 1.0)
         exact = visits < 8192
-        formula = 0.5 * ((clock + offset) / (1 + offset)) ** -0.7
+        held = offset / workers
+        formula = 0.5 * ((clock + held) / (1 + held)) ** -0.7
         assert schedule.at_visit(visits, workers) == pytest.approx(formula, rel=1e-12)
         assert table[visit_slot(visits)] == pytest.approx(formula, rel=1e-12 if exact else 1 / 4096)
     assert (np.diff(table) <= 0.0).all()

@@ -12,7 +12,7 @@ from dist_classicrl import DistAsyncQLearning, rules
 from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.schedules import Constant, Exponential, Linear, PerVisit
-from dist_classicrl.settings import Settings
+from dist_classicrl.settings import ByRule, Settings
 
 WHOLE = ("batch_size", "buffer_size", "prefetch_factor", "logical_workers", "n_envs", "sync_frequency")
 REAL = {  # name: (one below what is allowed, one above or None)
@@ -238,4 +238,5 @@ def test_the_arguments_of_train_about_checkpoints_are_those_of_the_plan():
 def test_every_default_is_allowed(kind):
     made = kind()
     for field in dataclasses.fields(kind):
-        assert field.metadata["check"](field.name, field.default) == getattr(made, field.name)
+        default = field.default.usual if isinstance(field.default, ByRule) else field.default
+        assert field.metadata["check"](field.name, default) == getattr(made, field.name)

@@ -49,11 +49,13 @@ class DistAsyncQLearning:
     learning_rate : float or schedule
         Step size in (0, 1], or a schedule of `dist_classicrl.schedules`: `Constant`, `Linear` and
         `Exponential` follow the global step, ``PerVisit(0.7)`` is n**-0.7 at the n-th visit of an entry and
-        converges. A rule may have a default of its own, here and for `epsilon`.
+        converges. By default it is about 0.5 for the first hundred visits and falls like n**-0.7 from there
+        on. A rule may have a default of its own, here and for `epsilon`.
     discount_factor : float
         In [0, 1].
     epsilon : float or schedule
-        Chance of a uniformly random action, in [0, 1]; a schedule of the global step.
+        Chance of a uniformly random action, in [0, 1]; a schedule of the global step. By default it falls
+        from 1 to 0.1 over the first half of the first call of `train`, however long that is, and stays there.
     batch_size : int
         An update is this many transitions: environments that Gymnasium steps are learned from in such
         batches, and `sync_frequency` counts updates.

@@ -22,7 +22,7 @@ built-in garnet and tictactoe.
 
 \b
   dist-classicrl train FrozenLake-v1 --ranks 4 --total-steps 1e8 \\
-      --learning-rate per_visit:0.7 --epsilon linear:1.0:0.05:5e7 \\
+      --epsilon linear:1.0:0.05:fraction=0.3 \\
       --env-arg map_name=8x8 --seed 1 --out runs/lake
 
 \b

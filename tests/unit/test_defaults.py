@@ -1,0 +1,72 @@
+"""The default step sizes and exploration learn: judged by the exact value of the greedy policy.
+
+benchmarks/defaults.py does the same over many problems, numbers of steps and of ranks.
+"""
+
+import numpy as np
+import pytest
+
+from dist_classicrl import DistAsyncQLearning, TabularMDP
+from dist_classicrl.evaluation.exact import exact_value
+from dist_classicrl.schedules import Linear, PerVisit
+from dist_classicrl.settings import Settings
+
+DISCOUNT = 0.99
+LAKE, TAXI, GARNET = "FrozenLake 8x8", "Taxi", "Garnet"
+MODELS = {
+    LAKE: lambda: TabularMDP.from_gymnasium("FrozenLake8x8-v1"),
+    TAXI: lambda: TabularMDP.from_gymnasium("Taxi-v4"),
+    GARNET: lambda: TabularMDP.garnet(100, 4, 5, seed=0),
+}
+
+
+def gaps(name, steps, seeds, **settings):
+    """Return what agents of so many seeds lack to the optimum, as shares of its size."""
+    model, found = MODELS[name](), []
+    for seed in range(seeds):
+        agent = DistAsyncQLearning(seed=seed, discount_factor=DISCOUNT, **settings)
+        agent.train(model, total_steps=steps)
+        found.append(exact_value(model, agent.q_table, DISCOUNT).relative_gap)
+    return found
+
+
+@pytest.mark.parametrize(
+    "name, steps, seeds, most",
+    [(LAKE, 1_000_000, 6, 0.03), (TAXI, 100_000, 2, 0.05), (GARNET, 100_000, 2, 0.1)],
+)
+def test_defaults_learn_where_constants_did_not(name, steps, seeds, most):
+    assert np.mean(gaps(name, steps, seeds)) < most
+    assert np.mean(gaps(name, steps, seeds, learning_rate=0.1, epsilon=0.1)) > most
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"dtype": "float32"},
+        {"replay_ratio": 0.5},
+        {"async_updates": False, "logical_workers": 4},
+        {"compression_threshold": 1e-3},
+    ],
+    ids=str,
+)
+def test_defaults_learn_with_other_settings(settings):
+    assert np.mean(gaps(GARNET, 300_000, 2, **settings)) < 0.06
+
+
+def test_defaults_learn_in_the_reproducible_mode():
+    assert np.mean(gaps(LAKE, 5_000_000, 4, async_updates=False)) < 0.02
+
+
+def test_more_steps_come_closer():
+    means = [np.mean(gaps(LAKE, steps, 4)) for steps in (100_000, 1_000_000, 5_000_000)]
+    assert means[0] > means[1] > means[2] and means[2] < 0.005
+
+
+def test_defaults_are_schedules_of_the_settings():
+    agent = DistAsyncQLearning()
+    assert agent.settings.schedules == Settings().schedules
+    assert agent.learning_rate == PerVisit(0.7, scale=0.5, offset=100)
+    assert agent.settings.epsilon == Linear(1.0, 0.1, fraction=0.5) and agent.epsilon == 1.0
+    # Values that are given stay as they are, one without the other.
+    assert DistAsyncQLearning(epsilon=0.2).learning_rate == agent.learning_rate
+    assert DistAsyncQLearning(learning_rate=0.2).settings.epsilon == agent.settings.epsilon
