@@ -27,11 +27,12 @@ from unittest import mock
 import numpy as np
 from simulated_network import Conditions, Plan, SimNetwork, SimWire, simulated_time
 
+from dist_classicrl._steps import next_multiple
 from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.comm.messages import decode
 from dist_classicrl.engines.engine import engine_for
 from dist_classicrl.engines.outcome import Outcome, Tally
-from dist_classicrl.engines.progress import Observer, Reporter
+from dist_classicrl.engines.progress import Observer, Progress, Reporter
 from dist_classicrl.engines.roles import participants
 from dist_classicrl.engines.roles.peers import Peer
 from dist_classicrl.engines.roles.server_base import NobodyLeft, Serving
@@ -54,6 +55,7 @@ from dist_classicrl.tables.rows import learn_target
 from dist_classicrl.tables.shared import RoundMerge, SharedTable
 
 INTERVAL, SILENCE, STUCK = 0.2, 1.0, 12.0
+EVENT_STEPS = 37
 ENTRIES, SHARED = 4096, 8
 SETUP_SECONDS, LINGER = 8.0, 1.0
 LONGEST_STEP = 0.25 * SILENCE
@@ -418,6 +420,49 @@ class _Run(Run):
         self.wire.work(self.story.seconds_of(20))
 
 
+@dataclass
+class _Records:
+    """What callbacks that record a call of train on disk have there in the end, whichever ranks served."""
+
+    term: int = -1
+    reports: list[tuple[int, int]] = field(default_factory=list)  # steps and episodes of each
+    tables: list[int] = field(default_factory=list)  # steps in the table after each push
+
+
+class _Recording(Observer):
+    """What a rank that serves adds to them, as long as nobody has taken its place."""
+
+    wants_pushes = True
+
+    def __init__(self, records: _Records, group: Group) -> None:
+        self._records, self._group = records, group
+        self._steps = 0
+
+    def next_step(self, steps: int, total_steps: int) -> float:
+        """Ask for a report every so many steps."""
+        return next_multiple(steps, EVENT_STEPS)
+
+    def started(self, progress: Progress) -> None:
+        """Go on from the server's table: what was recorded of later ones is lost."""
+        records, self._steps = self._records, progress.steps
+        if self._group.view.term >= records.term:
+            records.term = self._group.view.term
+            records.reports = [report for report in records.reports if report[0] <= self._steps]
+            records.tables = [steps for steps in records.tables if steps <= self._steps]
+
+    def reported(self, progress: Progress) -> bool:
+        """Enter a report."""
+        if self._group.view.term == self._records.term:
+            self._records.reports.append((progress.steps, progress.episodes))
+        return True
+
+    def pushed(self, rank: int, steps: int, staleness: int, n_bytes: int) -> None:
+        """Enter what is in the table now."""
+        self._steps += steps
+        if self._group.view.term == self._records.term:
+            self._records.tables.append(self._steps)
+
+
 class _Watched(participants.Participant):
     """A rank's part, of which something is noted."""
 
@@ -489,6 +534,7 @@ class Calls(Story):
         self.lives = [0] * size
         self.servers: dict[int, int] = {}
         self.runs: list[dict[int, tuple[_Run, Outcome]]] = [{} for _ in range(self.calls)]
+        self.records = [_Records() for _ in range(self.calls)]
 
     def random_settings(self, rng: random.Random) -> Settings:
         """Return those that the protocol depends on."""
@@ -541,9 +587,8 @@ class Calls(Story):
         while True:
             start = call * self.steps
             table = values.copy(), counts.copy()
-            run = _Run(
-                self.settings, _Source(self, group.wire), *table, start, self.steps, 1, Observer(), 1.0
-            )  # type: ignore[arg-type]
+            observer = _Recording(self.records[call], group)
+            run = _Run(self.settings, _Source(self, group.wire), *table, start, self.steps, 1, observer, 1.0)  # type: ignore[arg-type]
             try:
                 if not group.is_member:
                     return run, engine.train(run, group, join(group))
@@ -597,9 +642,25 @@ class Calls(Story):
                 self.claim(result.steps == its_result.steps, f"{result.steps} and {its_result.steps} steps")
             self.claim(result.steps == self.steps, f"{result.steps} steps, not {self.steps}")
             self.claim(result.episodes == self.steps, f"{result.episodes} episodes in {self.steps} steps")
+            self._check_records(self.records[number])
         if self.runs[-1]:
             rank, (run, _) = min(self.runs[-1].items())
             self._check_table(run.values, run.counts)
+
+    def tables_of(self, records: _Records) -> list[int]:
+        """Return the steps in each table of a call of which there could be a report."""
+        return records.tables
+
+    def _check_records(self, records: _Records) -> None:
+        """Whether there is a report at each step that was asked for, and nothing is in two of them."""
+        steps = [steps for steps, _ in records.reports]
+        episodes = sum(episodes for _, episodes in records.reports)
+        self.claim(episodes == self.steps, f"{episodes} episodes are reported, not {self.steps}")
+        self.claim(steps[-1] == self.steps, f"the last report is of {steps[-1]} steps, not {self.steps}")
+        for before, after in itertools.pairwise([0, *steps]):
+            due = next_multiple(before, EVENT_STEPS)
+            first = min((table for table in self.tables_of(records) if table >= due), default=after)
+            self.claim(before <= after <= first, f"what was due at step {due} was reported at {after}")
 
     def _check_table(self, values: np.ndarray, counts: np.ndarray) -> None:
         steps = self.calls * self.steps
@@ -647,6 +708,11 @@ class Rounds(Calls):
             async_updates=False,
             seed=1,
         )
+
+    def tables_of(self, records: _Records) -> list[int]:
+        """Return the steps at the end of each round."""
+        per_round = [sum(quota.steps for quota in quotas) for quotas in rounds(self.settings, 0, self.steps)]
+        return list(itertools.accumulate(per_round))
 
     def _check_table(self, values: np.ndarray, counts: np.ndarray) -> None:
         right = SharedTable(np.zeros(ENTRIES), np.zeros(ENTRIES, np.int64))
