@@ -442,12 +442,12 @@ class _Recording(Observer):
         """Ask for a report every so many steps."""
         return next_multiple(steps, EVENT_STEPS)
 
-    def started(self, progress: Progress) -> None:
+    def started(self, progress: Progress, reported: int) -> None:
         """Go on from the server's table: what was recorded of later ones is lost."""
         records, self._steps = self._records, progress.steps
         if self._group.view.term >= records.term:
             records.term = self._group.view.term
-            records.reports = [report for report in records.reports if report[0] <= self._steps]
+            records.reports = [report for report in records.reports if report[0] <= reported]
             records.tables = [steps for steps in records.tables if steps <= self._steps]
 
     def reported(self, progress: Progress) -> bool:
