@@ -448,7 +448,7 @@ class _Recording(Observer):
         if self._group.view.term >= records.term:
             records.term = self._group.view.term
             records.reports = [report for report in records.reports if report[0] <= reported]
-            records.tables = [steps for steps in records.tables if steps <= self._steps]
+            records.tables = [*(steps for steps in records.tables if steps <= reported), self._steps]
 
     def reported(self, progress: Progress) -> bool:
         """Enter a report."""
