@@ -230,7 +230,7 @@ def test_a_long_call_of_the_environment_is_not_the_servers_silence():
     pacer = SimpleNamespace(
         interval=10, interval_seconds=1.0, longest_call=10, longest_push=10, urgent=False,
         wants_refresh=False,
-        learned=lambda *numbers: None, pushed=lambda *numbers: None, answered=lambda seconds: None,
+        learned=lambda *numbers: None, pushed=lambda *numbers: None,
         gauge=SimpleNamespace(look=lambda base: None),
     )  # fmt: skip
     worker = Worker(group(1, channel), learner, pacer, PushWindow(table, 2, -1), 0.0, 7)

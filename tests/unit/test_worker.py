@@ -46,7 +46,7 @@ def test_bytes_saved_are_what_pushes_without_a_threshold_had_carried_besides(
     pacer = SimpleNamespace(
         interval=1, interval_seconds=1.0, longest_call=1, longest_push=9, urgent=False,
         wants_refresh=False,
-        learned=lambda *numbers: None, pushed=lambda *numbers: None, answered=lambda seconds: None,
+        learned=lambda *numbers: None, pushed=lambda *numbers: None,
         gauge=SimpleNamespace(look=lambda base: None),
     )  # fmt: skip
     learner = SimpleNamespace(table=table, walkers=[1], totals=Totals(), quantum=1, learn=learn)

@@ -19,8 +19,6 @@ _FIRST_STEPS = 512
 _LONGEST_SECONDS = 0.1
 _LONGEST_SHARE = 0.005
 _MOST_STEPS = 2.0**62
-_ANSWERS = 2.0
-_LONGER = 1.1
 _SMOOTHING = 0.2
 _SETTLED_CHANGE = 0.03
 _MOVED_CHANGE = 0.1
@@ -89,7 +87,6 @@ class Pacer:
         self._steps_per_cpu_second = 0.0
         self._push_seconds = 0.0
         self._refresh_seconds = 0.0
-        self._answer_seconds = 0.0
         self._refreshed = 0.0
         self._short_of_calm = True
         self.gauge = MovementGauge()
@@ -111,11 +108,8 @@ class Pacer:
 
     @property
     def longest_push(self) -> int:
-        """Steps that a push may have where there is no room for another, as the server has not answered.
-
-        They last for as long as answers usually take, so nobody waits because they come from far away.
-        """
-        longest = max(self._share, self._steps_per_second * _ANSWERS * self._answer_seconds)
+        """Steps that a push may have where there is no room for another, as the server has not answered."""
+        longest = max(self._share, self._steps_per_second * _LONGEST_SECONDS)
         return max(self.interval, self._whole_quanta(min(longest, _MOST_STEPS)))
 
     @property
@@ -132,11 +126,6 @@ class Pacer:
             self._steps_per_cpu_second = _smooth(self._steps_per_cpu_second, steps / cpu_seconds)
         if self._auto and seconds > 0.0:  # so that a slow environment's first push does not take minutes
             self.interval = min(self.interval, self._whole_quanta(self._steps_per_second * _LONGEST_SECONDS))
-
-    def answered(self, seconds: float) -> None:
-        """Take note of the time from a push to its receipt; one that is longer than usual counts little."""
-        usual = _LONGER * self._answer_seconds
-        self._answer_seconds = min(seconds, usual) if usual > 0.0 else seconds
 
     def refreshed(self, seconds: float) -> None:
         """Take note of the time that re-basing took."""

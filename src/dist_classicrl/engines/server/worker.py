@@ -55,7 +55,6 @@ class Worker(Working):
         self._why_passive: str | None = None
         self._leases: deque[tuple[int, int, Stream]] = deque()  # each with its number and steps left
         self._made: dict[int, int] = {}
-        self._sent: deque[tuple[int, float]] = deque()  # pushes without a receipt, and when they were sent
         self._since_push = 0
         self._looked = 0.0
         self._waiting = np.zeros(0, np.int64)
@@ -109,7 +108,6 @@ class Worker(Working):
         """Take nothing from the server any more: what it granted is void, what it was sent is kept."""
         self.channel.close()
         self._leases.clear()
-        self._sent.clear()
         if self._since_push or self._table.n_touched[0]:
             self._pack(True, time.perf_counter())
         self._since_push = 0
@@ -144,7 +142,6 @@ class Worker(Working):
         What it has not applied is forgotten: others make those steps.
         """
         self.follow_on(channel)
-        self._sent.clear()
         self._made.clear()
         self.learner.totals.take()
         self.window.give_up(sequence, self.group.view.term)
@@ -221,7 +218,6 @@ class Worker(Working):
         revision = self.group.view.revision
         push = Push(pushed, made, wishes, saved, self.progress, revision, known, self._stopping)
         self.channel.send(encode(push))
-        self._sent.append((pushed.sequence, begin))
         steps, self._since_push = self._since_push, 0
         pacer.gauge.look(self._table.base)
         cpu_now = time.thread_time()
@@ -284,8 +280,6 @@ class Worker(Working):
     def _take_reply(self, reply: Reply) -> None:
         self.note_server_progress()
         self.window.receipt(reply.applied)
-        while self._sent and self._sent[0][0] <= reply.applied:
-            self.pacer.answered(time.perf_counter() - self._sent.popleft()[1])
         if reply.refresh is not None:
             begin = time.thread_time()
             self.window.refresh(reply.refresh, reply.applied, reply.handover)
