@@ -27,6 +27,7 @@ from unittest import mock
 import numpy as np
 from simulated_network import Conditions, Plan, SimNetwork, SimWire, simulated_time
 
+from dist_classicrl._steps import next_multiple
 from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.comm.messages import decode
 from dist_classicrl.engines.engine import engine_for
@@ -54,6 +55,7 @@ from dist_classicrl.tables.rows import learn_target
 from dist_classicrl.tables.shared import RoundMerge, SharedTable
 
 INTERVAL, SILENCE, STUCK = 0.2, 1.0, 12.0
+EVENT_STEPS = 37
 ENTRIES, SHARED = 4096, 8
 SETUP_SECONDS, LINGER = 8.0, 1.0
 LONGEST_STEP = 0.25 * SILENCE
@@ -418,6 +420,50 @@ class _Run(Run):
         self.wire.work(self.story.seconds_of(20))
 
 
+@dataclass
+class _Records:
+    """What callbacks that record a call of train on disk have there in the end, whichever ranks served."""
+
+    begin: int = 0  # steps that an earlier job has made
+    term: int = -1
+    reports: list[tuple[int, int]] = field(default_factory=list)  # steps and episodes of each
+    tables: list[int] = field(default_factory=list)  # steps in the table after each push
+
+
+class _Recording(Observer):
+    """What a rank that serves adds to them, as long as nobody has taken its place."""
+
+    wants_pushes = True
+
+    def __init__(self, records: _Records, group: Group) -> None:
+        self._records, self._group = records, group
+        self._steps = 0
+
+    def next_step(self, steps: int, total_steps: int) -> float:
+        """Ask for a report every so many steps."""
+        return next_multiple(steps, EVENT_STEPS)
+
+    def started(self, progress: Progress, reported: int) -> None:
+        """Go on from the server's table: what was recorded of later ones is lost."""
+        records, self._steps = self._records, progress.steps
+        if self._group.view.term >= records.term:
+            records.term = self._group.view.term
+            records.reports = [report for report in records.reports if report[0] <= reported]
+            records.tables = [*(steps for steps in records.tables if steps <= reported), self._steps]
+
+    def reported(self, progress: Progress) -> bool:
+        """Enter a report."""
+        if self._group.view.term == self._records.term:
+            self._records.reports.append((progress.steps, progress.episodes))
+        return True
+
+    def pushed(self, rank: int, steps: int, staleness: int, n_bytes: int) -> None:
+        """Enter what is in the table now."""
+        self._steps += steps
+        if self._group.view.term == self._records.term:
+            self._records.tables.append(self._steps)
+
+
 class _Watched(participants.Participant):
     """A rank's part, of which something is noted."""
 
@@ -428,23 +474,6 @@ class _Watched(participants.Participant):
     def serve(self) -> Outcome:
         self.run.story.serves(self.group)
         return super().serve()
-
-
-class _Watcher(Observer):
-    """Hears how far the run is, from whoever serves."""
-
-    def __init__(self, story: Calls, earlier: int) -> None:
-        self._story = story
-        self._earlier = earlier
-
-    def started(self, progress: Progress) -> None:
-        self.reported(progress)
-
-    def reported(self, progress: Progress) -> bool:
-        story, steps = self._story, progress.steps
-        is_possible = self._earlier <= steps <= story.steps
-        story.claim(is_possible, f"{steps} of {story.steps} steps are reported, {self._earlier} made earlier")
-        return True
 
 
 class _Unsettled:
@@ -511,6 +540,7 @@ class Calls(Story):
         self.lives = [0] * size
         self.servers: dict[int, int] = {}
         self.runs: list[dict[int, tuple[_Run, Outcome]]] = [{} for _ in range(self.calls)]
+        self.records = [_Records(0 if call else self.earlier) for call in range(self.calls)]
 
     def random_settings(self, rng: random.Random) -> Settings:
         """Return those that the protocol depends on."""
@@ -540,9 +570,11 @@ class Calls(Story):
         """Return what the checkpoint of the earlier job says of the first call."""
         if not self.earlier:
             return None
-        tally = {**Tally(total_steps=0).to_dict(1.0), "steps": self.earlier, "episodes": self.earlier}
+        tally = Tally(total_steps=0)
+        tally.steps = tally.episodes = self.earlier
+        tally.reported = tally.copy()
         mode = "async" if self.settings.async_updates else "rounds"
-        return Resumed("earlier", self.earlier, tally, mode, learners=self.beginning()[2])
+        return Resumed("earlier", self.earlier, tally.to_dict(1.0), mode, learners=self.beginning()[2])
 
     def seconds_of(self, steps: int) -> float:
         """Return how long so many steps take."""
@@ -585,10 +617,10 @@ class Calls(Story):
         engine = engine_for(self.settings, group.wire.size, "auto")
         made, resumed = (self.earlier, self.resumed()) if call == 0 else (0, None)
         span = call * self.steps + made, self.steps - made
-        observer = _Watcher(self, made)
         while True:
             source: Any = _Source(self, group.wire)
             table = values.copy(), counts.copy()
+            observer = _Recording(self.records[call], group)
             run = _Run(self.settings, source, *table, *span, 1, observer, 1.0, resumed=resumed)
             try:
                 if not group.is_member:
@@ -643,9 +675,26 @@ class Calls(Story):
                 self.claim(result.steps == its_result.steps, f"{result.steps} and {its_result.steps} steps")
             self.claim(result.steps == self.steps, f"{result.steps} steps, not {self.steps}")
             self.claim(result.episodes == self.steps, f"{result.episodes} episodes in {self.steps} steps")
+            self._check_records(self.records[number])
         if self.runs[-1]:
             rank, (run, _) = min(self.runs[-1].items())
             self._check_table(run.values, run.counts)
+
+    def tables_of(self, records: _Records) -> list[int]:
+        """Return the steps in each table of a call of which there could be a report."""
+        return records.tables
+
+    def _check_records(self, records: _Records) -> None:
+        """Whether there is a report at each step that was asked for, and nothing is in two of them."""
+        steps = [steps for steps, _ in records.reports]
+        episodes = sum(episodes for _, episodes in records.reports)
+        new = self.steps - records.begin
+        self.claim(episodes == new, f"{episodes} episodes are reported, not {new}")
+        self.claim(steps[-1] == self.steps, f"the last report is of {steps[-1]} steps, not {self.steps}")
+        for before, after in itertools.pairwise([records.begin, *steps]):
+            due = next_multiple(before, EVENT_STEPS)
+            first = min((table for table in self.tables_of(records) if table >= due), default=after)
+            self.claim(before <= after <= first, f"what was due at step {due} was reported at {after}")
 
     def _check_table(self, values: np.ndarray, counts: np.ndarray) -> None:
         steps = self.calls * self.steps
@@ -693,6 +742,14 @@ class Rounds(Calls):
             async_updates=False,
             seed=1,
         )
+
+    def tables_of(self, records: _Records) -> list[int]:
+        """Return the steps at the end of each round."""
+        steps = self.steps - records.begin
+        per_round = [
+            sum(quota.steps for quota in quotas) for quotas in rounds(self.settings, records.begin, steps)
+        ]
+        return list(itertools.accumulate(per_round, initial=records.begin))
 
     def random_earlier(self, rng: random.Random) -> int:
         """Return how many steps an earlier job has made, in whole rounds."""

@@ -154,7 +154,7 @@ class Slow(BaseCallback):
     """Takes longer than the time between two reports."""
 
     def _on_step(self):
-        time.sleep(0.05)
+        time.sleep(0.02)
         return True
 
 
@@ -168,7 +168,7 @@ def test_a_callback_that_is_slower_than_its_interval_leaves_time_to_learn(
     assert result.steps == agent.visits.sum() == 200_000
     # Were the next report due as soon as one is over, leases would shrink to a step.
     if world.rank == 0:
-        assert len(listener.reports) < 100
+        assert len(listener.reports) < 300  # 200 by steps, and some by time
 
 
 def test_an_early_end_does_not_wait_for_what_was_given_out(world, make_agent):

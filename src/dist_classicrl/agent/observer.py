@@ -54,14 +54,14 @@ class CallbackObserver(Observer):
         point = steps * _POINTS // total_steps + 1
         return min(wanted, -(-point * total_steps // _POINTS))
 
-    def started(self, progress: Progress) -> None:
+    def started(self, progress: Progress, reported: int) -> None:
         """See `Observer`."""
         self._steps = progress.steps
         with self._agent_as_it_is():
             if not self._has_begun:
                 self._callbacks.init_callback(self._agent)
                 self._has_begun = True
-            self._callbacks.on_training_start(progress)
+            self._callbacks.on_training_start(progress, self._begin + reported)
             self._callbacks.on_rollout_start()
 
     def reported(self, progress: Progress) -> bool:

@@ -33,6 +33,8 @@ class BaseCallback:
         The agent that trains: its `q_table` and `visits` are those of the moment.
     num_timesteps : int
         Environment steps of all ranks in all calls of `train`, as of the last report.
+    reported_timesteps : int
+        When this rank begins to serve: up to which of `num_timesteps` there are reports that count.
     n_calls : int
         Calls of `_on_step`.
     progress : Progress or None
@@ -48,7 +50,7 @@ class BaseCallback:
     def __init__(self, verbose: int = 0) -> None:
         self.verbose = verbose
         self.model: Any = None
-        self.num_timesteps = 0
+        self.num_timesteps = self.reported_timesteps = 0
         self.n_calls = 0
         self.progress: Progress | None = None
         self.result: Outcome | None = None
@@ -154,12 +156,16 @@ class BaseCallback:
         for child in self.children:
             child.init_callback(agent)
 
-    def on_training_start(self, progress: Progress) -> None:
-        """Tell that this rank serves from now on, and how far the training is."""
+    def on_training_start(self, progress: Progress, reported: int | None = None) -> None:
+        """Tell that this rank serves from now on, how far the training is, and how far it was reported.
+
+        By default all of it was.
+        """
         self._take(progress)
+        self.reported_timesteps = self.num_timesteps if reported is None else reported
         self._on_training_start()
         for child in self.children:
-            child.on_training_start(progress)
+            child.on_training_start(progress, reported)
 
     def on_rollout_start(self) -> None:
         """Tell that learning begins or goes on."""

@@ -138,7 +138,7 @@ class EvalCallback(EventCallback):
             self._begin_afresh()
         else:
             self._go_on()
-        self._next = next_multiple(self.num_timesteps, self.eval_freq)
+        self._next = next_multiple(self.reported_timesteps, self.eval_freq)
 
     def _resolve(self) -> None:
         """Compile the environment, once, where that can be done, and find its model."""
@@ -175,7 +175,7 @@ class EvalCallback(EventCallback):
                 logger.warning("Earlier evaluations cannot be read: %s.", error)
             for mean, exact in zip(self.log.means, self.log.exact_values, strict=True):
                 self._compare(mean, exact)
-        self.log.cut_off(self.num_timesteps)
+        self.log.cut_off(self.reported_timesteps)
 
     def _on_step(self) -> bool:
         if self.num_timesteps < self._next:

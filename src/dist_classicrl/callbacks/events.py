@@ -52,7 +52,7 @@ class EveryNTimesteps(EventCallback):
         return next_multiple(after, self.n_steps)
 
     def _on_training_start(self) -> None:
-        self._next = next_multiple(self.num_timesteps, self.n_steps)
+        self._next = next_multiple(self.reported_timesteps, self.n_steps)
 
     def _on_step(self) -> bool:
         if self.num_timesteps < self._next:

@@ -47,8 +47,8 @@ class MetricsCallback(BaseCallback):
     so in the log and records no more. A disk that is full costs a warning; the lines wait and are written
     later.
 
-    Where another rank takes the place of a lost server, it goes on with the table and the steps, and what was
-    counted since the lost one's last report is in no line.
+    Where another rank takes the place of a lost server, it goes on with the table, the steps and the lines of
+    which that rank knew, and the next line has what was counted since.
     """
 
     def __init__(self, folder: str | os.PathLike[str], verbose: int = 0) -> None:
@@ -59,11 +59,12 @@ class MetricsCallback(BaseCallback):
 
     def _on_training_start(self) -> None:
         assert self.progress is not None  # it came with the start
-        if self._writer is not None and self._writer.goes_on(self.num_timesteps, self.progress):
+        now = self.num_timesteps, self.progress, self.reported_timesteps
+        if self._writer is not None and self._writer.goes_on(*now):
             return
         self._writer = None
         try:
-            self._writer = MetricsWriter(self.folder, self.num_timesteps, self.progress)
+            self._writer = MetricsWriter(self.folder, *now)
         except OSError as error:
             what = f"Metrics cannot be written to {self.folder}"
             refuse_or_warn(error, what, "MetricsCallback", self.num_timesteps)

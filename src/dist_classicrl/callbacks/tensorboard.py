@@ -67,7 +67,7 @@ class TensorBoardCallback(BaseCallback):
         # Whatever is there of steps from this one on was lost with the process that wrote it.
         begins = Event(
             wall_time=time.time(),
-            step=self.num_timesteps + 1,
+            step=self.reported_timesteps + 1,
             session_log=SessionLog(status=SessionLog.START),
         )
         self._write(begins)

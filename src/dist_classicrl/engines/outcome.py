@@ -242,6 +242,7 @@ class Tally(Counters):
     def end_as(self, result: Mapping[str, Any]) -> None:
         """Be what it was at the end of a call with this `Outcome.to_dict`."""
         self.steps = int(result["steps"])
+        self.reported = self.copy()
         self.earlier_seconds = float(result["seconds"])
 
     def _take(self, data: Mapping[str, Any]) -> None:

@@ -119,8 +119,11 @@ class Observer:
         """Return the first step of this call after `steps` at which to report; infinity: at none."""
         return math.inf
 
-    def started(self, progress: Progress) -> None:
-        """Hear that this rank serves from now on."""
+    def started(self, progress: Progress, reported: int) -> None:
+        """Hear that this rank serves from now on; the next report counts from step `reported` of the call on.
+
+        If another rank has reported more than that, it was lost before this one could know.
+        """
 
     def reported(self, progress: Progress) -> bool:
         """Hear how far the run is. Return False to end it, in order, with the steps that were given out."""
@@ -189,13 +192,13 @@ class Reporter:
         self._shares.clear()
 
     def _plan(self) -> None:
-        self.next_step = self.observer.next_step(self.tally.steps, self.tally.total_steps)
+        self.next_step = self.observer.next_step(self.tally.reported.steps, self.tally.total_steps)
 
     def begin(self, seconds: float, learning: Iterable[Learning]) -> None:
         """Count from now on, `seconds` after this process began, what was not in this call's last report."""
         self._has_begun = True
         self._rest_from(seconds)
-        self.observer.started(self._progress(seconds, tuple(learning)))
+        self.observer.started(self._progress(seconds, tuple(learning)), self.tally.reported.steps)
         self._plan()
 
     def count(self, rank: int, steps: int, learned: Learned, staleness: int = 0, n_bytes: int = 0) -> None:

@@ -29,10 +29,11 @@ class MetricsWriter:
     it was killed. Where a training begins, at step 0, files of an earlier one are renamed.
 
     The training goes on at `step`, counted over all calls of `train`; `progress` is the same within the call.
+    The next report counts from step `reported` on: so what is recorded of later steps will be reported again.
     OSError is raised where the files cannot be read or written.
     """
 
-    def __init__(self, folder: Path, step: int, progress: Progress) -> None:
+    def __init__(self, folder: Path, step: int, progress: Progress, reported: int) -> None:
         self._jsonl = folder / FILE
         self._csv = self._jsonl.with_suffix(".csv")
         self._lost = self._jsonl.with_suffix(".lost.jsonl")
@@ -45,16 +46,16 @@ class MetricsWriter:
         #: Steps and seconds of the last line of this call, or of its beginning.
         self._written = (0, 0.0)
         folder.mkdir(parents=True, exist_ok=True)
-        kept = self._keep(step, progress)
+        kept = self._keep(step, progress, reported)
         rows = [_row(line) for _, line in kept if line["kind"] == "progress"]
         self._files = (
             AppendedFile(self._jsonl, b"".join(text for text, _ in kept)),
             AppendedFile(self._csv, _HEADER + b"".join(rows)),
         )
 
-    def goes_on(self, step: int, progress: Progress) -> bool:
+    def goes_on(self, step: int, progress: Progress, reported: int) -> bool:
         """Whether a training goes on at `step` with these files as they are; then take note of it."""
-        if step < self._last["step"] or not all(file.is_current for file in self._files):
+        if reported < self._last["step"] or not all(file.is_current for file in self._files):
             return False
         self._begin_call(step, progress)
         return True
@@ -106,7 +107,7 @@ class MetricsWriter:
         if failure is not None:
             raise failure
 
-    def _keep(self, step: int, progress: Progress) -> list[tuple[bytes, dict[str, Any]]]:
+    def _keep(self, step: int, progress: Progress, reported: int) -> list[tuple[bytes, dict[str, Any]]]:
         """Return those lines of the file that is there which stay, and move the others away."""
         content = read_regular(self._jsonl) if self._jsonl.exists() else b""
         lines: list[tuple[bytes, dict[str, Any]]] = []
@@ -118,14 +119,15 @@ class MetricsWriter:
         except MetricsError as error:
             self._set_aside(str(error))
         for _, line in lines:
-            if line["kind"] == "progress" and line["step"] <= step:
+            if line["kind"] == "progress" and line["step"] <= reported:
                 self._last = line
                 self._recent.add(line["episodes"], _number(line["mean_return"]), _number(line["mean_length"]))
         self._begin_call(step, progress)
         now = self._offset + progress.seconds
         # An event has the step of the report before it, and a time of its own.
         is_kept = [
-            line["step"] <= step and (line["kind"] == "progress" or line["time"] <= now) for _, line in lines
+            line["step"] <= reported and (line["kind"] == "progress" or line["time"] <= now)
+            for _, line in lines
         ]
         kept = [line for line, stays in zip(lines, is_kept, strict=True) if stays]
         lost = [text for (text, _), stays in zip(lines, is_kept, strict=True) if not stays]
@@ -133,7 +135,7 @@ class MetricsWriter:
             with open(self._lost, "ab") as file:
                 file.write(b"".join(lost))
             logger.info(
-                "%d lines of %s beyond step %s are in %s now.", len(lost), FILE, f"{step:,}", self._lost
+                "%d lines of %s beyond step %s are in %s now.", len(lost), FILE, f"{reported:,}", self._lost
             )
         self._seen = {_key(line["event"]) for _, line in kept if line["kind"] == "event"}
         return kept

@@ -18,6 +18,7 @@ _BUSY_SHARE = 0.5
 _FIRST_STEPS = 512
 _LONGEST_SECONDS = 0.1
 _LONGEST_SHARE = 0.005
+_MOST_STEPS = 2.0**62
 _SMOOTHING = 0.2
 _SETTLED_CHANGE = 0.03
 _MOVED_CHANGE = 0.1
@@ -106,9 +107,10 @@ class Pacer:
         return max(self._quantum, int(self._steps_per_second * _LONGEST_SECONDS))
 
     @property
-    def longest_push(self) -> float:
-        """Steps that a push may have where there is no room for another, as the server does not answer."""
-        return math.inf if self._share == math.inf else max(self.interval, self._whole_quanta(self._share))
+    def longest_push(self) -> int:
+        """Steps that a push may have where there is no room for another, as the server has not answered."""
+        longest = max(self._share, self._steps_per_second * _LONGEST_SECONDS)
+        return max(self.interval, self._whole_quanta(min(longest, _MOST_STEPS)))
 
     @property
     def wants_refresh(self) -> bool:

@@ -55,8 +55,6 @@ class Server(Serving[Client]):
 
     leases: LeaseBook = field(kw_only=True)
     takes_over: bool = field(default=False, kw_only=True)
-    #: What this rank has pushed as a worker to a server before it, and the table may lack.
-    own: list[Pushed] = field(default_factory=list, kw_only=True)
 
     def __post_init__(self) -> None:
         self._snapshot = TableSnapshot(self.table.values, self.table.counts)
@@ -82,8 +80,7 @@ class Server(Serving[Client]):
         When it returns, all that the workers had learned is in the table, except what a worker held that did
         not answer within two seconds.
         """
-        while self.own:
-            self.apply_if_lacking(self.group.rank, self.own.pop(0))
+        self._report_at_step()  # who takes over may have pushed more than the lost one had reported
         while True:
             if self.reporter.wants_end and not self._awaits_maps and not self.leases.is_over:
                 self.leases.end()

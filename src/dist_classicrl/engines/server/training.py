@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from dist_classicrl.engines.loops import LearningOn, StepLoop
 from dist_classicrl.engines.outcome import Outcome
 from dist_classicrl.engines.roles.participants import Roles, run_together
 from dist_classicrl.engines.run import Run
 from dist_classicrl.engines.server.leases import LeaseBook
-from dist_classicrl.engines.server.messages import Pushed
 from dist_classicrl.engines.server.pacing import Pacer
 from dist_classicrl.engines.server.server import Server
 from dist_classicrl.engines.server.window import PushWindow
@@ -49,8 +46,8 @@ class AsyncRoles(Roles[Worker, Server]):
             wants_to_leave=run.wants_to_leave,
         )
 
-    def server(self, table: SharedTable, takes_over: bool = False, own: Sequence[Pushed] = ()) -> Server:
-        """See `Roles`; `takes_over`: workers hand in what the table lacks, and this rank its `own`."""
+    def server(self, table: SharedTable, takes_over: bool = False) -> Server:
+        """See `Roles`; `takes_over`: the workers hand in what the table lacks."""
         run, group = self.run, self.group
         # A step of an environment that is not compiled may take seconds.
         stepped = run.source.stepped
@@ -65,7 +62,6 @@ class AsyncRoles(Roles[Worker, Server]):
             leases=LeaseBook(run.start, run.steps, group.view.workers, first, group.wire.now),
             saver=run.saver,
             takes_over=takes_over,
-            own=list(own),
         )
 
     def successor(self, worker: Worker) -> Server:
@@ -77,8 +73,10 @@ class AsyncRoles(Roles[Worker, Server]):
             done, applied = handover.done, handover.applied
             run.tally.take_over(handover.tally)
         table = SharedTable(run.values, run.counts, worker.base.version + 1, applied)
-        server = self.server(table, takes_over=True, own=worker.window.kept)
+        server = self.server(table, takes_over=True)
         server.leases.credit(done)
+        for pushed in worker.window.kept:
+            server.apply_if_lacking(self.group.rank, pushed)
         return server
 
     def learner_alone(self, server: Server) -> LearningOn:

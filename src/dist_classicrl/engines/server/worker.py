@@ -153,8 +153,7 @@ class Worker(Working):
         until_push = pacer.interval - self._since_push
         if until_push <= 0:  # the window is full: look for room again after half an interval
             until_push = -(-pacer.interval // 2)
-        until_push = int(min(until_push, pacer.longest_push - self._since_push))
-        steps = min(left, until_push, pacer.longest_call)
+        steps = min(left, until_push, pacer.longest_push - self._since_push, pacer.longest_call)
         begin, cpu_begin = time.perf_counter(), time.thread_time()
         self.learner.learn(self.learner.walkers[0], stream, steps)
         seconds, cpu_seconds = time.perf_counter() - begin, time.thread_time() - cpu_begin
