@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 import numbers
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from dist_classicrl.errors import SettingsError
@@ -69,7 +71,7 @@ class RealNumber:
     def __call__(self, name: str, value: Any) -> float:
         """Return the number."""
         least, most = self.least, self.most
-        if not is_real(value) or not least <= value <= most or math.isinf(value):
+        if not is_real(value) or not least <= value <= most or math.isinf(as_float(value)):
             limits = (
                 f"from {least:g} to {most:g}" if math.isfinite(most) else f"finite and at least {least:g}"
             )
@@ -105,7 +107,7 @@ class OneOf:
 
     def chosen(self, name: str, value: Any, word: Any) -> str:
         """Return `word`, which `value` means, if it is one of them."""
-        if word not in self.words:
+        if not isinstance(word, str) or word not in self.words:  # of an array, `in` asks each element
             raise SettingsError(f"{name} must be one of {', '.join(map(repr, self.words))}, got {value!r}.")
         return word
 
@@ -118,9 +120,10 @@ class NumberType(OneOf):
         import numpy as np
 
         try:
-            return self.chosen(name, value, np.dtype(value).name)
-        except TypeError:
-            return self.chosen(name, value, None)
+            word = np.dtype(value).name
+        except Exception:  # NumPy's parser raises errors of many kinds
+            word = None
+        return self.chosen(name, value, word)
 
 
 @dataclass(frozen=True)
@@ -143,7 +146,7 @@ def checked_whole(name: str, value: Any, least: int, otherwise: str = "") -> int
 
 def checked_positive(name: str, value: Any) -> float:
     """Return `value` as a finite float above 0; SettingsError for others."""
-    if not is_real(value) or not 0.0 < value < math.inf:
+    if not is_real(value) or not 0.0 < as_float(value) < math.inf:
         raise SettingsError(f"{name} must be a finite number above 0, got {value!r}.")
     return float(value)
 
@@ -156,6 +159,22 @@ def is_whole(value: Any) -> bool:
 def is_real(value: Any) -> bool:
     """Whether `value` is a real number of Python's or NumPy's."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def as_float(value: Any) -> float:
+    """Return a real number as a float: infinity where it is beyond all of them, as 10**400 is."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def checked_path(name: str, value: Any) -> Path:
+    """Return the path of a file; SettingsError for what is none."""
+    text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else value
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise SettingsError(f"{name} must be the path of a file, as text or pathlib.Path, got {value!r}.")
+    return Path(text)
 
 
 def is_flag(value: Any) -> bool:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from dist_classicrl.agent.result import TrainingResult
-from dist_classicrl.comm.world import watch_for_unhandled_errors
+from dist_classicrl.checks import checked_path
+from dist_classicrl.comm.world import checked_comm, watch_for_unhandled_errors
 from dist_classicrl.engines.progress import Progress
 from dist_classicrl.evaluation.episodes import EvaluationResult, evaluate
 from dist_classicrl.model import model_file
@@ -147,7 +148,7 @@ class DistAsyncQLearning:
         given = locals()
         settings = Settings(**{each.name: given[each.name] for each in fields(Settings)})
         self._state = AgentState(settings)
-        self._comm = comm
+        self._comm = checked_comm(comm)
 
     # State that can be read and set between calls of train
 
@@ -407,7 +408,7 @@ class DistAsyncQLearning:
 
         The file is written whole or not at all, and holds no pickle.
         """
-        return model_file.write(path, self._state.to_model())
+        return model_file.write(checked_path("path", path), self._state.to_model())
 
     @classmethod
     def load_model(
@@ -439,7 +440,7 @@ class DistAsyncQLearning:
         EnvError
             If `env` is larger than the table.
         """
-        if "://" in os.fspath(path) or os.path.isdir(path):
+        if "://" in str(checked_path("path", path)) or os.path.isdir(path):
             from dist_classicrl.agent.saved_runs import saved_model_of
 
             saved = saved_model_of(path)

@@ -9,7 +9,7 @@ from typing import Any
 
 from dist_classicrl.callbacks import callback_list
 from dist_classicrl.checkpoint.plan import CheckpointPlan, checked_signals, checkpoint_plan
-from dist_classicrl.checks import is_whole
+from dist_classicrl.checks import as_float, is_real, is_whole
 from dist_classicrl.engines.progress import Progress
 from dist_classicrl.errors import SettingsError
 
@@ -75,9 +75,9 @@ class Request:
                 f"progress must be a function of one argument, or None, got {self.progress!r}."
             )
         callback_list(self.callbacks)
-        if isinstance(interval, bool) or not isinstance(interval, (int, float)):
+        if not is_real(interval):
             raise SettingsError(f"progress_interval must be a number of seconds, got {interval!r}.")
-        if not 0.0 <= interval < math.inf:
+        if not 0.0 <= as_float(interval) < math.inf:
             raise SettingsError(
                 f"progress_interval must be at least 0 and finite, in seconds, got {interval!r}."
             )

@@ -18,6 +18,7 @@ from dist_classicrl.checks import (
     Or,
     WholeNumber,
     YesOrNo,
+    as_float,
     is_flag,
     is_real,
     is_whole,
@@ -79,7 +80,7 @@ def checked_time_limit(name: str, value: Any) -> float:
             seconds = durations.of_clock(value)
         hint = _unit_hint(value, f'"{value.strip()}:00" for minutes as SLURM writes them')
     elif is_real(value):
-        seconds = float(value)
+        seconds = as_float(value)
     if seconds is None or not 0.0 < seconds < math.inf:
         raise SettingsError(
             f"{name} must be a number of seconds above 0, a duration above 0 with its unit (ms, s, m or "

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dist_classicrl._random import fresh_seed
+from dist_classicrl.checks import is_whole
 from dist_classicrl.environments.resolve import Source, resolve
 from dist_classicrl.errors import EnvError, NotTrainedError, SettingsError
 from dist_classicrl.learning.rules import check_settings, table_shape
@@ -128,16 +129,18 @@ class AgentState:
 
         SettingsError where they are no finite numbers, or the shape does not fit.
         """
-        given = np.asarray(values)
+        given = as_array(values)
         shape = None if self._shape is None else self._shape.of_table
         if given.ndim != 2 or (shape is not None and given.shape != shape):
             allowed = "two dimensions" if shape is None else f"the shape {shape}"
             raise SettingsError(
                 f"q_table must have {allowed} (states, actions), got an array of shape {given.shape}."
             )
-        if given.dtype.kind not in "fiu" or not np.isfinite(given).all():
+        largest = np.finfo(self.settings.dtype).max
+        if given.dtype.kind not in "fiu" or not (np.abs(given.astype(np.float64)) <= largest).all():
             raise SettingsError(
-                f"q_table must hold finite numbers, got {given.dtype} with NaN, infinity or no numbers."
+                f"q_table must hold finite numbers up to {largest:.3g}, got {given.dtype} with NaN, "
+                "infinity, larger ones or no numbers."
             )
         if shape is None:
             settings = self.settings
@@ -242,7 +245,7 @@ class AgentState:
         """Return what `DistAsyncQLearning.predict` does."""
         state = observation if self.observations is None else self.observations.encode(observation)
         n_states = self.shape.n_states
-        if not isinstance(state, (int, np.integer)) or not 0 <= state < n_states:
+        if not is_whole(state) or not 0 <= state < n_states:
             raise SettingsError(
                 f"observation must be a state from 0 to {n_states - 1}, got {observation!r}. "
                 "Observations of another kind can be given after train(env=...) or load_model(path, "
@@ -258,11 +261,11 @@ class AgentState:
             # A state in which a game has ended has no legal action, and any answer will do.
             action_mask = self.legal[state] if self.legal[state].any() else None
         if action_mask is not None:
-            mask = np.asarray(action_mask)
-            if mask.shape != row.shape or not mask.any():
+            mask = as_array(action_mask)
+            if mask.dtype.kind not in "biu" or mask.shape != row.shape or not mask.any():
                 raise SettingsError(
-                    f"action_mask must have shape {row.shape} and allow an action, got shape {mask.shape} "
-                    f"with {int(mask.sum())}."
+                    f"action_mask must have shape {row.shape}, be of booleans (or 0 and 1) and allow an "
+                    f"action, got shape {mask.shape} with {np.count_nonzero(mask)} of {mask.dtype}."
                 )
             row[~mask.astype(bool)] = -np.inf
         action = int(np.argmax(row))
@@ -295,6 +298,14 @@ class AgentState:
         self._table = self._shape.from_arrays(saved.arrays())
         self.steps = self.requested = saved.steps
         self.n_actions, self.legal = saved.actions, saved.legal
+
+
+def as_array(value: Any) -> np.ndarray:
+    """Return what a user gave as an array; one of objects where it makes none."""
+    try:
+        return np.asarray(value)
+    except Exception:  # what is ragged, or pretends to be an array, raises errors of many kinds
+        return np.empty((), object)
 
 
 def digest(array: np.ndarray) -> int:
