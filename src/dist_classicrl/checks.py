@@ -11,7 +11,6 @@ import numbers
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
 from dist_classicrl.errors import SettingsError
@@ -169,12 +168,12 @@ def as_float(value: Any) -> float:
         return math.inf if value > 0 else -math.inf
 
 
-def checked_path(name: str, value: Any) -> Path:
-    """Return the path of a file; SettingsError for what is none."""
+def checked_path(name: str, value: Any) -> str:
+    """Return the path or the URL of a file as text; SettingsError for what is none."""
     text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else value
     if not isinstance(text, str) or not text or "\0" in text:
         raise SettingsError(f"{name} must be the path of a file, as text or pathlib.Path, got {value!r}.")
-    return Path(text)
+    return text
 
 
 def is_flag(value: Any) -> bool:

@@ -77,7 +77,7 @@ def _shown(schedule: Schedule) -> str:
 
 _learning = partial(setting, section="Learning", is_kept=True)
 _talking = partial(setting, section="Communication and lost ranks")
-_SIZE = Or(None, WholeNumber(1, "None to take it from the environment", bits=40))
+_SIZE = Or(None, WholeNumber(1, "None to take it from the environment", bits=62))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -158,7 +158,7 @@ def check_calls(name, examples, folder, monkeypatch):
 
 @pytest.mark.parametrize("name", list(CALLS))
 def test_odd_arguments_work_or_are_refused_by_name(name, tmp_path, monkeypatch):
-    check_calls(name, 60, tmp_path, monkeypatch)
+    check_calls(name, 150, tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
@@ -221,7 +221,7 @@ def check_environments(examples):
 
 
 def test_odd_environments_work_or_are_refused_by_name():
-    check_environments(100)
+    check_environments(200)
 
 
 @pytest.mark.slow

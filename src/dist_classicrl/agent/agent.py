@@ -440,7 +440,7 @@ class DistAsyncQLearning:
         EnvError
             If `env` is larger than the table.
         """
-        if "://" in str(checked_path("path", path)) or os.path.isdir(path):
+        if "://" in checked_path("path", path) or os.path.isdir(path):
             from dist_classicrl.agent.saved_runs import saved_model_of
 
             saved = saved_model_of(path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 import signal
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -106,12 +105,16 @@ class Resume(OneOf):
 
 def checked_signals(name: str, value: Any) -> tuple[signal.Signals, ...]:
     """Return the signals that an argument lists; SettingsError if one is none, or has another meaning."""
-    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+    try:
+        listed = None if isinstance(value, (str, bytes)) else list(value)
+    except TypeError:  # NumPy's array of one number says that it is an Iterable
+        listed = None
+    if listed is None:
         raise SettingsError(
             f"{name} must be a list or tuple of names or numbers of signals, or () for none; got "
             f'{value!r}. Write for instance {name}=("SIGUSR1",).'
         )
-    return tuple(sorted({_signal(name, each) for each in value}))
+    return tuple(sorted({_signal(name, each) for each in listed}))
 
 
 def _signal(name: str, value: Any) -> signal.Signals:

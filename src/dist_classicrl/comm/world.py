@@ -18,7 +18,7 @@ def watch_for_unhandled_errors() -> None:
 def checked_comm(comm: Any) -> Any:
     """Return what was given as the ranks that train together; SettingsError if it is no communicator."""
     is_there = not isinstance(comm, type) and all(
-        callable(getattr(comm, name, None)) for name in ("Get_rank", "Get_size", "Dup")
+        callable(getattr(comm, name, None)) for name in ("Get_rank", "Get_size")
     )
     if comm is None or is_there and bool(comm):  # mpi4py's COMM_NULL is false
         return comm

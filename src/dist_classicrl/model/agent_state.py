@@ -131,8 +131,8 @@ class AgentState:
         """
         given = as_array(values)
         shape = None if self._shape is None else self._shape.of_table
-        if given.ndim != 2 or (shape is not None and given.shape != shape):
-            allowed = "two dimensions" if shape is None else f"the shape {shape}"
+        if given.ndim != 2 or 0 in given.shape or (shape is not None and given.shape != shape):
+            allowed = "two dimensions, none of them empty," if shape is None else f"the shape {shape}"
             raise SettingsError(
                 f"q_table must have {allowed} (states, actions), got an array of shape {given.shape}."
             )
