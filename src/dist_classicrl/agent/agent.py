@@ -77,12 +77,12 @@ class DistAsyncQLearning:
     comm : mpi4py.MPI.Comm, optional
         The ranks that train together. By default the world that the launcher made, or this process alone.
     logical_workers : int
-        Of the reproducible mode: a constant of the experiment, not the number of ranks.
+        Of the reproducible mode: a constant of the experiment, not the number of ranks; below 4096.
     replay_ratio : float
         Replayed updates per step, drawn uniformly from the last `buffer_size` transitions of the worker.
     n_envs : int
         Copies per worker of an environment that is stepped through Gymnasium and given as an id or a
-        function.
+        function; below 4096.
     use_action_mask : bool, optional
         Whether action masks are followed; by default yes, except Taxi's, which Gymnasium does not enforce.
     allow_singletons : bool
@@ -315,6 +315,8 @@ class DistAsyncQLearning:
             If the arguments or the size of the table do not fit.
         EnvError
             If the environment cannot be learned in.
+        DivergenceError
+            If values, or sums of rewards, grow beyond what the table and the records can hold.
         SingletonError
             If the launcher promised several ranks and this process is alone.
         RankMismatchError
