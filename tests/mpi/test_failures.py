@@ -542,8 +542,12 @@ def runaway_step(data, memory, state, action, random):
 @MODES
 @pytest.mark.parametrize("at", [10, 100_000], ids=["on trial", "while it learns"])
 def test_a_game_that_leaves_its_states_is_told_on_all_ranks(world, make_agent, async_updates, at):
-    game = CompiledSimulator.game("runaway", 2, 2, Runaway(at), runaway_reset, runaway_step, memory_size=1)
+    game, good = (
+        CompiledSimulator.game("runaway", 2, 2, Runaway(when), runaway_reset, runaway_step, memory_size=1)
+        for when in (at, -1)
+    )
     agent = make_agent(async_updates=async_updates, logical_workers=max(1, world.size - 1))
+    agent.train(good, total_steps=100)  # what has to be compiled is
     text = rf"runaway: step in state 0 with action [01] gave the state {2**40}"
     ranks = set(range(world.size))  # each that learns, and the server where it tries the game out, too
     raised_by(world, ranks, OutsideSpaceError, text, lambda: agent.train(game, total_steps=LONG))
