@@ -168,10 +168,18 @@ def as_float(value: Any) -> float:
         return math.inf if value > 0 else -math.inf
 
 
+def is_file_name(text: str) -> bool:
+    """Whether the system can have a file of this name; it has none for NUL and for half a character."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+
+
 def checked_path(name: str, value: Any) -> str:
     """Return the path or the URL of a file as text; SettingsError for what is none."""
     text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else value
-    if not isinstance(text, str) or not text or "\0" in text:
+    if not isinstance(text, str) or not text or not is_file_name(text):
         raise SettingsError(f"{name} must be the path of a file, as text or pathlib.Path, got {value!r}.")
     return text
 

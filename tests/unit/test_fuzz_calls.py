@@ -29,7 +29,7 @@ ODD = [
     None, True, False, 0, -1, 1, 2, 3, 7, 10**6, 10**9, 2**31, 2**62, 2**63, 2**64, 10**400, -(10**400),
     0.5, 2.5, -0.5, 1e-300, 1e308, math.nan, math.inf, -math.inf, 1j, Fraction(1, 3), Decimal("0.1"),
     "", "x", "auto", "q_learning", "float32", "1.0", "nan", "30s", "9" * 500 + "s", "9" * 5000 + ":00",
-    "a\0b", b"bytes", [], [1, 2], ["q_learning"], (), (1,), {}, {"name": "q_learning"}, {1, 2},
+    "a\0b", "\ud800", b"bytes", [], [1, 2], ["q_learning"], (), (1,), {}, {"name": "q_learning"}, {1, 2},
     {"name": np.array(["q_learning"])}, {"kind": "Linear"}, [[1], [1, 2]],
     np.float32(0.1), np.float64("nan"), np.int64(3), np.uint64(2**63), np.bool_(True), np.array(3),
     np.array([0.1]), np.array([1, 2]), np.array([[True, False]]), np.array(["mpi", "auto"]), np.array([]),

@@ -265,7 +265,7 @@ class AgentState:
             if mask.dtype.kind not in "biu" or mask.shape != row.shape or not mask.any():
                 raise SettingsError(
                     f"action_mask must have shape {row.shape}, be of booleans (or 0 and 1) and allow an "
-                    f"action, got shape {mask.shape} with {np.count_nonzero(mask)} of {mask.dtype}."
+                    f"action, got {mask.dtype} of shape {mask.shape}."
                 )
             row[~mask.astype(bool)] = -np.inf
         action = int(np.argmax(row))
