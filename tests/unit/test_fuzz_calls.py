@@ -167,6 +167,26 @@ def test_many_odd_arguments_work_or_are_refused_by_name(name, tmp_path, monkeypa
     check_calls(name, 2_000, tmp_path, monkeypatch)
 
 
+@pytest.mark.parametrize(
+    ("function", "call", "usual"),
+    [(DistAsyncQLearning, construct, {}), (DistAsyncQLearning.train, train, {"env": MODEL})],
+    ids=["constructor", "train"],
+)
+def test_each_argument_takes_each_odd_value_or_refuses_it_by_name(
+    function, call, usual, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    wrong = []
+    for name in inspect.signature(function).parameters:
+        for value in ODD if name != "self" else ():
+            try:
+                with named_errors_only():
+                    call({**usual, name: value})
+            except Exception as error:
+                wrong.append(f"{name}={value!r:.80}: {error!r:.80}")
+    assert wrong == []
+
+
 # Environments
 
 GOOD_STEP = (1, 1.0, False, False, {})
