@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -69,7 +70,7 @@ class RealNumber:
     def __call__(self, name: str, value: Any) -> float:
         """Return the number."""
         least, most = self.least, self.most
-        if not is_real(value) or not least <= value <= most or math.isinf(value):
+        if not is_real(value) or not least <= value <= most or math.isinf(as_float(value)):
             limits = (
                 f"from {least:g} to {most:g}" if math.isfinite(most) else f"finite and at least {least:g}"
             )
@@ -105,7 +106,7 @@ class OneOf:
 
     def chosen(self, name: str, value: Any, word: Any) -> str:
         """Return `word`, which `value` means, if it is one of them."""
-        if word not in self.words:
+        if not isinstance(word, str) or word not in self.words:  # of an array, `in` asks each element
             raise SettingsError(f"{name} must be one of {', '.join(map(repr, self.words))}, got {value!r}.")
         return word
 
@@ -118,9 +119,10 @@ class NumberType(OneOf):
         import numpy as np
 
         try:
-            return self.chosen(name, value, np.dtype(value).name)
-        except TypeError:
-            return self.chosen(name, value, None)
+            word = np.dtype(value).name
+        except Exception:  # NumPy's parser raises errors of many kinds
+            word = None
+        return self.chosen(name, value, word)
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ def checked_whole(name: str, value: Any, least: int, otherwise: str = "") -> int
 
 def checked_positive(name: str, value: Any) -> float:
     """Return `value` as a finite float above 0; SettingsError for others."""
-    if not is_real(value) or not 0.0 < value < math.inf:
+    if not is_real(value) or not 0.0 < as_float(value) < math.inf:
         raise SettingsError(f"{name} must be a finite number above 0, got {value!r}.")
     return float(value)
 
@@ -156,6 +158,30 @@ def is_whole(value: Any) -> bool:
 def is_real(value: Any) -> bool:
     """Whether `value` is a real number of Python's or NumPy's."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def as_float(value: Any) -> float:
+    """Return a real number as a float: infinity where it is beyond all of them, as 10**400 is."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def is_file_name(text: str) -> bool:
+    """Whether the system can have a file of this name; it has none for NUL and for half a character."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+
+
+def checked_path(name: str, value: Any) -> str:
+    """Return the path or the URL of a file as text; SettingsError for what is none."""
+    text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else value
+    if not isinstance(text, str) or not text or not is_file_name(text):
+        raise SettingsError(f"{name} must be the path of a file, as text or pathlib.Path, got {value!r}.")
+    return text
 
 
 def is_flag(value: Any) -> bool:

@@ -27,10 +27,10 @@ def of_clock(text: str) -> float | None:
     """
     text = text.strip()
     if match := _CLOCK.fullmatch(text):
-        days, (hours, minutes, seconds) = 0, match.groups(default="0")
+        days, (hours, minutes, seconds) = "0", match.groups(default="0")
         bounded = [seconds] if match[1] is None else [minutes, seconds]
     elif match := _DAYS.fullmatch(text):
-        days, hours, minutes, seconds = int(match[1]), *match.groups(default="0")[1:]
+        days, hours, minutes, seconds = match[1], *match.groups(default="0")[1:]
         if int(hours) > 23:
             return None
         bounded = [minutes, seconds]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from dist_classicrl.checks import is_flag, is_real, is_whole
+from dist_classicrl.checks import as_float, is_flag, is_real, is_whole
 from dist_classicrl.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -189,7 +189,8 @@ def to_data(algorithm: Any) -> str | dict[str, Any]:
     """
     if isinstance(algorithm, str) and algorithm in names():
         return algorithm
-    if isinstance(algorithm, dict) and algorithm.get("name") in names():
+    name = algorithm.get("name") if isinstance(algorithm, dict) else None
+    if isinstance(name, str) and name in names():
         return dict(algorithm) if len(algorithm) > 1 else algorithm["name"]
     rule = of_class(type(algorithm))
     if rule is None:
@@ -226,7 +227,7 @@ def _like(name: str, value: Any, default: Any) -> bool | int | float:
     elif is_whole(default):
         good, kind = is_whole(value), "a whole number"
     else:
-        good, kind = is_real(value) and math.isfinite(value), "a finite number"
+        good, kind = is_real(value) and math.isfinite(as_float(value)), "a finite number"
     if not good:
         raise SettingsError(f"{name} must be {kind}, got {value!r}.")
     return type(default)(value)

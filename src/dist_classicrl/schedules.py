@@ -12,7 +12,7 @@ import math
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, get_args
 
-from dist_classicrl.checks import is_real, is_whole
+from dist_classicrl.checks import as_float, is_real, is_whole
 from dist_classicrl.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -30,9 +30,10 @@ def _check_number(owner: str, name: str, value: Any) -> float:
         raise SettingsError(
             f"{owner}: {name} must be a number, got {value!r} of type {type(value).__name__}."
         )
-    if not math.isfinite(value):
+    number = as_float(value)
+    if not math.isfinite(number):
         raise SettingsError(f"{owner}: {name} must be finite, got {value!r}.")
-    return float(value)
+    return number
 
 
 def _check_steps(owner: str, steps: Any) -> int:

@@ -15,6 +15,8 @@ from dist_classicrl.schedules import Linear, PerVisit, Schedule, as_schedule
 ROUND_UPDATES = 32
 """What ``sync_frequency="auto"`` means in the reproducible mode: updates of a logical worker per round."""
 
+_MOST_ENVS = 2**16
+
 _NO_NCCL = (
     "communication_backend='nccl' needs one GPU per rank and tables in GPU memory; this library's tables "
     "live in main memory and travel by MPI. Write communication_backend='mpi'."
@@ -81,7 +83,7 @@ def _shown(schedule: Schedule) -> str:
 
 _learning = partial(setting, section="Learning", is_kept=True)
 _talking = partial(setting, section="Communication and lost ranks")
-_SIZE = Or(None, WholeNumber(1, "None to take it from the environment"))
+_SIZE = Or(None, WholeNumber(1, "None to take it from the environment", bits=62))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,17 +117,21 @@ class Settings(Checked):
         None, Or(None, YesOrNo(" or None")), "Follow action masks; by default yes, except Taxi's."
     )
     replay_ratio: float = _learning(0.0, RealNumber(0.0, 1e6), "Replayed updates per step.")
-    buffer_size: int = _learning(10_000, WholeNumber(1), "Transitions that each worker keeps for replay.")
-    batch_size: int = _learning(32, WholeNumber(1), "Transitions per update.")
-    n_envs: int = _learning(16, WholeNumber(1), "Copies per worker of an environment that is stepped.")
+    buffer_size: int = _learning(
+        10_000, WholeNumber(1, bits=31), "Transitions that each worker keeps for replay."
+    )
+    batch_size: int = _learning(32, WholeNumber(1, bits=20), "Transitions per update.")
+    n_envs: int = _learning(
+        16, WholeNumber(1, bits=12), "Copies per worker of an environment that is stepped."
+    )
     async_updates: bool = _learning(True, YesOrNo(), "No: the same table bit for bit on any number of ranks.")
-    logical_workers: int = _learning(16, WholeNumber(1), "Of that reproducible mode.")
+    logical_workers: int = _learning(16, WholeNumber(1, bits=12), "Of that reproducible mode.")
 
     sync_frequency: int | str = _talking(
-        "auto", Or("auto", WholeNumber(1, '"auto"')), "Updates of a worker between two pushes."
+        "auto", Or("auto", WholeNumber(1, '"auto"', bits=31)), "Updates of a worker between two pushes."
     )
     compression_threshold: float = _talking(0.0, RealNumber(0.0), "Changes of values below this may wait.")
-    prefetch_factor: int = _talking(2, WholeNumber(1), "Pushes in flight per worker.")
+    prefetch_factor: int = _talking(2, WholeNumber(1, bits=31), "Pushes in flight per worker.")
     communication_backend: str = _talking(
         "mpi", OneOf(("mpi",), {"nccl": _NO_NCCL}), "What carries messages."
     )
@@ -141,9 +147,9 @@ class Settings(Checked):
     on_failure: str = _talking(
         "continue", OneOf(("continue", "replace", "abort")), "What a lost worker means."
     )
-    min_workers: int = _talking(0, WholeNumber(0), "With fewer no run begins or goes on.")
+    min_workers: int = _talking(0, WholeNumber(0, bits=31), "With fewer no run begins or goes on.")
     max_replacements: int = _talking(
-        3, WholeNumber(0), "Most ranks started anew where --on-failure is replace."
+        3, WholeNumber(0, bits=31), "Most ranks started anew where --on-failure is replace."
     )
     on_error: str = _talking(
         "raise", OneOf(("raise", "exclude")), "What an exception in an environment means."
@@ -159,6 +165,12 @@ class Settings(Checked):
                 "heartbeat_timeout must be at least 4 times heartbeat_interval, or a rank is lost for one "
                 f"late sign of life; got heartbeat_timeout={self.heartbeat_timeout:g} and "
                 f"heartbeat_interval={self.heartbeat_interval:g}."
+            )
+        if not self.async_updates and self.logical_workers * self.n_envs > _MOST_ENVS:
+            raise SettingsError(
+                f"logical_workers={self.logical_workers} times n_envs={self.n_envs} are "
+                f"{self.logical_workers * self.n_envs:,} environments; at most {_MOST_ENVS:,} are allowed. "
+                "Make one of them smaller."
             )
         if self.on_error == "exclude" and not self.async_updates:
             raise SettingsError(

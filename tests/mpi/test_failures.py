@@ -3,8 +3,10 @@
 import math
 import socket
 import time
+from typing import NamedTuple
 
 import gymnasium
+import numba
 import numpy as np
 import pytest
 from rank_environments import (
@@ -25,6 +27,7 @@ from dist_classicrl.errors import (
     DivergenceError,
     EnvError,
     ModelFileError,
+    OutsideSpaceError,
     RankLostError,
     RankMismatchError,
     RankTimeoutError,
@@ -34,6 +37,7 @@ from dist_classicrl.errors import (
     SpaceError,
 )
 from dist_classicrl.learning.compiled import CompiledLearner
+from dist_classicrl.tables.local import LocalTable
 
 MODES = pytest.mark.parametrize("async_updates", [True, False])
 # An exception crosses ranks in far less; a rank that merely waits takes TIMEOUT_SECONDS.
@@ -495,3 +499,55 @@ def test_a_rank_whose_values_overflow_ends_the_run_on_all_and_leaves_good_checkp
     assert np.isfinite(loaded.q_table).all() and loaded.steps >= 2_000
     if not async_updates:
         assert loaded.steps == 2_000 and np.array_equal(loaded.q_table, good)
+
+
+@MODES
+def test_what_a_worker_sends_that_is_no_number_is_refused_and_its_rank_named(
+    world, make_agent, lake, monkeypatch, several_ranks, async_updates
+):
+    culprit = world.size - 1
+    agent = make_agent(async_updates=async_updates, logical_workers=world.size)
+    agent.train(lake, total_steps=2_000)
+    pack = LocalTable.pack
+
+    def broken(self, *arguments, **more):
+        packed = pack(self, *arguments, **more)
+        packed.shift[:1] = np.nan
+        return packed
+
+    if world.rank == culprit:
+        monkeypatch.setattr(LocalTable, "pack", broken)
+    text = f"of rank {culprit} would make entry" if async_updates else f"What rank {culprit} learned as log"
+    raised_by(world, {0}, DivergenceError, text, lambda: agent.train(lake, total_steps=LONG))
+    assert np.isfinite(agent.q_table).all()
+
+
+class Runaway(NamedTuple):
+    """A game that leaves its states at this step of its first episode."""
+
+    at: int
+
+
+@numba.njit
+def runaway_reset(data, memory, random):
+    return 0
+
+
+@numba.njit
+def runaway_step(data, memory, state, action, random):
+    memory[0] += 1
+    return 2**40 if memory[0] == data.at else 0, 0.0, False
+
+
+@MODES
+@pytest.mark.parametrize("at", [10, 100_000], ids=["on trial", "while it learns"])
+def test_a_game_that_leaves_its_states_is_told_on_all_ranks(world, make_agent, async_updates, at):
+    game, good = (
+        CompiledSimulator.game("runaway", 2, 2, Runaway(when), runaway_reset, runaway_step, memory_size=1)
+        for when in (at, -1)
+    )
+    agent = make_agent(async_updates=async_updates, logical_workers=max(1, world.size - 1))
+    agent.train(good, total_steps=100)  # what has to be compiled is
+    text = rf"runaway: step in state 0 with action [01] gave the state {2**40}"
+    ranks = set(range(world.size))  # each that learns, and the server where it tries the game out, too
+    raised_by(world, ranks, OutsideSpaceError, text, lambda: agent.train(game, total_steps=LONG))

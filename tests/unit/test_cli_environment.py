@@ -102,6 +102,8 @@ def test_what_makes_environments_is_given_so_that_copies_can_be_made(module):
         ("worlds_to_test.model", {}, "'worlds_to_test.model'. Did you mean 'worlds_to_test:model'?"),
         ("worlds_to_test.py:model", {}, "Did you mean 'worlds_to_test:model'?"),
         ("nowhere_at_all.py:model", {}, "no module 'nowhere_at_all"),
+        ("os:getcwd", {}, "os:getcwd returned '/"),
+        ("os:getcwd", {}, "which is no environment. Name a function that returns a gymnasium.Env"),
         ("nowhere.at.all", {}, "There is no environment 'nowhere.at.all'"),
         ("two words", {}, "It is a Gymnasium id such as FrozenLake-v1, module:function, or one of"),
     ],

@@ -455,7 +455,9 @@ def test_what_is_no_environment_is_refused():
         make_stepped("FrozenLake-v1", 0)
     with pytest.raises(EnvError, match="The factory returned 'Timetable'"):
         make_stepped(lambda: "Timetable", 2)
-    with pytest.raises(gymnasium.error.NameNotFound):
+    with pytest.raises(
+        EnvError, match="'NoSuchThing-v0' is no environment that Gymnasium can make: .*doesn't"
+    ):
         make_stepped("NoSuchThing-v0")
     one = Timetable()
     with pytest.raises(EnvError, match="the same .* twice"):

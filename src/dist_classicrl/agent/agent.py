@@ -12,7 +12,8 @@ import numpy as np
 
 from dist_classicrl._arguments import named_arguments, unknown_attribute
 from dist_classicrl.agent.result import TrainingResult
-from dist_classicrl.comm.world import watch_for_unhandled_errors
+from dist_classicrl.checks import checked_path
+from dist_classicrl.comm.world import checked_comm, watch_for_unhandled_errors
 from dist_classicrl.engines.progress import Progress
 from dist_classicrl.evaluation.episodes import EvaluationResult, evaluate
 from dist_classicrl.model import model_file
@@ -85,12 +86,12 @@ class DistAsyncQLearning:
     comm : mpi4py.MPI.Comm, optional
         The ranks that train together. By default the world that the launcher made, or this process alone.
     logical_workers : int
-        Of the reproducible mode: a constant of the experiment, not the number of ranks.
+        Of the reproducible mode: a constant of the experiment, not the number of ranks; below 4096.
     replay_ratio : float
         Replayed updates per step, drawn uniformly from the last `buffer_size` transitions of the worker.
     n_envs : int
         Copies per worker of an environment that is stepped through Gymnasium and given as an id or a
-        function.
+        function; below 4096.
     use_action_mask : bool, optional
         Whether action masks are followed; by default yes, except Taxi's, which Gymnasium does not enforce.
     allow_singletons : bool
@@ -157,7 +158,7 @@ class DistAsyncQLearning:
         given = locals()
         settings = Settings(**{each.name: given[each.name] for each in fields(Settings)})
         self._state = AgentState(settings)
-        self._comm = comm
+        self._comm = checked_comm(comm)
 
     def __repr__(self) -> str:
         settings, state = self.settings, self._state
@@ -357,6 +358,8 @@ class DistAsyncQLearning:
             If the arguments or the size of the table do not fit.
         EnvError
             If the environment cannot be learned in.
+        DivergenceError
+            If values, or sums of rewards, grow beyond what the table and the records can hold.
         EnvMismatchError
             If the table was learned in another one, and `new_env` does not allow it.
         SingletonError
@@ -501,7 +504,7 @@ class DistAsyncQLearning:
 
         The file is written whole or not at all, and holds no pickle.
         """
-        return model_file.write(path, self._state.to_model())
+        return model_file.write(checked_path("path", path), self._state.to_model())
 
     @classmethod
     @named_arguments("load_model")
@@ -537,7 +540,7 @@ class DistAsyncQLearning:
         EnvError
             If `env` is larger than the table.
         """
-        if "://" in os.fspath(path) or os.path.isdir(path):
+        if "://" in checked_path("path", path) or os.path.isdir(path):
             from dist_classicrl.agent.saved_runs import saved_model_of
 
             saved = saved_model_of(path)

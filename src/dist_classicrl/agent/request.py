@@ -9,7 +9,7 @@ from typing import Any
 
 from dist_classicrl.callbacks import callback_list
 from dist_classicrl.checkpoint.plan import CheckpointPlan, checked_signals, checkpoint_plan
-from dist_classicrl.checks import Or, YesOrNo, is_flag, is_whole
+from dist_classicrl.checks import Or, YesOrNo, as_float, is_flag, is_real, is_whole
 from dist_classicrl.engines.progress import Progress
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.settings import Settings
@@ -98,11 +98,11 @@ class Request:
             raise SettingsError(f"verbose must be True or False, or 1 or 0, got {self.verbose!r}.")
         if interval == "auto":
             return steps
-        if isinstance(interval, bool) or not isinstance(interval, (int, float)):
+        if not is_real(interval):
             raise SettingsError(
                 f'progress_interval must be a number of seconds, or "auto", got {interval!r}.'
             )
-        if not 0.0 <= interval < math.inf:
+        if not 0.0 <= as_float(interval) < math.inf:
             raise SettingsError(
                 f"progress_interval must be at least 0 and finite, in seconds, got {interval!r}."
             )

@@ -10,6 +10,7 @@ from urllib.parse import unquote, urlsplit
 from dist_classicrl.checkpoint.local import LocalStorage
 from dist_classicrl.checkpoint.remote import RemoteStorage
 from dist_classicrl.checkpoint.storage import Storage
+from dist_classicrl.checks import is_file_name
 from dist_classicrl.errors import CheckpointError, SettingsError
 
 _URL = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]*::)*[A-Za-z][A-Za-z0-9+.-]*://.+")
@@ -78,6 +79,6 @@ def checked_location(name: str, value: Any) -> str:
             f"{name}={text!r} must hold an absolute path of this machine: write "
             "file:///path/of/folder, or the path alone."
         )
-    if "\0" in path:
-        raise SettingsError(f"{name} must not contain a NUL character, got {value!r}.")
+    if not is_file_name(path):
+        raise SettingsError(f"{name} must not contain a NUL character or half of one, got {value!r}.")
     return os.path.abspath(path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 import signal
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from dist_classicrl.checks import (
     Or,
     WholeNumber,
     YesOrNo,
+    as_float,
     is_flag,
     is_real,
     is_whole,
@@ -79,7 +79,7 @@ def checked_time_limit(name: str, value: Any) -> float:
             seconds = durations.of_clock(value)
         hint = _unit_hint(value, f'"{value.strip()}:00" for minutes as SLURM writes them')
     elif is_real(value):
-        seconds = float(value)
+        seconds = as_float(value)
     if seconds is None or not 0.0 < seconds < math.inf:
         raise SettingsError(
             f"{name} must be a number of seconds above 0, a duration above 0 with its unit (ms, s, m or "
@@ -105,12 +105,16 @@ class Resume(OneOf):
 
 def checked_signals(name: str, value: Any) -> tuple[signal.Signals, ...]:
     """Return the signals that an argument lists; SettingsError if one is none, or has another meaning."""
-    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+    try:
+        listed = None if isinstance(value, (str, bytes)) else list(value)
+    except TypeError:  # NumPy's array of one number says that it is an Iterable
+        listed = None
+    if listed is None:
         raise SettingsError(
             f"{name} must be a list or tuple of names or numbers of signals, or () for none; got "
             f'{value!r}. Write for instance {name}=("SIGUSR1",).'
         )
-    return tuple(sorted({_signal(name, each) for each in value}))
+    return tuple(sorted({_signal(name, each) for each in listed}))
 
 
 def _signal(name: str, value: Any) -> signal.Signals:

@@ -153,7 +153,17 @@ def _checked(factory: Callable[[], Any], name: str, arguments: dict[str, Any], k
         ) from error
     import gymnasium
 
-    return factory if isinstance(made, gymnasium.Env) else made
+    from dist_classicrl.environments.model import TabularMDP
+    from dist_classicrl.environments.simulate import CompiledSimulator
+
+    if isinstance(made, gymnasium.Env):
+        return factory
+    if not isinstance(made, (gymnasium.vector.VectorEnv, TabularMDP, CompiledSimulator)):
+        raise EnvError(
+            f"{name} returned {made!r}, which is no environment. Name a function that returns a "
+            "gymnasium.Env, a gymnasium.vector.VectorEnv, a TabularMDP or a CompiledSimulator."
+        )
+    return made
 
 
 def _parameters(*functions: Callable[..., Any]) -> list[str]:

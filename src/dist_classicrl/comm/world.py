@@ -6,13 +6,26 @@ from typing import Any
 
 from dist_classicrl._hints import launched, promised_size
 from dist_classicrl.comm.remote_errors import end_job_on_unhandled_errors
-from dist_classicrl.errors import SingletonError
+from dist_classicrl.errors import SettingsError, SingletonError
 
 
 def watch_for_unhandled_errors() -> None:
     """In a job of several ranks, let an unhandled exception end the job."""
     if promised_size() > 1:
         end_job_on_unhandled_errors()
+
+
+def checked_comm(comm: Any) -> Any:
+    """Return what was given as the ranks that train together; SettingsError if it is no communicator."""
+    is_there = not isinstance(comm, type) and all(
+        callable(getattr(comm, name, None)) for name in ("Get_rank", "Get_size")
+    )
+    if comm is None or is_there and bool(comm):  # mpi4py's COMM_NULL is false
+        return comm
+    raise SettingsError(
+        f"comm must be a communicator of mpi4py, such as mpi4py.MPI.COMM_WORLD, or None for the world that "
+        f"the launcher made; got {comm!r}."
+    )
 
 
 def find_world(comm: Any, allow_singletons: bool) -> Any | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -156,9 +157,20 @@ def factory_of(env: Any) -> Callable[[], Any] | None:
     import gymnasium
 
     if isinstance(env, (str, gymnasium.envs.registration.EnvSpec)):
-        return partial(gymnasium.make, env)
+        from dist_classicrl.environments.stepped.make import of_gymnasium
+
+        return partial(of_gymnasium, env)
     if isinstance(env, (gymnasium.Env, gymnasium.vector.VectorEnv)) or not callable(env):
         return None
+    try:
+        inspect.signature(env).bind()
+    except TypeError as error:
+        raise EnvError(
+            f"{env!r} is no function that makes environments: it is called without arguments, and {error}. "
+            "Write for instance functools.partial(function, argument)."
+        ) from error
+    except ValueError:  # what is built into Python may not tell
+        pass
     return env
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from dist_classicrl._jit import jit_for
 from dist_classicrl._random import fresh_seed, stream_key
-from dist_classicrl.checks import checked_whole
+from dist_classicrl.checks import WholeNumber
 from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.environments.simulate import CompiledSimulator
 from dist_classicrl.environments.trial import run_game
@@ -24,6 +24,7 @@ from dist_classicrl.tables.local import LocalTable
 if TYPE_CHECKING:
     from dist_classicrl.environments.stepped.base import SteppedEnv
 
+_SEED, _EPISODES, _STEPS = WholeNumber(0, "None", 63), WholeNumber(1, bits=31), WholeNumber(1, bits=62)
 Q_LEARNING = QLearning()  # plays the best action of the table, as its only one
 
 
@@ -81,9 +82,9 @@ def evaluate(
 ) -> EvaluationResult:
     """Play `episodes` greedy episodes of an agent in `env`; see `DistAsyncQLearning.evaluate`."""
     q_table, settings = agent.q_table, agent.settings
-    seed = agent.seed if seed is None else seed
+    seed = agent.seed if seed is None else _SEED("seed", seed)
     seed = fresh_seed() if seed is None else seed
-    episodes, max_steps = checked_whole("episodes", episodes, 1), checked_whole("max_steps", max_steps, 1)
+    episodes, max_steps = _EPISODES("episodes", episodes), _STEPS("max_steps", max_steps)
     source = resolve(env, min(settings.n_envs, episodes), settings.use_action_mask)
     try:
         if q_table.shape[0] < source.n_states or q_table.shape[1] < source.n_actions:

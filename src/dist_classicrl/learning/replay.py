@@ -8,6 +8,7 @@ import numpy as np
 
 from dist_classicrl._jit import jit, jit_inline
 from dist_classicrl._random import GAMMA, below, mix
+from dist_classicrl.errors import SettingsError
 from dist_classicrl.learning.rules.kernel import Context, Now, Transition, learn
 from dist_classicrl.learning.state import MASKS, REPLAY_ARRAYS, State
 from dist_classicrl.settings import Settings
@@ -104,7 +105,15 @@ class ReplayMemory:
     @classmethod
     def for_settings(cls, settings: Settings) -> ReplayMemory | None:
         """Return one if anything is to be replayed."""
-        return cls(settings.buffer_size, settings.replay_ratio) if settings.replay_ratio > 0.0 else None
+        if settings.replay_ratio <= 0.0:
+            return None
+        try:
+            return cls(settings.buffer_size, settings.replay_ratio)
+        except MemoryError as error:
+            raise SettingsError(
+                f"buffer_size={settings.buffer_size} takes {24 * settings.buffer_size / 2**30:.3g} GiB for "
+                "each learner, which cannot be had. Make it smaller."
+            ) from error
 
     def in_context(self, context: Context) -> Replay:
         """Return the ring for the kernels, learned from where `context` says."""

@@ -14,7 +14,7 @@ from dist_classicrl.environments.identity import Identity
 from dist_classicrl.environments.resolve import Source, resolve
 from dist_classicrl.errors import EnvError, EnvMismatchError, NotTrainedError, SettingsError
 from dist_classicrl.learning.rules import check_settings, table_shape
-from dist_classicrl.model.lookup import Lookup
+from dist_classicrl.model.lookup import Lookup, as_array
 from dist_classicrl.model.model_file import SavedModel
 from dist_classicrl.model.places import Places
 from dist_classicrl.process.leave import LeaveWatch
@@ -131,16 +131,18 @@ class AgentState:
 
         SettingsError where they are no finite numbers, or the shape does not fit.
         """
-        given = np.asarray(values)
+        given = as_array(values)
         shape = None if self._shape is None else self._shape.of_table
-        if given.ndim != 2 or (shape is not None and given.shape != shape):
-            allowed = "two dimensions" if shape is None else f"the shape {shape}"
+        if given.ndim != 2 or 0 in given.shape or (shape is not None and given.shape != shape):
+            allowed = "two dimensions, none of them empty," if shape is None else f"the shape {shape}"
             raise SettingsError(
                 f"q_table must have {allowed} (states, actions), got an array of shape {given.shape}."
             )
-        if given.dtype.kind not in "fiu" or not np.isfinite(given).all():
+        largest = np.finfo(self.settings.dtype).max
+        if given.dtype.kind not in "fiu" or not (np.abs(given.astype(np.float64)) <= largest).all():
             raise SettingsError(
-                f"q_table must hold finite numbers, got {given.dtype} with NaN, infinity or no numbers."
+                f"q_table must hold finite numbers up to {largest:.3g}, got {given.dtype} with NaN, "
+                "infinity, larger ones or no numbers."
             )
         if shape is None:
             settings = self.settings

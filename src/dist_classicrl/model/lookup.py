@@ -57,12 +57,9 @@ class Lookup:
         if self.observations is not None:
             states, is_batch = self.observations.encode_any(observation)
         else:
-            try:
-                given = np.asarray(observation)
-            except ValueError:  # ragged
-                raise self._no_state(observation) from None
+            given = as_array(observation)
             is_batch = given.ndim == 1 and isinstance(observation, _BATCHES) and self.is_numbered
-            if given.dtype.kind not in "iub" or not (given.ndim == 0 or is_batch):
+            if given.dtype.kind not in "iu" or not (given.ndim == 0 or is_batch):
                 raise self._no_state(observation)
             states = np.atleast_1d(given)
         outside = (states < 0) | (states >= self.n_states)
@@ -94,10 +91,18 @@ class Lookup:
         return values
 
     def _checked_mask(self, action_mask: Any, values: np.ndarray) -> np.ndarray:
-        mask = np.asarray(action_mask)
-        if mask.shape != values.shape or not mask.any(axis=-1).all():
+        mask = as_array(action_mask)
+        if mask.dtype.kind not in "biu" or mask.shape != values.shape or not mask.any(axis=-1).all():
             raise SettingsError(
-                f"action_mask must have shape {values.shape} and allow an action, got shape {mask.shape} "
-                f"with {int(mask.astype(bool).sum())}."
+                f"action_mask must have shape {values.shape}, be of booleans (or 0 and 1) and allow an "
+                f"action, got {mask.dtype} of shape {mask.shape}."
             )
         return np.atleast_2d(mask.astype(bool))
+
+
+def as_array(value: Any) -> np.ndarray:
+    """Return what a user gave as an array; one of objects where it makes none."""
+    try:
+        return np.asarray(value)
+    except Exception:  # what is ragged, or pretends to be an array, raises errors of many kinds
+        return np.empty((), object)

@@ -167,16 +167,14 @@ def _check_shapes(settings: Settings, shapes: Mapping[str, tuple[int, ...]]) -> 
     if len(shape) != 2 or 0 in shape or any(a not in (None, n) for a, n in zip(asked, shape, strict=True)):
         raise ValueError(f"its table has the shape {shape}, its settings say {asked}")
     whole = table_shape(settings.algorithm, *shape)
-    expected = {"q_table": shape, "visits": shape}
-    if not whole.is_one_table:
-        expected |= dict.fromkeys(OTHER_ARRAYS, (whole.n_rows, whole.n_actions))
-    if not set(expected) <= set(shapes):
+    rows = None if whole.is_one_table else (whole.n_rows, whole.n_actions)
+    if any(shapes.get(name) != rows for name in OTHER_ARRAYS):
         raise ValueError(f"its tables are not those of the algorithm {settings.algorithm!r}")
-    for name, given in shapes.items():
-        is_mask = name == "legal" and len(given) == 2
-        if not (all(map(operator.le, given, shape)) if is_mask else given == expected.get(name)):
-            what = "mask" if name == "legal" else name
-            raise ValueError(f"its {what} has the shape {given}, and its table {shape}")
+    mask = shapes.get("legal", shape)
+    if shapes["visits"] != shape:
+        raise ValueError(f"its visits has the shape {shapes['visits']}, and its table {shape}")
+    if len(mask) != 2 or not all(map(operator.le, mask, shape)):
+        raise ValueError(f"its mask has the shape {mask}, and its table {shape}")
 
 
 def model_of(about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> SavedModel:

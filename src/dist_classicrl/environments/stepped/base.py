@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from typing import Any
 
 import gymnasium
@@ -11,7 +12,7 @@ from dist_classicrl._jit import jit
 from dist_classicrl.environments.stepped.description import describe_env, digest
 from dist_classicrl.environments.stepped.masks import MASK_KEY, first_blocked, masks_are_advice, write_masks
 from dist_classicrl.environments.stepped.spaces import SpaceIndex, check_table_size
-from dist_classicrl.errors import ActionMaskError, RewardError
+from dist_classicrl.errors import ActionMaskError, EnvError, RewardError
 
 
 @jit
@@ -167,6 +168,22 @@ class SteppedEnv:
         """Return the SHA-256 of `describe()` without `n_envs`, which is not part of the problem."""
         return digest({key: value for key, value in self.describe().items() if key != "n_envs"})
 
+    def _take(self, rewards: Any, terminated: Any, truncated: Any) -> None:
+        """Take what a step of every environment gave, one value each; EnvError if that is of another kind."""
+        given = (
+            ("reward", rewards, "fiub", self.rewards),
+            ("value of terminated", terminated, "biu", self.terminated),
+            ("value of truncated", truncated, "biu", self.truncated),
+        )
+        for what, values, kinds, out in given:
+            try:
+                array = np.array(values)
+            except Exception:  # ragged, or no numbers: errors of many kinds
+                array = np.empty(0)
+            if array.dtype.kind not in kinds or array.shape != out.shape:
+                raise _not_one_each(what, values, kinds)
+            out[:] = array
+
     def _settle(self, actions: np.ndarray) -> np.ndarray:
         """Check the rewards, count the step, and return the numbers of the environments whose episode ended.
 
@@ -212,6 +229,41 @@ class SteppedEnv:
                 f"on. Allow an action there, end the episode (terminated=True), or ignore the masks with "
                 f"use_action_mask=False."
             )
+
+
+def unpacked(result: Any, names: str, e: int | None = None) -> Any:
+    """Return what `reset` or `step` returned, which Gymnasium gives these `names`; EnvError for others.
+
+    `e` is the number of the environment, None for a vector environment.
+    """
+    is_tuple = isinstance(result, (tuple, list)) and len(result) == names.count(",") + 1
+    if is_tuple and isinstance(result[-1], dict):
+        return result
+    raise not_returned(result, names, e)
+
+
+def not_returned(result: Any, names: str, e: int | None) -> EnvError:
+    """Return the error for what `reset` or `step` returned in place of a tuple of these `names`."""
+    function = "reset" if names.count(",") == 1 else "step"
+    whose = "the vector environment" if e is None else f"environment {e}"
+    return EnvError(
+        f"{function} of {whose} returned {reprlib.repr(result)}, and must return the tuple ({names}), of "
+        "which info is a dict. Correct the environment (gymnasium.utils.env_checker.check_env finds such "
+        "things), or wrap it in shimmy.GymV21CompatibilityV0 where it was written for an older Gym."
+    )
+
+
+def _not_one_each(what: str, values: Any, kinds: str) -> EnvError:
+    """Return the error for values of which one is no single number, or no truth value."""
+    allowed = "a number" if "f" in kinds else "True or False"
+    found = f"gave {reprlib.repr(values)} for a whole batch"
+    for e, value in enumerate(values if isinstance(values, (list, np.ndarray)) else ()):
+        one = np.asarray(value) if np.isscalar(value) or isinstance(value, np.ndarray) else np.empty(0)
+        if one.ndim or one.dtype.kind not in kinds:
+            found = f"of environment {e} is {reprlib.repr(value)}, of type {type(value).__name__}"
+            break
+    kind = RewardError if what == "reward" else EnvError
+    return kind(f"The {what} {found}, and must be {allowed}. Correct the environment's step function.")
 
 
 def _mask_source(observations: SpaceIndex, n_actions: int, use_action_mask: bool) -> str | None:

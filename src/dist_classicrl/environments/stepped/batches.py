@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
+from itertools import repeat
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from dist_classicrl.environments.stepped.base import SteppedEnv
+from dist_classicrl.environments.stepped.base import SteppedEnv, not_returned, unpacked
 from dist_classicrl.environments.stepped.masks import MASK_KEY, mask_in
 from dist_classicrl.errors import EnvError
 
 _log = logging.getLogger(__name__)
+
+_DICTS = repeat(dict)
+RESET, STEP = "observation, info", "observation, reward, terminated, truncated, info"
 
 
 class LoopedEnvs(SteppedEnv):
@@ -36,18 +40,29 @@ class LoopedEnvs(SteppedEnv):
                     f"{first.action_space}. The factory must make equal environments."
                 )
         self._envs = envs
-        self._last_observations: list[Any] = [None] * self.n_envs
-        self._last_infos: list[dict[str, Any]] = [{}] * self.n_envs
+        # What the last step of each environment returned.
+        self._observations: list[Any] = [None] * self.n_envs
+        self._given: tuple[list[Any], ...] = tuple([None] * self.n_envs for _ in range(3))
+        self._infos: list[dict[str, Any]] = [{}] * self.n_envs
 
     def _reset(self, seed: int | None) -> None:
         self._restart(self._rows, seed)
 
     def step(self, actions: np.ndarray) -> None:
         """Take one action in every environment, see `SteppedEnv.step`."""
-        envs, observations, infos = self._envs, self._last_observations, self._last_infos
-        rewards, terminated, truncated = self.rewards, self.terminated, self.truncated
+        envs, observations, infos = self._envs, self._observations, self._infos
+        rewards, terminated, truncated = self._given
         for e, action in enumerate(self.actions.decode_each(actions)):
-            observations[e], rewards[e], terminated[e], truncated[e], infos[e] = envs[e].step(action)
+            result = envs[e].step(action)
+            try:  # not `unpacked`: a call more would cost as much as a step of some environments
+                observations[e], rewards[e], terminated[e], truncated[e], infos[e] = result
+            except (TypeError, ValueError):
+                raise not_returned(result, STEP, e) from None
+        if not all(map(isinstance, infos, _DICTS)):
+            e = next(e for e, info in enumerate(infos) if not isinstance(info, dict))
+            step = observations[e], rewards[e], terminated[e], truncated[e], infos[e]
+            raise not_returned(step, STEP, e)
+        self._take(rewards, terminated, truncated)
         self.observations.encode_each(observations, self.next_states)
         self._read_masks(observations, infos, self._rows, self._next_masks)
         ended = self._settle(actions)
@@ -58,7 +73,9 @@ class LoopedEnvs(SteppedEnv):
     def _restart(self, rows: np.ndarray, seed: int | None) -> None:
         """Reset the environments `rows` and write where they stand now."""
         numbers = rows.tolist()
-        results = [self._envs[e].reset(seed=None if seed is None else seed + e) for e in numbers]
+        results = [
+            unpacked(self._envs[e].reset(seed=None if seed is None else seed + e), RESET, e) for e in numbers
+        ]
         observations = [observation for observation, _ in results]
         self.states[rows] = self.observations.encode_each(observations, rows=numbers)
         self._read_masks(observations, [info for _, info in results], rows, self._masks)
@@ -91,19 +108,17 @@ class VectorEnvs(SteppedEnv):
         self._awaiting = self._rows[:0]  # the environments that reset at the next step, whatever the action
 
     def _reset(self, seed: int | None) -> None:
-        observations, infos = self._env.reset(seed=seed)
+        observations, infos = unpacked(self._env.reset(seed=seed), RESET)
         self._awaiting = self._rows[:0]
         self.observations.encode_batch(observations, self.states)
         self._read_masks(observations, infos, self._rows, self._masks)
 
     def step(self, actions: np.ndarray) -> None:
         """Take one action in every environment, see `SteppedEnv.step`."""
-        observations, rewards, terminated, truncated, infos = self._env.step(
-            self.actions.decode_batch(actions)
+        observations, rewards, terminated, truncated, infos = unpacked(
+            self._env.step(self.actions.decode_batch(actions)), STEP
         )
-        self.rewards[:] = rewards
-        self.terminated[:] = terminated
-        self.truncated[:] = truncated
+        self._take(rewards, terminated, truncated)
         self.observations.encode_batch(observations, self.next_states)
         self._read_masks(observations, infos, self._rows, self._next_masks)
         self.valid[:] = True
@@ -134,7 +149,8 @@ class VectorEnvs(SteppedEnv):
             else:
                 self._read_masks(None, infos.get("final_info", {}), ended, self._next_masks)
         else:
-            observations, infos = self._env.reset(options={"reset_mask": self.terminated | self.truncated})
+            ended_now = self.terminated | self.truncated
+            observations, infos = unpacked(self._env.reset(options={"reset_mask": ended_now}), RESET)
             self.states[ended] = self.observations.encode_batch(observations)[ended]
             self._read_masks(observations, infos, ended, self._masks)
 

@@ -53,13 +53,24 @@ def make_stepped(
         _log.info("Stepping the one environment given: an id or a factory would give a batch of %d.", n_envs)
         return LoopedEnvs([env], use_action_mask, owned=[])
     if isinstance(env, (str, EnvSpec)):
-        return _from_factory(partial(gymnasium.make, env), n_envs, use_action_mask)
+        return _from_factory(partial(of_gymnasium, env), n_envs, use_action_mask)
     if callable(env):
         return _from_factory(env, n_envs, use_action_mask)
     raise EnvError(
         f"{env!r} is no environment. Use a Gymnasium id such as 'FrozenLake-v1', a gymnasium.Env, a "
         f"gymnasium.vector.VectorEnv, or a function without arguments that returns one."
     )
+
+
+def of_gymnasium(env: str | EnvSpec) -> gymnasium.Env:
+    """Return what `gymnasium.make` does; EnvError where there is no such environment."""
+    try:
+        return gymnasium.make(env)
+    except (gymnasium.error.Error, ImportError) as error:
+        raise EnvError(
+            f"{env!r} is no environment that Gymnasium can make: {error} Write an id such as "
+            "'FrozenLake-v1', or give the environment itself, or a function that makes it."
+        ) from error
 
 
 def _from_factory(

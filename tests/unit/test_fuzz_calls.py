@@ -1,0 +1,304 @@
+"""Whatever is given to the public calls, they work or raise an error of this library, and they end.
+
+Values of all kinds are put in the place of arguments, by the signatures, and in the place of what an
+environment returns.
+"""
+
+import functools
+import inspect
+import math
+import signal
+from contextlib import contextmanager
+from decimal import Decimal
+from fractions import Fraction
+
+import gymnasium
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dist_classicrl import DistAsyncQLearning, TabularMDP
+from dist_classicrl.errors import DistClassicRLError
+
+MODEL = TabularMDP.garnet(3, 2, 2, seed=0)
+SECONDS = 60  # for one call; all of them take less than one
+MOST_STEPS = 2_000  # that a call is really asked for
+
+ODD = [
+    None, True, False, 0, -1, 1, 2, 3, 7, 10**6, 10**9, 2**31, 2**62, 2**63, 2**64, 10**400, -(10**400),
+    0.5, 2.5, -0.5, 1e-300, 1e308, math.nan, math.inf, -math.inf, 1j, Fraction(1, 3), Decimal("0.1"),
+    "", "x", "auto", "q_learning", "float32", "1.0", "nan", "30s", "9" * 500 + "s", "9" * 5000 + ":00",
+    "a\0b", "\ud800", b"bytes", [], [1, 2], ["q_learning"], (), (1,), {}, {"name": "q_learning"}, {1, 2},
+    {"name": np.array(["q_learning"])}, {"kind": "Linear"}, [[1], [1, 2]],
+    np.float32(0.1), np.float64("nan"), np.int64(3), np.uint64(2**63), np.bool_(True), np.array(3),
+    np.array([0.1]), np.array([1, 2]), np.array([[True, False]]), np.array(["mpi", "auto"]), np.array([]),
+    np.array([None]), np.datetime64("2020-01-01"), np.dtype("float32"), np.float32,
+    object(), object, int, len, Exception("odd"), NotImplemented, ..., slice(3), range(3), MODEL,
+]  # fmt: skip
+VALUES = (
+    st.sampled_from(ODD)
+    | st.integers(-(2**70), 2**70)
+    | st.floats()
+    | st.text(st.characters(exclude_characters="/.\\~"), max_size=8)
+    | st.lists(st.sampled_from(ODD), max_size=3)
+)
+
+
+@contextmanager
+def named_errors_only():
+    """Let errors of this library pass, and those of the system that name a file; nothing takes for ever."""
+
+    def too_long(number, frame):
+        raise AssertionError(f"it took more than {SECONDS} s")
+
+    before = signal.signal(signal.SIGALRM, too_long)
+    signal.alarm(SECONDS)
+    try:
+        yield
+    except DistClassicRLError as error:
+        assert str(error)
+    except OSError as error:
+        if error.filename is None:
+            raise
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def arguments_of(function, **usual):
+    """Give dicts of arguments, of which up to three are odd and the others as `usual`."""
+    names = [name for name in inspect.signature(function).parameters if name != "self"]
+    odd = st.dictionaries(st.sampled_from(names), VALUES, min_size=1, max_size=3)
+    return odd.map(lambda chosen: {**usual, **chosen})
+
+
+def is_work(value, most=MOST_STEPS):
+    """Whether a number is one of steps or episodes that would really be made."""
+    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool) and value > most
+
+
+def construct(arguments):
+    agent = DistAsyncQLearning(**arguments)
+    if agent.settings.replay_ratio < 100 and (agent.settings.state_size or 1) < 10**4 > agent_columns(agent):
+        agent.train(MODEL, total_steps=100)
+
+
+def agent_columns(agent):
+    return agent.settings.action_size or 1
+
+
+def train(arguments):
+    asked = dict(arguments)
+    if "steps" in asked:
+        asked.setdefault("total_steps", None)
+    if any(is_work(asked.get(name)) and asked[name] < 2**62 for name in ("steps", "total_steps")):
+        return
+    if any(callable(asked.get(name)) for name in ("progress", "callbacks")):
+        return  # what a user's own function raises comes through
+    asked.setdefault("total_steps", 100)
+    DistAsyncQLearning(seed=1, n_envs=2).train(**asked)
+
+
+def evaluate(arguments):
+    if is_work(arguments.get("episodes"), 100):
+        return
+    made_agent().evaluate(**arguments)
+
+
+@functools.cache
+def made_agent():
+    agent = DistAsyncQLearning(seed=1, n_envs=2)
+    agent.train(MODEL, total_steps=100)
+    return agent
+
+
+def fuzzed(examples):
+    return settings(
+        max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck), database=None
+    )
+
+
+CALLS = {
+    "constructor": (construct, arguments_of(DistAsyncQLearning)),
+    "train": (train, arguments_of(DistAsyncQLearning.train, env=MODEL)),
+    "evaluate": (evaluate, arguments_of(DistAsyncQLearning.evaluate, env=MODEL, episodes=2)),
+    "predict": (
+        lambda given: made_agent().predict(**given),
+        arguments_of(DistAsyncQLearning.predict, observation=0),
+    ),
+    "save_model": (
+        lambda given: made_agent().save_model(**given),
+        arguments_of(DistAsyncQLearning.save_model),
+    ),
+    "load_model": (
+        lambda given: DistAsyncQLearning.load_model(**given),
+        arguments_of(DistAsyncQLearning.load_model, path="model.npz"),
+    ),
+    "epsilon": (lambda given: setattr(DistAsyncQLearning(), "epsilon", given), VALUES),
+    "learning_rate": (lambda given: setattr(DistAsyncQLearning(), "learning_rate", given), VALUES),
+    "q_table": (lambda given: setattr(DistAsyncQLearning(state_size=2), "q_table", given), VALUES),
+}
+
+
+def check_calls(name, examples, folder, monkeypatch):
+    """Make so many calls in a folder of their own, in which a model is."""
+    call, arguments = CALLS[name]
+    monkeypatch.chdir(folder)
+    made_agent().save_model("model.npz")
+
+    @fuzzed(examples)
+    @given(arguments)
+    def check(given):
+        with named_errors_only():
+            call(given)
+
+    check()
+
+
+@pytest.mark.parametrize("name", list(CALLS))
+def test_odd_arguments_work_or_are_refused_by_name(name, tmp_path, monkeypatch):
+    check_calls(name, 150, tmp_path, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(CALLS))
+def test_many_odd_arguments_work_or_are_refused_by_name(name, tmp_path, monkeypatch):
+    check_calls(name, 2_000, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("function", "call", "usual"),
+    [(DistAsyncQLearning, construct, {}), (DistAsyncQLearning.train, train, {"env": MODEL})],
+    ids=["constructor", "train"],
+)
+def test_each_argument_takes_each_odd_value_or_refuses_it_by_name(
+    function, call, usual, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    wrong = []
+    for name in inspect.signature(function).parameters:
+        for value in ODD if name != "self" else ():
+            try:
+                with named_errors_only():
+                    call({**usual, name: value})
+            except Exception as error:
+                wrong.append(f"{name}={value!r:.80}: {error!r:.80}")
+    assert wrong == []
+
+
+# Environments
+
+GOOD_STEP = (1, 1.0, False, False, {})
+
+
+class Odd(gymnasium.Env):
+    """Returns what it is told to: `result` from the function `where`, from its third call on."""
+
+    def __init__(self, where, result):
+        self.observation_space = gymnasium.spaces.Discrete(3)
+        self.action_space = gymnasium.spaces.Discrete(2)
+        self.where, self.result, self.calls = where, result, 0
+        if where.endswith("space"):
+            setattr(self, where, result)
+
+    def _returned(self, where, usual):
+        self.calls += self.where == where
+        return self.result if self.where == where and self.calls > 2 else usual
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self._returned("reset", (0, {}))
+
+    def step(self, action):
+        self.steps = getattr(self, "steps", 0) + 1
+        return self._returned("step", (1, 1.0, self.steps % 5 == 0, False, {}))
+
+
+def replaced(usual, place, value):
+    return (*usual[:place], value, *usual[place + 1 :])
+
+
+PLACES = (
+    st.tuples(st.just("step"), st.builds(replaced, st.just(GOOD_STEP), st.integers(0, 4), VALUES))
+    | st.tuples(st.just("reset"), st.builds(replaced, st.just((0, {})), st.integers(0, 1), VALUES))
+    | st.tuples(st.sampled_from(["step", "reset", "observation_space", "action_space"]), VALUES)
+    | st.tuples(st.just("step"), VALUES.map(lambda mask: (1, 1.0, False, False, {"action_mask": mask})))
+)
+
+
+def check_environments(examples):
+    @fuzzed(examples)
+    @given(PLACES, st.booleans())
+    def check(place, is_evaluated):
+        with named_errors_only():
+            if is_evaluated:
+                made_agent().evaluate(lambda: Odd(*place), episodes=3, max_steps=20)
+            else:
+                DistAsyncQLearning(seed=1, n_envs=2, batch_size=4).train(lambda: Odd(*place), total_steps=40)
+
+    check()
+
+
+def test_odd_environments_work_or_are_refused_by_name():
+    check_environments(200)
+
+
+@pytest.mark.slow
+def test_many_odd_environments_work_or_are_refused_by_name():
+    check_environments(3_000)
+
+
+@pytest.mark.parametrize(
+    ("where", "result", "message"),
+    [
+        ("step", (1, 1.0, False, {}), r"step of environment 0 returned \(1, 1.0, False, {}\), and must ret"),
+        ("step", (1, 1.0, False, False, None), "step of environment 0 returned .* of which info is a dict"),
+        ("step", None, "step of environment 0 returned None"),
+        ("reset", 0, "reset of environment 0 returned 0, and must return the tuple"),
+        ("reset", (0, None), "reset of environment 0 returned"),
+        ("step", (1, np.ones(2), False, False, {}), r"reward of environment 0 is array\(\[1., 1.\]\), of t"),
+        ("step", (1, "1.0", False, False, {}), "reward of environment 0 is '1.0', of type str, and must be"),
+        ("step", (1, None, False, False, {}), "reward of environment 0 is None, of type NoneType"),
+        ("step", (1, 1.0, "no", False, {}), "terminated of environment 0 is 'no', of type str, .* True or F"),
+        ("step", (1, 1.0, False, 0.5, {}), "truncated of environment 0 is 0.5, of type float"),
+    ],
+)
+def test_what_an_environment_must_not_return_is_told(where, result, message):
+    with pytest.raises(DistClassicRLError, match=message):
+        DistAsyncQLearning(seed=1, n_envs=2).train(lambda: Odd(where, result), total_steps=200)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"comm": "x"}, "comm must be a communicator of mpi4py"),
+        ({"on_failure": np.array(["continue", "abort"])}, "on_failure must be one of 'continue'"),
+        ({"algorithm": {"name": np.array(["q_learning"])}}, "algorithm must be one of"),
+        ({"dtype": [("a", "f8")]}, "dtype must be one of 'float64', 'float32'"),
+        ({"discount_factor": 10**400}, "discount_factor must be a number from 0 to 1"),
+        ({"learning_rate": 10**400}, "value must be finite"),
+        ({"compression_threshold": 10**400}, "compression_threshold must be a number finite"),
+        ({"batch_size": 10**9}, r"batch_size must be below 2\*\*20"),
+        ({"n_envs": 10**6}, r"n_envs must be below 2\*\*12"),
+        ({"logical_workers": 10**6}, r"logical_workers must be below 2\*\*12"),
+        ({"logical_workers": 4_000, "n_envs": 4_000, "async_updates": False}, "16,000,000 environments"),
+    ],
+)
+def test_settings_that_cannot_be_are_told(arguments, message):
+    with pytest.raises(DistClassicRLError, match=message):
+        DistAsyncQLearning(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        ("NoSuchThing-v0", "'NoSuchThing-v0' is no environment that Gymnasium can make"),
+        ("no_such_module:Thing-v0", "is no environment that Gymnasium can make"),
+        (len, "is no function that makes environments: it is called without arguments"),
+        (dict, "The factory returned {}"),
+    ],
+)
+def test_what_makes_no_environment_is_told(env, message):
+    with pytest.raises(DistClassicRLError, match=message):
+        DistAsyncQLearning().train(env, total_steps=100)
