@@ -523,7 +523,7 @@ class Calls(Story):
     def random_earlier(self, rng: random.Random) -> int:
         """Return how many steps of the first call an earlier job has made.
 
-        Enough are left that who has nothing yet, and so is not in a new server's view, can join before the end.
+        Enough are left that who has nothing yet, and so is in no new view, can join before the end.
         """
         return rng.choice([0, 1, rng.randrange(self.steps // 2)])
 
