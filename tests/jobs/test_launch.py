@@ -12,7 +12,7 @@ from slowly import slowly
 
 from dist_classicrl.launch.launcher import find_launcher
 from dist_classicrl.launch.mpirun import survival_words
-from dist_classicrl.process.jobs import is_running, processes_of
+from dist_classicrl.process.jobs import command_of, environment_of, is_running, processes_of
 
 LAUNCH = ("-m", "dist_classicrl", "launch", "--restart-delay", "0")
 
@@ -212,3 +212,30 @@ print("rank", MPI.COMM_WORLD.rank, flush=True)
 def test_launch_ends_when_its_ranks_have_whatever_they_have_left(run_python, tmp_path):
     job = run_python(*LAUNCH, "-n", 2, "--grace", 600, write(tmp_path, ORPHAN), timeout=60)
     assert "mpirun waited for what they had started" in job.output
+
+
+REPLACES = """
+import os, sys
+from dist_classicrl import DistAsyncQLearning
+print("started", os.getpid(), flush=True)
+agent = DistAsyncQLearning(seed=1, on_failure="replace", heartbeat_timeout=2.0, heartbeat_interval=0.2)
+agent.train("FrozenLake-v1", total_steps=10**12, checkpoint_dir="saved", checkpoint_interval=10**6)
+"""
+
+
+@survives
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="processes are found through /proc")
+def test_a_run_that_is_stopped_while_a_rank_that_came_back_is_replaced_ends(start_python, tmp_path):
+    job = start_python(*LAUNCH, "-n", 3, "--max-restarts", 0, "--grace", 600, write(tmp_path, REPLACES))
+    job.must_wait_for(appearance(tmp_path / "saved", "*/f*/manifest.json"), "a checkpoint")
+    ranks = {environment_of(pid).get("OMPI_COMM_WORLD_RANK"): pid for pid in started(job.output)}
+    os.kill(ranks["2"], signal.SIGSTOP)
+    job.must_wait_for(lambda: any("--replacement" in command_of(pid) for pid in processes_of(job.job)), "one")
+    os.kill(ranks["2"], signal.SIGCONT)
+    time.sleep(0.6)  # it is back, and the other one starts MPI
+    os.kill(ranks["0"], signal.SIGUSR1)
+    job.wait(75, timeout=45)  # after a minute a process ends that nobody has called
+
+
+def started(output):
+    return [int(line.split()[1]) for line in output.splitlines() if line.startswith("started ")]

@@ -227,7 +227,9 @@ def _note_ending(group: Group) -> None:
     process_exit.note_head(group.is_server)
     left = {event["rank"] for event in group.events.entries if event["kind"] == "left"}
     away = set(range(group.wire.size)) - set(group.view.members) - group.dead - left
-    if group.dead or away:
+    # Who was missed and came back may be being replaced: MPI_Finalize then hangs on all, or crashes.
+    has_changed = group.view.key > (0, 0)
+    if group.dead or away or (has_changed and process_exit.fault_tolerant()):
         process_exit.note_losses()
     others = sorted(set(group.view.members) - group.dead - {group.rank})
     process_exit.note_hanging(

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from dist_classicrl.errors import LauncherError
 from dist_classicrl.launch.segments import remove_unused_segments
 from dist_classicrl.process.jobs import kill_job, processes_of
 
@@ -37,9 +38,13 @@ def guarded(job: str, folders: Sequence[object]) -> Iterator[None]:
     # It reads until this process, which alone holds the other end of the pipe, closes that or is gone.
     words = [sys.executable, "-m", __name__, job, *map(str, folders)]
     nowhere = subprocess.DEVNULL
-    with subprocess.Popen(
-        words, stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere, start_new_session=True
-    ) as guard:
+    try:
+        guard = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere, start_new_session=True
+        )
+    except OSError as error:
+        raise LauncherError(f"{' '.join(words[:3])} cannot be started: {error}") from error
+    with guard:
         try:
             yield
         finally:
