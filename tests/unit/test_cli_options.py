@@ -25,7 +25,8 @@ from dist_classicrl.schedules import Constant, Exponential, Linear, PerVisit
 from dist_classicrl.settings import Settings
 
 # Of train: what is no setting, but an object, or one of two ways to say the same.
-NO_OPTIONS = {"self", "env", "steps", "progress", "callbacks", "placement"}
+# Of the last two the command has its own: --quiet, --verbose, and a bar where its output is a terminal.
+NO_OPTIONS = {"self", "env", "steps", "progress", "callbacks", "placement", "progress_bar", "verbose"}
 
 
 def test_every_setting_is_an_option_with_the_default_of_the_library():
