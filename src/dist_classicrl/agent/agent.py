@@ -345,6 +345,9 @@ class DistAsyncQLearning:
         TrainingStopped
             On all ranks, after a stop signal or at a time limit, once a checkpoint is on disk. It is a
             `SystemExit` with code 75, or 130 after Ctrl-C: the same command goes on from there.
+        TrainingInterrupted
+            After Ctrl-C, also where nothing is saved and this process trains alone. It is a `TrainingStopped`
+            and a `KeyboardInterrupt`; at a prompt and in a notebook the latter alone is raised.
 
         Notes
         -----
