@@ -234,6 +234,8 @@ class DistAsyncQLearning:
         *,
         progress: Callable[[Progress], None] | None = None,
         progress_interval: float = 5.0,
+        progress_bar: bool | None = None,
+        verbose: bool | int = False,
         checkpoint_dir: str | os.PathLike[str] | None = None,
         checkpoint_interval: int | str = "30s",
         keep_last: int = 3,
@@ -246,8 +248,6 @@ class DistAsyncQLearning:
         leave_signals: Iterable[int | str] = (),
         callbacks: Any = None,
         placement: str | Engine = "auto",
-        progress_bar: bool | None = None,
-        verbose: bool | int = False,
     ) -> TrainingResult:
         """Learn for a number of environment steps; every rank of the communicator calls this.
 
@@ -268,6 +268,13 @@ class DistAsyncQLearning:
             the end.
         progress_interval : float
             In seconds. The server waits while the callback runs, so it should be quick.
+        progress_bar : bool, optional
+            Whether the rank that serves shows how far it is. By default there is a bar on a terminal and in a
+            notebook, and nothing elsewhere: in files, pipes, batch jobs, and under a launcher. True: there, a
+            line every 10 seconds on standard error.
+        verbose : bool
+            Say on standard error what is trained and what came of it, and show a line for each worker below
+            the bar.
         checkpoint_dir : str or path, optional
             Folder, or URL that fsspec knows, in which the run is saved while it goes on; each agent of a
             script has a subfolder of its own there. Rank 0's counts. By default nothing is saved.
@@ -303,13 +310,6 @@ class DistAsyncQLearning:
             rank has the whole table: a process alone learns by itself, and several ranks learn with a server,
             or in rounds in the reproducible mode. "auto" is that, too. An engine of your own, as
             `dist_classicrl.engines.engine` describes it, is used as it is.
-        progress_bar : bool, optional
-            Whether the rank that serves shows how far it is. By default there is a bar on a terminal and in a
-            notebook, and nothing elsewhere: in files, pipes, batch jobs, and under a launcher. True: there, a
-            line every 10 seconds on standard error.
-        verbose : bool
-            Say on standard error what is trained and what came of it, and show a line for each worker below
-            the bar.
 
         Returns
         -------
