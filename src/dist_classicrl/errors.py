@@ -116,7 +116,10 @@ class TrainingStopped(SystemExit):
 
 
 class TrainingInterrupted(TrainingStopped, KeyboardInterrupt):
-    """Training was stopped by Ctrl-C (SIGINT); exit status 130."""
+    """Training was stopped by Ctrl-C (SIGINT); exit status 130.
+
+    Where nothing was to be saved, the agent has what it learned, and `checkpoint` is None.
+    """
 
 
 class WorkerLeft(SystemExit):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from background_job import complete_checkpoints
 
+from dist_classicrl._jit import COMPILING
 from dist_classicrl.monitoring import read_metrics
 from dist_classicrl.process.jobs import command_of, processes_of
 
@@ -48,6 +49,13 @@ def test_a_run_on_ranks_that_was_stopped_goes_on_when_it_is_typed_again(start_py
 
     job = run_python(*words, "--total-steps", total)
     assert "is done" in job.output and "greedy return" not in job.output
+
+
+def test_the_first_run_of_its_kind_says_that_it_compiles(run_python, tmp_path):
+    for times in (1, 0):
+        cache = {"NUMBA_CACHE_DIR": str(tmp_path / "code")}
+        job = run_python(*TRAIN, "--ranks", 3, "--total-steps", 1000, "--resume", "never", env=cache)
+        assert job.output.count(COMPILING) == times, job.output
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="processes are found through /proc")

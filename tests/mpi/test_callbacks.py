@@ -218,3 +218,16 @@ def test_what_was_learned_is_saved_though_a_callback_fails_at_the_stop(
     saved = CheckpointFolder(folder, "agent-0").read_newest()
     assert saved is not None and saved.body["steps"] > 50_000
     assert saved.arrays["visits"].sum() == saved.body["steps"]
+
+
+def test_one_rank_shows_lines_if_asked_to(world, make_agent, lake, capsys):
+    agent = make_agent(seed=1)
+    agent.train(lake, total_steps=2_000)
+    assert capsys.readouterr() == ("", "")
+    agent.train(lake, total_steps=2_000, progress_bar=True, verbose=True)
+    said = capsys.readouterr()
+    first_words = [line.split()[0] for line in said.err.splitlines()]
+    assert said.out == ""
+    assert first_words == (["training", "100%", "trained"] if world.rank == 0 else [])
+    with pytest.raises((SettingsError, RemoteRankError), match="progress_bar must be True or False"):
+        agent.train(lake, total_steps=2_000, progress_bar="no" if world.rank == 0 else None)

@@ -25,7 +25,11 @@ from dist_classicrl.schedules import Constant, Exponential, Linear, PerVisit
 from dist_classicrl.settings import ByRule, Settings
 
 # Of train: what is no setting, but an object, or one of two ways to say the same. A run has one environment.
-NO_OPTIONS = {"self", "env", "new_env", "steps", "progress", "callbacks", "placement"}
+# Of the last two the command has its own: --quiet, --verbose, and a bar where its output is a terminal.
+NO_OPTIONS = {
+    *("self", "env", "new_env", "steps", "progress", "callbacks", "placement"),
+    *("progress_bar", "verbose"),
+}
 
 
 def test_every_setting_is_an_option_with_the_default_of_the_library():

@@ -1,14 +1,18 @@
 """Machine code on disk is used again, and never after a kernel changed, in whichever file it stands."""
 
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import dist_classicrl
+from dist_classicrl import _jit
+from dist_classicrl._random import below, mix
 
 pytestmark = pytest.mark.slow  # processes of their own compile anew
 
@@ -89,3 +93,53 @@ caching.{missing} = fail
 """
     for _ in range(2):
         assert run(tmp_path, full + SCRIPT, words) == [20, 0]
+
+
+TRAINS = """
+import logging, sys
+from dist_classicrl import DistAsyncQLearning
+logging.getLogger("dist_classicrl.progress").setLevel(logging.INFO)
+logging.getLogger("dist_classicrl.progress").addHandler(logging.StreamHandler(sys.stdout))
+DistAsyncQLearning(seed=1).train("FrozenLake-v1", total_steps=1_000)
+"""
+
+
+def test_a_first_training_says_that_it_compiles_and_compiles_only_what_it_calls(tmp_path):
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    environment["PYTHONPATH"] = str(Path(dist_classicrl.__file__).parents[1])
+    command = [sys.executable, "-c", TRAINS]
+    said = [
+        subprocess.run(
+            command, env=environment, check=True, capture_output=True, text=True, timeout=120
+        ).stdout
+        for _ in range(2)
+    ]
+    assert said == [f"{_jit.COMPILING}\n", ""]
+    compiled = {path.name.split("-")[0] for path in tmp_path.rglob("*.nbi")}
+    assert {"loops.learn_steps", "kernels.pack_maps"} <= compiled
+    assert not compiled & {
+        "simulate._alias_slots",
+        "kernels.undo_maps",
+        "kernels.reapply",
+        "kernels.set_base",
+    }
+
+
+def test_a_function_without_an_entry_for_python_can_be_called_from_there():
+    assert mix.targetoptions["no_cpython_wrapper"]
+    assert mix(np.uint64(5)) == 13168350753275463132
+    assert below(np.uint64(2**32 - 1), 4) == 3
+
+
+def test_files_are_kept_one_at_a_time_and_nobody_waits_for_ever(tmp_path, monkeypatch):
+    with _jit._alone_in(str(tmp_path)):
+        other = os.open(tmp_path, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    monkeypatch.setattr(_jit, "_LOCK_SECONDS", 0.01)
+    with _jit._alone_in(str(tmp_path)):  # the other keeps the lock
+        pass
+    os.close(other)
+    with _jit._alone_in(str(tmp_path / "nowhere")):
+        pass

@@ -1,5 +1,7 @@
 """What ranks settle before training, from the side of one that is not the head. tests/faults has the rest."""
 
+from functools import partial
+
 import pytest
 from timed_channel import TimedChannel, group_of, stop_clock
 
@@ -70,3 +72,14 @@ def test_a_head_that_says_nothing_is_not_waited_for_any_longer_than_asked_for():
     with pytest.raises(RankTimeoutError, match="Waited 60 s for all ranks to prepare.*; rank 0 is missing"):
         setup_with(head).agree(None, {}, [])
     assert TIMEOUT < head.seconds < TIMEOUT + 1.0
+
+
+@pytest.mark.parametrize(
+    "hosts, own", [("aaaa", [1]), ("aabb", [1, 3]), ("abbb", [0, 3]), ("abcd", [0, 1, 2, 3])]
+)
+def test_ranks_of_one_host_share_out_what_is_to_be_compiled(hosts, own):
+    setup = setup_with(Head([2, 3], as_the_asker))
+    setup._group.hosts = dict(enumerate(hosts))
+    done = []
+    setup.compile_together([partial(done.append, part) for part in range(4)])
+    assert done == own

@@ -144,6 +144,12 @@ def test_verbose_says_what_begins_and_what_came_of_it(capsys):
     assert ends.endswith(f"/s on 1 worker; mean return {result.mean_return:.4g} while exploring")
 
 
+def test_the_last_line_comes_before_what_came_of_it(capsys):
+    DistAsyncQLearning(seed=1).train(GARNET, total_steps=1_000, progress_bar=True, verbose=True)
+    first_words = [line.split()[0] for line in capsys.readouterr().err.splitlines()]
+    assert first_words == ["training", "100%", "trained"]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [{"progress_bar": "yes"}, {"progress_bar": 1}, {"verbose": 2}, {"verbose": "yes"}, {"verbose": None}],

@@ -1,5 +1,6 @@
 """Compiled simulation: alias tables hold exactly the model's chances, and games run that users write."""
 
+import types
 from typing import NamedTuple
 
 import numba
@@ -9,6 +10,7 @@ from made_learners import learner_of
 from slow_learner import SlowModel, splitmix
 
 from dist_classicrl._jit import jit_for
+from dist_classicrl.environments import simulate
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.simulate import (
     CompiledSimulator,
@@ -109,6 +111,20 @@ def test_chances_that_slots_can_hold_are_held_exactly():
             bounds = (int(tables.first[state]), int(tables.first[state + 1]))
         expected = {(number, reward, False): chance for chance, number, reward, _ in P[state][0]}
         assert distribution(tables, *bounds) == expected
+
+
+def test_few_slots_are_filled_without_compiling_and_alike(monkeypatch):
+    model = TabularMDP.garnet(40, 4, 3, seed=5)
+    in_python = compile_model(model)
+    monkeypatch.setattr(simulate, "_FEW_SLOTS", 0)
+    compiled = compile_model(model)
+    for one, other in zip(in_python, compiled, strict=True):
+        np.testing.assert_array_equal(one, other)
+    monkeypatch.undo()
+    monkeypatch.setattr(
+        simulate, "_alias_slots", types.SimpleNamespace(py_func=simulate._alias_slots.py_func)
+    )
+    compile_model(model)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -264,6 +264,8 @@ class DistAsyncQLearning:
         new_env: bool = False,
         progress: Callable[[Progress], None] | None = None,
         progress_interval: float | str = "auto",
+        progress_bar: bool | None = None,
+        verbose: bool | int = False,
         checkpoint_dir: str | os.PathLike[str] | None = None,
         checkpoint_interval: int | str = "30s",
         keep_last: int = 3,
@@ -276,8 +278,6 @@ class DistAsyncQLearning:
         leave_signals: Iterable[int | str] = (),
         callbacks: CallbacksLike = None,
         placement: Literal["auto", "replicated"] | Engine = "auto",
-        progress_bar: bool | None = None,
-        verbose: bool | int = False,
     ) -> TrainingResult:
         """Learn for a number of environment steps; every rank of the communicator calls this.
 
@@ -303,6 +303,13 @@ class DistAsyncQLearning:
             In seconds. The server waits while the callback runs, so it should be quick. "auto" is 1 second.
             In the reproducible mode it is no time at all, and checkpoints are not reported either: so what
             callbacks hear depends on steps alone, and is the same on any number of ranks.
+        progress_bar : bool, optional
+            Whether the rank that serves shows how far it is. By default there is a bar on a terminal and in a
+            notebook, and nothing elsewhere: in files, pipes, batch jobs, and under a launcher. True: there, a
+            line every 10 seconds on standard error.
+        verbose : bool
+            Say on standard error what is trained and what came of it, and show a line for each worker below
+            the bar.
         checkpoint_dir : str or path, optional
             Folder, or URL that fsspec knows, in which the run is saved while it goes on; each agent of a
             script has a subfolder of its own there. Rank 0's counts. By default nothing is saved.
@@ -339,13 +346,6 @@ class DistAsyncQLearning:
             rank has the whole table: a process alone learns by itself, and several ranks learn with a server,
             or in rounds in the reproducible mode. "auto" is that, too. An engine of your own, as
             `dist_classicrl.engines.engine` describes it, is used as it is.
-        progress_bar : bool, optional
-            Whether the rank that serves shows how far it is. By default there is a bar on a terminal and in a
-            notebook, and nothing elsewhere: in files, pipes, batch jobs, and under a launcher. True: there, a
-            line every 10 seconds on standard error.
-        verbose : bool
-            Say on standard error what is trained and what came of it, and show a line for each worker below
-            the bar.
 
         Returns
         -------
@@ -385,6 +385,9 @@ class DistAsyncQLearning:
         TrainingStopped
             On all ranks, after a stop signal or at a time limit, once a checkpoint is on disk. It is a
             `SystemExit` with code 75, or 130 after Ctrl-C: the same command goes on from there.
+        TrainingInterrupted
+            After Ctrl-C, also where nothing is saved and this process trains alone. It is a `TrainingStopped`
+            and a `KeyboardInterrupt`; at a prompt and in a notebook the latter alone is raised.
 
         Notes
         -----

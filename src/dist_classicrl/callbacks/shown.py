@@ -80,6 +80,8 @@ class ShownTraining(BaseCallback):
 
     def _on_training_end(self) -> None:
         self.close()
+        for lines in self._lines:
+            lines.on_close()  # the last of them, before what came of it
         if self.verbose:
             assert self.result is not None  # it came with the end
             result = self.result
