@@ -176,7 +176,9 @@ def test_a_time_limit_is_one_of_training_and_not_of_what_is_compiled_first(
     monkeypatch.setattr(Run, "compile", compile_slowly)
     with pytest.raises(TrainingStopped, match="time limit of 1 s") as stopped:
         make_agent().train(lake, total_steps=LONG, checkpoint_dir=folder, time_limit=1.0)
-    assert stopped_everywhere(world, stopped.value, folder) > 20_000  # the first look comes after some hundred
+    assert (
+        stopped_everywhere(world, stopped.value, folder) > 20_000
+    )  # the first look comes after some hundred
 
 
 @MODES

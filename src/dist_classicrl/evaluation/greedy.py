@@ -14,11 +14,12 @@ from dist_classicrl.tables.rows import actions_of, pick_among_best
 def play_greedily(simulation, memory, time_limit, table, key, returns, lengths):
     """Play greedy episodes of random stream `key`, into `returns` and `lengths`.
 
-    These are float64 and int64, both of shape (episodes,).
+    These are float64 and int64, both of shape (episodes,). Return how many came to no end of their own.
     """
     q, best, greedy = table.q, table.best, table.greedy
     n_actions = actions_of(table)
     counter = key
+    cut_off = 0
     for episode in range(returns.size):
         counter += GAMMA
         state = np.int64(begin(simulation, memory, mix(counter)))
@@ -36,7 +37,11 @@ def play_greedily(simulation, memory, time_limit, table, key, returns, lengths):
             state = np.int64(next_state)
             collected += reward
             elapsed += 1
-            if terminated or elapsed >= time_limit:
+            if terminated:
+                break
+            if elapsed >= time_limit:
+                cut_off += 1
                 break
         returns[episode] = collected
         lengths[episode] = elapsed
+    return cut_off
