@@ -49,7 +49,7 @@ AXES = {"steps": "step", "time": "time"}
 
 _RATES = ("steps_per_second", "communication_fraction")
 _LOG_FROM = 30.0
-_SHORT = 0.3  # of the median time between two reports: too short to measure anything by itself
+_SHORT = 0.3  # of the median between two reports, of time or steps: too little to measure anything
 _SMOOTHED_SHARE = 20  # a smooth line averages over a twentieth of the reports
 _FEWEST = 3
 _FEW = 60  # so many points can be told apart
@@ -62,8 +62,8 @@ class Curve:
     Attributes
     ----------
     x, y : ndarray(float64)
-        In steps or seconds, and in the unit of the records. A report that came soon after the one before it,
-        as the last one may, has the mean over both.
+        In steps or seconds, and in the unit of the records. A report of little time or few steps, as the last
+        one may be, has the mean over it and those before it.
     smooth : ndarray(float64)
         The mean of `y` over `window` reports around each, weighted by their episodes where `y` is a return.
     window : int
@@ -128,23 +128,22 @@ def axes_of(x: str | Sequence[str]) -> tuple[str, ...]:
 def curves_of(metrics: Metrics, x: Sequence[str], name: str, greedy: Greedy = NOTHING) -> Curves:
     """Return the lines of all panels that have something to show; see `plot_curves`."""
     _check_records(metrics, name or "the run")
-    durations = np.diff(metrics["time"], prepend=0.0)
+    seconds, steps = (np.diff(metrics[name], prepend=0) for name in ("time", "step"))
+    weights = {RETURN: metrics["episodes"], "td_error": steps}
     curves = {}
     for panel in PANELS:
         if panel.column == GREEDY:
             continue
-        y, weights = metrics[panel.column], durations
+        y = metrics[panel.column]
         there = np.isfinite(y)
         if not (there.any() or panel.column == RETURN) or (panel.column in _RATES and not y[there].any()):
             continue
-        if panel.column == RETURN:
-            weights = metrics["episodes"]
-        y, weights, lasted = y[there], weights[there], durations[there]
+        y, own = y[there], weights.get(panel.column, seconds)[there]
         window = max(_FEWEST, y.size // _SMOOTHED_SHARE) | 1  # odd
-        even = weights if panel.column == RETURN else np.ones(y.size)
-        curve = pooled(y, weights, lasted), smoothed(y, even, window), window
+        calm = pooled(y, own, seconds[there], steps[there])
+        even = smoothed(y, own, window) if panel.column == RETURN else smoothed(calm, np.ones(y.size), window)
         for axis in x:
-            curves[panel.column, axis] = Curve(metrics[AXES[axis]][there], *curve)
+            curves[panel.column, axis] = Curve(metrics[AXES[axis]][there], calm, even, window)
     if greedy.steps.size:
         for axis in x:
             places = np.interp(greedy.steps, metrics["step"], metrics[AXES[axis]])
@@ -166,15 +165,21 @@ def _check_records(metrics: Metrics, name: str) -> None:
         )
 
 
-def pooled(y: np.ndarray, weights: np.ndarray, durations: np.ndarray) -> np.ndarray:
-    """Return `y` with the mean over a report and those before it where it came soon after them."""
-    enough = _SHORT * float(np.median(durations)) if y.size else 0.0
+def pooled(y: np.ndarray, weights: np.ndarray, *extents: np.ndarray) -> np.ndarray:
+    """Return `y`, but for reports of a small extent with the weighted mean over them and those before them.
+
+    Extents, such as seconds and steps, are small below `_SHORT` of their median. The last report of a run may
+    tell of a few steps alone, in which workers mostly waited for each other.
+    """
+    small = [_SHORT * float(np.median(extent)) if y.size else 0.0 for extent in extents]
     result = y.copy()
-    for i in np.flatnonzero(durations < enough):
+    for i in range(y.size):
         first = i
-        while first > 0 and durations[first : i + 1].sum() < enough:
+        while first > 0 and any(
+            extent[first : i + 1].sum() < least for extent, least in zip(extents, small, strict=True)
+        ):
             first -= 1
-        if weights[first : i + 1].sum() > 0:
+        if first < i and weights[first : i + 1].sum() > 0:
             result[i] = np.average(y[first : i + 1], weights=weights[first : i + 1])
     return result
 
@@ -269,7 +274,7 @@ def _draw_curve(axes: Axes, panel: Panel, curve: Curve, scale: float) -> None:
     if not curve.x.size:
         return
     if curve.x.size <= _FEWEST:
-        axes.plot(x, y, "-o", color=panel.color, lw=2, ms=5)
+        axes.plot(x, y, "-o", color=panel.color, lw=2, ms=5, clip_on=False)
     elif panel.column == GREEDY:
         axes.plot(x, y, "-o", color=panel.color, lw=1.5, ms=3 if x.size < _FEW else 0)
     elif panel.column == RETURN:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dist_classicrl.plotting import canvas, curves, maps, timeline
 from dist_classicrl.plotting.greedy import NOTHING, Greedy
+from dist_classicrl.plotting.grids import GridMap
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 @canvas.styled
 def plot_overview(
     metrics: Metrics,
-    grid_map: maps.GridMap | None = None,
+    grid_map: GridMap | None = None,
     x: str | Sequence[str] = "steps",
     title: str = "",
     greedy: Greedy = NOTHING,
