@@ -158,7 +158,7 @@ def _check_records(metrics: Metrics, name: str) -> None:
             f"The records of {name} hold no report of progress, so there is nothing to draw. Train longer "
             "than one progress interval, or give another run."
         )
-    if not any(np.isfinite(metrics[panel.column]).any() for panel in PANELS):
+    if not any(np.isfinite(metrics[panel.column]).any() for panel in PANELS if panel.column != GREEDY):
         raise PlotError(
             f"The {len(metrics)} reports of {name} tell neither return nor error, throughput or "
             "communication, so there is nothing to draw. Train longer, or give another run."

@@ -129,8 +129,8 @@ def plot_several_runs(
     compared = _compared(records, wanted, MEAN)
     if len(runs) < FEWEST:
         each = {record.name: _compared([record], wanted, MEAN) for record in records}
-        return _drawn(each, each, records, title, MEAN), compared
-    return _drawn({"": compared}, {}, records, title, MEAN), compared
+        return _drawn(each, {}, title, MEAN), compared
+    return _drawn({"": compared}, {}, title, MEAN), compared
 
 
 @canvas.styled
@@ -175,8 +175,7 @@ def plot_groups(
     compared = {name: _compared(runs, wanted, average, is_strict=False) for name, runs in groups.items()}
     labels = {name: f"{name} ({len(runs)} runs)" if len(runs) > 1 else name for name, runs in groups.items()}
     best = {name: _best_of(runs) for name, runs in groups.items()}
-    records = [record for runs in groups.values() for record in runs]
-    return _drawn(compared, labels, records, title, average, best), compared
+    return _drawn(compared, labels, title, average, best), compared
 
 
 def _best_of(runs: Sequence[RunRecords]) -> float | None:
@@ -212,15 +211,19 @@ def _comparison(curves: list[Curve], axis: str, average: str, is_strict: bool) -
 
 def _drawn(
     groups: Mapping[str, Comparisons],
-    labels: Mapping[str, Any],
-    runs: Sequence[RunRecords],
+    labels: Mapping[str, str],
     title: str,
     average: str,
     best: Mapping[str, float | None] | None = None,
 ) -> Figure:
     """Return a figure of these groups; one alone has a legend that says what its lines are."""
     alone = len(groups) == 1
-    shown: list[Curves] = [{key: compared[key].curves[0] for key in compared} for compared in groups.values()]
+    shown: list[Curves] = [
+        {key: curve}
+        for compared in groups.values()
+        for key, comparison in compared.items()
+        for curve in comparison.curves
+    ]
     whole: Curves = {key: curve for curves in shown for key, curve in curves.items()}
     figure = canvas.new_figure(height_of(whole))
     marks = {} if best is None else best
@@ -235,7 +238,7 @@ def _drawn(
                 if alone and comparison.x.size:
                     _draw_alone(axes, comparison, scale, panel.factor, average)
                 else:
-                    _draw_group(axes, comparison, scale, panel.factor, look, str(labels.get(name, name)))
+                    _draw_group(axes, comparison, scale, panel.factor, look, labels.get(name, name))
             mark = marks.get(name)
             if panel.is_return and mark is not None and (number == 0 or not is_common):
                 draw_best(axes, mark, canvas.BLACK if is_common else color)

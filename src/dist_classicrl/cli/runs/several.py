@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TypeVar
 
 import click
@@ -15,8 +16,8 @@ Found = TypeVar("Found")
 def read_each(names: Iterable[str], read: Callable[[str], Found]) -> list[Found]:
     """Return what `read` gives for each of these runs.
 
-    Where `read` raises a MetricsError or a PlotError for some of several, a warning says that they are left
-    out; for all of them, the first is raised.
+    Where `read` raises a MetricsError or a PlotError for some of several that are there, a warning says that
+    they are left out; for all of them, the first is raised.
     """
     found: list[Found] = []
     failed: dict[str, DistClassicRLError] = {}
@@ -24,6 +25,8 @@ def read_each(names: Iterable[str], read: Callable[[str], Found]) -> list[Found]
         try:
             found.append(read(name))
         except (MetricsError, PlotError) as error:
+            if not Path(name).exists():
+                raise
             failed[name] = error
     if not found and failed:
         raise next(iter(failed.values()))

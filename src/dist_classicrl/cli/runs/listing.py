@@ -60,7 +60,7 @@ def _listed(folder: RunFolder) -> ListedRun:
     except SettingsError:  # somebody has edited it
         settings = {}
     result = folder.read_result()
-    steps, mean = (result["steps"], result["mean_return"]) if result else _so_far(folder, settings)
+    steps, mean = _so_far(folder, settings) if result is None else (result.get("steps", 0), result.get("mean_return"))
     greedy = (result or {}).get(GREEDY) or {}
     return ListedRun(
         run=str(folder.path),
