@@ -9,7 +9,7 @@ import click
 
 from dist_classicrl.cli.option_types import option
 from dist_classicrl.cli.run_folder import folder_around
-from dist_classicrl.cli.runs.several import read_each
+from dist_classicrl.cli.several.reading import read_each
 
 if TYPE_CHECKING:
     from dist_classicrl.plotting import GridMap
@@ -88,7 +88,7 @@ def _several(
     runs: tuple[str, ...], kind: str, axes: tuple[str, ...], group_by: tuple[str, ...], average: str
 ) -> tuple[Any, str]:
     from dist_classicrl import plotting
-    from dist_classicrl.cli.runs import groups
+    from dist_classicrl.cli.several import groups
 
     if kind in ("maps", "timeline"):
         raise click.BadParameter(
@@ -108,7 +108,7 @@ def _several(
 
 def _one(run: str, kind: str, axes: tuple[str, ...]) -> tuple[Any, str]:
     from dist_classicrl import plotting
-    from dist_classicrl.cli.runs import groups
+    from dist_classicrl.cli.several import groups
 
     if kind == "maps":
         grid_map = _map_of(run)

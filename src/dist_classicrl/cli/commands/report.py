@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dist_classicrl.cli import output
-from dist_classicrl.cli.runs.several import read_each
+from dist_classicrl.cli.several.reading import read_each
 
 if TYPE_CHECKING:
     from dist_classicrl.report.scaling import Measured, ScalingReport

@@ -12,7 +12,7 @@ from dist_classicrl.cli.option_types import Whole, option
 from dist_classicrl.cli.trained_agent import load_with_env, run_argument
 
 if TYPE_CHECKING:
-    from dist_classicrl.cli.runs.listing import ListedRun
+    from dist_classicrl.cli.several.listing import ListedRun
     from dist_classicrl.model.policy import Policy
 
 
@@ -58,7 +58,7 @@ def command(
     as_json: bool,
 ) -> None:
     """Show policy and values of a trained model as text."""
-    from dist_classicrl.cli.runs.listing import runs_in
+    from dist_classicrl.cli.several.listing import runs_in
     from dist_classicrl.model.policy import policy_of
 
     if found := runs_in(Path(run)):
@@ -91,7 +91,7 @@ def command(
 
 
 def _show_runs(found: list[ListedRun], as_json: bool) -> None:
-    from dist_classicrl.cli.runs.listing import HEADERS
+    from dist_classicrl.cli.several.listing import HEADERS
 
     if as_json:
         output.show_json([each.to_dict() for each in found])

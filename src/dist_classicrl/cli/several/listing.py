@@ -60,7 +60,9 @@ def _listed(folder: RunFolder) -> ListedRun:
     except SettingsError:  # somebody has edited it
         settings = {}
     result = folder.read_result()
-    steps, mean = _so_far(folder, settings) if result is None else (result.get("steps", 0), result.get("mean_return"))
+    steps, mean = (
+        _so_far(folder, settings) if result is None else (result.get("steps", 0), result.get("mean_return"))
+    )
     greedy = (result or {}).get(GREEDY) or {}
     return ListedRun(
         run=str(folder.path),
