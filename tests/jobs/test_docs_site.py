@@ -14,6 +14,7 @@ from documents import ROOT
 import dist_classicrl
 from dist_classicrl import callbacks, environments, errors, plotting
 from dist_classicrl.cli.main import COMMANDS, cli, main
+from dist_classicrl.cli.synonyms import SYNONYMS
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -72,6 +73,7 @@ def test_errors_callbacks_and_options_that_pages_name_are_there():
     commands = [cli.get_command(click.Context(cli), name) for name in COMMANDS]
     options = {word for command in commands for param in command.params for word in param.opts}
     options |= {word for command in commands for param in command.params for word in param.secondary_opts}
+    options |= {f"--{word.replace('_', '-')}" for word in SYNONYMS}
     assert set(re.findall(r"`(--[a-z-]+)", documents.prose(COMMAND_LINE))) <= options | {"--help"}
 
 

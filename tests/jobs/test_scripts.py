@@ -1,6 +1,8 @@
+import importlib.util
 import os
 import subprocess
 import sys
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 import pytest
@@ -33,3 +35,46 @@ def test_a_number_of_ranks_that_is_none_is_refused_before_anything_is_done(ranks
     assert done.returncode == 1
     assert repr(ranks) in done.stderr
     assert done.stdout == ""
+
+
+@pytest.fixture
+def typed(monkeypatch):
+    """Give a function that calls scripts/train without set-up: what it would become, and the extras."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    loader = SourceFileLoader("train_script", str(SCRIPTS / "train"))
+    spec = importlib.util.spec_from_loader("train_script", loader)
+    script = importlib.util.module_from_spec(spec)
+    loader.exec_module(script)
+
+    def call(*arguments, ranks=""):
+        monkeypatch.setenv("RANKS", ranks)
+        monkeypatch.setattr(sys, "argv", ["train", *arguments])
+        extras, programs = [], []
+        monkeypatch.setattr(script, "set_up", extras.extend)
+        monkeypatch.setattr(os, "execv", lambda path, words: programs.append(words))
+        script.main()
+        ((_, *words),) = programs
+        assert extras == ["plot"] and words[:3] == ["-m", "dist_classicrl", "train"]
+        return words[3:]
+
+    return call
+
+
+def test_train_types_the_command_with_an_environment_and_ranks_where_none_are_named(typed):
+    lake = "FrozenLake8x8-v1"
+    assert typed(ranks="5") == [lake, "--ranks", "5"]
+    assert typed("--lr", "0.5", ranks="1") == [lake, "--lr", "0.5", "--ranks", "1"]
+    assert typed("Taxi-v4", "-q", ranks="2") == ["Taxi-v4", "-q", "--ranks", "2"]
+    for named in (["--env", "Taxi-v4"], ["--environment=Taxi-v4"], ["-c", "x.toml"], ["--config=x.toml"]):
+        assert typed(*named, ranks="2") == [*named, "--ranks", "2"]
+    for ranks in (["--ranks", "4"], ["--ranks=4"], ["-n", "4"], ["-n4"]):
+        assert typed("Taxi-v4", *ranks, ranks="2") == ["Taxi-v4", *ranks]
+    assert typed()[:2] == [lake, "--ranks"] and int(typed()[2]) >= 3
+
+
+def test_after_train_the_commands_of_the_readme_find_the_run(typed, run_python, tmp_path):
+    words = typed("--steps", "20000", ranks="1")
+    run_python("-m", "dist_classicrl", "train", *words)
+    for command in ("show", "evaluate", "plot"):
+        run_python("-m", "dist_classicrl", command, "runs/FrozenLake8x8-v1")
+    assert (tmp_path / "runs" / "FrozenLake8x8-v1" / "plot.png").exists()

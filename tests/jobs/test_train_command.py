@@ -27,7 +27,7 @@ def test_a_run_on_ranks_that_was_stopped_goes_on_when_it_is_typed_again(start_py
     job.must_wait_for(lambda: len(lines_of(folder / "metrics.jsonl")) > 2, "records")
     job.send(signal.SIGUSR1)
     said = job.wait(75)
-    assert "Stopped by SIGUSR1" in said
+    assert said.count("Stopped by SIGUSR1") == said.count("agent-0/") == 1  # told once
     newest = complete_checkpoints(folder / "checkpoints" / "agent-0")[0]
     stopped_at = int(newest.rpartition("-step")[2].partition("-")[0])
     records = read_metrics(folder)
@@ -48,7 +48,7 @@ def test_a_run_on_ranks_that_was_stopped_goes_on_when_it_is_typed_again(start_py
     assert {path.name for path in tmp_path.iterdir()} == {"run"}
 
     job = run_python(*words, "--total-steps", total)
-    assert "is done" in job.output and "greedy return" not in job.output
+    assert "is done" in job.output and job.output.count("greedy return") == 1
 
 
 def test_the_first_run_of_its_kind_says_that_it_compiles(run_python, tmp_path):

@@ -10,6 +10,7 @@ from dist_classicrl.errors import EnvError, SettingsError
 
 MODULE = """
 import gymnasium
+from dist_classicrl import CompiledSimulator
 from dist_classicrl.environments.model import TabularMDP
 
 def model(n_states=7):
@@ -22,6 +23,9 @@ def fails():
     raise RuntimeError("no licence")
 
 number = 3
+ready = model()
+game = CompiledSimulator.from_model(ready)
+env = gymnasium.make("FrozenLake-v1")
 gymnasium.register("Mine-v0", entry_point="gymnasium.envs.toy_text:FrozenLakeEnv")
 """
 
@@ -84,6 +88,13 @@ def test_what_makes_environments_is_given_so_that_copies_can_be_made(module):
     assert isinstance(make(f"{module}:model"), TabularMDP)
 
 
+@pytest.mark.parametrize("name", ["ready", "game", "env"])
+def test_a_module_may_name_what_is_ready_to_be_learned_in(module, name):
+    made = make(f"{module}:{name}")
+    assert made is getattr(sys.modules[module], name)
+    assert resolve(made, 1, None).n_states == (16 if name == "env" else 7)
+
+
 @pytest.mark.parametrize(
     "name, arguments, match",
     [
@@ -97,7 +108,8 @@ def test_what_makes_environments_is_given_so_that_copies_can_be_made(module):
         ("nowhere_at_all:F-v0", {}, "no module 'nowhere_at_all'"),
         ("worlds_to_test:Mnie-v0", {}, "'worlds_to_test:Mnie-v0'. Did you mean 'Mine-v0'?"),
         ("worlds_to_test:modle", {}, "has no 'modle'. Did you mean 'model'?"),
-        ("worlds_to_test:number", {}, "is no function"),
+        ("worlds_to_test:number", {}, "is neither an environment nor a function that returns one, but 3"),
+        ("worlds_to_test:ready", {"n_states": 5}, "ready is a TabularMDP that is made already"),
         ("worlds_to_test:fails", {}, "RuntimeError: no licence"),
         ("worlds_to_test.model", {}, "'worlds_to_test.model'. Did you mean 'worlds_to_test:model'?"),
         ("worlds_to_test.py:model", {}, "Did you mean 'worlds_to_test:model'?"),

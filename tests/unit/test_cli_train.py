@@ -2,6 +2,8 @@ import json
 import logging
 import math
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,17 +11,21 @@ import sys
 import numpy as np
 import pytest
 
+from dist_classicrl import TrainingResult
 from dist_classicrl.checkpoint.manifest import MANIFEST
 from dist_classicrl.cli import start, training
+from dist_classicrl.cli.commands.train import command as train_command
 from dist_classicrl.cli.main import main
 from dist_classicrl.cli.requested_run import gather
 from dist_classicrl.cli.run_folder import RunFolder, short_path, steps_saved
+from dist_classicrl.cli.synonyms import SYNONYMS, own_word
 from dist_classicrl.cli.trained_agent import load
 from dist_classicrl.errors import CheckpointError, SettingsError, TrainingStopped
 from dist_classicrl.model import places
 from dist_classicrl.monitoring import read_metrics
 from dist_classicrl.schedules import Linear, PerVisit
 
+LAKE_RUN = "runs/FrozenLake-v1"
 LAKE = ("FrozenLake-v1", "--total-steps", "2e4", "--eval-episodes", "5")
 
 
@@ -146,6 +152,130 @@ def test_a_time_limit_stops_it_with_status_75_and_the_same_command_goes_on(place
     with pytest.raises(TrainingStopped) as again:
         train(*words)
     assert again.value.steps > caught.value.steps
+
+
+def test_the_result_has_what_the_greedy_policy_is_worth_in_the_end(place, capsys):
+    assert train(*LAKE, "-q") == 0
+    folder = RunFolder(place / "runs" / "FrozenLake-v1")
+    result = folder.read_result()
+    greedy = result.pop("greedy")
+    assert TrainingResult.from_dict(result).steps == 20_000
+    assert (greedy["episodes"], set(greedy)) == (5, {*GREEDY})
+    assert train(*LAKE) == 0
+    assert f"greedy return  {greedy['mean_return']:.4g} (" in capsys.readouterr().out
+    folder.write_result(result)  # as one of an earlier version, or whose evaluation took too long
+    assert train(*LAKE) == 0
+    assert "greedy return" not in capsys.readouterr().out
+
+
+GREEDY = ("mean_return", "std_return", "mean_length", "episodes", "hint")
+
+
+def test_what_to_type_next_can_be_typed_in_a_shell(place, capsys, monkeypatch):
+    assert train(*LAKE, "--out", "my runs/it's") == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("next ")]
+    show, plot = (shlex.split(words)[-2:] for words in line.removeprefix("next ").split(";"))
+    assert (show, plot) == (["show", "my runs/it's"], ["plot", "my runs/it's"])
+    for found, expected in ((None, [sys.executable, "-m", "dist_classicrl"]), ("/x", ["dist-classicrl"])):
+        monkeypatch.setattr("shutil.which", lambda name, found=found: found)
+        assert train(*LAKE, "--out", "my runs/it's") == 0
+        (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("next ")]
+        assert shlex.split(line.split(";")[0])[1:-2] == expected
+
+
+def test_words_that_are_usual_elsewhere_are_understood(place):
+    words = ("--env", "FrozenLake-v1", "--lr=0.5", "--gamma", "0.9", "--timesteps", "2e4", "--output", "x")
+    assert train(*words, "-q", "--eps", "0.2") == 0
+    settings = RunFolder(place / "x").read_config()
+    assert (settings["environment"], settings["total_steps"]) == ("FrozenLake-v1", 20_000)
+    assert (settings["learning_rate"], settings["discount_factor"], settings["epsilon"]) == (0.5, 0.9, 0.2)
+
+
+@pytest.mark.parametrize("word, own", SYNONYMS.items())
+def test_each_synonym_means_an_option_and_a_key_says_what_it_is_called(word, own, place, capsys):
+    options = {option for param in train_command.params for option in param.opts}
+    assert f"--{own.replace('_', '-')}" in options and f"--{word.replace('_', '-')}" not in options
+    assert own_word(word.replace("_", "-")) == own.replace("_", "-")
+    (place / "x.toml").write_text(f"{word} = 1\n")
+    assert train("--config", "x.toml") == 2
+    said = capsys.readouterr().err
+    assert f"{word} is called {own} here" in said or f"there is no setting '{word}'" in said
+
+
+def test_a_policy_that_meets_nothing_gets_a_hint(place, capsys):
+    # In one step nothing is learned but the value of a hole.
+    assert train(*LAKE, "--total-steps", "1", "--env-arg", "desc=['SH', 'HH']") == 0
+    hint = RunFolder(place / LAKE_RUN).read_result()["greedy"]["hint"]
+    assert "no episode met a reward" in hint and f"hint           {hint}" in capsys.readouterr().out
+
+
+# A run that never begins
+
+
+WORLDS = """
+import gymnasium
+from dist_classicrl import CompiledSimulator, TabularMDP
+
+class NotFinite(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(0.0, 1.0)
+    action_space = gymnasium.spaces.Discrete(2)
+
+game = CompiledSimulator.from_model(TabularMDP.garnet(6, 2, 2, seed=0))
+"""
+
+
+@pytest.fixture
+def worlds(place, monkeypatch):
+    (place / "worlds_to_train_in.py").write_text(WORLDS)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield "worlds_to_train_in"
+    sys.modules.pop("worlds_to_train_in", None)
+
+
+@pytest.mark.parametrize("out", [(), ("--out", "deep/er")])
+def test_a_run_that_never_begins_leaves_nothing_behind(worlds, place, capsys, out):
+    before = {path.name for path in place.iterdir()}
+    assert train(f"{worlds}:NotFinite", *out) == 2
+    assert "is not finite" in capsys.readouterr().err
+    assert {path.name for path in place.iterdir()} - {"__pycache__"} == before
+    (place / "mine").mkdir()
+    (place / "mine" / "notes.txt").write_text("kept")
+    assert train(f"{worlds}:NotFinite", "--out", "mine") == 2
+    assert [path.name for path in (place / "mine").iterdir()] == ["notes.txt"]
+
+
+def test_a_run_that_never_begins_gives_its_place_back(worlds, place):
+    assert train(*LAKE, "-q") == 0
+    before = sorted(path.name for path in (place / LAKE_RUN).iterdir())
+    assert train(f"{worlds}:NotFinite", "--out", LAKE_RUN, "--resume", "never") == 2
+    assert sorted(path.name for path in (place / LAKE_RUN).iterdir()) == before
+    assert [path.name for path in (place / "runs").iterdir()] == ["FrozenLake-v1"]
+
+
+def test_logs_stay_where_a_defect_ended_a_run_that_never_began(monkeypatch, place):
+    def fail(run, display):
+        (run.folder.checkpoints / "agent-0").mkdir(parents=True)
+        (run.folder.checkpoints / "agent-0" / "fence-000001.json").write_text("{}")
+        run.folder.logs.mkdir()
+        (run.folder.logs / "rank-0.log").write_text("what happened")
+        raise failure
+
+    monkeypatch.setattr(start, "train_here", fail)
+    failure = RuntimeError("a defect")
+    assert train(*LAKE) == 70
+    assert [str(path.relative_to(place)) for path in place.rglob("*.*") if path.is_file()] == [
+        f"{LAKE_RUN}/logs/rank-0.log"
+    ]
+    shutil.rmtree(place / "runs")
+    failure = SettingsError("a mistake")
+    assert train(*LAKE) == 2
+    assert not (place / "runs").exists()
+
+
+def test_a_module_may_name_a_simulator(worlds, place):
+    assert train(f"{worlds}:game", "--total-steps", "1e4", "--out", "game", "-q") == 0
+    assert load("game").agent.q_table.shape == (6, 2)
+    assert load("game").make_env() is sys.modules[worlds].game
 
 
 # What is refused, before anything is trained
@@ -509,7 +639,7 @@ def test_ranks_are_started_with_what_was_resolved(monkeypatch, place, code, stat
     plans, asked = [], []
 
     class Supervisor:
-        def __init__(self, plan, verbose):
+        def __init__(self, plan, verbose, said_by_ranks):
             plans.append(plan)
 
         def run(self):
@@ -528,7 +658,7 @@ def test_ranks_are_started_with_what_was_resolved(monkeypatch, place, code, stat
     )
     assert (plan.ranks, plan.options.max_restarts, plan.options.survive) == (3, 1, False)
     assert "seed = " in settings
-    assert list((place / "x").iterdir()) == []  # no run has begun
+    assert not (place / "x").exists()  # no run has begun
 
 
 def test_a_rank_that_was_started_leaves_the_folder_alone(monkeypatch, place):

@@ -9,6 +9,7 @@ import pytest
 from learned_runs import agent_for, make_run, run_command
 
 from dist_classicrl.agent.agent import state_of
+from dist_classicrl.cli import environment
 from dist_classicrl.environments import TabularMDP, TicTacToeEnv
 from dist_classicrl.environments.tictactoe import model as tictactoe_model
 from dist_classicrl.errors import SettingsError
@@ -99,3 +100,58 @@ def test_the_standard_error_is_that_of_the_mean():
     result = EvaluationResult(np.array([1.0, 2.0, 6.0]), np.ones(3, int))
     assert result.standard_error == pytest.approx(math.sqrt(7.0 / 3.0))
     assert math.isnan(EvaluationResult(np.ones(1), np.ones(1, int)).standard_error)
+
+
+# Hints
+
+
+class Corridor(gymnasium.Env):
+    """Goes on for ever; each step costs 1, or nothing."""
+
+    observation_space = gymnasium.spaces.Discrete(3)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, cost=1.0):
+        self.cost = cost
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        return 0, {}
+
+    def step(self, action):
+        return 1, -self.cost, False, False, {}
+
+
+@pytest.mark.parametrize("cost, said", [(1.0, "collected -7"), (0.0, "met no reward")])
+def test_a_policy_that_always_runs_into_the_limit_gets_a_hint(tmp_path, capsys, monkeypatch, cost, said):
+    monkeypatch.setitem(environment.BUILT_IN, "corridor", (f"{__name__}:Corridor", {}))
+    monkeypatch.setattr(environment, "_function", lambda path: limited)
+
+    def limited(cost=cost):
+        return gymnasium.wrappers.TimeLimit(Corridor(cost), 7)
+
+    run = make_run(tmp_path / "run", "corridor")
+    _, out, _ = run_command(capsys, "evaluate", run, "--episodes", "5")
+    assert (
+        f"Hint: every episode {said} and was cut off after 7 steps" in out and "train for more steps" in out
+    )
+    hint = json.loads(run_command(capsys, "evaluate", run, "--episodes", "5", "--json")[1])["hint"]
+    assert hint.startswith(f"every episode {said}")
+
+
+def test_only_returns_that_are_all_alike_get_a_hint(tmp_path, capsys):
+    lost = np.tile([1.0, 0.0, 0.0, 0.0], (16, 1))  # against the wall for ever
+    sure = {"is_slippery": False}
+    run = make_run(tmp_path / "wall", "FrozenLake-v1", lost, arguments=sure)
+    assert "met no reward and was cut off after 100 steps" in run_command(capsys, "evaluate", run)[1]
+    holes = make_run(tmp_path / "holes", "FrozenLake-v1", np.tile([0.0, 0.0, 1.0, 1.0], (16, 1)))
+    assert "Hint" not in run_command(capsys, "evaluate", holes, "--no-exact")[1]
+    best = make_run(tmp_path / "best", "FrozenLake-v1", LAKE.solve(0.99).q)
+    assert "Hint" not in run_command(capsys, "evaluate", best)[1]
+
+
+def test_the_best_policy_gets_no_hint_whatever_it_collects():
+    # Nothing is to be had, and no end to be reached.
+    model = TabularMDP.from_arrays(np.ones((1, 1, 1)), np.zeros((1, 1)), [1.0], max_episode_steps=5)
+    found = assess(state_of(agent_for(model)), model, 10, 1)
+    assert found.episodes.hint is not None and found.hint is None

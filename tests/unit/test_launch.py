@@ -52,8 +52,9 @@ def supervise(tmp_path, monkeypatch):
     def run(script, **settings):
         plan = {"launcher": fake(tmp_path, script), "ranks": 2, "words": ("train.py",)}
         plan |= {name: settings.pop(name) for name in vars(PLANNED) if name in settings}
+        said = settings.pop("said_by_ranks", ())
         options = replace(OPTIONS, state_dir=tmp_path / "state", **settings)
-        return Supervisor(LaunchPlan(**plan, options=options)).run()
+        return Supervisor(LaunchPlan(**plan, options=options), said_by_ranks=said).run()
 
     yield run
     assert not (tmp_path / "state").exists()
@@ -158,6 +159,16 @@ def test_a_stop_counts_where_mpirun_agrees(supervise, status, expected):
     # Who kills a job sends SIGTERM first, and a rank may be quick enough to take that for a request to stop.
     code = status if status != 137 else 75
     assert supervise(f"ended 1 {code} code false; exit {status}", max_restarts=0) == expected
+
+
+def test_an_end_of_which_the_ranks_have_told_is_told_once(supervise, capfd):
+    stop = "ended 0 75 code true 'TrainingStopped: SIGUSR1'; exit 75"
+    assert supervise(stop) == 75
+    assert "rank 0 ended with exit status 75 (TrainingStopped: SIGUSR1)" in capfd.readouterr().err
+    assert supervise(stop, said_by_ranks=(75,)) == 75
+    assert capfd.readouterr().err == ""
+    assert supervise("ended 0 3 error true; exit 3", said_by_ranks=(75,)) == 3
+    assert "rank 0 ended with exit status 3" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from dist_classicrl.plotting import (
     plot_timeline,
     save,
 )
-from dist_classicrl.plotting.several_runs import t_quantile
+from dist_classicrl.plotting.intervals import t_quantile
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def legend_of(figure):
 
 
 def test_curves_have_a_point_for_each_report_over_steps_and_over_time(metrics):
-    figure, curves = plot_curves(metrics)
+    figure, curves = plot_curves(metrics, x=("steps", "time"))
     names = ("mean_return", "td_error", "steps_per_second", "communication_fraction")
     assert set(curves) == {(name, x) for name in names for x in ("steps", "time")}
     for (name, x), curve in curves.items():
@@ -70,7 +70,7 @@ def test_smooth_return_is_the_mean_of_the_episodes_around(metrics):
 
 def test_reports_without_a_value_are_left_out(tmp_path):
     lines = [hand_made.report(1000 * i, i, mean_return=None if i == 2 else 0.1 * i) for i in (1, 2, 3)]
-    curves = plot_curves(read_metrics(hand_made.write(tmp_path, lines)))[1]
+    curves = plot_curves(read_metrics(hand_made.write(tmp_path, lines)), x=("steps", "time"))[1]
     np.testing.assert_array_equal(curves["mean_return", "steps"].x, [1000, 3000])
     assert curves["td_error", "time"].x.size == 3
 
@@ -332,7 +332,9 @@ def test_the_command_draws_what_is_asked_for(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(canvas, "save", lambda figure, path: path)  # drawing takes a second each time
     assert said(run) == f"{run / 'plot.png'}: 5 reports, 3 workers, map\n"
-    assert said(run / "metrics.jsonl", "--kind", "timeline") == f"{run / 'plot.png'}: 3 ranks, 0 events\n"
+    assert said(run / "metrics.jsonl", "--kind", "timeline") == f"{run / 'timeline.png'}: 3 ranks, 0 events\n"
+    assert said(run, "--kind", "maps") == f"{run / 'map.png'}: the map of FrozenLake-v1\n"
+    assert said(run, "--kind", "curves", "--x", "both") == f"{run / 'curves.png'}: 5 reports\n"
     assert said(run, "--x", "time", "--kind", "curves", "--out", "x.pdf") == "x.pdf: 5 reports\n"
     assert said(run, run, run) == "plot.png: 3 runs, 15 reports\n"
     status, message = said(run, run, "--kind", "maps")

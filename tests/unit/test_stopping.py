@@ -432,6 +432,7 @@ def test_a_handler_that_the_program_sets_between_two_trainings_is_its_own(clock)
 
 def test_the_time_limit_leaves_time_to_save_twice(clock):
     watch = StopWatch((), 3300.0, None)
+    watch.begin()
     clock.now += 3300.0 - 2 * 5.0 - 0.2 - 0.01
     watch.check_time(5.0)
     assert watch.stop is None
@@ -440,6 +441,21 @@ def test_the_time_limit_leaves_time_to_save_twice(clock):
     assert watch.stop is None
     watch.check_time(5.0)
     assert watch.stop == Stop(75, "the time limit of 55 min")
+
+
+def test_the_time_limit_counts_from_the_first_step_and_not_from_what_is_compiled_before(clock):
+    watch = StopWatch((), 60.0, None)
+    clock.now += 100.0
+    watch.begin()
+    watch.check_time(0.0)
+    assert watch.stop is None
+    clock.now += 60.0
+    watch.check_time(0.0)
+    assert watch.stop == Stop(75, "the time limit of 1 min")
+    unsaid = StopWatch((), 60.0, None)  # an engine that does not say when it begins
+    clock.now += 100.0
+    unsaid.check_time(0.0)
+    assert unsaid.stop is None
 
 
 @pytest.mark.parametrize(("left", "reserve"), [(3600.0, 30.0), (300.0, 30.0), (100.0, 10.0)])
@@ -459,6 +475,7 @@ def test_slurms_limit_leaves_a_reserve_as_well(clock, left, reserve):
 )
 def test_of_two_limits_the_first_stops(clock, limit, left, reason):
     watch = StopWatch((), limit, left)
+    watch.begin()
     clock.now += 99.9
     watch.check_time(0.0)
     assert watch.stop.reason == reason

@@ -179,7 +179,7 @@ class CheckpointPlan(Checked):
     time_limit: float | None = _saving(
         None,
         Or(None, checked_time_limit),
-        "Stop in order after training for a time; by default SLURM's limit.",
+        "Stop in order after so much training; by default SLURM's limit.",
     )
     stop_signals: tuple[signal.Signals, ...] = _saving(
         SIGNALS, checked_signals, "Signals that stop it in order."

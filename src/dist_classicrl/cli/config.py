@@ -10,6 +10,7 @@ from typing import Any
 from dist_classicrl._files import open_regular, read_regular, whole_file
 from dist_classicrl._nearest import nearest
 from dist_classicrl._urls import without_password
+from dist_classicrl.cli.synonyms import SYNONYMS
 from dist_classicrl.errors import SettingsError
 
 if sys.version_info >= (3, 11):
@@ -53,6 +54,8 @@ def _checked(path: Path, name: str, data: Any) -> Any:
         return data
     kinds = {option.name: option.kind for option in OPTIONS.values()}
     kinds |= {ENVIRONMENT: Text(), RANKS: Whole(1)}
+    if name not in kinds and SYNONYMS.get(name) in kinds:
+        raise SettingsError(f"{path}: {name} is called {SYNONYMS[name]} here. Write {SYNONYMS[name]} = ...")
     if name not in kinds:
         known = [*kinds, ENVIRONMENT_ARGUMENTS]
         raise SettingsError(

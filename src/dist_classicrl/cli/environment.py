@@ -1,4 +1,4 @@
-"""The environment that a command names: a Gymnasium id, `module:function`, or a built-in name."""
+"""The environment that a command names: a Gymnasium id, `module:name`, or a built-in name."""
 
 from __future__ import annotations
 
@@ -77,8 +77,9 @@ def _plain(value: Any, word: str) -> Any:
 def make(name: str, arguments: Mapping[str, Any] | None = None) -> Any:
     """Return the environment of this name in a form that `train` and `evaluate` take.
 
-    The name is a Gymnasium id, ``module:function``, or one of `BUILT_IN`; what makes the environment gets the
-    arguments. EnvError if there is no such environment, or it does not take them.
+    The name is a Gymnasium id, ``module:name``, or one of `BUILT_IN`; what makes the environment gets the
+    arguments. In a module that is a function or class that makes it, or itself an environment, a TabularMDP
+    or a CompiledSimulator. EnvError if there is no such environment, or it does not take them.
     """
     given = dict(arguments or {})
     if name in BUILT_IN:
@@ -89,7 +90,7 @@ def make(name: str, arguments: Mapping[str, Any] | None = None) -> Any:
     if _FUNCTION.fullmatch(name):
         if name.partition(":")[0].endswith(".py") and (hint := _meant_function(name)):
             raise EnvError(f"{name!r} names a file, and a module is needed.{hint}")
-        return _made_by(_function(name), name, given)
+        return _of_module(name, given)
     raise EnvError(_no_such(name))
 
 
@@ -132,6 +133,24 @@ def _of_gymnasium(name: str, arguments: dict[str, Any]) -> Any:
     creator = gymnasium.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry
     known = _parameters(creator, gymnasium.make)
     return _checked(factory, name, arguments, known)
+
+
+def _of_module(name: str, arguments: dict[str, Any]) -> Any:
+    import gymnasium
+
+    from dist_classicrl.environments.model import TabularMDP
+    from dist_classicrl.environments.simulate import CompiledSimulator
+
+    found = _named(name)
+    ready = (CompiledSimulator, TabularMDP, gymnasium.Env, gymnasium.vector.VectorEnv)
+    if not isinstance(found, ready):
+        return _made_by(_function(name), name, arguments)
+    if arguments:
+        raise EnvError(
+            f"{name} is a {type(found).__name__} that is made already and takes no argument, such as "
+            f"{next(iter(arguments))!r}. Name a function that takes it and returns one."
+        )
+    return found
 
 
 def _made_by(function: Callable[..., Any], name: str, arguments: dict[str, Any]) -> Any:
@@ -179,7 +198,19 @@ def _parameters(*functions: Callable[..., Any]) -> list[str]:
 
 
 def _function(path: str) -> Callable[..., Any]:
-    """Return what ``module:function`` names."""
+    """Return the function or class that ``module:function`` names."""
+    found = _named(path)
+    if not callable(found):
+        raise EnvError(
+            f"{path} is neither an environment nor a function that returns one, but {found!r}. Name a "
+            "function or class, or a gymnasium.Env, TabularMDP or CompiledSimulator."
+        )
+    function: Callable[..., Any] = found
+    return function
+
+
+def _named(path: str) -> Any:
+    """Return what ``module:name`` names."""
     module_name, _, name = path.partition(":")
     found: Any = _imported(module_name)
     for part in name.split("."):
@@ -187,10 +218,7 @@ def _function(path: str) -> Callable[..., Any]:
             known = [each for each in vars(found) if not each.startswith("_")]
             raise EnvError(f"The module {module_name!r} has no {name!r}.{nearest(part, known)}")
         found = getattr(found, part)
-    if not callable(found):
-        raise EnvError(f"{path} is no function that returns an environment, but {found!r}.")
-    function: Callable[..., Any] = found
-    return function
+    return found
 
 
 def _imported(name: str) -> Any:

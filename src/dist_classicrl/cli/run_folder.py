@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from dist_classicrl._files import read_regular
+from dist_classicrl._files import read_regular, whole_file
 from dist_classicrl.cli import config
 
+GREEDY = "greedy"  # what the result has besides the fields of `TrainingResult`
 ROOT = Path("runs")  # where folders of runs lie by default
 
 
@@ -49,7 +52,7 @@ class RunFolder:
 
     @property
     def result(self) -> Path:
-        """The `TrainingResult` as JSON."""
+        """The `TrainingResult` as JSON, with what the greedy policy was worth then."""
         return self.path / "result.json"
 
     @property
@@ -77,9 +80,33 @@ class RunFolder:
             return True
         return self.read_result() is not None or steps_saved(self.place_of_checkpoints()) is not None
 
+    def forget(self, made: Sequence[Path], with_logs: bool) -> None:
+        """Remove what a run that never began has left here; nothing of one that has begun.
+
+        Of the folders that are empty then, those in `made` go, too, of which each lies in the next.
+        """
+        if self.exists() or self.has_record():
+            return
+        left = [*self.checkpoints.glob("agent-*/fence-*.json")]  # of checkpoints that were never written
+        left += self.logs.glob("rank-*.log") if with_logs else []
+        inner = [*self.checkpoints.glob("agent-*"), self.checkpoints, self.logs]
+        with suppress(OSError):  # somebody else uses it
+            for file in left:
+                file.unlink(missing_ok=True)
+            for folder in inner:
+                if folder.is_dir() and not any(folder.iterdir()):
+                    folder.rmdir()
+            for folder in made:
+                folder.rmdir()
+
     def read_config(self) -> dict[str, Any]:
         """Return the configuration of the run; nothing where there is none."""
         return config.read(self.config) if self.config.exists() else {}
+
+    def write_result(self, result: Mapping[str, Any], greedy: Mapping[str, Any] | None = None) -> None:
+        """Write down the result of the run; `greedy` is what its greedy policy is worth, if that is known."""
+        with whole_file(self.result) as file:
+            file.write((json.dumps({**result, GREEDY: greedy}, indent=1) + "\n").encode())
 
     def read_result(self) -> dict[str, Any] | None:
         """Return the result of the run; None where it has not ended, or goes on."""
@@ -102,6 +129,12 @@ def steps_saved(place: str | Path) -> int | None:
 def folder_of(name: str) -> Path:
     """Return the folder in which a run in the environment `name` lies if no other is asked for."""
     return ROOT / re.sub(r"[^\w.-]+", "-", name)
+
+
+def folder_around(run: str | os.PathLike[str]) -> Path:
+    """Return the folder of a run that was named by it or by a file in it."""
+    path = Path(run)
+    return path.parent if path.is_file() else path
 
 
 def other_folder(path: Path) -> Path:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 import click
 
 from dist_classicrl._hints import promised_size, rank_of_environment
 from dist_classicrl.cli import errors
 from dist_classicrl.cli.requested_run import RequestedRun, continued, is_done
-from dist_classicrl.cli.run_folder import RunFolder, other_folder, short_path, steps_saved
+from dist_classicrl.cli.run_folder import GREEDY, RunFolder, other_folder, short_path, steps_saved
 from dist_classicrl.cli.summary import summary
 from dist_classicrl.cli.terminal import bar_of_a_job, has_terminal
 from dist_classicrl.cli.training import Display, train_here
@@ -39,13 +40,33 @@ def train(run: RequestedRun, launch: LaunchOptions, display: Display, was_starte
     if was_started:
         if run.settings["resume"] == "never" and run.folder.exists():  # the first start has begun it
             run = run.with_settings(resume="auto")
-    else:
-        is_head = (rank_of_environment() or 0) == 0
-        run, has_ended = _prepared(run, is_head)
+        return _begin(run, launch, display)
+    is_head = (rank_of_environment() or 0) == 0
+    folder = run.folder
+    made = [path for path in (folder.path, *folder.path.parents) if not path.exists()]
+    aside: Path | None = None
+    status = errors.INTERNAL
+    try:
+        run, has_ended = _continued(run)
         if has_ended:
             if is_head and not display.is_quiet:
                 _say_done(run)
             return errors.DONE
+        if is_head:
+            aside = _prepare(run)
+        status = _begin(run, launch, display)
+    except BaseException as error:
+        status = errors.exit_status(error)
+        raise
+    finally:
+        if is_head:
+            folder.forget(made if aside is None else [folder.path], with_logs=status != errors.INTERNAL)
+            if aside is not None and not folder.path.exists():  # nothing has taken its place
+                aside.rename(folder.path)
+    return status
+
+
+def _begin(run: RequestedRun, launch: LaunchOptions, display: Display) -> int:
     if is_rank():
         train_here(run, display)
         return errors.DONE
@@ -59,8 +80,8 @@ def train(run: RequestedRun, launch: LaunchOptions, display: Display, was_starte
     return errors.DONE
 
 
-def _prepared(run: RequestedRun, is_head: bool) -> tuple[RequestedRun, bool]:
-    """Return the run as it goes on in its folder, and whether there is nothing left to do.
+def _continued(run: RequestedRun) -> tuple[RequestedRun, bool]:
+    """Return the run as it goes on in its folder, checked, and whether there is nothing left to do.
 
     All ranks of a job that somebody else has started come to the same answer, while one prepares the folder.
     """
@@ -75,29 +96,33 @@ def _prepared(run: RequestedRun, is_head: bool) -> tuple[RequestedRun, bool]:
         from dist_classicrl._random import fresh_seed
 
         run = run.with_settings(seed=fresh_seed())
-    if is_head:
-        if begins_anew and run.folder.exists():
-            _set_aside(run.folder)
-        run.prepare()
     return run, False
 
 
-def _set_aside(folder: RunFolder) -> None:
-    place = folder.path.with_name(f"{folder.path.name}-before")
-    place = other_folder(place) if place.exists() else place
-    folder.path.rename(place)
-    click.echo(f"The run that was in {short_path(folder.path)} is now in {short_path(place)}.", err=True)
+def _prepare(run: RequestedRun) -> Path | None:
+    """Make the folder; return where the run is that was there, if another one begins."""
+    aside: Path | None = None
+    if run.settings["resume"] == "never" and run.folder.exists():
+        path = run.folder.path
+        aside = path.with_name(f"{path.name}-before")
+        aside = other_folder(aside) if aside.exists() else aside
+        path.rename(aside)
+        click.echo(f"The run that was in {short_path(path)} is now in {short_path(aside)}.", err=True)
+    run.prepare()
+    return aside
 
 
 def _say_done(run: RequestedRun) -> None:
     from dist_classicrl.agent.result import TrainingResult
 
-    result = TrainingResult.from_dict(run.folder.read_result() or {})
+    found = run.folder.read_result() or {}
+    greedy = found.pop(GREEDY, None)  # runs of earlier versions have none
+    result = TrainingResult.from_dict(found)
     asked = run.folder.read_config()["total_steps"]
     more = f"With more --total-steps than {result.steps:,} it goes on"
     more += "." if result.steps >= asked else f", unless they are {asked:,} again: it ended before those."
     click.echo(f"The run in {short_path(run.folder.path)} is done. {more}")
-    click.echo("\n".join(summary(run.folder, result)))
+    click.echo("\n".join(summary(run.folder, result, greedy)))
 
 
 def _start_ranks(run: RequestedRun, launch: LaunchOptions, display: Display, has_bar: bool) -> int:
@@ -110,7 +135,8 @@ def _start_ranks(run: RequestedRun, launch: LaunchOptions, display: Display, has
     words += ["--verbose"] if display.is_verbose else []
     words += ["--quiet"] if display.is_quiet else []
     words += ["--status", str(place.status)] if has_bar else []
-    supervisor = Supervisor(launch_plan(launch, words), display.is_verbose)
+    said_by_ranks = (errors.USAGE, errors.REQUEUE, errors.INTERRUPTED)
+    supervisor = Supervisor(launch_plan(launch, words), display.is_verbose, said_by_ranks)
     with ExitStack() as stack:
         stack.callback(place.for_ranks.unlink, missing_ok=True)
         run.write_for_ranks()
@@ -120,12 +146,12 @@ def _start_ranks(run: RequestedRun, launch: LaunchOptions, display: Display, has
             stack.callback(status.remove)
             stack.enter_context(bar_of_a_job(status, f"starting {launch.ranks} ranks", display.is_verbose))
         code = supervisor.run()
-    if code in (errors.DONE, errors.USAGE, errors.REQUEUE, errors.INTERRUPTED):
+    if code in (errors.DONE, *said_by_ranks):
         return code
     if supervisor.stop_signal is not None and code == 128 + supervisor.stop_signal:
         click.echo("The job was ended before it could save. The same command goes on, or begins.", err=True)
         return errors.REQUEUE
-    click.echo(
-        f"The job failed with exit status {code}: see above, and {short_path(run.folder.logs)}.", err=True
-    )
+    logs = run.folder.logs
+    also = f", and {short_path(logs)}" if logs.is_dir() and any(logs.iterdir()) else ""
+    click.echo(f"The job failed with exit status {code}: see above{also}.", err=True)
     return errors.INTERNAL

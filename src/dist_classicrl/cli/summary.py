@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from dist_classicrl.cli.run_folder import RunFolder, short_path
 
 if TYPE_CHECKING:
     from dist_classicrl.agent.result import TrainingResult
-    from dist_classicrl.evaluation.episodes import EvaluationResult
 
 
 def summary(
-    folder: RunFolder, result: TrainingResult, evaluation: EvaluationResult | str | None = None
+    folder: RunFolder, result: TrainingResult, greedy: Mapping[str, Any] | str | None = None
 ) -> list[str]:
     """Return lines that say what a training did, and where its files are.
 
-    A text in place of an evaluation says why there is none. None: it was not evaluated now.
+    `greedy` is what the greedy policy is worth, as `EvaluationResult.in_short` has it, or why that is not
+    known; None: nobody has found out.
     """
     asked = folder.read_config().get("total_steps", result.steps)
     workers = "1 worker" if result.workers == 1 else f"{result.workers} workers"
@@ -27,21 +31,30 @@ def summary(
     rows["mean return"] = "no episode has ended"
     if result.episodes:
         rows["mean return"] = f"{result.mean_return:.4g} while exploring, {result.episodes:,} episodes"
-    if isinstance(evaluation, str):
-        rows["greedy return"] = evaluation
-    elif evaluation is not None:
+    if isinstance(greedy, str):
+        rows["greedy return"] = greedy
+    elif greedy is not None:
         rows["greedy return"] = (
-            f"{evaluation.mean_return:.4g} (standard deviation {evaluation.std_return:.3g}, "
-            f"{evaluation.episodes:,} episodes)"
+            f"{greedy['mean_return']:.4g} (standard deviation {greedy['std_return']:.3g}, "
+            f"{greedy['episodes']:,} episodes)"
         )
+        if greedy["hint"]:
+            rows["hint"] = greedy["hint"]
     if result.resumed_from is not None:
         rows["resumed from"] = short_path(result.resumed_from)
     if result.lost_workers:
         rows["lost"] = ", ".join(f"rank {rank}" for rank in result.lost_workers)
     place = short_path(folder.path)
     rows["files"] = f"{place}: {', '.join(_files(folder))}"
-    rows["next"] = f"dist-classicrl show {place}; dist-classicrl plot {place}"
+    rows["next"] = "; ".join(f"{_program()} {verb} {shlex.quote(place)}" for verb in ("show", "plot"))
     return [f"{name:<14} {text}" for name, text in rows.items()]
+
+
+def _program() -> str:
+    """Return how this command line is typed."""
+    if shutil.which("dist-classicrl") is not None:
+        return "dist-classicrl"
+    return f"{shlex.quote(short_path(sys.executable))} -m dist_classicrl"
 
 
 def _why_early(folder: RunFolder) -> str:

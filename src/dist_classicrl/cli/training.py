@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import shlex
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dist_classicrl._files import whole_file
 from dist_classicrl._hints import rank_of_environment
 from dist_classicrl.callbacks.base import BaseCallback
 from dist_classicrl.cli.requested_run import RequestedRun
@@ -118,12 +117,15 @@ def _shown(run: RequestedRun, display: Display) -> BaseCallback:
 def _finish(
     run: RequestedRun, agent: DistAsyncQLearning, env: Any, result: TrainingResult, display: Display
 ) -> None:
-    agent.save_model(run.folder.model)
-    with whole_file(run.folder.result) as file:
-        file.write((json.dumps(result.to_dict(), indent=1) + "\n").encode())
+    folder = run.folder
+    agent.save_model(folder.model)
+    folder.write_result(result.to_dict())  # what follows may take long
+    evaluation = _evaluated(run, agent, env)
+    if not isinstance(evaluation, str):
+        folder.write_result(result.to_dict(), evaluation.in_short())
     if not display.is_quiet:
-        evaluation = _evaluated(run, agent, env)
-        click.echo("\n".join(summary(run.folder, result, evaluation)))
+        greedy = evaluation if isinstance(evaluation, str) else evaluation.in_short()
+        click.echo("\n".join(summary(folder, result, greedy)))
 
 
 def _evaluated(run: RequestedRun, agent: DistAsyncQLearning, env: Any) -> EvaluationResult | str:
@@ -132,4 +134,4 @@ def _evaluated(run: RequestedRun, agent: DistAsyncQLearning, env: Any) -> Evalua
         with ended_after(_EVALUATION_SECONDS, run.settings["stop_signals"]):
             return agent.evaluate(env, episodes=run.settings["eval_episodes"], max_steps=_LONGEST_EPISODE)
     except Ended as end:
-        return f"not known: {end}; see `dist-classicrl evaluate {short_path(run.folder.path)}`"
+        return f"not known: {end}; see `dist-classicrl evaluate {shlex.quote(short_path(run.folder.path))}`"

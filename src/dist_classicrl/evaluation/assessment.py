@@ -33,7 +33,17 @@ class Assessment:
             "min_length": int(played.lengths.min()),
             "max_length": int(played.lengths.max()),
             "exact": None if exact is None else exact.to_dict(),
+            "hint": self.hint,
         }
+
+    @property
+    def hint(self) -> str | None:
+        """See `EvaluationResult.hint`; None where no policy is better."""
+        return None if self.exact is not None and self._is_best(self.exact) else self.episodes.hint
+
+    @staticmethod
+    def _is_best(exact: ExactValue) -> bool:
+        return abs(exact.gap) <= 1e-9 * abs(exact.optimum)  # but for rounding
 
     def to_rows(self) -> list[list[str]]:
         """Return it as rows of a table: what it is, and how much."""
@@ -48,9 +58,8 @@ class Assessment:
         ]
         if exact is None:
             return rows
-        is_rounding = abs(exact.gap) <= 1e-9 * abs(exact.optimum)
         share = "" if exact.relative_gap is None else f" ({exact.relative_gap:.2%})"
-        gap = "0" if is_rounding else f"{exact.gap:.3g}{share}"
+        gap = "0" if self._is_best(exact) else f"{exact.gap:.3g}{share}"
         discounted = f"discounted by {exact.discount_factor:g}"
         return [
             *rows,

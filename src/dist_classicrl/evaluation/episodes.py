@@ -38,10 +38,13 @@ class EvaluationResult:
         Undiscounted.
     lengths : ndarray(int64), shape (episodes,)
         In steps.
+    cut_off : int
+        How many ran into a limit of their length, the environment's or ours, before an end of their own.
     """
 
     returns: np.ndarray
     lengths: np.ndarray
+    cut_off: int = 0
 
     def __repr__(self) -> str:
         error = f" ± {self.standard_error:.2g}" if self.episodes > 1 else ""
@@ -71,6 +74,37 @@ class EvaluationResult:
         n = self.episodes
         return float(self.returns.std(ddof=1) / np.sqrt(n)) if n > 1 else float("nan")
 
+    def in_short(self) -> dict[str, float | int | str | None]:
+        """Return what stays of it where a run is summed up, as plain data for JSON."""
+        return {
+            "mean_return": self.mean_return,
+            "std_return": self.std_return,
+            "mean_length": self.mean_length,
+            "episodes": self.episodes,
+            "hint": self.hint,
+        }
+
+    @property
+    def hint(self) -> str | None:
+        """What to think of returns that are all alike, where a policy has probably not learned; or None."""
+        value = float(self.returns[0])
+        if (self.returns != value).any():
+            return None
+        steps = f"{self.lengths.max():,} steps"
+        if self.cut_off == self.episodes:
+            alike = "met no reward" if value == 0.0 else f"collected {value:g}"
+            return (
+                f"every episode {alike} and was cut off after {steps}: none came to an end of its own, such "
+                "as a goal. If there is one, the policy has not learned to reach it: train for more steps, "
+                "explore more (a higher epsilon for longer), or reward what leads there."
+            )
+        if value == 0.0 and self.episodes > 1:
+            return (
+                "no episode met a reward, so the policy may have learned nothing: train for more steps, "
+                "explore more (a higher epsilon for longer), or reward what leads to the goal."
+            )
+        return None
+
     @property
     def mean_length(self) -> float:
         """Mean length in steps."""
@@ -93,16 +127,26 @@ def evaluate(
                 f"only {q_table.shape[0]} and {q_table.shape[1]}. Evaluate in the environment that was "
                 "trained in."
             )
-        legal = None if source.simulator is None else source.simulator.legal
-        table = LocalTable(source.n_states, source.n_actions, q_table.dtype, legal)
-        values = q_table[: source.n_states, : source.n_actions].reshape(-1)
-        table.load(values, np.zeros(values.size, np.int64))
+        values = q_table[: source.n_states, : source.n_actions]
         if source.stepped is not None:
-            return _evaluate_stepped(source.stepped, table, episodes, seed, max_steps)
+            return _evaluate_stepped(source.stepped, _table_of(values, None), episodes, seed, max_steps)
         assert source.simulator is not None  # a Source has one of the two
-        return _evaluate_compiled(source.simulator, table, episodes, seed, max_steps)
+        return play_table(source.simulator, values, episodes, seed, max_steps)
     finally:
         source.close()
+
+
+def play_table(
+    simulator: CompiledSimulator, values: np.ndarray, episodes: int, seed: int, max_steps: int
+) -> EvaluationResult:
+    """Play greedy episodes of a table of values, of shape (states, actions), in a compiled environment."""
+    return _evaluate_compiled(simulator, _table_of(values, simulator.legal), episodes, seed, max_steps)
+
+
+def _table_of(values: np.ndarray, legal: np.ndarray | None) -> LocalTable:
+    table = LocalTable(values.shape[0], values.shape[1], values.dtype, legal)
+    table.load(values.reshape(-1), np.zeros(values.size, np.int64))
+    return table
 
 
 def _evaluate_compiled(
@@ -115,7 +159,7 @@ def _evaluate_compiled(
     # One compilation serves any number of actions: this is no loop to wait for.
     arrays = table.arrays._replace(row_shape=None)
     key = stream_key(seed, "evaluation")
-    came = np.full(3, -1)
+    came, cut_off = np.full(3, -1), np.zeros(1, np.int64)
     run_game(
         simulator,
         came,
@@ -128,9 +172,10 @@ def _evaluate_compiled(
         key,
         returns,
         lengths,
+        cut_off,
         came,
     )
-    return EvaluationResult(returns, lengths)
+    return EvaluationResult(returns, lengths, int(cut_off[0]))
 
 
 def _evaluate_stepped(
@@ -145,7 +190,7 @@ def _evaluate_stepped(
     actions = np.zeros(env.n_envs, np.int64)
     key = stream_key(seed, "evaluation")
     context = RuleMemory(RULE, Q_LEARNING, table, 0).context(table, None, 1.0)
-    draws = 0
+    draws = cut_off = 0
     env.reset(int(stream_key(seed, "evaluation environment") >> np.uint64(33)))
     while len(returns) < episodes:
         choose_actions(Q_LEARNING, context, env.states, env.masks, 0.0, key, draws, actions)
@@ -158,9 +203,10 @@ def _evaluate_stepped(
             if elapsed[i] and shares[i] > 0:
                 returns.append(float(running[i]))
                 lengths.append(int(elapsed[i]))
+                cut_off += not env.terminated[i]
                 shares[i] -= 1
             running[i], elapsed[i] = 0.0, 0
         if cut.any():  # no environment of a batch can be reset alone, so all begin anew
             env.reset()
             running[:], elapsed[:] = 0.0, 0
-    return EvaluationResult(np.array(returns), np.array(lengths, np.int64))
+    return EvaluationResult(np.array(returns), np.array(lengths, np.int64), cut_off)

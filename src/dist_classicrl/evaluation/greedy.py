@@ -11,12 +11,12 @@ from dist_classicrl.tables.rows import actions_of, pick_among_best
 
 
 @jit
-def play_greedily(simulation, memory, time_limit, table, key, returns, lengths, came):
+def play_greedily(simulation, memory, time_limit, table, key, returns, lengths, cut_off, came):
     """Play greedy episodes of random stream `key`, into `returns` and `lengths`.
 
-    These are float64 and int64, both of shape (episodes,). Return whether a game gave what it must not:
-    `came` tells it, see `dist_classicrl.environments.simulate.note`, and the first of `returns` is the
-    reward.
+    These are float64 and int64, both of shape (episodes,). `cut_off`,
+    int64 of shape (1,), counts those that came to no end of their own. Return whether a game gave what it must not:
+    `came` tells it, see `dist_classicrl.environments.simulate.note`, and the first of `returns` is the reward.
     """
     q, best, greedy = table.q, table.best, table.greedy
     n_actions = actions_of(table)
@@ -47,7 +47,10 @@ def play_greedily(simulation, memory, time_limit, table, key, returns, lengths, 
             state = np.int64(next_state)
             collected += reward
             elapsed += 1
-            if terminated or elapsed >= time_limit:
+            if terminated:
+                break
+            if elapsed >= time_limit:
+                cut_off[0] += 1
                 break
         returns[episode] = collected
         lengths[episode] = elapsed

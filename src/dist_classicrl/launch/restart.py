@@ -61,10 +61,14 @@ _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
 
 
 class Supervisor:
-    """Starts the job of a plan until its work is done; `verbose` shows each command."""
+    """Starts the job of a plan until its work is done; `verbose` shows each command.
 
-    def __init__(self, plan: LaunchPlan, verbose: bool = False) -> None:
+    Of an end with an exit status in `said_by_ranks` nothing more is said: the ranks have told why.
+    """
+
+    def __init__(self, plan: LaunchPlan, verbose: bool = False, said_by_ranks: Sequence[int] = ()) -> None:
         self._plan = plan
+        self._said_by_ranks = said_by_ranks
         self._options = plan.options
         self._verbose = verbose
         self._job = name_job()  # of which each start is a part
@@ -110,7 +114,8 @@ class Supervisor:
             attempt = self._attempt(plan.command(ranks, hostfile), ranks, ExitRecord(place), session)
             attempts.append(attempt)
             if not attempt.goes_on:
-                if attempt.text != DONE or number > 1 or self._verbose:
+                is_told = attempt.text == DONE or attempt.code in self._said_by_ranks
+                if not is_told or number > 1 or self._verbose:
                     say(f"After {attempt.seconds:.1f} s: {attempt.text}.")
                 return attempt.code
             if number > 1 and not attempt.had_ranks and attempt.is_like(attempts[-2]):

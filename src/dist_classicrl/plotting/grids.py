@@ -1,4 +1,4 @@
-"""Which environments are grids, what lies in their cells, and where their actions lead."""
+"""Which environments are grids, what lies in their cells, and where their actions lead if that is known."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from dist_classicrl.errors import PlotError
 
 if TYPE_CHECKING:
     from dist_classicrl.environments.model import TabularMDP
+    from dist_classicrl.environments.resolve import Source
+    from dist_classicrl.environments.stepped.base import SteppedEnv
 
 _NEIGHBORS = ((-1, 0), (1, 0), (0, -1), (0, 1))  # rows, columns
 _NO_DIRECTION = 0.05
@@ -25,9 +27,39 @@ class Grid:
     starts: np.ndarray  # bool: episodes can begin here
     acting: np.ndarray  # bool: some policy may have to act here
     #: float64, shape (actions, 2): where each action leads on average, rows down and columns to the right, of
-    #: length 1; 0 if nowhere.
-    directions: np.ndarray
+    #: length 1; 0 if nowhere. None: nothing is known but that observations have two numbers.
+    directions: np.ndarray | None
     legal: np.ndarray  # bool, shape (rows, columns, actions)
+    sides: tuple[Side, Side] | None = None  # what rows and columns are; None: just cells
+    is_masked: bool = False  # which actions are legal is known while it goes on alone
+    actions: tuple[str, ...] | None = None  # their names, where they have some
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two numbers of an observation."""
+
+    name: str
+    first: int  # its least value
+
+
+@dataclass(frozen=True)
+class GridMap:
+    """What is drawn.
+
+    Attributes
+    ----------
+    grid : Grid
+        The cells, their letters, and where the actions lead.
+    values : ndarray(float64), shape (rows, columns)
+        The greatest value of a legal action; NaN where no policy acts, or nothing was ever learned.
+    greedy : ndarray(bool), shape (rows, columns, actions)
+        The actions that have that value: several where they are equally good.
+    """
+
+    grid: Grid
+    values: np.ndarray
+    greedy: np.ndarray
 
 
 def grid_of(env: Any) -> Grid:
@@ -35,18 +67,31 @@ def grid_of(env: Any) -> Grid:
 
     A `PlotError` is raised if it is none, and an `EnvError` if it cannot be resolved.
     """
-    from dist_classicrl.environments.labels import labels_of
     from dist_classicrl.environments.resolve import resolve
 
     source = resolve(env, n_envs=1, use_action_mask=None)
-    source.close()
+    try:
+        return _grid_of(env, source)
+    finally:
+        source.close()
+
+
+def _grid_of(env: Any, source: Source) -> Grid:
+    from dist_classicrl.environments.labels import labels_of
+
     model = None if source.simulator is None else source.simulator.model
-    letters = labels_of(env).letters
+    labels = labels_of(env)
+    letters = labels.letters
+    if source.stepped is not None and letters is None and len(source.stepped.observations.sizes) == 2:
+        if source.make_another is not None:  # not the caller's own
+            source.stepped.reset()  # so it says whether it has masks
+        return _plane(source.name, source.stepped, labels.actions)
     if model is None or letters is None:
         raise PlotError(
             f"{source.name} is no grid that is known, so it has no map. Those that have one are Gymnasium's "
-            "FrozenLake with any map, CliffWalking, and models with a grid_shape. Draw --kind curves or "
-            "--kind timeline instead."
+            "FrozenLake with any map, CliffWalking, models with a grid_shape, and environments whose "
+            "observations have two numbers, as MultiDiscrete([30, 30]) and a Tuple of two Discrete have. "
+            "Draw --kind curves or --kind timeline instead."
         )
     acting = np.asarray(model.reachable_pairs().any(axis=1))
     return Grid(
@@ -56,6 +101,23 @@ def grid_of(env: Any) -> Grid:
         acting=acting.reshape(letters.shape),
         directions=_directions(model, letters.shape, acting),
         legal=model.legal_pairs().reshape(*letters.shape, model.n_actions),
+    )
+
+
+def _plane(name: str, env: SteppedEnv, actions: tuple[str, ...] | None) -> Grid:
+    """Return the grid of all observations of two numbers, of which nothing else is known."""
+    shape, first = tuple(env.observations.sizes), env.observations.first_values
+    rows, columns = (Side(name, least) for name, least in zip(env.observations.names, first, strict=True))
+    return Grid(
+        name=name,
+        letters=np.full(shape, " "),
+        starts=np.zeros(shape, bool),
+        acting=np.ones(shape, bool),
+        directions=None,
+        legal=np.ones((*shape, env.n_actions), bool),
+        sides=(rows, columns),
+        is_masked=env.masks is not None,
+        actions=actions,
     )
 
 

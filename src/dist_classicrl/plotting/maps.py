@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dist_classicrl.errors import PlotError
-from dist_classicrl.plotting import canvas
-from dist_classicrl.plotting.grids import Grid, grid_of
+from dist_classicrl.plotting import canvas, planes
+from dist_classicrl.plotting.grids import GridMap, grid_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,25 +22,6 @@ _NAMES = {"G": "goal", "H": "hole", "C": "cliff"}
 _GOAL, _NOBODY_ACTS, _NOT_LEARNED = "#FFFFFF", "#4A4A4A", "#E4E4E4"
 
 
-@dataclass(frozen=True)
-class GridMap:
-    """What is drawn.
-
-    Attributes
-    ----------
-    grid : Grid
-        The cells, their letters, and where the actions lead.
-    values : ndarray(float64), shape (rows, columns)
-        The greatest value of a legal action; NaN where no policy acts, or nothing was ever learned.
-    greedy : ndarray(bool), shape (rows, columns, actions)
-        The actions that have that value: several where they are equally good.
-    """
-
-    grid: Grid
-    values: np.ndarray
-    greedy: np.ndarray
-
-
 def plot_maps(
     q_table: np.ndarray, env: Any, visits: np.ndarray | None = None, title: str = ""
 ) -> tuple[Figure, GridMap]:
@@ -52,7 +32,9 @@ def plot_maps(
     q_table : ndarray, shape (states, actions)
         At least as large as the environment needs.
     env : str, gymnasium.Env, callable or TabularMDP
-        FrozenLake with any map, CliffWalking, or a model with a `grid_shape`.
+        FrozenLake with any map, CliffWalking, a model with a `grid_shape`, or anything else whose
+        observations have two numbers, such as ``MultiDiscrete([30, 30])``: there the first one goes down, and
+        actions have a color each in place of an arrow.
     visits : ndarray, shape of `q_table`, optional
         How often each entry was updated: cells without updates are left blank.
     title : str
@@ -84,17 +66,20 @@ def map_of(q_table: np.ndarray, env: Any, visits: np.ndarray | None = None) -> G
             f"{grid.name} has {states} states and {actions} actions, the table only {q_table.shape[0]} and "
             f"{q_table.shape[1]}. Give the environment that was trained in."
         )
-    q = np.where(grid.legal, q_table[:states, :actions].reshape(shape), -np.inf)
-    known = grid.acting
+    known, legal = grid.acting, grid.legal
     if visits is not None and visits.any():  # a table from elsewhere may come without counts
-        learned = visits[:states, :actions].any(axis=1).reshape(known.shape)
-        known = known & learned
+        visited = visits[:states, :actions].reshape(shape) > 0
+        known = known & visited.any(axis=2)
+        legal = legal & visited if grid.is_masked else legal
+    q = np.where(legal, q_table[:states, :actions].reshape(shape), -np.inf)
     best = np.max(q, axis=2)
     return GridMap(grid, np.where(known, best, np.nan), (q == best[:, :, None]) & known[:, :, None])
 
 
 def height_of(grid_map: GridMap) -> float:
     """Return how high, in inches, the map is with its title and legend."""
+    if grid_map.grid.directions is None:
+        return planes.height_of(grid_map)
     return max(_cell(grid_map) * grid_map.values.shape[0] + 1.4, _LEAST)
 
 
@@ -108,6 +93,10 @@ def draw_map(figure: FigureBase, grid_map: GridMap, title: str) -> None:
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
+    directions = grid_map.grid.directions
+    if directions is None:
+        planes.draw_plane(figure, grid_map, title)
+        return
     axes = figure.subplots()
     canvas.write_title(figure, title)
     values = grid_map.values
@@ -118,7 +107,7 @@ def draw_map(figure: FigureBase, grid_map: GridMap, title: str) -> None:
     axes.imshow(faces, interpolation="nearest")
     ink = np.where(faces[:, :, :3] @ (0.299, 0.587, 0.114) > 0.5, "black", "white")
     cell = _cell(grid_map)
-    _draw_arrows(axes, grid_map, ink, cell)
+    _draw_arrows(axes, grid_map, directions, ink, cell)
     _write_cells(axes, grid_map, ink, cell)
     _finish(axes, values.shape, cell)
     axes.set_title(f"{grid_map.grid.name}: greedy value and policy")
@@ -137,11 +126,11 @@ def _faces(grid_map: GridMap, shade: Any) -> np.ndarray:
     return faces
 
 
-def _draw_arrows(axes: Axes, grid_map: GridMap, ink: np.ndarray, cell: float) -> None:
+def _draw_arrows(axes: Axes, grid_map: GridMap, directions: np.ndarray, ink: np.ndarray, cell: float) -> None:
     """Draw an arrow for each greedy action; several begin in the middle of the cell, one lies there."""
     row, column, action = np.nonzero(grid_map.greedy)
     alone = grid_map.greedy.sum(axis=2)[row, column] == 1
-    vector = grid_map.grid.directions[action] * (0.32 if _has_numbers(cell) else 0.42)
+    vector = directions[action] * (0.32 if _has_numbers(cell) else 0.42)
     lift = 0.12 if _has_numbers(cell) else 0.0  # room for the number below
     y, x = (np.column_stack((row - lift, column)) - np.where(alone[:, None], 0.5 * vector, 0.0)).T
     axes.quiver(

@@ -1,17 +1,27 @@
-"""Several runs in one picture: their mean with an interval, or each by itself where they are too few."""
+"""Several runs in one picture, by themselves or in groups: the middle of each group with an interval."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dist_classicrl.errors import PlotError
 from dist_classicrl.plotting import canvas
-from dist_classicrl.plotting.curves import Curve, Panel, axes_of, curves_of, draw_panels, height_of
+from dist_classicrl.plotting.curves import (
+    Curve,
+    Curves,
+    Panel,
+    axes_of,
+    curves_of,
+    draw_best,
+    draw_panels,
+    height_of,
+)
+from dist_classicrl.plotting.greedy import NOTHING, Greedy
+from dist_classicrl.plotting.intervals import INTERVALS, MEAN, common_grid, middle_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,10 +29,26 @@ if TYPE_CHECKING:
 
     from dist_classicrl.monitoring.reading import Metrics
 
-FEWEST = 3  # runs of which a mean with an interval is drawn; fewer are drawn one by one
-CONFIDENCE = 0.95
-POINTS = 200  # of the common grid
-_COLORS = (canvas.BLUE, canvas.VERMILLION)
+FEWEST = 3  # runs of which a middle with an interval is drawn; fewer are drawn one by one
+_COLORS = (
+    canvas.BLUE,
+    canvas.VERMILLION,
+    canvas.GREEN,
+    canvas.ORANGE,
+    canvas.PURPLE,
+    canvas.SKY,
+    canvas.BLACK,
+)
+_STYLES = ("-", ":", "-.", (0, (5, 1)))  # one after the other where there are more lines than colors
+
+
+@dataclass(frozen=True)
+class RunRecords:
+    """What is drawn of one run: its records, and its evaluations where it has any."""
+
+    metrics: Metrics
+    name: str
+    greedy: Greedy = NOTHING
 
 
 @dataclass(frozen=True)
@@ -35,20 +61,35 @@ class Comparison:
         Of each run, in the order in which they were given.
     x : ndarray(float64)
         The common grid; empty where each run is drawn by itself, as are the others.
-    mean, half : ndarray(float64)
-        The interval is mean - half to mean + half.
+    middle, low, high : ndarray(float64)
+        The mean or the median of the runs, and the interval around it.
     """
 
     curves: tuple[Curve, ...]
     x: np.ndarray
-    mean: np.ndarray
-    half: np.ndarray
+    middle: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+    @property
+    def mean(self) -> np.ndarray:
+        """The same as `middle`."""
+        return self.middle
+
+    @property
+    def half(self) -> np.ndarray:
+        """Half the width of the interval."""
+        return (self.high - self.low) / 2
+
+
+Comparisons = dict[tuple[str, str], Comparison]
+"""What is drawn of some runs, by column of the records, or "greedy_return", and horizontal axis."""
 
 
 @canvas.styled
 def plot_several_runs(
     runs: Sequence[Metrics], names: Sequence[str], x: str | Sequence[str] = "steps", title: str = ""
-) -> tuple[Figure, dict[tuple[str, str], Comparison]]:
+) -> tuple[Figure, Comparisons]:
     """Draw several runs of the same kind, such as one training with several seeds.
 
     From three runs on each panel has their mean and its 95 % t-interval, on a common grid of 200 places over
@@ -84,88 +125,168 @@ def plot_several_runs(
             "Use plot_curves for one."
         )
     wanted = axes_of(x)
-    each = [curves_of(run, wanted, name) for run, name in zip(runs, names, strict=True)]
-    compared = {key: _compared([curves[key] for curves in each], key[1]) for key in each[0]}
-    figure = canvas.new_figure(height_of(wanted))
+    records = [RunRecords(run, name) for run, name in zip(runs, names, strict=True)]
+    compared = _compared(records, wanted, MEAN)
+    if len(runs) < FEWEST:
+        each = {record.name: _compared([record], wanted, MEAN) for record in records}
+        return _drawn(each, {}, title, MEAN), compared
+    return _drawn({"": compared}, {}, title, MEAN), compared
+
+
+@canvas.styled
+def plot_groups(
+    groups: Mapping[str, Sequence[RunRecords]],
+    x: str | Sequence[str] = "steps",
+    title: str = "",
+    average: str = MEAN,
+) -> tuple[Figure, dict[str, Comparisons]]:
+    """Draw groups of runs, such as those with the same learning rate, each in a color of its own.
+
+    A group of three runs or more has their mean with its 95 % t-interval, as in `plot_several_runs`, or their
+    median with the range from the first to the third quartile; one of two their middle alone. Each lies on a
+    common grid over the range that all runs of the group cover; without such a range each run is drawn by
+    itself. Evaluations have a panel, and what the best policy collects is a dashed line: one for all groups
+    where it is the same for all.
+
+    Parameters
+    ----------
+    groups : mapping of str to sequence of RunRecords
+        By what the legend says of them; at least one, and each of at least one run.
+    x : {"steps", "time"} or a sequence of them
+    title : str
+    average : {"mean", "median"}
+
+    Returns
+    -------
+    Figure
+    dict of str to dict of (str, str) to Comparison
+        What is drawn, by group, and by column of the records and horizontal axis.
+
+    Raises
+    ------
+    PlotError
+        If there is no run, or the records of one are empty.
+    """
+    if not groups or not all(groups.values()):
+        raise PlotError("Each group needs a run at least, and there must be one group. Give some.")
+    if average not in INTERVALS:
+        raise PlotError(f"average must be {' or '.join(map(repr, INTERVALS))}, got {average!r}.")
+    wanted = axes_of(x)
+    compared = {name: _compared(runs, wanted, average, is_strict=False) for name, runs in groups.items()}
+    labels = {name: f"{name} ({len(runs)} runs)" if len(runs) > 1 else name for name, runs in groups.items()}
+    best = {name: _best_of(runs) for name, runs in groups.items()}
+    return _drawn(compared, labels, title, average, best), compared
+
+
+def _best_of(runs: Sequence[RunRecords]) -> float | None:
+    """Return what the best policy collects in the runs of a group, where that is the same for all."""
+    found = {run.greedy.best for run in runs}
+    return found.pop() if len(found) == 1 else None
+
+
+def _compared(
+    runs: Sequence[RunRecords], x: tuple[str, ...], average: str, is_strict: bool = True
+) -> Comparisons:
+    each = [curves_of(run.metrics, x, run.name, run.greedy) for run in runs]
+    keys = dict.fromkeys(key for curves in each for key in curves)
+    return {
+        key: _comparison([curves[key] for curves in each if key in curves], key[1], average, is_strict)
+        for key in keys
+    }
+
+
+def _comparison(curves: list[Curve], axis: str, average: str, is_strict: bool) -> Comparison:
+    fewest = FEWEST if is_strict else 2
+    if len(curves) >= fewest and all(curve.x.size for curve in curves):
+        what = "steps" if axis == "steps" else "seconds of training"
+        try:
+            x, values = common_grid([(curve.x, curve.smooth) for curve in curves], what)
+            return Comparison(tuple(curves), x, *middle_of(values, average))
+        except PlotError:
+            if is_strict:
+                raise
+    empty = np.empty(0)
+    return Comparison(tuple(curves), empty, empty, empty, empty)
+
+
+def _drawn(
+    groups: Mapping[str, Comparisons],
+    labels: Mapping[str, str],
+    title: str,
+    average: str,
+    best: Mapping[str, float | None] | None = None,
+) -> Figure:
+    """Return a figure of these groups; one alone has a legend that says what its lines are."""
+    alone = len(groups) == 1
+    shown: list[Curves] = [
+        {key: curve}
+        for compared in groups.values()
+        for key, comparison in compared.items()
+        for curve in comparison.curves
+    ]
+    whole: Curves = {key: curve for curves in shown for key, curve in curves.items()}
+    figure = canvas.new_figure(height_of(whole))
+    marks = {} if best is None else best
+    is_common = len(set(marks.values())) == 1
 
     def draw(axes: Axes, panel: Panel, axis: str, scale: float) -> None:
-        _draw(axes, compared[panel.column, axis], scale, panel.factor, names)
+        for number, (name, compared) in enumerate(groups.items()):
+            color, style = _COLORS[number % len(_COLORS)], _STYLES[number // len(_COLORS) % len(_STYLES)]
+            comparison = compared.get((panel.column, axis))
+            if comparison is not None:
+                look = {"color": color, "ls": style}
+                if alone and comparison.x.size:
+                    _draw_alone(axes, comparison, scale, panel.factor, average)
+                else:
+                    _draw_group(axes, comparison, scale, panel.factor, look, labels.get(name, name))
+            mark = marks.get(name)
+            if panel.is_return and mark is not None and (number == 0 or not is_common):
+                draw_best(axes, mark, canvas.BLACK if is_common else color)
 
-    handles, _ = draw_panels(figure, each, title, draw).get_legend_handles_labels()
-    canvas.legend_below(figure, handles, columns=4)
-    return figure, compared
+    panels = draw_panels(figure, shown, title, draw)
+    canvas.legend_below(figure, _legend_of(panels, groups, alone, average), columns=4)
+    return figure
 
 
-def _compared(curves: list[Curve], axis: str) -> Comparison:
-    empty = np.empty(0)
-    if len(curves) < FEWEST or not all(curve.x.size for curve in curves):
-        return Comparison(tuple(curves), empty, empty, empty)
-    what = "steps" if axis == "steps" else "seconds of training"
-    x, values = common_grid([(curve.x, curve.smooth) for curve in curves], what)
-    return Comparison(tuple(curves), x, *t_interval(values))
-
-
-def _draw(axes: Axes, comparison: Comparison, scale: float, factor: float, names: Sequence[str]) -> None:
-    if not comparison.x.size:
-        for i, (curve, name) in enumerate(zip(comparison.curves, names, strict=True)):
-            color = _COLORS[i % len(_COLORS)]
-            axes.plot(curve.x / scale, curve.smooth * factor, color=color, lw=1.8, label=name)
-        return
+def _draw_alone(axes: Axes, comparison: Comparison, scale: float, factor: float, average: str) -> None:
     for i, curve in enumerate(comparison.curves):
         label = "each run" if i == 0 else None
         axes.plot(curve.x / scale, curve.smooth * factor, color=canvas.GRAY, lw=0.8, alpha=0.5, label=label)
-    x, mean, half = comparison.x / scale, comparison.mean * factor, comparison.half * factor
-    axes.fill_between(
-        x, mean - half, mean + half, color=canvas.SKY, alpha=0.45, lw=0, label="95 % t-interval"
+    x, low, high = comparison.x / scale, comparison.low * factor, comparison.high * factor
+    axes.fill_between(x, low, high, color=canvas.SKY, alpha=0.45, lw=0, label=INTERVALS[average])
+    label = f"{average} of {len(comparison.curves)} runs"
+    axes.plot(x, comparison.middle * factor, color=canvas.BLUE, lw=2, label=label)
+
+
+def _draw_group(
+    axes: Axes, comparison: Comparison, scale: float, factor: float, look: dict[str, Any], label: str
+) -> None:
+    if not comparison.x.size:
+        for i, curve in enumerate(comparison.curves):
+            marker = "o" if curve.x.size == 1 else ""
+            y = curve.smooth * factor
+            axes.plot(curve.x / scale, y, **look, marker=marker, lw=1.8, label=None if i else label)
+        return
+    x = comparison.x / scale
+    if len(comparison.curves) >= FEWEST:
+        low, high = comparison.low * factor, comparison.high * factor
+        axes.fill_between(x, low, high, color=look["color"], alpha=0.18, lw=0)
+    axes.plot(x, comparison.middle * factor, **look, lw=2, label=label)
+
+
+def _legend_of(
+    panels: Sequence[Axes], groups: Mapping[str, Comparisons], alone: bool, average: str
+) -> list[Any]:
+    """Return what the legend has, each once: the groups, their interval, and the best policy."""
+    from matplotlib.patches import Patch
+
+    found: dict[str, Any] = {}
+    for axes in panels:
+        handles, labels = axes.get_legend_handles_labels()
+        found = dict(zip(labels, handles, strict=True)) | found
+    has_band = any(
+        each.x.size and len(each.curves) >= FEWEST for shown in groups.values() for each in shown.values()
     )
-    label = f"mean of {len(comparison.curves)} runs"
-    axes.plot(x, mean, color=canvas.BLUE, lw=2, label=label)
-
-
-def common_grid(curves: list[tuple[np.ndarray, np.ndarray]], what: str) -> tuple[np.ndarray, np.ndarray]:
-    """Interpolate curves, as ascending places and values, on one grid over the range that all of them cover.
-
-    Return the places, of shape (POINTS,), and the values, of shape (curves, POINTS). A `PlotError`, which
-    says `what` the places are, is raised if there is no such range.
-    """
-    first = max(float(x[0]) for x, _ in curves)
-    last = min(float(x[-1]) for x, _ in curves)
-    if first >= last:
-        raise PlotError(
-            f"The runs have no range of {what} in common: one begins at {first:,.0f}, and another has ended "
-            f"at {last:,.0f}. Give runs that were reported over the same range."
-        )
-    places = np.linspace(first, last, POINTS)
-    return places, np.array([np.interp(places, x, y) for x, y in curves])
-
-
-def t_interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the mean over axis 0, of at least 2 entries, and half the width of its 95 % t-interval.
-
-    Over n runs with sample standard deviation s the interval is mean +- t s / sqrt(n), with t the 97.5 %
-    quantile of Student's distribution with n - 1 degrees of freedom: it covers the mean of endlessly many
-    such runs in 95 % of all experiments, where the values are about normal.
-    """
-    n = len(values)
-    half = t_quantile(n - 1) * values.std(axis=0, ddof=1) / math.sqrt(n)
-    return values.mean(axis=0), half
-
-
-def t_quantile(freedom: int) -> float:
-    """Return the t with P(abs(T) < t) = 0.95 for Student's T with `freedom` >= 1 degrees of freedom."""
-    low, high = 0.0, math.pi / 2
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _within(middle, freedom) < CONFIDENCE else (low, middle)
-    return math.sqrt(freedom) * math.tan(low)
-
-
-def _within(angle: float, freedom: int) -> float:
-    """Return P(abs(T) < sqrt(freedom) tan(angle)), by its finite series of powers of the cosine."""
-    sine, cosine = math.sin(angle), math.cos(angle)
-    odd = freedom % 2
-    term, total = (cosine if odd else 1.0), 0.0
-    for k in range(1 + odd, freedom, 2):
-        total += term
-        term *= k / (k + 1) * cosine**2
-    return 2 / math.pi * (angle + sine * total) if odd else sine * total
+    if has_band and not alone:
+        found[INTERVALS[average]] = Patch(color=canvas.GRAY, alpha=0.3, lw=0, label=INTERVALS[average])
+    return list(found.values())

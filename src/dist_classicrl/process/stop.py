@@ -93,8 +93,8 @@ class StopWatch(_Listener):
     status. There, too, a second one ends the process at once.
 
     `signals` are stop signals besides SIGINT. The training has to have stopped `time_limit` seconds after its
-    first step began, which `begin` says; SLURM ends the job `slurm_left` seconds from now. The
-    reasons of requests name this process's `rank`.
+    first step began, which `begin` says; SLURM ends the job `slurm_left` seconds from now. The reasons of
+    requests name this process's `rank`.
     """
 
     def __init__(

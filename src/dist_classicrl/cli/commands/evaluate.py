@@ -54,3 +54,5 @@ def command(
         return
     title = f"{trained.title}: the greedy policy after {trained.agent.steps:,} steps"
     output.show_table(["", ""], found.to_rows(), title)
+    if found.hint is not None:
+        click.echo(f"\nHint: {found.hint}")

@@ -8,26 +8,31 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dist_classicrl.cli.option_types import option
+from dist_classicrl.cli.run_folder import folder_around
+from dist_classicrl.cli.several.reading import read_each
 
 if TYPE_CHECKING:
     from dist_classicrl.plotting import GridMap
 
-_NAME = "plot.png"
+_NAMES = {"all": "plot.png", "curves": "curves.png", "maps": "map.png", "timeline": "timeline.png"}
 
 _HELP = """\
 Draw what happened in one or several runs.
 
-RUN is the folder of a run, or its metrics.jsonl. Everything goes into one picture, by default plot.png in
-the run's folder, or in the current one for several runs.
+RUN is the folder of a run, or its metrics.jsonl. What is drawn goes into one picture: plot.png, curves.png,
+map.png or timeline.png in the run's folder, or in the current one for several runs.
 
 \b
-curves    return, temporal-difference error, throughput, communication
-maps      value and policy of a grid like FrozenLake, with arrows
+curves    returns, temporal-difference error, throughput, communication;
+          what the best policy collects, where that is known, is a dashed line
+maps      value and policy of a grid like FrozenLake, with arrows, or of
+          any other environment whose observations have two numbers
 timeline  when each worker learned, how fast, and what happened to it
-all       the three; the map only where the environment is a grid
+all       the three, as far as there is something to see
 
-Several runs, such as one training with several seeds, are drawn as curves: from three on their mean with
-a 95 % t-interval, on a common grid of steps or of time.
+Several runs are drawn as curves, in groups of those with the same settings but for the seed, or of those
+that are alike in what --group-by names: three or more as their mean with a 95 % t-interval, or their median
+with quartiles, on a common grid of steps or of time. Those without records are left out with a warning.
 
 \b
     dist-classicrl train FrozenLake-v1 --ranks 3 --out runs/lake
@@ -36,6 +41,7 @@ a 95 % t-interval, on a common grid of steps or of time.
 
 \b
     dist-classicrl plot runs/seed-1 runs/seed-2 runs/seed-3 --out seeds.png
+    dist-classicrl plot runs/* --group-by learning_rate --average median
 
 It needs matplotlib: pip install matplotlib.
 """
@@ -47,35 +53,42 @@ It needs matplotlib: pip install matplotlib.
 @option(
     "--kind", type=click.Choice(["curves", "maps", "timeline", "all"]), default="all", help="What is drawn."
 )
-@option(
-    "--x", type=click.Choice(["steps", "time"]), help="What curves go over; by default both side by side."
+@option("--x", type=click.Choice(["steps", "time", "both"]), default="steps", help="What curves go over.")
+@click.option(
+    "--group-by",
+    multiple=True,
+    metavar="NAME",
+    help="A setting, environment, ranks, or an argument of the environment: runs that are alike in it are "
+    "one group; more than once for several. By default what they differ in, but for the seed; none: no "
+    "groups.",
 )
-def command(runs: tuple[str, ...], out: Path | None, kind: str, x: str | None) -> None:
+@option("--average", type=click.Choice(["mean", "median"]), default="mean", help="What stands for a group.")
+def command(
+    runs: tuple[str, ...], out: Path | None, kind: str, x: str, group_by: tuple[str, ...], average: str
+) -> None:
     """Draw what happened in one or several runs."""
     from dist_classicrl.plotting import canvas
 
     canvas.require_matplotlib()
-    target = canvas.check_target(out or _default_target(runs))
+    axes = ("steps", "time") if x == "both" else (x,)
+    target = canvas.check_target(out or _default_target(runs, kind))
     if len(runs) > 1:
-        figure, shown = _several(runs, kind, x)
+        figure, shown = _several(runs, kind, axes, group_by, average)
     else:
-        figure, shown = _one(runs[0], kind, x)
+        figure, shown = _one(runs[0], kind, axes)
     click.echo(f"{canvas.save(figure, target)}: {shown}")
 
 
-def _default_target(runs: tuple[str, ...]) -> Path:
-    return Path(_NAME) if len(runs) > 1 else _folder(runs[0]) / _NAME
+def _default_target(runs: tuple[str, ...], kind: str) -> Path:
+    name = _NAMES[kind]
+    return Path(name) if len(runs) > 1 else folder_around(runs[0]) / name
 
 
-def _folder(run: str) -> Path:
-    """Return the folder of a run that was named by it or by a file in it."""
-    path = Path(run)
-    return path.parent if path.is_file() else path
-
-
-def _several(runs: tuple[str, ...], kind: str, x: str | None) -> tuple[Any, str]:
-    from dist_classicrl.monitoring.reading import read_metrics
-    from dist_classicrl.plotting import plot_several_runs
+def _several(
+    runs: tuple[str, ...], kind: str, axes: tuple[str, ...], group_by: tuple[str, ...], average: str
+) -> tuple[Any, str]:
+    from dist_classicrl import plotting
+    from dist_classicrl.cli.several import groups
 
     if kind in ("maps", "timeline"):
         raise click.BadParameter(
@@ -83,28 +96,35 @@ def _several(runs: tuple[str, ...], kind: str, x: str | None) -> tuple[Any, str]
             "--kind curves.",
             param_hint="--kind",
         )
-    metrics = [read_metrics(run) for run in runs]
-    figure, _ = plot_several_runs(metrics, runs, x or ("steps", "time"), f"{len(runs)} runs")
-    return figure, f"{len(runs)} runs, {sum(map(len, metrics)):,} reports"
+    found = read_each(runs, groups.read)
+    grouped, by = groups.grouped(found, group_by)
+    groups.warn_of_environments(found, by)
+    title = f"{len(found)} runs" + (f" by {', '.join(by)}" if by else "")
+    figure, _ = plotting.plot_groups(grouped, axes, title, average)
+    reports = sum(len(run.records.metrics) for run in found)
+    shown = "1 run" if len(found) == 1 else f"{len(found)} runs"
+    return figure, shown + (f" in {len(grouped)} groups" if by else "") + f", {reports:,} reports"
 
 
-def _one(run: str, kind: str, x: str | None) -> tuple[Any, str]:
+def _one(run: str, kind: str, axes: tuple[str, ...]) -> tuple[Any, str]:
     from dist_classicrl import plotting
-    from dist_classicrl.monitoring.reading import read_metrics
+    from dist_classicrl.cli.several import groups
 
     if kind == "maps":
         grid_map = _map_of(run)
         return plotting.plot_map(grid_map, run), f"the map of {grid_map.grid.name}"
-    metrics = read_metrics(run)
-    axes = x or ("steps", "time")
+    records = groups.read(run, with_best=kind != "timeline").records
+    metrics, greedy = records.metrics, records.greedy
+    reports = f"{len(metrics):,} reports"
     if kind == "curves":
-        return plotting.plot_curves(metrics, axes, run)[0], f"{len(metrics):,} reports"
+        return plotting.plot_curves(metrics, axes, run, greedy)[0], reports
     if kind == "timeline":
         figure, timeline = plotting.plot_timeline(metrics, run)
         return figure, f"{len(timeline.ranks):,} ranks, {len(timeline.events):,} events"
     grid = _map_if_any(run)
-    figure = plotting.plot_overview(metrics, grid, axes, run)[0]
-    return figure, f"{len(metrics):,} reports, {len(metrics.ranks):,} workers{', map' if grid else ''}"
+    figure = plotting.plot_overview(metrics, grid, axes, run, greedy)[0]
+    workers = "1 worker" if len(metrics.ranks) == 1 else f"{len(metrics.ranks):,} workers"
+    return figure, f"{reports}, {workers}{', map' if grid else ''}"
 
 
 def _map_of(run: str) -> GridMap:
@@ -112,7 +132,7 @@ def _map_of(run: str) -> GridMap:
     from dist_classicrl.errors import PlotError
     from dist_classicrl.plotting import map_of
 
-    trained = load(_folder(run) if Path(run).suffix == ".jsonl" else run)
+    trained = load(folder_around(run) if Path(run).suffix == ".jsonl" else run)
     if trained.env_name is None:
         raise PlotError(
             f"{run} does not tell which environment was trained in, so its map is not known. Give the folder "
@@ -126,7 +146,7 @@ def _map_if_any(run: str) -> GridMap | None:
     from dist_classicrl.cli.run_folder import RunFolder
     from dist_classicrl.errors import DistClassicRLError, PlotError
 
-    if not RunFolder(_folder(run)).exists():
+    if not RunFolder(folder_around(run)).exists():
         return None
     try:
         return _map_of(run)

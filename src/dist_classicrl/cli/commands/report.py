@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dist_classicrl.cli import output
+from dist_classicrl.cli.several.reading import read_each
 
 if TYPE_CHECKING:
     from dist_classicrl.report.scaling import Measured, ScalingReport
@@ -24,7 +25,8 @@ communication  share of the workers' time that did not go into learning;
                beside it mean, least, most and standard deviation over the
                workers
 
-One run alone gets a table of its workers instead, with their shares from report to report.
+Of several runs, those without records, such as one that failed, are left out with a warning. One run alone
+gets a table of its workers instead, with their shares from report to report.
 
 \b
     dist-classicrl train FrozenLake-v1 --ranks 2 --out runs/n1
@@ -50,7 +52,7 @@ def command(runs: tuple[str, ...], baseline: str | None, as_json: bool, out: Pat
     from dist_classicrl.report.scaling import compare
 
     given = dict.fromkeys(_plain(run) for run in (*runs, *([baseline] if baseline else [])))
-    report = compare([_measured(run) for run in given], _plain(baseline) if baseline else None)
+    report = compare(read_each(given, _measured), _plain(baseline) if baseline else None)
     if out is not None:
         from dist_classicrl.plotting import canvas, plot_scaling
 

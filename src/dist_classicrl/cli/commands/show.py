@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,13 +12,15 @@ from dist_classicrl.cli.option_types import Whole, option
 from dist_classicrl.cli.trained_agent import load_with_env, run_argument
 
 if TYPE_CHECKING:
+    from dist_classicrl.cli.several.listing import ListedRun
     from dist_classicrl.model.policy import Policy
 
 
 _HELP = """\
 Show policy and values of a trained model as text.
 
-RUN is the folder of a run, a model file, or a folder of checkpoints. Grids like FrozenLake are shown as
+RUN is the folder of a run, a model file, or a folder of checkpoints; of a folder with runs in it they are
+listed. Grids like FrozenLake are shown as
 maps with an arrow for the greedy move and with values; a dot is a state that was never visited.
 TicTacToe is shown as boards with the value of each empty square, and the greedy one in brackets.
 Everything else is a table.
@@ -25,6 +28,9 @@ Everything else is a table.
 \b
     dist-classicrl train FrozenLake-v1 --env-arg map_name=8x8
     dist-classicrl show runs/FrozenLake-v1
+
+\b
+    dist-classicrl show runs
 
 \b
     dist-classicrl show runs/Blackjack-v1 --states 50
@@ -52,8 +58,14 @@ def command(
     as_json: bool,
 ) -> None:
     """Show policy and values of a trained model as text."""
+    from dist_classicrl.cli.several.listing import runs_in
     from dist_classicrl.model.policy import policy_of
 
+    if found := runs_in(Path(run)):
+        if env is not None or env_args or states is not None or observations:
+            raise click.UsageError(f"{run} is a folder of runs. Name one of them, such as {found[0].run}.")
+        _show_runs(found, as_json)
+        return
     trained, made = load_with_env(run, env, env_args)
     policy = policy_of(trained.state, made)
     asked = [_state_of(policy, text) for text in observations]
@@ -76,6 +88,15 @@ def command(
             _show_board(policy, state)
     else:
         _show_states(policy, listed)
+
+
+def _show_runs(found: list[ListedRun], as_json: bool) -> None:
+    from dist_classicrl.cli.several.listing import HEADERS
+
+    if as_json:
+        output.show_json([each.to_dict() for each in found])
+    else:
+        output.show_table(HEADERS, [each.to_row() for each in found])
 
 
 def _state_of(policy: Policy, text: str) -> int:

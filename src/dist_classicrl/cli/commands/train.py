@@ -12,13 +12,14 @@ from dist_classicrl._hints import promised_size
 from dist_classicrl.cli import errors, options
 from dist_classicrl.cli.launch_options import is_of_launch, taken_from, takes_launch
 from dist_classicrl.cli.option_types import option
+from dist_classicrl.cli.synonyms import own_word
 
 _HELP = """\
 Train on one core or on many ranks; typed again, it goes on.
 
-ENV is a Gymnasium id, module:function for an environment of your own (a
-function or class that makes it, or returns a TabularMDP), or one of the
-built-in garnet and tictactoe.
+ENV is a Gymnasium id, module:name for an environment of your own (a
+function or class that makes it, or a TabularMDP, CompiledSimulator or
+environment itself), or one of the built-in garnet and tictactoe.
 
 \b
   dist-classicrl train FrozenLake-v1 --ranks 4 --total-steps 1e8 \\
@@ -62,7 +63,13 @@ def _section(param: click.Parameter) -> str:
     return "Starting ranks" if is_of_launch(param) else options.RUN
 
 
-@click.command("train", cls=_Sections, help=_HELP, epilog=errors.EXIT_STATUS)
+@click.command(
+    "train",
+    cls=_Sections,
+    help=_HELP,
+    epilog=errors.EXIT_STATUS,
+    context_settings={"token_normalize_func": own_word},
+)
 @click.argument("env", required=False)
 @click.option("--environment", "other_env", metavar="ENV", help="The same as ENV.")
 @click.option(

@@ -213,6 +213,26 @@ class SpaceIndex:
             for leaf in self._leaves
         ]
 
+    @property
+    def sizes(self) -> list[int]:
+        """How many values each number of a value has; the index counts through the last one first."""
+        return [size for leaf in self._leaves for size in leaf.sizes.tolist()]
+
+    @property
+    def first_values(self) -> list[int]:
+        """The least value of each number of a value."""
+        return [first for leaf in self._leaves for first in leaf.start.tolist()]
+
+    @property
+    def names(self) -> list[str]:
+        """Where each number of a value is, such as observation[0]."""
+        names = []
+        for leaf in self._leaves:
+            place = self.role + "".join(f"[{step!r}]" for step in leaf.path)
+            inner = np.ndindex(*leaf.shape) if leaf.shape else [()]
+            names += [place + "".join(f"[{each}]" for each in at) for at in inner]
+        return names
+
     def describe(self) -> list[dict[str, Any]]:
         """Return the digits as JSON-able data, equal for equal spaces in every process."""
         return [

@@ -1,0 +1,146 @@
+"""Several runs that are drawn together: read, and put into groups by their settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import click
+
+from dist_classicrl._nearest import nearest
+from dist_classicrl.cli import environment
+from dist_classicrl.cli.config import ENVIRONMENT, ENVIRONMENT_ARGUMENTS, RANKS
+from dist_classicrl.cli.options import OPTIONS
+from dist_classicrl.cli.run_folder import RunFolder, folder_around
+from dist_classicrl.cli.synonyms import SYNONYMS
+from dist_classicrl.errors import DistClassicRLError, MetricsError
+from dist_classicrl.monitoring.reading import read_metrics
+from dist_classicrl.plotting import RunRecords, read_evaluations
+
+_ALL = "none"  # what --group-by says to have one group
+_KEPT = [name for name, option in OPTIONS.items() if option.is_kept and name != "seed"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run with what is drawn of it, and its settings; none where nothing tells them."""
+
+    records: RunRecords
+    settings: dict[str, Any]  # as its config.toml has them
+    arguments: dict[str, Any]  # of its environment
+
+    def said(self, name: str) -> str:
+        """Return what this run has for a setting, in a few characters."""
+        value = self.settings.get(name, self.arguments.get(name))
+        return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def read(run: str, with_best: bool = True) -> Run:
+    """Return a run, which has a report at least; MetricsError or PlotError if it cannot be read.
+
+    `with_best` finds out what the best policy collects, where the environment's model is known.
+    """
+    metrics = read_metrics(run)
+    if not len(metrics):
+        raise MetricsError(
+            f"The records of {run} hold no report of progress, so there is nothing to draw. Train longer "
+            "than one progress interval, or give another run."
+        )
+    folder = folder_around(run)
+    settings = RunFolder(folder).read_config()
+    arguments = settings.pop(ENVIRONMENT_ARGUMENTS, {})
+    best = _best(settings, arguments) if with_best else None
+    return Run(RunRecords(metrics, run, read_evaluations(folder, best)), settings, arguments)
+
+
+def _best(settings: dict[str, Any], arguments: dict[str, Any]) -> float | None:
+    if ENVIRONMENT not in settings or "discount_factor" not in settings:
+        return None
+    asked = settings["discount_factor"], settings.get("use_action_mask")
+    try:
+        return _best_return(settings[ENVIRONMENT], tuple(sorted(arguments.items())), *asked)
+    except TypeError:  # an argument that cannot be a key, such as a list
+        return _best_return.__wrapped__(settings[ENVIRONMENT], tuple(arguments.items()), *asked)
+
+
+@lru_cache(maxsize=16)
+def _best_return(
+    name: str, arguments: tuple[tuple[str, Any], ...], discount_factor: float, use_action_mask: bool | None
+) -> float | None:
+    from dist_classicrl.evaluation.best import best_return
+
+    try:
+        return best_return(environment.make(name, dict(arguments)), discount_factor, use_action_mask)
+    except (DistClassicRLError, ImportError):  # what was trained in is not here any more
+        return None
+
+
+def grouped(runs: Sequence[Run], by: Sequence[str]) -> tuple[dict[str, list[RunRecords]], tuple[str, ...]]:
+    """Return the records of runs in groups, by what the legend says of each, and the settings that make them.
+
+    `by` names the settings; by default those in which the runs differ, but for the seed. Runs that differ in
+    nothing are one group, or where they are but two, two.
+    """
+    names = _checked(runs, by) if by else _differing(runs)
+    groups: dict[str, list[RunRecords]] = {}
+    for run in runs:
+        label = ", ".join(f"{name}={run.said(name)}" for name in names)
+        groups.setdefault(label, []).append(run.records)
+    if not names and len(runs) == 2:
+        return {f"{number}: {run.records.name}": [run.records] for number, run in enumerate(runs, 1)}, ()
+    return dict(sorted(groups.items(), key=lambda group: _order(group[0]))), names
+
+
+def _order(label: str) -> list[tuple[int, float, str]]:
+    """Return by what labels are sorted: numbers by size."""
+    order = []
+    for part in label.split(", "):
+        text = part.partition("=")[2]
+        try:
+            order.append((0, float(text), ""))
+        except ValueError:
+            order.append((1, 0.0, text))
+    return order
+
+
+def _checked(runs: Sequence[Run], by: Sequence[str]) -> tuple[str, ...]:
+    if list(by) == [_ALL]:
+        return ()
+    own = [name for run in runs for name in run.arguments]
+    known = list(dict.fromkeys([ENVIRONMENT, RANKS, *OPTIONS, *own]))
+    names = []
+    for asked in by:
+        word = asked.replace("-", "_")
+        name = word if word in known else SYNONYMS.get(word, word)
+        if name not in known:
+            raise click.BadParameter(
+                f"there is no setting {asked!r}.{nearest(name, known)} Write environment, {RANKS}, an "
+                f"argument of the environment, a setting such as learning_rate, or {_ALL}.",
+                param_hint="--group-by",
+            )
+        names.append(name)
+    return tuple(dict.fromkeys(names))
+
+
+def _differing(runs: Sequence[Run]) -> tuple[str, ...]:
+    """Return the settings that make another experiment in which runs differ, of those that tell them."""
+    told = [run for run in runs if run.settings]
+    names = dict.fromkeys([ENVIRONMENT, *(name for run in told for name in run.arguments), *_KEPT])
+    return tuple(name for name in names if len({run.said(name) for run in told}) > 1)
+
+
+def warn_of_environments(runs: Sequence[Run], by: Sequence[str]) -> None:
+    """Say on standard error if the runs are of different environments, so that returns are not comparable."""
+    counts: dict[str, int] = {}
+    for run in runs:
+        if run.settings:
+            arguments = ", ".join(f"{name}={run.said(name)}" for name in sorted(run.arguments))
+            name = run.said(ENVIRONMENT) + (f" ({arguments})" if arguments else "")
+            counts[name] = counts.get(name, 0) + 1
+    if len(counts) > 1:
+        told = ", ".join(f"{name}: {count}" for name, count in sorted(counts.items()))
+        advice = "" if ENVIRONMENT in by else " Draw each by itself, or with --group-by environment."
+        what = f"these runs are of different environments ({told}), so their returns cannot be compared."
+        click.echo(f"Warning: {what}{advice}", err=True)

@@ -1,0 +1,35 @@
+"""Several runs that a command is given, such as by runs/*: those without anything to show are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TypeVar
+
+import click
+
+from dist_classicrl.errors import DistClassicRLError, MetricsError, PlotError
+
+Found = TypeVar("Found")
+
+
+def read_each(names: Iterable[str], read: Callable[[str], Found]) -> list[Found]:
+    """Return what `read` gives for each of these runs.
+
+    Where `read` raises a MetricsError or a PlotError for some of several that are there, a warning says that
+    they are left out; for all of them, the first is raised.
+    """
+    found: list[Found] = []
+    failed: dict[str, DistClassicRLError] = {}
+    for name in names:
+        try:
+            found.append(read(name))
+        except (MetricsError, PlotError) as error:
+            if not Path(name).exists():
+                raise
+            failed[name] = error
+    if not found and failed:
+        raise next(iter(failed.values()))
+    for name, reason in failed.items():
+        click.echo(f"Warning: {name} is left out. {reason}", err=True)
+    return found

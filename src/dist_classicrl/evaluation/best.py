@@ -1,0 +1,30 @@
+"""What the best policy of an environment collects, where its model is known: a mark for learning curves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dist_classicrl.environments.resolve import resolve
+from dist_classicrl.errors import ConvergenceError
+from dist_classicrl.evaluation.episodes import play_table
+
+EPISODES = 10_000
+MOST_STATES = 100_000  # a model of more takes long to solve
+_LONGEST_EPISODE = 10_000
+
+
+def best_return(env: Any, discount_factor: float, use_action_mask: bool | None = None) -> float | None:
+    """Return the mean undiscounted return of the policy that is best with this discount factor, as played.
+
+    `env` is what `train` takes. None where its model is not known or too large, or a value is infinite.
+    """
+    source = resolve(env, 1, use_action_mask)
+    source.close()
+    simulator = source.simulator
+    if simulator is None or simulator.model is None or simulator.model.n_states > MOST_STATES:
+        return None
+    try:
+        best = simulator.model.solve(discount_factor).q
+    except ConvergenceError:
+        return None
+    return play_table(simulator, best, EPISODES, 0, _LONGEST_EPISODE).mean_return

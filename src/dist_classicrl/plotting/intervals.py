@@ -1,0 +1,73 @@
+"""The middle of several curves on a common grid, and the interval around it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from dist_classicrl.errors import PlotError
+
+CONFIDENCE = 0.95
+POINTS = 200  # of the common grid
+MEAN, MEDIAN = "mean", "median"
+INTERVALS = {MEAN: "95 % t-interval", MEDIAN: "quartiles"}
+"""What may stand for several runs, and what the interval around it is called."""
+
+
+def common_grid(curves: list[tuple[np.ndarray, np.ndarray]], what: str) -> tuple[np.ndarray, np.ndarray]:
+    """Interpolate curves, as ascending places and values, on one grid over the range that all of them cover.
+
+    Return the places, of shape (POINTS,), and the values, of shape (curves, POINTS). A `PlotError`, which
+    says `what` the places are, is raised if there is no such range.
+    """
+    first = max(float(x[0]) for x, _ in curves)
+    last = min(float(x[-1]) for x, _ in curves)
+    if first >= last:
+        raise PlotError(
+            f"The runs have no range of {what} in common: one begins at {first:,.0f}, and another has ended "
+            f"at {last:,.0f}. Give runs that were reported over the same range."
+        )
+    places = np.linspace(first, last, POINTS)
+    return places, np.array([np.interp(places, x, y) for x, y in curves])
+
+
+def middle_of(values: np.ndarray, average: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the middle over axis 0, of at least 2 entries, and the least and the most of its interval."""
+    if average == MEDIAN:
+        low, middle, high = np.quantile(values, (0.25, 0.5, 0.75), axis=0)
+        return middle, low, high
+    mean, half = t_interval(values)
+    return mean, mean - half, mean + half
+
+
+def t_interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the mean over axis 0, of at least 2 entries, and half the width of its 95 % t-interval.
+
+    Over n runs with sample standard deviation s the interval is mean +- t s / sqrt(n), with t the 97.5 %
+    quantile of Student's distribution with n - 1 degrees of freedom: it covers the mean of endlessly many
+    such runs in 95 % of all experiments, where the values are about normal.
+    """
+    n = len(values)
+    half = t_quantile(n - 1) * values.std(axis=0, ddof=1) / math.sqrt(n)
+    return values.mean(axis=0), half
+
+
+def t_quantile(freedom: int) -> float:
+    """Return the t with P(abs(T) < t) = 0.95 for Student's T with `freedom` >= 1 degrees of freedom."""
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _within(middle, freedom) < CONFIDENCE else (low, middle)
+    return math.sqrt(freedom) * math.tan(low)
+
+
+def _within(angle: float, freedom: int) -> float:
+    """Return P(abs(T) < sqrt(freedom) tan(angle)), by its finite series of powers of the cosine."""
+    sine, cosine = math.sin(angle), math.cos(angle)
+    odd = freedom % 2
+    term, total = (cosine if odd else 1.0), 0.0
+    for k in range(1 + odd, freedom, 2):
+        total += term
+        term *= k / (k + 1) * cosine**2
+    return 2 / math.pi * (angle + sine * total) if odd else sine * total
