@@ -14,9 +14,9 @@ from dist_classicrl.tables.rows import actions_of, pick_among_best
 def play_greedily(simulation, memory, time_limit, table, key, returns, lengths, cut_off, came):
     """Play greedy episodes of random stream `key`, into `returns` and `lengths`.
 
-    These are float64 and int64, both of shape (episodes,). `cut_off`,
-    int64 of shape (1,), counts those that came to no end of their own. Return whether a game gave what it must not:
-    `came` tells it, see `dist_classicrl.environments.simulate.note`, and the first of `returns` is the reward.
+    These are float64 and int64, both of shape (episodes,). `cut_off`, int64 of shape (1,), counts those that
+    came to no end of their own. Return whether a game gave what it must not: `came` tells it, see
+    `dist_classicrl.environments.simulate.note`, and the first of `returns` is the reward.
     """
     q, best, greedy = table.q, table.best, table.greedy
     n_actions = actions_of(table)
