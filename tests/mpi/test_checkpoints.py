@@ -449,6 +449,7 @@ def test_every_checkpoint_is_of_one_moment(
     monkeypatch.setattr(snapshot, "SLICE_ENTRIES", 500)
     env = TabularMDP.garnet(3_000, 4, 2, seed=1)
     settings = {"async_updates": async_updates, "sync_frequency": 3, "batch_size": 100, "logical_workers": 5}
+    settings["epsilon"] = 0.1  # whatever the total
     agent = make_agent(**settings)
 
     sent = []

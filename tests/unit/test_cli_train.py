@@ -284,7 +284,7 @@ def test_a_module_may_name_a_simulator(worlds, place):
 @pytest.mark.parametrize(
     "words, match",
     [
-        (["--learning-rate", "0.5"], "another learning_rate: it is 0.1 there, and 0.5 now"),
+        (["--learning-rate", "0.5"], "another learning_rate: it is 'per_visit:0.7:0.5:100.0' there"),
         (["--seed", "4"], "another seed: it is 3 there, and 4 now"),
         (["--env-arg", "map_name=8x8"], "another map_name of the environment: it is left out there"),
         (["--no-async-updates"], "another async_updates"),
