@@ -184,3 +184,19 @@ def test_the_gauge_looks_at_empty_tables_too(clock):
         clock.now += 1.0
         gauge.look(np.zeros(5, np.float32))
     assert not gauge.moving
+
+
+def test_a_push_has_at_most_half_a_percent_of_the_run(clock):
+    pacer = Pacer(Settings(), 3, 1, 2_000_000)
+    pacer.gauge.moving = False
+    assert settled(pacer, 1e6, 1e-3, 1e-3) == pytest.approx(10_000, abs=32)
+    assert Pacer(Settings(), 3, 1, 20_000).interval == 128  # whole batches, from the first on
+    assert Pacer(Settings(sync_frequency=100), 3, 1, 20_000).interval == 3_200  # a number is kept to
+
+
+def test_a_push_that_waits_for_an_answer_has_at_most_a_tenth_of_a_second_of_work_or_half_a_percent(clock):
+    short, long = Pacer(Settings(), 3, 1, 2_000_000), Pacer(Settings(), 3, 1, 10**9)
+    for pacer in (short, long):
+        settled(pacer, 1e6, 1e-3, 1e-3)
+    assert short.longest_push == pytest.approx(100_000, abs=32)
+    assert long.longest_push == pytest.approx(5_000_000, abs=32)

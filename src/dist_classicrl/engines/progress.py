@@ -6,7 +6,7 @@ import math
 import socket
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dist_classicrl.engines.outcome import Counters, Learned, Tally, with_nan, without_nan
@@ -100,7 +100,8 @@ class Progress:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the progress as plain data for JSON, which has no NaN: None stands for it."""
-        data = asdict(self)
+        # dataclasses.asdict() copies deeply, which took a third of the time of a record.
+        data = {**vars(self), "ranks": tuple(dict(vars(rank)) for rank in self.ranks)}
         return without_nan(data, _MAY_BE_NAN)
 
     @classmethod

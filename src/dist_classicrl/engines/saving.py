@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -216,7 +216,9 @@ class Saver:
         """
         environment = self.description["environment"]["text"]
         note_finished(self.finished, **self.description["call"], result=result, environment=environment)
-        return self.save_last(values, counts, position, meanwhile)
+        # The last report comes when this is on disk: whoever goes on from here has nothing to report again.
+        tally = {name: count for name, count in position.tally.items() if name != "reported"}
+        return self.save_last(values, counts, replace(position, tally=tally), meanwhile)
 
     def _wait(self, deadline: float, meanwhile: Callable[[], None]) -> bool:
         while not self.writer.wait(_LOOK_SECONDS):

@@ -75,16 +75,20 @@ class MetricsWriter:
             self._unwritten, self._written = None, (progress.steps, progress.seconds)
             self._recent.add(progress.episodes, progress.mean_return, progress.mean_length)
             told = {name: value for name, value in progress.to_dict().items() if name != "events"}
-            self._last = _finite(
-                {
-                    "kind": "progress",
-                    "step": step,
-                    "time": self._offset + progress.seconds,
-                    "recent_return": self._recent.mean_return,
-                    **told,
-                }
-            )
-            text, row = text + _text(self._last), _row(self._last)
+            line = {
+                "kind": "progress",
+                "step": step,
+                "time": self._offset + progress.seconds,
+                "recent_return": self._recent.mean_return,
+                **told,
+            }
+            try:
+                written = _text(line)
+            except ValueError:  # a number that JSON does not have
+                line = _finite(line)
+                written = _text(line)
+            self._last = line
+            text, row = text + written, _row(line)
         self._append(text, row)
 
     def flush(self) -> None:
