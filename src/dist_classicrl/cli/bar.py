@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from dist_classicrl._words import counted
 from dist_classicrl.callbacks.display import time_left
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def drawn(progress: Progress, with_workers: bool) -> RenderableType:
         ProgressBar(total=max(1, progress.total_steps), completed=progress.steps),
         Text(f"{math.floor(100 * share)}%  {'--:--' if left is None else clock(left)} left"),
     )
-    workers = "1 worker" if progress.workers == 1 else f"{progress.workers} workers"
+    workers = counted(progress.workers, "worker")
     numbers = Text(
         f"{short(progress.steps)}/{short(progress.total_steps)} steps  "
         f"{short(progress.steps_per_second)}/s  "
