@@ -129,7 +129,8 @@ def main() -> None:
         arguments.output.parent.mkdir(parents=True, exist_ok=True)
         agent.save_model(arguments.output)
         print(f"greedy return  {greedy_return:.4g} (mean of {arguments.episodes:,} episodes)")
-        print(f"speed          {result.steps_per_second:,.0f} steps/s on {result.workers} worker(s)")
+        workers = "1 worker" if result.workers == 1 else f"{result.workers} workers"
+        print(f"speed          {result.steps_per_second:,.0f} steps/s on {workers}")
         print(f"model          {arguments.output.resolve()}", flush=True)
 
 

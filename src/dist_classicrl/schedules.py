@@ -9,7 +9,7 @@ is updated.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, get_args
 
 from dist_classicrl.checks import as_float, is_real, is_whole
@@ -230,7 +230,7 @@ class Exponential(_FromTo):
         return Segment(start, stop, value, (self.at(stop) - value) / (stop - start))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PerVisit:
     """The step size ``scale * ((n + offset) / (1 + offset)) ** -exponent`` at the n-th visit of an entry.
 
@@ -247,6 +247,14 @@ class PerVisit:
     exponent: float
     scale: float = 1.0
     offset: float = 0.0
+
+    def __repr__(self) -> str:
+        given = (
+            f", {each.name}={getattr(self, each.name)!r}"
+            for each in fields(self)
+            if getattr(self, each.name) != each.default and each.name != "exponent"
+        )
+        return f"PerVisit({self.exponent!r}{''.join(given)})"
 
     def __post_init__(self) -> None:
         exponent = _check_number("PerVisit", "exponent", self.exponent)

@@ -177,7 +177,7 @@ def test_what_is_no_state_is_refused_in_a_batch_too(keeper):
         for ask in (keeper.policy, keeper.predict, keeper.action_values, keeper.state_values):
             with pytest.raises(SettingsError, match="from 0 to 5, got .*array of states is a batch"):
                 ask(wrong)
-    with pytest.raises(SettingsError, match=r"shape \(2, 6\) and allow an action"):
+    with pytest.raises(SettingsError, match=r"shape \(2, 6\), be of booleans \(or 0 and 1\) and allow an"):
         keeper.predict([0, 1], np.zeros((2, 6)))
 
 

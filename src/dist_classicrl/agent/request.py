@@ -96,7 +96,7 @@ class Request:
         Or(None, YesOrNo(" or None"))("progress_bar", self.progress_bar)
         if not is_flag(self.verbose) and not (is_whole(self.verbose) and self.verbose in (0, 1)):
             raise SettingsError(f"verbose must be True or False, or 1 or 0, got {self.verbose!r}.")
-        if interval == "auto":
+        if isinstance(interval, str) and interval == "auto":
             return steps
         if not is_real(interval):
             raise SettingsError(

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from dist_classicrl._words import counted
 from dist_classicrl.callbacks.display import time_left
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def _share(progress: Progress) -> str:
 
 
 def _numbers(progress: Progress) -> str:
-    workers = "1 worker" if progress.workers == 1 else f"{progress.workers} workers"
+    workers = counted(progress.workers, "worker")
     return (
         f"{short(progress.steps)}/{short(progress.total_steps)} steps  "
         f"{short(progress.steps_per_second)}/s  "

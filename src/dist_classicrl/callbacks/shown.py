@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dist_classicrl import _jit
 from dist_classicrl._hints import rank_of_environment
+from dist_classicrl._words import counted
 from dist_classicrl.callbacks.bar import bar, in_words, is_terminal, rendered, short
 from dist_classicrl.callbacks.base import BaseCallback
 from dist_classicrl.callbacks.display import LogCallback
@@ -68,7 +69,7 @@ class ShownTraining(BaseCallback):
             states, actions = self.model.q_table.shape
             _write(
                 f"training for {self.progress.total_steps:,} steps: {states:,} states, {actions:,} actions, "
-                f"{_workers(self.progress.workers)}, seed {self.model.seed}"
+                f"{counted(self.progress.workers, 'worker')}, seed {self.model.seed}"
             )
         self._has_begun = True
 
@@ -87,7 +88,7 @@ class ShownTraining(BaseCallback):
             result = self.result
             _write(
                 f"trained {result.steps:,} steps in {result.seconds:.3g} s, "
-                f"{short(result.steps_per_second)}/s on {_workers(result.workers)}; "
+                f"{short(result.steps_per_second)}/s on {counted(result.workers, 'worker')}; "
                 f"mean return {result.mean_return:.4g} while exploring"
             )
 
@@ -217,10 +218,6 @@ def _as_html(picture: RenderableType) -> str:
 
 def _waiting() -> str:
     return _jit.COMPILING if _jit.has_compiled() else "preparing"
-
-
-def _workers(number: int) -> str:
-    return "1 worker" if number == 1 else f"{number} workers"
 
 
 def _write(text: str) -> None:

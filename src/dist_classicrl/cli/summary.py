@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from dist_classicrl._words import counted
 from dist_classicrl.cli.run_folder import RunFolder, short_path
 
 if TYPE_CHECKING:
@@ -23,8 +24,7 @@ def summary(
     known; None: nobody has found out.
     """
     asked = folder.read_config().get("total_steps", result.steps)
-    workers = "1 worker" if result.workers == 1 else f"{result.workers} workers"
-    rate = f"{result.steps_per_second:,.0f} steps/s on {workers}"
+    rate = f"{result.steps_per_second:,.0f} steps/s on {counted(result.workers, 'worker')}"
     rows = {"trained": f"{result.steps:,} steps in {result.seconds:.3g} s, {rate}"}
     if result.steps < asked:
         rows["ended early"] = f"of {asked:,} steps{_why_early(folder)}"

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from dist_classicrl._words import counted
 from dist_classicrl.diagnosis.findings import Finding, failure, ok, warning
 from dist_classicrl.diagnosis.plan import TrainingPlan
 from dist_classicrl.launch.hosts import Host, slurm_tasks
@@ -64,16 +65,16 @@ def examine_slots(plan: TrainingPlan) -> Finding:
                 f"Ask for --ntasks={plan.ranks} in the batch script, or take --ranks {tasks}.",
             )
         return ok(check, f"{tasks} by SLURM for {plan.ranks} ranks")
-    cores, workers = usable_cores(), plan.ranks - 1
-    if workers > cores:
+    cores, workers = usable_cores(), counted(plan.ranks - 1, "worker")
+    if plan.ranks - 1 > cores:
         return warning(
             check,
-            f"too few: {plan.ranks} ranks are {workers} workers and a server, which sleeps, but there "
+            f"too few: {counted(plan.ranks, 'rank')} are {workers} and a server, which sleeps, but there "
             f"{_are_cores(cores)}; Open MPI's mpirun by itself refuses more ranks than cores",
             f"Take --ranks {cores + 1}. More ranks are not faster; `dist-classicrl train` and `launch` start "
             "them all the same (mpirun --map-by :OVERSUBSCRIBE --bind-to none).",
         )
-    return ok(check, f"there {_are_cores(cores)} for {workers} workers and a server, which mostly sleeps")
+    return ok(check, f"there {_are_cores(cores)} for {workers} and a server, which mostly sleeps")
 
 
 def examine_threads(plan: TrainingPlan, reports: list[dict[str, Any]]) -> Iterator[Finding]:

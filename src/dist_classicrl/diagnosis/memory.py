@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from dist_classicrl._words import counted
 from dist_classicrl.diagnosis.findings import Finding, failure, ok, warning
 from dist_classicrl.diagnosis.plan import TrainingPlan
 from dist_classicrl.diagnosis.probe import memory_left
@@ -117,7 +118,7 @@ def _verdict(
 ) -> Finding:
     check = "memory"
     serves, workers = ranks
-    who = f"{'a server and ' if serves else ''}{workers} worker{'' if workers == 1 else 's'}"
+    who = f"{'a server and ' if serves else ''}{counted(workers, 'worker')}"
     text = f"{who} need {bytes_text(least)} of {bytes_text(left)} on {host}"
     if plan.states is None or plan.actions is None:
         text += " before there is a table (give --states and --actions)"

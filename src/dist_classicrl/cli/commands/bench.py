@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dist_classicrl._words import counted
 from dist_classicrl.cli import output
 from dist_classicrl.cli.launch_options import ranks_option
 from dist_classicrl.cli.option_types import Real, Whole, option
@@ -99,7 +100,9 @@ def _show_many(found: list[Rate], alone: dict[str, float]) -> None:
     ]
     click.echo()
     headers = ["environment", "steps/s", "runs", "times one core", "not learning"]
-    output.show_table(headers, rows, f"Learning under mpirun: a server and {found[0].workers} workers")
+    output.show_table(
+        headers, rows, f"Learning under mpirun: a server and {counted(found[0].workers, 'worker')}"
+    )
 
 
 def _rate(value: float) -> str:

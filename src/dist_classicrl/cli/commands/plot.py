@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dist_classicrl._words import counted
 from dist_classicrl.cli.option_types import option
 from dist_classicrl.cli.run_folder import folder_around
 from dist_classicrl.cli.several.reading import read_each
@@ -99,11 +100,11 @@ def _several(
     found = read_each(runs, groups.read)
     grouped, by = groups.grouped(found, group_by)
     groups.warn_of_environments(found, by)
-    title = f"{len(found)} runs" + (f" by {', '.join(by)}" if by else "")
+    title = counted(len(found), "run") + (f" by {', '.join(by)}" if by else "")
     figure, _ = plotting.plot_groups(grouped, axes, title, average)
     reports = sum(len(run.records.metrics) for run in found)
-    shown = "1 run" if len(found) == 1 else f"{len(found)} runs"
-    return figure, shown + (f" in {len(grouped)} groups" if by else "") + f", {reports:,} reports"
+    shown = counted(len(found), "run") + (f" in {counted(len(grouped), 'group')}" if by else "")
+    return figure, f"{shown}, {counted(reports, 'report')}"
 
 
 def _one(run: str, kind: str, axes: tuple[str, ...]) -> tuple[Any, str]:
@@ -115,16 +116,15 @@ def _one(run: str, kind: str, axes: tuple[str, ...]) -> tuple[Any, str]:
         return plotting.plot_map(grid_map, run), f"the map of {grid_map.grid.name}"
     records = groups.read(run, with_best=kind != "timeline").records
     metrics, greedy = records.metrics, records.greedy
-    reports = f"{len(metrics):,} reports"
+    reports = counted(len(metrics), "report")
     if kind == "curves":
         return plotting.plot_curves(metrics, axes, run, greedy)[0], reports
     if kind == "timeline":
         figure, timeline = plotting.plot_timeline(metrics, run)
-        return figure, f"{len(timeline.ranks):,} ranks, {len(timeline.events):,} events"
+        return figure, f"{counted(len(timeline.ranks), 'rank')}, {counted(len(timeline.events), 'event')}"
     grid = _map_if_any(run)
     figure = plotting.plot_overview(metrics, grid, axes, run, greedy)[0]
-    workers = "1 worker" if len(metrics.ranks) == 1 else f"{len(metrics.ranks):,} workers"
-    return figure, f"{reports}, {workers}{', map' if grid else ''}"
+    return figure, f"{reports}, {counted(len(metrics.ranks), 'worker')}{', map' if grid else ''}"
 
 
 def _map_of(run: str) -> GridMap:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dist_classicrl._words import counted
 from dist_classicrl.cli import output
 from dist_classicrl.cli.launch_options import ranks_option, takes_hosts
 from dist_classicrl.cli.option_types import Kind, Real, Whole, option
@@ -107,7 +108,7 @@ def _show(found: CommunicationProfile, as_json: bool) -> None:
         return
     rows = [_row(each, found.hosts) for each in found.measurements]
     n_hosts = len(set(found.hosts))
-    title = f"Communication of {len(found.hosts)} ranks on {n_hosts} host{'' if n_hosts == 1 else 's'}"
+    title = f"Communication of {counted(len(found.hosts), 'rank')} on {counted(n_hosts, 'host')}"
     output.show_table(["operation", "ranks", "bytes", "median us", "least us", "MB/s", "times"], rows, title)
 
 

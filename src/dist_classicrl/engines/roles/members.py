@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from dist_classicrl._words import counted
 from dist_classicrl.comm.messages import encode
 from dist_classicrl.comm.transport import Channel
 from dist_classicrl.engines.outcome import Tally
@@ -233,7 +234,7 @@ class Members(Generic[Client]):
             )
         if left < policy.min_workers:
             raise RankLostError(
-                f"Rank {rank} is lost ({why}), which leaves {left} workers: fewer than "
+                f"Rank {rank} is lost ({why}), which leaves {counted(left, 'worker')}: fewer than "
                 f"min_workers={policy.min_workers}. Start the job again with more ranks, or lower "
                 "min_workers."
             )
