@@ -1,28 +1,28 @@
-"""What people of this field call settings elsewhere, and what they are called here."""
+"""What people of this field call settings elsewhere, and which options they are here."""
 
 from __future__ import annotations
 
-SYNONYMS = {
-    "algo": "algorithm",
-    "alpha": "learning_rate",
-    "discount": "discount_factor",
+from dist_classicrl._arguments import OURS
+
+_OPTIONS = {
     "env": "environment",
-    "env_id": "environment",
-    "eps": "epsilon",
+    "episodes": "eval_episodes",
     "eval_freq": "eval_every",
-    "gamma": "discount_factor",
-    "lr": "learning_rate",
-    "n_eval_episodes": "eval_episodes",
-    "num_envs": "n_envs",
-    "num_steps": "total_steps",
     "output": "out",
     "output_dir": "out",
     "processes": "ranks",
-    "step_size": "learning_rate",
     "steps": "total_steps",
-    "timesteps": "total_steps",
-    "total_timesteps": "total_steps",
 }
+_ARGUMENTS = (
+    *("algorithm", "discount_factor", "env", "episodes", "epsilon", "learning_rate", "n_envs"),
+    "total_steps",
+)
+
+SYNONYMS = {
+    word: _OPTIONS.get(argument, argument)
+    for word, argument in OURS.items()
+    if argument in _ARGUMENTS and word not in _OPTIONS.values()
+} | _OPTIONS
 
 
 def own_word(word: str) -> str:
