@@ -459,6 +459,9 @@ def test_what_is_no_environment_is_refused():
         EnvError, match="'NoSuchThing-v0' is no environment that Gymnasium can make: .*doesn't"
     ):
         make_stepped("NoSuchThing-v0")
+    for text in (":", ".near:Env-v0", "os path:Env-v0"):
+        with pytest.raises(EnvError, match="before the colon, is no module"):
+            make_stepped(text)
     one = Timetable()
     with pytest.raises(EnvError, match="the same .* twice"):
         make_stepped(lambda: gymnasium.wrappers.TimeLimit(one, 5), 2)

@@ -190,18 +190,15 @@ class StepLoop(Loop):
 
     def settle(self) -> None:
         """Write what was learned into the run's table."""
-        # The local table is exact: applying the maps would only add rounding.
-        run, table = self._run, self._learner.table
+        run = self._run
         if not self._is_sound:
             return
         try:
-            packed = table.pack()
+            self._learner.table.settle(run.values, run.counts)
         except DivergenceError:
             self._is_sound = False
             raise
         run.kept = self._stream.used - self._first
-        run.values[packed.entries] = table.q[packed.entries]
-        run.counts[packed.entries] += packed.visits
 
     def position(self, whole: bool = True) -> Position:
         """See `Loop`."""

@@ -95,6 +95,28 @@ def pack_maps(table, base, threshold, key, limit, out):
     return taken, lost
 
 
+@jit
+def settle_maps(table, limit, values, counts):
+    """Write the touched entries of a table to `values`, and add their visits to `counts`; forget the maps.
+
+    Return an entry whose value is beyond `limit` or no number, and then nothing is written; -1 if there is
+    none.
+    """
+    for i in range(table.n_touched[0]):
+        entry = table.touched[i]
+        if not abs(table.q[entry]) <= limit:
+            return entry
+    for i in range(table.n_touched[0]):
+        entry = table.touched[i]
+        visits = table.updates[entry] & VISIT_MASK
+        values[entry] = table.q[entry]
+        counts[entry] += visits
+        table.visits[entry] += visits
+        _set_identity(table, entry)
+    table.n_touched[0] = 0
+    return -1
+
+
 @jit_inline
 def _pack_replays(replays, i, updates):
     if replays is not None:

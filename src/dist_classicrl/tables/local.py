@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from dist_classicrl.errors import DivergenceError
 from dist_classicrl.tables import kernels
 from dist_classicrl.tables.maps import PackedMap, Refresh, diverged, index_dtype
 from dist_classicrl.tables.rows import UNROLLED_ACTIONS, TableArrays
@@ -117,8 +118,21 @@ class LocalTable:
         least = 0.0 if flush else threshold
         taken, lost = kernels.pack_maps(self.arrays, self.base, least, np.uint64(key), self._limit, packed)
         if lost >= 0:
-            raise diverged(f"{self._where(int(lost))} is {self.q[lost]}", self.base.dtype)
+            raise self._diverged(int(lost))
         return packed.first(taken)
+
+    def settle(self, values: np.ndarray, counts: np.ndarray) -> None:
+        """Bring a whole table, `values` and `counts` of shape (S * A,), to what was learned since it was.
+
+        The values here are exact: to apply maps would only add rounding. DivergenceError if one has grown
+        beyond what the table can hold; then nothing is written.
+        """
+        lost = kernels.settle_maps(self.arrays, self._limit, values, counts)
+        if lost >= 0:
+            raise self._diverged(int(lost))
+
+    def _diverged(self, entry: int) -> DivergenceError:
+        return diverged(f"{self._where(entry)} is {self.q[entry]}", self.base.dtype)
 
     def _where(self, entry: int) -> str:
         state, action = divmod(entry, self.n_actions)

@@ -46,4 +46,5 @@ def warm_up_server(table: LocalTable, merges_rounds: bool) -> None:
         snapshot.begin()
         shared.watch(snapshot)
         shared.apply(1, 1, nothing)
+        table.settle(values, counts)  # a server that loses all its workers learns by itself
     shared.refresh(0)

@@ -20,8 +20,9 @@ def train(run: Run, group: None = None, start: None = None) -> Outcome:
     try:
         learner = run.learner(rates)
         learner.table.load(run.values, run.counts, None if run.resumed is None else run.resumed.exact)
-        learner.table.pack()  # what is compiled here does not count as training
-        if run.logical is not None:
+        if run.logical is None:
+            learner.table.settle(run.values, run.counts)  # what is compiled here does not count as training
+        else:
             warm_up_rounds(run.learner(rates, 1).table)
         walkers = [0] if run.logical is None else list(range(run.logical))
         run.add_walkers(learner, walkers)

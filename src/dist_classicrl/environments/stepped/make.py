@@ -64,7 +64,10 @@ def make_stepped(
 
 def of_gymnasium(env: str | EnvSpec) -> gymnasium.Env:
     """Return what `gymnasium.make` does; EnvError where there is no such environment."""
+    module, colon, _ = env.rpartition(":") if isinstance(env, str) else ("", "", "")
     try:
+        if colon and not all(name.isidentifier() for name in module.split(".")):
+            raise ImportError(f"{module!r}, before the colon, is no module.")
         return gymnasium.make(env)
     except (gymnasium.error.Error, ImportError) as error:
         raise EnvError(
