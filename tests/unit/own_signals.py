@@ -15,6 +15,9 @@ SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
 def own_signals(monkeypatch):
     """Let no request to stop and no guarded signal come in from another test, or go out to one."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
+    for number, handler in before.items():
+        if handler == stopping._guard.hear:
+            signal.signal(number, signal.SIG_DFL)
     monkeypatch.setattr(stopping, "_guard", stopping._Guard())
     yield
     for number, handler in before.items():
