@@ -25,6 +25,7 @@ from dist_classicrl.cli.options import OPTIONS
 from dist_classicrl.learning.learner import TAKEN
 from dist_classicrl.learning.state import MASKS, REPLAY_ARRAYS, RULE_ARRAYS
 from dist_classicrl.membership.events import KINDS
+from dist_classicrl.settings import ByRule
 
 CHECKPOINTS = ROOT / "docs" / "checkpoints.md"
 DESIGN = ROOT / "docs" / "design.md"
@@ -160,7 +161,9 @@ def test_the_table_of_keys_is_complete_with_its_defaults():
     lines = "\n".join(f"{name} = {text}" for name, text in told.items() if text)
     assert set(told) == set(OPTIONS)
     assert tomllib.loads(lines) == {
-        name: option.kind.to_data(option.default)
+        name: option.kind.to_data(
+            option.default.usual if isinstance(option.default, ByRule) else option.default
+        )
         for name, option in OPTIONS.items()
         if option.default not in (None, ())
     }
