@@ -45,6 +45,11 @@ _NO_NETWORK = "the table is the policy: leave it out."
 _RANKS = "workers are processes that mpirun starts: type mpirun -n 4 python and your script's name."
 _SCHEDULE = "write epsilon=Linear(1.0, 0.05, steps=100_000), from dist_classicrl.schedules."
 _ADVICE = {
+    **dict.fromkeys(
+        ("desc", "env_args", "env_kwargs", "is_rainy", "is_slippery", "make_kwargs", "map_name"),
+        'arguments of an environment are given when it is made: write env=gym.make("FrozenLake-v1", '
+        "is_slippery=False).",
+    ),
     "deterministic": "the answer is always the best action: leave it out.",
     "device": "tables are in main memory: leave it out.",
     "episodes": _IN_STEPS,

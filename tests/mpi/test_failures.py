@@ -75,7 +75,7 @@ def raised_by(world, culprits, kind, text, train):
 def check_trains(world, agent, env, steps=20_000):
     """Check that the ranks can train together, whatever went wrong before."""
     before = agent.steps
-    result = agent.train(env, total_steps=steps)
+    result = agent.train(env, total_steps=steps, new_env=True)
     assert (result.steps, agent.steps) == (steps, before + steps)
     assert len(set(world.allgather(agent.q_table.tobytes()))) == 1
 
@@ -206,7 +206,9 @@ def test_again_and_again(world, make_agent, lake):
         return BrokenLake(20 if world.rank == culprit else NEVER, ValueError("thin ice"))
 
     for _ in range(10):
-        raised_by(world, {culprit}, ValueError, "thin ice", lambda: agent.train(env, total_steps=LONG))
+        raised_by(
+            world, {culprit}, ValueError, "thin ice", lambda: agent.train(env, total_steps=LONG, new_env=True)
+        )
         check_trains(world, agent, lake, 500)
 
 
@@ -491,7 +493,9 @@ def test_a_rank_whose_values_overflow_ends_the_run_on_all_and_leaves_good_checkp
 
     raised_by(
         world, {culprit}, DivergenceError, "Make the rewards smaller",
-        lambda: agent.train(make, total_steps=LONG, checkpoint_dir=folder, checkpoint_interval="1h"),
+        lambda: agent.train(
+            make, total_steps=LONG, new_env=True, checkpoint_dir=folder, checkpoint_interval="1h"
+        ),
     )  # fmt: skip
     assert np.isfinite(agent.q_table).all()
     world.barrier()
@@ -549,5 +553,10 @@ def test_a_game_that_leaves_its_states_is_told_on_all_ranks(world, make_agent, a
     agent = make_agent(async_updates=async_updates, logical_workers=max(1, world.size - 1))
     agent.train(good, total_steps=100)  # what has to be compiled is
     text = rf"runaway: step in state 0 with action [01] gave the state {2**40}"
-    ranks = set(range(world.size))  # each that learns, and the server where it tries the game out, too
-    raised_by(world, ranks, OutsideSpaceError, text, lambda: agent.train(game, total_steps=LONG))
+    raised_by(
+        world,
+        workers(world),
+        OutsideSpaceError,
+        text,
+        lambda: agent.train(game, total_steps=LONG, new_env=True),
+    )

@@ -674,12 +674,16 @@ def test_a_rank_that_was_started_leaves_the_folder_alone(monkeypatch, place):
 # The folder of a run
 
 
-def test_what_cannot_be_loaded_is_said(place):
+def test_what_cannot_be_loaded_is_said(place, capsys):
     with pytest.raises(FileNotFoundError, match="Train first"):
         load("runs/x")
     begun("FrozenLake-v1", (), {}, None, None)
     with pytest.raises(FileNotFoundError, match="Did you mean 'runs/FrozenLake-v1'?"):
         load("runs/FrozenLake-v2")
+    with pytest.raises(FileNotFoundError, match="runs/FrozenLake-v1"):
+        load("FrozenLake-v1")
+    assert main(["plot", "FrozenLake-v1"]) == 2
+    assert "There is no 'FrozenLake-v1'" in capsys.readouterr().err
     with pytest.raises(CheckpointError, match="neither a model nor a checkpoint"):
         load("runs/FrozenLake-v1")
 

@@ -7,7 +7,7 @@ from gymnasium import spaces
 
 from dist_classicrl import DistAsyncQLearning, Policy, TabularMDP
 from dist_classicrl.callbacks import BaseCallback
-from dist_classicrl.errors import OutsideSpaceError, SettingsError
+from dist_classicrl.errors import EnvMismatchError, OutsideSpaceError, SettingsError
 
 CAPACITY = 5
 
@@ -197,3 +197,49 @@ def test_callbacks_see_the_policy_as_it_is():
         inventory(), total_steps=400_000, callbacks=looker, progress_interval=0.0
     )
     assert len(set(looker.seen)) > 1
+
+
+class Corridor(gym.Env):
+    """A way of five cells, -1 a step: at its left end a wall, which only `info` tells of."""
+
+    observation_space = spaces.Discrete(5)
+    action_space = spaces.Discrete(2)
+
+    def _told(self):
+        return {"action_mask": np.array([self.cell > 0, True])}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.cell = 0
+        return 0, self._told()
+
+    def step(self, action):
+        assert self._told()["action_mask"][action]
+        self.cell += 1 if action else -1
+        return self.cell, -1.0, self.cell == 4, False, self._told()
+
+
+def test_what_masks_forbade_where_they_were_told_by_and_by_is_not_played(tmp_path):
+    agent = DistAsyncQLearning(seed=1, discount_factor=0.9)
+    agent.train(Corridor, total_steps=20_000)
+    assert agent.q_table[0].argmax() == 0  # illegal: all that is known is negative
+    for one in (agent, DistAsyncQLearning.load_model(agent.save_model(tmp_path / "corridor.npz"))):
+        assert one.predict(0) == one.policy(0) == one.policy.greedy[0] == 1
+        np.testing.assert_allclose(one.action_values(0), [-np.inf, -3.439], atol=0.01)
+        assert one.state_values(0) == one.policy.values[0] == one.action_values(0)[1]
+        assert one.predict([0, 1, 2, 3]).tolist() == [1, 1, 1, 1]
+        assert one.predict(0, action_mask=[True, False]) == 0  # who gives a mask is believed
+        assert one.predict(4) == 0  # of an end nothing is known
+    agent.q_table[0, 0] = 5.0  # by hand: something is known of it
+    assert agent.predict(0) == 0
+
+
+def test_who_is_to_learn_in_two_environments_is_told_the_size_for_both():
+    agent = DistAsyncQLearning(seed=1)
+    agent.train("CliffWalking-v1", total_steps=100)
+    with pytest.raises(EnvMismatchError, match="state_size=500, action_size=6"):
+        agent.train("Taxi-v4", total_steps=100)
+    agent = DistAsyncQLearning(seed=1)
+    agent.train("Blackjack-v1", total_steps=100)
+    with pytest.raises(EnvMismatchError, match="state_size=704, action_size=4"):
+        agent.train("FrozenLake-v1", total_steps=100)

@@ -43,8 +43,8 @@ logger = logging.getLogger(__name__)
 _LINGER_SECONDS = 1.0
 _KEPT = "The agent keeps what it learned, and train() goes on from there."
 _LOST = (
-    "It is lost with this script: catch KeyboardInterrupt and call save_model(), or train with "
-    "checkpoint_dir=, to go on from there."
+    "A script that ends here loses what it learned: catch KeyboardInterrupt and call save_model(), or train "
+    "with checkpoint_dir=, to go on from there."
 )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dist_classicrl._files import read_regular, whole_file
+from dist_classicrl._nearest import nearest
 from dist_classicrl.cli import config
 
 GREEDY = "greedy"  # what the result has besides the fields of `TrainingResult`
@@ -147,3 +148,12 @@ def short_path(path: str | os.PathLike[str]) -> str:
     """Return a path relative to the current folder where it lies in that."""
     text = os.fspath(path)
     return os.path.relpath(text) if os.path.abspath(text).startswith(os.getcwd() + os.sep) else text
+
+
+def known_runs(place: Path) -> str:
+    """Return what to write instead of `place`, with a blank in front: a run beside it, or where runs are."""
+    runs = [each for above in (place.parent, ROOT) for each in above.glob("*/config.toml")]
+    known = sorted({str(each.parent) for each in runs})
+    if not known:
+        return " Train first, for instance by `dist-classicrl train FrozenLake-v1`."
+    return nearest(str(place), known) or f" There are {', '.join(known[:10])}."

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dist_classicrl._nearest import nearest
 from dist_classicrl.cli import environment
 from dist_classicrl.cli.config import ENVIRONMENT, ENVIRONMENT_ARGUMENTS
 from dist_classicrl.cli.option_types import option, together
-from dist_classicrl.cli.run_folder import ROOT, RunFolder
+from dist_classicrl.cli.run_folder import RunFolder, known_runs
 from dist_classicrl.errors import CheckpointError, SettingsError
 
 if TYPE_CHECKING:
@@ -118,7 +117,7 @@ def load(path: str | os.PathLike[str]) -> TrainedAgent:
     if "://" in text:
         return TrainedAgent(DistAsyncQLearning.load_model(text), place)
     if not place.exists():
-        raise FileNotFoundError(f"There is no {text!r}.{_known_runs(place)}")
+        raise FileNotFoundError(f"There is no {text!r}.{known_runs(place)}")
     inner = place.is_file() or not (place / "config.toml").exists()
     folder = RunFolder(place.parent if inner else place)
     source = place if inner else _newest(folder)
@@ -138,12 +137,3 @@ def _newest(folder: RunFolder) -> str | Path:
             "checkpoint, or type its command again."
         )
     return place
-
-
-def _known_runs(place: Path) -> str:
-    """Return a sentence that names the runs beside `place`, with a blank in front; or nothing."""
-    above = place.parent if place.parent.is_dir() else ROOT
-    known = sorted(str(each.parent) for each in above.glob("*/config.toml"))
-    if not known:
-        return " Train first, for instance by `dist-classicrl train FrozenLake-v1`."
-    return nearest(str(place), known) or f" There are {', '.join(known[:10])}."

@@ -15,7 +15,7 @@ from dist_classicrl.engines.run import Run
 from dist_classicrl.engines.saving import Position
 from dist_classicrl.engines.schedule import play, rounds
 from dist_classicrl.errors import CheckpointFencedError, DivergenceError
-from dist_classicrl.learning.learner import Learner
+from dist_classicrl.learning.learner import Learner, check_sums
 from dist_classicrl.learning.state import State, stack_states
 from dist_classicrl.tables.maps import PackedMap
 from dist_classicrl.tables.shared import RoundMerge, SharedTable
@@ -163,12 +163,13 @@ class StepLoop(Loop):
                 self.settle()
             raise
         finally:
-            learner.totals.take()
+            learner.totals.values[:] = 0.0
         self.settle()
 
     def _take_totals(self) -> None:
         """Enter what was learned; errors get small with time, and would get lost in one sum of them all."""
         tally, totals = self._run.tally, self._learner.totals.values
+        check_sums(totals)
         tally.episodes, tally.returns, tally.lengths, errors = totals.tolist()
         tally.td_errors += errors
         totals[3] = 0.0

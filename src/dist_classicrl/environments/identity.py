@@ -16,6 +16,7 @@ class Identity:
     fingerprint: str  # of the process with its arguments, wrappers and time limit
     is_batch: bool = False  # of a vector environment, whose own environments cannot be looked into
     is_numbered: bool = True  # its observations are the states, integers from 0 on
+    may_tell_masks: bool = False  # it may give an action mask in `info`, which is obeyed
 
     def is_same(self, other: Identity) -> bool:
         """Whether both are the same process, as far as can be told.
@@ -47,6 +48,9 @@ class Identity:
     def from_dict(cls, data: Any) -> Identity | None:
         """Return what `to_dict` described; None where `data`, which was read from a file, is not that."""
         model = asdict(cls("", 0, 0, ""))
-        if not isinstance(data, dict) or any(type(data.get(key)) is not type(model[key]) for key in model):
+        if not isinstance(data, dict):
             return None
-        return cls(**{key: data[key] for key in model})
+        given = {"may_tell_masks": False, **data}
+        if any(type(given.get(key)) is not type(model[key]) for key in model):
+            return None
+        return cls(**{key: given[key] for key in model})

@@ -48,7 +48,13 @@ class Source:
         """What tells later whether another environment is the same process."""
         is_numbered = self.stepped is None or self.stepped.observations.is_plain
         return Identity(
-            self.name, self.n_states, self.n_actions, self.fingerprint, self.is_batch, is_numbered
+            self.name,
+            self.n_states,
+            self.n_actions,
+            self.fingerprint,
+            self.is_batch,
+            is_numbered,
+            self.stepped is not None and self.stepped.mask_source == "info",
         )
 
     def another(self) -> Source:

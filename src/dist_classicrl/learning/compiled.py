@@ -70,7 +70,8 @@ class CompiledLearner:
         memory = RuleMemory(self._rule, self._parameters, self.table, 1)
         episode = _Episode(walker, memory, ReplayMemory.for_settings(self._settings))
         if not self._episodes:
-            try_out(simulator)
+            if self.table.n_states == simulator.n_states:  # else there is only compiled
+                try_out(simulator)
             nowhere = walker._replace(memory=walker.memory.copy(), position=walker.position.copy())
             with compiling(self._rule):
                 self._call(_Episode(nowhere, memory, episode.replay), NO_STEPS)

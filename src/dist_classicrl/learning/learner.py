@@ -74,13 +74,18 @@ class Totals:
         """
         taken = self.values.copy()
         self.values[:] = 0.0
-        if not (np.abs(taken) <= _LARGEST_SUM).all():
-            raise DivergenceError(
-                f"The sum of undiscounted returns came to {taken[1]:.3g}, that of temporal-difference errors "
-                f"to {taken[3]:.3g}; allowed are {_LARGEST_SUM:.3g}. Make the rewards smaller, in a wrapper "
-                "for instance."
-            )
+        check_sums(taken)
         return taken
+
+
+def check_sums(totals: np.ndarray) -> None:
+    """Raise DivergenceError unless what `Totals` counts can still be added up."""
+    if not (np.abs(totals) <= _LARGEST_SUM).all():
+        raise DivergenceError(
+            f"The sum of undiscounted returns came to {totals[1]:.3g}, that of temporal-difference errors "
+            f"to {totals[3]:.3g}; allowed are {_LARGEST_SUM:.3g}. Make the rewards smaller, in a wrapper "
+            "for instance."
+        )
 
 
 TAKEN = ("q_table", "visits", "exact", "legal", *OTHER_ARRAYS)

@@ -14,7 +14,7 @@ from dist_classicrl.environments.identity import Identity
 from dist_classicrl.environments.resolve import Source, resolve
 from dist_classicrl.errors import EnvError, EnvMismatchError, NotTrainedError, SettingsError
 from dist_classicrl.learning.rules import check_settings, table_shape
-from dist_classicrl.model.lookup import Lookup, as_array
+from dist_classicrl.model.lookup import Lookup, as_array, tried
 from dist_classicrl.model.model_file import SavedModel
 from dist_classicrl.model.places import Places
 from dist_classicrl.process.leave import LeaveWatch
@@ -213,8 +213,9 @@ class AgentState:
                 raise EnvMismatchError(
                     f"The table was learned in {self.environment}, and {source.name} needs a table of "
                     f"{source.n_states} states and {source.n_actions} actions. Make another agent for that. "
-                    "To learn in both, give the agent the size of the larger one, "
-                    f"state_size={source.n_states}, action_size={source.n_actions}, and train(..., "
+                    "To learn in both, give the agent room for both, "
+                    f"state_size={max(source.n_states, self.shape.n_states)}, "
+                    f"action_size={max(source.n_actions, self.shape.n_actions)}, and train(..., "
                     "new_env=True) the second."
                 ) from error
             raise
@@ -269,7 +270,17 @@ class AgentState:
             self.observations,
             self.actions,
             self.environment is None or self.environment.is_numbered,
+            self._tried if self.has_told_masks else None,
         )
+
+    @property
+    def has_told_masks(self) -> bool:
+        """Whether the environment may have told its action masks only as its states were met."""
+        return self.environment is not None and self.environment.may_tell_masks
+
+    def _tried(self, states: np.ndarray) -> np.ndarray:
+        visits = self.shape.tables(self.counts)[:, states, : self.n_actions].sum(axis=0)
+        return tried(self._rows(states), visits)
 
     def _rows(self, states: np.ndarray) -> np.ndarray:
         """Return the values of these states, float64 (B, actions of the environment), in a new array."""

@@ -28,6 +28,8 @@ class Lookup:
     observations: SpaceIndex | None = None  # None: they are the states themselves
     actions: SpaceIndex | None = None  # likewise
     is_numbered: bool = True  # False: observations are something else than states, and not known
+    #: Whether an action of a state may be chosen where no mask says so, bool (B, actions); None: all may.
+    tried: Callable[[np.ndarray], np.ndarray] | None = None
 
     def action_values(self, observation: Any, action_mask: Any = None) -> np.ndarray:
         """Return the value of each action, -inf where it is illegal, float64 (A,) or (B, A)."""
@@ -88,6 +90,8 @@ class Lookup:
             legal = self.legal[states[known], : values.shape[1]]
             # A state in which a game has ended has no legal action, and any answer will do.
             values[known] = np.where(legal | ~legal.any(axis=1, keepdims=True), values[known], -np.inf)
+        elif self.tried is not None:
+            values[~self.tried(states)] = -np.inf
         return values
 
     def _checked_mask(self, action_mask: Any, values: np.ndarray) -> np.ndarray:
@@ -98,6 +102,15 @@ class Lookup:
                 f"action, got {mask.dtype} of shape {mask.shape}."
             )
         return np.atleast_2d(mask.astype(bool))
+
+
+def tried(values: np.ndarray, visits: np.ndarray) -> np.ndarray:
+    """Return which actions may be chosen in states whose masks were told as they were met, bool (B, actions).
+
+    An action of which nothing is known, neither a value nor a visit, may have been forbidden: where others
+    were played in its state, it is left out.
+    """
+    return (values != 0.0) | (visits > 0) | ~visits.any(axis=1, keepdims=True)
 
 
 def as_array(value: Any) -> np.ndarray:

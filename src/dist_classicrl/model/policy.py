@@ -13,7 +13,7 @@ from dist_classicrl.environments.labels import Labels, labels_of
 from dist_classicrl.environments.stepped.spaces import SpaceIndex
 from dist_classicrl.errors import OutsideSpaceError
 from dist_classicrl.model.agent_state import AgentState
-from dist_classicrl.model.lookup import Lookup
+from dist_classicrl.model.lookup import Lookup, tried
 
 _CHUNK = 1 << 16
 
@@ -42,6 +42,8 @@ class Policy:
     actions: SpaceIndex | None = None
     labels: Labels = field(default_factory=Labels)
     is_numbered: bool = True  # False: observations are something else than states, and not known
+    #: Action masks may have been told only as states were met: what nothing is known of is not played.
+    has_told_masks: bool = False
 
     def __call__(self, observation: Any, action_mask: Any = None) -> Any:
         """Return the greedy action, or actions, as `DistAsyncQLearning.predict` does."""
@@ -64,6 +66,7 @@ class Policy:
             self.observations,
             self.actions,
             self.is_numbered,
+            (lambda states: tried(self.q[states], self.visits[states])) if self.has_told_masks else None,
         )
 
     @property
@@ -101,6 +104,8 @@ class Policy:
         if self.legal is not None:
             legal = self.legal[first : first + _CHUNK]
             values[~legal & legal.any(axis=1, keepdims=True)] = -np.inf
+        elif self.has_told_masks:
+            values[~tried(values, self.visits[first : first + _CHUNK])] = -np.inf
         return values
 
     @cached_property
@@ -175,6 +180,7 @@ def policy_of(agent: AgentState, env: Any = None, is_copy: bool = False) -> Poli
         agent.actions,
         labels_of(env),
         agent.environment is None or agent.environment.is_numbered,
+        agent.has_told_masks,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import click
@@ -13,7 +14,7 @@ from dist_classicrl._nearest import nearest
 from dist_classicrl.cli import environment
 from dist_classicrl.cli.config import ENVIRONMENT, ENVIRONMENT_ARGUMENTS, RANKS
 from dist_classicrl.cli.options import OPTIONS
-from dist_classicrl.cli.run_folder import RunFolder, folder_around
+from dist_classicrl.cli.run_folder import RunFolder, folder_around, known_runs
 from dist_classicrl.cli.synonyms import SYNONYMS
 from dist_classicrl.errors import DistClassicRLError, MetricsError
 from dist_classicrl.monitoring.reading import read_metrics
@@ -40,8 +41,11 @@ class Run:
 def read(run: str, with_best: bool = True) -> Run:
     """Return a run, which has a report at least; MetricsError or PlotError if it cannot be read.
 
-    `with_best` finds out what the best policy collects, where the environment's model is known.
+    FileNotFoundError where there is nothing. `with_best` finds out what the best policy collects, where the
+    environment's model is known.
     """
+    if not Path(run).exists():
+        raise FileNotFoundError(f"There is no {run!r}.{known_runs(Path(run))}")
     metrics = read_metrics(run)
     if not len(metrics):
         raise MetricsError(

@@ -82,7 +82,7 @@ class SteppedEnv:
         self._description = describe_env(env)
         if use_action_mask is None:
             use_action_mask = not masks_are_advice(self._description)
-        self._mask_source = _mask_source(self.observations, self.n_actions, use_action_mask)
+        self.mask_source = _mask_source(self.observations, self.n_actions, use_action_mask)
 
         # Where each environment stands now, after any reset: what to act on next.
         self.states = np.zeros(n_envs, np.int64)
@@ -160,7 +160,7 @@ class SteppedEnv:
             "actions": self.actions.describe(),
             "n_states": self.n_states,
             "n_actions": self.n_actions,
-            "masks_from": self._mask_source,
+            "masks_from": self.mask_source,
             "n_envs": self.n_envs,
         }
 

@@ -84,9 +84,9 @@ class LoopedEnvs(SteppedEnv):
         self, observations: list[Any], infos: list[Any], rows: np.ndarray, masks: np.ndarray
     ) -> None:
         """Write the masks of the environments `rows`, which gave these observations and infos."""
-        if self._mask_source == "observation":
+        if self.mask_source == "observation":
             self._write_masks([mask_in(observation) for observation in observations], rows, masks)
-        elif self._mask_source == "info":
+        elif self.mask_source == "info":
             given = [mask for info in infos if (mask := info.get(MASK_KEY)) is not None]
             if len(given) == len(rows):
                 self._write_masks(given, rows, masks)
@@ -144,7 +144,7 @@ class VectorEnvs(SteppedEnv):
                 )
             finals = [infos["final_obs"][e] for e in ended]
             self.next_states[ended] = self.observations.encode_each(finals, rows=ended.tolist())
-            if self._mask_source == "observation":
+            if self.mask_source == "observation":
                 self._write_masks([mask_in(final) for final in finals], ended, self._next_masks)
             else:
                 self._read_masks(None, infos.get("final_info", {}), ended, self._next_masks)
@@ -158,9 +158,9 @@ class VectorEnvs(SteppedEnv):
         self, observations: Any, infos: dict[str, Any], rows: np.ndarray, masks: np.ndarray
     ) -> None:
         """Write the masks of the environments `rows` from batched observations or infos."""
-        if self._mask_source == "observation":
+        if self.mask_source == "observation":
             self._write_masks(mask_in(observations)[rows], rows, masks)
-        elif self._mask_source == "info":
+        elif self.mask_source == "info":
             given = infos.get(MASK_KEY)
             if given is not None:
                 present = infos.get(f"_{MASK_KEY}")
