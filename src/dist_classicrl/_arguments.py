@@ -131,6 +131,9 @@ def unknown_attribute(owner: object, name: str) -> UnknownAttributeError:
     no_such = f"{type(owner).__name__!r} object has no attribute {name!r}"
     if name in _OF_AGENT:
         return UnknownAttributeError(f"{no_such}: it is called {_OF_AGENT[name]} here.")
+    ours = OURS.get(name, name)
+    if ours in _takes.get("DistAsyncQLearning", ()) and ours not in dir(type(owner)):
+        return UnknownAttributeError(f"{no_such}: {ours} is given to DistAsyncQLearning(...), and stays.")
     if name in ("env", "get_env", "set_env"):
         return UnknownAttributeError(f"{no_such}: the environment is given to train(env) and evaluate(env).")
     return UnknownAttributeError(f"{no_such}.{nearest(name, dir(owner))}")

@@ -98,3 +98,12 @@ def test_an_agent_can_still_be_subclassed_and_copied():
     assert copy.copy(agent).mine == 3 and agent.seed == 4
     with pytest.raises(UnknownArgumentError, match="gamma is called discount_factor"):
         Mine(gamma=0.5)
+
+
+@pytest.mark.parametrize(("name", "says"), [("gamma", "discount_factor"), ("batch_size", "is given to")])
+def test_what_stays_cannot_be_set_by_the_way(name, says):
+    agent = DistAsyncQLearning()
+    with pytest.raises(UnknownAttributeError, match=says):
+        setattr(agent, name, 0.5)
+    agent.epsilon, agent.of_mine = 0.5, 1
+    assert (agent.epsilon, agent.settings.discount_factor) == (0.5, 0.99)

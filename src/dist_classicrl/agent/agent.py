@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
-from dist_classicrl._arguments import named_arguments, unknown_attribute
+from dist_classicrl._arguments import OURS, named_arguments, unknown_attribute
 from dist_classicrl.agent.result import TrainingResult
 from dist_classicrl.checks import checked_path
 from dist_classicrl.comm.world import checked_comm, watch_for_unhandled_errors
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 watch_for_unhandled_errors()
 
 _Self = TypeVar("_Self", bound="DistAsyncQLearning")
+
+#: What is given when an agent is made.
+_GIVEN = {each.name for each in fields(Settings)}
 
 
 class DistAsyncQLearning:
@@ -175,6 +178,11 @@ class DistAsyncQLearning:
 
         def __getattr__(self, name: str) -> Any:
             raise unknown_attribute(self, name)
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if OURS.get(name, name) in _GIVEN and not hasattr(type(self), name):
+                raise unknown_attribute(self, name)
+            super().__setattr__(name, value)
 
     # State that can be read and set between calls of train
 

@@ -6,17 +6,14 @@ from dist_classicrl._arguments import OURS
 
 _OPTIONS = {
     "env": "environment",
-    "episodes": "eval_episodes",
     "eval_freq": "eval_every",
+    "n_eval_episodes": "eval_episodes",
     "output": "out",
     "output_dir": "out",
     "processes": "ranks",
     "steps": "total_steps",
 }
-_ARGUMENTS = (
-    *("algorithm", "discount_factor", "env", "episodes", "epsilon", "learning_rate", "n_envs"),
-    "total_steps",
-)
+_ARGUMENTS = ("algorithm", "discount_factor", "env", "epsilon", "learning_rate", "n_envs", "total_steps")
 
 SYNONYMS = {
     word: _OPTIONS.get(argument, argument)

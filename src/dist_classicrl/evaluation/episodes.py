@@ -28,7 +28,7 @@ _SEED, _EPISODES, _STEPS = WholeNumber(0, "None", 63), WholeNumber(1, bits=31), 
 Q_LEARNING = QLearning()  # plays the best action of the table, as its only one
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class EvaluationResult:
     """Episodes under the greedy policy.
 

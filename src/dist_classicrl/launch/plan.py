@@ -34,7 +34,7 @@ class LaunchOptions:
     state_dir: Path = Path(STATE_FOLDER)  # a folder that all hosts see
     grace: float = 30.0
     silence: float = 300.0
-    start_limit: float = 60.0
+    start_limit: float = 180.0
     survive: bool = True  # so that the other ranks survive a death, where the MPI can
     agent: str | None = None  # what starts a program on another host in place of ssh
     network: str | None = None  # as `network_words` takes it

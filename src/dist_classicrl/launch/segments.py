@@ -14,12 +14,15 @@ from dist_classicrl.process.jobs import all_processes
 _PLACE = Path("/dev/shm")
 _KINDS = ("sm_segment", "vader_segment")  # of Open MPI 5 and 4
 _PAUSE_SECONDS = 0.3  # in which the one that makes a segment has mapped it
+_FIRST_NAMESPACE = "pid:[4026531836]"
+_START_SECONDS = 600.0  # in which all ranks of a job have found its segments
 
 
 def remove_unused_segments() -> None:
     """Remove this user's segments of this host that no process has mapped; who makes one keeps it mapped.
 
-    Another process may be just making one, so they are looked at twice.
+    Another process may be just making one, so they are looked at twice. In a container there may be processes
+    that cannot be seen: there, only segments go that are too old for anybody to be looking for them by name.
     """
     if unused := _unused():
         time.sleep(_PAUSE_SECONDS)
@@ -32,15 +35,22 @@ def _unused() -> set[Path]:
     names = "|".join(re.escape(name) for name in {host, host.partition(".")[0]})
     ours = re.compile(rf"({'|'.join(_KINDS)})\.({names})\.{os.geteuid()}\.")
     found = {}
+    newest = time.time() - (0.0 if _sees_all_processes() else _START_SECONDS)
     with suppress(OSError):
         for path in _PLACE.iterdir():
             if ours.match(path.name):
                 with suppress(OSError):
                     state = path.lstat()
-                    if state.st_uid == os.geteuid():
+                    if state.st_uid == os.geteuid() and state.st_mtime <= newest:
                         found[path] = str(state.st_ino)
     mapped = _mapped() if found else set()  # never empty where there is a /proc
     return {path for path, number in found.items() if mapped and number not in mapped}
+
+
+def _sees_all_processes() -> bool:
+    with suppress(OSError):
+        return os.readlink("/proc/self/ns/pid") == _FIRST_NAMESPACE
+    return False
 
 
 def _mapped() -> set[str]:

@@ -50,7 +50,10 @@ class SilenceWatch:
             elif now - self._complete > _GONE_SECONDS:
                 return "a rank of this host was gone before MPI had started, and had not said why"
             if self._quiet > start_limit:
-                return f"MPI had not started on all ranks, and none gave a sign of life for {start_limit:g} s"
+                return (
+                    f"MPI had not started on all ranks, and none gave a sign of life for {start_limit:g} s "
+                    "(--start-limit)"
+                )
         if self._quiet > silence:
             which = "no rank had said that it started" if beat is None else "no rank gave a sign of life"
             return f"{which} for {silence:g} s"

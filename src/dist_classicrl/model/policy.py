@@ -18,7 +18,7 @@ from dist_classicrl.model.lookup import Lookup, tried
 _CHUNK = 1 << 16
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Policy:
     """The greedy policy of a table, as `DistAsyncQLearning.policy` returns it.
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dist_classicrl._files import open_regular
 from dist_classicrl.errors import PlotError
 
 FILE = "evaluations.npz"
@@ -45,9 +46,9 @@ def read_evaluations(folder: str | os.PathLike[str], best: float | None = None) 
     if not path.exists():
         return Greedy(best=best)
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with open_regular(path) as file, np.load(file, allow_pickle=False) as archive:
             steps, results = archive["timesteps"], archive["results"]
         returns = np.array([row[~np.isnan(row)].mean() for row in results])
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise PlotError(f"{path} is none of EvalCallback's files ({error}). Move it away.") from error
     return Greedy(steps, returns, best)

@@ -114,9 +114,5 @@ def _left_after(seconds: float, processes: Sequence[tuple[str, str]]) -> list[tu
         time.sleep(_POLL_SECONDS)
 
 
-def _still_runs(pid: str, start: str) -> bool:
-    return is_running(int(pid)) and start_of(int(pid)) == start
-
-
 if __name__ == "__main__":
     main(sys.argv[1:])

@@ -35,7 +35,7 @@ class Run:
     def said(self, name: str) -> str:
         """Return what this run has for a setting, in a few characters."""
         value = self.settings.get(name, self.arguments.get(name))
-        return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+        return "-" if value is None else str(value)
 
 
 def read(run: str, with_best: bool = True) -> Run:
