@@ -92,7 +92,7 @@ def test_the_warning_before_the_time_limit_saves_the_run(cluster, long_job):
     cluster.wait_for(long_job, has_stopped, "it to be queued again")
     said = cluster.output(long_job)
     steps = int(re.search(r"SIGUSR1 on rank \d \(h\d\) after ([\d,]+) of", said)[1].replace(",", ""))
-    assert "ended with exit status 75" in said
+    assert "the same command goes on from there" in said  # and exit status 75 has queued it again
     # Nothing saves it but the warning, and the end.
     saved = sorted(run_folder(cluster.place(long_job)).glob("checkpoints/agent-0/*/visits.npy"))
     assert steps in [int(np.load(path).sum()) for path in saved]
