@@ -77,9 +77,9 @@ import socket
 packets = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
 packets.bind(("eth0", 0))
 while True:
-    packet = packets.recv(65536)
-    if b'"asked"' in packet:
-        print(packet[packet.index(b"{"):][:200], flush=True)
+    _, word, rest = packets.recv(65536).partition(b'"asked"')
+    if word:
+        print(word + rest[:200], flush=True)
 """
 # A rank that shows what listens once all ranks have met.
 SHOW = """
