@@ -24,6 +24,8 @@ if rank_of_environment() is not None:
 
 import numba
 import numba.extending
+from llvmlite import ir
+from numba.core import cgutils, types
 from numba.core.registry import CPUDispatcher
 
 logger = logging.getLogger(__name__)
@@ -90,6 +92,42 @@ def overloads(stub: Callable[..., Any], inline: bool = False) -> Any:
     """
     options: Any = {"_nrt": False, "forceinline": inline}
     return numba.extending.overload(stub, jit_options=options)
+
+
+def picked(function_of: Callable[[Any], Any], inline: bool = True) -> Any:
+    """Return the decorator of a stub, for which jitted code calls another function.
+
+    `function_of` returns that by the numba type of the first argument; None: there is none for this type.
+    """
+
+    def decorate(stub: Callable[..., Any]) -> Callable[..., Any]:
+        def pick(*arguments):  # as the lambda is written: numba wants both to have the same signature
+            function = function_of(arguments[0])
+            if function is None:
+                return None
+            return lambda *arguments: function(*arguments)
+
+        overloads(stub, inline)(pick)
+        return stub
+
+    return decorate
+
+
+@numba.extending.intrinsic
+def prefetch(typing_context, array, index):
+    """Ask for the cache line of an element; `index`, a uint64, need not lie within the array."""
+
+    def generate(context, builder, signature, arguments):
+        byte, int32 = ir.IntType(8).as_pointer(), ir.IntType(32)
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        kind = ir.FunctionType(ir.VoidType(), [byte, int32, int32, int32])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        place = builder.bitcast(builder.gep(data, [arguments[1]]), byte)
+        # To be read, and kept in all caches: of data, not of instructions.
+        builder.call(function, [place, *(ir.Constant(int32, number) for number in (0, 3, 1))])
+        return context.get_dummy_value()
+
+    return types.void(array, types.uint64), generate
 
 
 @cache

@@ -339,7 +339,7 @@ class _Table(LocalTable):
             self.touched[self.n_touched[0]] = entry
             self.n_touched[0] += 1
         self.updates[entry] += 1
-        learn_target(self.arrays, entry, entry, target, step_size)
+        learn_target(self.arrays, entry, 0, target, step_size)
 
 
 class _Learner:

@@ -52,9 +52,9 @@ class SlowModel:
         else:
             low, high = int(tables.first[pair]), int(tables.first[pair + 1])
             slot = low + share_of(bits, high - low)
-        second = (bits >> 32) > int(tables.threshold[slot])
-        target = int((tables.outcome_1 if second else tables.outcome_0)[slot])
-        return target // 2, float(tables.rewards[2 * slot + second]), target % 2 == 1
+        threshold, targets, rewards = tables.slot(slot)
+        second = (bits >> 32) > threshold
+        return targets[second] // 2, rewards[second], targets[second] % 2 == 1
 
 
 class SlowTable:

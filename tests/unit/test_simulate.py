@@ -53,10 +53,10 @@ def distribution(tables, low, high):
     """Return {(next state, reward, terminated): chance} of slots `low` to `high` - 1, all equally likely."""
     chances = {}
     for slot in range(low, high):
-        first = (int(tables.threshold[slot]) + 1) / 2**32
-        for second, chance in ((0, first), (1, 1.0 - first)):
-            target = int((tables.outcome_1 if second else tables.outcome_0)[slot])
-            outcome = (target // 2, float(tables.rewards[2 * slot + second]), target % 2 == 1)
+        threshold, targets, rewards = tables.slot(slot)
+        first = (threshold + 1) / 2**32
+        for target, reward, chance in zip(targets, rewards, (first, 1.0 - first), strict=True):
+            outcome = (target // 2, reward, target % 2 == 1)
             chances[outcome] = chances.get(outcome, 0.0) + chance / (high - low)
     return chances
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numba import types
 
-from dist_classicrl._jit import as_called_by_kernels, jit_allocating, jit_inline, overloads
+from dist_classicrl._jit import as_called_by_kernels, jit_allocating, jit_inline, overloads, prefetch
+from dist_classicrl._memory import zeros
 from dist_classicrl._random import SHIFT_32, below
 from dist_classicrl.checks import Or, WholeNumber, YesOrNo
 from dist_classicrl.errors import ActionMaskError, ModelError
@@ -56,22 +56,36 @@ def note(simulation, came, state, action):
     raise NotImplementedError("note is for jitted code")
 
 
+def prefetch_outcome(simulation, state, action, random, n_actions):
+    """Ask for the memory that `advance` will read for these arguments. Jitted code only."""
+    raise NotImplementedError("prefetch_outcome is for jitted code")
+
+
 class ModelTables(NamedTuple):
     """A finite model in the form of Walker's alias method (1977), as Vose (1991) builds it.
 
     A pair has `width` slots, or those from `first[pair]` to `first[pair + 1]` where padding would cost too
-    much. Slot j yields outcome 0 if 32 random bits are at most `threshold[j]`, else outcome 1. So
+    much. A slot yields outcome 0 if 32 random bits are at most its threshold, else outcome 1. So
     probabilities are met within 2**-32. A next state is stored doubled, plus 1 where the outcome terminates.
+
+    All of a slot lies in 32 bytes, half a cache line, which three arrays show:
+    slot j has its threshold at ``thresholds[8 * j]``, the next states of its two outcomes at
+    ``outcomes[8 * j + 1]`` and the next, their rewards at ``rewards[4 * j + 2]`` and the next.
     """
 
     first: np.ndarray | None
     width: int
-    threshold: np.ndarray
-    outcome_0: np.ndarray
-    outcome_1: np.ndarray
-    rewards: np.ndarray
+    thresholds: np.ndarray  # uint32
+    outcomes: np.ndarray  # int32, of the same memory
+    rewards: np.ndarray  # float64, likewise
     start_threshold: np.ndarray
     start_states: np.ndarray
+
+    def slot(self, number: int) -> tuple[int, list[int], list[float]]:
+        """Return the threshold of a slot, and the stored next states and the rewards of its outcomes."""
+        at = 8 * number
+        rewards = self.rewards[4 * number + 2 :][:2]
+        return int(self.thresholds[at]), self.outcomes[at + 1 :][:2].tolist(), rewards.tolist()
 
 
 @jit_allocating
@@ -140,13 +154,16 @@ def compile_model(model: TabularMDP) -> ModelTables:
     start_choice = np.zeros((starts.size, 2), np.int64)
     bounds = np.array([0, starts.size], np.int64)
     _fill_slots(bounds, model.start_prob[starts], bounds, start_threshold, start_choice)
+    slots = zeros(8 * threshold.size, np.int32)
+    slots.view(np.uint32)[::8] = threshold
+    slots.reshape(-1, 8)[:, 1:3] = target[choice]
+    slots.view(np.float64).reshape(-1, 4)[:, 2:] = model.outcome_reward[choice]
     return ModelTables(
         first=None if padded else first,
         width=width,
-        threshold=threshold,
-        outcome_0=np.ascontiguousarray(target[choice[:, 0]]),
-        outcome_1=np.ascontiguousarray(target[choice[:, 1]]),
-        rewards=np.ascontiguousarray(model.outcome_reward[choice].ravel()),
+        thresholds=slots.view(np.uint32),
+        outcomes=slots,
+        rewards=slots.view(np.float64),
         start_threshold=start_threshold,
         start_states=np.ascontiguousarray(starts[start_choice].ravel()),
     )
@@ -160,24 +177,32 @@ def _begin_model(simulation, memory, random):
 
 @jit_inline
 def _outcome(simulation, slot, random):
-    at = np.uint64(slot)  # unsigned, an index needs no check for counting from the end
-    other = np.uint32(random >> SHIFT_32) > simulation.threshold[at]
-    target = np.int64(simulation.outcome_1[at] if other else simulation.outcome_0[at])
-    first = np.uint64(2) * at
-    reward_0, reward_1 = simulation.rewards[first], simulation.rewards[first + np.uint64(1)]
-    return target >> 1, reward_1 if other else reward_0, (target & 1) == 1
+    at = np.uint64(8 * slot)  # unsigned, an index needs no check for counting from the end
+    other = np.uint64(np.uint32(random >> SHIFT_32) > simulation.thresholds[at])
+    target = np.int64(simulation.outcomes[at + np.uint64(1) + other])
+    return target >> 1, simulation.rewards[np.uint64(4 * slot + 2) + other], (target & 1) == 1
 
 
-def _advance_padded(simulation, memory, state, action, random, n_actions):
-    slot = (state * n_actions + action) * simulation.width + below(random, simulation.width)
-    return _outcome(simulation, slot, random)
-
-
-def _advance_ragged(simulation, memory, state, action, random, n_actions):
+@jit_inline
+def _slot(simulation, state, action, random, n_actions):
     pair = state * n_actions + action
-    offset = simulation.first[pair]
-    slot = offset + below(random, simulation.first[pair + 1] - offset)
-    return _outcome(simulation, slot, random)
+    return _drawn_slot(simulation.first, simulation.width, pair, random)
+
+
+@jit_inline
+def _drawn_slot(first, width, pair, random):
+    # What may be None is an argument of a function of its own: only there numba leaves out the other branch.
+    if first is None:
+        return pair * width + below(random, width)
+    return first[pair] + below(random, first[pair + 1] - first[pair])
+
+
+def _advance_model(simulation, memory, state, action, random, n_actions):
+    return _outcome(simulation, _slot(simulation, state, action, random, n_actions), random)
+
+
+def _prefetch_model(simulation, state, action, random, n_actions):
+    prefetch(simulation.outcomes, np.uint64(8 * _slot(simulation, state, action, random, n_actions)))
 
 
 @dataclass(frozen=True, repr=False)
@@ -383,8 +408,7 @@ def _overload_begin(simulation, memory, random):
 @overloads(advance)
 def _overload_advance(simulation, memory, state, action, random, n_actions):
     if _is_model(simulation):
-        ragged = not isinstance(simulation.types[ModelTables._fields.index("first")], types.NoneType)
-        return _advance_ragged if ragged else _advance_padded
+        return _advance_model
     game = _game_of(simulation)
     if game is None:
         return None
@@ -419,3 +443,10 @@ def _overload_note(simulation, came, state, action):
         came[1] = action
 
     return impl
+
+
+@overloads(prefetch_outcome, inline=True)
+def _overload_prefetch_outcome(simulation, state, action, random, n_actions):
+    if _is_model(simulation):
+        return _prefetch_model
+    return lambda simulation, state, action, random, n_actions: None

@@ -12,17 +12,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dist_classicrl._jit import jit, jit_inline, overloads
+from dist_classicrl._jit import jit, jit_inline, overloads, picked
 from dist_classicrl._random import SHIFT_32, below
 from dist_classicrl.learning.rules.kernel import (
     best_value,
     mean_value,
-    picked,
     preference,
     rule_function,
     rule_of_type,
 )
-from dist_classicrl.tables.rows import actions_of, pick_among_best
+from dist_classicrl.tables.rows import actions_of, any_greedy_action, greedy_action
 
 _ONE_OF_2_32 = 2.0**-32
 
@@ -122,7 +121,7 @@ def known_best(rule, context, state):
 @overloads(known_best, inline=True)
 def _overload_known_best(rule, context, state):
     if _has_no_preference(rule):
-        return lambda rule, context, state: np.int64(context.table.greedy[np.uint64(state)])
+        return lambda rule, context, state: greedy_action(context.table, state)
     return lambda rule, context, state: np.int64(-1)
 
 
@@ -134,13 +133,7 @@ def find_best(rule, context, state, random):
 @overloads(find_best)
 def _overload_find_best(rule, context, state, random):
     if _has_no_preference(rule):
-
-        def among_equals(rule, context, state, random):
-            table, n_actions = context.table, actions_of(context.table)
-            top = table.best[np.uint64(state)]
-            return pick_among_best(table.q, top, state * n_actions, n_actions, random)
-
-        return among_equals
+        return lambda rule, context, state, random: any_greedy_action(context.table, state, random)
 
     def by_preference(rule, context, state, random):
         n_actions = actions_of(context.table)

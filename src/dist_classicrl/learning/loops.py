@@ -19,8 +19,8 @@ from dist_classicrl.learning.rules.kernel import Learned, Now, Transition, learn
 from dist_classicrl.tables.rows import actions_of
 
 DRAWS_PER_STEP = 3
-_STEP_STRIDE = np.uint64(DRAWS_PER_STEP * int(GAMMA) % 2**64)
-_TWICE_GAMMA = np.uint64(2 * int(GAMMA) % 2**64)
+STEP_STRIDE = np.uint64(DRAWS_PER_STEP * int(GAMMA) % 2**64)
+TWICE_GAMMA = np.uint64(2 * int(GAMMA) % 2**64)
 
 
 class Line(NamedTuple):
@@ -71,7 +71,7 @@ class Batch(NamedTuple):
 
 
 @jit_inline
-def _on_line(line, i):
+def on_line(line, i):
     return line.value + (line.at + i) * line.slope
 
 
@@ -87,7 +87,7 @@ def learn_steps(rule, simulation, walker, context, replay, stretch, totals):
     """
     table, memory, position = context.table, walker.memory, walker.position
     n_actions = actions_of(table)
-    counter = stretch.key + np.uint64(stretch.offset) * _STEP_STRIDE
+    counter = stretch.key + np.uint64(stretch.offset) * STEP_STRIDE
     state = position[0]
     elapsed = position[1]
     collected = walker.collected[0]
@@ -103,7 +103,7 @@ def learn_steps(rule, simulation, walker, context, replay, stretch, totals):
     for i in range(0 if is_bad else stretch.steps):
         random = mix(counter)
         now = Now(
-            _on_line(stretch.step_size, i), _on_line(stretch.epsilon, i), random ^ GAMMA, walker.number, 1
+            on_line(stretch.step_size, i), on_line(stretch.epsilon, i), random ^ GAMMA, walker.number, 1
         )
         action = choose(context.behavior, rule, context, state, now.epsilon, random)
         learned = on_action(rule, context, now, state, action, learned)
@@ -133,12 +133,12 @@ def learn_steps(rule, simulation, walker, context, replay, stretch, totals):
                 collected = 0.0
             elapsed = 0
             note(simulation, came, -1, -1)
-            state = np.int64(begin(simulation, memory, mix(counter + _TWICE_GAMMA)))
+            state = np.int64(begin(simulation, memory, mix(counter + TWICE_GAMMA)))
             if is_wrong(simulation, state, 0.0, table.n_states):
                 came[0], came[1], came[2] = -1, -1, state
                 is_bad = True
                 break
-        counter += _STEP_STRIDE
+        counter += STEP_STRIDE
     position[0] = -1 if is_bad else state
     position[1] = elapsed
     walker.collected[0] = collected
@@ -176,7 +176,7 @@ def learn_batch(rule, batch, first, context, replay, stretch, totals):
         i = first + n
         random = mix(counter)
         now = Now(
-            _on_line(stretch.step_size, n), _on_line(stretch.epsilon, n), random ^ GAMMA, batch.walkers[i], 1
+            on_line(stretch.step_size, n), on_line(stretch.epsilon, n), random ^ GAMMA, batch.walkers[i], 1
         )
         state, action = batch.states[i], batch.actions[i]
         learned = on_action(rule, context, now, state, action, learned)

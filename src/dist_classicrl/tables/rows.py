@@ -1,5 +1,6 @@
-"""The arrays of a worker's table, and what learning does with one entry of them.
+"""The arrays of a worker's table, and what learning does with one entry or row of a table.
 
+How that is done depends on the kind of table, a NamedTuple: `TableArrays` here, or `dist_classicrl.tables.lines`.
 An entry is ``row * A + action``. The rows of a table that a rule has first are the states; a rule with
 several tables has S rows for each, one table after the other, and what it shares besides stands in the rows
 behind them.
@@ -11,13 +12,14 @@ compilation per number of actions.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
-from dist_classicrl._jit import jit, jit_inline
+from dist_classicrl._jit import jit, jit_inline, picked
 from dist_classicrl._random import below
 
 VISIT_MASK = (1 << 32) - 1
@@ -89,9 +91,101 @@ def visit_bucket(visits):
     return (octave << (_EXACT_BITS - 1)) + (visits >> octave)
 
 
-@jit_inline
+class RowFunctions(NamedTuple):
+    """The jitted functions of a kind of table, which the functions of these names call."""
+
+    actions_of: Callable[..., Any]
+    value_of: Callable[..., Any]
+    row_maximum: Callable[..., Any]
+    greedy_action: Callable[..., Any]
+    any_greedy_action: Callable[..., Any]
+    visits_of: Callable[..., Any]
+    count: Callable[..., Any]
+    learn_target: Callable[..., Any]
+    add_amount: Callable[..., Any]
+
+
+ROW_FUNCTIONS: dict[type, RowFunctions] = {}
+"""By the class of a table."""
+
+
+def _of_table(name: str) -> Callable[[Any], Any]:
+    """Return what finds the function that a kind of table has by this name."""
+
+    def function_of(table_type: Any) -> Callable[..., Any] | None:
+        functions = ROW_FUNCTIONS.get(getattr(table_type, "instance_class", type(None)))
+        return None if functions is None else getattr(functions, name)
+
+    return function_of
+
+
+@picked(_of_table("actions_of"))
 def actions_of(table):
     """Return A."""
+    raise NotImplementedError("actions_of is for jitted code")
+
+
+@picked(_of_table("value_of"))
+def value_of(table, row, action):
+    """Return the value of `action` in `row`, float64; -inf where it is illegal in a compiled environment."""
+    raise NotImplementedError("value_of is for jitted code")
+
+
+@picked(_of_table("row_maximum"))
+def row_maximum(table, row):
+    """Return the largest value in `row`; 0 where no action is legal in a compiled environment."""
+    raise NotImplementedError("row_maximum is for jitted code")
+
+
+@picked(_of_table("greedy_action"))
+def greedy_action(table, row):
+    """Return the action of the largest value in `row`, or -1 where several are equal."""
+    raise NotImplementedError("greedy_action is for jitted code")
+
+
+@picked(_of_table("any_greedy_action"), inline=False)
+def any_greedy_action(table, row, random):
+    """Return one of the actions of the largest value in `row`, each with the same chance."""
+    raise NotImplementedError("any_greedy_action is for jitted code")
+
+
+@picked(_of_table("visits_of"))
+def visits_of(table, row, action):
+    """Return the visits of `action` in `row`, as far as they are known."""
+    raise NotImplementedError("visits_of is for jitted code")
+
+
+@picked(_of_table("count"))
+def count(table, row, action, counts_as, touched):
+    """Count an update, a visit or `ONE_REPLAY`, and return the new number of touched entries."""
+    raise NotImplementedError("count is for jitted code")
+
+
+@picked(_of_table("learn_target"))
+def learn_target(table, row, action, target, step_size):
+    """Move the value of `action` in `row` by `step_size` towards `target`."""
+    raise NotImplementedError("learn_target is for jitted code")
+
+
+@picked(_of_table("add_amount"))
+def add_amount(table, row, action, amount):
+    """Add `amount` to an entry that is shared with merge "sum"."""
+    raise NotImplementedError("add_amount is for jitted code")
+
+
+@jit_inline
+def step_size_at(table, step_sizes, row, action, extra):
+    """Return the step size of an entry by its visits, and `extra` more."""
+    known = visits_of(table, row, action) + extra
+    # Unsigned, an index needs no check for counting from the end.
+    return step_sizes[np.uint64(visit_bucket(max(known, 1)))]
+
+
+# Tables whose updates are kept as maps
+
+
+@jit_inline
+def _actions_of(table):
     return _actions(table.row_shape, table.q.size, table.best.size)
 
 
@@ -99,6 +193,48 @@ def actions_of(table):
 def _actions(row_shape, size, rows):
     # What may be None is an argument of a function of its own: only there numba leaves out the other branch.
     return size // rows if row_shape is None else len(row_shape)
+
+
+@jit_inline
+def _entry(table, row, action):
+    return np.uint64(row * actions_of(table) + action)
+
+
+@jit_inline
+def _value_of(table, row, action):
+    return table.q[_entry(table, row, action)]
+
+
+@jit_inline
+def _row_maximum(table, row):
+    return table.best[np.uint64(row)]
+
+
+@jit_inline
+def _greedy_action(table, row):
+    return np.int64(table.greedy[np.uint64(row)])
+
+
+@jit_inline
+def _any_greedy_action(table, row, random):
+    n_actions = actions_of(table)
+    return pick_among_best(table.q, table.best[np.uint64(row)], row * n_actions, n_actions, random)
+
+
+@jit_inline
+def _visits_of(table, row, action):
+    at = _entry(table, row, action)
+    return table.visits[at] + (table.updates[at] & VISIT_MASK)
+
+
+@jit_inline
+def _count(table, row, action, counts_as, touched):
+    entry = row * actions_of(table) + action
+    at = np.uint64(entry)
+    table.touched[np.uint64(touched)] = entry
+    known = table.updates[at]
+    table.updates[at] = known + counts_as
+    return touched + (known == 0)
 
 
 @jit_inline
@@ -136,18 +272,10 @@ def pick_among_best(q, top, first, n_actions, random):
 
 
 @jit_inline
-def step_size_at(table, step_sizes, entry, extra):
-    """Return the step size of `entry` by its visits, those of this worker and `extra` more included."""
-    at = np.uint64(entry)  # unsigned, an index needs no check for counting from the end
-    known = table.visits[at] + (table.updates[at] & VISIT_MASK) + extra
-    return step_sizes[np.uint64(visit_bucket(max(known, 1)))]
-
-
-@jit_inline
-def learn_target(table, row, entry, target, step_size):
-    """Move `entry` of `row` by `step_size` towards `target`: the map composes, the row's maximum follows."""
+def _learn_target(table, row, action, target, step_size):
+    """The map composes, and the row's maximum follows."""
     q, best, greedy, weight, shift = table.q, table.best, table.greedy, table.weight, table.shift
-    at = np.uint64(entry)
+    at = _entry(table, row, action)
     keep = 1.0 - step_size
     old = q[at]
     new = old + step_size * (target - old)
@@ -158,3 +286,23 @@ def learn_target(table, row, entry, target, step_size):
     top = best[np.uint64(row)]
     if new != old and (old == top or new >= top):
         refresh_row(q, best, greedy, row, actions_of(table))
+
+
+@jit_inline
+def _add_amount(table, row, action, amount):
+    at = _entry(table, row, action)
+    table.q[at] += amount
+    table.shift[at] += amount
+
+
+ROW_FUNCTIONS[TableArrays] = RowFunctions(
+    _actions_of,
+    _value_of,
+    _row_maximum,
+    _greedy_action,
+    _any_greedy_action,
+    _visits_of,
+    _count,
+    _learn_target,
+    _add_amount,
+)

@@ -29,16 +29,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dist_classicrl import rules
-from dist_classicrl._jit import jit, jit_inline, overloads
+from dist_classicrl._jit import jit, jit_inline, picked
 from dist_classicrl._random import GAMMA, below, mix
 from dist_classicrl.rules import LearningRule
 from dist_classicrl.tables.rows import (
     ONE_REPLAY,
     TableArrays,
     actions_of,
+    add_amount,
+    any_greedy_action,
+    count,
+    greedy_action,
     learn_target,
-    pick_among_best,
+    row_maximum,
     step_size_at,
+    value_of,
 )
 
 __all__ = [
@@ -165,25 +170,6 @@ def rule_of_type(rule_type: Any) -> LearningRule | None:
     return rules.of_class(getattr(rule_type, "instance_class", None))
 
 
-def picked(function_of: Callable[[Any], Any], inline: bool = True) -> Any:
-    """Return the decorator of a stub, for which jitted code calls another function.
-
-    `function_of` returns that by the numba type of the first argument; None: there is none for this type.
-    """
-
-    def decorate(stub: Callable[..., Any]) -> Callable[..., Any]:
-        def pick(*arguments):  # as the lambda is written: numba wants both to have the same signature
-            function = function_of(arguments[0])
-            if function is None:
-                return None
-            return lambda *arguments: function(*arguments)
-
-        overloads(stub, inline)(pick)
-        return stub
-
-    return decorate
-
-
 def _of_rule(name: str, default: Any = None) -> Callable[[Any], Any]:
     """Return what finds the function that a rule has by this name, or else `default`."""
 
@@ -234,7 +220,7 @@ def entry_of(context, row, action):
 @jit_inline
 def value(context, row, action):
     """Return the value of `action` in `row`."""
-    return context.table.q[np.uint64(entry_of(context, row, action))]
+    return value_of(context.table, row, action)
 
 
 @jit_inline
@@ -249,12 +235,11 @@ def best_value(context, step, table=0):
 @jit_inline
 def _best(table, masks, row, i):
     if masks is None:
-        return table.best[np.uint64(row)]
-    n_actions = actions_of(table)
+        return row_maximum(table, row)
     top = -np.inf
-    for action in range(n_actions):
+    for action in range(actions_of(table)):
         if masks[i, action]:
-            top = max(top, table.q[row * n_actions + action])
+            top = max(top, value_of(table, row, action))
     return 0.0 if top == -np.inf else top
 
 
@@ -267,14 +252,14 @@ def mean_value(context, step, table=0):
 @jit_inline
 def _mean(table, masks, state, number, i):
     n_actions = actions_of(table)
-    row = (state + number * table.n_states) * n_actions
+    row = state + number * table.n_states
     total = 0.0
-    count = 0
+    n_legal = 0
     for action in range(n_actions):
         if is_legal(table.legal, masks, state, n_actions, action, i):
-            total += table.q[row + action]
-            count += 1
-    return total / count if count > 0 else 0.0
+            total += value_of(table, row, action)
+            n_legal += 1
+    return total / n_legal if n_legal > 0 else 0.0
 
 
 @jit_inline
@@ -316,18 +301,18 @@ def shared_entry(context, number):
 @jit_inline
 def update(context, now, row, action, target, learned):
     """Move the value of `action` in `row` towards `target` by the step size that is due: a visit."""
-    entry = entry_of(context, row, action)
-    alpha = _step_size(context.table, context.step_sizes, entry, now)
-    error = abs(target - context.table.q[np.uint64(entry)])
-    touched = _touch(context.table, entry, now.counts_as, learned.touched)
-    learn_target(context.table, row, entry, target, alpha)
+    table = context.table
+    alpha = step_size(context, now, row, action)
+    error = abs(target - value_of(table, row, action))
+    touched = count(table, row, action, now.counts_as, learned.touched)
+    learn_target(table, row, action, target, alpha)
     return Learned(touched, learned.error + error if now.counts_as == 1 else learned.error)
 
 
 @jit_inline
 def step_size(context, now, row, action):
     """Return the step size that `update` takes for `action` in `row`."""
-    return _step_size(context.table, context.step_sizes, entry_of(context, row, action), now)
+    return _step_size(context.table, context.step_sizes, row, action, now)
 
 
 @jit_inline
@@ -340,27 +325,24 @@ def best_action(context, step, random, table=0):
 def _best_action(table, masks, state, number, i, random):
     if masks is None:
         row = state + number * table.n_states
-        action = np.int64(table.greedy[np.uint64(row)])
-        if action < 0:
-            n_actions = actions_of(table)
-            action = pick_among_best(table.q, table.best[np.uint64(row)], row * n_actions, n_actions, random)
-        return action
+        action = greedy_action(table, row)
+        return any_greedy_action(table, row, random) if action < 0 else action
     return _best_allowed(table, masks, state, number, i, random)
 
 
 @jit
 def _best_allowed(table, masks, state, number, i, random):
     n_actions = actions_of(table)
-    first = (state + number * table.n_states) * n_actions
-    top, count = -np.inf, 0
+    row = state + number * table.n_states
+    top, n_best = -np.inf, 0
     for action in range(n_actions):
         if masks[i, action]:
-            worth = table.q[first + action]
-            count = 1 if worth > top else count + (worth == top)
+            worth = value_of(table, row, action)
+            n_best = 1 if worth > top else n_best + (worth == top)
             top = max(top, worth)
-    pick = below(random, count)
+    pick = below(random, n_best)
     for action in range(n_actions):
-        if masks[i, action] and table.q[first + action] == top:
+        if masks[i, action] and value_of(table, row, action) == top:
             if pick == 0:
                 return action
             pick -= 1
@@ -368,10 +350,10 @@ def _best_allowed(table, masks, state, number, i, random):
 
 
 @jit_inline
-def _step_size(table, step_sizes, entry, now):
+def _step_size(table, step_sizes, row, action, now):
     if step_sizes is None:
         return now.step_size
-    return step_size_at(table, step_sizes, entry, now.counts_as & 1)
+    return step_size_at(table, step_sizes, row, action, now.counts_as & 1)
 
 
 @jit_inline
@@ -380,25 +362,18 @@ def move(context, now, entry, target, step_size, learned):
 
     It is a visit as well, unless `now` is `unvisited`, but adds nothing to the errors that are reported.
     """
-    touched = _touch(context.table, entry, now.counts_as, learned.touched)
-    learn_target(context.table, entry // actions_of(context.table), entry, target, step_size)
+    table = context.table
+    row, action = divmod(entry, actions_of(table))
+    touched = count(table, row, action, now.counts_as, learned.touched)
+    learn_target(table, row, action, target, step_size)
     return Learned(touched, learned.error)
 
 
 @jit_inline
 def add(context, now, entry, amount, learned):
     """Add `amount` to `entry`, which is shared with merge "sum"."""
-    touched = _touch(context.table, entry, now.counts_as, learned.touched)
-    context.table.q[entry] += amount
-    context.table.shift[entry] += amount
+    table = context.table
+    row, action = divmod(entry, actions_of(table))
+    touched = count(table, row, action, now.counts_as, learned.touched)
+    add_amount(table, row, action, amount)
     return Learned(touched, learned.error)
-
-
-@jit_inline
-def _touch(table, entry, count, touched):
-    """Count an update of `entry`, and return the new number of touched entries."""
-    at = np.uint64(entry)
-    table.touched[np.uint64(touched)] = entry
-    known = table.updates[at]
-    table.updates[at] = known + count
-    return touched + (known == 0)

@@ -1,0 +1,106 @@
+"""The training loop of tables that no cache holds: many walkers learn in one table, a step each at a time.
+
+A step waits for memory three times: for the row of the state, for what the model says of the action, and for
+the row of the next state. While one walker's line comes, the others' are asked for.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from dist_classicrl._jit import jit, jit_inline
+from dist_classicrl._random import GAMMA, mix
+from dist_classicrl.environments.simulate import advance, begin, prefetch_outcome
+from dist_classicrl.learning.behavior import choose
+from dist_classicrl.learning.loops import STEP_STRIDE, TWICE_GAMMA, on_line
+from dist_classicrl.learning.rules.kernel import Learned, Now, Transition, learn, on_action
+from dist_classicrl.tables.lines import prefetch_row
+from dist_classicrl.tables.rows import actions_of
+
+
+class Walkers(NamedTuple):
+    """K episodes under way in a compiled environment; each array has the first axis K and is written."""
+
+    states: np.ndarray  # int64; -1 before the first episode
+    elapsed: np.ndarray  # int64: steps of the episode
+    collected: np.ndarray  # float64: its undiscounted return so far, NaN or infinite once a reward was
+    memory: np.ndarray  # int64, shape (K, memory): hidden state of a game
+    actions: np.ndarray  # int64, as what follows of the step under way
+    next_states: np.ndarray
+    rewards: np.ndarray  # float64
+    terminated: np.ndarray  # bool
+    time_limit: int  # steps after which an episode is truncated
+
+
+@jit
+def walk(rule, simulation, walkers, context, stretch, totals):
+    """Act, simulate and learn for a stretch of steps: the first of the walkers, the next, and so on, in turns.
+
+    All walkers that move at a time choose first, then all are simulated, then all learn, in their order. The
+    arguments are those of `dist_classicrl.learning.loops.learn_steps`.
+    """
+    table, states, memory = context.table, walkers.states, walkers.memory
+    n_actions = actions_of(table)
+    counter = stretch.key + np.uint64(stretch.offset) * STEP_STRIDE
+    learned = Learned(0, totals[3])
+    done = 0
+    while done < stretch.steps:
+        moving = min(states.size, stretch.steps - done)
+        for k in range(moving):
+            at = counter + np.uint64(k) * STEP_STRIDE
+            random = mix(at)
+            now = _now(stretch, done + k, random, k)
+            if states[k] < 0:
+                states[k] = np.int64(begin(simulation, memory[k], mix(~at)))
+            state = states[k]
+            action = choose(context.behavior, rule, context, state, now.epsilon, random)
+            learned = on_action(rule, context, now, state, action, learned)
+            walkers.actions[k] = action
+            prefetch_outcome(simulation, state, action, mix(at + GAMMA), n_actions)
+        for k in range(moving):
+            random = mix(counter + np.uint64(k) * STEP_STRIDE + GAMMA)
+            next_state, reward, terminated = advance(
+                simulation, memory[k], states[k], walkers.actions[k], random, n_actions
+            )
+            walkers.next_states[k] = next_state
+            walkers.rewards[k] = reward
+            walkers.terminated[k] = terminated
+            prefetch_row(table, next_state)
+        for k in range(moving):
+            at = counter + np.uint64(k) * STEP_STRIDE
+            now = _now(stretch, done + k, mix(at), k)
+            walkers.elapsed[k] += 1
+            walkers.collected[k] += walkers.rewards[k]
+            terminated = walkers.terminated[k]
+            has_ended = terminated or walkers.elapsed[k] >= walkers.time_limit
+            next_state = walkers.next_states[k]
+            step = Transition(
+                states[k],
+                walkers.actions[k],
+                walkers.rewards[k],
+                next_state,
+                terminated,
+                has_ended and not terminated,
+                0,
+            )
+            learned = learn(rule, context, now, step, learned)
+            if has_ended:
+                totals[0] += 1.0
+                totals[1] += walkers.collected[k]
+                totals[2] += walkers.elapsed[k]
+                if abs(walkers.collected[k]) < np.inf:  # else it stays, for the caller to see
+                    walkers.collected[k] = 0.0
+                walkers.elapsed[k] = 0
+                next_state = np.int64(begin(simulation, memory[k], mix(at + TWICE_GAMMA)))
+                prefetch_row(table, next_state)
+            states[k] = next_state
+        done += moving
+        counter += np.uint64(moving) * STEP_STRIDE
+    totals[3] = learned.error
+
+
+@jit_inline
+def _now(stretch, i, random, walker):
+    return Now(on_line(stretch.step_size, i), on_line(stretch.epsilon, i), random ^ GAMMA, walker, 1)
