@@ -1,8 +1,8 @@
 """A table in which all of a state lies together, for tables that no cache holds.
 
-A row takes whole cache lines: the values of its actions, then how often each was learned. Nothing is kept that
-can be computed from that, and updates are not kept as maps: several may write to one such table at once by
-plain stores, each of them a convex combination. What is lost then is an update now and then, and never
+A row takes whole cache lines: the values of its actions, then how often each was learned. Nothing is kept
+that can be computed from that, and updates are not kept as maps: several may write to one such table at once
+by plain stores, each of them a convex combination. What is lost then is an update now and then, and never
 stability.
 """
 
@@ -60,11 +60,12 @@ def row_bytes(n_actions: int, dtype: np.dtype) -> int:
 
 
 class LineTable:
-    """The arrays of `LineArrays` for a table of this shape, all zero."""
+    """The arrays of `LineArrays` for a table of this shape, all zero.
 
-    def __init__(
-        self, shape: TableShape, dtype: np.dtype, legal: tuple[np.ndarray, np.ndarray] | None = None
-    ) -> None:
+    `legal`, bool of shape (n_states, n_actions), has the legal actions where they depend on the state.
+    """
+
+    def __init__(self, shape: TableShape, dtype: np.dtype, legal: np.ndarray | None = None) -> None:
         width = row_bytes(shape.n_actions, dtype)
         memory = zeros(shape.n_rows * width, np.uint8)
         first_count = shape.n_actions * dtype.itemsize // 4
@@ -75,7 +76,7 @@ class LineTable:
             width // dtype.itemsize,
             width // 4,
             first_count,
-            legal,
+            None if legal is None else legal_lists(legal),
             (0,) * shape.n_actions if shape.n_actions <= UNROLLED_ACTIONS else None,
             shape.n_states,
             shape.n_tables,
@@ -85,6 +86,22 @@ class LineTable:
         self.values = self.arrays.values.reshape(shape.n_rows, -1)[:, : shape.n_actions]
         last_count = first_count + shape.n_actions
         self.counts = self.arrays.counts.reshape(shape.n_rows, -1)[:, first_count:last_count]
+        self._legal = legal
+
+    def load(self, values: np.ndarray, counts: np.ndarray) -> None:
+        """Start from a whole table: `values` and visit `counts`, flat."""
+        np.copyto(self.values, values.reshape(self.values.shape), casting="same_kind")
+        self.counts[:] = np.minimum(counts, MOST_VISITS).reshape(self.counts.shape)
+        if self._legal is not None:
+            self.shape.tables(self.values)[:, ~self._legal] = -np.inf
+
+    def write_to(self, values: np.ndarray, counts: np.ndarray) -> None:
+        """Write the whole table to `values` and `counts`, flat; 0 where an action is illegal."""
+        whole = values.reshape(self.values.shape)
+        whole[:] = self.values
+        counts.reshape(self.counts.shape)[:] = self.counts
+        if self._legal is not None:
+            self.shape.tables(whole)[:, ~self._legal] = 0.0
 
 
 @jit_inline
