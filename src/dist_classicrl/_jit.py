@@ -101,7 +101,8 @@ def picked(function_of: Callable[[Any], Any], inline: bool = True) -> Any:
     """
 
     def decorate(stub: Callable[..., Any]) -> Callable[..., Any]:
-        def pick(*arguments):  # as the lambda is written: numba wants both to have the same signature
+        # Without types, as the lambda: numba wants both to have the same signature.
+        def pick(*arguments):  # type: ignore[no-untyped-def]
             function = function_of(arguments[0])
             if function is None:
                 return None
@@ -114,10 +115,10 @@ def picked(function_of: Callable[[Any], Any], inline: bool = True) -> Any:
 
 
 @numba.extending.intrinsic
-def prefetch(typing_context, array, index):
+def prefetch(typing_context: Any, array: Any, index: Any) -> Any:
     """Ask for the cache line of an element; `index`, a uint64, need not lie within the array."""
 
-    def generate(context, builder, signature, arguments):
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         byte, int32 = ir.IntType(8).as_pointer(), ir.IntType(32)
         data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
         kind = ir.FunctionType(ir.VoidType(), [byte, int32, int32, int32])

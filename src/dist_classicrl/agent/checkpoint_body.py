@@ -90,7 +90,7 @@ _BODY: dict[str, Callable[[Any], bool]] = {
     "settings": lambda value: isinstance(value, dict),
     "environment": lambda value: isinstance(value, dict) and isinstance(value.get("text"), str),
     "call": lambda value: _has_whole(value, "begin", "end"),
-    "mode": lambda value: value in ("alone", "rounds", "async"),
+    "mode": lambda value: value in ("alone", "interleaved", "rounds", "async"),
     "stream": lambda value: value is None or _has_whole(value, "start", "used"),
     "tally": Tally.is_described_by,
     "finished": lambda value: isinstance(value, list) and all(map(_is_finished_call, value)),

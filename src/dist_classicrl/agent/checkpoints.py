@@ -216,7 +216,7 @@ def _schedules(state: AgentState, saved: Saved) -> dict[str, Schedule]:
 
 def _learners(state: AgentState, saved: Saved) -> dict[int, dict[str, np.ndarray]]:
     """Return the state of a checkpoint's learners, by number; none where new episodes are to begin."""
-    number = {"alone": 1, "rounds": state.settings.logical_workers}.get(saved.body["mode"])
+    number = {"alone": 1, "interleaved": 1, "rounds": state.settings.logical_workers}.get(saved.body["mode"])
     arrays = {name: saved.arrays[name] for name in saved.arrays if name not in TAKEN}
     if number is None or not arrays:
         return {}

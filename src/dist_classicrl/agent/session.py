@@ -235,6 +235,7 @@ class Session:
                 told=beginning.to_dict(),
                 take_over_saving=partial(self._take_over_saving, source, beginning, rank),
                 wants_to_leave=lambda: state.leaving.why,
+                lend=corner.put_back_when_read,
             )
             try:
                 outcome = engine.train(run, self.group, start)
@@ -243,6 +244,8 @@ class Session:
             except BaseException as error:
                 self._keep_what_is_there(run, corner, error)
                 raise
+            finally:
+                state.freshen = None
             result = TrainingResult.of(outcome)
             self._keep(run, corner, beginning, result)
             if self.group is None or self.group.is_server:

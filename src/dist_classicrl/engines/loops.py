@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from contextlib import suppress
@@ -24,6 +25,8 @@ _SLICE_SECONDS = 0.05
 _FIRST_SLICE_COMPILED = 4096
 _FIRST_SLICE_STEPPED = 1  # that is one batch: a step may take a second, and a stop must not wait for many
 _FOLD_SECONDS = 1.0
+_FOLD_SHARE = 0.02
+"""Of the time, at most: large tables are brought up to date less often."""
 
 
 class Loop(ABC):
@@ -81,7 +84,6 @@ class Loop(ABC):
         reporter = self._run.reporter
         reporter.hear(self._company.record, self._run.saver)
         if reporter.is_due(self.seconds, now):
-            self.settle()
             reporter.report(self.seconds, [self.own])
             reporter.rest(self.seconds)
         return not (reporter.wants_end or self._company.is_there())
@@ -126,14 +128,21 @@ class StepLoop(Loop):
         self._stream = run.alone_stream()
         self._first = self._stream.used
         self._is_sound = True
+        #: Who can go on from the learner's state.
+        self._mode = getattr(learner, "mode", "alone")
+        run.lend(self.settle)
 
     def _learn_all(self) -> None:
         run, stream, learner = self._run, self._stream, self._learner
-        folded = time.perf_counter()
+        fold_at = time.perf_counter() + _FOLD_SECONDS
         size = _FIRST_SLICE_COMPILED if run.source.simulator is not None else _FIRST_SLICE_STEPPED
-        # Whole batches: where one of a stepped environment ends must not depend on the time that it takes.
+        # What is made at once is not cut: where one of a stepped environment ends must not depend on the
+        # time that it takes.
         batch = run.settings.batch_size
-        whole = 1 if run.source.simulator is not None else batch
+        whole = batch
+        if run.source.simulator is not None:
+            whole = learner.quantum
+            batch = math.lcm(batch, whole)
         last = self._first + run.steps
         # One sum all along: how the steps are cut must not show in its rounding.
         learner.totals.values[:] = run.tally.episodes, run.tally.returns, run.tally.lengths, 0.0
@@ -150,9 +159,10 @@ class StepLoop(Loop):
                 run.tally.steps = run.tally.earlier_steps + stream.used - self._first
                 self._take_totals()
                 run.reporter.count(self.own.rank, steps, spent)
-                if now - folded > _FOLD_SECONDS:
+                if now > fold_at:
                     self.settle()
-                    folded = now
+                    folded = time.perf_counter()
+                    fold_at = folded + max(_FOLD_SECONDS, (folded - now) / _FOLD_SHARE)
                 goes_on = self.report()
                 if stream.used < last:
                     self.look()
@@ -191,15 +201,15 @@ class StepLoop(Loop):
 
     def settle(self) -> None:
         """Write what was learned into the run's table."""
-        run = self._run
-        if not self._is_sound:
+        run, made = self._run, self._stream.used - self._first
+        if not self._is_sound or made == run.kept > 0:
             return
         try:
             self._learner.table.settle(run.values, run.counts)
         except DivergenceError:
             self._is_sound = False
             raise
-        run.kept = self._stream.used - self._first
+        run.kept = made
 
     def position(self, whole: bool = True) -> Position:
         """See `Loop`."""
@@ -207,7 +217,7 @@ class StepLoop(Loop):
         return Position(
             run.start + run.kept,
             run.tally.to_dict(self.seconds),
-            "alone",
+            self._mode,
             stream={"start": stream.start, "used": stream.used} if whole else None,
             learners=self.learners() if whole else {},
             exact=self._learner.table.exact() if whole and run.values.dtype != np.float64 else None,

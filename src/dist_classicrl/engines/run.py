@@ -43,7 +43,7 @@ class Resumed:
     checkpoint: str  # where it is
     made: int  # steps of this call that it contains
     tally: dict[str, Any]  # `Tally.to_dict`
-    mode: str  # "alone", "rounds" or "async": whose state `learners` is
+    mode: str  # "alone", "interleaved", "rounds" or "async": whose state `learners` is
     stream: tuple[int, int] | None = None  # start and steps used of the stream of a process that learns alone
     learners: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)  # empty: new episodes begin
     exact: np.ndarray | None = None  # float64, to go on with alone where the table's own type is shorter
@@ -79,6 +79,8 @@ class Run:
     #: Returns a saver for this rank, which has to serve in place of one that was lost; None: it cannot save.
     take_over_saving: Callable[[], Saver | None] | None = None
     wants_to_leave: Callable[[], str | None] = lambda: None  # why this rank is to leave in good order
+    #: Takes what brings `values` and `counts` up to date, to be called before anybody else reads them.
+    lend: Callable[[Callable[[], None]], None] = lambda settle: None
 
     def __post_init__(self) -> None:
         self._has_used_source = False
@@ -114,9 +116,12 @@ class Run:
         if self.watch is not None:
             self.watch.begin()
 
-    def learner(self, rates: Rates, n_states: int | None = None) -> Learner:
-        """Return a learner without walkers, with a new table; of fewer states if asked."""
-        return new_learner(self.source, self.settings, rates, self.values.dtype, n_states)
+    def learner(self, rates: Rates, n_states: int | None = None, is_alone: bool = False) -> Learner:
+        """Return a learner without walkers, with a new table; of fewer states if asked.
+
+        `is_alone`: nobody will ask its table for maps.
+        """
+        return new_learner(self.source, self.settings, rates, self.values.dtype, n_states, is_alone)
 
     def add_walkers(self, learner: Learner, numbers: list[int]) -> None:
         """Give a learner these walkers, as new, with environments of their own.

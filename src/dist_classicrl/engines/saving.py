@@ -35,7 +35,7 @@ class Position:
 
     steps: int  # global steps that the table contains
     tally: dict[str, Any]  # `Tally.to_dict`
-    mode: str  # "alone", "rounds" or "async": who can go on from the learners' state
+    mode: str  # "alone", "interleaved", "rounds" or "async": who can go on from the learners' state
     stream: dict[str, int] | None = None  # start and steps used of that of a process that learns alone
     version: int = 0  # of the server's table
     applied: dict[str, int] = field(default_factory=dict)  # the last push that the table includes, by rank

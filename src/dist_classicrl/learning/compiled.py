@@ -9,6 +9,7 @@ import numpy as np
 
 from dist_classicrl._jit import jit_for
 from dist_classicrl.environments.resolve import Source
+from dist_classicrl.environments.simulate import CompiledSimulator
 from dist_classicrl.environments.trial import run_game, try_out
 from dist_classicrl.errors import ActionMaskError, DivergenceError
 from dist_classicrl.learning import loops
@@ -17,9 +18,10 @@ from dist_classicrl.learning.loops import NO_STEPS, Stretch, Walker
 from dist_classicrl.learning.memory import RuleMemory
 from dist_classicrl.learning.replay import ReplayMemory
 from dist_classicrl.learning.rules import compiling
-from dist_classicrl.learning.state import State, check_arrays, check_range, check_replay, refused
+from dist_classicrl.learning.state import State, check_arrays, check_position, check_replay
 
-_NEVER = 1 << 62
+NEVER = 1 << 62
+"""The time limit of an episode that has none."""
 
 
 @dataclass
@@ -48,8 +50,7 @@ class CompiledLearner:
         self._rule, self._parameters = problem.rule, problem.parameters
         self._loop = jit_for(loops.learn_steps, type(simulator.tables), problem.rule.parameters)
         self._episodes: dict[int, _Episode] = {}
-        # Where a game has ended there need be no legal action: acting there is what must not happen.
-        self._stuck = None if simulator.legal is None else np.flatnonzero(~simulator.legal.any(axis=1))
+        self._stuck = stuck_states(simulator)
 
     @property
     def walkers(self) -> list[int]:
@@ -64,7 +65,7 @@ class CompiledLearner:
             np.zeros(simulator.memory_size, np.int64),
             np.array([-1, 0], np.int64),
             np.zeros(1),
-            simulator.max_episode_steps or _NEVER,
+            simulator.max_episode_steps or NEVER,
             np.full(3, -1),
         )
         memory = RuleMemory(self._rule, self._parameters, self.table, 1)
@@ -103,20 +104,13 @@ class CompiledLearner:
         if self._stuck is not None and self._stuck.size:
             self._check_not_stuck(self._stuck)
         if not math.isfinite(collected := episode.walker.collected[0]):
-            raise DivergenceError(
-                "The undiscounted return of an episode in the compiled environment came to "
-                f"{collected}: rewards are so large that their sum is beyond all numbers. Make them smaller."
-            )
+            raise infinite_return(collected)
 
     def _check_not_stuck(self, states: np.ndarray) -> None:
         n_tables = len(self._rule.tables)
         updates = self.table.updates[: n_tables * self.table.n_states * self.table.n_actions]
-        acted = updates.reshape(n_tables, self.table.n_states, -1)[:, states].any(axis=(0, 2))
-        if acted.any():
-            raise ActionMaskError(
-                f"The compiled environment came to state {states[acted][0]}, where its mask forbids every "
-                "action. Allow one there, or let the step that leads there terminate the episode."
-            )
+        rows = updates.reshape(n_tables, self.table.n_states, -1)
+        stuck_there(states, np.asarray(rows[:, states].any(axis=(0, 2))))
 
     def state(self, walker: int) -> State:
         """See `Learner`."""
@@ -133,13 +127,8 @@ class CompiledLearner:
         episode = self._episodes[walker]
         check_arrays(state, self.state(walker), {})
         position, running = state["position"], state["running"]
-        at, elapsed = position[:1], position[1:2]
-        check_range("position, the state,", at, -1, self.table.n_states - 1)
-        check_range("position, the steps of the episode,", elapsed, 0, episode.walker.time_limit - 1)
-        if self._stuck is not None and np.isin(at, self._stuck).any():
-            raise refused("position", f"is in state {at[0]}", "a state in which some action is legal")
-        if not np.isfinite(running[0]):
-            raise refused("running", f"is the return {running[0]}", "a finite number")
+        limit = episode.walker.time_limit
+        check_position(position[np.newaxis], running, self.table.n_states, limit, self._stuck)
         if episode.replay is not None:
             check_replay(state, self.table)
             episode.replay.restore(state)
@@ -150,3 +139,28 @@ class CompiledLearner:
 
     def close(self) -> None:
         """Do nothing: there is nothing to close."""
+
+
+def stuck_states(simulator: CompiledSimulator) -> np.ndarray | None:
+    """Return the states in which no action is legal; None where all are everywhere.
+
+    Where a game has ended there need be none: acting there is what must not happen.
+    """
+    return None if simulator.legal is None else np.flatnonzero(~simulator.legal.any(axis=1))
+
+
+def stuck_there(states: np.ndarray, acted: np.ndarray) -> None:
+    """Raise ActionMaskError if something was done in one of the `stuck_states`; `acted` says in which."""
+    if acted.any():
+        raise ActionMaskError(
+            f"The compiled environment came to state {states[acted][0]}, where its mask forbids every "
+            "action. Allow one there, or let the step that leads there terminate the episode."
+        )
+
+
+def infinite_return(collected: float) -> DivergenceError:
+    """Return the error for an episode whose return is no finite number."""
+    return DivergenceError(
+        f"The undiscounted return of an episode in the compiled environment came to {collected}: rewards are "
+        "so large that their sum is beyond all numbers. Make them smaller."
+    )

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl.environments.resolve import Source
+from dist_classicrl.learning import interleaved
 from dist_classicrl.learning.compiled import CompiledLearner
 from dist_classicrl.learning.learner import Learner, Problem
 from dist_classicrl.learning.rates import Rates
 from dist_classicrl.learning.rules import find, table_shape
 from dist_classicrl.settings import Settings
-from dist_classicrl.tables.local import LocalTable
 
 
 @dataclass(frozen=True)
@@ -27,22 +27,25 @@ class LearnerKind:
 
 
 def new_learner(
-    source: Source, settings: Settings, rates: Rates, dtype: Any = np.float64, n_states: int | None = None
+    source: Source,
+    settings: Settings,
+    rates: Rates,
+    dtype: Any = np.float64,
+    n_states: int | None = None,
+    is_alone: bool = False,
 ) -> Learner:
     """Return a learner without walkers, with a new table: of the newest kind that suits the problem.
 
     `dtype` is that of the server's table. With fewer than the environment's `n_states`, it is good for
-    compiling only.
+    compiling only. `is_alone`: nobody will ask its table for maps.
     """
     rule, parameters = find(settings.algorithm)
     legal = None if source.simulator is None else source.simulator.legal
     if n_states is not None and legal is not None:
         legal = np.zeros((n_states, source.n_actions), bool)
     size = (n_states or source.n_states, source.n_actions)
-    with_replays = settings.replay_ratio > 0.0
     shape = table_shape(settings.algorithm, *size)
-    table = LocalTable(*size, np.dtype(dtype), legal, with_replays, shape)
-    problem = Problem(source, settings, rates, table, rule, parameters)
+    problem = Problem(source, settings, rates, shape, np.dtype(dtype), legal, is_alone, rule, parameters)
     for kind in reversed(_KINDS):
         if kind.suits(problem):
             return kind.make(problem)
@@ -69,4 +72,5 @@ def _stepped(problem: Problem) -> Learner:
 _KINDS: list[LearnerKind] = [
     LearnerKind("stepped", lambda problem: problem.source.stepped is not None, _stepped),
     LearnerKind("compiled", lambda problem: problem.source.simulator is not None, CompiledLearner),
+    LearnerKind("interleaved", interleaved.suits, interleaved.InterleavedLearner),
 ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,7 +22,7 @@ from dist_classicrl.learning.state import State
 from dist_classicrl.rules import LearningRule
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.local import LocalTable
-from dist_classicrl.tables.shape import OTHER_ARRAYS
+from dist_classicrl.tables.shape import OTHER_ARRAYS, TableShape
 
 #: So that records, which add up millions of such sums, stay finite as well.
 _LARGEST_SUM = 2.0**1000
@@ -164,8 +165,14 @@ class Problem:
     source : Source
     settings : Settings
     rates : Rates
-    table : LocalTable
-        New, of the size that the environment and the rule need.
+    shape : TableShape
+        Of the table that the environment and the rule need.
+    dtype : dtype
+        Of the values that the engine keeps.
+    legal : ndarray(bool) or None
+        Legal actions, shape (S, A), where they are known from the state.
+    is_alone : bool
+        Whether the learner has the whole table to itself: nobody asks for what it learned as maps.
     rule : LearningRule
     parameters : NamedTuple
         Its hyper-parameters.
@@ -174,6 +181,15 @@ class Problem:
     source: Source
     settings: Settings
     rates: Rates
-    table: LocalTable
+    shape: TableShape
+    dtype: np.dtype
+    legal: np.ndarray | None
+    is_alone: bool
     rule: LearningRule
     parameters: Any
+
+    @cached_property
+    def table(self) -> LocalTable:
+        """A new table, of which maps can be taken."""
+        with_replays = self.settings.replay_ratio > 0.0
+        return LocalTable(*self.shape.of_table, self.dtype, self.legal, with_replays, self.shape)

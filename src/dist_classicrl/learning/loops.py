@@ -72,6 +72,7 @@ class Batch(NamedTuple):
 
 @jit_inline
 def on_line(line, i):
+    """Return the number at step `i` of a call."""
     return line.value + (line.at + i) * line.slope
 
 

@@ -11,15 +11,18 @@ from dist_classicrl.learning.behavior import EpsilonGreedy
 from dist_classicrl.learning.rules.kernel import Context
 from dist_classicrl.learning.state import RULE_ARRAYS, State, refused
 from dist_classicrl.rules import LearningRule
+from dist_classicrl.tables.line_table import LineTable
 from dist_classicrl.tables.local import LocalTable
 
 
 class RuleMemory:
     """What each of some walkers remembers by its rule, and what the rule shares with merge "owner"."""
 
-    def __init__(self, rule: LearningRule, parameters: Any, table: LocalTable, walkers: int) -> None:
+    def __init__(
+        self, rule: LearningRule, parameters: Any, table: LocalTable | LineTable, walkers: int
+    ) -> None:
         whole, real = rule.memory(parameters)
-        owned = rule.n_owned(parameters, table.n_states, table.n_actions)
+        owned = rule.n_owned(parameters, *table.shape.of_table)
         arrays = (
             np.zeros((walkers, whole), np.int64),
             np.zeros((walkers, real)),
@@ -29,7 +32,7 @@ class RuleMemory:
 
     def context(
         self,
-        table: LocalTable,
+        table: LocalTable | LineTable,
         step_sizes: np.ndarray | None,
         discount: float,
         masks: np.ndarray | None = None,

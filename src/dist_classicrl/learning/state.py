@@ -60,6 +60,23 @@ def check_range(name: str, values: np.ndarray, least: int, most: int) -> None:
         raise refused(name, f"goes from {values.min()} to {values.max()}", f"from {least} to {most}")
 
 
+def check_position(
+    position: np.ndarray, running: np.ndarray, n_states: int, time_limit: int, stuck: np.ndarray | None
+) -> None:
+    """Raise CheckpointError unless episodes can be there.
+
+    The rows of `position` are a state and the steps of an episode; `running` are returns, `stuck` the states
+    in which none can be, or None.
+    """
+    at = position[:, 0]
+    check_range("position, the state,", at, -1, n_states - 1)
+    check_range("position, the steps of the episode,", position[:, 1], 0, time_limit - 1)
+    if stuck is not None and (inside := np.isin(at, stuck)).any():
+        raise refused("position", f"is in state {at[inside][0]}", "a state in which some action is legal")
+    if not np.isfinite(running).all():
+        raise refused("running", f"is the return {running[~np.isfinite(running)][0]}", "a finite number")
+
+
 def check_replay(state: State, table: LocalTable) -> None:
     """Raise CheckpointError if a kernel could not work with the numbers in a replay memory.
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from dist_classicrl._jit import jit, jit_inline
 from dist_classicrl._random import GAMMA, mix
-from dist_classicrl.environments.simulate import advance, begin, prefetch_outcome
+from dist_classicrl.environments.simulate import advance, begin, is_wrong, note, prefetch_outcome
 from dist_classicrl.learning.behavior import choose
 from dist_classicrl.learning.loops import STEP_STRIDE, TWICE_GAMMA, on_line
 from dist_classicrl.learning.rules.kernel import Learned, Now, Transition, learn, on_action
@@ -32,14 +32,34 @@ class Walkers(NamedTuple):
     rewards: np.ndarray  # float64
     terminated: np.ndarray  # bool
     time_limit: int  # steps after which an episode is truncated
+    came: np.ndarray  # int64, shape (3,): what was wrong, see `note`
+    reward_that_came: np.ndarray  # float64, shape (1,)
+
+
+@jit_inline
+def _now(stretch, i, random, walker):
+    return Now(on_line(stretch.step_size, i), on_line(stretch.epsilon, i), random ^ GAMMA, walker, 1)
+
+
+@jit_inline
+def _begun(simulation, walkers, k, random, n_states):
+    """Begin an episode of walker `k`; return its state, or -1 where that is none."""
+    came = walkers.came
+    note(simulation, came, -1, -1)
+    state = np.int64(begin(simulation, walkers.memory[k], random))
+    if is_wrong(simulation, state, 0.0, n_states):
+        came[0], came[1], came[2] = -1, -1, state
+        walkers.reward_that_came[0] = 0.0
+        state = np.int64(-1)
+    return state
 
 
 @jit
 def walk(rule, simulation, walkers, context, stretch, totals):
-    """Act, simulate and learn for a stretch of steps: the first of the walkers, the next, and so on, in turns.
+    """Act, simulate and learn for a stretch of steps: the first of the walkers, the next, and so on.
 
     All walkers that move at a time choose first, then all are simulated, then all learn, in their order. The
-    arguments are those of `dist_classicrl.learning.loops.learn_steps`.
+    arguments, and what is returned, are those of `dist_classicrl.learning.loops.learn_steps`.
     """
     table, states, memory = context.table, walkers.states, walkers.memory
     n_actions = actions_of(table)
@@ -53,7 +73,9 @@ def walk(rule, simulation, walkers, context, stretch, totals):
             random = mix(at)
             now = _now(stretch, done + k, random, k)
             if states[k] < 0:
-                states[k] = np.int64(begin(simulation, memory[k], mix(~at)))
+                states[k] = _begun(simulation, walkers, k, mix(~at), table.n_states)
+                if states[k] < 0:
+                    return True
             state = states[k]
             action = choose(context.behavior, rule, context, state, now.epsilon, random)
             learned = on_action(rule, context, now, state, action, learned)
@@ -61,9 +83,16 @@ def walk(rule, simulation, walkers, context, stretch, totals):
             prefetch_outcome(simulation, state, action, mix(at + GAMMA), n_actions)
         for k in range(moving):
             random = mix(counter + np.uint64(k) * STEP_STRIDE + GAMMA)
+            note(simulation, walkers.came, states[k], walkers.actions[k])
             next_state, reward, terminated = advance(
                 simulation, memory[k], states[k], walkers.actions[k], random, n_actions
             )
+            if is_wrong(simulation, np.int64(next_state), reward, table.n_states):
+                came = walkers.came
+                came[0], came[1], came[2] = states[k], walkers.actions[k], np.int64(next_state)
+                walkers.reward_that_came[0] = reward
+                states[:] = -1
+                return True
             walkers.next_states[k] = next_state
             walkers.rewards[k] = reward
             walkers.terminated[k] = terminated
@@ -93,14 +122,13 @@ def walk(rule, simulation, walkers, context, stretch, totals):
                 if abs(walkers.collected[k]) < np.inf:  # else it stays, for the caller to see
                     walkers.collected[k] = 0.0
                 walkers.elapsed[k] = 0
-                next_state = np.int64(begin(simulation, memory[k], mix(at + TWICE_GAMMA)))
+                next_state = _begun(simulation, walkers, k, mix(at + TWICE_GAMMA), table.n_states)
+                if next_state < 0:
+                    states[:] = -1
+                    return True
                 prefetch_row(table, next_state)
             states[k] = next_state
         done += moving
         counter += np.uint64(moving) * STEP_STRIDE
     totals[3] = learned.error
-
-
-@jit_inline
-def _now(stretch, i, random, walker):
-    return Now(on_line(stretch.step_size, i), on_line(stretch.epsilon, i), random ^ GAMMA, walker, 1)
+    return False

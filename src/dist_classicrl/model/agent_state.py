@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -54,9 +55,18 @@ class Corner:
     def put_back(self) -> None:
         """Let the agent's table be what `values` and `counts` are."""
         rows, actions = self.shape
-        for table, part in ((self.state.values, self.values), (self.state.counts, self.counts)):
-            if not np.shares_memory(table, part):
+        for table, part in zip(self.state.table, (self.values, self.counts), strict=True):
+            if not np.may_share_memory(table, part):
                 table[:rows, :actions] = part.reshape(self.shape)
+
+    def put_back_when_read(self, settle: Callable[[], None]) -> None:
+        """Let the agent's table be what `values` and `counts` are after `settle()`, whenever it is read."""
+
+        def freshen() -> None:
+            settle()
+            self.put_back()
+
+        self.state.freshen = freshen
 
 
 @dataclass(eq=False)
@@ -83,6 +93,8 @@ class AgentState:
         self.seed = self.settings.seed  # of all random numbers; None: not drawn yet
         self._shape: TableShape | None = None
         self._table: tuple[np.ndarray, np.ndarray] | None = None
+        #: Brings the table up to date where it is not: it is called before anybody reads it.
+        self.freshen: Callable[[], None] | None = None
         if self.settings.state_size is not None and self.settings.action_size is not None:
             self._allocate(self.settings.state_size, self.settings.action_size)
 
@@ -94,18 +106,18 @@ class AgentState:
 
         NotTrainedError where the shape is not known yet.
         """
-        return self._known_table()[0]
+        return self._fresh_table()[0]
 
     @property
     def counts(self) -> np.ndarray:
         """How often each entry of `values` was visited, ndarray(int64) of the same shape."""
-        return self._known_table()[1]
+        return self._fresh_table()[1]
 
     @property
     def shape(self) -> TableShape:
         """What stands in which row of `values`."""
-        self._known_table()
-        assert self._shape is not None  # it comes with the table
+        if self._shape is None:
+            raise _unknown_shape()
         return self._shape
 
     @property
@@ -118,13 +130,17 @@ class AgentState:
         """What `DistAsyncQLearning.visits` is."""
         return self.shape.visits(self.counts)
 
-    def _known_table(self) -> tuple[np.ndarray, np.ndarray]:
+    @property
+    def table(self) -> tuple[np.ndarray, np.ndarray]:
+        """`values` and `counts`, which need not be up to date while the agent trains."""
         if self._table is None:
-            raise NotTrainedError(
-                "The table has no shape yet. Call train(env=...), or give state_size and action_size to the "
-                "constructor."
-            )
+            raise _unknown_shape()
         return self._table
+
+    def _fresh_table(self) -> tuple[np.ndarray, np.ndarray]:
+        if self.freshen is not None:
+            self.freshen()
+        return self.table
 
     def set_values(self, values: Any) -> None:
         """Overwrite the action values, in each of the rule's tables; where there is none yet, make it.
@@ -320,6 +336,13 @@ class AgentState:
         self.steps = self.requested = saved.steps
         self.n_actions, self.legal = saved.actions, saved.legal
         self.environment = saved.environment
+
+
+def _unknown_shape() -> NotTrainedError:
+    return NotTrainedError(
+        "The table has no shape yet. Call train(env=...), or give state_size and action_size to the "
+        "constructor."
+    )
 
 
 def digest(array: np.ndarray) -> int:

@@ -11,15 +11,22 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numba import types
+from numba.extending import intrinsic
 
-from dist_classicrl._jit import jit, jit_inline, prefetch
-from dist_classicrl._memory import LINE, zeros
-from dist_classicrl._random import below
-from dist_classicrl.tables.rows import ONE_REPLAY, ROW_FUNCTIONS, UNROLLED_ACTIONS, RowFunctions, actions_of
-from dist_classicrl.tables.shape import TableShape
+from dist_classicrl._jit import jit, jit_inline, overloads, prefetch
+from dist_classicrl._random import SHIFT_32, below, mix
+from dist_classicrl.tables.rows import (
+    ONE_REPLAY,
+    ROW_FUNCTIONS,
+    RowFunctions,
+    actions_of,
+)
 
 MOST_VISITS = np.uint32(0xFFFFFFFF)
 """Counts stay there."""
+
+_DROPPED = np.uint64((1 << 29) - 1)  # bits of a float64's fraction that a float32 has not
 
 
 class LineArrays(NamedTuple):
@@ -54,54 +61,41 @@ class LineArrays(NamedTuple):
     n_actions: int
 
 
-def row_bytes(n_actions: int, dtype: np.dtype) -> int:
-    """Return the bytes of a row of such a table."""
-    return -(-n_actions * (dtype.itemsize + 4) // LINE) * LINE
+@jit
+def first_infinite(table, legal):
+    """Return the first entry that is no finite number, or -1; `legal` is None or bool of shape (S, A)."""
+    n_actions = actions_of(table)
+    for row in range(table.values.size // table.width):
+        total = 0.0
+        for action in range(n_actions):
+            total += abs(_value_of(table, row, action))
+        if not total < np.inf:
+            for action in range(n_actions):
+                if not abs(_value_of(table, row, action)) < np.inf and _is_legal(table, legal, row, action):
+                    return row * n_actions + action
+    return -1
 
 
-class LineTable:
-    """The arrays of `LineArrays` for a table of this shape, all zero.
+@jit_inline
+def _is_legal(table, legal, row, action):
+    return True if legal is None else _in_tables(table, legal, row, action)
 
-    `legal`, bool of shape (n_states, n_actions), has the legal actions where they depend on the state.
-    """
 
-    def __init__(self, shape: TableShape, dtype: np.dtype, legal: np.ndarray | None = None) -> None:
-        width = row_bytes(shape.n_actions, dtype)
-        memory = zeros(shape.n_rows * width, np.uint8)
-        first_count = shape.n_actions * dtype.itemsize // 4
-        self.shape = shape
-        self.arrays = LineArrays(
-            memory.view(dtype),
-            memory.view(np.uint32),
-            width // dtype.itemsize,
-            width // 4,
-            first_count,
-            None if legal is None else legal_lists(legal),
-            (0,) * shape.n_actions if shape.n_actions <= UNROLLED_ACTIONS else None,
-            shape.n_states,
-            shape.n_tables,
-            shape.n_actions,
-        )
-        #: Of each row its values and its counts, shape (rows, A).
-        self.values = self.arrays.values.reshape(shape.n_rows, -1)[:, : shape.n_actions]
-        last_count = first_count + shape.n_actions
-        self.counts = self.arrays.counts.reshape(shape.n_rows, -1)[:, first_count:last_count]
-        self._legal = legal
+@jit_inline
+def _in_tables(table, legal, row, action):
+    return row >= table.n_states * table.n_tables or legal[row % table.n_states, action]
 
-    def load(self, values: np.ndarray, counts: np.ndarray) -> None:
-        """Start from a whole table: `values` and visit `counts`, flat."""
-        np.copyto(self.values, values.reshape(self.values.shape), casting="same_kind")
-        self.counts[:] = np.minimum(counts, MOST_VISITS).reshape(self.counts.shape)
-        if self._legal is not None:
-            self.shape.tables(self.values)[:, ~self._legal] = -np.inf
 
-    def write_to(self, values: np.ndarray, counts: np.ndarray) -> None:
-        """Write the whole table to `values` and `counts`, flat; 0 where an action is illegal."""
-        whole = values.reshape(self.values.shape)
-        whole[:] = self.values
-        counts.reshape(self.counts.shape)[:] = self.counts
-        if self._legal is not None:
-            self.shape.tables(whole)[:, ~self._legal] = 0.0
+@jit
+def write(table, legal, values, counts):
+    """Write the whole table to `values` and `counts`, flat; 0 where an action is illegal."""
+    n_actions = actions_of(table)
+    for row in range(table.values.size // table.width):
+        for action in range(n_actions):
+            at = row * n_actions + action
+            value = table.values[np.uint64(row * table.width + action)]
+            values[at] = value if _is_legal(table, legal, row, action) else 0.0
+            counts[at] = table.counts[_count_at(table, row, action)]
 
 
 @jit_inline
@@ -188,17 +182,61 @@ def _count(table, row, action, counts_as, touched):
     return touched
 
 
+def stored(table, row, action, value):
+    """Return `value` as the table holds it. Jitted code only.
+
+    In float32 it becomes one of the two neighbours, the nearer one with the larger chance, so that the mean
+    is right: steps of less than half of their distance, as late visits make them, would be lost otherwise.
+    The draw is one of the value, the entry and its count: where these are the same, so is the result.
+    """
+    raise NotImplementedError("stored is for jitted code")
+
+
+@overloads(stored, inline=True)
+def _overload_stored(table, row, action, value):
+    if table.types[LineArrays._fields.index("values")].dtype != types.float32:
+        return lambda table, row, action, value: value
+
+    def rounded(table, row, action, value):
+        bits = _bits_of(value)
+        place = _count_at(table, row, action)
+        drawn = mix(np.uint64(bits) ^ (place << SHIFT_32) ^ np.uint64(table.counts[place])) & _DROPPED
+        return np.float32(_of_bits((bits + np.int64(drawn)) & ~np.int64(_DROPPED)))
+
+    return rounded
+
+
+@intrinsic
+def _bits_of(typing_context, value):
+    """Return the int64 of a float64's bits."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], context.get_value_type(types.int64))
+
+    return types.int64(types.float64), generate
+
+
+@intrinsic
+def _of_bits(typing_context, bits):
+    """Return the float64 that has the bits of an int64."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], context.get_value_type(types.float64))
+
+    return types.float64(types.int64), generate
+
+
 @jit_inline
 def _learn_target(table, row, action, target, step_size):
     at = np.uint64(row * table.width + action)
     old = np.float64(table.values[at])
-    table.values[at] = old + step_size * (target - old)
+    table.values[at] = stored(table, row, action, old + step_size * (target - old))
 
 
 @jit_inline
 def _add_amount(table, row, action, amount):
     at = np.uint64(row * table.width + action)
-    table.values[at] += amount
+    table.values[at] = stored(table, row, action, np.float64(table.values[at]) + amount)
 
 
 ROW_FUNCTIONS[LineArrays] = RowFunctions(

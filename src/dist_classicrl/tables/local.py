@@ -10,7 +10,7 @@ import numpy as np
 from dist_classicrl.errors import DivergenceError
 from dist_classicrl.tables import kernels
 from dist_classicrl.tables.maps import PackedMap, Refresh, diverged, index_dtype
-from dist_classicrl.tables.rows import UNROLLED_ACTIONS, TableArrays
+from dist_classicrl.tables.rows import UNROLLED_ACTIONS, TableArrays, legal_lists
 from dist_classicrl.tables.shape import TableShape
 
 
@@ -35,6 +35,7 @@ class LocalTable:
     ) -> None:
         shape = TableShape(n_states, n_actions) if shape is None else shape
         size, rows = shape.size, shape.n_rows
+        self.shape = shape
         self.n_states = n_states
         self.n_actions = n_actions
         self.with_replays = with_replays
@@ -53,16 +54,15 @@ class LocalTable:
         self._stamp_now = 0
         self._index_dtype = index_dtype(size)
         self.illegal: np.ndarray | None = None
-        legal_lists: tuple[np.ndarray, np.ndarray] | None = None
+        lists: tuple[np.ndarray, np.ndarray] | None = None
         self._ends = np.zeros(0, np.int64)
         if legal is not None and not legal.all():
             self.illegal = np.zeros(size, bool)
             self.illegal[: shape.n_tables * legal.size] = np.tile(~legal.ravel(), shape.n_tables)
-            order = np.argsort(~legal, axis=1, kind="stable").astype(np.int32)
             # Episodes can end there only, and one that is truncated there has 0 to come, not -inf.
             ends = np.flatnonzero(~legal.any(axis=1))
             self._ends = (ends + n_states * np.arange(shape.n_tables)[:, np.newaxis]).ravel()
-            legal_lists = (legal.sum(axis=1).astype(np.int32), np.ascontiguousarray(order).ravel())
+            lists = legal_lists(legal)
         self.arrays = TableArrays(
             self.q,
             self.best,
@@ -73,7 +73,7 @@ class LocalTable:
             self.visits,
             self.touched,
             self.n_touched,
-            legal_lists,
+            lists,
             (0,) * n_actions if n_actions <= UNROLLED_ACTIONS else None,
             n_states,
             shape.n_tables,
@@ -132,13 +132,7 @@ class LocalTable:
             raise self._diverged(int(lost))
 
     def _diverged(self, entry: int) -> DivergenceError:
-        return diverged(f"{self._where(entry)} is {self.q[entry]}", self.base.dtype)
-
-    def _where(self, entry: int) -> str:
-        state, action = divmod(entry, self.n_actions)
-        if state >= self.arrays.n_tables * self.n_states:
-            return "A number that the learning rule shares"
-        return f"The value of action {action} in state {state % self.n_states}"
+        return diverged(f"{self.shape.name_of(entry)} is {self.q[entry]}", self.base.dtype)
 
     def undo(self, packed: PackedMap) -> None:
         """Put the entries of `packed`, which were just packed, back to the base.

@@ -45,6 +45,13 @@ class TableShape:
         """Return the tables that stand in `rows`, shape (rows, A), as a view of shape (tables, S, A)."""
         return rows[: self.n_tables * self.n_states].reshape(self.n_tables, self.n_states, self.n_actions)
 
+    def name_of(self, entry: int) -> str:
+        """Return what an entry is, to begin a sentence."""
+        row, action = divmod(entry, self.n_actions)
+        if row >= self.n_tables * self.n_states:
+            return "A number that the learning rule shares"
+        return f"The value of action {action} in state {row % self.n_states}"
+
     def q_table(self, values: np.ndarray) -> np.ndarray:
         """Return the mean of the tables, shape (S, A): `values` as they are, or else read-only."""
         if self.is_one_table:

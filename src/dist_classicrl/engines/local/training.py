@@ -18,7 +18,7 @@ def train(run: Run, group: None = None, start: None = None) -> Outcome:
     rates = Rates(run.settings, run.logical or 1)
     learner: Learner | None = None
     try:
-        learner = run.learner(rates)
+        learner = run.learner(rates, is_alone=run.logical is None)
         learner.table.load(run.values, run.counts, None if run.resumed is None else run.resumed.exact)
         if run.logical is None:
             learner.table.settle(run.values, run.counts)  # what is compiled here does not count as training
@@ -26,7 +26,7 @@ def train(run: Run, group: None = None, start: None = None) -> Outcome:
             warm_up_rounds(run.learner(rates, 1).table)
         walkers = [0] if run.logical is None else list(range(run.logical))
         run.add_walkers(learner, walkers)
-        run.restore(learner, walkers, "alone" if run.logical is None else "rounds")
+        run.restore(learner, walkers, getattr(learner, "mode", "alone") if run.logical is None else "rounds")
         loop: Loop = (StepLoop if run.logical is None else RoundLoop)(run, learner)
         compiled = time.perf_counter() - begin
         loop.begin = time.perf_counter()

@@ -1,0 +1,139 @@
+"""Learning in compiled environments with tables that no cache holds: many walkers take turns."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from dist_classicrl._jit import jit_for
+from dist_classicrl.environments.resolve import Source
+from dist_classicrl.environments.trial import run_game, try_out
+from dist_classicrl.learning.compiled import NEVER, infinite_return, stuck_states, stuck_there
+from dist_classicrl.learning.learner import Problem, Stream, Totals
+from dist_classicrl.learning.loops import NO_STEPS, Stretch
+from dist_classicrl.learning.memory import RuleMemory
+from dist_classicrl.learning.rules import compiling
+from dist_classicrl.learning.state import State, check_arrays, check_position
+from dist_classicrl.learning.walkers import Walkers, walk
+from dist_classicrl.tables.line_table import LineTable
+
+WALKERS = 32
+"""So many hide what memory takes: with 16 a core makes a tenth fewer steps, with 64 no more."""
+
+FROM_ENTRIES = 1 << 17
+"""Entries from which a table is learned so: `benchmarks/large_tables.py` shows where it wins."""
+
+
+def suits(problem: Problem) -> bool:
+    """Whether a problem is learned faster like this: alone, compiled, and in a table that no cache holds."""
+    source = problem.source
+    return (
+        problem.is_alone
+        and source.simulator is not None
+        and problem.settings.replay_ratio == 0.0
+        and source.n_states * source.n_actions >= FROM_ENTRIES
+    )
+
+
+class InterleavedLearner:
+    """Learns in a compiled environment with `WALKERS` episodes at a time. See `Learner`.
+
+    To the engine all of them are one walker. What it learns depends on the stream and on how it is cut into
+    calls only where one is cut within a turn, which is `quantum` steps.
+    """
+
+    quantum = WALKERS
+    mode = "interleaved"
+
+    def __init__(self, problem: Problem) -> None:
+        simulator = problem.source.simulator
+        assert simulator is not None  # see `suits`
+        #: A `LineTable`; one that is alone is asked to load, settle and tell what is exact, nothing else.
+        self.table: Any = LineTable(problem.shape, problem.dtype, problem.legal)
+        self.totals = Totals()
+        self._problem = problem
+        self._simulator = simulator
+        self._loop = jit_for(walk, type(simulator.tables), problem.rule.parameters)
+        self._stuck = stuck_states(simulator)
+        self._crews: dict[int, tuple[Walkers, RuleMemory]] = {}
+
+    @property
+    def walkers(self) -> list[int]:
+        """See `Learner`."""
+        return list(self._crews)
+
+    def add(self, number: int, source: Source, seed: int) -> None:
+        """See `Learner`; a compiled environment draws from the streams alone, so `seed` is not used."""
+        if not self._crews:
+            if self.table.shape.n_states == self._simulator.n_states:  # else there is only compiled
+                try_out(self._simulator)
+            with compiling(self._problem.rule):
+                self._call(*self._crew(), NO_STEPS)
+        self._crews[number] = self._crew()
+
+    def _crew(self) -> tuple[Walkers, RuleMemory]:
+        problem, simulator = self._problem, self._simulator
+        whole = [np.zeros(WALKERS, np.int64) for _ in range(4)]
+        crew = Walkers(
+            states=np.full(WALKERS, -1),
+            elapsed=whole[0],
+            collected=np.zeros(WALKERS),
+            memory=np.zeros((WALKERS, simulator.memory_size), np.int64),
+            actions=whole[1],
+            next_states=whole[2],
+            rewards=np.zeros(WALKERS),
+            terminated=np.zeros(WALKERS, bool),
+            time_limit=simulator.max_episode_steps or NEVER,
+            came=np.full(3, -1),
+            reward_that_came=np.zeros(1),
+        )
+        return crew, RuleMemory(problem.rule, problem.parameters, self.table, WALKERS)
+
+    def _call(self, crew: Walkers, memory: RuleMemory, stretch: Stretch) -> None:
+        problem = self._problem
+        rates, discount = problem.rates, problem.settings.discount_factor
+        run_game(
+            self._simulator,
+            crew.came,
+            crew.reward_that_came,
+            self._loop,
+            problem.parameters,
+            self._simulator.tables,
+            crew,
+            memory.context(self.table, rates.table, discount),
+            stretch,
+            self.totals.values,
+        )
+
+    def learn(self, walker: int, stream: Stream, steps: int) -> None:
+        """See `Learner`."""
+        crew, memory = self._crews[walker]
+        for stretch in stream.stretches(steps, self._problem.rates):
+            self._call(crew, memory, stretch)
+        if self._stuck is not None and self._stuck.size:
+            counts = self.table.shape.tables(self.table.counts)
+            stuck_there(self._stuck, np.asarray(counts[:, self._stuck].any(axis=(0, 2))))
+        for collected in crew.collected.tolist():
+            if not math.isfinite(collected):
+                raise infinite_return(collected)
+
+    def state(self, walker: int) -> State:
+        """See `Learner`."""
+        crew, memory = self._crews[walker]
+        position = np.concatenate([np.stack([crew.states, crew.elapsed], 1), crew.memory], 1)
+        return {"position": position, "running": crew.collected.copy(), **memory.state()}
+
+    def restore(self, walker: int, state: State) -> None:
+        """See `Learner`. What a game keeps in its memory is known to the game alone and not checked."""
+        crew, memory = self._crews[walker]
+        check_arrays(state, self.state(walker), {})
+        position, running = state["position"], state["running"]
+        check_position(position, running, self.table.shape.n_states, crew.time_limit, self._stuck)
+        memory.restore(state)
+        crew.states[:], crew.elapsed[:], crew.memory[:] = position[:, 0], position[:, 1], position[:, 2:]
+        crew.collected[:] = running
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to close."""

@@ -1,0 +1,73 @@
+"""A table of `dist_classicrl.tables.lines` in the memory of this process."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dist_classicrl._memory import LINE, zeros
+from dist_classicrl.tables import lines
+from dist_classicrl.tables.lines import MOST_VISITS, LineArrays
+from dist_classicrl.tables.maps import diverged
+from dist_classicrl.tables.rows import UNROLLED_ACTIONS, legal_lists
+from dist_classicrl.tables.shape import TableShape
+
+
+def row_bytes(n_actions: int, dtype: np.dtype) -> int:
+    """Return the bytes of a row of such a table."""
+    return -(-n_actions * (dtype.itemsize + 4) // LINE) * LINE
+
+
+class LineTable:
+    """The arrays of `LineArrays` for a table of this shape, all zero.
+
+    `legal`, bool of shape (n_states, n_actions), has the legal actions where they depend on the state.
+    """
+
+    def __init__(self, shape: TableShape, dtype: np.dtype, legal: np.ndarray | None = None) -> None:
+        width = row_bytes(shape.n_actions, dtype)
+        memory = zeros(shape.n_rows * width, np.uint8)
+        first_count = shape.n_actions * dtype.itemsize // 4
+        self.shape = shape
+        self.arrays = LineArrays(
+            memory.view(dtype),
+            memory.view(np.uint32),
+            width // dtype.itemsize,
+            width // 4,
+            first_count,
+            None if legal is None else legal_lists(legal),
+            (0,) * shape.n_actions if shape.n_actions <= UNROLLED_ACTIONS else None,
+            shape.n_states,
+            shape.n_tables,
+            shape.n_actions,
+        )
+        #: Of each row its values and its counts, shape (rows, A).
+        self.values = self.arrays.values.reshape(shape.n_rows, -1)[:, : shape.n_actions]
+        last_count = first_count + shape.n_actions
+        self.counts = self.arrays.counts.reshape(shape.n_rows, -1)[:, first_count:last_count]
+        self._legal = legal
+        self._forbid()
+
+    def _forbid(self) -> None:
+        if self._legal is not None:
+            self.shape.tables(self.values)[:, ~self._legal] = -np.inf
+
+    def load(self, values: np.ndarray, counts: np.ndarray, exact: np.ndarray | None = None) -> None:
+        """Start from a whole table: `values` and visit `counts`, flat; `exact` has nothing more to tell."""
+        np.copyto(self.values, values.reshape(self.values.shape), casting="same_kind")
+        self.counts[:] = np.minimum(counts, MOST_VISITS).reshape(self.counts.shape)
+        self._forbid()
+
+    def exact(self) -> None:
+        """Return what the values are if they are more than `settle` writes: nothing."""
+
+    def settle(self, values: np.ndarray, counts: np.ndarray) -> None:
+        """Write the whole table to `values` and `counts`, flat; 0 where an action is illegal.
+
+        DivergenceError if a value has grown beyond what the table can hold; then nothing is written.
+        """
+        lost = lines.first_infinite(self.arrays, self._legal)
+        if lost >= 0:
+            state, action = divmod(lost, self.shape.n_actions)
+            value = self.values[state, action]
+            raise diverged(f"{self.shape.name_of(lost)} is {value}", self.values.dtype)
+        lines.write(self.arrays, self._legal, values, counts)
