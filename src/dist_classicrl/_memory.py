@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,45 @@ def zeros(n: int, dtype: Any) -> np.ndarray:
     """
     size = max(1, n * np.dtype(dtype).itemsize)
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if size >= _HUGE_FROM and hasattr(mmap, "MADV_HUGEPAGE"):
-        try:
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:
-            pass  # a kernel without them
+    _ask_for_huge_pages(memory, size)
     return np.frombuffer(memory, dtype, n)
+
+
+def shared(descriptor: int, size: int) -> np.ndarray:
+    """Return the `size` bytes, uint8, of an open file that other processes map as well."""
+    memory = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED)
+    _ask_for_huge_pages(memory, size)
+    return np.frombuffer(memory, np.uint8, size)
+
+
+def _ask_for_huge_pages(memory: mmap.mmap, size: int) -> None:
+    if size >= _HUGE_FROM and hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+
+
+def memory_left() -> int | None:
+    """Return the bytes of memory that processes on this host may still take; None where it cannot be told.
+
+    The least of what the machine has and what a control group allows.
+    """
+    limits = []
+    try:
+        with open("/proc/meminfo") as file:
+            fields = dict(line.split(":", 1) for line in file)
+        limits.append(int(fields["MemAvailable"].split()[0]) * 1024)
+    except (OSError, KeyError, ValueError):
+        pass
+    for limit, used in _CONTROL_GROUPS:
+        try:
+            with open(limit) as most, open(used) as now:
+                limits.append(int(most.read()) - int(now.read()))
+        except (OSError, ValueError):  # "max" where there is no limit
+            continue
+    return min(limits, default=None)
+
+
+_CONTROL_GROUPS = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)

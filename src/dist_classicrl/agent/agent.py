@@ -285,7 +285,7 @@ class DistAsyncQLearning:
         checkpoint_mode: int = 0o600,
         leave_signals: Iterable[int | str] = (),
         callbacks: CallbacksLike = None,
-        placement: Literal["auto", "replicated"] | Engine = "auto",
+        placement: Literal["auto", "replicated", "sharded"] | Engine = "auto",
     ) -> TrainingResult:
         """Learn for a number of environment steps; every rank of the communicator calls this.
 

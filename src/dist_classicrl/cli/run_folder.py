@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dist_classicrl._files import read_regular, whole_file
-from dist_classicrl._nearest import nearest
+from dist_classicrl._words import nearest
 from dist_classicrl.cli import config
 
 GREEDY = "greedy"  # what the result has besides the fields of `TrainingResult`

@@ -81,6 +81,8 @@ class Run:
     wants_to_leave: Callable[[], str | None] = lambda: None  # why this rank is to leave in good order
     #: Takes what brings `values` and `counts` up to date, to be called before anybody else reads them.
     lend: Callable[[Callable[[], None]], None] = lambda settle: None
+    is_sharded: bool = False  # whether the table was asked to be one for all, also where a process is alone
+    rows: Any = None  # a `LineTable` in which this rank's learner is to learn
 
     def __post_init__(self) -> None:
         self._has_used_source = False
@@ -121,7 +123,8 @@ class Run:
 
         `is_alone`: nobody will ask its table for maps.
         """
-        return new_learner(self.source, self.settings, rates, self.values.dtype, n_states, is_alone)
+        rows = self.rows if n_states is None or self.rows is None else self.rows.small(n_states)
+        return new_learner(self.source, self.settings, rates, self.values.dtype, n_states, is_alone, rows)
 
     def add_walkers(self, learner: Learner, numbers: list[int]) -> None:
         """Give a learner these walkers, as new, with environments of their own.
@@ -197,7 +200,9 @@ class Run:
     def compile(self, rates: Rates, serves: bool) -> None:
         """Compile or load from disk what a rank calls of its table, that of a server or of a worker."""
         table = self.learner(rates, 1).table
-        if serves:
+        if self.rows is not None:
+            table.settle(np.zeros(table.shape.size, self.values.dtype), np.zeros(table.shape.size, np.int64))
+        elif serves:
             warm_up_server(table, self.logical is not None)
         else:
             warm_up_worker(table)

@@ -21,6 +21,7 @@ from dist_classicrl.learning.rates import Rates
 from dist_classicrl.learning.state import State
 from dist_classicrl.rules import LearningRule
 from dist_classicrl.settings import Settings
+from dist_classicrl.tables.line_table import LineTable
 from dist_classicrl.tables.local import LocalTable
 from dist_classicrl.tables.shape import OTHER_ARRAYS, TableShape
 
@@ -173,6 +174,8 @@ class Problem:
         Legal actions, shape (S, A), where they are known from the state.
     is_alone : bool
         Whether the learner has the whole table to itself: nobody asks for what it learned as maps.
+    rows : LineTable or None
+        The table that it is to learn in.
     rule : LearningRule
     parameters : NamedTuple
         Its hyper-parameters.
@@ -185,11 +188,14 @@ class Problem:
     dtype: np.dtype
     legal: np.ndarray | None
     is_alone: bool
+    rows: LineTable | None
     rule: LearningRule
     parameters: Any
 
     @cached_property
-    def table(self) -> LocalTable:
-        """A new table, of which maps can be taken."""
+    def table(self) -> Any:
+        """The rows, or else a new `LocalTable`, of which maps can be taken."""
+        if self.rows is not None:
+            return self.rows
         with_replays = self.settings.replay_ratio > 0.0
         return LocalTable(*self.shape.of_table, self.dtype, self.legal, with_replays, self.shape)

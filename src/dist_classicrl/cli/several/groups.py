@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from dist_classicrl._nearest import nearest
+from dist_classicrl._words import nearest
 from dist_classicrl.cli import environment
 from dist_classicrl.cli.config import ENVIRONMENT, ENVIRONMENT_ARGUMENTS, RANKS
 from dist_classicrl.cli.options import OPTIONS

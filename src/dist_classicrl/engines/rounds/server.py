@@ -31,7 +31,6 @@ from dist_classicrl.process.stop import Stop
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.maps import diverged
 from dist_classicrl.tables.shared import RoundMerge
-from dist_classicrl.tables.snapshot import TableSnapshot
 
 
 def carriers(settings: Settings, workers: list[int]) -> dict[int, int]:
@@ -62,7 +61,7 @@ class RoundServer(Serving[Client]):
     def __post_init__(self) -> None:
         self.now_at = self.first
         self.made = steps_before(self.settings, self.first.number, self.steps)
-        self._snapshot = TableSnapshot(self.table.values, self.table.counts)
+        self._snapshot = self.table.snapshot()
         self._attempt = 0
         self._carried_by: dict[int, int] = {}
         self._is_broken = False

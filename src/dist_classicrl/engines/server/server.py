@@ -20,7 +20,6 @@ from dist_classicrl.engines.saving import Position, Saver
 from dist_classicrl.engines.server.leases import Lease, LeaseBook
 from dist_classicrl.engines.server.messages import HandIn, Handover, Push, Pushed, Reply, Wishes
 from dist_classicrl.process.stop import Stop
-from dist_classicrl.tables.snapshot import TableSnapshot
 
 _SHORTEST_SLEEP = 5e-5
 _LONGEST_SLEEP = 4e-3
@@ -57,7 +56,7 @@ class Server(Serving[Client]):
     takes_over: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        self._snapshot = TableSnapshot(self.table.values, self.table.counts)
+        self._snapshot = self.table.snapshot()
         self._handover: tuple[int, Handover | None] = -1, None  # with the version that it is of
         self._offered = 0.0
         self._is_stopping = False
