@@ -7,7 +7,7 @@ table is its state.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -27,6 +27,10 @@ from dist_classicrl.tables.shape import OTHER_ARRAYS
 _LARGEST_SUM = 2.0**1000
 
 
+def _never() -> bool:
+    return False
+
+
 @dataclass
 class Stream:
     """A random stream and how far it has been used: one per lease, or per round and logical worker.
@@ -38,11 +42,15 @@ class Stream:
         Global step at which the stream begins; schedules are read from there.
     used : int
         Steps made.
+    is_cut : callable
+        Whether to make no more of the steps that were asked for. Who makes steps that may be slow asks between
+        two of them.
     """
 
     key: np.uint64
     start: int
     used: int = 0
+    is_cut: Callable[[], bool] = _never
 
     def stretches(self, steps: int, rates: Rates) -> Iterator[Stretch]:
         """Give its next `steps` in stretches over which each rate is one line, and count what was made."""
@@ -124,7 +132,7 @@ class Learner(Protocol):
         """
 
     def learn(self, walker: int, stream: Stream, steps: int) -> None:
-        """Make `steps` steps of `stream` with one walker.
+        """Make `steps` steps of `stream` with one walker, or fewer where the stream is cut.
 
         Raises
         ------
