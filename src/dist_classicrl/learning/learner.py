@@ -43,8 +43,7 @@ class Stream:
     used : int
         Steps made.
     is_cut : callable
-        Whether to make no more of the steps that were asked for. Who makes steps that may be slow asks between
-        two of them.
+        Whether to make no more of the steps that were asked for; who makes slow ones asks between two.
     """
 
     key: np.uint64

@@ -131,7 +131,7 @@ class _Walkers:
         self._where = (context, None if self._replay is None else self._replay.in_context(context))
 
     def learn(self, stream: Stream, steps: int) -> None:
-        """Learn `steps` transitions of `stream`, in batches of `batch_size`; of the last, what there is of it."""
+        """Learn `steps` transitions of `stream`, in batches of `batch_size`; the last may be cut."""
         if self._where[0].step_sizes is not self._rates.table:  # there are more workers now, or fewer
             self._put_together()
         while steps > 0:

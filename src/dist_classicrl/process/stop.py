@@ -97,8 +97,8 @@ class StopWatch(_Listener):
 
     `signals` are stop signals besides SIGINT. The training has to have stopped `time_limit` seconds after its
     first step began, which `begin` says; SLURM ends the job `slurm_left` seconds from now. The reasons of
-    requests name this process's `rank`. With None for that it trains alone: where it does not stop soon after a
-    signal, it says that it `waits_for` something, and that a second one ends it.
+    requests name this process's `rank`. With None for that it trains alone: where it does not stop soon after
+    a signal, it says what it `waits_for`, and that a second one ends it.
 
     Attributes
     ----------
