@@ -317,8 +317,7 @@ def test_an_argument_of_the_environment_is_not_the_setting_of_the_same_name(draw
 def test_a_folder_of_runs_stands_for_them(drawn, tmp_path, capsys, command):
     runs = make_runs(tmp_path / "runs", {}, {})
     (tmp_path / "runs" / "picture").mkdir()
-    words = [tmp_path / "runs", runs[0]]  # each once
-    status, out, err = run_command(capsys, command, *map(str, words))
+    status, out, err = run_command(capsys, command, str(tmp_path / "runs"))
     assert status == 0 and not err
     assert out == "plot.png: 2 runs, 40 reports\n" or all(str(run) in out for run in runs)
     status, _, err = run_command(capsys, command, str(tmp_path / "runs" / "picture"))

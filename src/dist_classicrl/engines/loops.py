@@ -118,7 +118,7 @@ class Loop(ABC):
                 self.settle()
                 raise run.stopped(run.watch.stop, None)
             return
-        stop = saver.look()
+        stop = saver.look(self._global_step)
         if stop is not None:
             self.report(now=True)
             self.settle()
@@ -205,8 +205,7 @@ class StepLoop(Loop):
         run = self._run
         until = run.reporter.next_step - run.tally.steps
         if run.saver is not None:
-            here = self._global_step
-            until = min(until, run.saver.next_step(here) - here)
+            until = min(until, run.saver.next_step - self._global_step)
         return max(1, until)
 
     def rescue(self) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from dist_classicrl._jit import jit_for
 from dist_classicrl._random import fresh_seed, stream_key
+from dist_classicrl._words import counted
 from dist_classicrl.checks import WholeNumber
 from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.environments.simulate import CompiledSimulator
@@ -49,7 +50,7 @@ class EvaluationResult:
     def __repr__(self) -> str:
         error = f" ± {self.standard_error:.2g}" if self.episodes > 1 else ""
         return (
-            f"EvaluationResult({self.episodes:,} episode{'' if self.episodes == 1 else 's'}, "
+            f"EvaluationResult({counted(self.episodes, 'episode')}, "
             f"mean return {self.mean_return:.4g}{error}, mean length {self.mean_length:.4g})"
         )
 

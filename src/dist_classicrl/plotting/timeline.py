@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dist_classicrl._words import is_alone
 from dist_classicrl.errors import PlotError
 from dist_classicrl.plotting import canvas
 
@@ -156,7 +157,7 @@ def _draw_spans(
     figure.colorbar(
         shade,
         ax=axes,
-        label="steps/s of a rank",
+        label="steps/s" if is_alone(timeline.ranks) else "steps/s of a rank",
         format=canvas.quantity(),
         pad=0.01,
         aspect=slim,
@@ -175,7 +176,7 @@ def _range_of_rates(spans: np.ndarray) -> tuple[float, float]:
 def _label_rows(axes: Axes, ranks: tuple[int, ...], with_checkpoints: bool) -> None:
     every = -(-len(ranks) // _MOST_LABELS)
     places = list(range(0, len(ranks), every))
-    labels = [f"rank {ranks[i]}" for i in places]
+    labels = ["the process"] if is_alone(ranks) else [f"rank {ranks[i]}" for i in places]
     if with_checkpoints:
         places.append(len(ranks))
         labels.append("checkpoints")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dist_classicrl._words import counted
+from dist_classicrl._words import counted, is_alone
 from dist_classicrl.cli.option_types import option
 from dist_classicrl.cli.run_folder import folder_around
 from dist_classicrl.cli.several.reading import read_each, runs_named
@@ -123,7 +123,8 @@ def _one(run: str, kind: str, axes: tuple[str, ...]) -> tuple[Any, str]:
         return plotting.plot_curves(metrics, axes, run, greedy)[0], reports
     if kind == "timeline":
         figure, timeline = plotting.plot_timeline(metrics, run)
-        return figure, f"{counted(len(timeline.ranks), 'rank')}, {counted(len(timeline.events), 'event')}"
+        who = "process" if is_alone(timeline.ranks) else "rank"
+        return figure, f"{counted(len(timeline.ranks), who)}, {counted(len(timeline.events), 'event')}"
     grid = _map_if_any(run)
     figure = plotting.plot_overview(metrics, grid, axes, run, greedy)[0]
     return figure, f"{reports}, {counted(len(metrics.ranks), 'worker')}{', map' if grid else ''}"

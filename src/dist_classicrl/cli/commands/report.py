@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dist_classicrl._words import is_alone
 from dist_classicrl.cli import output
 from dist_classicrl.cli.several.reading import read_each, runs_named
 
@@ -52,7 +53,7 @@ def command(runs: tuple[str, ...], baseline: str | None, as_json: bool, out: Pat
     """Report how runs scale: speed-up, efficiency, communication."""
     from dist_classicrl.report.scaling import compare
 
-    given = runs_named((*runs, baseline) if baseline else runs)
+    given = dict.fromkeys(runs_named((*runs, baseline) if baseline else runs))
     report = compare(read_each(given, _measured), str(Path(baseline)) if baseline else None)
     if out is not None:
         from dist_classicrl.plotting import canvas, plot_scaling
@@ -101,8 +102,8 @@ def _show_runs(report: ScalingReport) -> None:
 
 
 def _show_workers(run: Measured) -> None:
-    if not run.per_worker:
-        return
+    if is_alone(load.rank for load in run.per_worker) or not run.per_worker:
+        return  # it has nothing to tell besides what was said of the run
     click.echo()
     rows = [
         [

@@ -15,9 +15,9 @@ Found = TypeVar("Found")
 
 
 def runs_named(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the runs that are meant, each once: a folder with runs in it stands for them."""
+    """Return the runs that are meant: a folder with runs in it stands for them."""
     found = ([str(each.path) for each in runs_below(name)] or [str(Path(name))] for name in names)
-    return tuple(dict.fromkeys(run for runs in found for run in runs))
+    return tuple(run for runs in found for run in runs)
 
 
 def read_each(names: Iterable[str], read: Callable[[str], Found]) -> list[Found]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from dist_classicrl._words import counted
 from dist_classicrl.environments.stepped.digits import (
     assembled,
     digits_of,
@@ -132,7 +133,8 @@ class SpaceIndex:
             if array.shape != (len(out), *leaf.shape) or array.dtype.kind not in "iub":
                 raise self._misfit(
                     f"got an array of shape {array.shape} and dtype {array.dtype}{place_text(leaf.path)} for "
-                    f"{len(out)} environment(s), where integers of shape {(len(out), *leaf.shape)} are needed"
+                    f"{counted(len(out), 'environment')}, where integers of shape "
+                    f"{(len(out), *leaf.shape)} are needed"
                 )
             if array.dtype != np.int64:
                 array = array.astype(np.int64)
