@@ -29,6 +29,12 @@ class LoopedEnvs(SteppedEnv):
 
     def __init__(self, envs: list[gymnasium.Env], use_action_mask: bool | None, owned: list[Any]) -> None:
         first = envs[0]
+        for name in ("observation_space", "action_space"):
+            if getattr(first, name, None) is None:
+                raise EnvError(
+                    f"{type(first).__name__} has no {name}, by which a Gymnasium environment says what there "
+                    f"is. Write in the class, for instance, {name} = gymnasium.spaces.Discrete(6)."
+                )
         super().__init__(
             first, len(envs), first.observation_space, first.action_space, use_action_mask, owned
         )
@@ -73,9 +79,18 @@ class LoopedEnvs(SteppedEnv):
     def _restart(self, rows: np.ndarray, seed: int | None) -> None:
         """Reset the environments `rows` and write where they stand now."""
         numbers = rows.tolist()
-        results = [
-            unpacked(self._envs[e].reset(seed=None if seed is None else seed + e), RESET, e) for e in numbers
-        ]
+        try:
+            results = [
+                unpacked(self._envs[e].reset(seed=None if seed is None else seed + e), RESET, e)
+                for e in numbers
+            ]
+        except TypeError as error:
+            if "unexpected keyword argument 'seed'" not in str(error):
+                raise
+            raise EnvError(
+                f"{error}: Gymnasium gives a seed to every environment. Write "
+                "`def reset(self, *, seed=None, options=None):` and begin it with `super().reset(seed=seed)`."
+            ) from error
         observations = [observation for observation, _ in results]
         self.states[rows] = self.observations.encode_each(observations, rows=numbers)
         self._read_masks(observations, [info for _, info in results], rows, self._masks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -112,7 +113,17 @@ class SpaceIndex:
         """Return the indices of one value, of a batch or of a list of values, and whether it was not one.
 
         int64 (E,). A batch is as `encode_batch` takes it, or an array with one more axis than a value has.
+        OutsideSpaceError names what somebody gave here, and no environment did.
         """
+        try:
+            return self._encode_any(given)
+        except OutsideSpaceError:
+            raise OutsideSpaceError(
+                f"{reprlib.repr(given)} is not of the {self.role} space, which is {space_text(self.space)}. "
+                "Give one of its values, or a batch of them."
+            ) from None
+
+    def _encode_any(self, given: Any) -> tuple[np.ndarray, bool]:
         first = self._leaves[0]
         if first.path and isinstance(given, list) and all(isinstance(each, (tuple, dict)) for each in given):
             return self.encode_each(given), True
