@@ -65,9 +65,8 @@ def command(
     from dist_classicrl.cli.several.listing import runs_in
     from dist_classicrl.model.policy import policy_of
 
-    if found := runs_in(Path(run)):
-        if env is not None or env_args or states is not None or observations:
-            raise click.UsageError(f"{run} is a folder of runs. Name one of them, such as {found[0].run}.")
+    is_of_one = env is not None or env_args or states is not None or observations
+    if not is_of_one and (found := runs_in(Path(run))):
         _show_runs(found, as_json)
         return
     trained, made = load_with_env(run, env, env_args)
