@@ -85,9 +85,7 @@ def verify(file: BinaryIO, entry: ArrayEntry) -> None:
     sha256 = hashlib.sha256()
     memory = memoryview(bytearray(min(_CHUNK, entry.bytes)))
     for position in range(0, entry.bytes, _CHUNK):
-        piece = memory[: entry.bytes - position]
-        fill(file, piece)
-        sha256.update(piece)
+        fill(file, memory[: entry.bytes - position], sha256)
     _check_sum(sha256, entry)
 
 
@@ -107,11 +105,7 @@ def read(file: BinaryIO, entry: ArrayEntry) -> np.ndarray:
     fill(file, memoryview(header))
     sha256 = hashlib.sha256(start + header)
     array = np.empty(entry.shape, entry.dtype)
-    memory = _memory(array)
-    for position in range(0, len(memory), _CHUNK):
-        piece = memory[position : position + _CHUNK]
-        fill(file, piece)
-        sha256.update(piece)
+    fill(file, _memory(array), sha256)
     _check_sum(sha256, entry)
     try:
         described = np.lib.format.read_array_header_1_0(io.BytesIO(start[-2:] + header))
@@ -142,11 +136,14 @@ def _check_sum(sha256: Any, entry: ArrayEntry) -> None:
         raise ValueError("its checksum does not match")
 
 
-def fill(file: IO[bytes], memory: memoryview) -> None:
-    """Read until `memory` is full."""
+def fill(file: IO[bytes], memory: memoryview, digest: Any = None) -> None:
+    """Read until `memory` is full, and let a checksum take in what was read."""
     position = 0
     while position < len(memory):
-        count = file.readinto(memory[position:])  # type: ignore[attr-defined]
+        piece = memory[position : position + _CHUNK]
+        count = file.readinto(piece)  # type: ignore[attr-defined]
         if not count:
             raise ValueError("it ends too early")
+        if digest is not None:
+            digest.update(piece[:count])
         position += count

@@ -12,8 +12,6 @@ import numpy as np
 from dist_classicrl.checkpoint.arrays import DTYPES, fill
 from dist_classicrl.environments.stepped.spaces import MAX_TABLE_BYTES
 
-_PIECE = 1 << 22
-
 
 @dataclass(frozen=True)
 class Member:
@@ -46,14 +44,10 @@ class ArrayArchive:
     def read(self, member: Member) -> tuple[np.ndarray, str]:
         """Return an array, and the checksum by which a model file knows it."""
         array = np.empty(member.shape, member.dtype)
-        memory = array.reshape(-1).view(np.uint8).data
         digest = _begun_digest(array)
         with self._archive.open(f"{member.name}.npy") as stream:
             _member(member.name, stream)
-            for start in range(0, len(memory), _PIECE):
-                piece = memory[start : start + _PIECE]
-                fill(stream, piece)
-                digest.update(piece)
+            fill(stream, array.reshape(-1).view(np.uint8).data, digest)
             if stream.read(1):  # asked for at the end, too: there zipfile compares its own checksum
                 raise ValueError(f"{member.name} does not end where it should")
         return array, digest.hexdigest()
