@@ -303,7 +303,9 @@ def test_rewards_that_are_no_numbers_are_named(way, reward):
     env.reset(seed=2)
     env.step(4)
     env.reset()
-    message = f"Environment 1 gave the reward {reward} for action 4 in state {env.core} "
+    message = (
+        rf"Environment 1 gave the reward {reward} for action 4 in state {env.core} \(observation {env.core}\)"
+    )
     with pytest.raises(RewardError, match=message):
         run_until_error(way, 2, reward)
 
