@@ -13,7 +13,7 @@ from dist_classicrl._words import counted
 from dist_classicrl.checks import WholeNumber
 from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.environments.simulate import CompiledSimulator
-from dist_classicrl.environments.trial import run_game
+from dist_classicrl.environments.trial import compiling, run_game
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.evaluation.greedy import play_greedily
 from dist_classicrl.learning.loops import choose_actions
@@ -161,21 +161,9 @@ def _evaluate_compiled(
     arrays = table.arrays._replace(row_shape=None)
     key = stream_key(seed, "evaluation")
     came, cut_off = np.full(3, -1), np.zeros(1, np.int64)
-    run_game(
-        simulator,
-        came,
-        returns,
-        play,
-        simulator.tables,
-        memory,
-        limit,
-        arrays,
-        key,
-        returns,
-        lengths,
-        cut_off,
-        came,
-    )
+    arguments = simulator.tables, memory, limit, arrays, key, returns, lengths, cut_off, came
+    with compiling(simulator):
+        run_game(simulator, came, returns, play, *arguments)
     return EvaluationResult(returns, lengths, int(cut_off[0]))
 
 
