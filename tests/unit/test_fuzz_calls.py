@@ -284,7 +284,7 @@ def test_a_class_without_a_space_and_a_reset_without_a_seed_are_told_what_to_wri
             return {}[0] if seed is None else len(3)
 
     for env, message in (
-        (Spaceless, "Spaceless has no action_space, .* action_space = gymnasium.spaces.Discrete"),
+        (Spaceless, "Spaceless has no action_space.*action_space = gymnasium.spaces.Discrete"),
         (Seedless, r"keyword argument 'seed': Gymnasium gives a seed .*`def reset\(self, \*, seed=None"),
     ):
         with pytest.raises(EnvError, match=message):

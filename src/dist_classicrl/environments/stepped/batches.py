@@ -205,13 +205,11 @@ class VectorEnvs(SteppedEnv):
 
 def _check_has_spaces(env: gymnasium.Env | VectorEnv, *names: str) -> None:
     for name in names:
-        try:
-            getattr(env, name)
-        except AttributeError as error:
+        if getattr(env, name, None) is None:
             raise EnvError(
                 f"{type(env.unwrapped).__qualname__} has no {name}. Say which values there are, in the class "
                 f"or in __init__, for instance self.{name} = gymnasium.spaces.Discrete(4)."
-            ) from error
+            )
 
 
 def _all_answer(env: AsyncVectorEnv) -> bool:
