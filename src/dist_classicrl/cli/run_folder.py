@@ -132,6 +132,15 @@ def folder_of(name: str) -> Path:
     return ROOT / re.sub(r"[^\w.-]+", "-", name)
 
 
+def runs_below(place: str | os.PathLike[str]) -> list[RunFolder]:
+    """Return the folders of runs that lie in `place`, by name; none where it is that of a run itself."""
+    above = Path(place)
+    if not above.is_dir() or RunFolder(above).exists():
+        return []
+    folders = (RunFolder(path) for path in sorted(above.iterdir()) if path.is_dir())
+    return [folder for folder in folders if folder.exists()]
+
+
 def folder_around(run: str | os.PathLike[str]) -> Path:
     """Return the folder of a run that was named by it or by a file in it."""
     path = Path(run)

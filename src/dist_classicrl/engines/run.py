@@ -149,10 +149,13 @@ class Run:
 
     def alone_stream(self) -> Stream:
         """Return the random stream of a process that learns alone, from where it goes on."""
+        begin, used = self.start, 0
         if self.resumed is not None and self.resumed.stream is not None:
             begin, used = self.resumed.stream
-            return Stream(stream_key(self.seed, "alone", begin), begin, used)
-        return Stream(stream_key(self.seed, "alone", self.start), self.start)
+        return Stream(stream_key(self.seed, "alone", begin), begin, used, self._is_asked_to_stop)
+
+    def _is_asked_to_stop(self) -> bool:
+        return self.watch is not None and self.watch.stop is not None
 
     def restore(self, learner: Learner, numbers: list[int], mode: str) -> None:
         """Give these walkers of a learner the state that a checkpoint of the same `mode` has of them."""
@@ -168,7 +171,7 @@ class Run:
         """
         made, total = f"{self.tally.steps:,}", f"{self.tally.total_steps:,}"
         if self.saver is None:
-            stop = replace(stop, reason=f"Ctrl-C after {made} of {total} steps")
+            stop = replace(stop, reason=f"{stop.reason} after {made} of {total} steps")
             return stop.error(None, self.start + self.kept)
         how = (
             f"The checkpoint is {checkpoint}; the same command goes on from there."

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from numba.core.errors import NumbaError
 
 from dist_classicrl._jit import jit, jit_for
 from dist_classicrl._random import GAMMA, below, mix, stream_key
@@ -16,7 +19,7 @@ from dist_classicrl.environments.simulate import (
     note,
     with_checks,
 )
-from dist_classicrl.errors import EnvError, OutsideSpaceError, RewardError
+from dist_classicrl.errors import EnvError, ModelError, OutsideSpaceError, RewardError
 
 TRIAL_STEPS = 4_096
 
@@ -31,8 +34,12 @@ def _play(
     steps: int,
     came: np.ndarray,
     reward_that_came: np.ndarray,
+    fraction: np.ndarray,
 ) -> bool:
-    """Play uniformly random legal actions; return whether something wrong came, which is then told."""
+    """Play uniformly random legal actions; return whether something wrong came, which is then told.
+
+    It ends, too, where a state is no whole number, which is then in `fraction`: as one it would be rounded.
+    """
     n_states, n_actions = legal.shape
     counter = key
     state = np.int64(-1)
@@ -45,8 +52,12 @@ def _play(
                 count += legal[state, action]
         if count == 0 or elapsed >= time_limit:
             note(simulation, came, -1, -1)
-            state = np.int64(begin(simulation, memory, mix(counter)))
+            first = begin(simulation, memory, mix(counter))
+            state = np.int64(first)
             elapsed = 0
+            if state != first:
+                fraction[0] = first
+                return False
             if is_wrong(simulation, state, 0.0, n_states):
                 came[0], came[1], came[2] = -1, -1, state
                 return True
@@ -59,6 +70,9 @@ def _play(
         counter += GAMMA
         note(simulation, came, state, chosen)
         next_state, reward, terminated = advance(simulation, memory, state, chosen, mix(counter), n_actions)
+        if np.int64(next_state) != next_state:
+            fraction[0] = next_state
+            return False
         if is_wrong(simulation, np.int64(next_state), reward, n_states):
             came[0], came[1], came[2] = state, chosen, np.int64(next_state)
             reward_that_came[0] = reward
@@ -82,9 +96,29 @@ def try_out(simulator: CompiledSimulator) -> None:
     memory = np.zeros(simulator.memory_size, np.int64)
     play = jit_for(_play, type(tables))
     limit = simulator.max_episode_steps or TRIAL_STEPS
-    came, reward = np.full(3, -1), np.zeros(1)
-    key = stream_key(0, "trial")
-    run_game(simulator, came, reward, play, tables, memory, legal, limit, key, TRIAL_STEPS, came, reward)
+    came, reward, fraction = np.full(3, -1), np.zeros(1), np.zeros(1)
+    arguments = tables, memory, legal, limit, stream_key(0, "trial"), TRIAL_STEPS, came, reward, fraction
+    with compiling(simulator):
+        run_game(simulator, came, reward, play, *arguments)
+    if fraction[0] != 0.0:
+        raise OutsideSpaceError(
+            f"{simulator.name}: {_asked(came)} gave the state {fraction[0]}. States are whole numbers: "
+            "correct the game's functions, for instance by np.int64(...)."
+        )
+
+
+@contextmanager
+def compiling(simulator: CompiledSimulator) -> Iterator[None]:
+    """Say of which game the functions cannot be compiled, if they cannot."""
+    try:
+        yield
+    except NumbaError as error:
+        raise ModelError(
+            f"{simulator.name}: its functions cannot be compiled. reset(data, memory, random) returns a "
+            "state; step(data, memory, state, action, random) returns next state, reward and whether the "
+            "episode is over, which are a whole number, a number and a flag; data has arrays, numbers and "
+            f"flags. Numba says why: {error}"
+        ) from error
 
 
 def run_game(

@@ -7,7 +7,7 @@ table is its state.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -29,6 +29,10 @@ from dist_classicrl.tables.shape import OTHER_ARRAYS, TableShape
 _LARGEST_SUM = 2.0**1000
 
 
+def _never() -> bool:
+    return False
+
+
 @dataclass
 class Stream:
     """A random stream and how far it has been used: one per lease, or per round and logical worker.
@@ -40,11 +44,14 @@ class Stream:
         Global step at which the stream begins; schedules are read from there.
     used : int
         Steps made.
+    is_cut : callable
+        Whether to make no more of the steps that were asked for; who makes slow ones asks between two.
     """
 
     key: np.uint64
     start: int
     used: int = 0
+    is_cut: Callable[[], bool] = _never
 
     def stretches(self, steps: int, rates: Rates) -> Iterator[Stretch]:
         """Give its next `steps` in stretches over which each rate is one line, and count what was made."""
@@ -126,7 +133,7 @@ class Learner(Protocol):
         """
 
     def learn(self, walker: int, stream: Stream, steps: int) -> None:
-        """Make `steps` steps of `stream` with one walker.
+        """Make `steps` steps of `stream` with one walker, or fewer where the stream is cut.
 
         Raises
         ------

@@ -128,11 +128,12 @@ class RoundServer(Serving[Client]):
         saver = self.saver
         if saver is None:
             return None, Order.GO_ON
-        stop = saver.look()
+        here = self.start + self.made
+        stop = saver.look(here)
         if stop is not None:
             return stop, Order.TELL_STATE_AND_WAIT
-        if self.made and saver.is_due(self.start + self.made):
-            saver.begin(self.start + self.made)
+        if self.made and saver.is_due(here):
+            saver.begin(here)
             return None, Order.TELL_STATE
         return None, Order.GO_ON
 

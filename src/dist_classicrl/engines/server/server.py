@@ -100,10 +100,11 @@ class Server(Serving[Client]):
                 self._offer(woken)
             self.report_progress()
             if self.saver is not None:
-                if (stop := self.saver.look()) is not None:
+                steps = self.leases.start + self.leases.done
+                if (stop := self.saver.look(steps)) is not None:
                     self._take_in_last_pushes()
                     return None if self._is_done else stop
-                self._save(self.saver)
+                self._save(self.saver, steps)
             if not self._is_done:
                 self._sleep(self.group.wire.now() - woken)
         return None
@@ -116,11 +117,10 @@ class Server(Serving[Client]):
     def _awaits_maps(self) -> bool:
         return self.takes_over and any(peer.client.hands_in for peer in self.peers.learners)
 
-    def _save(self, saver: Saver) -> None:
-        """Begin a checkpoint if it is time, or copy some more of the table for the one that has begun."""
+    def _save(self, saver: Saver, steps: int) -> None:
+        """Begin a checkpoint if it is time at `steps`, or copy more of the table for the last one."""
         snapshot = self._snapshot
         if not snapshot.copying:
-            steps = self.leases.start + self.leases.done
             if not saver.is_due(steps):
                 return
             saver.begin(steps)
