@@ -225,7 +225,9 @@ class Server(Serving[Client]):
 
     def _offer(self, now: float) -> None:
         """Give leases, now and then, to those who got none: others may be lost by now, or slower."""
-        if self.leases.pool == 0 or now - self._offered < _OFFER_SECONDS:
+        if self.leases.pool == 0:
+            return
+        if now - self._offered < _OFFER_SECONDS and not self.leases.is_ramping:
             return
         self._offered = now
         for peer in self.peers.learners:
