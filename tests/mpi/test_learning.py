@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from rank_environments import SteppedLake
 
+from dist_classicrl import TabularMDP
 from dist_classicrl.schedules import PerVisit
 
 DISCOUNT = 0.95
@@ -47,6 +48,16 @@ def test_stepped_environments_teach_the_same(make_agent, lake):
     agent.train(SteppedLake, total_steps=60_000)
     # Too few steps to tell actions apart that are nearly as good. Values reach from 0.13 to 0.72.
     assert rms_error(lake, agent.q_table) < 0.06
+
+
+@pytest.mark.core
+def test_a_short_run_with_defaults_learns_on_many_ranks_what_it_learns_on_one(make_agent):
+    cliff = TabularMDP.from_gymnasium("CliffWalking-v1")
+    for seed in range(3):
+        agent = make_agent(discount_factor=DISCOUNT, seed=seed)
+        agent.train(cliff, total_steps=20_000)
+        value = cliff.start_value(cliff.policy_value(agent.policy.greedy, DISCOUNT))
+        assert value == pytest.approx(cliff.start_value(cliff.solve(DISCOUNT).v))
 
 
 def test_every_rank_has_the_same_policy_and_values(make_agent, world, lake):

@@ -16,8 +16,9 @@ _AHEAD_INTERVALS = 4.0
 _LEAST_SECONDS = 0.002
 _SETTLING_SECONDS = 0.01
 _SHARES = 2
-_NEW_SHARE = 0.03
-_RAMP_SECONDS = 1.0
+_NEW_SHARE = 0.05
+_FEW_SECONDS = 1e-3
+_ALONE = 4
 _LONGEST_SECONDS = 1e9
 
 
@@ -59,6 +60,11 @@ class LeaseBook:
     had, so the run makes exactly `steps` steps whoever dies.
 
     A worker gets `first_steps` before anything is known of its rate. `clock` gives the time in seconds.
+
+    What a worker learns of a table of which nobody knows anything yet helps the others little, and may spoil
+    what they found. So a run begins with one worker, and for `ramp_seconds` at most (0: not at all) another
+    may join when what all hold is 5 % or less of the steps made so far. Leases are of 1 ms, or `first_steps`,
+    until all are at work.
     """
 
     def __init__(
@@ -68,6 +74,7 @@ class LeaseBook:
         workers: list[int],
         first_steps: int,
         clock: Callable[[], float] = time.monotonic,
+        ramp_seconds: float = 0.0,
     ) -> None:
         self.start = start
         self._first_steps = first_steps
@@ -80,7 +87,7 @@ class LeaseBook:
         self._total = steps
         self._ids = 0
         self._accounts: dict[int, Account] = {}
-        self._begun = clock()
+        self._ramp_end = clock() + ramp_seconds
         self._total_rate = 0.0
         self._n_rated = 0  # of how many workers something is known
         for worker in workers:
@@ -110,6 +117,17 @@ class LeaseBook:
     def seconds_left(self) -> float:
         """How long what nobody holds will last; 0.0 before the workers' rates are known."""
         return self.pool / self._total_rate if self._total_rate > 0.0 else 0.0
+
+    @property
+    def is_ramping(self) -> bool:
+        """Whether so little has been made that not all workers are at work."""
+        least = len(self._accounts) * self._first_steps
+        return self._may_be_new < least and self._clock() < self._ramp_end
+
+    @property
+    def _may_be_new(self) -> float:
+        """How many steps all together may hold while not all are at work."""
+        return _NEW_SHARE * (self.start + self.done)
 
     def add(self, worker: int) -> None:
         """Let `worker`, which is new or was removed, take part."""
@@ -215,14 +233,18 @@ class LeaseBook:
         seconds = max(_AHEAD_SECONDS, _AHEAD_INTERVALS * interval_seconds)
         ahead = rate * seconds if rate > 0.0 else float(self._first_steps)
         fair = self.pool * self._share(account) / _SHARES
-        wanted = min(ahead, max(fair, rate * _LEAST_SECONDS, 1.0))
+        wanted = int(min(ahead, max(fair, rate * _LEAST_SECONDS, 1.0)))
         if self.is_ramping:
-            least = max(self._first_steps, rate * _LEAST_SECONDS)
-            wanted = max(min(wanted, self._may_be_new / len(self._accounts)), least)
-        if self.pool == 0 or outstanding > int(wanted) // 2:
+            others = sum(other.outstanding for other in self._accounts.values()) - outstanding
+            wanted = max(self._first_steps, int(rate * _FEW_SECONDS))
+            if others == 0:
+                wanted *= _ALONE
+            elif others + outstanding + wanted > self._may_be_new:
+                return None
+        if self.pool == 0 or outstanding > wanted // 2:
             return None
-        steps = -(-max(int(wanted), 1) // quantum) * quantum
-        if self._is_too_early(account, steps) or self._is_too_slow(account, steps, quantum):
+        steps = -(-max(wanted, 1) // quantum) * quantum
+        if self._is_too_slow(account, steps, quantum):
             return None
         if outstanding == 0:
             account.heard = self._clock()  # it had to wait for this
@@ -237,23 +259,6 @@ class LeaseBook:
         # Those of whom nothing is known count as average.
         average = self._total_rate / max(1, self._n_rated)
         return (account.rate / average if account.rate > 0.0 else 1.0) / len(self._accounts)
-
-    @property
-    def is_ramping(self) -> bool:
-        """Whether so little has been made that workers may hold little, and not all may hold something."""
-        return self._clock() - self._begun < _RAMP_SECONDS
-
-    @property
-    def _may_be_new(self) -> float:
-        """How many steps all together may hold."""
-        return _NEW_SHARE * (self.start + self.done)
-
-    def _is_too_early(self, account: Account, steps: int) -> bool:
-        """Tell whether, with so many steps for this worker, too much would be under way for what was made."""
-        if not self.is_ramping:
-            return False
-        others = sum(other.outstanding for other in self._accounts.values() if other is not account)
-        return others > 0 and others + account.outstanding + steps > self._may_be_new
 
     def _is_too_slow(self, account: Account, steps: int, quantum: int) -> bool:
         """Tell whether others who are at work will have made all that is left before this one makes `steps`.

@@ -18,6 +18,7 @@ from dist_classicrl.membership.handshake import Setup
 from dist_classicrl.tables.shared import SharedTable
 
 _FIRST_LEASE_COMPILED = 20_000
+_RAMP_SECONDS = 0.5
 
 
 def train(run: Run, group: Group, start: Setup | Entry) -> Outcome:
@@ -59,7 +60,7 @@ class AsyncRoles(Roles[Worker, Server]):
             run.tally,
             run.reporter,
             run.told,
-            leases=LeaseBook(run.start, run.steps, group.view.workers, first, group.wire.now),
+            leases=LeaseBook(run.start, run.steps, group.view.workers, first, group.wire.now, _RAMP_SECONDS),
             saver=run.saver,
             takes_over=takes_over,
         )
