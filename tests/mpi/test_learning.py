@@ -53,11 +53,11 @@ def test_stepped_environments_teach_the_same(make_agent, lake):
 @pytest.mark.core
 def test_a_short_run_with_defaults_learns_on_many_ranks_what_it_learns_on_one(make_agent):
     cliff = TabularMDP.from_gymnasium("CliffWalking-v1")
-    for seed in range(3):
-        agent = make_agent(discount_factor=DISCOUNT, seed=seed)
-        agent.train(cliff, total_steps=20_000)
-        value = cliff.start_value(cliff.policy_value(agent.policy.greedy, DISCOUNT))
-        assert value == pytest.approx(cliff.start_value(cliff.solve(DISCOUNT).v))
+    best = cliff.start_value(cliff.solve(0.99).v)
+    for seed in range(5):
+        agent = make_agent(discount_factor=0.99, seed=seed)
+        agent.train(cliff, total_steps=10_000)
+        assert cliff.start_value(cliff.policy_value(agent.policy.greedy, 0.99)) == pytest.approx(best)
 
 
 def test_every_rank_has_the_same_policy_and_values(make_agent, world, lake):
