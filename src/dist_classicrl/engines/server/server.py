@@ -59,6 +59,7 @@ class Server(Serving[Client]):
         self._snapshot = self.table.snapshot()
         self._handover: tuple[int, Handover | None] = -1, None  # with the version that it is of
         self._offered = 0.0
+        self._was_ramping = True
         self._is_stopping = False
         super().__post_init__()  # last: it asks for new clients, which takes the above
 
@@ -224,8 +225,9 @@ class Server(Serving[Client]):
 
     def _offer(self, now: float) -> None:
         """Give leases, now and then, to those who got none: others may be lost by now, or slower."""
-        if self.leases.pool == 0 or now - self._offered < _OFFER_SECONDS:
+        if self.leases.pool == 0 or (now - self._offered < _OFFER_SECONDS and not self._was_ramping):
             return
+        self._was_ramping = self.leases.is_ramping  # who waited for the end of that is asked at once
         self._offered = now
         for peer in self.peers.learners:
             if peer.client.starved and (lease := self._grant(peer)) is not None:

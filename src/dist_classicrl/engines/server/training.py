@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from dist_classicrl.engines.loops import LearningOn, StepLoop
 from dist_classicrl.engines.outcome import Outcome
@@ -21,6 +21,7 @@ from dist_classicrl.membership.handshake import Setup
 from dist_classicrl.tables.shared import SharedTable
 
 _FIRST_LEASE_COMPILED = 20_000
+_RAMP_SECONDS = 0.5
 
 
 def train(run: Run, group: Group, start: Setup | Entry) -> Outcome:
@@ -30,6 +31,9 @@ def train(run: Run, group: Group, start: Setup | Entry) -> Outcome:
 
 class AsyncRoles(Roles[Worker, Server]):
     """What a rank may be in asynchronous training."""
+
+    ramp_seconds: ClassVar = _RAMP_SECONDS
+    """In which all workers come to learn, see `LeaseBook`."""
 
     def worker(self, base: Base) -> Worker:
         """See `Roles`."""
@@ -70,7 +74,9 @@ class AsyncRoles(Roles[Worker, Server]):
             "tally": run.tally,
             "reporter": run.reporter,
             "told": run.told,
-            "leases": LeaseBook(run.start, run.steps, group.view.workers, first, group.wire.now),
+            "leases": LeaseBook(
+                run.start, run.steps, group.view.workers, first, group.wire.now, self.ramp_seconds
+            ),
             "saver": run.saver,
             "takes_over": takes_over,
         }

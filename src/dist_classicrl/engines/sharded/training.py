@@ -82,6 +82,8 @@ def _found(run: Run, size: int) -> HostMemory:
 class RowsRoles(AsyncRoles):
     """What a rank may be where all learn in the same rows."""
 
+    ramp_seconds = 0.0  # nobody learns from old news
+
     def __init__(self, run: Run, group: Group, rates: Rates, memory: HostMemory) -> None:
         super().__init__(run, group, rates)
         self._memory = memory
