@@ -65,8 +65,9 @@ class ModelTables(NamedTuple):
     """A finite model in the form of Walker's alias method (1977), as Vose (1991) builds it.
 
     A pair has `width` slots, or those from `first[pair]` to `first[pair + 1]` where padding would cost too
-    much: as many as outcomes, but one for two. A slot yields outcome 0 if 32 random bits are at most its threshold, else outcome 1. So
-    probabilities are met within 2**-32. A next state is stored doubled, plus 1 where the outcome terminates.
+    much: as many as it has outcomes, but one for two. A slot yields outcome 0 if 32 random bits are at most
+    its threshold, else outcome 1. So probabilities are met within 2**-32. A next state is stored doubled,
+    plus 1 where the outcome terminates.
 
     All of a slot lies in 32 bytes, half a cache line, which three arrays show:
     slot j has its threshold at ``thresholds[8 * j]``, the next states of its two outcomes at

@@ -100,22 +100,30 @@ def write(table, legal, values, counts):
             counts[at] = table.counts[_count_at(table, row, action)]
 
 
-def prefetch_row(table, state):
-    """Ask for what is known of a state, so that it is there when it is read. Jitted code only."""
-    raise NotImplementedError("prefetch_row is for jitted code")
+def prefetch_values(table, state):
+    """Ask for the values of a state, so that they are there when they are read. Jitted code only."""
+    raise NotImplementedError("prefetch_values is for jitted code")
 
 
-@overloads(prefetch_row, inline=True)
-def _overload_prefetch_row(table, state):
+@overloads(prefetch_values, inline=True)
+def _overload_prefetch_values(table, state):
     in_line = 8 * LINE // table.types[LineArrays._fields.index("values")].dtype.bitwidth
 
     def prefetch_all(table, state):
         for number in range(table.n_tables):
             at = (state + number * table.n_states) * table.width
-            for value in range(0, table.width, in_line):
+            for value in range(0, table.n_actions, in_line):
                 prefetch(table.values, np.uint64(at + value))
 
     return prefetch_all
+
+
+@jit_inline
+def prefetch_counts(table, state, action):
+    """Ask for the counts of an action, which may lie in another line than its values."""
+    if table.count_width > LINE // 4:
+        for number in range(table.n_tables):
+            prefetch(table.counts, _count_at(table, state + number * table.n_states, action))
 
 
 @jit_inline
