@@ -12,9 +12,6 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-BLOCK = (0,) * 16
-"""The block of a row that has more values than it is worth to compile for."""
-
 
 def _load(context: Any, builder: Any, signature: Any, arguments: Any) -> tuple[Any, int, int]:
     """Return the block as a vector whose length is a power of two, that length, and how many it has."""

@@ -17,16 +17,20 @@ from numba.extending import intrinsic
 from dist_classicrl._jit import jit, jit_inline, overloads, prefetch
 from dist_classicrl._memory import LINE
 from dist_classicrl._random import SHIFT_32, below, mix
-from dist_classicrl.tables.blocks import BLOCK, largest, lowest_bit, number_of_bits, places_of
+from dist_classicrl.tables.blocks import largest, lowest_bit, number_of_bits, places_of
 from dist_classicrl.tables.rows import (
     ONE_REPLAY,
     ROW_FUNCTIONS,
+    UNROLLED_ACTIONS,
     RowFunctions,
     actions_of,
 )
 
 MOST_VISITS = np.uint32(0xFFFFFFFF)
 """Counts stay there."""
+
+BLOCK = (0,) * UNROLLED_ACTIONS
+"""The block in which rows are searched that have no `row_shape`: those have more values."""
 
 _DROPPED = np.uint64((1 << 29) - 1)  # bits of a float64's fraction that a float32 has not
 
