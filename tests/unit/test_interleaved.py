@@ -165,6 +165,18 @@ def test_cut_between_turns_it_learns_the_same():
     np.testing.assert_array_equal(parts.totals.values, whole.totals.values)
 
 
+def test_where_rates_bend_within_a_turn_it_may_be_cut_between_turns_all_the_same():
+    """Slices end where time says: what is learned must not show it. Every bend cuts a turn."""
+    settings = Settings(learning_rate=Linear(0.5, 0.1, 70), epsilon=Linear(1.0, 0.2, 101))
+    whole, parts = (learner_of(garnet(), settings) for _ in range(2))
+    whole.learn(0, Stream(KEY, 0), 20 * WALKERS)
+    stream = Stream(KEY, 0)
+    for turns in (5, 1, 14):
+        parts.learn(0, stream, turns * WALKERS)
+    np.testing.assert_array_equal(settled(parts)[0], settled(whole)[0])
+    assert parts.state(0)["position"][:, 1].tolist() == whole.state(0)["position"][:, 1].tolist()
+
+
 def test_the_state_of_its_walkers_is_all_that_the_next_steps_depend_on():
     settings = Settings(learning_rate=PerVisit(0.7), epsilon=0.3)
     one, other = (learner_of(garnet(), settings) for _ in range(2))
