@@ -50,10 +50,10 @@ static inline double step_size_of_visit(const double *step_sizes, int64_t visit)
     return step_sizes[((int64_t)octave << 12) + (visit >> octave)];
 }
 
+struct slot { uint32_t threshold; int32_t outcome[2], unused; double reward[2]; };
+
 struct model {
-    const uint32_t *threshold;
-    const int32_t *outcome_0, *outcome_1;
-    const double *rewards;
+    const struct slot *slots;
     const uint32_t *start_threshold;
     const int64_t *start_states;
     int64_t width, n_starts, n_actions, time_limit;
@@ -73,9 +73,7 @@ void learn(const struct model *m, double *restrict q, int64_t *restrict visits,
 #else
     const int64_t n_actions = m->n_actions;
 #endif
-    const uint32_t *restrict threshold = m->threshold;
-    const int32_t *restrict outcome_0 = m->outcome_0, *restrict outcome_1 = m->outcome_1;
-    const double *restrict rewards = m->rewards;
+    const struct slot *restrict slots = m->slots;
     const int64_t width = m->width, time_limit = m->time_limit;
     const double explore_below = epsilon * 4294967296.0;
     uint64_t counter = key + offset * 3 * gamma_64;
@@ -108,10 +106,10 @@ void learn(const struct model *m, double *restrict q, int64_t *restrict visits,
         }
         int64_t entry = state * n_actions + action;
         random = mix(counter + gamma_64);
-        int64_t slot = entry * width + below(random, width);
-        int other = (uint32_t)(random >> 32) > threshold[slot];
-        int32_t outcome = other ? outcome_1[slot] : outcome_0[slot];
-        double reward = rewards[2 * slot + other];
+        const struct slot *slot = slots + entry * width + below(random, width);
+        int other = (uint32_t)(random >> 32) > slot->threshold;
+        int32_t outcome = slot->outcome[other];
+        double reward = slot->reward[other];
         int64_t next_state = outcome >> 1;
         int terminated = outcome & 1;
         double target = reward;
@@ -153,8 +151,7 @@ class CModel(ctypes.Structure):
     """The C source's `struct model`."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("threshold", "outcome_0", "outcome_1", "rewards")),
-        *((name, ctypes.c_void_p) for name in ("start_threshold", "start_states")),
+        *((name, ctypes.c_void_p) for name in ("slots", "start_threshold", "start_states")),
         *((name, ctypes.c_int64) for name in ("width", "n_starts", "n_actions", "time_limit")),
     ]
 
@@ -187,10 +184,7 @@ class CLearner:
         per_visit = isinstance(step_size, PerVisit)
         self._rates = step_size.table(1) if per_visit else None
         self._model = CModel(
-            tables.threshold.ctypes.data,
-            tables.outcome_0.ctypes.data,
-            tables.outcome_1.ctypes.data,
-            tables.rewards.ctypes.data,
+            tables.outcomes.ctypes.data,
             tables.start_threshold.ctypes.data,
             tables.start_states.ctypes.data,
             tables.width,

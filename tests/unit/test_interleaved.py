@@ -123,25 +123,25 @@ def settled(learner):
     return values.reshape(shape.of_table), counts.reshape(shape.of_table)
 
 
-def garnet(forbidden=False):
+def garnet(forbidden=False, actions=5):
     """Return a model with time limit; where actions are forbidden, one in each state is."""
     model = TabularMDP.garnet(
-        40, 5, 3, seed=4, terminal_states=3, termination_probability=0.05, max_episode_steps=17
+        40, actions, 3, seed=4, terminal_states=3, termination_probability=0.05, max_episode_steps=17
     )
     if not forbidden:
         return model
-    mask = np.ones((40, 5), bool)
-    mask[np.arange(40), np.arange(40) % 5] = False
+    mask = np.ones((40, actions), bool)
+    mask[np.arange(40), np.arange(40) % actions] = False
     return replace(model, action_mask=mask)
 
 
 # Rates bend between two turns of all walkers: within one, the first of them would move once more.
 @pytest.mark.parametrize("forbidden", [False, True])
 @pytest.mark.parametrize("rate", [PerVisit(0.7), Linear(0.5, 0.1, 960)])
-@pytest.mark.parametrize("steps", [1, 31, 32, 3001])
-def test_it_learns_as_plain_python_does(rate, steps, forbidden):
+@pytest.mark.parametrize(("steps", "actions"), [(1, 5), (31, 5), (32, 5), (3001, 5), (3001, 21)])
+def test_it_learns_as_plain_python_does(rate, steps, actions, forbidden):
     settings = Settings(learning_rate=rate, epsilon=Linear(1.0, 0.2, 640), discount_factor=0.9)
-    model = garnet(forbidden)
+    model = garnet(forbidden, actions)
     learner = learner_of(model, settings)
     learner.learn(0, Stream(KEY, 0), steps)
     values, counts = settled(learner)
@@ -163,6 +163,18 @@ def test_cut_between_turns_it_learns_the_same():
         parts.learn(0, stream, turns * WALKERS)
     np.testing.assert_array_equal(settled(parts)[0], settled(whole)[0])
     np.testing.assert_array_equal(parts.totals.values, whole.totals.values)
+
+
+def test_where_rates_bend_within_a_turn_it_may_be_cut_between_turns_all_the_same():
+    """Slices end where time says: what is learned must not show it. Every bend cuts a turn."""
+    settings = Settings(learning_rate=Linear(0.5, 0.1, 70), epsilon=Linear(1.0, 0.2, 101))
+    whole, parts = (learner_of(garnet(), settings) for _ in range(2))
+    whole.learn(0, Stream(KEY, 0), 20 * WALKERS)
+    stream = Stream(KEY, 0)
+    for turns in (5, 1, 14):
+        parts.learn(0, stream, turns * WALKERS)
+    np.testing.assert_array_equal(settled(parts)[0], settled(whole)[0])
+    assert parts.state(0)["position"][:, 1].tolist() == whole.state(0)["position"][:, 1].tolist()
 
 
 def test_the_state_of_its_walkers_is_all_that_the_next_steps_depend_on():

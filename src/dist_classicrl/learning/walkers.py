@@ -16,7 +16,7 @@ from dist_classicrl.environments.simulate import advance, begin, is_wrong, note,
 from dist_classicrl.learning.behavior import choose
 from dist_classicrl.learning.loops import STEP_STRIDE, TWICE_GAMMA, on_line
 from dist_classicrl.learning.rules.kernel import Learned, Now, Transition, learn, on_action
-from dist_classicrl.tables.lines import prefetch_row
+from dist_classicrl.tables.lines import prefetch_counts, prefetch_values
 from dist_classicrl.tables.rows import actions_of
 
 
@@ -56,22 +56,25 @@ def _begun(simulation, walkers, k, random, n_states):
 
 @jit
 def walk(rule, simulation, walkers, context, stretch, totals):
-    """Act, simulate and learn for a stretch of steps: the first of the walkers, the next, and so on.
+    """Act, simulate and learn for a stretch of steps: a walker, the next, and so on, round and round.
 
-    All walkers that move at a time choose first, then all are simulated, then all learn, in their order. The
-    arguments, and what is returned, are those of `dist_classicrl.learning.loops.learn_steps`.
+    Step n of the stream is that of walker n modulo their number. All that move at a time, up to the last one,
+    choose first, then all are simulated, then all learn, in their order. The arguments, and what is returned,
+    are those of `dist_classicrl.learning.loops.learn_steps`.
     """
     table, states, memory = context.table, walkers.states, walkers.memory
     n_actions = actions_of(table)
     counter = stretch.key + np.uint64(stretch.offset) * STEP_STRIDE
     learned = Learned(0, totals[3])
+    first = stretch.offset % states.size
     done = 0
     while done < stretch.steps:
-        moving = min(states.size, stretch.steps - done)
-        for k in range(moving):
-            at = counter + np.uint64(k) * STEP_STRIDE
+        moving = min(states.size - first, stretch.steps - done)
+        for i in range(moving):
+            k = np.uint64(first + i)  # unsigned, an index needs no check for counting from the end
+            at = counter + np.uint64(i) * STEP_STRIDE
             random = mix(at)
-            now = _now(stretch, done + k, random, k)
+            now = _now(stretch, done + i, random, first + i)
             if states[k] < 0:
                 states[k] = _begun(simulation, walkers, k, mix(~at), table.n_states)
                 if states[k] < 0:
@@ -80,9 +83,11 @@ def walk(rule, simulation, walkers, context, stretch, totals):
             action = choose(context.behavior, rule, context, state, now.epsilon, random)
             learned = on_action(rule, context, now, state, action, learned)
             walkers.actions[k] = action
+            prefetch_counts(table, state, action)
             prefetch_outcome(simulation, state, action, mix(at + GAMMA), n_actions)
-        for k in range(moving):
-            random = mix(counter + np.uint64(k) * STEP_STRIDE + GAMMA)
+        for i in range(moving):
+            k = np.uint64(first + i)
+            random = mix(counter + np.uint64(i) * STEP_STRIDE + GAMMA)
             note(simulation, walkers.came, states[k], walkers.actions[k])
             next_state, reward, terminated = advance(
                 simulation, memory[k], states[k], walkers.actions[k], random, n_actions
@@ -96,10 +101,11 @@ def walk(rule, simulation, walkers, context, stretch, totals):
             walkers.next_states[k] = next_state
             walkers.rewards[k] = reward
             walkers.terminated[k] = terminated
-            prefetch_row(table, next_state)
-        for k in range(moving):
-            at = counter + np.uint64(k) * STEP_STRIDE
-            now = _now(stretch, done + k, mix(at), k)
+            prefetch_values(table, next_state)
+        for i in range(moving):
+            k = np.uint64(first + i)
+            at = counter + np.uint64(i) * STEP_STRIDE
+            now = _now(stretch, done + i, mix(at), first + i)
             walkers.elapsed[k] += 1
             walkers.collected[k] += walkers.rewards[k]
             terminated = walkers.terminated[k]
@@ -126,9 +132,10 @@ def walk(rule, simulation, walkers, context, stretch, totals):
                 if next_state < 0:
                     states[:] = -1
                     return True
-                prefetch_row(table, next_state)
+                prefetch_values(table, next_state)
             states[k] = next_state
         done += moving
         counter += np.uint64(moving) * STEP_STRIDE
+        first = 0
     totals[3] = learned.error
     return False
