@@ -169,7 +169,9 @@ def test_while_large_messages_are_on_their_way(world, make_agent, lake, monkeypa
     agent = make_agent(async_updates=async_updates, sync_frequency=500, prefetch_factor=8, logical_workers=4)
     with monkeypatch.context() as patched:
         patched.setattr(CompiledLearner, "learn", breaking)
-        raised_by(world, {culprit}, kind, "on fire", lambda: agent.train(model, total_steps=LONG))
+        # Copies on all ranks: where they learn in the same rows, messages are small.
+        options = {"total_steps": LONG, "placement": "replicated"}
+        raised_by(world, {culprit}, kind, "on fire", lambda: agent.train(model, **options))
     check_trains(world, agent, model, 400_000)
 
 

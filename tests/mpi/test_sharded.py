@@ -14,7 +14,8 @@ from own_signals import own_signals, stop_after
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP
 from dist_classicrl.callbacks import BaseCallback
-from dist_classicrl.errors import SettingsError, TrainingStopped
+from dist_classicrl.errors import RemoteRankError, SettingsError, TrainingStopped
+from dist_classicrl.learning.interleaved import InterleavedLearner
 from dist_classicrl.process import stop as stopping
 from dist_classicrl.schedules import PerVisit
 
@@ -161,3 +162,22 @@ def test_auto_takes_it_for_large_tables(caplog, several_ranks):
         result = learner.train(garnet(40_000), total_steps=500_000)
     assert result.workers == WORLD.size and result.pushes > 0
     assert "same rows" in caplog.text
+
+
+@pytest.mark.parametrize("who", [0, -1])
+def test_an_error_on_any_rank_ends_it_on_all(who, monkeypatch):
+    culprit = who % WORLD.size
+    learn, calls = InterleavedLearner.learn, []
+
+    def breaking(self, walker, stream, steps):
+        calls.append(None)
+        if WORLD.rank == culprit and len(calls) == 4:
+            raise ArithmeticError("the machine is on fire")
+        learn(self, walker, stream, steps)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(InterleavedLearner, "learn", breaking)
+        with pytest.raises((ArithmeticError, RemoteRankError), match="on fire") as caught:
+            agent().train(garnet(), total_steps=10**12, placement="sharded")
+    assert type(caught.value) is (ArithmeticError if WORLD.rank == culprit else RemoteRankError)
+    assert agent().train(garnet(), total_steps=100_000, placement="sharded").steps == 100_000

@@ -144,7 +144,7 @@ def test_messages_of_many_pieces(world, make_agent, digests, monkeypatch, async_
 def test_a_large_table(world, make_agent, digests):
     model = TabularMDP.garnet(40_000, 5, 2, seed=1)
     agent = make_agent()
-    check(world, agent, agent.train(model, total_steps=400_000), digests, 400_000)
+    check(world, agent, agent.train(model, total_steps=400_000, placement="replicated"), digests, 400_000)
     # The whole table goes to every rank at the end, in several pieces.
     assert agent.q_table.nbytes > 4 * transport.PIECE_BYTES
 
