@@ -4,6 +4,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from older_models import without
 
 from dist_classicrl import DistAsyncQLearning, Policy, TabularMDP
 from dist_classicrl.callbacks import BaseCallback
@@ -162,7 +163,7 @@ def test_ended_games_are_worth_nothing():
 def test_a_loaded_agent_that_was_not_told_its_environment_takes_no_observation_for_a_batch(tmp_path):
     agent = DistAsyncQLearning(seed=1, n_envs=2)
     agent.train(Nested, total_steps=200)
-    path = agent.save_model(tmp_path / "nested.npz")
+    path = without(agent.save_model(tmp_path / "nested.npz"), "spaces")
     loaded = DistAsyncQLearning.load_model(path)
     for given in ([1, 2], np.array([1, 2]), (1, 2), {"at": np.array([1, 2]), "flag": 1}):
         for ask in (loaded.predict, loaded.action_values, loaded.policy):

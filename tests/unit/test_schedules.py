@@ -174,7 +174,7 @@ def test_a_share_of_a_call_is_one_of_the_first_call_that_begins():
 def test_a_share_of_a_call_is_bit_for_bit_what_it_is_in_steps():
     for kind in (Linear, Exponential):
         shares = schedules.in_call(kind(1.0, 0.1, fraction=0.3), 0, 1_000_003, 0)
-        steps = kind(1.0, 0.1, int(0.3 * 1_000_003))
+        steps = kind(1.0, 0.1, round(0.3 * 1_000_003))
         for step in (0, 1, 77, 150_001, 300_000, 300_001, 10**9):
             assert shares.segment(step) == steps.segment(step) and shares.at(step) == steps.at(step)
 

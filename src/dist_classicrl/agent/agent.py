@@ -569,8 +569,8 @@ class DistAsyncQLearning:
         comm : mpi4py.MPI.Comm, optional
             As in the constructor.
         env : optional
-            The environment that was trained in, as in `train`, so that `predict` can take its observations.
-            Not needed where they are integers from 0 on.
+            The environment that was trained in, as in `train`. Only files that were written before they kept
+            the spaces need it, so that `predict` can take its observations and number its actions.
 
         Raises
         ------

@@ -221,7 +221,7 @@ class TabularMDP:
         v = np.asarray(v, dtype=np.float64)
         if v.shape != (self.n_states,):
             raise ModelError(f"v has shape {v.shape}; it needs one value per state, shape ({self.n_states},)")
-        return float(self.start_prob @ v)
+        return float((self.start_prob * v).sum())
 
     @classmethod
     def from_arrays(

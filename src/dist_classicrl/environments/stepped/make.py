@@ -65,12 +65,12 @@ def make_stepped(
 
 def _with_spaces(env: Any) -> Any:
     """Return the environment; EnvError where it does not declare its spaces, as gymnasium.Env itself."""
-    for name in ("observation_space", "action_space"):
+    of_one = "single_" if isinstance(env, VectorEnv) else ""
+    for name in (f"{of_one}observation_space", f"{of_one}action_space"):
         if getattr(env, name, None) is None:
             raise EnvError(
                 f"{type(env).__module__}.{type(env).__qualname__} has no {name}. Give a class of your own, "
-                "which sets observation_space and action_space and has reset and step, or a Gymnasium id "
-                "such as 'FrozenLake-v1'."
+                "which sets its spaces and has reset and step, or a Gymnasium id such as 'FrozenLake-v1'."
             )
     return env
 
