@@ -20,7 +20,7 @@ def checked_comm(comm: Any) -> Any:
     is_there = not isinstance(comm, type) and all(
         callable(getattr(comm, name, None)) for name in ("Get_rank", "Get_size")
     )
-    if comm is None or is_there and bool(comm) and _is_valid(comm):  # mpi4py's COMM_NULL is false
+    if comm is None or is_there and bool(comm):  # mpi4py's COMM_NULL is false
         return comm
     if is_there:
         raise SettingsError(
@@ -31,14 +31,6 @@ def checked_comm(comm: Any) -> Any:
         f"comm must be a communicator of mpi4py, such as mpi4py.MPI.COMM_WORLD, or None for the world that "
         f"the launcher made; got {comm!r}."
     )
-
-
-def _is_valid(comm: Any) -> bool:
-    try:
-        comm.Get_size()
-    except Exception:  # of another handle to what was freed mpi4py says so in an error of MPI
-        return False
-    return True
 
 
 def find_world(comm: Any, allow_singletons: bool) -> Any | None:
