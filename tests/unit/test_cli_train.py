@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 
+import gymnasium
 import numpy as np
 import pytest
+from gymnasium.wrappers import TransformReward
 
-from dist_classicrl import TrainingResult
+from dist_classicrl import DistAsyncQLearning, TrainingResult
 from dist_classicrl.checkpoint.manifest import MANIFEST
 from dist_classicrl.cli import start, training
 from dist_classicrl.cli.commands.train import command as train_command
@@ -697,6 +699,13 @@ def test_a_bare_model_file_knows_an_environment_of_gymnasium(place, capsys):
     capsys.readouterr()
     assert main(["evaluate", "model.npz", "--episodes", "5"]) == 0
     assert "map_name=8x8, is_slippery=False" in capsys.readouterr().out
+    # In a wrapper it is another one.
+    agent = DistAsyncQLearning(seed=1)
+    agent.train(TransformReward(gymnasium.make("FrozenLake-v1"), lambda reward: -reward), total_steps=100)
+    assert load(agent.save_model("wrapped.npz")).env_name is None
+    agent = DistAsyncQLearning(seed=1, n_envs=2)
+    agent.train("Blackjack-v1", total_steps=100)  # which is stepped
+    assert load(agent.save_model("blackjack.npz")).env_name == "Blackjack-v1"
     # Files of earlier versions do not say it.
     about = json.loads(np.load("model.npz")["about"].tobytes())
     del about["environment"]["env_id"], about["environment"]["env_arguments"]

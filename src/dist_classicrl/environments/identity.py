@@ -19,7 +19,7 @@ class Identity:
     is_batch: bool = False  # of a vector environment, whose own environments cannot be looked into
     is_numbered: bool = True  # its observations are the states, integers from 0 on
     may_tell_masks: bool = False  # it may give an action mask in `info`, which is obeyed
-    #: What Gymnasium makes it of again; no id where that is not known.
+    #: What Gymnasium makes it of, without wrappers; no id where that is not known.
     env_id: str = field(default="", compare=False)
     env_arguments: dict[str, Any] = field(default_factory=dict, compare=False)
 

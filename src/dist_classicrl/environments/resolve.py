@@ -127,11 +127,14 @@ def resolve(env: Any, n_envs: int, use_action_mask: bool | None, compile_env: bo
 
 
 def recipe_of(env: Any) -> tuple[str, dict[str, Any]]:
-    """Return the id and the arguments, plain data, of which Gymnasium makes the same; "" where not known."""
+    """Return the id and the arguments, plain data, of which Gymnasium makes it; "" where not known.
+
+    Wrappers are left out: whether it is the same process then, its fingerprint tells.
+    """
     import gymnasium
 
-    spec = env.spec if isinstance(env, gymnasium.Env) else None
-    if spec is None or spec.additional_wrappers:
+    spec = env.unwrapped.spec if isinstance(env, gymnasium.Env) else None
+    if spec is None:
         return "", {}
     arguments = {name: value for name, value in spec.kwargs.items() if name != "render_mode"}
     try:
