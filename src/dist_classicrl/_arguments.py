@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from dist_classicrl._words import nearest
-from dist_classicrl.errors import UnknownArgumentError, UnknownAttributeError
+from dist_classicrl.errors import MissingArgumentError, UnknownArgumentError, UnknownAttributeError
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_T = TypeVar("_T")
 
 _OTHER_NAMES = {
     "action_mask": "action_masks legal_actions mask masks",
@@ -64,8 +65,15 @@ _ADVICE = {
     "num_workers": _RANKS,
     "policy": _NO_NETWORK,
     "policy_kwargs": _NO_NETWORK,
+    "render": "nothing is drawn: leave it out, or write a callback that draws.",
     "reset_num_timesteps": "train() goes on where it stopped, and another agent begins anew: leave it out.",
     "tensorboard_log": "write train(callbacks=TensorBoardCallback(folder)), from dist_classicrl.callbacks.",
+}
+
+_NEEDED = {
+    "env": ', the environment, such as "FrozenLake-v1": an agent keeps none',
+    "observation": ", one observation or a batch of them",
+    "path": ", the path of a file",
 }
 
 _ATTRIBUTES = {
@@ -96,23 +104,52 @@ def named_arguments(called: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R
     """
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
-        names = frozenset(inspect.signature(function).parameters) - {"self", "cls"}
-        _takes[called] = names
-
-        @wraps(function)
-        def checked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-            for name, value in kwargs.items():
-                if name not in names:
-                    raise UnknownArgumentError(_unknown_argument(called, name, value, names))
-            return function(*args, **kwargs)
-
-        return checked
+        _takes[called] = frozenset(_parameters(function))
+        return _checked(function, called, {})
 
     return decorate
 
 
-def _unknown_argument(called: str, name: str, value: Any, names: Iterable[str]) -> str:
-    ours = OURS.get(name, name)
+def named_constructor(**ours: str) -> Callable[[type[_T]], type[_T]]:
+    """Let a class answer arguments that it does not have likewise; `ours` has its own name for some."""
+
+    def decorate(kind: type[_T]) -> type[_T]:
+        made_by: Any = kind
+        made_by.__init__ = _checked(made_by.__init__, kind.__name__, ours)
+        return kind
+
+    return decorate
+
+
+def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    given = inspect.signature(function).parameters
+    return {name: each for name, each in given.items() if name not in ("self", "cls")}
+
+
+def _checked(function: Callable[_P, _R], called: str, synonyms: Mapping[str, str]) -> Callable[_P, _R]:
+    names = _parameters(function)
+    first = len(inspect.signature(function).parameters) - len(names)  # 1 where there is self or cls
+    needed = [
+        (place, name) for place, (name, each) in enumerate(names.items(), first) if each.default is each.empty
+    ]
+
+    @wraps(function)
+    def checked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        for name, value in kwargs.items():
+            if name not in names:
+                ours = synonyms.get(name) or OURS.get(name, name)
+                raise UnknownArgumentError(_unknown_argument(called, name, ours, value, names))
+        for place, name in needed:
+            if place >= len(args) and name not in kwargs:
+                raise MissingArgumentError(
+                    f"{called}() needs {name}{_NEEDED.get(name, '')}. Write {called}({name}=...)."
+                )
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def _unknown_argument(called: str, name: str, ours: str, value: Any, names: Iterable[str]) -> str:
     is_short = value is None or isinstance(value, (bool, float, int, str)) and len(str(value)) < 40
     written = f"{ours}={value!r}" if is_short else f"{ours}=..."
     if ours in names:

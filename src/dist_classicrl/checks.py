@@ -6,6 +6,7 @@ dataclass stand at its fields (`setting`, `Checked`), where the command line fin
 
 from __future__ import annotations
 
+import inspect
 import math
 import numbers
 import os
@@ -148,6 +149,24 @@ def checked_positive(name: str, value: Any) -> float:
     if not is_real(value) or not 0.0 < as_float(value) < math.inf:
         raise SettingsError(f"{name} must be a finite number above 0, got {value!r}.")
     return float(value)
+
+
+def checked_limit(name: str, value: Any) -> float:
+    """Return `value`, a number that others are compared with, as a float; SettingsError for others."""
+    if not is_real(value) or math.isnan(value):
+        raise SettingsError(f"{name} must be a number, got {value!r}.")
+    return as_float(value)
+
+
+def takes_one(function: Any) -> bool:
+    """Whether a callable can be called with one argument, as far as it tells."""
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError:
+        return False
+    except ValueError:  # a function of C whose arguments are not known
+        pass
+    return True
 
 
 def is_whole(value: Any) -> bool:

@@ -23,6 +23,10 @@ class UnknownArgumentError(SettingsError, TypeError):
     """A function was given an argument that it does not have; the message names what it is called here."""
 
 
+class MissingArgumentError(SettingsError, TypeError):
+    """A function was called without an argument that it needs."""
+
+
 class UnknownAttributeError(DistClassicRLError, AttributeError):
     """An agent was asked for an attribute that it does not have; the message names what it is called here."""
 

@@ -12,6 +12,7 @@ import math
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, get_args
 
+from dist_classicrl._arguments import named_constructor
 from dist_classicrl.checks import as_float, is_real, is_whole
 from dist_classicrl.errors import SettingsError
 
@@ -165,7 +166,7 @@ class _FromTo:
         if self.call is None or self.fraction is None:
             return _ENDLESS, _ENDLESS + 1  # no call has begun
         begin, steps = self.call
-        return begin, begin + max(1, int(self.fraction * steps))
+        return begin, begin + max(1, round(self.fraction * steps))
 
     def _between(self, share: float) -> float:
         """Return the value when so much of the way is behind."""
@@ -176,6 +177,22 @@ class _FromTo:
         raise NotImplementedError
 
 
+_named = named_constructor(
+    start="initial",
+    initial_value="initial",
+    start_value="initial",
+    end="final",
+    end_value="final",
+    final_value="final",
+    end_fraction="fraction",
+    exploration_fraction="fraction",
+    duration="steps",
+    n_steps="steps",
+    total_steps="steps",
+)
+
+
+@_named
 @dataclass(frozen=True, repr=False)
 class Linear(_FromTo):
     """From `initial` in a straight line to `final`, which stays from there on.
@@ -189,9 +206,8 @@ class Linear(_FromTo):
     steps : int, optional
     fraction : float, optional
         Above 0 and at most 1, of all steps that are asked for of all ranks in the first call of ``train``
-        that begins with this schedule. Before, the value is `initial`. It is the call that counts, and not
-        what becomes of it: where it is stopped or ended early, the schedule goes on when the steps do, and
-        later calls hold `final`.
+        that begins with this schedule. Before, the value is `initial`. A call that goes on from a checkpoint
+        keeps its share, and each later call holds `final`, also where the first one was ended early.
     call : tuple of two int, optional
         The global step at which that call begins, and its steps. ``train`` fills it in.
     """
@@ -203,6 +219,7 @@ class Linear(_FromTo):
         return Segment(begin, end, self.initial, (self.final - self.initial) / (end - begin))
 
 
+@_named
 @dataclass(frozen=True, repr=False)
 class Exponential(_FromTo):
     """From `initial` to `final`, both above 0, by a constant factor per step; otherwise like `Linear`."""
@@ -230,6 +247,7 @@ class Exponential(_FromTo):
         return Segment(start, stop, value, (self.at(stop) - value) / (stop - start))
 
 
+@named_constructor(power="exponent", omega="exponent")
 @dataclass(frozen=True, repr=False)
 class PerVisit:
     """The step size ``scale * ((n + offset) / (1 + offset)) ** -exponent`` at the n-th visit of an entry.
@@ -326,12 +344,16 @@ def in_call(schedule: Schedule, begin: int, steps: int, made: int) -> Schedule:
     """Return `schedule` as it is in a call of ``train`` of so many steps that begins at global step `begin`.
 
     A share of a call becomes one of this call, unless it is already one of a call of which steps were made,
-    `made` being the global step from which this one goes on.
+    `made` being the global step from which this one goes on. That call counts with the steps that were made
+    of it, if it was ended early and this is another one.
     """
     if not isinstance(schedule, _FromTo) or schedule.fraction is None or steps == 0:
         return schedule
-    has_begun = schedule.call is not None and schedule.call[0] < made
-    return schedule if has_begun else replace(schedule, call=(begin, steps))
+    if schedule.call is None or schedule.call[0] >= made:
+        return replace(schedule, call=(begin, steps))
+    first, asked = schedule.call
+    was_ended_early = first < begin == made < first + asked
+    return replace(schedule, call=(first, begin - first)) if was_ended_early else schedule
 
 
 def without_call(schedule: Schedule) -> Schedule:

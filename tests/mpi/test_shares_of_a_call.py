@@ -127,13 +127,18 @@ def test_a_call_that_failed_before_its_first_step_does_not_count(world, make_age
     assert agent.settings.epsilon.call == (0, 1_000)
 
 
-def test_a_call_that_a_callback_ends_is_counted_as_it_was_asked_for(make_agent, world, lake):
+def test_a_call_that_a_callback_ends_counts_with_the_steps_that_it_made(make_agent, world, lake):
     agent = make_agent(epsilon=Linear(1.0, 0.0, fraction=1.0), async_updates=False, logical_workers=2)
     agent.train(lake, total_steps=100_000, callbacks=lambda *_: agent.steps < 20_000, progress_interval=0)
     assert 20_000 <= agent.steps < 100_000
     assert agent.epsilon == pytest.approx(1.0 - agent.steps / 100_000)
-    agent.train(lake, total_steps=200_000)
-    assert agent.settings.epsilon.call == (0, 100_000) and agent.epsilon == 0.0
+    made, heard = agent.steps, []
+    agent.train(lake, total_steps=2_000, progress=lambda report: heard.append(report.epsilon))
+    assert agent.settings.epsilon.call == (0, made) and agent.epsilon == 0.0
+    assert set(heard) <= {0.0} and bool(heard) == (world.rank == 0)
+    agent.epsilon = agent.settings.epsilon  # anew
+    agent.train(lake, total_steps=500)
+    assert agent.settings.epsilon.call == (made + 2_000, 500)
 
 
 @pytest.mark.core

@@ -509,3 +509,73 @@ def test_a_training_return_that_rises_no_more():
     ):
         assert run.report(steps, mean_return=mean) is goes_on, steps
     assert stop.best == 2.2
+
+
+def test_what_a_callback_calls_is_asked_for_its_steps():
+    class Both(BaseCallback):
+        def __init__(self, *parts):
+            super().__init__()
+            self.parts = parts
+
+        @property
+        def children(self):
+            return self.parts
+
+        def _on_step(self):
+            return all([part.on_step(self.progress) for part in self.parts])
+
+    heard = []
+    inner = EveryNTimesteps(1_234, lambda told: heard.append(told["num_timesteps"]))
+    assert Both(inner, Both(EveryNTimesteps(900, print))).next_step(1_000) == 1_234
+    assert Both().next_step(0) is None
+    DistAsyncQLearning(seed=1).train("FrozenLake-v1", total_steps=4_000, callbacks=Both(inner))
+    assert heard == [1_234, 2_468, 3_702]
+    # What hears of events only is not asked for others.
+    assert EveryNTimesteps(1_000, EveryNTimesteps(300, print)).next_step(0) == 1_000
+
+
+def test_a_list_takes_functions_and_says_what_it_does_not_take():
+    heard = []
+    DistAsyncQLearning(seed=1).train(
+        "FrozenLake-v1", total_steps=500, callbacks=CallbackList([lambda told: heard.append(told)])
+    )
+    assert heard
+    for wrong in (3, None, "x", {}, EveryNTimesteps(5, print)):
+        with pytest.raises(SettingsError, match=r"takes a list of callbacks, got .*CallbackList\(\[...\]\)"):
+            CallbackList(wrong)
+    with pytest.raises(SettingsError, match="A callback must be"):
+        CallbackList([3])
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (StopTrainingOnReturn, "threshold"),
+        (StopTrainingOnRewardThreshold, "reward_threshold"),
+        (lambda value: StopTrainingOnNoReturnImprovement(5, min_improvement=value), "min_improvement"),
+    ],
+)
+def test_limits_of_returns_are_numbers(make, name):
+    for wrong in ("x", None, math.nan, True, [1.0]):
+        with pytest.raises(SettingsError, match=f"^{name} must be a number, got"):
+            make(wrong)
+    assert vars(make(np.float32(-math.inf)))[name] == -math.inf
+
+
+@pytest.mark.parametrize("async_updates", [True, False])
+def test_in_an_environment_that_is_stepped_a_report_comes_at_the_end_of_the_batch(async_updates):
+    heard = []
+    agent = DistAsyncQLearning(
+        seed=1, n_envs=2, batch_size=32, async_updates=async_updates, logical_workers=2, sync_frequency=1
+    )
+    agent.train(
+        "Blackjack-v1",
+        total_steps=640,
+        callbacks=EveryNTimesteps(100, lambda told: heard.append(told["num_timesteps"])),
+        progress_interval=1e6,
+    )
+    whole = 32 if async_updates else 64
+    assert heard == [-(-at // whole) * whole for at in range(100, 700, 100)]
+    assert "end of the batch" in BaseCallback._next_step.__doc__ and "end of the batch" in " ".join(
+        EvalCallback.__doc__.split()
+    )

@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 
+import gymnasium
 import numpy as np
 import pytest
+from gymnasium.wrappers import TransformReward
 
-from dist_classicrl import TrainingResult
+from dist_classicrl import DistAsyncQLearning, TrainingResult
 from dist_classicrl.checkpoint.manifest import MANIFEST
 from dist_classicrl.cli import start, training
 from dist_classicrl.cli.commands.train import command as train_command
@@ -688,10 +690,57 @@ def test_what_cannot_be_loaded_is_said(place, capsys):
         load("runs/FrozenLake-v1")
 
 
-def test_a_bare_model_file_does_not_know_its_environment(place):
-    train(*LAKE)
-    folder = place / "runs" / "FrozenLake-v1"
-    assert load(folder / "model.npz").env_name == "FrozenLake-v1"
+def test_a_bare_model_file_knows_an_environment_of_gymnasium(place, capsys):
+    assert train(*LAKE, "--env-arg", "is_slippery=False", "--env-arg", "map_name=8x8") == 0
+    (place / "runs" / "FrozenLake-v1" / "model.npz").rename(place / "model.npz")
+    loaded = load("model.npz")
+    assert (loaded.env_name, loaded.agent.steps) == ("FrozenLake-v1", 20_000)
+    assert loaded.env_arguments == {"map_name": "8x8", "is_slippery": False}
+    capsys.readouterr()
+    assert main(["evaluate", "model.npz", "--episodes", "5"]) == 0
+    assert "map_name=8x8, is_slippery=False" in capsys.readouterr().out
+    # In a wrapper it is another one.
+    agent = DistAsyncQLearning(seed=1)
+    agent.train(TransformReward(gymnasium.make("FrozenLake-v1"), lambda reward: -reward), total_steps=100)
+    assert load(agent.save_model("wrapped.npz")).env_name is None
+    agent = DistAsyncQLearning(seed=1, n_envs=2)
+    agent.train("Blackjack-v1", total_steps=100)  # which is stepped
+    assert load(agent.save_model("blackjack.npz")).env_name == "Blackjack-v1"
+    # Files of earlier versions do not say it.
+    about = json.loads(np.load("model.npz")["about"].tobytes())
+    del about["environment"]["env_id"], about["environment"]["env_arguments"]
+    arrays = {**np.load("model.npz"), "about": np.frombuffer(json.dumps(about).encode(), np.uint8)}
+    np.savez("old.npz", **arrays)
+    assert main(["evaluate", "old.npz", "--episodes", "5"]) == 2
+    assert "only that it is FrozenLake-v1 (64 states, 4 actions). Name it" in capsys.readouterr().err
+    assert main(["show", "old.npz"]) == 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"env_id": "os:Evil-v0"},
+        {"env_id": "CartPole-v1"},
+        {"env_id": "Nothing-v0"},
+        {"env_arguments": {"map_name": "4x4"}},
+        {"env_arguments": {"frobnicate": 1}},
+        {"fingerprint": "0" * 64},
+    ],
+)
+def test_what_a_model_file_says_of_its_environment_has_to_be_true(place, changes):
+    train(*LAKE, "--env-arg", "map_name=8x8")
+    model = place / "runs" / "FrozenLake-v1" / "model.npz"
+    about = json.loads(np.load(model)["about"].tobytes())
+    about["environment"].update(changes)
+    arrays = {**np.load(model), "about": np.frombuffer(json.dumps(about).encode(), np.uint8)}
+    np.savez("model.npz", **arrays)
+    assert load("model.npz").env_name is None
+
+
+def test_a_bare_model_file_does_not_know_an_environment_of_ones_own(place):
+    train("garnet", "--env-arg", "n_states=16", *LAKE[1:])
+    folder = place / "runs" / "garnet"
+    assert load(folder / "model.npz").env_name == "garnet"
     bare = folder.rename(place / "runs" / "x") / "model.npz"
     bare.rename(place / "model.npz")
     loaded = load("model.npz")
@@ -701,6 +750,20 @@ def test_a_bare_model_file_does_not_know_its_environment(place):
     assert (
         loaded.agent.evaluate(loaded.in_environment("FrozenLake-v1", {}).make_env(), episodes=1).episodes == 1
     )
+
+
+def test_what_cannot_be_at_all_is_said_before_what_cannot_be_in_this_folder(capsys):
+    assert train(*LAKE) == 0
+    capsys.readouterr()
+    for words, message in (
+        (("--env-arg", "is_slipery=False"), "Did you mean 'is_slippery'?"),
+        (("--discount-factor", "2"), "discount_factor must be a number from 0 to 1"),
+        (("--learning-rate", "7"), "learning_rate must be above 0 and at most 1"),
+        (("--heartbeat-timeout", "1", "--seed", "3"), "heartbeat_timeout must be at least 4 times"),
+        (("--discount-factor", "0.5"), "was begun with another discount_factor"),
+    ):
+        assert train(*LAKE, *words) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_paths_are_shown_from_here_where_that_is_shorter(place):

@@ -8,7 +8,7 @@ import pytest
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP
 from dist_classicrl.evaluation.exact import exact_value
-from dist_classicrl.schedules import Linear, PerVisit
+from dist_classicrl.schedules import Exponential, Linear, PerVisit
 from dist_classicrl.settings import Settings
 
 DISCOUNT = 0.99
@@ -70,3 +70,25 @@ def test_defaults_are_schedules_of_the_settings():
     # Values that are given stay as they are, one without the other.
     assert DistAsyncQLearning(epsilon=0.2).learning_rate == agent.learning_rate
     assert DistAsyncQLearning(learning_rate=0.2).settings.epsilon == agent.settings.epsilon
+
+
+def test_a_schedule_of_another_agent_is_one_of_the_next_call():
+    one, other = DistAsyncQLearning(seed=1), DistAsyncQLearning(seed=1)
+    one.train("FrozenLake-v1", total_steps=1_000)
+    other.train("FrozenLake-v1", total_steps=5_000)
+    assert one.settings.epsilon.call == (0, 1_000)
+    other.epsilon = one.settings.epsilon
+    assert other.settings.epsilon.call is None and other.epsilon == 1.0
+    other.learning_rate = Exponential(0.5, 0.1, fraction=1.0, call=(0, 7))
+    assert other.settings.learning_rate.call is None
+    other.train("FrozenLake-v1", total_steps=2_000)
+    assert other.settings.epsilon.call == (5_000, 2_000)
+
+
+def test_after_a_call_that_was_ended_early_the_next_one_explores_as_at_the_end():
+    agent = DistAsyncQLearning(seed=1)
+    seen = []
+    agent.train("FrozenLake-v1", total_steps=10**6, callbacks=lambda told: told["num_timesteps"] < 20_000)
+    assert agent.steps < 100_000 and agent.epsilon > 0.8
+    agent.train("FrozenLake-v1", total_steps=1_000, progress=lambda report: seen.append(report.epsilon))
+    assert set(seen) == {0.1}

@@ -299,7 +299,7 @@ def test_who_asks_for_what_is_no_observation_is_not_told_of_an_environment(what)
     agent.train("Blackjack-v1", total_steps=100)
     for ask in (agent.predict, agent.policy, agent.action_values):
         with pytest.raises(
-            OutsideSpaceError, match=r"is not of the observation space, .* Discrete\(11\)"
+            OutsideSpaceError, match=r"was given lies outside the observation space .*Discrete\(11\)"
         ) as told:
             ask(what)
         assert "environment" not in str(told.value)

@@ -3,11 +3,20 @@
 import copy
 import inspect
 
+import gymnasium
 import pytest
 
 from dist_classicrl import DistAsyncQLearning
 from dist_classicrl._arguments import OURS
-from dist_classicrl.errors import SettingsError, UnknownArgumentError, UnknownAttributeError
+from dist_classicrl.callbacks import EvalCallback
+from dist_classicrl.errors import (
+    EnvError,
+    MissingArgumentError,
+    SettingsError,
+    UnknownArgumentError,
+    UnknownAttributeError,
+)
+from dist_classicrl.schedules import Exponential, Linear, PerVisit
 
 AGENT = DistAsyncQLearning(state_size=16, action_size=4)
 ENV = "FrozenLake-v1"
@@ -48,6 +57,18 @@ ENV = "FrozenLake-v1"
         (lambda: AGENT.evaluate(ENV, n_eval_episodes=3), r"n_eval_episodes is called episodes here"),
         (lambda: AGENT.predict(0, deterministic=True), r"always the best action: leave it out"),
         (lambda: DistAsyncQLearning.load_model("x", environment=ENV), r"environment is called env here"),
+        (
+            lambda: EvalCallback(ENV, deterministic=True),
+            r"^EvalCallback\(\) has no argument deterministic: .* always the best action: leave it out",
+        ),
+        (lambda: EvalCallback(ENV, render=False), "nothing is drawn: leave it out"),
+        (lambda: EvalCallback(env=ENV), r"env is called eval_env here: write EvalCallback\(eval_env="),
+        (lambda: EvalCallback(ENV, episodes=3), "episodes is called n_eval_episodes here"),
+        (lambda: Linear(start=1.0, end=0.1, steps=5), r"start is called initial .*Linear\(initial=1.0\)"),
+        (lambda: Linear(1.0, 0.1, end_fraction=0.1), r"end_fraction is called fraction here"),
+        (lambda: Exponential(1.0, end=0.1, steps=5), r"end is called final .*Exponential\(final=0.1\)"),
+        (lambda: PerVisit(power=0.7), "power is called exponent here"),
+        (lambda: Linear(1.0, 0.1, step=5), "no argument step. Did you mean 'steps'"),
         (
             lambda: AGENT.train(ENV, total_steps=5, frobnicate=1),
             r"no argument frobnicate\. It takes callbacks, .*",
@@ -107,3 +128,62 @@ def test_what_stays_cannot_be_set_by_the_way(name, says):
         setattr(agent, name, 0.5)
     agent.epsilon, agent.of_mine = 0.5, 1
     assert (agent.epsilon, agent.settings.discount_factor) == (0.5, 0.99)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (
+            lambda: AGENT.train(total_steps=5),
+            r"^train\(\) needs env, .* none\. Write train\(env=...\)\.$",
+        ),
+        (lambda: AGENT.evaluate(), r"evaluate\(\) needs env"),
+        (lambda: AGENT.predict(), r"predict\(\) needs observation"),
+        (lambda: DistAsyncQLearning.load_model(), r"load_model\(\) needs path"),
+        (lambda: EvalCallback(), r"EvalCallback\(\) needs eval_env"),
+        (lambda: Linear(1.0), r"Linear\(\) needs final"),
+    ],
+)
+def test_an_argument_that_is_missing(call, words):
+    with pytest.raises(MissingArgumentError, match=words) as error:
+        call()
+    assert isinstance(error.value, SettingsError) and isinstance(error.value, TypeError)
+
+
+def test_a_model_is_not_loaded_into_an_agent(tmp_path):
+    path = AGENT.save_model(tmp_path / "model")
+    with pytest.raises(SettingsError, match=r"makes another agent, .*DistAsyncQLearning.load_model\(path\)"):
+        AGENT.load_model(path)
+
+    class Own(DistAsyncQLearning):
+        pass
+
+    assert type(Own.load_model(path)) is Own
+    assert inspect.signature(DistAsyncQLearning.load_model).parameters.keys() == {"path", "comm", "env"}
+
+
+def test_the_class_of_all_environments_is_none():
+    for env in (gymnasium.Env, gymnasium.Env(), gymnasium.vector.VectorEnv()):
+        with pytest.raises(EnvError, match=r"has no (single_)?observation_space\. Give a class of your own"):
+            DistAsyncQLearning().train(env, total_steps=5)
+
+
+def test_progress_takes_a_report():
+    for wrong in (lambda: 0, 3, lambda one, other: 0):
+        with pytest.raises(SettingsError, match="progress must be a function of one argument, a Progress"):
+            AGENT.train(ENV, total_steps=5, progress=wrong)
+    assert AGENT.steps == 0
+
+
+def test_a_communicator_that_was_freed_is_refused():
+    from mpi4py import MPI
+
+    comm = MPI.COMM_SELF.Dup()
+    agent = DistAsyncQLearning(comm=comm)
+    comm.Free()
+    for wrong in (comm, MPI.COMM_NULL):
+        with pytest.raises(SettingsError, match="comm is a communicator without ranks, such as one after F"):
+            DistAsyncQLearning(comm=wrong)
+    for use in (lambda: agent.train(ENV, total_steps=5), lambda: agent.rank):
+        with pytest.raises(SettingsError, match="comm is a communicator without ranks"):
+            use()

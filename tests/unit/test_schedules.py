@@ -174,7 +174,7 @@ def test_a_share_of_a_call_is_one_of_the_first_call_that_begins():
 def test_a_share_of_a_call_is_bit_for_bit_what_it_is_in_steps():
     for kind in (Linear, Exponential):
         shares = schedules.in_call(kind(1.0, 0.1, fraction=0.3), 0, 1_000_003, 0)
-        steps = kind(1.0, 0.1, int(0.3 * 1_000_003))
+        steps = kind(1.0, 0.1, round(0.3 * 1_000_003))
         for step in (0, 1, 77, 150_001, 300_000, 300_001, 10**9):
             assert shares.segment(step) == steps.segment(step) and shares.at(step) == steps.at(step)
 
@@ -185,3 +185,19 @@ def test_schedules_of_older_files_are_read():
     )
     assert schedules.to_dict(PerVisit(0.7)) == {"kind": "PerVisit", "exponent": 0.7, "scale": 1.0}
     assert "fraction" not in schedules.to_dict(Linear(1, 0.1, 9))  # nor is it in new ones of that kind
+
+
+def test_a_later_call_holds_the_final_value_also_where_the_first_was_ended_early():
+    first = schedules.in_call(Linear(1.0, 0.1, fraction=0.5), 200, 1000, 200)
+    assert schedules.in_call(first, 200, 50, 400) is first  # the same call goes on from a checkpoint
+    later = schedules.in_call(first, 400, 50, 400)
+    assert later == Linear(1.0, 0.1, fraction=0.5, call=(200, 200)) and later.at(400) == later.at(425) == 0.1
+    assert schedules.in_call(later, 400, 50, 400) is later
+    assert schedules.in_call(later, 200, 1000, 450) is later  # a script that is started again begins in front
+    assert schedules.in_call(later, 400, 50, 420) is later
+
+
+def test_a_share_of_a_call_ends_at_the_nearest_step():
+    assert 0.29 * 100 < 29.0
+    shares = schedules.in_call(Linear(1.0, 0.0, fraction=0.29), 0, 100, 0)
+    assert shares.at(28) > 0.0 == shares.at(29) and shares.segment(29).slope == 0.0

@@ -274,3 +274,26 @@ def test_refuses_policies(policy, message):
     P = {0: {0: [(1.0, 1, 0.0, False)]}, 1: {0: [(1.0, 1, 1.0, True)], 1: [(1.0, 0, 0.0, False)]}}
     with pytest.raises(SettingsError, match=message):
         TabularMDP.from_dict(P, [1.0, 0.0]).policy_value(np.array(policy), 0.9)
+
+
+@pytest.mark.parametrize("discount", [0.0, 0.5, 0.99, 1.0])
+def test_a_policy_value_is_that_of_lapack_without_its_threads(discount, monkeypatch):
+    for seed, states in ((1, 9), (2, 40), (3, 150)):
+        model = random_model(seed, states)
+        policy = model.solve(discount).policy
+        acting = policy >= 0
+        transition, reward = np.zeros((states, states)), np.zeros(states)
+        for s in np.flatnonzero(acting):
+            for prob, follow, gain, has_ended in outcomes(model, s, policy[s]):
+                reward[s] += prob * gain
+                transition[s, follow] += 0.0 if has_ended else prob
+        expected = np.linalg.solve(np.eye(states) - discount * transition, reward)
+        with monkeypatch.context() as patch:
+            patch.setattr(np.linalg, "solve", None)
+            found = model.policy_value(policy, discount)
+        np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-11)
+
+
+def test_elimination_says_where_there_is_no_pivot():
+    a = np.array([[1.0, 0.0, -0.5], [0.0, 1.0, -1.0], [0.0, -1.0, 1.0]])
+    assert policy_value.solve_in_place(a, np.ones(3), np.empty(3, np.int64)) == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -15,10 +16,11 @@ from dist_classicrl.agent.result import TrainingResult
 from dist_classicrl.checks import checked_path
 from dist_classicrl.comm.world import checked_comm, watch_for_unhandled_errors
 from dist_classicrl.engines.progress import Progress
+from dist_classicrl.errors import SettingsError
 from dist_classicrl.evaluation.episodes import EvaluationResult, evaluate
 from dist_classicrl.model import model_file
 from dist_classicrl.model.agent_state import AgentState
-from dist_classicrl.schedules import Constant, Exponential, Linear, PerVisit, Schedule
+from dist_classicrl.schedules import Constant, Exponential, Linear, PerVisit, Schedule, without_call
 from dist_classicrl.settings import Settings
 
 if TYPE_CHECKING:
@@ -40,6 +42,30 @@ _Self = TypeVar("_Self", bound="DistAsyncQLearning")
 _GIVEN = {each.name for each in fields(Settings)}
 
 
+if TYPE_CHECKING:
+    _OfTheClass = classmethod
+else:
+
+    class _OfTheClass(classmethod):
+        """A class method that an instance refuses: there it would seem to change the instance."""
+
+        def __get__(self, instance: Any, owner: type | None = None) -> Any:
+            bound = super().__get__(None, owner or type(instance))
+            if instance is None:
+                return bound
+
+            @wraps(bound)
+            def refuse(*_: Any, **__: Any) -> None:
+                name, kind = bound.__name__, type(instance).__name__
+                raise SettingsError(
+                    f"{name}() makes another agent, and this one would stay as it is. Write agent = "
+                    f"{kind}.{name}(path); to put values into this one, agent.q_table = "
+                    f"{kind}.{name}(path).q_table."
+                )
+
+            return refuse
+
+
 class DistAsyncQLearning:
     """Tabular Q-learning over MPI: one parameter server, any number of workers, or one process alone.
 
@@ -59,7 +85,8 @@ class DistAsyncQLearning:
         In [0, 1].
     epsilon : float or schedule
         Chance of a uniformly random action, in [0, 1]; a schedule of the global step. By default it falls
-        from 1 to 0.1 over the first half of the first call of `train`, however long that is, and stays there.
+        from 1 to 0.1 over the first half of the first call of `train`, however long that is, and stays there
+        in each later call, also where the first was ended early.
     batch_size : int
         An update is this many transitions: environments that Gymnasium steps are learned from in such
         batches, and `sync_frequency` counts updates.
@@ -243,12 +270,15 @@ class DistAsyncQLearning:
 
     @property
     def epsilon(self) -> float:
-        """The current chance of a random action; set it to a number or a schedule."""
+        """The current chance of a random action; set it to a number or a schedule.
+
+        A schedule with a `fraction` is one of the next call of `train`, wherever it was taken from.
+        """
         return self._state.settings.epsilon.at(self._state.steps)
 
     @epsilon.setter
     def epsilon(self, value: Any) -> None:
-        self._state.change(epsilon=value)
+        self._state.change(epsilon=without_call(value))
 
     @property
     def learning_rate(self) -> Any:
@@ -258,7 +288,7 @@ class DistAsyncQLearning:
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:
-        self._state.change(learning_rate=value)
+        self._state.change(learning_rate=without_call(value))
 
     # Training
 
@@ -501,7 +531,8 @@ class DistAsyncQLearning:
             for a batch of actions: as a vector environment gives them, or an array or list of states.
         action_mask : array_like of bool, shape (actions of the environment,), optional
             Legal actions, one row per observation of a batch. By default what the observation says, if it is
-            a dict with an `action_mask`, or else what is known of a compiled environment; otherwise all.
+            a dict with an `action_mask` and `use_action_mask` is not False, or else what is known of a
+            compiled environment; otherwise all.
 
         Raises
         ------
@@ -520,7 +551,7 @@ class DistAsyncQLearning:
         """
         return model_file.write(checked_path("path", path), self._state.to_model())
 
-    @classmethod
+    @_OfTheClass
     @named_arguments("load_model")
     def load_model(
         cls: type[_Self],
@@ -531,6 +562,7 @@ class DistAsyncQLearning:
         """Return the agent that `save_model` wrote to `path`, or that checkpoints there are of.
 
         It is made by the class on which this is called, with all settings and `comm` as keyword arguments.
+        Called on an agent it is refused: it does not change one.
 
         Parameters
         ----------
@@ -540,8 +572,8 @@ class DistAsyncQLearning:
         comm : mpi4py.MPI.Comm, optional
             As in the constructor.
         env : optional
-            The environment that was trained in, as in `train`, so that `predict` can take its observations.
-            Not needed where they are integers from 0 on.
+            The environment that was trained in, as in `train`. Only files that were written before they kept
+            the spaces need it, so that `predict` can take its observations and number its actions.
 
         Raises
         ------

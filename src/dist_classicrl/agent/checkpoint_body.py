@@ -13,6 +13,7 @@ from dist_classicrl._version import __version__
 from dist_classicrl.checkpoint.folder import Saved
 from dist_classicrl.engines.outcome import Outcome, Tally
 from dist_classicrl.environments.resolve import Source
+from dist_classicrl.environments.stepped import space_data
 from dist_classicrl.model.agent_state import AgentState
 from dist_classicrl.model.model_file import arrays_fault
 from dist_classicrl.model.places import Place
@@ -30,6 +31,9 @@ def description(state: AgentState, source: Source, place: Place, begin: int, end
         "settings": state.settings.to_dict(),
         "environment": {"text": source.identity.text, **source.identity.to_dict()},
         "actions": source.n_actions,
+        "spaces": None
+        if source.stepped is None
+        else space_data.to_data(source.stepped.observations, source.stepped.actions),
         "call": {"begin": begin, "end": end},
         "versions": {
             "dist_classicrl": __version__,

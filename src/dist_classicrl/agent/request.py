@@ -9,7 +9,7 @@ from typing import Any
 
 from dist_classicrl.callbacks import callback_list
 from dist_classicrl.checkpoint.plan import CheckpointPlan, checked_signals, checkpoint_plan
-from dist_classicrl.checks import Or, YesOrNo, as_float, is_flag, is_real, is_whole
+from dist_classicrl.checks import Or, YesOrNo, as_float, is_flag, is_real, is_whole, takes_one
 from dist_classicrl.engines.progress import Progress
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.settings import Settings
@@ -88,9 +88,9 @@ class Request:
             )
         YesOrNo()("new_env", self.new_env)
         interval: Any = self.progress_interval
-        if self.progress is not None and not callable(self.progress):
+        if self.progress is not None and not (callable(self.progress) and takes_one(self.progress)):
             raise SettingsError(
-                f"progress must be a function of one argument, or None, got {self.progress!r}."
+                f"progress must be a function of one argument, a Progress, or None, got {self.progress!r}."
             )
         callback_list(self.callbacks)
         Or(None, YesOrNo(" or None"))("progress_bar", self.progress_bar)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dist_classicrl.checks import is_whole
+from dist_classicrl.checks import is_whole, takes_one
 from dist_classicrl.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -75,9 +74,10 @@ class BaseCallback:
     def _next_step(self, after: int) -> int | None:
         """Return the first step above `after`, as `num_timesteps` counts, at which there has to be a report.
 
-        None: at none. It is asked for when the training begins and after each report. The report comes
-        exactly then where one process learns alone, at the end of the round in the reproducible mode, and
-        else when as many steps have come to the server: `num_timesteps` says how many those are.
+        None: at none. It is asked for when the training begins and after each report. Where one process
+        learns alone, the report comes exactly then in a compiled environment, and in one that is stepped at
+        the end of the batch; in the reproducible mode at the end of the round; else when as many steps have
+        come to the server. `num_timesteps` says how many those are.
         """
         return None
 
@@ -135,10 +135,14 @@ class BaseCallback:
         return own or any(child.wants_pushes for child in self.children)
 
     def next_step(self, after: int) -> int | None:
-        """Return the first step above `after` at which this callback asks for a report, if it does.
+        """Return the first step above `after` at which this callback or a child asks for a report, if any.
 
-        A `SettingsError` is raised if the answer is no such step.
+        A `SettingsError` is raised if an answer is no such step.
         """
+        asked = [self._own_next_step(after), *(child.next_step(after) for child in self.children)]
+        return min((at for at in asked if at is not None), default=None)
+
+    def _own_next_step(self, after: int) -> int | None:
         at = self._next_step(after)
         if at is None or is_whole(at) and at > after:
             return None if at is None else int(at)
@@ -241,13 +245,22 @@ class CallbackList(BaseCallback):
 
     Parameters
     ----------
-    callbacks : sequence of BaseCallback
-        The attribute of that name has them as a list.
+    callbacks : sequence of BaseCallback or function
+        The attribute of that name has them as a list of BaseCallback.
+
+    Raises
+    ------
+    SettingsError
+        If it is something else.
     """
 
-    def __init__(self, callbacks: Sequence[BaseCallback]) -> None:
+    def __init__(self, callbacks: Sequence[CallbackLike]) -> None:
         super().__init__()
-        self.callbacks = list(callbacks)
+        if isinstance(callbacks, (str, Mapping)) or not isinstance(callbacks, Iterable):
+            raise SettingsError(
+                f"CallbackList takes a list of callbacks, got {callbacks!r}. Write CallbackList([...])."
+            )
+        self.callbacks = [_callback(one) for one in callbacks]
 
     @property
     def children(self) -> Sequence[BaseCallback]:
@@ -257,11 +270,6 @@ class CallbackList(BaseCallback):
     @property
     def _caller(self) -> BaseCallback | None:
         return self.parent
-
-    def next_step(self, after: int) -> int | None:
-        """Return the first step above `after` at which one of the callbacks asks for a report."""
-        asked = [child.next_step(after) for child in self.callbacks]
-        return min((at for at in asked if at is not None), default=None)
 
     def on_step(self, progress: Progress) -> bool:
         """Give a report to all callbacks, even if one of them ends the training."""
@@ -306,8 +314,8 @@ def callback_list(callbacks: CallbacksLike) -> CallbackList:
         return callbacks
     if callbacks is None:
         return CallbackList([])
-    given = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
-    return CallbackList([_callback(one) for one in given])
+    given: Any = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
+    return CallbackList(given)
 
 
 def one_callback(callbacks: CallbacksLike) -> BaseCallback:
@@ -327,12 +335,8 @@ def _callback(given: Any) -> BaseCallback:
             f"A callback must be a BaseCallback, or a function of one argument, or a list of these, got "
             f"{given!r}."
         )
-    try:
-        inspect.signature(given).bind({})
-    except TypeError:
+    if not takes_one(given):
         raise SettingsError(
             f"The callback {given!r} must take one argument, a dict with self, progress and num_timesteps."
-        ) from None
-    except ValueError:  # a function of C whose arguments are not known
-        pass
+        )
     return ConvertCallback(given)

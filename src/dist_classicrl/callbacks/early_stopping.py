@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING
 
 from dist_classicrl.callbacks.base import BaseCallback
-from dist_classicrl.checks import checked_whole
+from dist_classicrl.checks import checked_limit, checked_whole
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.monitoring.reports import WINDOW, RecentEpisodes
 
@@ -51,7 +51,7 @@ class StopTrainingOnRewardThreshold(_OfEvaluation):
 
     def __init__(self, reward_threshold: float, verbose: int = 0) -> None:
         super().__init__(verbose)
-        self.reward_threshold = reward_threshold
+        self.reward_threshold = checked_limit("reward_threshold", reward_threshold)
 
     def _on_step(self) -> bool:
         best = self._evaluation.best_mean_reward
@@ -134,7 +134,7 @@ class StopTrainingOnReturn(_OfOwnEpisodes):
 
     def __init__(self, threshold: float, episodes: int = WINDOW, verbose: int = 0) -> None:
         super().__init__(episodes, verbose)
-        self.threshold = threshold
+        self.threshold = checked_limit("threshold", threshold)
 
     def _on_step(self) -> bool:
         mean = self._mean_return()
@@ -176,7 +176,7 @@ class StopTrainingOnNoReturnImprovement(_OfOwnEpisodes):
     ) -> None:
         super().__init__(episodes, verbose)
         self.patience = checked_whole("patience", patience, 1)
-        self.min_improvement = min_improvement
+        self.min_improvement = checked_limit("min_improvement", min_improvement)
         self.min_steps = checked_whole("min_steps", min_steps, 0)
 
     def _forget(self) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dist_classicrl._arguments import named_constructor
 from dist_classicrl._random import stream_key
 from dist_classicrl._steps import next_multiple
 from dist_classicrl.callbacks.base import BaseCallback, CallbacksLike, one_callback
@@ -30,6 +31,13 @@ _MAX_STEPS = 10_000
 _EXACT_STATES = 10_000
 
 
+@named_constructor(
+    env="eval_env",
+    episodes="n_eval_episodes",
+    eval_episodes="n_eval_episodes",
+    eval_every="eval_freq",
+    n_episodes="n_eval_episodes",
+)
 class EvalCallback(EventCallback):
     """Plays episodes of the greedy policy every so many steps, and keeps the best model.
 
@@ -49,8 +57,9 @@ class EvalCallback(EventCallback):
     n_eval_episodes : int
     eval_freq : int
         Environment steps, of all ranks, between two evaluations. They are made at its multiples, counted as
-        `num_timesteps` is: exactly there where one process learns alone, at the end of the round in the
-        reproducible mode, and else on the first table of the server that contains as many.
+        `num_timesteps` is. Where one process learns alone that is exactly there in a compiled environment,
+        and at the end of the batch in one that is stepped; at the end of the round in the reproducible mode;
+        and else on the first table of the server that contains as many.
     log_path : str or path, optional
         Folder of ``evaluations.npz``: arrays timesteps, results and ep_lengths (a row per evaluation), and
         exact_values (NaN where not known). By default the folder of the best model.

@@ -27,6 +27,10 @@ class EventCallback(BaseCallback):
         """What is called when it happens."""
         return (self.callback,)
 
+    def next_step(self, after: int) -> int | None:
+        """Return what this callback asks for: what it calls hears of its events only."""
+        return self._own_next_step(after)
+
     def _on_event(self) -> bool:
         """Call it, with the last report."""
         assert self.progress is not None  # there was a report

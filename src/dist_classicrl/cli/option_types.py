@@ -305,8 +305,9 @@ class Schedule(Kind):
     name = "number|schedule"
     allowed = (
         "a number, or a schedule such as linear:1.0:0.05:1e6 (from, to, steps), "
-        "linear:1.0:0.05:fraction=0.5 (of the run), exponential:1.0:0.05:1e6 or per_visit:0.7; in a file "
-        'also a table such as { kind = "linear", initial = 1.0, final = 0.05, fraction = 0.5 }'
+        "linear:1.0:0.05:fraction=0.5 (of the steps first asked for), exponential:1.0:0.05:1e6 or "
+        "per_visit:0.7; in a file also a table such as "
+        '{ kind = "linear", initial = 1.0, final = 0.05, fraction = 0.5 }'
     )
 
     def of_text(self, text: str) -> Any:

@@ -63,6 +63,19 @@ class RequestedRun:
 
         CheckpointError if there is no checkpoint, and one is asked for.
         """
+        self.check_values()
+        log_dir = self.settings["log_dir"]
+        if log_dir is not None and Path(log_dir).exists() and not Path(log_dir).is_dir():
+            raise SettingsError(f"--log-dir {log_dir} is no folder. Give one, or leave it out.")
+        place = self.of_train()["checkpoint_dir"]
+        if self.settings["resume"] == "must" and steps_saved(place) is None:
+            raise CheckpointError(
+                f"There is no checkpoint in {place}, but --resume must asks for one. "
+                "Correct --out or --checkpoint-dir, or leave out --resume to begin where there is none."
+            )
+
+    def check_values(self) -> None:
+        """Find what is wrong with the settings and the environment in any folder."""
         from dist_classicrl.checkpoint.plan import CheckpointPlan, checkpoint_plan
         from dist_classicrl.engines.engine import engine_for
         from dist_classicrl.settings import Settings
@@ -72,14 +85,6 @@ class RequestedRun:
         saving = {field.name: asked[field.name] for field in fields(CheckpointPlan)}
         checkpoint_plan(**saving)
         self.make_env()
-        log_dir = self.settings["log_dir"]
-        if log_dir is not None and Path(log_dir).exists() and not Path(log_dir).is_dir():
-            raise SettingsError(f"--log-dir {log_dir} is no folder. Give one, or leave it out.")
-        if self.settings["resume"] == "must" and steps_saved(saving["checkpoint_dir"]) is None:
-            raise CheckpointError(
-                f"There is no checkpoint in {saving['checkpoint_dir']}, but --resume must asks for one. "
-                "Correct --out or --checkpoint-dir, or leave out --resume to begin where there is none."
-            )
 
     def prepare(self) -> None:
         """Make the folder of the run; SettingsError if it cannot be written to."""
@@ -182,6 +187,7 @@ def continued(run: RequestedRun) -> RequestedRun:
     then, now = _identity(before), _identity(run.data())
     for name in {**now, **then}:
         if then.get(name) != now.get(name):
+            run.check_values()  # what cannot be at all is said before what cannot be here
             raise SettingsError(_other(run.folder.path, name, then.get(name), now.get(name)))
     return run
 

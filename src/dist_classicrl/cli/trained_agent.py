@@ -14,7 +14,7 @@ from dist_classicrl.cli import environment
 from dist_classicrl.cli.config import ENVIRONMENT, ENVIRONMENT_ARGUMENTS
 from dist_classicrl.cli.option_types import option, together
 from dist_classicrl.cli.run_folder import RunFolder, known_runs, runs_below
-from dist_classicrl.errors import CheckpointError, SettingsError
+from dist_classicrl.errors import CheckpointError, EnvError, SettingsError
 
 if TYPE_CHECKING:
     from dist_classicrl.agent.agent import DistAsyncQLearning
@@ -49,9 +49,11 @@ class TrainedAgent:
     def make_env(self) -> Any:
         """Return the environment as `train` and `evaluate` take it; SettingsError if nothing tells which."""
         if self.env_name is None:
+            known = self.state.environment
+            what = "" if known is None else f", only that it is {known}"
             raise SettingsError(
-                f"{self.source} does not tell which environment was trained in. Name it, for instance as "
-                "--env FrozenLake-v1, or give the folder of a run."
+                f"{self.source} does not tell which environment was trained in{what}. Name it, for instance "
+                "as --env FrozenLake-v1, or give the folder of a run."
             )
         return environment.make(self.env_name, self.env_arguments)
 
@@ -115,7 +117,7 @@ def load(path: str | os.PathLike[str]) -> TrainedAgent:
     text = os.fspath(path)
     place = Path(text)
     if "://" in text:
-        return TrainedAgent(DistAsyncQLearning.load_model(text), place)
+        return _of_own_words(DistAsyncQLearning.load_model(text), place)
     if not place.exists():
         raise FileNotFoundError(f"There is no {text!r}.{known_runs(place)}")
     if found := runs_below(place):
@@ -125,7 +127,32 @@ def load(path: str | os.PathLike[str]) -> TrainedAgent:
     source = place if inner else _newest(folder)
     agent = DistAsyncQLearning.load_model(source)
     saved = folder.read_config()
-    return TrainedAgent(agent, Path(source), saved.get(ENVIRONMENT), saved.get(ENVIRONMENT_ARGUMENTS, {}))
+    if ENVIRONMENT not in saved:
+        return _of_own_words(agent, Path(source))
+    return TrainedAgent(agent, Path(source), saved[ENVIRONMENT], saved.get(ENVIRONMENT_ARGUMENTS, {}))
+
+
+def _of_own_words(agent: DistAsyncQLearning, source: Path) -> TrainedAgent:
+    """Return an agent with the environment that its file names, if Gymnasium has it and it is the same.
+
+    A stranger may have written the file: nothing is imported for it, and nothing made but small games.
+    """
+    import gymnasium
+
+    from dist_classicrl.environments.resolve import resolve
+
+    trained = TrainedAgent(agent, source)
+    there = trained.state.environment
+    spec = None if there is None else gymnasium.registry.get(there.env_id)
+    if there is None or spec is None or not str(spec.entry_point).startswith("gymnasium.envs.toy_text."):
+        return trained
+    named = replace(trained, env_name=there.env_id, env_arguments=there.env_arguments)
+    try:
+        found = resolve(named.make_env(), 1, agent.settings.use_action_mask)
+        found.close()
+    except (EnvError, SettingsError):  # of another release, or with arguments that it does not take
+        return trained
+    return named if found.identity.is_same(there) else trained
 
 
 def _newest(folder: RunFolder) -> str | Path:

@@ -22,6 +22,11 @@ def checked_comm(comm: Any) -> Any:
     )
     if comm is None or is_there and bool(comm):  # mpi4py's COMM_NULL is false
         return comm
+    if is_there:
+        raise SettingsError(
+            f"comm is a communicator without ranks, such as one after Free(), or COMM_NULL; got {comm!r}. "
+            "Give one that is there while the agent is used, or None for the world that the launcher made."
+        )
     raise SettingsError(
         f"comm must be a communicator of mpi4py, such as mpi4py.MPI.COMM_WORLD, or None for the world that "
         f"the launcher made; got {comm!r}."
@@ -35,7 +40,7 @@ def find_world(comm: Any, allow_singletons: bool) -> Any | None:
     there are several ranks, an unhandled exception ends the job from here on, whatever the launcher promised.
     A `SingletonError` is raised if several ranks were promised and this process finds itself alone.
     """
-    world = _launched_world(allow_singletons) if comm is None else comm
+    world = _launched_world(allow_singletons) if comm is None else checked_comm(comm)
     if world is None or world.Get_size() == 1:
         return None
     end_job_on_unhandled_errors()

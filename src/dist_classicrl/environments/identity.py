@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
+
+_ADDED = ("may_tell_masks", "env_id", "env_arguments")  # which files have not always had
 
 
 @dataclass(frozen=True)
@@ -17,6 +19,9 @@ class Identity:
     is_batch: bool = False  # of a vector environment, whose own environments cannot be looked into
     is_numbered: bool = True  # its observations are the states, integers from 0 on
     may_tell_masks: bool = False  # it may give an action mask in `info`, which is obeyed
+    #: What Gymnasium makes it of, without wrappers; no id where that is not known.
+    env_id: str = field(default="", compare=False)
+    env_arguments: dict[str, Any] = field(default_factory=dict, compare=False)
 
     def is_same(self, other: Identity) -> bool:
         """Whether both are the same process, as far as can be told.
@@ -50,7 +55,7 @@ class Identity:
         model = asdict(cls("", 0, 0, ""))
         if not isinstance(data, dict):
             return None
-        given = {"may_tell_masks": False, **data}
+        given = {**{key: model[key] for key in _ADDED}, **data}
         if any(type(given.get(key)) is not type(model[key]) for key in model):
             return None
         return cls(**{key: given[key] for key in model})

@@ -223,7 +223,7 @@ class TabularMDP:
                 f"v has shape {v.shape} and dtype {v.dtype}; it needs one value per state, "
                 f"numbers of shape ({self.n_states},)"
             )
-        return float(self.start_prob @ v)
+        return float((self.start_prob * v).sum())
 
     @classmethod
     def from_arrays(

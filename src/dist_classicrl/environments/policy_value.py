@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dist_classicrl._jit import compiled_for
+from dist_classicrl._jit import compiled_for, jit
 from dist_classicrl.environments import reachability
 from dist_classicrl.environments.model_checks import PROBABILITY_TOLERANCE
 from dist_classicrl.environments.sweeps import ROUNDING, OngoingRows, checked_discount, error_bound, evaluate
@@ -91,8 +91,46 @@ def _value_by_linear_system(chain: OngoingRows, active: np.ndarray, discount: fl
     cell = index[source[inside]] * n + index[chain.follow[inside]]
     transition = np.bincount(cell, weights=chain.weight[inside], minlength=n * n).reshape(n, n)
     v = np.zeros(active.size)
-    v[states] = np.linalg.solve(np.eye(n) - discount * transition, chain.reward[states])
+    solution = chain.reward[states]
+    # Not by LAPACK: where processes share the cores, its threads wait for each other a hundred times as long.
+    stuck = solve_in_place(np.eye(n) - discount * transition, solution, np.empty(n, np.int64))
+    if stuck >= 0:
+        raise ConvergenceError(
+            f"the policy has no finite value in state {states[stuck]} at discount factor {discount}: to "
+            "double precision rewards go on for ever; use a smaller discount factor"
+        )
+    v[states] = solution
     return v
+
+
+@jit
+def solve_in_place(a: np.ndarray, b: np.ndarray, ends: np.ndarray) -> int:
+    """Let `b` be the solution of a x = b, by elimination row by row; `a` is used up.
+
+    Both are float64, of shape (n, n) and (n,). The rows of `a` are dominated by their diagonals, so that no
+    pivots have to be looked for; of its zeros few are met. `ends`, int64 of shape (n,), is for where each row
+    has zeros only. Return -1, or the first row without a pivot.
+    """
+    n = b.size
+    for i in range(n):
+        end = n
+        while end > i + 1 and a[i, end - 1] == 0.0:
+            end -= 1
+        for k in range(i):
+            if a[i, k] != 0.0:
+                factor = a[i, k] / a[k, k]
+                for j in range(k + 1, ends[k]):
+                    a[i, j] -= factor * a[k, j]
+                b[i] -= factor * b[k]
+                end = max(end, ends[k])
+        if a[i, i] == 0.0:
+            return i
+        ends[i] = end
+    for i in range(n - 1, -1, -1):
+        for j in range(i + 1, ends[i]):
+            b[i] -= a[i, j] * b[j]
+        b[i] /= a[i, i]
+    return -1
 
 
 def _value_by_sweeps(

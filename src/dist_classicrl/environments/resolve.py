@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -42,6 +43,7 @@ class Source:
     fingerprint: str  # equal on two ranks where the environment is
     name: str
     is_batch: bool = False  # a vector environment
+    recipe: tuple[str, dict[str, Any]] = ("", {})  # see `recipe_of`
 
     @property
     def identity(self) -> Identity:
@@ -55,6 +57,7 @@ class Source:
             self.is_batch,
             is_numbered,
             self.stepped is not None and self.stepped.mask_source == "info",
+            *self.recipe,
         )
 
     def another(self) -> Source:
@@ -90,13 +93,15 @@ def resolve(env: Any, n_envs: int, use_action_mask: bool | None, compile_env: bo
 
     factory = factory_of(env)
     probes: list[Any] = []
+    recipe: tuple[str, dict[str, Any]] = ("", {})
     if compile_env:
         one = env if factory is None else factory()
+        recipe = recipe_of(one)
         simulator = _known_instance(one, use_action_mask) if isinstance(one, gymnasium.Env) else None
         if simulator is not None:
             # Not closed: a callable may have returned the caller's own. A known environment that was neither
             # reset nor rendered holds nothing that would have to be closed.
-            return _compiled(simulator)
+            return replace(_compiled(simulator), recipe=recipe)
         if factory is not None:
             probes.append(one)
 
@@ -117,7 +122,26 @@ def resolve(env: Any, n_envs: int, use_action_mask: bool | None, compile_env: bo
         fingerprint=stepped.fingerprint(),
         name=_name(stepped.describe()["environment"]),
         is_batch=isinstance(stepped, VectorEnvs),
+        recipe=recipe,
     )
+
+
+def recipe_of(env: Any) -> tuple[str, dict[str, Any]]:
+    """Return the id and the arguments, plain data, of which Gymnasium makes it; "" where not known.
+
+    Wrappers are left out: whether it is the same process then, its fingerprint tells.
+    """
+    import gymnasium
+
+    spec = env.unwrapped.spec if isinstance(env, gymnasium.Env) else None
+    if spec is None:
+        return "", {}
+    arguments = {name: value for name, value in spec.kwargs.items() if name != "render_mode"}
+    try:
+        is_plain = json.loads(json.dumps(arguments)) == arguments
+    except (TypeError, ValueError):  # arrays and other objects
+        is_plain = False
+    return (spec.id, arguments) if is_plain else ("", {})
 
 
 def _name(environment: dict[str, Any]) -> str:

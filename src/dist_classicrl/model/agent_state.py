@@ -286,6 +286,7 @@ class AgentState:
             self.observations,
             self.actions,
             self.environment is None or self.environment.is_numbered,
+            self.settings.use_action_mask is not False,
             self._tried if self.has_told_masks else None,
         )
 
@@ -326,7 +327,15 @@ class AgentState:
         arrays = self.shape.to_arrays(self.values, self.counts)
         table = arrays.pop("q_table"), arrays.pop("visits")
         return SavedModel(
-            self.settings, *table, self.steps, self.n_actions, self.legal, arrays, self.environment
+            self.settings,
+            *table,
+            self.steps,
+            self.n_actions,
+            self.legal,
+            arrays,
+            self.environment,
+            self.observations,
+            self.actions,
         )
 
     def take_model(self, saved: SavedModel) -> None:
@@ -336,6 +345,7 @@ class AgentState:
         self.steps = self.requested = saved.steps
         self.n_actions, self.legal = saved.actions, saved.legal
         self.environment = saved.environment
+        self.observations, self.actions = saved.observation_index, saved.action_index
 
 
 def _unknown_shape() -> NotTrainedError:

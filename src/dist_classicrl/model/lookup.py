@@ -28,6 +28,7 @@ class Lookup:
     observations: SpaceIndex | None = None  # None: they are the states themselves
     actions: SpaceIndex | None = None  # likewise
     is_numbered: bool = True  # False: observations are something else than states, and not known
+    obeys_masks: bool = True  # of Dict observations
     #: Whether an action of a state may be chosen where no mask says so, bool (B, actions); None: all may.
     tried: Callable[[np.ndarray], np.ndarray] | None = None
 
@@ -81,7 +82,7 @@ class Lookup:
     ) -> np.ndarray:
         """Return the rows of values with -inf at what is illegal."""
         values = self.rows(states)
-        if action_mask is None and isinstance(observation, dict):
+        if action_mask is None and self.obeys_masks and isinstance(observation, dict):
             action_mask = observation.get(MASK_KEY)
         if action_mask is not None:
             values[~self._checked_mask(action_mask, values if is_batch else values[0])] = -np.inf

@@ -17,6 +17,8 @@ from dist_classicrl._files import open_regular, whole_file
 from dist_classicrl._version import __version__
 from dist_classicrl.checks import is_whole
 from dist_classicrl.environments.identity import Identity
+from dist_classicrl.environments.stepped import space_data
+from dist_classicrl.environments.stepped.spaces import SpaceIndex
 from dist_classicrl.errors import ModelFileError
 from dist_classicrl.learning.rules import check_settings, table_shape
 from dist_classicrl.model.archive import ArrayArchive, digest_of
@@ -47,6 +49,9 @@ class SavedModel:
     #: What `TableShape.to_arrays` has besides, for a rule that learns more than one table.
     others: Mapping[str, np.ndarray] = field(default_factory=dict)
     environment: Identity | None = None  # what was trained in; None: not known
+    #: Between the environment's own values and the integers; None where they are integers from 0 on.
+    observation_index: SpaceIndex | None = None
+    action_index: SpaceIndex | None = None
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return all arrays by name."""
@@ -70,6 +75,7 @@ def write(
         "steps": model.steps,
         "actions": model.actions,
         "environment": None if model.environment is None else model.environment.to_dict(),
+        "spaces": space_data.to_data(model.observation_index, model.action_index),
         "settings": model.settings.to_dict(),
         "sha256": {name: digest_of(array) for name, array in arrays.items()},
     }
@@ -202,7 +208,11 @@ def model_of(about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Save
         raise ValueError(f"its mask is {legal.dtype} and allows {np.count_nonzero(legal)} actions")
     others = {name: arrays[name] for name in OTHER_ARRAYS if name in arrays}
     environment = Identity.from_dict(about.get("environment"))
-    return SavedModel(settings, q_table, visits, steps, actions, legal, others, environment)
+    indices = space_data.from_data(about.get("spaces"))  # files have not always had them
+    for index, allowed, what in zip(indices, q_table.shape, ("observation", "action"), strict=True):
+        if index is not None and index.n > allowed:
+            raise ValueError(f"its {what} space has {index.n:,} values, and its table {allowed:,}")
+    return SavedModel(settings, q_table, visits, steps, actions, legal, others, environment, *indices)
 
 
 def arrays_fault(arrays: Mapping[str, np.ndarray]) -> str | None:

@@ -28,7 +28,7 @@ class Policy:
     Attributes
     ----------
     q : ndarray of float64 or float32, shape (states, actions)
-        The action values, of the states and actions that the environment has.
+        The action values, of the states and actions that the environment has. All arrays are read-only.
     visits : ndarray of int64, shape (states, actions)
     legal : ndarray of bool, shape (states, actions), or None
         The legal actions, where they are known to depend on the state alone.
@@ -42,8 +42,14 @@ class Policy:
     actions: SpaceIndex | None = None
     labels: Labels = field(default_factory=Labels)
     is_numbered: bool = True  # False: observations are something else than states, and not known
+    obeys_masks: bool = True  # of Dict observations
     #: Action masks may have been told only as states were met: what nothing is known of is not played.
     has_told_masks: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("q", "visits", "legal"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, _read_only(getattr(self, name)))
 
     def __call__(self, observation: Any, action_mask: Any = None) -> Any:
         """Return the greedy action, or actions, as `DistAsyncQLearning.predict` does."""
@@ -66,6 +72,7 @@ class Policy:
             self.observations,
             self.actions,
             self.is_numbered,
+            self.obeys_masks,
             (lambda states: tried(self.q[states], self.visits[states])) if self.has_told_masks else None,
         )
 
@@ -88,7 +95,7 @@ class Policy:
         greedy = np.empty(self.n_states, np.int64)
         for first in range(0, self.n_states, _CHUNK):
             greedy[first : first + _CHUNK] = self._allowed(first).argmax(axis=1)
-        return greedy
+        return _read_only(greedy)
 
     @cached_property
     def values(self) -> np.ndarray:
@@ -96,7 +103,7 @@ class Policy:
         values = self.q[np.arange(self.n_states), self.greedy].astype(np.float64)
         if self.legal is not None:
             values[~self.legal.any(axis=1)] = 0.0
-        return values
+        return _read_only(values)
 
     def _allowed(self, first: int) -> np.ndarray:
         """Return the values of a chunk of states, with -inf where an action is illegal."""
@@ -180,8 +187,16 @@ def policy_of(agent: AgentState, env: Any = None, is_copy: bool = False) -> Poli
         agent.actions,
         labels_of(env),
         agent.environment is None or agent.environment.is_numbered,
+        agent.settings.use_action_mask is not False,
         agent.has_told_masks,
     )
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    """Return the same numbers in an array that cannot be written to."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
 def plain_value(value: Any) -> Any:

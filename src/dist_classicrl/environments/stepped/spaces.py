@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import reprlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,7 +24,16 @@ from dist_classicrl.errors import OutsideSpaceError, SpaceError
 MAX_TABLE_BYTES = 2**34
 """Largest table that is made: 16 GiB, which is 2**31 float64 entries."""
 
-_MAX_INDEX_BITS = 62  # so that sums of digits times strides stay inside int64
+MAX_INDEX_BITS = 62
+"""Of the number of values of a space, so that sums of digits times strides stay inside int64."""
+
+
+class _MisfitError(Exception):
+    """A batch of `count` values has not the form of a space, or that with the number `entry` is outside."""
+
+    def __init__(self, what: str, entry: int | None = None, count: int | None = None) -> None:
+        super().__init__(what)
+        self.what, self.entry, self.count = what, entry, count
 
 
 class SpaceIndex:
@@ -61,13 +69,13 @@ class SpaceIndex:
                 f"The {role} space {space_text(space)} holds nothing. Use gymnasium.spaces.Discrete(1) there."
             )
         bits = sum(map(math.log2, sizes))
-        if bits > _MAX_INDEX_BITS:
+        if bits > MAX_INDEX_BITS:
             raise SpaceError(
                 f"The {role} space {space_text(space)} has about 10^{bits * math.log10(2):.0f} values, more "
                 f"than any table can hold. Leave out what does not matter, or merge values that mean the "
                 f"same, with gymnasium.wrappers.Transform{role.capitalize()}."
             )
-        if any(abs(first) > 2**_MAX_INDEX_BITS for _, _, _, start, _ in digits for first in start):
+        if any(abs(first) > 2**MAX_INDEX_BITS for _, _, _, start, _ in digits for first in start):
             raise SpaceError(
                 f"The {role} space {space_text(space)} starts beyond 2**62. Count its values from 0 instead."
             )
@@ -80,8 +88,11 @@ class SpaceIndex:
     # From a value to its index
 
     def encode(self, value: Any) -> int:
-        """Return the index of one value of the space; OutsideSpaceError if it is not in there."""
-        return int(self.encode_each([value])[0])
+        """Return the index of one value that a user gives; OutsideSpaceError if it is not in the space."""
+        try:
+            return int(self._encode_each([value])[0])
+        except _MisfitError as misfit:
+            raise self._misgiven(misfit) from None
 
     def encode_each(
         self, values: Sequence[Any], out: np.ndarray | None = None, rows: Sequence[int] | None = None
@@ -91,14 +102,20 @@ class SpaceIndex:
         OutsideSpaceError if a value is not in the space. The message has the environment's number, which
         `rows` has where they aren't 0..E-1.
         """
+        try:
+            return self._encode_each(values, out)
+        except _MisfitError as misfit:
+            raise self._misfit(misfit, rows) from None
+
+    def _encode_each(self, values: Sequence[Any], out: np.ndarray | None = None) -> np.ndarray:
         arrays = []
         for leaf in self._leaves:
             parts = values if not leaf.path else [self._follow(value, leaf.path) for value in values]
             try:
                 arrays.append(np.array(parts, order="C"))
             except ValueError:  # ragged: the values have different shapes
-                raise self._misfit(f"the {self.role}s {parts!r} differ in shape") from None
-        return self._encode(arrays, len(values), out, rows)
+                raise _MisfitError(f"the {self.role}s {parts!r} differ in shape") from None
+        return self._encode(arrays, len(values), out)
 
     def encode_batch(self, batch: Any, out: np.ndarray | None = None) -> np.ndarray:
         """Return the indices of a batch as Gymnasium's vector environments give it; see `encode_each`.
@@ -106,33 +123,31 @@ class SpaceIndex:
         It is an array, or a tuple or dict of arrays nested as the space is, whose first axis counts
         environments.
         """
+        try:
+            return self._encode_batch(batch, out)
+        except _MisfitError as misfit:
+            raise self._misfit(misfit, None) from None
+
+    def _encode_batch(self, batch: Any, out: np.ndarray | None = None) -> np.ndarray:
         arrays = [np.array(self._follow(batch, leaf.path), order="C") for leaf in self._leaves]
-        return self._encode(arrays, arrays[0].shape[0] if arrays[0].ndim else 0, out, None)
+        return self._encode(arrays, arrays[0].shape[0] if arrays[0].ndim else 0, out)
 
     def encode_any(self, given: Any) -> tuple[np.ndarray, bool]:
-        """Return the indices of one value, of a batch or of a list of values, and whether it was not one.
+        """Return the indices of what a user gives, and whether that was not one value: a batch, or a list.
 
         int64 (E,). A batch is as `encode_batch` takes it, or an array with one more axis than a value has.
-        OutsideSpaceError names what somebody gave here, and no environment did.
         """
-        try:
-            return self._encode_any(given)
-        except OutsideSpaceError:
-            raise OutsideSpaceError(
-                f"{reprlib.repr(given)} is not of the {self.role} space, which is {space_text(self.space)}. "
-                "Give one of its values, or a batch of them."
-            ) from None
-
-    def _encode_any(self, given: Any) -> tuple[np.ndarray, bool]:
         first = self._leaves[0]
-        if first.path and isinstance(given, list) and all(isinstance(each, (tuple, dict)) for each in given):
-            return self.encode_each(given), True
-        is_batch = np.ndim(self._follow(given, first.path)) > len(first.shape)
-        return (self.encode_batch(given) if is_batch else self.encode_each([given])), is_batch
+        is_list = isinstance(given, list) and all(isinstance(each, (tuple, dict)) for each in given)
+        try:
+            if first.path and is_list:
+                return self._encode_each(given), True
+            is_batch = np.ndim(self._follow(given, first.path)) > len(first.shape)
+            return (self._encode_batch(given) if is_batch else self._encode_each([given])), is_batch
+        except _MisfitError as misfit:
+            raise self._misgiven(misfit) from None
 
-    def _encode(
-        self, arrays: list[np.ndarray], count: int, out: np.ndarray | None, rows: Sequence[int] | None
-    ) -> np.ndarray:
+    def _encode(self, arrays: list[np.ndarray], count: int, out: np.ndarray | None) -> np.ndarray:
         """Combine one array per leaf, each of shape (count, *leaf.shape), into indices.
 
         The arrays are our own copies: the jitted loop then always sees the same type (writable, contiguous
@@ -142,10 +157,10 @@ class SpaceIndex:
             out = np.empty(count, np.int64)
         for leaf, array in zip(self._leaves, arrays, strict=True):
             if array.shape != (len(out), *leaf.shape) or array.dtype.kind not in "iub":
-                raise self._misfit(
-                    f"got an array of shape {array.shape} and dtype {array.dtype}{place_text(leaf.path)} for "
-                    f"{counted(len(out), 'environment')}, where integers of shape "
-                    f"{(len(out), *leaf.shape)} are needed"
+                raise _MisfitError(
+                    f"got an array of shape {array.shape} and dtype {array.dtype}{place_text(leaf.path)}, "
+                    f"where integers of shape {(len(out), *leaf.shape)} are needed",
+                    count=len(out),
                 )
             if array.dtype != np.int64:
                 array = array.astype(np.int64)
@@ -153,8 +168,7 @@ class SpaceIndex:
             fresh = leaf is self._leaves[0]
             bad = join_digits(values, leaf.start, leaf.sizes, leaf.strides, fresh, out)
             if bad >= 0:
-                number = bad if rows is None else rows[bad]
-                raise self._misfit(f"environment {number} gave {array[bad].tolist()}{place_text(leaf.path)}")
+                raise _MisfitError(f"{array[bad].tolist()}{place_text(leaf.path)}", bad)
         return out
 
     def _follow(self, value: Any, path: tuple[str | int, ...]) -> Any:
@@ -164,14 +178,26 @@ class SpaceIndex:
             for step in path:
                 part = part[step]
         except (KeyError, IndexError, TypeError):
-            raise self._misfit(f"{value!r} has nothing{place_text(path)}") from None
+            raise _MisfitError(f"{value!r} has nothing{place_text(path)}") from None
         return part
 
-    def _misfit(self, what: str) -> OutsideSpaceError:
+    def _misfit(self, misfit: _MisfitError, rows: Sequence[int] | None) -> OutsideSpaceError:
+        what = misfit.what
+        if misfit.count is not None:
+            what += f" for {counted(misfit.count, 'environment')}"
+        if misfit.entry is not None:
+            what = f"environment {misfit.entry if rows is None else rows[misfit.entry]} gave {what}"
         return OutsideSpaceError(
             f"A value lies outside the {self.role} space {space_text(self.space)}: {what}. The environment "
             f"must keep to the space that it declares: correct the one or the other "
             f"(gymnasium.utils.env_checker.check_env finds such things)."
+        )
+
+    def _misgiven(self, misfit: _MisfitError) -> OutsideSpaceError:
+        what = misfit.what if misfit.entry is None else f"got {misfit.what}"
+        return OutsideSpaceError(
+            f"The {self.role} that was given lies outside the {self.role} space {space_text(self.space)}: "
+            f"{what}. Give one {self.role} of that space, or a batch of them."
         )
 
     # From an index to its value
