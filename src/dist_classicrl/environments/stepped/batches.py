@@ -204,11 +204,13 @@ class VectorEnvs(SteppedEnv):
 
 
 def _check_has_spaces(env: gymnasium.Env | VectorEnv, *names: str) -> None:
+    kind = type(env.unwrapped)
     for name in names:
         if getattr(env, name, None) is None:
             raise EnvError(
-                f"{type(env.unwrapped).__qualname__} has no {name}. Say which values there are, in the class "
-                f"or in __init__, for instance self.{name} = gymnasium.spaces.Discrete(4)."
+                f"{kind.__module__}.{kind.__qualname__} has no {name}. Give a class of your own, which says "
+                f"which values there are, there or in __init__, for instance {name} = "
+                "gymnasium.spaces.Discrete(4), or a Gymnasium id such as 'FrozenLake-v1'."
             )
 
 

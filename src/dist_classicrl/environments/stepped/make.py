@@ -48,9 +48,8 @@ def make_stepped(
     if n_envs < 1:
         raise SettingsError(f"n_envs={n_envs} is not allowed: use 1 or more, for instance 16.")
     if isinstance(env, VectorEnv):
-        return VectorEnvs(_with_spaces(env), use_action_mask, owned=[])
+        return VectorEnvs(env, use_action_mask, owned=[])
     if isinstance(env, gymnasium.Env):
-        _with_spaces(env)
         _log.info("Stepping the one environment given: an id or a factory would give a batch of %d.", n_envs)
         return LoopedEnvs([env], use_action_mask, owned=[])
     if isinstance(env, (str, EnvSpec)):
@@ -61,18 +60,6 @@ def make_stepped(
         f"{env!r} is no environment. Use a Gymnasium id such as 'FrozenLake-v1', a gymnasium.Env, a "
         f"gymnasium.vector.VectorEnv, or a function without arguments that returns one."
     )
-
-
-def _with_spaces(env: Any) -> Any:
-    """Return the environment; EnvError where it does not declare its spaces, as gymnasium.Env itself."""
-    of_one = "single_" if isinstance(env, VectorEnv) else ""
-    for name in (f"{of_one}observation_space", f"{of_one}action_space"):
-        if getattr(env, name, None) is None:
-            raise EnvError(
-                f"{type(env).__module__}.{type(env).__qualname__} has no {name}. Give a class of your own, "
-                "which sets its spaces and has reset and step, or a Gymnasium id such as 'FrozenLake-v1'."
-            )
-    return env
 
 
 def of_gymnasium(env: str | EnvSpec) -> gymnasium.Env:
@@ -97,13 +84,12 @@ def _from_factory(
     try:
         made.append(factory())
         if isinstance(made[0], VectorEnv):
-            return VectorEnvs(_with_spaces(made[0]), use_action_mask, owned=made)
+            return VectorEnvs(made[0], use_action_mask, owned=made)
         while len(made) < n_envs:
             made.append(factory())
         for e, env in enumerate(made):
             if not isinstance(env, gymnasium.Env):
                 raise EnvError(f"The factory returned {env!r}. It must return a gymnasium.Env.")
-            _with_spaces(env)
             if any(env.unwrapped is other.unwrapped for other in made[:e]):
                 raise EnvError(
                     f"The factory returned the same {env} twice. It must make a new environment at every "
