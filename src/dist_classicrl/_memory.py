@@ -59,6 +59,16 @@ def memory_left() -> int | None:
     return min(limits, default=None)
 
 
+def huge_pages_for_shared_memory() -> str | None:
+    """Return when the system gives them, in the kernel's words ("never", "advise"); None: it does not say."""
+    try:
+        with open("/sys/kernel/mm/transparent_hugepage/shmem_enabled") as file:
+            words = file.read()
+    except OSError:
+        return None
+    return words.partition("[")[2].partition("]")[0] or None
+
+
 _CONTROL_GROUPS = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),

@@ -528,3 +528,18 @@ def test_mistakes_in_the_command_are_told(told, capsys, words, text):
     told()
     assert main(["doctor", *words]) == 2
     assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("pages", "told"),
+    [("never", "4 KiB (shmem_enabled: never)"), ("advise", "huge pages (advise)"), (None, "")],
+)
+def test_what_a_table_of_all_ranks_takes(monkeypatch, pages, told):
+    monkeypatch.setattr(memory, "huge_pages_for_shared_memory", lambda: pages)
+    plan = TrainingPlan(16, Settings(dtype="float32"), states=2**20, actions=8)
+    (finding,) = memory.examine_rows(plan)
+    # 8 values of 4 bytes and 8 counts of 4 are a cache line.
+    assert "64 MiB for the table of all its ranks" in finding.found and told in finding.found
+    assert finding.status == "ok"
+    assert not list(memory.examine_rows(TrainingPlan(1, Settings(), states=2**20, actions=8)))
+    assert not list(memory.examine_rows(TrainingPlan(16, Settings(async_updates=False), states=9, actions=8)))

@@ -52,6 +52,7 @@ def examine(plan: TrainingPlan) -> Generator[Finding, None, None]:
                         yield from sameness.examine_shared(_CHECKPOINTS, *_OF_SHARED[_CHECKPOINTS], reports)
         yield from cores.examine_threads(plan, ranks.reports)
         yield from memory.examine(plan, ranks.reports)
+        yield from memory.examine_rows(plan)
     finally:
         traces.remove(plan.seconds)
 

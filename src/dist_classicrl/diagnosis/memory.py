@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from dist_classicrl._memory import memory_left
+from dist_classicrl._memory import huge_pages_for_shared_memory, memory_left
 from dist_classicrl._words import counted
 from dist_classicrl.diagnosis.findings import Finding, failure, ok, warning
 from dist_classicrl.diagnosis.plan import TrainingPlan
 from dist_classicrl.settings import Settings
+from dist_classicrl.tables.line_table import size_of
+from dist_classicrl.tables.shape import TableShape
 
 PROCESS_BYTES = 180 * 2**20  # a process with Python, numpy, numba and the compiled code, and nothing learned
 COUNT_BYTES = 8
@@ -111,6 +113,28 @@ def examine(plan: TrainingPlan, reports: list[dict[str, Any]]) -> Iterator[Findi
         workers = len(each) - serves
         least = serves * memory.server + workers * memory.worker
         yield _verdict(plan, memory, host, (serves, workers), least, min(lefts))
+
+
+def examine_rows(plan: TrainingPlan) -> Iterator[Finding]:
+    """Say what the table takes where the ranks of a host learn in the same rows, and in what pages."""
+    if plan.states is None or plan.actions is None or plan.ranks == 1 or not plan.settings.async_updates:
+        return
+    check = "shared rows"
+    rows = size_of(TableShape(plan.states, plan.actions), np.dtype(plan.settings.dtype))
+    each = PROCESS_BYTES + checkpoint_bytes(plan)
+    text = (
+        f"with --placement sharded a host needs {bytes_text(rows)} for the table of all its ranks, and "
+        f"{bytes_text(each)} on each rank"
+    )
+    pages = huge_pages_for_shared_memory()
+    if pages in (None, "always", "within_size", "advise", "force"):
+        yield ok(check, text if pages is None else f"{text}, in huge pages ({pages})")
+        return
+    yield ok(
+        check,
+        f"{text}, in pages of 4 KiB (shmem_enabled: {pages}): large tables take a part of a step longer. An "
+        "administrator can write advise to /sys/kernel/mm/transparent_hugepage/shmem_enabled",
+    )
 
 
 def _verdict(
