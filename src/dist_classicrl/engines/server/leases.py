@@ -16,6 +16,7 @@ _AHEAD_INTERVALS = 4.0
 _LEAST_SECONDS = 0.002
 _SETTLING_SECONDS = 0.01
 _SHARES = 2
+_PACE_SMOOTHING = 0.2
 _LONGEST_SECONDS = 1e9
 
 
@@ -34,6 +35,7 @@ class Account:
 
     heard: float  # when it last reported, or was given work after it had none
     rate: float = 0.0  # steps per second; 0.0 before its first report
+    pace: float = 0.0  # steps per second in which it learned; 0.0 while that is not known
     first_heard: float | None = None  # when it first reported that it has made any
     has_reported_again: bool = False
     leases: dict[int, Lease] = field(default_factory=dict)  # by id, without the steps that it has reported
@@ -47,7 +49,7 @@ class Account:
 class LeaseBook:
     """Who makes which of `steps` steps, from global step `start` on.
 
-    A worker gets about a quarter of a second's work at a time by its own measured rate (more where it pushes
+    A worker gets about a quarter of a second's work at a time by its own measured pace (more where it pushes
     rarely), less towards the end: no more than what it does in half of the time that all together need for
     what is left, so that all finish together, but no less than what it does in 2 ms. A slow worker gets
     nothing at the end where the others will have made all that is left before it is through. It should ask
@@ -161,8 +163,8 @@ class LeaseBook:
         for account in self._accounts.values():
             account.heard += seconds
 
-    def report(self, worker: int, made: Iterable[tuple[int, int]]) -> None:
-        """Enter steps `made` by `worker`, as (lease id, steps).
+    def report(self, worker: int, made: Iterable[tuple[int, int]], learning_seconds: float = 0.0) -> None:
+        """Enter steps `made` by `worker`, as (lease id, steps), in so many seconds, if that is known.
 
         A `ProtocolError` is raised if a lease is not the worker's, or has fewer steps left. Then nothing is
         entered.
@@ -185,6 +187,9 @@ class LeaseBook:
                 # A worker makes the steps of a lease in order.
                 leases[lease_id] = Lease(lease_id, lease.start + lease.steps - steps, steps)
         self.done += total
+        if total and learning_seconds > 0.0:
+            pace = total / learning_seconds
+            account.pace += (_PACE_SMOOTHING if account.pace else 1.0) * (pace - account.pace)
         now = self._clock()
         passed = now - account.heard
         if passed > 1e-4:
@@ -210,7 +215,9 @@ class LeaseBook:
         account = self.account(worker)
         rate, outstanding = account.rate, account.outstanding
         seconds = max(_AHEAD_SECONDS, _AHEAD_INTERVALS * interval_seconds)
-        ahead = rate * seconds if rate > 0.0 else float(self._first_steps)
+        # Its rate counts the time in which it waited for work, too. By that alone, where answers take as long
+        # as a lease, each lease would be smaller than the one before, down to a step for each answer.
+        ahead = max(rate, account.pace) * seconds if rate > 0.0 else float(self._first_steps)
         fair = self.pool * self._share(account) / _SHARES
         wanted = int(min(ahead, max(fair, rate * _LEAST_SECONDS, 1.0)))
         if self.pool == 0 or outstanding > wanted // 2:
