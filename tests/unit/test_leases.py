@@ -338,3 +338,16 @@ def test_time_in_which_nobody_was_heard_makes_nobody_slow():
     book.excuse(10.0)
     book.report(1, [(lease.id, 50)])
     assert book.account(1).rate == pytest.approx(50.0)
+
+
+def test_leases_do_not_dwindle_where_an_answer_takes_longer_than_a_lease_lasts(clock):
+    pace, answer, steps = 1000, 0.4, 100_000
+    book = LeaseBook(0, steps, [1], 100, clock)
+    granted = []
+    for _ in range(30):
+        lease = book.grant(1, 1)
+        granted.append(lease.steps)
+        clock.now += answer + lease.steps / pace
+        book.report(1, [(lease.id, lease.steps)], lease.steps / pace)
+    # A quarter of a second's work each, whatever the worker waited.
+    assert granted[1:] == [pace // 4] * 29
