@@ -206,8 +206,9 @@ def from_launcher(pods, *words, status=0):
 
 def test_who_asks_ranks_to_stop_says_whether_they_have(container):
     assert run(container(), "stop-ranks") == ""
-    rank = "trap 'echo heard' USR1; while :; do sleep 0.1; done"
-    script = f"OMPI_COMM_WORLD_RANK=0 sh -c {shlex.quote(rank)} & sleep 0.3; stop-ranks 1; echo $?; kill $!"
+    rank = "trap 'echo heard' USR1; touch /tmp/listens; while :; do sleep 0.1; done"
+    listens = "until [ -e /tmp/listens ]; do sleep 0.05; done"
+    script = f"OMPI_COMM_WORLD_RANK=0 sh -c {shlex.quote(rank)} & {listens}; stop-ranks 1; echo $?; kill $!"
     assert run(container(), "tini", "--", "sh", "-c", script).split() == ["heard", "1"]
 
 

@@ -120,7 +120,10 @@ def test_a_killed_host_has_no_process_and_does_not_answer(hosts, silently):
     hosts.kill_host("h2", silently=silently)
     assert hosts.processes("h2") == {}
     assert job.wait(SECONDS) == UNREACHABLE
-    assert connect(hosts, "h1", "h2") == ("TimeoutError" if silently else "ConnectionRefusedError")
+    if silently:
+        assert connect(hosts, "h1", "h2") == "TimeoutError"
+    else:  # a busy machine may take its time to refuse
+        assert connect(hosts, "h1", "h2", SECONDS) == "ConnectionRefusedError"
     assert run(hosts, "h1", "hostname").stdout == "h1\n"
 
 

@@ -166,6 +166,8 @@ class _Hollow(Serving[None]):
 class Elections(Story):
     """Ranks that follow a server and find a new one again and again."""
 
+    name = "elections"
+
     def __init__(self, seed: int, log: bool = False) -> None:
         rng = random.Random(f"elections {seed}")
         size = rng.randint(2, 7)
@@ -532,10 +534,11 @@ class Calls(Story):
         self.step_seconds = rng.choice([1e-3, 4e-3])
         self.rebase_seconds = rng.choice([0.0, 1e-3, 2e-2])
         self.settings = self.random_settings(rng)
+        self.policy = LossPolicy()
         self.earlier = self.random_earlier(random.Random(f"earlier {seed}"))
         self._rng = random.Random(f"learners {seed}")
         until = self.calls * (self.steps * self.step_seconds / max(size - 1, 1) + 0.5)
-        plan_faults(self.network, rng, until, self.kinds)
+        self.plan(rng, until)
         self.made: dict[int, _Made] = {}
         self.lives = [0] * size
         self.servers: dict[int, int] = {}
@@ -552,11 +555,12 @@ class Calls(Story):
         )
 
     def random_earlier(self, rng: random.Random) -> int:
-        """Return how many steps of the first call an earlier job has made.
-
-        Enough are left that who has nothing yet, and so is in no new view, can join before the end.
-        """
+        """Return how many steps of the first call an earlier job has made."""
         return rng.choice([0, 1, rng.randrange(self.steps // 2)])
+
+    def plan(self, rng: random.Random, until: float) -> None:
+        """Let things go wrong up to a time."""
+        plan_faults(self.network, rng, until, self.kinds)
 
     def beginning(self) -> tuple[np.ndarray, np.ndarray, dict[int, dict[str, np.ndarray]]]:
         """Return the table with the steps that an earlier job has made, and its learners' state."""
@@ -621,7 +625,8 @@ class Calls(Story):
             source: Any = _Source(self, group.wire)
             table = values.copy(), counts.copy()
             observer = _Recording(self.records[call], group)
-            run = _Run(self.settings, source, *table, *span, 1, observer, 1.0, resumed=resumed)
+            more = {"resumed": resumed, "policy": self.policy}
+            run = _Run(self.settings, source, *table, *span, 1, observer, 1.0, **more)
             try:
                 if not group.is_member:
                     return run, engine.train(run, group, join(group))
@@ -782,7 +787,49 @@ class Rounds(Calls):
         self.claim(np.array_equal(counts, right.counts), "the counts are not those of a run without deaths")
 
 
-HISTORIES: dict[str, type] = {"elections": Elections, "calls": Calls, "rounds": Rounds}
+class Ends(Calls):
+    """Calls with few steps left from an earlier job: who has nothing yet has hardly time to join."""
+
+    name = "ends"
+
+    def random_earlier(self, rng: random.Random) -> int:
+        """Return how many steps of the first call an earlier job has made."""
+        return self.steps - rng.choice([1, 1, 2, 5, 30])
+
+
+class RoundEnds(Rounds):
+    """The same in the reproducible mode."""
+
+    name = "round-ends"
+
+    def random_earlier(self, rng: random.Random) -> int:
+        """Return how many steps an earlier job has made: all but the last round or two."""
+        number = len(list(rounds(self.settings, 0, self.steps)))
+        return steps_before(self.settings, max(0, number - rng.choice([1, 1, 2])), self.steps)
+
+
+class Cuts(Calls):
+    """Calls over a network that is cut near the server: MPI says that ranks have died, one by one."""
+
+    name = "cuts"
+
+    def plan(self, rng: random.Random, until: float) -> None:
+        """Cut the server's host off from others, and let ranks die there and elsewhere."""
+        network, size = self.network, self.network.size
+        near, others = rng.randint(1, size - 1), rng.choice([1, 2])  # ranks on the server's host, and hosts
+        network.hosts[:] = [0 if rank < near else 1 + rng.randrange(others) for rank in range(size)]
+        network.conditions.has_word = True
+        network.conditions.detection = rng.choice([0.05, 0.5, 0.9]) * SILENCE
+        for _ in range(rng.choice([0, 0, 1, 2])):
+            time, rank = rng.random() * until, rng.randrange(size)
+            network.at(time, lambda rank=rank: network.kill(rank))
+        for _ in range(rng.choice([1, 1, 2])):
+            time, seconds = rng.random() * until, rng.choice([None, 0.5, 1.5, 3.0])
+            cut = frozenset([0] if rng.random() < 0.7 else rng.sample([0, 1, 2], rng.choice([1, 2])))
+            network.at(time, lambda cut=cut, seconds=seconds: network.cut(cut, seconds, True))
+
+
+HISTORIES: dict[str, type] = {kind.name: kind for kind in (Elections, Calls, Rounds, Ends, RoundEnds, Cuts)}
 
 
 def check_seeds(name: str, seeds: Sequence[int]) -> tuple[int, list[str], Counter[str]]:

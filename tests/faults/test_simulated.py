@@ -10,15 +10,44 @@ from simulated_network import Plan
 
 from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.engines.outcome import Tally
+from dist_classicrl.engines.run import LossPolicy
 
 
 @pytest.mark.core
 @pytest.mark.parametrize("seeds", ["known", "fresh"])
-@pytest.mark.parametrize(("name", "histories"), [("elections", 10), ("calls", 50), ("rounds", 30)])
+@pytest.mark.parametrize(
+    ("name", "histories"),
+    [
+        ("elections", 10),
+        ("calls", 50),
+        ("rounds", 30),
+        ("ends", 20),
+        ("round-ends", 10),
+        ("cuts", 30),
+    ],
+)
 def test_whatever_happens_to_ranks_and_network_no_rule_is_broken(name, histories, seeds):
     first = random.SystemRandom().randrange(10**9) if seeds == "fresh" else 1
     seed, wrong, _ = simulated.check_seeds(name, range(first, first + histories))
     assert not wrong, f"python tests/faults/simulated.py --kinds {name} --tell {seed}: " + "; ".join(wrong)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("policy", [LossPolicy("abort"), LossPolicy(min_workers=1)])
+def test_the_last_worker_that_takes_over_does_not_go_on_alone_against_the_policy(policy, monkeypatch):
+    def plan(network, *_):
+        network.ranks[0].plan = Plan(Kind.REPLY, 5, after_sending=True)
+
+    monkeypatch.setattr(simulated, "plan_faults", plan)
+    ends = set()
+    for seed in range(1, 60):
+        history = simulated.Calls(seed)
+        if history.network.size == 2 and history.network.conditions.has_word:
+            history.policy = policy
+            history.check()
+            ends.add(tuple(history.ends()))
+    assert ("killed", "RankLostError") in ends
+    assert ("killed", "done") not in ends
 
 
 @pytest.mark.core

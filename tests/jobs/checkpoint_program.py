@@ -125,6 +125,8 @@ for number, call in enumerate(calls):
     agent = agents[arguments.pop("agent", 0)]
     if isinstance(arguments.get("steps"), list):
         arguments["steps"] = arguments["steps"][agent.rank]
+    if options.get("tells"):
+        arguments["progress"] = lambda told: say("under way", steps=told.steps)
     begun = time.monotonic()
     try:
         result = agent.train(environment, **arguments)

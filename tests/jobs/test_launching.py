@@ -47,10 +47,14 @@ def test_the_status_of_a_failing_rank_comes_back(run_python):
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="processes are found through /proc")
 def test_a_deadline_ends_every_rank_and_every_daemon(tmp_path):
     command = [*mpirun_command(3), sys.executable, "-c", STUBBORN, str(tmp_path)]
-    job = run_job(command, timeout=6, env=launch_environment())
-    assert job.timed_out
-    ranks = [int(path.name) for path in tmp_path.iterdir()]
-    assert len(ranks) == 3
+    ranks = []
+    for seconds in (6, 20, 60):  # a busy machine may take longer than that to start them
+        job = run_job(command, timeout=seconds, env=launch_environment())
+        assert job.timed_out
+        before, ranks = len(ranks), [int(path.name) for path in tmp_path.iterdir()]
+        if len(ranks) - before == 3:
+            break
+    assert len(ranks) - before == 3
     assert [rank for rank in ranks if is_running(rank)] == []
 
 

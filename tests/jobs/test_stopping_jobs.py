@@ -130,9 +130,8 @@ def test_ctrl_c_leaves_a_checkpoint_and_says_where(start_python, run_python, tmp
 
 
 def test_ctrl_c_without_checkpoints_is_one_line_and_says_what_to_do(start_python):
-    job = start_python(*program(calls=[{"total_steps": LONG}]))
-    job.must_wait_for(lambda: job.events("started"), "the start")
-    time.sleep(0.5)
+    job = start_python(*program(tells=True, calls=[{"total_steps": LONG}]))
+    job.must_wait_for(lambda: any(each["steps"] for each in job.events("under way")), "the first steps")
     job.send(signal.SIGINT)
     job.wait(130)
     (line,) = (line for line in job.output.splitlines() if not line.startswith("{"))

@@ -120,8 +120,9 @@ class BackgroundJob:
 
 
 def events(output, event=None):
-    """Return what `checkpoint_program.py` said, all or one kind of `event`."""
-    said = [json.loads(line) for line in output.splitlines() if line.startswith('{"event"')]
+    """Return what `checkpoint_program.py` said in whole lines, all or one kind of `event`."""
+    whole = output[: output.rfind("\n") + 1]
+    said = [json.loads(line) for line in whole.splitlines() if line.startswith('{"event"')]
     return [each for each in said if event in (None, each["event"])]
 
 

@@ -368,10 +368,25 @@ def test_a_run_that_goes_on_begins_with_all_workers(clock):
 
 
 def test_nobody_waits_long_for_the_first_worker(clock):
+    book = LeaseBook(0, 2000, [1, 2], 100, clock, ramp_seconds=1.0)
+    assert book.grant(1, 1).steps == 400
+    clock.now += 0.1
+    book.report(1, [(1, 400)])
+    assert book.grant(1, 1).steps >= 200
+    clock.now += 0.15
+    book.report(1, [(2, 200)])  # 2,400 by the end of the time, and 5 % of that are more than a first lease
+    assert book.grant(2, 1) is None
+    clock.now += 0.75
+    assert book.grant(2, 1) is not None
+
+
+def test_where_steps_take_long_all_begin_soon(clock):
     book = LeaseBook(0, 1000, [1, 2], 100, clock, ramp_seconds=1.0)
     assert book.grant(1, 1) is not None
+    clock.now += 0.19
     assert book.grant(2, 1) is None
-    clock.now += 1.0
+    clock.now += 0.02
+    book.report(1, [(1, 21)])
     assert book.grant(2, 1) is not None
 
 
@@ -381,3 +396,16 @@ def test_another_begins_where_the_first_worker_is_lost(clock):
     assert book.grant(2, 1) is None
     book.remove(1)
     assert book.grant(2, 1).start == first.start
+
+
+def test_leases_do_not_dwindle_where_an_answer_takes_longer_than_a_lease_lasts(clock):
+    pace, answer, steps = 1000, 0.4, 100_000
+    book = LeaseBook(0, steps, [1], 100, clock)
+    granted = []
+    for _ in range(30):
+        lease = book.grant(1, 1)
+        granted.append(lease.steps)
+        clock.now += answer + lease.steps / pace
+        book.report(1, [(lease.id, lease.steps)], lease.steps / pace)
+    # A quarter of a second's work each, whatever the worker waited.
+    assert granted[1:] == [pace // 4] * 29

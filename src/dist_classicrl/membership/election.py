@@ -260,7 +260,7 @@ class Election:
         server = min(rank for rank in members if bases[rank] == best)
         view = View(ballot.number, 0, server, tuple(members))
         others = {*group.view.members, *ballot.bases} - set(members)
-        group.announce(view, *others)
+        group.announce(view, *others, joining=tuple(sorted(bases.keys() - members)))
         return view
 
     def _cut_off(self) -> CutOffError:

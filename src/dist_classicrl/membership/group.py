@@ -50,6 +50,7 @@ class NewView:
 
     view: View
     events: list[dict[str, Any]]
+    joining: tuple[int, ...] = ()  # ranks that voted for it, have nothing to go on with, and ask to join it
 
 
 @message(Kind.RELEASE)
@@ -94,6 +95,7 @@ class Group:
         self.events = EventLog()  # what happened to the ranks in this call
         #: Earlier views that this rank announced as a server, while the others may know nothing newer.
         self.unheard: list[View] = []
+        self.joining: tuple[int, ...] = ()  # who is to join the newest view, see `NewView`
         self.tried = 0  # the highest term for which this rank has held a vote
         self.joins = 0  # how often this rank has had to ask to take part
         self._links: dict[int, Channel] = {}
@@ -151,11 +153,12 @@ class Group:
         if link is not None:
             link.send(encode(control, self.call if call is None else call))
 
-    def announce(self, view: View, *others: int) -> None:
+    def announce(self, view: View, *others: int, joining: tuple[int, ...] = ()) -> None:
         """Make `view` this rank's, and tell it its members and `others`, with all that happened so far."""
         self.adopt(view)
+        self.joining = joining
         for peer in {*view.members, *others} - {self.rank}:
-            self.send(peer, NewView(view, self.events.entries))
+            self.send(peer, NewView(view, self.events.entries, joining))
 
     def accept(self, new: NewView) -> View | None:
         """Adopt the view that came if this rank has promised nobody newer. Return it in that case."""
@@ -163,6 +166,7 @@ class Group:
         if view.term < self.promised or view.key <= self.view.key:
             return None
         self.adopt(view)
+        self.joining = new.joining
         self.unheard.clear()
         self.events.take(new.events)
         return view

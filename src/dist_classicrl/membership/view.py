@@ -67,8 +67,12 @@ class Announced:
         return len(self._views) > 1 and self._heard.get(rank) != key
 
     def echo(self, rank: int, key: tuple[int, int], dead: Collection[int] = ()) -> None:
-        """Hear that `rank` knows the view with this key; the `dead`, beyond doubt, never will."""
+        """Hear that `rank` knows the view with this key, and `settle`."""
         self._heard[rank] = key
+        self.settle(dead)
+
+    def settle(self, dead: Collection[int]) -> None:
+        """Forget the views that a majority knows to be over; the `dead`, beyond doubt, never will."""
         while len(self._views) > 1:
             old, new = self._views[:2]
             known = [m for m in old.members if m == old.server or self._heard.get(m, (-1, -1)) >= new.key]

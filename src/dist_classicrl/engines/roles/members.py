@@ -70,6 +70,9 @@ class Members(Generic[Client]):
         self.begun = group.wire.now()
         self._announced = Announced(group.view)
         self.lost_before: list[tuple[int, str]] = []  # before this rank began to serve, and why
+        self._joining: set[int] = set()  # ranks that have voted for this one, and are about to ask to join
+        self._known_dead: set[int] = set()
+        self._witnesses: set[int] = set()  # ranks heard since MPI last said that one has died
         self._requests: dict[int, int] = {}  # the last one to take part of each rank
         self._replacements: Replacements | None = None
         if policy.on_failure == "replace":
@@ -109,6 +112,26 @@ class Members(Generic[Client]):
             peer.channel.last_heard += seconds
             peer.progressed_at += seconds
 
+    def heard(self, peer: Peer[Client], now: float) -> None:
+        """Hear a worker, whatever it says."""
+        peer.arrivals.heard(now)
+        if self._known_dead != self.group.dead:
+            self._known_dead = set(self.group.dead)
+            self._witnesses.clear()
+        if self._known_dead and peer.rank not in self._witnesses:
+            self._witnesses.add(peer.rank)
+            self._announced.settle(self._died_for_sure())
+
+    def _died_for_sure(self) -> set[int]:
+        """Return who has died beyond doubt: MPI says so, and the host it was on is still heard.
+
+        When a host is cut off, MPI may give up its ranks one by one, and this rank not have missed the last
+        of them. So somebody there has to be heard after that word.
+        """
+        group = self.group
+        present = self._witnesses if self._known_dead == group.dead else ()
+        return confirmed(group.dead, {group.rank, *present}, group.hosts)
+
     def note_progress(self, peer: Peer[Client], progress: int, view: tuple[int, int]) -> None:
         """Hear how far a worker's main loop is, and which view it knows."""
         group = self.group
@@ -116,9 +139,7 @@ class Members(Generic[Client]):
             peer.progress = progress
             peer.progressed_at = group.wire.now()
         if self._announced.awaits(peer.rank, view):
-            learning = [learner.rank for learner in self.peers.learners]
-            present = {group.rank, *learning}.intersection(group.view.members)
-            self._announced.echo(peer.rank, view, confirmed(group.dead, present, group.hosts))
+            self._announced.echo(peer.rank, view, self._died_for_sure())
 
     def note_push(self, peer: Peer[Client]) -> None:
         """Take note that a worker has done something."""
@@ -129,7 +150,7 @@ class Members(Generic[Client]):
     def may_serve(self, heard: Collection[int]) -> bool:
         """Whether the ranks that are `heard` are enough to go on."""
         group = self.group
-        return self._announced.may_serve({group.rank, *heard}, group.dead, group.hosts)
+        return self._announced.may_serve({group.rank, *heard}, self._died_for_sure(), group.hosts)
 
     # Losses
 
@@ -187,6 +208,8 @@ class Members(Generic[Client]):
         group.dead.update(dead.intersection(group.view.members))
         present = set(group.view.members) - set(silent)
         if silent and not self.may_serve(present):
+            if self._announced.may_serve(present, group.dead, group.hosts):
+                return {}  # hosts of the dead are to be heard again first, or to fall silent
             raise CutOffError(
                 f"The server, rank {group.rank}, does not hear the ranks "
                 f"{', '.join(map(str, sorted(silent)))} any more ({next(iter(silent.values()))}), which is "
@@ -240,7 +263,12 @@ class Members(Generic[Client]):
             )
 
     def check_earlier_losses(self) -> None:
-        """Have replaced who was lost before this rank began to serve; RankLostError if the policy says so."""
+        """Have replaced who was lost before this rank began to serve; RankLostError if the policy says so.
+
+        Who is about to join is waited for.
+        """
+        if self.awaits_somebody:
+            return
         for rank, why in self.lost_before:
             if self._replacements is not None:
                 self._replacements.wanted(1)
@@ -255,10 +283,24 @@ class Members(Generic[Client]):
         for rank in missing:
             self.note("excluded", rank, detail=why)
         self.lost_before += [(rank, why) for rank in missing]
+        self._joining.update(group.joining)
         self.note("failover", group.rank, detail=f"term {group.view.term}")
         self._change_members(set(group.view.members))
 
     # Coming and going
+
+    @property
+    def awaits_somebody(self) -> bool:
+        """Whether ranks that voted for this one are about to join: the run must not end without them.
+
+        They had nothing to go on with, and ask as soon as they know who serves.
+        """
+        group = self.group
+        if self._joining:
+            self._joining -= group.dead
+            if group.wire.now() > self.begun + group.timing.silence:
+                self._joining.clear()
+        return bool(self._joining)
 
     def let_go(self, peer: Peer[Client], leave: Leave) -> None:
         """Do without a worker that says so itself: it leaves the job, or only waits for the end."""
@@ -281,6 +323,8 @@ class Members(Generic[Client]):
         if rank in self.peers.present:  # it was away for less time than it takes to be missed
             self.drop(rank, "it asks to join anew")
         group.dead.discard(rank)
+        self._joining.discard(rank)
+        self.lost_before = [(lost, why) for lost, why in self.lost_before if lost != rank]
         self.note("readmitted", rank)
         self._change_members({*group.view.members, rank})
         admission = FIRST_ADMISSION + group.view.revision

@@ -166,7 +166,7 @@ class Serving(Service[Client]):
             for channel, message in arrived:
                 peer = peers[id(channel)]
                 if self.peers.present.get(peer.rank) is peer:  # what came before may have been its last word
-                    peer.arrivals.heard(now)
+                    self.members.heard(peer, now)
                     self.take_in(peer, message)
         return len(arrived)
 
@@ -191,12 +191,14 @@ class Serving(Service[Client]):
     def look_around(self, now: float) -> None:
         """Take in control messages, and judge who is lost: at time `now`, up to which all was received.
 
-        It raises what `Members.look` does, and `NobodyLeft` if no worker is left.
+        It raises what `Members.look` does, also for losses before this rank began to serve, and `NobodyLeft`
+        if no worker is left.
         """
         if self.group.is_due() or any(channel.lost for channel in self.channels):
             say_beat(self.channels, self.beat(), self.group.timing.interval, now)
             self.members.look(now)
         if not self.peers.learners:
+            self.members.check_earlier_losses()
             raise NobodyLeft
 
     def has_workers(self) -> bool:
@@ -235,7 +237,7 @@ class Serving(Service[Client]):
         have_it: set[Peer[Client]] = set()
         told = set(self.peers.present.values())
         backoff = Backoff(group.wire.sleep)
-        while not have_it.issuperset(self.peers.present.values()):
+        while self.members.awaits_somebody or not have_it.issuperset(self.peers.present.values()):
             now = self.wake()
             said = {peer for peer in self.peers.present.values() if self._says_goodbye(peer, now)}
             have_it |= said
@@ -257,7 +259,7 @@ class Serving(Service[Client]):
     def _says_goodbye(self, peer: Peer[Client], now: float) -> bool:
         goodbye = False
         while (answer := peer.channel.poll()) is not None:
-            peer.arrivals.heard(now)
+            self.members.heard(peer, now)
             match decode(answer):
                 case Failed() | Beat() as told:
                     self.take_in_common(peer, told)

@@ -19,6 +19,8 @@ _SHARES = 2
 _NEW_SHARE = 0.05
 _FEW_SECONDS = 1e-3
 _ALONE = 4
+_JUDGED_AFTER = 0.2
+_PACE_SMOOTHING = 0.2
 _LONGEST_SECONDS = 1e9
 
 
@@ -37,6 +39,7 @@ class Account:
 
     heard: float  # when it last reported, or was given work after it had none
     rate: float = 0.0  # steps per second; 0.0 before its first report
+    pace: float = 0.0  # steps per second in which it learned; 0.0 while that is not known
     first_heard: float | None = None  # when it first reported that it has made any
     has_reported_again: bool = False
     leases: dict[int, Lease] = field(default_factory=dict)  # by id, without the steps that it has reported
@@ -50,7 +53,7 @@ class Account:
 class LeaseBook:
     """Who makes which of `steps` steps, from global step `start` on.
 
-    A worker gets about a quarter of a second's work at a time by its own measured rate (more where it pushes
+    A worker gets about a quarter of a second's work at a time by its own measured pace (more where it pushes
     rarely), less towards the end: no more than what it does in half of the time that all together need for
     what is left, so that all finish together, but no less than what it does in 2 ms. A slow worker gets
     nothing at the end where the others will have made all that is left before it is through. It should ask
@@ -64,7 +67,8 @@ class LeaseBook:
     What a worker learns of a table of which nobody knows anything yet helps the others little, and may spoil
     what they found. So a run begins with one worker, and for `ramp_seconds` at most (0: not at all) another
     may join when what all hold is 5 % or less of the steps made so far. Leases are of 1 ms, or `first_steps`,
-    until all are at work.
+    until all are at work. Where steps take so long that nobody could join in that time, all begin after a
+    fifth of it.
     """
 
     def __init__(
@@ -87,7 +91,8 @@ class LeaseBook:
         self._total = steps
         self._ids = 0
         self._accounts: dict[int, Account] = {}
-        self._ramp_end = clock() + ramp_seconds
+        self._ramp_begin = clock()
+        self._ramp_seconds = ramp_seconds
         self._total_rate = 0.0
         self._n_rated = 0  # of how many workers something is known
         for worker in workers:
@@ -121,13 +126,17 @@ class LeaseBook:
     @property
     def is_ramping(self) -> bool:
         """Whether so little has been made that not all workers are at work."""
-        least = len(self._accounts) * self._first_steps
-        return self._may_be_new < least and self._clock() < self._ramp_end
+        if self._may_be_new(self.done) >= len(self._accounts) * self._first_steps:
+            return False
+        passed = self._clock() - self._ramp_begin
+        if passed < _JUDGED_AFTER * self._ramp_seconds:
+            return True
+        at_the_end = self.done * self._ramp_seconds / passed if passed > 0.0 else 0.0
+        return passed < self._ramp_seconds and self._may_be_new(at_the_end) >= self._first_steps
 
-    @property
-    def _may_be_new(self) -> float:
-        """How many steps all together may hold while not all are at work."""
-        return _NEW_SHARE * (self.start + self.done)
+    def _may_be_new(self, done: float) -> float:
+        """Return how many steps all together may hold while not all are at work, once so many are made."""
+        return _NEW_SHARE * (self.start + done)
 
     def add(self, worker: int) -> None:
         """Let `worker`, which is new or was removed, take part."""
@@ -182,8 +191,8 @@ class LeaseBook:
         for account in self._accounts.values():
             account.heard += seconds
 
-    def report(self, worker: int, made: Iterable[tuple[int, int]]) -> None:
-        """Enter steps `made` by `worker`, as (lease id, steps).
+    def report(self, worker: int, made: Iterable[tuple[int, int]], learning_seconds: float = 0.0) -> None:
+        """Enter steps `made` by `worker`, as (lease id, steps), in so many seconds, if that is known.
 
         A `ProtocolError` is raised if a lease is not the worker's, or has fewer steps left. Then nothing is
         entered.
@@ -206,6 +215,9 @@ class LeaseBook:
                 # A worker makes the steps of a lease in order.
                 leases[lease_id] = Lease(lease_id, lease.start + lease.steps - steps, steps)
         self.done += total
+        if total and learning_seconds > 0.0:
+            pace = total / learning_seconds
+            account.pace += (_PACE_SMOOTHING if account.pace else 1.0) * (pace - account.pace)
         now = self._clock()
         passed = now - account.heard
         if passed > 1e-4:
@@ -231,7 +243,9 @@ class LeaseBook:
         account = self.account(worker)
         rate, outstanding = account.rate, account.outstanding
         seconds = max(_AHEAD_SECONDS, _AHEAD_INTERVALS * interval_seconds)
-        ahead = rate * seconds if rate > 0.0 else float(self._first_steps)
+        # Its rate counts the time in which it waited for work, too. By that alone, where answers take as long
+        # as a lease, each lease would be smaller than the one before, down to a step for each answer.
+        ahead = max(rate, account.pace) * seconds if rate > 0.0 else float(self._first_steps)
         fair = self.pool * self._share(account) / _SHARES
         wanted = int(min(ahead, max(fair, rate * _LEAST_SECONDS, 1.0)))
         if self.is_ramping:
@@ -239,7 +253,7 @@ class LeaseBook:
             wanted = max(self._first_steps, int(rate * _FEW_SECONDS))
             if others == 0:
                 wanted *= _ALONE
-            elif others + outstanding + wanted > self._may_be_new:
+            elif others + outstanding + wanted > self._may_be_new(self.done):
                 return None
         if self.pool == 0 or outstanding > wanted // 2:
             return None

@@ -172,7 +172,7 @@ class Server(Serving[Client]):
         self.members.note_push(peer)
         staleness = self.table.version - push.known_version if push.known_version >= 0 else 0
         self.table.apply(rank, pushed.sequence, pushed.packed)
-        self.leases.report(rank, push.made.items())
+        self.leases.report(rank, push.made.items(), pushed.learned.learning_seconds)
         if client.has_stopped and self.leases.is_over:
             self.leases.give_up(rank)
         self._count(rank, pushed, size, staleness)
