@@ -54,7 +54,7 @@ def test_stepped_environments_teach_the_same(make_agent, lake):
 
 @pytest.mark.core
 def test_a_short_run_is_learned_by_one_worker_as_on_one_rank(make_agent, world, monkeypatch):
-    monkeypatch.setattr(training, "_RAMP_SECONDS", 1e9)  # however slow this machine is
+    monkeypatch.setattr(training.AsyncRoles, "ramp_seconds", 1e9)  # however slow this machine is
     made = 0
     learn = CompiledLearner.learn
 
