@@ -113,6 +113,21 @@ def test_chances_that_slots_can_hold_are_held_exactly():
         assert distribution(tables, *bounds) == expected
 
 
+@pytest.mark.parametrize(
+    ("chance", "threshold"), [(0.25, 2**30 - 1), (0.75, 3 * 2**30 - 1), (1.0 - 2.0**-53, 2**32 - 2)]
+)
+def test_two_outcomes_take_one_slot(chance, threshold):
+    P = {0: {0: [(chance, 0, 1.0, False), (1.0 - chance, 1, 2.0, True)]}, 1: {0: [(1.0, 0, 0.0, False)]}}
+    tables = compile_model(TabularMDP.from_dict(P, [1.0, 0.0]))
+    assert tables.first is None and tables.width == 1
+    assert tables.slot(0) == (threshold, [0, 3], [1.0, 2.0])
+
+
+def test_an_outcome_rarer_than_a_slot_can_tell_never_comes():
+    P = {0: {0: [(2.0**-40, 0, 1.0, False), (1.0 - 2.0**-40, 1, 2.0, True)]}, 1: {0: [(1.0, 0, 0.0, False)]}}
+    assert compile_model(TabularMDP.from_dict(P, [1.0, 0.0])).slot(0)[1] == [3, 3]
+
+
 def test_few_slots_are_filled_without_compiling_and_alike(monkeypatch):
     model = TabularMDP.garnet(40, 4, 3, seed=5)
     in_python = compile_model(model)

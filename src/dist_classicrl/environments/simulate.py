@@ -65,8 +65,9 @@ class ModelTables(NamedTuple):
     """A finite model in the form of Walker's alias method (1977), as Vose (1991) builds it.
 
     A pair has `width` slots, or those from `first[pair]` to `first[pair + 1]` where padding would cost too
-    much. A slot yields outcome 0 if 32 random bits are at most its threshold, else outcome 1. So
-    probabilities are met within 2**-32. A next state is stored doubled, plus 1 where the outcome terminates.
+    much: as many as it has outcomes, but one for two. A slot yields outcome 0 if 32 random bits are at most
+    its threshold, else outcome 1. So probabilities are met within 2**-32. A next state is stored doubled,
+    plus 1 where the outcome terminates.
 
     All of a slot lies in 32 bytes, half a cache line, which three arrays show:
     slot j has its threshold at ``thresholds[8 * j]``, the next states of its two outcomes at
@@ -95,6 +96,12 @@ def _alias_slots(ptr, prob, first, threshold, choice):
         begin_, size = ptr[row], ptr[row + 1] - ptr[row]
         offset, slots = first[row], first[row + 1] - first[row]
         if size == 0:
+            continue
+        if slots < size:  # one slot holds both of two outcomes
+            cut = np.int64(min(prob[begin_], 1.0) * 4294967296.0)
+            choice[offset, 0] = begin_ + (cut == 0)
+            choice[offset, 1] = begin_ + 1
+            threshold[offset] = np.uint32(max(cut, 1) - 1)
             continue
         share = np.zeros(slots)
         for i in range(size):
@@ -141,10 +148,11 @@ def compile_model(model: TabularMDP) -> ModelTables:
     if model.n_states >= _MAX_STATES:
         raise ModelError(f"A compiled model can have at most {_MAX_STATES - 1} states, got {model.n_states}.")
     sizes = np.diff(model.outcome_ptr)
+    sizes[sizes == 2] = 1  # a slot holds two
     width = int(sizes.max())
-    pairs = sizes.size
-    padded = pairs * width <= _PADDING_LIMIT * max(1, model.outcome_prob.size)
-    first = np.arange(pairs + 1, dtype=np.int64) * width if padded else model.outcome_ptr.copy()
+    padded = sizes.size * width <= _PADDING_LIMIT * max(1, int(sizes.sum()))
+    ends = np.arange(1, sizes.size + 1) * width if padded else np.cumsum(sizes)
+    first = np.concatenate([[0], ends])
     threshold = np.zeros(int(first[-1]), np.uint32)
     choice = np.zeros((int(first[-1]), 2), np.int64)
     _fill_slots(model.outcome_ptr.copy(), model.outcome_prob.copy(), first, threshold, choice)

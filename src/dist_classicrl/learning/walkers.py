@@ -16,7 +16,7 @@ from dist_classicrl.environments.simulate import advance, begin, is_wrong, note,
 from dist_classicrl.learning.behavior import choose
 from dist_classicrl.learning.loops import STEP_STRIDE, TWICE_GAMMA, on_line
 from dist_classicrl.learning.rules.kernel import Learned, Now, Transition, learn, on_action
-from dist_classicrl.tables.lines import prefetch_row
+from dist_classicrl.tables.lines import prefetch_counts, prefetch_values
 from dist_classicrl.tables.rows import actions_of
 
 
@@ -80,6 +80,7 @@ def walk(rule, simulation, walkers, context, stretch, totals):
             action = choose(context.behavior, rule, context, state, now.epsilon, random)
             learned = on_action(rule, context, now, state, action, learned)
             walkers.actions[k] = action
+            prefetch_counts(table, state, action)
             prefetch_outcome(simulation, state, action, mix(at + GAMMA), n_actions)
         for k in range(moving):
             random = mix(counter + np.uint64(k) * STEP_STRIDE + GAMMA)
@@ -96,7 +97,7 @@ def walk(rule, simulation, walkers, context, stretch, totals):
             walkers.next_states[k] = next_state
             walkers.rewards[k] = reward
             walkers.terminated[k] = terminated
-            prefetch_row(table, next_state)
+            prefetch_values(table, next_state)
         for k in range(moving):
             at = counter + np.uint64(k) * STEP_STRIDE
             now = _now(stretch, done + k, mix(at), k)
@@ -126,7 +127,7 @@ def walk(rule, simulation, walkers, context, stretch, totals):
                 if next_state < 0:
                     states[:] = -1
                     return True
-                prefetch_row(table, next_state)
+                prefetch_values(table, next_state)
             states[k] = next_state
         done += moving
         counter += np.uint64(moving) * STEP_STRIDE

@@ -15,7 +15,9 @@ from numba import types
 from numba.extending import intrinsic
 
 from dist_classicrl._jit import jit, jit_inline, overloads, prefetch
+from dist_classicrl._memory import LINE
 from dist_classicrl._random import SHIFT_32, below, mix
+from dist_classicrl.tables.blocks import BLOCK, largest, lowest_bit, number_of_bits, places_of
 from dist_classicrl.tables.rows import (
     ONE_REPLAY,
     ROW_FUNCTIONS,
@@ -104,13 +106,30 @@ def write(table, legal, first, last, values, counts):
             counts[at] = table.counts[_count_at(table, row, action)]
 
 
+def prefetch_values(table, state):
+    """Ask for the values of a state, so that they are there when they are read. Jitted code only."""
+    raise NotImplementedError("prefetch_values is for jitted code")
+
+
+@overloads(prefetch_values, inline=True)
+def _overload_prefetch_values(table, state):
+    in_line = 8 * LINE // table.types[LineArrays._fields.index("values")].dtype.bitwidth
+
+    def prefetch_all(table, state):
+        for number in range(table.n_tables):
+            at = (state + number * table.n_states) * table.width
+            for value in range(0, table.n_actions, in_line):
+                prefetch(table.values, np.uint64(at + value))
+
+    return prefetch_all
+
+
 @jit_inline
-def prefetch_row(table, state):
-    """Ask for what is known of a state, so that it is there when it is read."""
-    for number in range(table.n_tables):
-        at = (state + number * table.n_states) * table.width
-        for word in range(0, table.width, 64 // table.values.itemsize):
-            prefetch(table.values, np.uint64(at + word))
+def prefetch_counts(table, state, action):
+    """Ask for the counts of an action, which may lie in another line than its values."""
+    if table.count_width > LINE // 4:
+        for number in range(table.n_tables):
+            prefetch(table.counts, _count_at(table, state + number * table.n_states, action))
 
 
 @jit_inline
@@ -135,27 +154,56 @@ def _count_at(table, row, action):
 
 @jit_inline
 def _row_maximum(table, row):
-    first = row * table.width
-    top = table.values[np.uint64(first)]
-    for action in range(1, actions_of(table)):
-        value = table.values[np.uint64(first + action)]
-        top = value if value > top else top
+    top = _top(table.values, np.uint64(row * table.width), table.row_shape, table.n_actions)
     return np.float64(top) if top > -np.inf else 0.0
 
 
 @jit_inline
+def _top(values, first, row_shape, n_actions):
+    # What may be None is an argument of a function of its own: only there numba leaves out the other branch.
+    if row_shape is not None:
+        return largest(values, first, row_shape)
+    top = largest(values, first, BLOCK)
+    # The last block has values that another one had, too.
+    for block in range(1, _n_blocks(n_actions)):
+        other = largest(values, first + np.uint64(_begin(block, n_actions)), BLOCK)
+        top = other if other > top else top
+    return top
+
+
+@jit_inline
+def _n_blocks(n_actions):
+    return (n_actions + len(BLOCK) - 1) // len(BLOCK)
+
+
+@jit_inline
+def _begin(block, n_actions):
+    """Return where a block begins: the last one ends with the row, and shares values with that before."""
+    return min(block * len(BLOCK), n_actions - len(BLOCK))
+
+
+@jit_inline
 def _greedy_action(table, row):
-    first = row * table.width
-    top = table.values[np.uint64(first)]
-    where = 0
-    tie = False
-    for action in range(1, actions_of(table)):
-        value = table.values[np.uint64(first + action)]
-        above = value > top
-        tie = (tie | (value == top)) & (not above)
-        where = action if above else where
-        top = value if above else top
-    return np.int64(-1 if tie else where)
+    first = np.uint64(row * table.width)
+    top = _top(table.values, first, table.row_shape, table.n_actions)
+    return _only_place(table.values, first, table.row_shape, table.n_actions, top)
+
+
+@jit_inline
+def _only_place(values, first, row_shape, n_actions, top):
+    if row_shape is not None:
+        places = places_of(values, first, row_shape, top)
+        # Where there is NaN there may be none; that is found later.
+        return np.int64(-1) if places & (places - 1) != 0 else min(lowest_bit(places), len(row_shape) - 1)
+    where = np.int64(0)
+    n_found = 0
+    for block in range(_n_blocks(n_actions)):
+        begin = _begin(block, n_actions)
+        places = places_of(values, first + np.uint64(begin), BLOCK, top)
+        places &= np.int64(-1) << np.int64(block * len(BLOCK) - begin)  # without what the last block had
+        n_found += number_of_bits(places)
+        where = begin + lowest_bit(places) if places != 0 else where
+    return where if n_found == 1 else np.int64(-1)
 
 
 @jit
