@@ -17,11 +17,14 @@ import numpy as np
 from dist_classicrl._jit import as_called_by_kernels, overloads
 from dist_classicrl.checks import Or, WholeNumber, YesOrNo
 from dist_classicrl.environments.sampling.alias import (
-    ModelTables,
+    ModelTables as ModelTables,
+)
+from dist_classicrl.environments.sampling.alias import (
     advance_model,
     begin_model,
     prefetch_model,
 )
+from dist_classicrl.environments.sampling.function_source import add_values
 from dist_classicrl.environments.sampling.packing import compile_model
 from dist_classicrl.errors import ActionMaskError, ModelError
 
@@ -195,17 +198,7 @@ class CompiledSimulator:
 def _game_fingerprint(numbers: tuple[Any, ...], data: Any, legal: np.ndarray | None) -> str:
     """Return a SHA-256 over a game's sizes, data and mask; its functions are told by its name alone."""
     digest = hashlib.sha256(repr(numbers).encode())
-
-    def add(value: Any) -> None:
-        if isinstance(value, tuple):
-            for part in value:
-                add(part)
-        elif isinstance(value, np.ndarray):
-            digest.update(f"{value.dtype.str} {value.shape} ".encode() + value.tobytes())
-        else:
-            digest.update(f"{value!r} ".encode())
-
-    add((data, legal))
+    add_values(digest, (data, legal))
     return digest.hexdigest()
 
 

@@ -173,7 +173,8 @@ class Work(NamedTuple):
         """Return what pairs of at most `size` outcomes, and slots, need."""
         real = [np.zeros(size) for _ in range(3)]
         whole = [np.zeros(size, np.int32) for _ in range(4)]
-        return cls(real[0], np.zeros(size, np.int64), real[1], real[2], *whole, np.zeros(size, np.uint32))
+        threshold = np.zeros(size, np.uint32)
+        return cls._make((real[0], np.zeros(size, np.int64), *real[1:], *whole, threshold))
 
 
 @jit
@@ -183,7 +184,7 @@ def alias(work: Work, size: int, slots: int) -> None:
     if slots < size:  # one slot holds both of two outcomes
         cut = np.int64(min(work.prob[0], 1.0) * 4294967296.0)
         one[0], other[0] = cut == 0, 1
-        threshold[0] = np.uint32(max(cut, 1) - 1)
+        threshold[0] = np.uint32(cut - 1 if cut > 0 else 0)
         return
     share, small, large = work.share, work.small, work.large
     n_small = n_large = 0
