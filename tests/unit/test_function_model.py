@@ -32,8 +32,8 @@ CASES = {
     "ragged": random_arguments(n_outcomes=9),
     "even": random_arguments(n_outcomes=3, even=True),
     "two outcomes": random_arguments(n_outcomes=2),
-    "starts": {**random_arguments(), "start": np.repeat([0.0, 1 / 90, 1 / 45], [0, 30, 30])},
 }  # fmt: skip
+CASES["starts"] = {**CASES["two outcomes"], "start": np.repeat([0.0, 1 / 90, 1 / 45], [0, 30, 30])}
 
 
 @pytest.fixture(autouse=True)
@@ -187,9 +187,11 @@ def test_what_rounding_leaves_is_the_last_outcomes():
     assert stored.outcome_prob[:2].sum() == pytest.approx(1.0, abs=1e-15)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_values_are_those_of_the_arrays(name):
+@pytest.mark.parametrize("name", ["stock", "stock with a function as mask", "ragged", "starts"])
+def test_values_are_those_of_the_arrays(name, monkeypatch):
     model, stored = lazy(name), of(name)
+    assert_same_values(model, stored, 0.5)
+    monkeypatch.setattr(ranges, "usable_cores", lambda: 1)  # thousands of sweeps
     for discount in (0.0, 0.9, 0.99):
         assert_same_values(model, stored, discount)
 
@@ -355,14 +357,15 @@ def test_an_outcome_that_is_wrong_is_told_with_its_state_and_action(kind, error,
 def test_of_large_models_some_outcomes_are_tried_and_all_before_they_are_relied_on(monkeypatch):
     monkeypatch.setattr(function_model, "_TRIED", 8)  # states 0 and 8
     sizes = dict(n_states=9, n_actions=2, n_outcomes=2, data=Rewards(np.zeros(2)), tables=False)
+    wrong = broken(2)
     for relied in (
         lambda model: model.check(), lambda model: model.check(range(3, 4)), lambda model: model.solve(0.9),
         lambda model: model.policy_value(np.zeros(9, int), 0.9), lambda model: model.part(),
         lambda model: model.part(np.array([8, 3])),
     ):  # fmt: skip
         with pytest.raises(ModelError, match="action 1 in state 3 leads to state 9"):
-            relied(TabularMDP.from_function(broken(2), **sizes))
-    model = TabularMDP.from_function(broken(2), **sizes, max_episode_steps=3)
+            relied(TabularMDP.from_function(wrong, **sizes))
+    model = TabularMDP.from_function(wrong, **sizes, max_episode_steps=3)
     model.check(range(4, 9))
     model.part(np.array([8, 2]))
     with pytest.raises(OutsideSpaceError, match="step in state 3 with action 1 gave the state 9"):
@@ -478,7 +481,9 @@ def helper(x):
     return SCALE * x
 
 
-def test_a_fingerprint_tells_functions_apart_by_what_they_do():
+def test_a_fingerprint_tells_functions_apart_by_what_they_do(monkeypatch):
+    monkeypatch.setattr(FunctionMDP, "check", lambda model, states=None: None)  # compiles each anew
+
     def fingerprint(transition=by_scale, **more):
         sizes = dict(n_states=3, n_actions=2, n_outcomes=1, data=STOCK, tables=False)
         return TabularMDP.from_function(transition, **{**sizes, **more}).fingerprint()
@@ -536,3 +541,21 @@ def test_a_few_states_are_packed_in_plain_python(monkeypatch):
     for kernel in ("alias", "store"):
         monkeypatch.setattr(packing, kernel, types.SimpleNamespace(py_func=getattr(packing, kernel).py_func))
     compile_model(of("stock"), range(2, 4))
+
+
+def test_one_function_with_data_of_two_classes_reads_each_by_name():
+    class Swapped(NamedTuple):
+        other: float
+        value: float
+
+    class Straight(NamedTuple):
+        value: float
+        other: float
+
+    @numba.njit
+    def pays(data, state, action, outcome):
+        return 1.0, 0, data.value, True
+
+    sizes = dict(n_states=1, n_actions=1, n_outcomes=1)
+    for data in (Straight(1.0, 2.0), Swapped(2.0, 1.0)):
+        assert TabularMDP.from_function(pays, **sizes, data=data).outcome_reward.tolist() == [1.0]

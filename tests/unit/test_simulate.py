@@ -169,7 +169,9 @@ def played(simulator, randoms, states, actions):
     n = randoms.size
     out = (np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(n), np.zeros(n, bool))
     memory = np.zeros(simulator.memory_size, np.int64)
-    play(simulator.tables, memory, randoms, states, actions, simulator.n_actions, *out)
+    # Each game by itself: numba's dispatch takes NamedTuples of the same types for the same.
+    playing = jit_for(play, type(simulator.tables))
+    playing(simulator.tables, memory, randoms, states, actions, simulator.n_actions, *out)
     return out
 
 

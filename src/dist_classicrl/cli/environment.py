@@ -181,7 +181,7 @@ def _checked(factory: Callable[[], Any], name: str, arguments: dict[str, Any], k
     if not isinstance(made, (gymnasium.vector.VectorEnv, TabularMDP, FunctionMDP, CompiledSimulator)):
         raise EnvError(
             f"{name} returned {made!r}, which is no environment. Name a function that returns a "
-            "gymnasium.Env, a gymnasium.vector.VectorEnv, a TabularMDP or a CompiledSimulator."
+            "gymnasium.Env, a gymnasium.vector.VectorEnv, a TabularMDP, a FunctionMDP or a CompiledSimulator."
         )
     return made
 

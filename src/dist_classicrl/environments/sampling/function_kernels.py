@@ -64,11 +64,16 @@ def _state_of(place, i):
 
 @lru_cache(maxsize=64)
 def kernels_of(
-    transition: Any, n_outcomes: int, legal: Any = None, start: Any = None, check: bool = False
+    data: type, transition: Any, n_outcomes: int, legal: Any = None, start: Any = None, check: bool = False
 ) -> Kernels:
-    """Return the loops of these functions; to `check`, their indices into arrays are looked at."""
+    """Return the loops of these functions; to `check`, their indices into arrays are looked at.
+
+    Each class of `data` has its own: numba's dispatch takes NamedTuples of the same types for the same.
+    """
     jit = numba.njit(nogil=True, error_model="numpy")
-    outcome_of = as_called_by_kernels(transition, check)
+    called = as_called_by_kernels(transition, check)
+    # Called, it takes half as long again: an outcome is four values, which a call passes through memory.
+    outcome_of = numba.jit(**{**called.targetoptions, "forceinline": True})(called.py_func)
     may = None if legal is None else as_called_by_kernels(legal, check)
     start_of = None if start is None else as_called_by_kernels(start, check)
     allowed = _allowed(jit, may)

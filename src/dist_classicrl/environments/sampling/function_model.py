@@ -105,7 +105,6 @@ class FunctionMDP:
         if callable(start):
             checks.check_start(self.name, self._data, start)
             self._start = start
-            self._try_start()
         elif is_whole(start):
             if not 0 <= start < self.n_states:
                 raise ModelError(f"start is state {start}; states are 0 to {self.n_states - 1}")
@@ -113,11 +112,20 @@ class FunctionMDP:
         elif start is not None:
             self._start_prob = checked_start(start, self.n_states)
             self._starts = start_slots(self._start_prob)
-        states = max(1, _TRIED // (self.n_actions * self.n_outcomes))
-        self.check(None if states >= self.n_states else np.linspace(0, self.n_states - 1, states, dtype=int))
+        self._parts: tuple[Any, ...] = (
+            type(self._data),
+            transition,
+            self.n_outcomes,
+            self._legal,
+            self._start,
+        )
+        if self._start is not None:
+            self._try_start()
+        tried = max(1, _TRIED // (self.n_actions * self.n_outcomes))
+        self.check(None if tried >= self.n_states else np.linspace(0, self.n_states - 1, tried, dtype=int))
 
     def _kernels(self, check: bool = False) -> Kernels:
-        return kernels_of(self._transition, self.n_outcomes, self._legal, self._start, check)
+        return kernels_of(*self._parts, check)
 
     def _place(self, rows: Rows) -> Place:
         return Place(self._data, self._mask, rows.states, rows.first, self.n_states, self.n_actions)
@@ -218,7 +226,7 @@ class FunctionMDP:
         if tables:
             size = (self.n_states, self.n_actions)
             return CompiledSimulator(*size, self.part(), legal, 0, limit, model, self.name, fingerprint)
-        reset, step = _game(self._transition, self.n_outcomes, self._legal, self._start)
+        reset, step = _game(*self._parts)
         data = _Own(self._data, *self._starts)
         simulator = CompiledSimulator.game(
             self.name, self.n_states, self.n_actions, data, reset, step, legal, 0, limit
@@ -309,9 +317,9 @@ class FunctionMDP:
 
 
 @lru_cache(maxsize=64)
-def _game(transition: Any, n_outcomes: int, legal: Any, start: Any) -> tuple[Any, Any]:
+def _game(*parts: Any) -> tuple[Any, Any]:
     """Return `reset` and `step` of a game; each knows itself with checked indices."""
-    checked, plain = (kernels_of(transition, n_outcomes, legal, start, check) for check in (True, False))
+    checked, plain = (kernels_of(*parts, check) for check in (True, False))
     plain.reset.with_checks, plain.step.with_checks = checked.reset, checked.step
     return plain.reset, plain.step
 
