@@ -177,8 +177,8 @@ class Work(NamedTuple):
         return cls._make((real[0], np.zeros(size, np.int64), *real[1:], *whole, threshold))
 
 
-@jit
-def alias(work: Work, size: int, slots: int) -> None:
+@jit_inline
+def alias(work, size, slots):
     """Divide `size` outcomes with the chances `work.prob` among slots that have the same chance each."""
     one, other, threshold = work.one, work.other, work.threshold
     if slots < size:  # one slot holds both of two outcomes
@@ -215,8 +215,8 @@ def alias(work: Work, size: int, slots: int) -> None:
     # The shares of what is left add up to its number, and none is above 1: all are 1 but for rounding.
 
 
-@jit
-def store(work: Work, slots: int, into: Slots, number: int) -> None:
+@jit_inline
+def store(work, slots, into, number):
     """Write what `alias` has made as the slots from `number` on."""
     for i in range(slots):
         at = into.words * (number + i)
@@ -244,6 +244,12 @@ def fits_compact(work, size):
         if work.reward[i] != work.reward[0] or np.float64(np.float32(work.reward[i])) != work.reward[i]:
             return False
     return True
+
+
+@jit
+def alias_once(work: Work, size: int, slots: int) -> None:
+    """Call `alias`."""
+    alias(work, size, slots)
 
 
 def python_of(kernel: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numba
@@ -17,6 +17,10 @@ from dist_classicrl.environments.sampling.alias import alias, drawn_start, fits_
 #: number of the outcome, and what came.
 SOUND, CHANCE, STATE, REWARD, SUM = range(5)
 FAULT_SIZE = 5
+
+# As `dist_classicrl._jit` compiles: without memory of their own they have no references to count.
+_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True, "_nrt": False}
+_INLINE: dict[str, Any] = {"forceinline": True, "no_cpython_wrapper": True}
 
 _SHIFT_11 = np.uint64(11)
 _2_53 = 2.0**-53
@@ -70,7 +74,7 @@ def kernels_of(
 
     Each class of `data` has its own: numba's dispatch takes NamedTuples of the same types for the same.
     """
-    jit = numba.njit(nogil=True, error_model="numpy")
+    jit = partial(numba.njit, **_OPTIONS)
     called = as_called_by_kernels(transition, check)
     # Called, it takes half as long again: an outcome is four values, which a call passes through memory.
     outcome_of = numba.jit(**{**called.targetoptions, "forceinline": True})(called.py_func)
@@ -85,12 +89,12 @@ def kernels_of(
 
 def _allowed(jit: Callable[..., Any], may: Any) -> Any:
     if may is not None:
-        return jit(lambda place, state, action: bool(may(place.data, state, action)))
-    return jit(lambda place, state, action: place.mask.size == 0 or place.mask[state, action])
+        return jit(**_INLINE)(lambda place, state, action: bool(may(place.data, state, action)))
+    return jit(**_INLINE)(lambda place, state, action: place.mask.size == 0 or place.mask[state, action])
 
 
 def _gather(jit: Callable[..., Any], transition: Any, n_outcomes: int) -> Any:
-    @jit
+    @jit(**_INLINE)
     def gather(place, state, action, work, fault):
         """Write the outcomes of a pair into `work`; return their number, 0 where one is wrong."""
         size, total = 0, 0.0
@@ -194,7 +198,7 @@ def _packing(jit: Callable[..., Any], allowed: Any, gather: Any) -> tuple[Any, .
 
 
 def _value_of(jit: Callable[..., Any], transition: Any, n_outcomes: int) -> Any:
-    @jit
+    @jit(**_INLINE)
     def value_of(data, state, action, discount, v):
         """Return the value of a pair when the states are worth `v`."""
         value = total = 0.0

@@ -12,6 +12,7 @@ from dist_classicrl.environments.sampling.alias import (
     Slots,
     Work,
     alias,
+    alias_once,
     python_of,
     slots_for,
     store,
@@ -99,7 +100,7 @@ def start_slots(prob: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             return even_starts(int(starts[0]), starts.size)
     work = Work.new(starts.size)
     work.prob[:] = prob[starts]
-    fill = python_of(alias) if starts.size <= _FEW_SLOTS else alias
+    fill = python_of(alias) if starts.size <= _FEW_SLOTS else alias_once
     fill(work, starts.size, max(starts.size, 1))
     states = np.empty(2 * starts.size, np.int64)
     states[::2], states[1::2] = starts[work.one], starts[work.other]
