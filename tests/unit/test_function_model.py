@@ -105,7 +105,7 @@ def test_a_part_has_the_pairs_of_its_states(name, monkeypatch):
 
 def assert_is_part(name, states, monkeypatch):
     model = of(name)
-    for part in (compile_model(model, states), lazy(name).part(states)):
+    for part in (model.part(states), lazy(name).part(states)):
         pairs = [state * model.n_actions + action for state in states for action in range(model.n_actions)]
         for local, pair in enumerate(pairs):
             low, high = local * part.width, (local + 1) * part.width
@@ -354,6 +354,16 @@ def test_an_outcome_that_is_wrong_is_told_with_its_state_and_action(kind, error,
         TabularMDP.from_function(broken(kind), **sizes, tables=tables)
 
 
+@numba.njit
+def out_of_the_mask(data, state, action):
+    return data.demand[state + action] >= 0.0
+
+
+def test_an_index_of_legal_that_there_is_not_is_told_with_its_state_and_action():
+    with pytest.raises(OutsideSpaceError, match="of action 4 in state 1"):
+        of("stock", legal=out_of_the_mask)
+
+
 def test_of_large_models_some_outcomes_are_tried_and_all_before_they_are_relied_on(monkeypatch):
     monkeypatch.setattr(function_model, "_TRIED", 8)  # states 0 and 8
     sizes = dict(n_states=9, n_actions=2, n_outcomes=2, data=Rewards(np.zeros(2)), tables=False)
@@ -361,7 +371,7 @@ def test_of_large_models_some_outcomes_are_tried_and_all_before_they_are_relied_
     for relied in (
         lambda model: model.check(), lambda model: model.check(range(3, 4)), lambda model: model.solve(0.9),
         lambda model: model.policy_value(np.zeros(9, int), 0.9), lambda model: model.part(),
-        lambda model: model.part(np.array([8, 3])),
+        lambda model: model.part(np.array([8, 3])), lambda model: model.outcome_fields(),
     ):  # fmt: skip
         with pytest.raises(ModelError, match="action 1 in state 3 leads to state 9"):
             relied(TabularMDP.from_function(wrong, **sizes))

@@ -23,6 +23,7 @@ from dist_classicrl.environments.model_making import Making
 from dist_classicrl.errors import ActionMaskError, ModelError
 
 if TYPE_CHECKING:
+    from dist_classicrl.environments.sampling.alias import ModelTables
     from dist_classicrl.environments.solve import Solution
 
 _OUTCOME_FIELDS = ("outcome_ptr", "outcome_prob", "outcome_next", "outcome_reward", "outcome_terminated")
@@ -195,6 +196,12 @@ class TabularMDP(Making):
             f"TabularMDP({self.name!r}, {self.n_states} states, {self.n_actions} actions, "
             f"{self.outcome_prob.size} outcomes, max_episode_steps={self.max_episode_steps})"
         )
+
+    def part(self, states: range | np.ndarray | None = None) -> ModelTables:
+        """Return the alias tables of some states, or of all: what a rank needs that holds these."""
+        from dist_classicrl.environments.sampling import packing
+
+        return packing.compile_model(self, states)
 
     def solve(self, discount_factor: float, tolerance: float = 1e-10) -> Solution:
         """Return the optimal values and a policy that attains them; see `environments.solve.solve`.

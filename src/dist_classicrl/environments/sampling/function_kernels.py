@@ -136,6 +136,7 @@ def _packing(jit: Callable[..., Any], allowed: Any, gather: Any) -> tuple[Any, .
         for i in range(low, high):
             state = _state_of(place, i)
             for action in range(place.n_actions):
+                fault[1], fault[2], fault[3] = state, action, 0
                 if allowed(place, state, action):
                     size = gather(place, state, action, work, fault)
                     if size == 0:

@@ -34,7 +34,7 @@ from dist_classicrl.environments.sampling.function_source import add_function, a
 from dist_classicrl.environments.sampling.packing import check_n_states, even_starts, pack, start_slots
 from dist_classicrl.environments.sampling.ranges import Rows, in_ranges
 from dist_classicrl.environments.simulate import CompiledSimulator
-from dist_classicrl.errors import ModelError
+from dist_classicrl.errors import ModelError, OutsideSpaceError
 
 if TYPE_CHECKING:
     from dist_classicrl.environments.solve import Solution
@@ -122,7 +122,8 @@ class FunctionMDP:
         if self._start is not None:
             self._try_start()
         tried = max(1, _TRIED // (self.n_actions * self.n_outcomes))
-        self.check(None if tried >= self.n_states else np.linspace(0, self.n_states - 1, tried, dtype=int))
+        self._all_checked = tried >= self.n_states
+        self.check(None if self._all_checked else np.linspace(0, self.n_states - 1, tried, dtype=int))
 
     def _kernels(self, check: bool = False) -> Kernels:
         return kernels_of(*self._parts, check)
@@ -149,11 +150,11 @@ class FunctionMDP:
                     f"{self.name}: start gave state {state}; states are 0 to {self.n_states - 1}"
                 )
 
-    @cached_property
-    def _is_sound(self) -> bool:
-        """Whether all outcomes have been looked at, which this does: loops read arrays by what they give."""
-        self.check()
-        return True
+    def _rely_on_all(self) -> None:
+        """Look at all outcomes, once: loops read arrays by what they give."""
+        if not self._all_checked:
+            self.check()
+            self._all_checked = True
 
     def check(self, states: range | np.ndarray | None = None) -> None:
         """Look at all outcomes of some states, or of all.
@@ -164,7 +165,7 @@ class FunctionMDP:
             What is wrong with the first outcome that is, by its state and action.
         """
         rows = Rows(states, self.n_states)
-        in_ranges(lambda low, high: _Outcomes(self, check=True).survey(rows, low, high), rows.n)
+        in_ranges(lambda low, high: _Outcomes(self).survey(rows, low, high), rows.n)
 
     @property
     def has_mask(self) -> bool:
@@ -195,8 +196,14 @@ class FunctionMDP:
         """Return the legal pairs, bool, shape (S, A)."""
         legal = np.ones((self.n_states, self.n_actions), dtype=bool)
         if self.has_mask:
-            allow, place = self._kernels().allow, self._everywhere
-            in_ranges(lambda low, high: allow(place, low, high, legal), self.n_states)
+            allow, place = self._kernels(check=True).allow, self._everywhere
+            try:
+                in_ranges(lambda low, high: allow(place, low, high, legal), self.n_states)
+            except IndexError as error:
+                raise OutsideSpaceError(
+                    f"{self.name}: legal read an array at an index that it does not have. It must work for "
+                    "each state and action."
+                ) from error
         return legal
 
     def part(self, states: range | np.ndarray | None = None) -> ModelTables:
@@ -235,6 +242,7 @@ class FunctionMDP:
 
     def outcome_fields(self) -> dict[str, Any]:
         """Return what a `TabularMDP` is made of, checked."""
+        self._rely_on_all()
         rows, source = Rows(None, self.n_states), _Outcomes(self)
         pointer = np.zeros(self.n_states * self.n_actions + 1, np.int64)
         in_ranges(lambda low, high: source.write_sizes(rows, low, high, pointer), rows.n)
@@ -287,7 +295,7 @@ class FunctionMDP:
         Needed is memory for three numbers a state and one a pair. ConvergenceError at discount factor 1,
         where values may be infinite, which takes the transitions as arrays to find out.
         """
-        assert self._is_sound
+        self._rely_on_all()
         return function_solve.solve(self._kernels(), self._everywhere, discount_factor, tolerance)
 
     def policy_value(self, policy: np.ndarray, discount_factor: float) -> np.ndarray:
@@ -299,7 +307,7 @@ class FunctionMDP:
         else:
             weights, actions = checked_policy(self, actions), np.zeros(0, np.int64)
         place = self._everywhere
-        assert self._is_sound
+        self._rely_on_all()
         return function_solve.policy_value(self._kernels(), place, actions, weights, discount_factor)
 
     def start_value(self, v: np.ndarray) -> float:
@@ -327,9 +335,10 @@ def _game(*parts: Any) -> tuple[Any, Any]:
 class _Outcomes:
     """The outcomes of a function as a `Source`."""
 
-    def __init__(self, model: FunctionMDP, check: bool = False) -> None:
+    def __init__(self, model: FunctionMDP) -> None:
         self.n_actions = model.n_actions
-        self._model, self._kernels = model, model._kernels(check)
+        self._model, self._kernels = model, model._kernels()
+        self._checked = model._kernels(check=True)
 
     def _do(self, kernel: Any, rows: Rows, low: int, high: int, *arguments: Any, work: Any = None) -> None:
         model, fault = self._model, np.zeros(FAULT_SIZE)
@@ -344,7 +353,7 @@ class _Outcomes:
     def survey(self, rows: Rows, low: int, high: int) -> np.ndarray:
         """See `Source`."""
         found = np.zeros(4, np.int64)
-        self._do(self._kernels.survey, rows, low, high, found)
+        self._do(self._checked.survey, rows, low, high, found)
         return found
 
     def count(self, rows: Rows, low: int, high: int, work: Work, first: np.ndarray) -> None:
