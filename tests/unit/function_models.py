@@ -40,14 +40,19 @@ def may_order(data, state, action):
     return state + action <= data.capacity or (state > data.capacity and action == 0)
 
 
-def random_model(n_outcomes, even):
-    """Return a function of outcomes that are drawn anew; `even`: as many in all pairs, with one reward."""
+def random_model(n_outcomes, even, rare):
+    """Return a function of outcomes that are drawn anew.
+
+    `even`: as many in all pairs, with one reward. `rare`: few pairs have more than one.
+    """
 
     @numba.njit
     def transition(data, state, action, outcome):
         pair = np.uint64(state * data.n_actions + action) * GAMMA
         drawn = np.uint64(mix(pair))
         size = n_outcomes if even else np.int64(1 + drawn % np.uint64(n_outcomes))
+        if rare:
+            size = n_outcomes if drawn % np.uint64(16) == 0 else 1
         weights = 0.0
         for number in range(size):
             weights += 1.0 + float(np.uint64(mix(pair + np.uint64(number))) % np.uint64(97))
@@ -71,10 +76,10 @@ class Sizes(NamedTuple):
     n_actions: int
 
 
-def random_arguments(n_states=60, n_actions=3, n_outcomes=4, even=False):
+def random_arguments(n_states=60, n_actions=3, n_outcomes=4, even=False, rare=False):
     """Return the arguments of a random model."""
     return dict(
-        transition=random_model(n_outcomes, even), n_states=n_states, n_actions=n_actions,
+        transition=random_model(n_outcomes, even, rare), n_states=n_states, n_actions=n_actions,
         n_outcomes=n_outcomes, data=Sizes(n_states, n_actions), max_episode_steps=30,
     )  # fmt: skip
 

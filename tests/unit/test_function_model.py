@@ -31,6 +31,7 @@ CASES = {
     "stock with a function as mask": dict(transition=sell, **STOCKED, legal=may_order),
     "ragged": random_arguments(n_outcomes=9),
     "even": random_arguments(n_outcomes=3, even=True),
+    "some with many": random_arguments(n_outcomes=30, rare=True),
     "two outcomes": random_arguments(n_outcomes=2),
 }  # fmt: skip
 CASES["starts"] = {**CASES["two outcomes"], "start": np.repeat([0.0, 1 / 90, 1 / 45], [0, 30, 30])}
@@ -92,12 +93,13 @@ def assert_same(one, other, starts=True):
 def test_a_function_is_packed_as_its_arrays_are(name, monkeypatch):
     monkeypatch.setattr(packing, "_FEW_SLOTS", 0)
     packed = lazy(name).part()
+    assert (packed.first is not None) == (name == "some with many")
     assert_same(packed, compile_model(of(name)), starts="starts" in name)
     monkeypatch.undo()
     assert_same(packed, compile_model(of(name)), starts="starts" in name)  # in plain Python
 
 
-@pytest.mark.parametrize("name", ["stock", "stock with a function as mask", "ragged"])
+@pytest.mark.parametrize("name", ["stock", "stock with a function as mask", "some with many"])
 def test_a_part_has_the_pairs_of_its_states(name, monkeypatch):
     for states in (range(2, 5), np.array([4, 0, 4, 1]), range(3, 3)):
         assert_is_part(name, states, monkeypatch)
@@ -185,6 +187,7 @@ def test_what_rounding_leaves_is_the_last_outcomes():
     assert played(model.simulator(), last, np.zeros(1, int), np.zeros(1, int))[1].tolist() == [1]
     stored = TabularMDP.from_function(nearly, n_states=2, n_actions=1, n_outcomes=3)
     assert stored.outcome_prob[:2].sum() == pytest.approx(1.0, abs=1e-15)
+    assert model.solve(0.0).v == pytest.approx(stored.solve(0.0).v, rel=1e-13)
 
 
 @pytest.mark.parametrize("name", ["stock", "stock with a function as mask", "ragged", "starts"])
