@@ -16,14 +16,8 @@ import numpy as np
 
 from dist_classicrl._jit import as_called_by_kernels, overloads
 from dist_classicrl.checks import Or, WholeNumber, YesOrNo
-from dist_classicrl.environments.sampling.alias import (
-    ModelTables as ModelTables,
-)
-from dist_classicrl.environments.sampling.alias import (
-    advance_model,
-    begin_model,
-    prefetch_model,
-)
+from dist_classicrl.environments.sampling import alias
+from dist_classicrl.environments.sampling.alias import ModelTables as ModelTables
 from dist_classicrl.environments.sampling.function_source import add_values
 from dist_classicrl.environments.sampling.packing import compile_model
 from dist_classicrl.errors import ActionMaskError, ModelError
@@ -32,6 +26,8 @@ if TYPE_CHECKING:
     from dist_classicrl.environments.model import TabularMDP
 
 _SIZE = WholeNumber(1, bits=30)
+_begin_model, _advance_model = alias.begin_model, alias.advance_model
+_prefetch_model = alias.prefetch_model
 
 
 def begin(simulation, memory, random):
@@ -244,7 +240,7 @@ def _is_model(simulation):
 @overloads(begin)
 def _overload_begin(simulation, memory, random):
     if _is_model(simulation):
-        return begin_model
+        return _begin_model
     game = _game_of(simulation)
     if game is None:
         return None
@@ -259,7 +255,7 @@ def _overload_begin(simulation, memory, random):
 @overloads(advance)
 def _overload_advance(simulation, memory, state, action, random, n_actions):
     if _is_model(simulation):
-        return advance_model
+        return _advance_model
     game = _game_of(simulation)
     if game is None:
         return None
@@ -299,5 +295,5 @@ def _overload_note(simulation, came, state, action):
 @overloads(prefetch_outcome, inline=True)
 def _overload_prefetch_outcome(simulation, state, action, random, n_actions):
     if _is_model(simulation):
-        return prefetch_model
+        return _prefetch_model
     return lambda simulation, state, action, random, n_actions: None
