@@ -173,14 +173,15 @@ def _checked(factory: Callable[[], Any], name: str, arguments: dict[str, Any], k
     import gymnasium
 
     from dist_classicrl.environments.model import TabularMDP
+    from dist_classicrl.environments.sampling.function_model import FunctionMDP
     from dist_classicrl.environments.simulate import CompiledSimulator
 
     if isinstance(made, gymnasium.Env):
         return factory
-    if not isinstance(made, (gymnasium.vector.VectorEnv, TabularMDP, CompiledSimulator)):
+    if not isinstance(made, (gymnasium.vector.VectorEnv, TabularMDP, FunctionMDP, CompiledSimulator)):
         raise EnvError(
             f"{name} returned {made!r}, which is no environment. Name a function that returns a "
-            "gymnasium.Env, a gymnasium.vector.VectorEnv, a TabularMDP or a CompiledSimulator."
+            "gymnasium.Env, a gymnasium.vector.VectorEnv, a TabularMDP, a FunctionMDP or a CompiledSimulator."
         )
     return made
 

@@ -14,19 +14,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dist_classicrl._jit import as_called_by_kernels, jit_allocating, jit_inline, overloads, prefetch
-from dist_classicrl._memory import zeros
-from dist_classicrl._random import SHIFT_32, below
+from dist_classicrl._jit import as_called_by_kernels, overloads
 from dist_classicrl.checks import Or, WholeNumber, YesOrNo
+from dist_classicrl.environments.sampling import alias
+from dist_classicrl.environments.sampling.alias import ModelTables as ModelTables
+from dist_classicrl.environments.sampling.function_source import add_values
+from dist_classicrl.environments.sampling.packing import compile_model
 from dist_classicrl.errors import ActionMaskError, ModelError
 
 if TYPE_CHECKING:
     from dist_classicrl.environments.model import TabularMDP
 
-_MAX_STATES = 1 << 30
-_PADDING_LIMIT = 4
 _SIZE = WholeNumber(1, bits=30)
-_FEW_SLOTS = 5_000  # some 5 us each in Python; to compile takes half a second, to load it 10 ms
+_begin_model, _advance_model = alias.begin_model, alias.advance_model
+_prefetch_model = alias.prefetch_model
 
 
 def begin(simulation, memory, random):
@@ -59,158 +60,6 @@ def note(simulation, came, state, action):
 def prefetch_outcome(simulation, state, action, random, n_actions):
     """Ask for the memory that `advance` will read for these arguments. Jitted code only."""
     raise NotImplementedError("prefetch_outcome is for jitted code")
-
-
-class ModelTables(NamedTuple):
-    """A finite model in the form of Walker's alias method (1977), as Vose (1991) builds it.
-
-    A pair has `width` slots, or those from `first[pair]` to `first[pair + 1]` where padding would cost too
-    much: as many as it has outcomes, but one for two. A slot yields outcome 0 if 32 random bits are at most
-    its threshold, else outcome 1. So probabilities are met within 2**-32. A next state is stored doubled,
-    plus 1 where the outcome terminates.
-
-    All of a slot lies in 32 bytes, half a cache line, which three arrays show:
-    slot j has its threshold at ``thresholds[8 * j]``, the next states of its two outcomes at
-    ``outcomes[8 * j + 1]`` and the next, their rewards at ``rewards[4 * j + 2]`` and the next.
-    """
-
-    first: np.ndarray | None
-    width: int
-    thresholds: np.ndarray  # uint32
-    outcomes: np.ndarray  # int32, of the same memory
-    rewards: np.ndarray  # float64, likewise
-    start_threshold: np.ndarray
-    start_states: np.ndarray
-
-    def slot(self, number: int) -> tuple[int, list[int], list[float]]:
-        """Return the threshold of a slot, and the stored next states and the rewards of its outcomes."""
-        at = 8 * number
-        rewards = self.rewards[4 * number + 2 :][:2]
-        return int(self.thresholds[at]), self.outcomes[at + 1 :][:2].tolist(), rewards.tolist()
-
-
-@jit_allocating
-def _alias_slots(ptr, prob, first, threshold, choice):
-    """Fill `threshold` (uint32) and `choice` (slots, 2), numbers of outcomes, for each row of CSR `prob`."""
-    for row in range(ptr.size - 1):
-        begin_, size = ptr[row], ptr[row + 1] - ptr[row]
-        offset, slots = first[row], first[row + 1] - first[row]
-        if size == 0:
-            continue
-        if slots < size:  # one slot holds both of two outcomes
-            cut = np.int64(min(prob[begin_], 1.0) * 4294967296.0)
-            choice[offset, 0] = begin_ + (cut == 0)
-            choice[offset, 1] = begin_ + 1
-            threshold[offset] = np.uint32(max(cut, 1) - 1)
-            continue
-        share = np.zeros(slots)
-        for i in range(size):
-            share[i] = prob[begin_ + i] * slots
-        small = np.empty(slots, np.int64)
-        large = np.empty(slots, np.int64)
-        n_small = n_large = 0
-        for i in range(slots):
-            choice[offset + i, 0] = begin_ + min(i, size - 1)
-            choice[offset + i, 1] = begin_ + min(i, size - 1)
-            threshold[offset + i] = np.uint32(0xFFFFFFFF)
-            if share[i] < 1.0:
-                small[n_small] = i
-                n_small += 1
-            elif share[i] > 1.0:
-                large[n_large] = i
-                n_large += 1
-        while n_small > 0 and n_large > 0:
-            n_small -= 1
-            i, j = small[n_small], large[n_large - 1]
-            choice[offset + i, 1] = begin_ + j
-            cut = np.int64(share[i] * 4294967296.0)
-            if cut == 0:
-                choice[offset + i, 0] = begin_ + j
-            else:
-                threshold[offset + i] = np.uint32(cut - 1)
-            share[j] -= 1.0 - share[i]
-            if share[j] < 1.0:
-                n_large -= 1
-                small[n_small] = j
-                n_small += 1
-        # The shares of what is left add up to its number, and none is above 1: all are 1 but for rounding.
-
-
-def _fill_slots(ptr, prob, first, threshold, choice):
-    """Call `_alias_slots`; Python does few slots sooner than they are compiled."""
-    in_python = getattr(_alias_slots, "py_func", _alias_slots)
-    fill = in_python if threshold.size <= _FEW_SLOTS else _alias_slots
-    fill(ptr, prob, first, threshold, choice)
-
-
-def compile_model(model: TabularMDP) -> ModelTables:
-    """Return `model` as the tables that the kernels sample from; ModelError from 2**30 states on."""
-    if model.n_states >= _MAX_STATES:
-        raise ModelError(f"A compiled model can have at most {_MAX_STATES - 1} states, got {model.n_states}.")
-    sizes = np.diff(model.outcome_ptr)
-    sizes[sizes == 2] = 1  # a slot holds two
-    width = int(sizes.max())
-    padded = sizes.size * width <= _PADDING_LIMIT * max(1, int(sizes.sum()))
-    ends = np.arange(1, sizes.size + 1) * width if padded else np.cumsum(sizes)
-    first = np.concatenate([[0], ends])
-    threshold = np.zeros(int(first[-1]), np.uint32)
-    choice = np.zeros((int(first[-1]), 2), np.int64)
-    _fill_slots(model.outcome_ptr.copy(), model.outcome_prob.copy(), first, threshold, choice)
-    target = (model.outcome_next * 2 + model.outcome_terminated).astype(np.int32)
-    starts = np.flatnonzero(model.start_prob > 0.0)
-    start_threshold = np.zeros(starts.size, np.uint32)
-    start_choice = np.zeros((starts.size, 2), np.int64)
-    bounds = np.array([0, starts.size], np.int64)
-    _fill_slots(bounds, model.start_prob[starts], bounds, start_threshold, start_choice)
-    slots = zeros(8 * threshold.size, np.int32)
-    slots.view(np.uint32)[::8] = threshold
-    slots.reshape(-1, 8)[:, 1:3] = target[choice]
-    slots.view(np.float64).reshape(-1, 4)[:, 2:] = model.outcome_reward[choice]
-    return ModelTables(
-        first=None if padded else first,
-        width=width,
-        thresholds=slots.view(np.uint32),
-        outcomes=slots,
-        rewards=slots.view(np.float64),
-        start_threshold=start_threshold,
-        start_states=np.ascontiguousarray(starts[start_choice].ravel()),
-    )
-
-
-def _begin_model(simulation, memory, random):
-    slot = np.uint64(below(random, simulation.start_threshold.size))
-    other = np.uint32(random >> SHIFT_32) > simulation.start_threshold[slot]
-    return simulation.start_states[np.uint64(2) * slot + np.uint64(other)]
-
-
-@jit_inline
-def _outcome(simulation, slot, random):
-    at = np.uint64(8 * slot)  # unsigned, an index needs no check for counting from the end
-    other = np.uint64(np.uint32(random >> SHIFT_32) > simulation.thresholds[at])
-    target = np.int64(simulation.outcomes[at + np.uint64(1) + other])
-    return target >> 1, simulation.rewards[np.uint64(4 * slot + 2) + other], (target & 1) == 1
-
-
-@jit_inline
-def _slot(simulation, state, action, random, n_actions):
-    pair = state * n_actions + action
-    return _drawn_slot(simulation.first, simulation.width, pair, random)
-
-
-@jit_inline
-def _drawn_slot(first, width, pair, random):
-    # What may be None is an argument of a function of its own: only there numba leaves out the other branch.
-    if first is None:
-        return pair * width + below(random, width)
-    return first[pair] + below(random, first[pair + 1] - first[pair])
-
-
-def _advance_model(simulation, memory, state, action, random, n_actions):
-    return _outcome(simulation, _slot(simulation, state, action, random, n_actions), random)
-
-
-def _prefetch_model(simulation, state, action, random, n_actions):
-    prefetch(simulation.outcomes, np.uint64(8 * _slot(simulation, state, action, random, n_actions)))
 
 
 @dataclass(frozen=True, repr=False)
@@ -345,17 +194,7 @@ class CompiledSimulator:
 def _game_fingerprint(numbers: tuple[Any, ...], data: Any, legal: np.ndarray | None) -> str:
     """Return a SHA-256 over a game's sizes, data and mask; its functions are told by its name alone."""
     digest = hashlib.sha256(repr(numbers).encode())
-
-    def add(value: Any) -> None:
-        if isinstance(value, tuple):
-            for part in value:
-                add(part)
-        elif isinstance(value, np.ndarray):
-            digest.update(f"{value.dtype.str} {value.shape} ".encode() + value.tobytes())
-        else:
-            digest.update(f"{value!r} ".encode())
-
-    add((data, legal))
+    add_values(digest, (data, legal))
     return digest.hexdigest()
 
 
