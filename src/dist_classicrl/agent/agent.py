@@ -50,6 +50,9 @@ class DistAsyncQLearning:
     ----------
     state_size, action_size : int, optional
         Shape of the table. By default what the environment needs, and never less than that.
+    max_states : int, optional
+        Most states of the table. Where the states of a game are keys, which nobody has counted, training ends
+        with `StateLimitError` when one more comes. By default there are as many as memory has room for.
     learning_rate : float or schedule
         Step size in (0, 1], or a schedule of `dist_classicrl.schedules`: `Constant`, `Linear` and
         `Exponential` follow the global step, ``PerVisit(0.7)`` is n**-0.7 at the n-th visit of an entry and
@@ -146,6 +149,7 @@ class DistAsyncQLearning:
         comm: MPI.Comm | None = None,
         *,
         logical_workers: int = 16,
+        max_states: int | None = None,
         replay_ratio: float = 0.0,
         n_envs: int = 16,
         use_action_mask: bool | None = None,

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from dist_classicrl._memory import memory_left
 from dist_classicrl.comm.collectives import own_communicator
 from dist_classicrl.comm.rooted import RootedCollectives
 from dist_classicrl.diagnosis import marked
@@ -123,33 +124,6 @@ def death() -> None:
     marked.write(rank=rank, told=told, talks=talks)
     time.sleep(0.2)  # so that the other rank can say so, too
     os._exit(0)  # MPI_Finalize may wait for the dead
-
-
-def memory_left() -> int | None:
-    """Return the bytes of memory that processes on this host may still take; None where it cannot be told.
-
-    The least of what the machine has and what a control group allows.
-    """
-    limits = []
-    try:
-        with open("/proc/meminfo") as file:
-            fields = dict(line.split(":", 1) for line in file)
-        limits.append(int(fields["MemAvailable"].split()[0]) * 1024)
-    except (OSError, KeyError, ValueError):
-        pass
-    for limit, used in _CONTROL_GROUPS:
-        try:
-            with open(limit) as most, open(used) as now:
-                limits.append(int(most.read()) - int(now.read()))
-        except (OSError, ValueError):  # "max" where there is no limit
-            continue
-    return min(limits, default=None)
-
-
-_CONTROL_GROUPS = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-)
 
 
 def _fails(test: Callable[[], object]) -> bool:

@@ -21,11 +21,18 @@ class LineTable:
     """The arrays of `LineArrays` for a table of this shape, all zero.
 
     `legal`, bool of shape (n_states, n_actions), has the legal actions where they depend on the state.
+    `is_sparse`: most rows will not be used.
     """
 
-    def __init__(self, shape: TableShape, dtype: np.dtype, legal: np.ndarray | None = None) -> None:
+    def __init__(
+        self,
+        shape: TableShape,
+        dtype: np.dtype,
+        legal: np.ndarray | None = None,
+        is_sparse: bool = False,
+    ) -> None:
         width = row_bytes(shape.n_actions, dtype)
-        memory = zeros(shape.n_rows * width, np.uint8)
+        memory = zeros(shape.n_rows * width, np.uint8, is_sparse)
         first_count = shape.n_actions * dtype.itemsize // 4
         self.shape = shape
         self.arrays = LineArrays(
