@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from dist_classicrl.callbacks.base import CallbacksLike
     from dist_classicrl.engines.engine import Engine
     from dist_classicrl.environments.resolve import EnvLike
+    from dist_classicrl.model.keyed import KeyedValues
     from dist_classicrl.model.policy import Policy
 
 # From here on and not only once there is an agent: a rank whose script fails before that would leave the
@@ -223,27 +224,46 @@ class DistAsyncQLearning:
         return self._state.steps
 
     @property
-    def q_table(self) -> np.ndarray:
+    def q_table(self) -> np.ndarray | KeyedValues:
         """The action values, ndarray of shape (states, actions), which may be written to.
 
         Of a rule that learns several tables it is their mean, which is read-only; what is assigned to it goes
-        into each of them.
+        into each of them. Where the states of a game are keys it is a mapping from these to rows, a
+        `KeyedValues`, which cannot be assigned.
 
         Raises
         ------
         NotTrainedError
             If the shape is not known yet: neither given, nor told by an environment.
         """
-        return self._state.q_table
+        return self._by_keys(self._state.q_table)
 
     @q_table.setter
     def q_table(self, values: Any) -> None:
         self._state.set_values(values)
 
     @property
-    def visits(self) -> np.ndarray:
-        """How often each state-action pair was visited, ndarray(int64) of shape (states, actions)."""
-        return self._state.visits
+    def visits(self) -> np.ndarray | KeyedValues:
+        """How often each state-action pair was visited, ndarray(int64) of shape (states, actions).
+
+        Where states are keys, a mapping as `q_table` is.
+        """
+        return self._by_keys(self._state.visits)
+
+    def _by_keys(self, rows: np.ndarray) -> np.ndarray | KeyedValues:
+        from dist_classicrl.model.keyed import KeyedValues
+
+        keyed = self._state.keyed
+        return rows if keyed is None else KeyedValues(keyed.index, rows)
+
+    @property
+    def max_states(self) -> int | None:
+        """Most states of the table, where they are keys; set it to a number, or None for what memory has."""
+        return self._state.settings.max_states
+
+    @max_states.setter
+    def max_states(self, value: Any) -> None:
+        self._state.change(max_states=value)
 
     @property
     def epsilon(self) -> float:

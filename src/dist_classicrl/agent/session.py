@@ -36,6 +36,7 @@ from dist_classicrl.errors import (
     SettingsError,
     TrainingStopped,
 )
+from dist_classicrl.learning.keyed import check_keyed
 from dist_classicrl.learning.rules import contents
 from dist_classicrl.membership.admission import Entry
 from dist_classicrl.membership.election import Deposed
@@ -104,6 +105,7 @@ class Session:
             if error is None:
                 source = state.look_at(asked.env)
                 until_training.callback(source.close)
+                check_keyed(source, state.settings, ranks, engine.name)
                 found, described = (source, engine), self._description(source, engine, steps)
         except BaseException as caught:  # whatever it is, the others must hear of it
             error = caught
@@ -236,6 +238,7 @@ class Session:
                 take_over_saving=partial(self._take_over_saving, source, beginning, rank),
                 wants_to_leave=lambda: state.leaving.why,
                 lend=corner.put_back_when_read,
+                keyed=state.keyed,
             )
             try:
                 outcome = engine.train(run, self.group, start)

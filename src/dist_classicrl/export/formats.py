@@ -17,6 +17,7 @@ from dist_classicrl.errors import ExportError
 from dist_classicrl.export import program as policy_program
 from dist_classicrl.model import model_file
 from dist_classicrl.model.agent_state import AgentState
+from dist_classicrl.model.keyed import KeyIndex
 from dist_classicrl.model.policy import Policy, policy_of
 
 FORMAT = "dist_classicrl policy"
@@ -126,6 +127,11 @@ def _write_json(exported: Exported, target: Path) -> None:
 
 def _write_program(exported: Exported, target: Path) -> None:
     policy = exported.policy
+    if isinstance(policy.observations, KeyIndex):
+        raise ExportError(
+            "A policy whose states are keys cannot be written as a program: it has nothing to say of states that "
+            "were not met. Write it as npz, csv or json."
+        )
     title = (
         f"What was learned{'' if exported.environment is None else ' in ' + exported.environment}: "
         f"{policy.n_states} states, {policy.n_actions} actions, {exported.agent.steps} steps."

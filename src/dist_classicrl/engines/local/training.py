@@ -19,9 +19,9 @@ def train(run: Run, group: None = None, start: None = None) -> Outcome:
     learner: Learner | None = None
     try:
         learner = run.learner(rates, is_alone=run.logical is None)
-        learner.table.load(run.values, run.counts, None if run.resumed is None else run.resumed.exact)
+        run.load(learner.table)
         if run.logical is None:
-            learner.table.settle(run.values, run.counts)  # what is compiled here does not count as training
+            run.settle(learner.table)  # what is compiled here does not count as training
         else:
             warm_up_rounds(run.learner(rates, 1).table)
         walkers = [0] if run.logical is None else list(range(run.logical))
