@@ -224,7 +224,7 @@ class DistAsyncQLearning:
         return self._state.steps
 
     @property
-    def q_table(self) -> np.ndarray | KeyedValues:
+    def q_table(self) -> np.ndarray | Any:
         """The action values, ndarray of shape (states, actions), which may be written to.
 
         Of a rule that learns several tables it is their mean, which is read-only; what is assigned to it goes
@@ -243,7 +243,7 @@ class DistAsyncQLearning:
         self._state.set_values(values)
 
     @property
-    def visits(self) -> np.ndarray | KeyedValues:
+    def visits(self) -> np.ndarray | Any:
         """How often each state-action pair was visited, ndarray(int64) of shape (states, actions).
 
         Where states are keys, a mapping as `q_table` is.

@@ -43,7 +43,9 @@ def description(state: AgentState, source: Source, place: Place, begin: int, end
 
 def constant_arrays(state: AgentState) -> dict[str, np.ndarray]:
     """Return the arrays that each checkpoint of an agent holds unchanged."""
-    return {} if state.legal is None or state.keyed is not None else {"legal": np.ascontiguousarray(state.legal)}
+    return (
+        {} if state.legal is None or state.keyed is not None else {"legal": np.ascontiguousarray(state.legal)}
+    )
 
 
 def checkpoint_fault(saved: Saved) -> str | None:

@@ -89,7 +89,11 @@ def find(state: AgentState, source: Source, place: Place, plan: CheckpointPlan, 
         stream = None if body["stream"] is None else (body["stream"]["start"], body["stream"]["used"])
         exact = arrays.get("exact")
         environment = Identity.from_dict(body["environment"]) or source.identity
-        if exact is not None and state.keyed is None and exact.shape != (math.prod(state.corner_shape(environment)),):
+        if (
+            exact is not None
+            and state.keyed is None
+            and exact.shape != (math.prod(state.corner_shape(environment)),)
+        ):
             raise _refused(saved, f"its exact values have the shape {exact.shape}")
         learners = _learners(state, saved)
     begin = body["call"]["begin"]
@@ -103,7 +107,9 @@ def find(state: AgentState, source: Source, place: Place, plan: CheckpointPlan, 
         finished=list(body["finished"]) if fits else [],
         environment=environment,
         schedules=_schedules(state, saved),
-        pending=Pending(begin, resumed, values, counts, arrays.get("keys"), arrays.get("legal") if fits else None),
+        pending=Pending(
+            begin, resumed, values, counts, arrays.get("keys"), arrays.get("legal") if fits else None
+        ),
     )
 
 
@@ -233,7 +239,9 @@ def _schedules(state: AgentState, saved: Saved) -> dict[str, Schedule]:
 
 def _learners(state: AgentState, saved: Saved) -> dict[int, dict[str, np.ndarray]]:
     """Return the state of a checkpoint's learners, by number; none where new episodes are to begin."""
-    number = {"alone": 1, "interleaved": 1, "keyed": 1, "rounds": state.settings.logical_workers}.get(saved.body["mode"])
+    number = {"alone": 1, "interleaved": 1, "keyed": 1, "rounds": state.settings.logical_workers}.get(
+        saved.body["mode"]
+    )
     arrays = {name: saved.arrays[name] for name in saved.arrays if name not in TAKEN}
     if number is None or not arrays:
         return {}

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from dist_classicrl._memory import memory_left
 from dist_classicrl._words import counted
 from dist_classicrl.diagnosis.findings import Finding, failure, ok, warning
 from dist_classicrl.diagnosis.plan import TrainingPlan
-from dist_classicrl._memory import memory_left
 from dist_classicrl.settings import Settings
 
 PROCESS_BYTES = 180 * 2**20  # a process with Python, numpy, numba and the compiled code, and nothing learned

@@ -137,7 +137,7 @@ class Run:
             table.load(self.values, self.counts, None if self.resumed is None else self.resumed.exact)
 
     def settle(self, table: Any) -> None:
-        """Write that table to `values` and `counts`; DivergenceError where it cannot be: nothing is written."""
+        """Write that table to `values` and `counts`, or raise DivergenceError and write nothing."""
         if self.keyed is not None:
             table.check_finite()
             self.values, self.counts = self.keyed.fit(table.keys)

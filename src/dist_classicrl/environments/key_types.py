@@ -15,7 +15,7 @@ from dist_classicrl.errors import ModelError
 _SIGNED, _UNSIGNED = np.dtype(np.int64), np.dtype(np.uint64)
 
 
-def key_type(name: str, data: Any, reset: Any, step: Any, legal: Any) -> np.dtype:
+def key_type(name: str, data: Any, reset: Any, step: Any, legal: Any = None) -> np.dtype:
     """Return what a game takes as a key: uint64 where a function of it gives that, else int64.
 
     ModelError where `reset` or `step` gives anything else, or `legal` no bool.
@@ -23,15 +23,16 @@ def key_type(name: str, data: Any, reset: Any, step: Any, legal: Any) -> np.dtyp
     kind, memory, random = numba.typeof(data), types.int64[::1], types.uint64
     first = _returned(name, "reset", reset, (kind, memory, random))
     _check_key(name, "reset", first)
-    for taken in ((types.uint64,) if first == types.uint64 else (types.int64, types.uint64)):
-        given = _returned(name, "step", step, (kind, memory, taken, types.int64, random))
+    for taken in (types.uint64,) if first == types.uint64 else (types.int64, types.uint64):
+        given: Any = _returned(name, "step", step, (kind, memory, taken, types.int64, random))
         if not (isinstance(given, types.BaseTuple) and len(given) == 3):
             raise ModelError(
                 f"{name}: step returns {given}. It must return three values: the next key, the reward, and "
                 "whether the episode has terminated."
             )
-        _check_key(name, "step", given[0])
-        if given[0] != types.uint64 or taken == types.uint64:
+        key: Any = next(iter(given))
+        _check_key(name, "step", key)
+        if key != types.uint64 or taken == types.uint64:
             break
     if legal is not None:
         allowed = _returned(name, "legal", legal, (kind, taken, types.int64))
@@ -46,7 +47,8 @@ def _returned(name: str, role: str, function: Any, arguments: tuple[Any, ...]) -
         called.compile(arguments)
     except NumbaError as error:
         raise ModelError(
-            f"{name}: {role} cannot be compiled for arguments of the types {arguments[1:]}. Numba says why: {error}"
+            f"{name}: {role} cannot be compiled for arguments of the types {arguments[1:]}. Numba says why: "
+            f"{error}"
         ) from error
     return called.overloads[arguments].signature.return_type
 

@@ -7,6 +7,7 @@ import numpy as np
 from dist_classicrl._jit import as_called_by_kernels, jit, jit_for, overloads
 from dist_classicrl.environments.simulate import GAMES, CompiledSimulator, game_of
 
+
 def as_key(simulation, key):
     """Return the int64 `key` in the type that a game takes. Jitted code only."""
     raise NotImplementedError("as_key is for jitted code")
@@ -46,7 +47,7 @@ def _allow(simulation, keys, allowed):
 
 
 def legal_actions(simulator: CompiledSimulator, keys: np.ndarray) -> np.ndarray | None:
-    """Return the legal actions in the states of `keys`, bool (keys, actions); None where all are everywhere."""
+    """Return what is legal in the states of `keys`, bool (keys, actions); None where everything is."""
     game = GAMES[type(simulator.tables)]
     if game.legal is None:
         return None

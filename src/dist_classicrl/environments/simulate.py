@@ -218,10 +218,11 @@ class CompiledSimulator:
 
     `data` is a NamedTuple of read-only arrays and numbers, `memory` an int64 array of `memory_size` that
     holds what the state does not tell, `random` 64 fresh uniform bits (numpy.uint64). States count from 0 to
-    n_states - 1; or, where nobody has counted them, are keys: any 64 bits each. What they give is looked at in every step: a state outside of that, or a reward that is not
-    finite, ends the training with an `EnvError` that tells the state, the action and what came. Some thousand
-    steps are played on trial first, in which each index of `reset` and `step` into an array is checked as
-    well; with ``check=True`` it is in all steps.
+    n_states - 1; or, where nobody has counted them, are keys: any 64 bits each. What the functions give is
+    looked at in every step: a state outside of that, or a reward that is not finite, ends the training with
+    an `EnvError` that tells the state, the action and what came. Some thousand steps are played on trial
+    first, in which each index of the functions into an array is checked as well; with ``check=True`` it is in
+    all steps.
 
     Attributes
     ----------
@@ -325,7 +326,7 @@ class CompiledSimulator:
         memory_size = WholeNumber(0, bits=31)("memory_size", memory_size)
         max_episode_steps = Or(None, WholeNumber(1, bits=62))("max_episode_steps", max_episode_steps)
         check = YesOrNo()("check", check)
-        functions = {"reset": reset, "step": step}
+        functions: dict[str, Any] = {"reset": reset, "step": step}
         if keyed and legal is not None:
             functions["legal"] = legal
         for role, function in functions.items():
@@ -352,15 +353,12 @@ class CompiledSimulator:
                     f"{name}: legal has shape {mask.shape}, it must be (n_states, n_actions) = "
                     f"{(n_states, n_actions)}."
                 )
-        game, keys = Game(reset, step, check), None
-        if keyed:
-            keys = key_type(name, data, reset, step, legal)
-            game = Game(reset, step, check, legal, keys)
+        keys = key_type(name, data, **functions) if keyed else None
         numbers = (name, "keyed" if keyed else n_states, n_actions, memory_size, max_episode_steps)
         return cls(
             n_states=n_states,
             n_actions=n_actions,
-            tables=_as_of(data, game),
+            tables=_as_of(data, Game(check=check, keys=keys, **functions)),
             legal=mask,
             memory_size=memory_size,
             max_episode_steps=max_episode_steps,

@@ -152,8 +152,8 @@ def run_game(
             raise _wrong_step(simulator, came, float(reward[0]))
     except IndexError as error:  # where indices are checked
         raise OutsideSpaceError(
-            f"{simulator.name}: {_asked(simulator, came)} read or wrote an array at an index that it does not "
-            f"have. It must work for each of {_states(simulator)} and {simulator.n_actions} actions that "
+            f"{simulator.name}: {_asked(simulator, came)} read or wrote an array at an index that it does "
+            f"not have. It must work for each of {_states(simulator)} and {simulator.n_actions} actions that "
             f"are legal there, and in a memory of {simulator.memory_size} numbers: correct the game's "
             "functions, its data, n_actions or memory_size."
         ) from error

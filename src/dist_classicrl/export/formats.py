@@ -129,8 +129,8 @@ def _write_program(exported: Exported, target: Path) -> None:
     policy = exported.policy
     if isinstance(policy.observations, KeyIndex):
         raise ExportError(
-            "A policy whose states are keys cannot be written as a program: it has nothing to say of states that "
-            "were not met. Write it as npz, csv or json."
+            "A policy whose states are keys cannot be written as a program: it has nothing to say of states "
+            "that were not met. Write it as npz, csv or json."
         )
     title = (
         f"What was learned{'' if exported.environment is None else ' in ' + exported.environment}: "

@@ -101,8 +101,8 @@ class KeyedLearner(InterleavedLearner):
         stuck = self.table.acted_in_vain()
         if stuck.size:
             raise ActionMaskError(
-                f"{self._simulator.name} came to the state {stuck[0]}, where its function legal forbids every "
-                "action. Allow one there, or let the step that leads there terminate the episode."
+                f"{self._simulator.name} came to the state {stuck[0]}, where its function legal forbids "
+                "every action. Allow one there, or let the step that leads there terminate the episode."
             )
 
     def restore(self, walker: int, state: State) -> None:

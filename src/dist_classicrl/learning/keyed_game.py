@@ -19,7 +19,7 @@ from dist_classicrl.tables.lines import LineArrays, prefetch_row
 
 ROWS, LIMIT, IS_FULL, STUCK, LENDS = range(5)
 """What `KeyedGame.known` counts: rows that are taken, and how many there may be; whether a state came beyond
-that; rows of states without a legal action; whether a state that is not known gets the row behind the last."""
+that; rows of states without a legal action; whether a state that is not known gets a row behind the last."""
 
 
 class KeyedGame(NamedTuple):
@@ -57,7 +57,7 @@ def prefetch_next(simulation, table, state):
 
 
 def number_states(simulation, walkers, moving):
-    """Let the next states of the walkers that move be rows; return whether there is room. Jitted code only."""
+    """Let the next states of walkers that move be rows; return whether there is room. Jitted code only."""
     raise NotImplementedError("number_states is for jitted code")
 
 
@@ -122,7 +122,9 @@ def _overload_has_room(simulation, walkers):
     if not _is_keyed(simulation):
         return lambda simulation, walkers: True
     # A turn meets so many new states at most: where first episodes begin, where steps lead, and others begin.
-    return lambda simulation, walkers: fits(simulation.slots, simulation.known[ROWS] + 3 * walkers.states.size)
+    return lambda simulation, walkers: fits(
+        simulation.slots, simulation.known[ROWS] + 3 * walkers.states.size
+    )
 
 
 @overloads(name_of, inline=True)
@@ -142,7 +144,7 @@ def _overload_new_row(simulation, at, key):
     def impl(simulation, at, key):
         known = simulation.known
         row = known[ROWS]
-        if known[LENDS]:
+        if row == known[LIMIT] and known[LENDS]:
             simulation.keys[row] = key
             _forbid(simulation, row, key)
             return row

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from dist_classicrl._jit import jit, jit_for
@@ -92,6 +94,7 @@ class KeyedTable(LineTable):
             legal = zeros(rows, np.int32, True), zeros(rows * shape.n_actions, np.int32, True)
             self.arrays = self.arrays._replace(legal=legal)
         self._simulator = simulator
+        self._key_type: Any = simulator.keys
         self._slots = empty_slots(0)
         self._keys = zeros(shape.n_states, np.int64, True)
         self._known = np.array([0, most, 0, 0, lends])
@@ -104,7 +107,7 @@ class KeyedTable(LineTable):
     @property
     def keys(self) -> np.ndarray:
         """Their keys, in the order of their rows: a view."""
-        return self._keys[: self.n_known].view(self._simulator.keys)
+        return self._keys[: self.n_known].view(self._key_type)
 
     def game(self) -> KeyedGame:
         """Return the game with this table, as the kernels see it: until there is more room."""

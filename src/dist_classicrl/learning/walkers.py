@@ -100,7 +100,11 @@ def walk(rule, simulation, walkers, context, stretch, totals):
             )
             if is_wrong(simulation, np.int64(next_state), reward, table.n_states):
                 came = walkers.came
-                came[0], came[1], came[2] = name_of(simulation, states[k]), walkers.actions[k], np.int64(next_state)
+                came[0], came[1], came[2] = (
+                    name_of(simulation, states[k]),
+                    walkers.actions[k],
+                    np.int64(next_state),
+                )
                 walkers.reward_that_came[0] = reward
                 states[:] = -1
                 return True

@@ -159,8 +159,8 @@ class AgentState:
         """
         if self.keyed is not None:
             raise SettingsError(
-                "q_table cannot be assigned where states are keys: its rows belong to the states that were met. "
-                "Load a model with load_model, or train."
+                "q_table cannot be assigned where states are keys: its rows belong to the states that were "
+                "met. Load a model with load_model, or train."
             )
         given = as_array(values)
         shape = None if self._shape is None else self._shape.of_table
@@ -246,7 +246,12 @@ class AgentState:
         except BaseException as error:
             source.close()
             is_numbered = self.keyed is None and source.keys is None
-            if self.steps > 0 and self.environment is not None and isinstance(error, EnvError) and is_numbered:
+            if (
+                self.steps > 0
+                and self.environment is not None
+                and isinstance(error, EnvError)
+                and is_numbered
+            ):
                 raise EnvMismatchError(
                     f"The table was learned in {self.environment}, and {source.name} needs a table of "
                     f"{source.n_states} states and {source.n_actions} actions. Make another agent for that. "
@@ -273,8 +278,8 @@ class AgentState:
         settings = self.settings
         if settings.state_size is not None:
             raise SettingsError(
-                f"state_size={settings.state_size} says how many states there are, and {source.name} has keys as "
-                "states, which nobody has counted. Leave it out; max_states= limits how many are learned."
+                f"state_size={settings.state_size} says how many states there are, and {source.name} has "
+                "keys as states, which nobody has counted. Leave it out; max_states= limits how many there are."
             )
         assert source.keys is not None  # else this is not called
         if self._table is None:
@@ -284,8 +289,8 @@ class AgentState:
         if self.keyed is None or n_actions != source.n_actions:
             here = "keys" if self.keyed is not None else "numbers from 0 on"
             raise EnvError(
-                f"{source.name} has keys as states and {source.n_actions} actions, and the table is for {here} "
-                f"and {n_actions} actions. Leave action_size out, and make another agent for what is new."
+                f"{source.name} has keys as states and {source.n_actions} actions, and the table is for "
+                f"{here} and {n_actions} actions. Leave action_size out, and make another agent for this one."
             )
 
     def _check_size(self, n_states: int, n_actions: int) -> None:
@@ -293,14 +298,15 @@ class AgentState:
         if self.keyed is not None:
             if self.keyed.keys.size:
                 raise EnvError(
-                    f"The states of the environment are numbers from 0 to {n_states - 1}, and the table has keys "
-                    "as states. Make another agent for it."
+                    f"The states of the environment are numbers from 0 to {n_states - 1}, and the table has "
+                    "keys as states. Make another agent for it."
                 )
             self.keyed = self._table = self._shape = None  # nothing was learned
         most = self.settings.max_states
         if most is not None and n_states > most:
             raise EnvError(
-                f"The environment has {n_states:,} states, and max_states={most:,} allows no more. Leave it out."
+                f"The environment has {n_states:,} states, and max_states={most:,} allows no more. Leave it "
+                "out."
             )
         if self._table is None:
             self.make_table(self.settings.state_size or n_states, self.settings.action_size or n_actions)

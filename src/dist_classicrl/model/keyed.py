@@ -1,4 +1,4 @@
-"""What an agent holds of a game whose states are keys: how they are looked up, read and brought up to date."""
+"""What an agent holds of a game whose states are keys: how they are looked up, and new ones added."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class KeyedRows:
     def know(self, game: CompiledSimulator) -> None:
         """Take note of the game that the keys are of."""
         self.game = game
-        if game.keys != self.keys.dtype:
+        if game.keys is not None and game.keys != self.keys.dtype:
             self.keys = self.keys.view(game.keys)
         if self._agent.legal is None:
             self._agent.legal = legal_actions(game, self.keys)
@@ -142,9 +142,7 @@ class KeyedRows:
         legal = self._agent.legal
         return {"keys": self.keys} if legal is None else {"keys": self.keys, "legal": legal}
 
-    def put(
-        self, keys: np.ndarray, legal: np.ndarray | None, values: np.ndarray, counts: np.ndarray
-    ) -> None:
+    def put(self, keys: np.ndarray, legal: np.ndarray | None, values: np.ndarray, counts: np.ndarray) -> None:
         """Let the agent's table be another one."""
         agent = self._agent
         self.keys, agent.legal = keys.view(self.keys.dtype), legal

@@ -19,8 +19,8 @@ from dist_classicrl.checks import is_whole
 from dist_classicrl.environments.identity import Identity
 from dist_classicrl.errors import ModelFileError
 from dist_classicrl.learning.rules import check_settings, table_shape
-from dist_classicrl.model.keyed import keys_fault
 from dist_classicrl.model.archive import ArrayArchive, digest_of
+from dist_classicrl.model.keyed import keys_fault
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.shape import OTHER_ARRAYS
 
@@ -206,7 +206,9 @@ def model_of(about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Save
         raise ValueError(f"its mask is {legal.dtype} and allows {np.count_nonzero(legal)} actions")
     others = {name: arrays[name] for name in OTHER_ARRAYS if name in arrays}
     environment = Identity.from_dict(about.get("environment"))
-    return SavedModel(settings, q_table, visits, steps, actions, legal, others, environment, arrays.get("keys"))
+    return SavedModel(
+        settings, q_table, visits, steps, actions, legal, others, environment, arrays.get("keys")
+    )
 
 
 def arrays_fault(arrays: Mapping[str, np.ndarray]) -> str | None:
