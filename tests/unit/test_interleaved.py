@@ -16,6 +16,7 @@ from dist_classicrl.learning.interleaved import WALKERS, InterleavedLearner
 from dist_classicrl.learning.kinds import new_learner
 from dist_classicrl.learning.learner import Stream
 from dist_classicrl.learning.rates import Rates
+from dist_classicrl.model import places
 from dist_classicrl.schedules import Linear, PerVisit
 from dist_classicrl.settings import Settings
 
@@ -236,7 +237,9 @@ def test_callbacks_read_what_was_learned_so_far():
     assert len(seen) > 100 and all(steps == visits for steps, visits in seen)
 
 
-def test_a_stopped_training_goes_on_as_if_nothing_had_been(tmp_path):
+def test_a_stopped_training_goes_on_as_if_nothing_had_been(tmp_path, monkeypatch):
+    monkeypatch.setattr(places, "_agents", {})
+
     def agent():
         return DistAsyncQLearning(seed=3, epsilon=0.2)
 
@@ -245,8 +248,10 @@ def test_a_stopped_training_goes_on_as_if_nothing_had_been(tmp_path):
     parts = agent()
     with pytest.raises(TrainingStopped):
         parts.train(garnet(), total_steps=300_000, checkpoint_dir=tmp_path, callbacks=StopAt(100_000))
+    places._agents.clear()  # as in a process of its own
     resumed = agent()
     resumed.train(garnet(), total_steps=300_000, checkpoint_dir=tmp_path)
+    assert len(list(tmp_path.iterdir())) == 1
     np.testing.assert_array_equal(resumed.q_table, whole.q_table)
 
 

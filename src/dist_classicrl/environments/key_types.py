@@ -24,13 +24,14 @@ def key_type(name: str, data: Any, reset: Any, step: Any, legal: Any = None) -> 
     first = _returned(name, "reset", reset, (kind, memory, random))
     _check_key(name, "reset", first)
     for taken in (types.uint64,) if first == types.uint64 else (types.int64, types.uint64):
-        given: Any = _returned(name, "step", step, (kind, memory, taken, types.int64, random))
-        if not (isinstance(given, types.BaseTuple) and len(given) == 3):
+        given = _returned(name, "step", step, (kind, memory, taken, types.int64, random))
+        parts: Any = given if isinstance(given, types.BaseTuple) else ()
+        if len(parts) != 3:
             raise ModelError(
                 f"{name}: step returns {given}. It must return three values: the next key, the reward, and "
                 "whether the episode has terminated."
             )
-        key: Any = next(iter(given))
+        key = parts[0]
         _check_key(name, "step", key)
         if key != types.uint64 or taken == types.uint64:
             break

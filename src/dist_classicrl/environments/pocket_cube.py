@@ -50,7 +50,7 @@ def turn_names(half_turns: bool = False) -> list[str]:
 
 
 def pocket_cube(half_turns: bool = False, max_episode_steps: int | None = 50) -> CompiledSimulator:
-    """Return the game: it begins with a cube that is turned at random, and each turn costs 1 until it is solved.
+    """Return the game: it begins with any cube but the solved one, and each turn costs 1 until it is solved.
 
     Parameters
     ----------

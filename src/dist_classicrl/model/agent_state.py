@@ -279,7 +279,7 @@ class AgentState:
         if settings.state_size is not None:
             raise SettingsError(
                 f"state_size={settings.state_size} says how many states there are, and {source.name} has "
-                "keys as states, which nobody has counted. Leave it out; max_states= limits how many there are."
+                "keys as states, which nobody has counted. Leave it out; max_states= limits how many."
             )
         assert source.keys is not None  # else this is not called
         if self._table is None:
