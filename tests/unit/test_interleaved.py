@@ -266,3 +266,16 @@ class StopAt(BaseCallback):
         if progress.steps >= self.step:
             signal.raise_signal(signal.SIGTERM)
         return True
+
+
+def test_where_rates_bend_within_a_turn_the_time_that_slices_take_does_not_show():
+    """A schedule that bends at step 1000: 31 turns, and 8 of the walkers."""
+    settings = Settings(learning_rate=PerVisit(0.7), epsilon=Linear(1.0, 0.1, 1000))
+    tables = []
+    for slices in ([3200], [960, 2240], [1024, 64, 2112], [32] * 100):
+        learner, stream = learner_of(garnet(), settings), Stream(KEY, 0)
+        for steps in slices:
+            learner.learn(0, stream, steps)
+        tables.append(settled(learner)[0])
+    for table in tables[1:]:
+        np.testing.assert_array_equal(table, tables[0])

@@ -169,7 +169,7 @@ def test_at_the_limit_training_ends_with_what_was_learned(tmp_path, anew):
     assert saved.steps == agent.steps
     np.testing.assert_array_equal(saved.q_table.array, agent.q_table.array)
     agent.max_states = None
-    agent.train(corridor(stride=2), total_steps=100_000, resume=False)
+    agent.train(corridor(stride=2), total_steps=100_000)
     assert len(agent.q_table) > 100
     anew()
     other = DistAsyncQLearning(seed=5, epsilon=1.0)

@@ -56,8 +56,8 @@ def prefetch_next(simulation, table, state):
     raise NotImplementedError("prefetch_next is for jitted code")
 
 
-def number_states(simulation, walkers, moving):
-    """Let the next states of walkers that move be rows; return whether there is room. Jitted code only."""
+def number_states(simulation, walkers, first, last):
+    """Let the next states of these walkers be rows; return whether there is room. Jitted code only."""
     raise NotImplementedError("number_states is for jitted code")
 
 
@@ -84,14 +84,14 @@ def _overload_prefetch_next(simulation, table, state):
 
 
 @overloads(number_states, inline=True)
-def _overload_number_states(simulation, walkers, moving):
+def _overload_number_states(simulation, walkers, first, last):
     if not _is_keyed(simulation):
-        return lambda simulation, walkers, moving: True
+        return lambda simulation, walkers, first, last: True
 
-    def impl(simulation, walkers, moving):
-        for k in range(moving):
-            if walkers.terminated[k]:  # a state that is not acted in needs no row: any will do
-                walkers.next_states[k] = walkers.states[k]
+    def impl(simulation, walkers, first, last):
+        for k in range(first, last):
+            if walkers.terminated[k]:  # nobody acts there: the row behind all others stands for such states
+                walkers.next_states[k] = simulation.table.n_states - 1
                 continue
             row = row_of(simulation, walkers.memory[k], walkers.next_states[k])
             if row < 0:

@@ -62,6 +62,7 @@ class KeyedTable(LineTable):
     """The arrays of `LineArrays`, and what finds the rows of keys; all empty.
 
     There are addresses for as many rows as are allowed, and memory for those that are used: rows never move.
+    One more, which is never learned, stands for all states in which an episode has terminated.
 
     Parameters
     ----------
@@ -81,7 +82,7 @@ class KeyedTable(LineTable):
         most, self._why = (limit, "") if limit is not None else _limit(simulator, settings, dtype)
         while True:
             try:
-                shape = table_shape(settings.algorithm, most + lends, simulator.n_actions)
+                shape = table_shape(settings.algorithm, most + 1, simulator.n_actions)
                 super().__init__(shape, dtype, is_sparse=True)
                 break
             except (OSError, OverflowError) as error:

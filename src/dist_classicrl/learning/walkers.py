@@ -65,7 +65,7 @@ def _overload_begun(simulation, walkers, k, random, n_states):
 
 @jit
 def walk(rule, simulation, walkers, context, stretch, totals):
-    """Act, simulate and learn for a stretch of steps: the first of the walkers, the next, and so on.
+    """Act, simulate and learn for a stretch of steps: one of the walkers, the next, and so on.
 
     All walkers that move at a time choose first, then all are simulated, then all learn, in their order. The
     arguments, and what is returned, are those of `dist_classicrl.learning.loops.learn_steps`. It returns
@@ -73,13 +73,16 @@ def walk(rule, simulation, walkers, context, stretch, totals):
     """
     table, states, memory = context.table, walkers.states, walkers.memory
     n_actions = actions_of(table)
-    counter = stretch.key + np.uint64(stretch.offset) * STEP_STRIDE
     learned = Learned(0, totals[3])
     done = 0
     walkers.made[0] = 0
     while done < stretch.steps and has_room(simulation, walkers):
-        moving = min(states.size, stretch.steps - done)
-        for k in range(moving):
+        # Whose turn it is follows from the place in the stream, wherever a stretch begins and ends.
+        first = (stretch.offset + done) % states.size
+        last = min(states.size, first + stretch.steps - done)
+        done -= first
+        counter = stretch.key + np.uint64(stretch.offset + done) * STEP_STRIDE
+        for k in range(first, last):
             at = counter + np.uint64(k) * STEP_STRIDE
             random = mix(at)
             now = _now(stretch, done + k, random, k)
@@ -92,7 +95,7 @@ def walk(rule, simulation, walkers, context, stretch, totals):
             learned = on_action(rule, context, now, state, action, learned)
             walkers.actions[k] = action
             prefetch_outcome(simulation, state, action, mix(at + GAMMA), n_actions)
-        for k in range(moving):
+        for k in range(first, last):
             random = mix(counter + np.uint64(k) * STEP_STRIDE + GAMMA)
             note(simulation, walkers.came, states[k], walkers.actions[k])
             next_state, reward, terminated = advance(
@@ -112,10 +115,10 @@ def walk(rule, simulation, walkers, context, stretch, totals):
             walkers.rewards[k] = reward
             walkers.terminated[k] = terminated
             prefetch_next(simulation, table, next_state)
-        if not number_states(simulation, walkers, moving):
+        if not number_states(simulation, walkers, first, last):
             states[:] = -1
             return True
-        for k in range(moving):
+        for k in range(first, last):
             at = counter + np.uint64(k) * STEP_STRIDE
             now = _now(stretch, done + k, mix(at), k)
             walkers.elapsed[k] += 1
@@ -146,8 +149,7 @@ def walk(rule, simulation, walkers, context, stretch, totals):
                     return True
                 prefetch_row(table, next_state)
             states[k] = next_state
-        done += moving
+        done += last
         walkers.made[0] = done
-        counter += np.uint64(moving) * STEP_STRIDE
     totals[3] = learned.error
     return False
