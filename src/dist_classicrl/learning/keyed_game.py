@@ -90,8 +90,11 @@ def _overload_number_states(simulation, walkers, first, last):
 
     def impl(simulation, walkers, first, last):
         for k in range(first, last):
-            if walkers.terminated[k]:  # nobody acts there: the row behind all others stands for such states
-                walkers.next_states[k] = simulation.table.n_states - 1
+            if walkers.terminated[k]:
+                # Nobody acts there now. Where that is never done, the row behind all others stands for it.
+                at = slot_of(simulation.slots, walkers.next_states[k])
+                known = row_at(simulation.slots, at)
+                walkers.next_states[k] = known if known >= 0 else simulation.table.n_states - 1
                 continue
             row = row_of(simulation, walkers.memory[k], walkers.next_states[k])
             if row < 0:
