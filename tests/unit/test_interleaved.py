@@ -1,6 +1,8 @@
 """Large tables: walkers that take turns, against a slow twin in plain Python, and agents that have them."""
 
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -279,3 +281,37 @@ def test_where_rates_bend_within_a_turn_the_time_that_slices_take_does_not_show(
         tables.append(settled(learner)[0])
     for table in tables[1:]:
         np.testing.assert_array_equal(table, tables[0])
+
+
+GAME = """
+import sys
+from typing import NamedTuple
+import numba, numpy as np
+from dist_classicrl import CompiledSimulator, DistAsyncQLearning
+
+class Data(NamedTuple):
+    n: int
+
+@numba.njit
+def reset(data, memory, random):
+    return np.int64({begin})
+
+@numba.njit
+def step(data, memory, state, action, random):
+    return state, 1.0, True
+
+agent = DistAsyncQLearning(seed=1)
+agent.train(CompiledSimulator.game("g", 50_000, 4, Data(3), reset, step), total_steps=320)
+print(np.flatnonzero(agent.visits.any(axis=1)))
+"""
+
+
+def test_a_game_that_was_written_anew_is_compiled_anew(tmp_path):
+    """In a module, whose classes another process knows by the same name."""
+    said = []
+    for begin in (5, 7):
+        (tmp_path / "own_game.py").write_text(GAME.format(begin=begin))
+        words = [sys.executable, "-c", "import own_game"]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True)
+        said.append(done.stdout.split())
+    assert said == [["[5]"], ["[7]"]]

@@ -18,6 +18,7 @@ from keyed_games import (
     step_corridor,
     taxi,
 )
+from learned_runs import run_command
 from test_interleaved import StopAt, garnet
 
 from dist_classicrl import DistAsyncQLearning
@@ -534,3 +535,19 @@ def test_it_is_exported(tmp_path, trained):
         export(state_of(trained), tmp_path / "few.json", most_visited=3)
     again = DistAsyncQLearning.load_model(export(state_of(trained), tmp_path / "all.npz"))
     assert list(again.q_table) == keys
+
+
+def test_on_the_command_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ("--total-steps", "2e5", "--eval-episodes", "5", "--max-states", "1000000", "--out", "run")
+    assert run_command(capsys, "train", "pocket_cube", "--env-arg", "half_turns=True", *words)[0] == 0
+    agent = DistAsyncQLearning.load_model("run/model.npz")
+    assert agent.max_states == 1_000_000 and agent.q_table.shape[1] == 9
+    key = max(agent.visits, key=lambda key: agent.visits[key].sum())
+    for command in (("show", "run", "--states", "3"), ("show", "run", "--observation", str(key))):
+        status, said, _ = run_command(capsys, *command)
+        assert status == 0 and str(key) in said
+    status, said, _ = run_command(capsys, "evaluate", "run", "--episodes", "3")
+    assert status == 0 and "mean return" in said
+    assert run_command(capsys, "export", "run", "--to", "most.csv", "--states", "5")[0] == 0
+    assert len((tmp_path / "most.csv").read_text().splitlines()) == 6

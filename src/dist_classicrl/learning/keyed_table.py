@@ -62,7 +62,7 @@ class KeyedTable(LineTable):
     """The arrays of `LineArrays`, and what finds the rows of keys; all empty.
 
     There are addresses for as many rows as are allowed, and memory for those that are used: rows never move.
-    One more, which is never learned, stands for states in which an episode has terminated and nothing is known.
+    One more, which is never learned, stands for states where an episode has terminated and nothing is known.
 
     Parameters
     ----------
