@@ -27,6 +27,7 @@ import numba.extending
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.core.registry import CPUDispatcher
+from numba.core.sigutils import normalize_signature
 
 logger = logging.getLogger(__name__)
 _progress = logging.getLogger("dist_classicrl.progress")
@@ -214,10 +215,14 @@ def _go_on_without(store: Any) -> None:
     """Let a full disk, or files that are damaged, cost the time to compile and not the run."""
     load, save = store.load_overload, store.save_overload
 
-    def load_or_compile(*arguments: Any) -> Any:
+    def load_or_compile(signature: Any, *arguments: Any) -> Any:
         found = None
         try:
-            found = load(*arguments)
+            found = load(signature, *arguments)
+            if found is not None and tuple(found.signature.args) != normalize_signature(signature)[0]:
+                # Another process has begun the folder anew, and written something else under this number.
+                logger.debug("Compiled code in %s is of something else", store.cache_path)
+                found = None
         except Exception:  # a damaged pickle may raise anything
             logger.debug("Compiled code in %s cannot be read", store.cache_path, exc_info=True)
             with suppress(OSError):

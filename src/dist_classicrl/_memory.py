@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import sys
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,6 @@ _HUGE_FROM = 1 << 22
 
 
 _NO_RESERVE = 0x4000  # Linux's MAP_NORESERVE, which Python names from 3.13 on
-_CONTROL_GROUPS = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-)
 
 
 def zeros(n: int, dtype: Any, is_sparse: bool = False) -> np.ndarray:
@@ -31,12 +28,21 @@ def zeros(n: int, dtype: Any, is_sparse: bool = False) -> np.ndarray:
     size = max(1, n * np.dtype(dtype).itemsize)
     reserve = _NO_RESERVE if is_sparse and sys.platform == "linux" else 0
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | reserve)
-    if size >= _HUGE_FROM and hasattr(mmap, "MADV_HUGEPAGE"):
-        try:
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:
-            pass  # a kernel without them
+    _ask_for_huge_pages(memory, size)
     return np.frombuffer(memory, dtype, n)
+
+
+def shared(descriptor: int, size: int) -> np.ndarray:
+    """Return the `size` bytes, uint8, of an open file that other processes map as well."""
+    memory = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED)
+    _ask_for_huge_pages(memory, size)
+    return np.frombuffer(memory, np.uint8, size)
+
+
+def _ask_for_huge_pages(memory: mmap.mmap, size: int) -> None:
+    if size >= _HUGE_FROM and hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
 
 
 def memory_left() -> int | None:
@@ -58,3 +64,9 @@ def memory_left() -> int | None:
         except (OSError, ValueError):  # "max" where there is no limit
             continue
     return min(limits, default=None)
+
+
+_CONTROL_GROUPS = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)

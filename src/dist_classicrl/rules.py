@@ -135,19 +135,33 @@ def names() -> tuple[str, ...]:
 def register(rule: LearningRule) -> LearningRule:
     """Let `algorithm` be this rule, by its name or as an object of its class of hyper-parameters.
 
+    It takes the place of one whose class was written at the same place, as where a notebook's cell is run
+    again.
+
     Raises
     ------
     SettingsError
-        If the name or the class belongs to another rule, or a hyper-parameter has no default that is a number
-        or a flag.
+        If the name or the class belongs to another rule, or is none, or a hyper-parameter has no default that
+        is a number or a flag.
     """
-    is_ours = rule.parameters.__module__.split(".")[0] == __name__.split(".")[0]
-    same_name = rule.name in BUILT_IN and not is_ours or _known.get(rule.name, rule) is not rule
-    same_class = (of_class(rule.parameters) or rule) is not rule
-    if same_name or same_class:
+    kind = rule.parameters
+    is_named_tuple = isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields")
+    if not (isinstance(rule.name, str) and rule.name and is_named_tuple):
         raise SettingsError(
-            f"The rule {rule.name!r} of {rule.parameters.__name__} cannot be registered: the name or the "
-            "class belongs to another. Give it others."
+            f"The rule {rule.name!r} of {kind!r} cannot be registered: it needs a name, as text, and as "
+            "parameters a class made with typing.NamedTuple."
+        )
+    is_ours = kind.__module__.split(".")[0] == __name__.split(".")[0]
+    old = _known.get(rule.name, rule)
+    is_anew = old.parameters is not kind and _place(old.parameters) == _place(kind)
+    same_name = rule.name in BUILT_IN and not is_ours or old is not rule and not is_anew
+    same_class = (of_class(kind) or rule) is not rule
+    if same_name or same_class:
+        # Numba knows the functions by the class, and would go on with those that it has compiled.
+        anew = " To write the rule anew, write its class anew, too." if old.parameters is kind else ""
+        raise SettingsError(
+            f"The rule {rule.name!r} of {kind.__name__} cannot be registered: the name or the class belongs "
+            f"to another. Give it others.{anew}"
         )
     lacking = [name for name, value in rule.usual.items() if not (is_flag(value) or is_real(value))]
     if lacking:
@@ -157,6 +171,11 @@ def register(rule: LearningRule) -> LearningRule:
         )
     _known[rule.name] = rule
     return rule
+
+
+def _place(kind: type) -> tuple[str, str]:
+    """Return where a class is written."""
+    return kind.__module__, kind.__qualname__
 
 
 def unregister(rule: LearningRule) -> None:
@@ -195,6 +214,8 @@ def to_data(algorithm: Any) -> str | dict[str, Any]:
     rule = of_class(type(algorithm))
     if rule is None:
         own = "" if isinstance(algorithm, str) else " Register a rule of your own first, on every rank."
+        if isinstance(algorithm, type) and of_class(algorithm) is not None:
+            own = f" Write {algorithm.__name__}() for its usual hyper-parameters."
         raise SettingsError(
             f"algorithm must be one of {', '.join(map(repr, names()))}, got {algorithm!r}.{own}"
         )

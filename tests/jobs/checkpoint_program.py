@@ -10,7 +10,7 @@ OPTIONS is a JSON object:
     slow_disk     seconds that each file takes longer to be on disk
 
 Each rank prints one JSON object per line: "event" is "started", "trained" after each call, "stepping" at the
-first step of "SlowCorridor", "stopped" where training was stopped in order, or "failed", with what was raised
+first step of a corridor, "stopped" where training was stopped in order, or "failed", with what was raised
 on whichever rank it was.
 """
 
@@ -35,7 +35,9 @@ DISCOUNT = 0.9
 
 
 class SlowCorridor(gymnasium.Env):
-    """Five places in a row; each step takes 0.3 seconds."""
+    """Five places in a row; each step takes so many `seconds`."""
+
+    seconds = 0.3
 
     observation_space = gymnasium.spaces.Discrete(5)
     action_space = gymnasium.spaces.Discrete(2)
@@ -50,9 +52,15 @@ class SlowCorridor(gymnasium.Env):
         if not SlowCorridor.stepping:
             SlowCorridor.stepping = True
             say("stepping")
-        time.sleep(0.3)
+        time.sleep(self.seconds)
         self.place = min(4, max(0, self.place + 2 * int(action) - 1))
         return self.place, float(self.place == 4), self.place == 4, False, {}
+
+
+class StuckCorridor(SlowCorridor):
+    """The same, with steps that nobody waits for."""
+
+    seconds = 10.0
 
 
 class ThinIce(FrozenLakeEnv):

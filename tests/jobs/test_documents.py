@@ -3,6 +3,7 @@
 import ast
 import inspect
 import itertools
+import json
 import os
 import re
 import shlex
@@ -116,6 +117,9 @@ def test_the_tables_of_arguments_arrays_and_keys_are_complete(tmp_path):
     DistAsyncQLearning(seed=1).train("FrozenLake-v1", total_steps=1_000, checkpoint_dir=tmp_path)
     body = CheckpointFolder(tmp_path, "agent-0").read_newest().body
     assert sorted(rows("| key of `body` |")) == sorted(body)
+    assert f"`format_version` | `{json.dumps(body['format'])}`, {body['format_version']} |" in (
+        CHECKPOINTS.read_text()
+    )
     assert sorted(rows("| array | type, shape |")) == sorted(
         [*TAKEN, "position", "running", *REPLAY_ARRAYS, MASKS, *RULE_ARRAYS]
     )

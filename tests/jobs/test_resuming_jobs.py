@@ -32,7 +32,8 @@ def start_and_stop(arguments, folder, ranks, rank=None):
         since = time.time()
         if rank is None:
             job.send(signal.SIGUSR1)
-            return check_stopped(job, ranks or 1, "SIGUSR1 on rank ", since, folder)
+            reason = "SIGUSR1 on rank " if ranks else "SIGUSR1"
+            return check_stopped(job, ranks or 1, reason, since, folder)
         job.send_to_rank(rank, signal.SIGTERM)
         return check_stopped(job, ranks, f"SIGTERM on rank {rank} ", since, folder)
 

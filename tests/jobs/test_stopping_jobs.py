@@ -81,7 +81,7 @@ def test_an_environment_with_slow_steps_stops_after_the_present_ones(start_pytho
     job = start_python(
         *program(
             environment="SlowCorridor",
-            agent={"n_envs": 1, "batch_size": 1},
+            agent={"n_envs": 1, "batch_size": 1 if ranks else 32},
             train={"checkpoint_dir": folder, "checkpoint_interval": 1},
             calls=[{"total_steps": LONG}],
         ),
@@ -90,22 +90,25 @@ def test_an_environment_with_slow_steps_stops_after_the_present_ones(start_pytho
     job.must_wait_for(appearance(folder, "agent-0/f*/manifest.json"), "the first checkpoint")
     since = time.time()
     job.send(signal.SIGUSR1)
-    assert check_stopped(job, ranks or 1, "SIGUSR1 on rank ", since, folder) > 0
+    reason = "SIGUSR1 on rank " if ranks else "SIGUSR1"
+    assert check_stopped(job, ranks or 1, reason, since, folder) > 0
 
 
 def test_a_second_signal_ends_at_once(start_python, tmp_path):
-    # A batch of this environment takes ten seconds.
     job = start_python(
         *program(
-            environment="SlowCorridor",
-            agent={"n_envs": 1, "batch_size": 32},
+            environment="StuckCorridor",
+            agent={"n_envs": 1},
             train={"checkpoint_dir": tmp_path / "saved"},
             calls=[{"total_steps": LONG}],
         )
     )
     job.must_wait_for(lambda: job.events("stepping"), "the first step")
     job.send(signal.SIGUSR1)
-    time.sleep(0.5)
+    said = (
+        "SIGUSR1: training stops after the step of the environment that is being made. A second SIGUSR1 ends"
+    )
+    job.must_wait_for(lambda: said in job.output, "the word that a step is waited for")
     assert job.process.poll() is None
     job.send(signal.SIGUSR1)
     job.wait(-signal.SIGUSR1, timeout=5.0)
@@ -119,7 +122,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_says_where(start_python, run_python, tmp
     job.must_wait_for(appearance(folder, "agent-0/fence*"), "the folder to be claimed")
     since = time.time()
     job.send(signal.SIGINT)
-    made = check_stopped(job, 1, "SIGINT on rank 0 ", since, folder, status=130)
+    made = check_stopped(job, 1, "Ctrl-C", since, folder, status=130)
     newest = complete_checkpoints(folder / "agent-0")[0]
     sentences = [line for line in job.output.splitlines() if not line.startswith('{"event"')]
     assert len(sentences) == 1 and newest in sentences[0], job.output

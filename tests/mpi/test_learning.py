@@ -4,6 +4,9 @@ import numpy as np
 import pytest
 from rank_environments import SteppedLake
 
+from dist_classicrl import TabularMDP
+from dist_classicrl.engines.server import training
+from dist_classicrl.learning.compiled import CompiledLearner
 from dist_classicrl.schedules import PerVisit
 
 DISCOUNT = 0.95
@@ -47,6 +50,26 @@ def test_stepped_environments_teach_the_same(make_agent, lake):
     agent.train(SteppedLake, total_steps=60_000)
     # Too few steps to tell actions apart that are nearly as good. Values reach from 0.13 to 0.72.
     assert rms_error(lake, agent.q_table) < 0.06
+
+
+@pytest.mark.core
+def test_a_short_run_is_learned_by_one_worker_as_on_one_rank(make_agent, world, monkeypatch):
+    monkeypatch.setattr(training, "_RAMP_SECONDS", 1e9)  # however slow this machine is
+    made = 0
+    learn = CompiledLearner.learn
+
+    def counting(learner, walker, stream, steps):
+        nonlocal made
+        made += steps
+        learn(learner, walker, stream, steps)
+
+    monkeypatch.setattr(CompiledLearner, "learn", counting)
+    cliff = TabularMDP.from_gymnasium("CliffWalking-v1")
+    agent = make_agent(discount_factor=0.99, seed=0)
+    agent.train(cliff, total_steps=10_000)
+    assert sorted(world.allgather(made)) == [0] * (world.size - 1) + [10_000]
+    value = cliff.start_value(cliff.policy_value(agent.policy.greedy, 0.99))
+    assert value == pytest.approx(cliff.start_value(cliff.solve(0.99).v))
 
 
 def test_every_rank_has_the_same_policy_and_values(make_agent, world, lake):

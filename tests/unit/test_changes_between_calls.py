@@ -74,3 +74,6 @@ def test_a_second_agent_of_a_notebook_is_told_where_it_saves(tmp_path, monkeypat
     monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
     DistAsyncQLearning(seed=1).train(ENV, total_steps=10, checkpoint_dir=tmp_path)
     assert "2 agents of this session" in caplog.text
+    monkeypatch.setattr(places, "_agents", {str(tmp_path): 1})
+    DistAsyncQLearning(seed=1).train(ENV, total_steps=10, checkpoint_dir=tmp_path)
+    assert "1 agent of this session" in caplog.text

@@ -27,7 +27,7 @@ from dist_classicrl.settings import ByRule, Settings
 # Of train: what is no setting, but an object, or one of two ways to say the same. A run has one environment.
 # Of the last two the command has its own: --quiet, --verbose, and a bar where its output is a terminal.
 NO_OPTIONS = {
-    *("self", "env", "new_env", "steps", "progress", "callbacks", "placement"),
+    *("self", "env", "new_env", "steps", "progress", "callbacks"),
     *("progress_bar", "verbose"),
 }
 

@@ -166,11 +166,11 @@ def test_engines_that_cannot_be_registered(registered):
         engines.unregister("swim")
 
 
-@pytest.mark.parametrize("placement", ["sharded", "", None, 1, Walk, object()])
+@pytest.mark.parametrize("placement", ["shared", "", None, 1, Walk, object()])
 def test_what_is_no_placement_is_refused(placement):
     agent = DistAsyncQLearning(seed=5)
     with pytest.raises(
-        SettingsError, match="placement must be one of 'auto', 'replicated', or an engine.*got"
+        SettingsError, match="placement must be one of 'auto', 'replicated', 'sharded', or an engine.*got"
     ):
         agent.train(LAKE, total_steps=100, placement=placement)
     assert agent.steps == 0 and agent.train(LAKE, total_steps=10).steps == 10

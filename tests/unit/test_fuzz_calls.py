@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP
-from dist_classicrl.errors import DistClassicRLError
+from dist_classicrl.errors import DistClassicRLError, EnvError, OutsideSpaceError
 
 MODEL = TabularMDP.garnet(3, 2, 2, seed=0)
 SECONDS = 60  # for one call; all of them take less than one
@@ -267,6 +267,42 @@ def test_many_odd_environments_work_or_are_refused_by_name():
 def test_what_an_environment_must_not_return_is_told(where, result, message):
     with pytest.raises(DistClassicRLError, match=message):
         DistAsyncQLearning(seed=1, n_envs=2).train(lambda: Odd(where, result), total_steps=200)
+
+
+def test_a_class_without_a_space_and_a_reset_without_a_seed_are_told_what_to_write():
+    class Spaceless(gymnasium.Env):
+        observation_space = gymnasium.spaces.Discrete(3)
+
+    class Seedless(Spaceless):
+        action_space = gymnasium.spaces.Discrete(2)
+
+        def reset(self):
+            return 0, {}
+
+    class OwnError(Seedless):
+        def reset(self, *, seed=None, options=None):
+            return {}[0] if seed is None else len(3)
+
+    for env, message in (
+        (Spaceless, "Spaceless has no action_space.*action_space = gymnasium.spaces.Discrete"),
+        (Seedless, r"keyword argument 'seed': Gymnasium gives a seed .*`def reset\(self, \*, seed=None"),
+    ):
+        with pytest.raises(EnvError, match=message):
+            DistAsyncQLearning(seed=1).train(env, total_steps=10)
+    with pytest.raises(TypeError, match="has no len"):  # its own, as it is
+        DistAsyncQLearning(seed=1).train(OwnError, total_steps=10)
+
+
+@pytest.mark.parametrize("what", [(40, 10, 0), 3, [(20, 10, 0), (20, 99, 0)], "ace", (1, 2)])
+def test_who_asks_for_what_is_no_observation_is_not_told_of_an_environment(what):
+    agent = DistAsyncQLearning(seed=1, n_envs=1)
+    agent.train("Blackjack-v1", total_steps=100)
+    for ask in (agent.predict, agent.policy, agent.action_values):
+        with pytest.raises(
+            OutsideSpaceError, match=r"is not of the observation space, .* Discrete\(11\)"
+        ) as told:
+            ask(what)
+        assert "environment" not in str(told.value)
 
 
 @pytest.mark.parametrize(

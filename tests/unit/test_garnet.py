@@ -83,6 +83,9 @@ def test_a_million_entries():
     [
         (dict(n_states=0), SettingsError, "n_states is 0"),
         (dict(n_actions=1.0), SettingsError, "n_actions is 1.0"),
+        (dict(seed=None), SettingsError, "seed is None"),
+        (dict(seed=-1), SettingsError, "seed is -1"),
+        (dict(seed="1"), SettingsError, "seed is '1'"),
         (dict(branching=0), SettingsError, "branching is 0"),
         (dict(branching=6), SettingsError, "branching is 6.* at most 5"),
         (dict(terminal_states=5), SettingsError, "terminal_states is 5.* at most 4"),

@@ -76,6 +76,17 @@ def test_damaged_machine_code_is_made_anew(tmp_path, package):
     assert run(tmp_path) == [20, 1]
 
 
+def test_machine_code_of_other_types_in_its_place_is_not_taken(tmp_path, package):
+    """As where another process begins the folder anew, after this one has read where to look."""
+    whole = "from package.outer import outer\nprint(outer(1), sum(outer.stats.cache_hits.values()))"
+    real = "from package.outer import outer\nprint(int(10 * outer(0.5)))"
+    run(tmp_path, whole)
+    run(tmp_path, real)
+    first, second = sorted(package.rglob("outer*.nbc"))
+    shutil.copy(second, first)
+    assert run(tmp_path, whole) == [20, 0]
+
+
 @pytest.mark.parametrize(
     "missing, words",
     [

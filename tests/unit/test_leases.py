@@ -338,3 +338,46 @@ def test_time_in_which_nobody_was_heard_makes_nobody_slow():
     book.excuse(10.0)
     book.report(1, [(lease.id, 50)])
     assert book.account(1).rate == pytest.approx(50.0)
+
+
+def test_a_run_begins_with_one_worker_and_others_join_as_steps_are_made(clock):
+    book = LeaseBook(0, 1_000_000, [1, 2, 3], 100, clock, ramp_seconds=1.0)
+    only = book.grant(1, 1)
+    assert only is not None
+    assert book.grant(2, 1) is None
+    most_at_work = 1
+    while book.is_ramping:
+        clock.now += 1e-4
+        for worker in (1, 2, 3):
+            leases = list(book.account(worker).leases.values())
+            book.report(worker, [(lease.id, min(lease.steps, 50)) for lease in leases[:1]])
+            book.grant(worker, 1)
+        held = [book.account(worker).outstanding for worker in (1, 2, 3)]
+        at_work = sum(steps > 0 for steps in held)
+        assert at_work >= 1
+        if at_work > most_at_work and book.is_ramping:
+            assert sum(held) <= 0.05 * book.done
+            most_at_work = at_work
+    assert 6_000 <= book.done < 20_000  # 5 % of it are a first lease for each
+    assert all(book.grant(worker, 1) or book.account(worker).outstanding for worker in (1, 2, 3))
+
+
+def test_a_run_that_goes_on_begins_with_all_workers(clock):
+    book = LeaseBook(1_000_000, 1_000_000, [1, 2, 3], 100, clock, ramp_seconds=1.0)
+    assert all(book.grant(worker, 1) for worker in (1, 2, 3))
+
+
+def test_nobody_waits_long_for_the_first_worker(clock):
+    book = LeaseBook(0, 1000, [1, 2], 100, clock, ramp_seconds=1.0)
+    assert book.grant(1, 1) is not None
+    assert book.grant(2, 1) is None
+    clock.now += 1.0
+    assert book.grant(2, 1) is not None
+
+
+def test_another_begins_where_the_first_worker_is_lost(clock):
+    book = LeaseBook(0, 1000, [1, 2], 100, clock, ramp_seconds=1.0)
+    first = book.grant(1, 1)
+    assert book.grant(2, 1) is None
+    book.remove(1)
+    assert book.grant(2, 1).start == first.start

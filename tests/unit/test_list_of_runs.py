@@ -44,6 +44,17 @@ def test_the_list_is_there_for_programs_too(runs, capsys):
     assert (going_on["steps"], going_on["mean_return"], going_on["greedy_return"]) == (1500, 0.25, None)
 
 
+@pytest.mark.parametrize("words", [["evaluate"], ["export", "--to", "p.csv"], ["plot", "--kind", "maps"]])
+def test_what_needs_one_run_is_told_to_name_one(runs, capsys, words):
+    status, _, err = run_command(capsys, words[0], "runs", *words[1:])
+    assert status == 2
+    assert (
+        "3 are given. Write one" in err
+        if words[0] == "plot"
+        else "Name one of them, such as runs/ended" in err
+    )
+
+
 @pytest.mark.parametrize("words", [["--states", "3"], ["--env", "Taxi-v4"], ["--observation", "0"]])
 def test_what_is_asked_of_one_run_is_not_asked_of_a_folder_of_them(runs, capsys, words):
     status, _, err = run_command(capsys, "show", "runs", *words)

@@ -63,7 +63,11 @@ def two_states(**changes):
             "state 0, where episodes can start",
         ),
         (dict(action_mask=[[True, True], [False, False]]), ActionMaskError, "state 1, .* without ending"),
+        (dict(action_mask=[[1], [1, 0]]), ModelError, "action_mask is no array"),
+        (dict(max_episode_steps=2**70), ModelError, r"must be below 2\*\*62, or None"),
         (dict(grid_shape=(3, 1)), ModelError, "grid_shape"),
+        (dict(grid_shape=2), ModelError, r"grid_shape is 2; it must be \(rows, columns\)"),
+        (dict(grid_shape="12"), ModelError, r"grid_shape is '12'; it must be \(rows, columns\)"),
         (dict(grid_shape=(2, 1, 1)), ModelError, "grid_shape"),
     ],
 )
@@ -240,6 +244,8 @@ def test_start_value_is_the_mean_over_start_states():
     assert model.start_value([2.0, 10.0]) == pytest.approx(0.25 * 2 + 0.75 * 10)
     with pytest.raises(ModelError, match="one value per state"):
         model.start_value([1.0, 2.0, 3.0])
+    with pytest.raises(ModelError, match="dtype <U1; it needs one value per state, numbers"):
+        model.start_value(["1", "2"])
 
 
 def outcomes_of(model, s, a):
@@ -293,10 +299,15 @@ def test_from_arrays_takes_rewards_by_pair_and_terminal_states():
         (dict(terminated=np.zeros((2, 1), dtype=bool)), "terminated has shape"),
         (dict(terminated=np.zeros(2)), "dtype float64"),
         (dict(transition=np.full((2, 1, 2), np.nan)), "is nan"),
+        (dict(transition=np.full((3, 1, 3), np.float32(1 / 3))), "float32 have to be divided by their sums"),
+        (dict(transition=[[1, 2], [3]]), "transition is no array"),
+        (dict(reward=[[1, 2], [3]]), "reward is no array"),
+        (dict(terminated=[[True], [True, False]]), "terminated is no array"),
     ],
 )
 def test_from_arrays_refuses(changes, message):
-    arguments = dict(transition=np.ones((2, 1, 2)) / 2, reward=np.zeros((2, 1)), start_prob=[1.0, 0.0])
+    start = np.eye(len(changes.get("transition", "ab")))[0]
+    arguments = dict(transition=np.ones((2, 1, 2)) / 2, reward=np.zeros((start.size, 1)), start_prob=start)
     with pytest.raises(ModelError, match=message):
         TabularMDP.from_arrays(**{**arguments, **changes})
 
@@ -325,6 +336,11 @@ def test_from_dict_keeps_order_and_forbids_what_is_not_listed():
         ({}, "P has 0 states"),
         ({0: {0: [(1.0, 0, True)]}}, r"P\[0\]\[0\] has the outcome"),
         ({0: {-1: [(1.0, 0, 0, True)]}}, r"P\[0\] has an action -1"),
+        (None, "P is None; it must be a mapping, or a list"),
+        ({0: 5}, r"P\[0\] is 5; it must be a mapping, or a list"),
+        ({0: {0: None}}, r"P\[0\]\[0\] is None; it must be a list of outcomes"),
+        ({0: {0: [7]}}, r"P\[0\]\[0\] has the outcome 7"),
+        ({0: {"left": [(1.0, 0, 0, True)]}}, r"P\[0\] has an action 'left'"),
         ({0: {0: [(0.5, 0, 0, True)]}}, "add up to 0.5"),
         ({0: {0: [(1.0, 0, 0, "yes")]}}, "outcome_terminated has dtype"),
     ],
@@ -332,6 +348,13 @@ def test_from_dict_keeps_order_and_forbids_what_is_not_listed():
 def test_from_dict_refuses(P, message):
     with pytest.raises(ModelError, match=message):
         TabularMDP.from_dict(P, [1.0])
+
+
+def test_from_dict_takes_a_number_of_actions():
+    P = {0: {0: [(1.0, 0, 0, True)]}}
+    assert TabularMDP.from_dict(P, [1.0], n_actions=3).action_mask.tolist() == [[True, False, False]]
+    with pytest.raises(ModelError, match="n_actions is 0; .* or None to take it from P"):
+        TabularMDP.from_dict(P, [1.0], n_actions=0)
 
 
 def test_from_dict_refuses_a_mask_of_another_size():

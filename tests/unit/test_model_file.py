@@ -226,6 +226,14 @@ def test_foreign_files_are_refused_and_never_run(tmp_path):
         model_file.read(tmp_path / "nothing")
 
 
+def test_what_is_wrong_with_visits_is_told(tmp_path):
+    wrong = saved_model()
+    path = tmp_path / "model.npz"
+    model_file.write(path, SavedModel(wrong.settings, wrong.q_table, wrong.visits.astype("i4"), 0))
+    with pytest.raises(ModelFileError, match="its visits are int32; .*visits int64"):
+        model_file.read(path)
+
+
 def test_the_greatest_number_of_visits_is_read(tmp_path):
     model = saved_model()
     model.visits[0] = 0

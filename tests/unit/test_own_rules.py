@@ -16,7 +16,7 @@ from dist_classicrl.errors import (
     ModelFileError,
     SettingsError,
 )
-from dist_classicrl.learning.rules.kernel import entry_of, move, rule_function, unvisited
+from dist_classicrl.learning.rules.kernel import entry_of, move, rule_function, unvisited, update
 from dist_classicrl.model import places
 from dist_classicrl.rules import LearningRule, Shared, register, unregister
 from dist_classicrl.schedules import Constant
@@ -251,6 +251,27 @@ def test_what_cannot_be_registered_as_a_rule():
 
     with pytest.raises(SettingsError, match="in Open amount must have a default that is a number, True or"):
         register(LearningRule("open", Open, learn_without_a_visit, None))
+
+
+def test_a_rule_that_is_written_anew_learns_what_it_says_now():
+    def cell(reward):
+        class Paid(NamedTuple):
+            pass
+
+        @rule_function
+        def learn_paid(rule, context, now, step, learned):
+            return update(context, now, step.state, step.action, reward, learned)
+
+        return register(LearningRule("paid", Paid, learn_paid))
+
+    learned = []
+    for reward in (1.0, 2.0):
+        rule = cell(reward)
+        agent = DistAsyncQLearning(algorithm="paid", learning_rate=1.0, seed=1)
+        agent.train(MODEL, total_steps=100)
+        learned.append(agent.q_table.max())
+    unregister(rule)
+    assert learned == [1.0, 2.0]
 
 
 def test_what_is_not_jitted_is_no_rule():

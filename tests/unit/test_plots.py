@@ -7,6 +7,7 @@ import hand_made_metrics as hand_made
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from matplotlib.colors import to_rgba
 
 from dist_classicrl.cli.commands.plot import command
 from dist_classicrl.environments.model import TabularMDP
@@ -24,6 +25,7 @@ from dist_classicrl.plotting import (
     save,
 )
 from dist_classicrl.plotting.intervals import t_quantile
+from dist_classicrl.plotting.timeline import Timeline, draw_timeline
 
 
 @pytest.fixture
@@ -206,6 +208,20 @@ def test_a_timeline_has_a_row_for_each_rank_with_when_it_learned_and_what_happen
     marks = {tuple(place) for line in lines_of(axes) for place in line.tolist()}
     assert {(6.0, 1.0), (8.0, 1.0), (10.0, 3.0), (16.0, 1.0), (17.0, 0.0), (18.0, 2.0), (19.0, 2.0)} == marks
     assert "replacement started" in legend_of(figure) and "heard again" not in legend_of(figure)
+
+
+def test_a_moment_between_two_reports_does_not_make_all_other_rates_pale():
+    reports = 100
+    ends = np.arange(1.0, reports + 1)
+    ends[50:] -= 0.999  # the 51st follows the 50th at once
+    spans = np.column_stack((np.concatenate(([0.0], ends[:-1])), ends, np.full(reports, 100.0)))
+    spans[50, 2] = 100_000.0
+    figure = canvas.new_figure(3.0)
+    draw_timeline(figure, Timeline((1,), {1: spans}, ()), "")
+    bars, scale = figure.axes
+    assert scale.get_ylim() == (0.0, 100.0)
+    faces = bars.collections[0].get_facecolor()
+    np.testing.assert_allclose(faces, np.tile(to_rgba(canvas.BLUE), (reports, 1)), atol=0.01)
 
 
 def test_every_worker_of_a_large_run_has_its_row(tmp_path):

@@ -72,6 +72,25 @@ def test_each_group_has_its_mean_and_interval_on_common_steps(tmp_path):
     assert len(colors) == 2
 
 
+@pytest.mark.parametrize("count", [4, 10, 30])
+@pytest.mark.parametrize(
+    "label",
+    ["rate={}", "environment=FrozenLake8x8-v1, learning_rate=PerVisit(0.{}, 1.5)", "x={} " + "long " * 60],
+)
+def test_a_legend_of_many_groups_is_whole_and_takes_nothing_from_the_panels(tmp_path, count, label):
+    run = records(tmp_path / "run", 1.0)
+    few, _ = plot_groups({"rate=1": [run]})
+    figure, _ = plot_groups({label.format(number): [run] for number in range(count)})
+    for each in few, figure:
+        each.draw_without_rendering()
+    legend = figure.legends[0].get_window_extent()
+    assert figure.bbox.x0 <= legend.x0 < legend.x1 <= figure.bbox.x1
+    assert figure.bbox.y0 <= legend.y0 < legend.y1 <= figure.bbox.y1
+    assert len(legend_of(figure)) == count
+    heights = [each.axes[0].get_window_extent().height for each in (few, figure)]
+    assert heights[1] > 0.8 * heights[0]
+
+
 def test_the_median_has_quartiles(tmp_path):
     runs = [records(tmp_path / str(level), level) for level in (1.0, 2.0, 3.0, 4.0, 100.0)]
     figure, compared = plot_groups({"all": runs}, average="median")
@@ -274,6 +293,35 @@ def test_runs_are_grouped_by_any_setting_and_by_what_differs(drawn, tmp_path, ca
     assert out == "plot.png: 4 runs, 80 reports\n" and "median of 4 runs" in legend_of(drawn[-1])
     status, _, err = run_command(capsys, "plot", *map(str, runs), "--group-by", "learning-rat")
     assert status == 2 and "there is no setting 'learning-rat'. Did you mean 'learning_rate'?" in err
+
+
+def test_an_argument_of_the_environment_is_not_the_setting_of_the_same_name(drawn, tmp_path, capsys):
+    """A garnet has a seed of its own."""
+    same, other = ({"environment_arguments": {"seed": seed, "states": 9}} for seed in (7, 8))
+    environments = {"environment": "garnet"}
+    alike = make_runs(tmp_path / "alike", *[same | environments] * 3)
+    out, _ = plot(capsys, *alike)
+    assert out == "plot.png: 3 runs, 60 reports\n"  # they differ in the seed of the training alone
+    both = [*alike, *make_runs(tmp_path / "other", other | environments)]
+    named = ["env_arg.seed=7 (3 runs)", "env_arg.seed=8"]
+    for asked in ([], ["--group-by", "env-arg.seed"]):
+        plot(capsys, *both, *asked)
+        assert legend_of(drawn[-1])[:2] == named
+    plot(capsys, *alike, "--group-by", "seed")
+    assert legend_of(drawn[-1])[:3] == ["seed=0", "seed=1", "seed=2"]
+    plot(capsys, *alike, "--group-by", "env_arg.states")
+    assert drawn[-1].get_suptitle() == "3 runs by states"
+
+
+@pytest.mark.parametrize("command", ["plot", "report"])
+def test_a_folder_of_runs_stands_for_them(drawn, tmp_path, capsys, command):
+    runs = make_runs(tmp_path / "runs", {}, {})
+    (tmp_path / "runs" / "picture").mkdir()
+    status, out, err = run_command(capsys, command, str(tmp_path / "runs"))
+    assert status == 0 and not err
+    assert out == "plot.png: 2 runs, 40 reports\n" or all(str(run) in out for run in runs)
+    status, _, err = run_command(capsys, command, str(tmp_path / "runs" / "picture"))
+    assert status == 2 and "metrics.jsonl cannot be read" in err
 
 
 def test_different_environments_are_warned_of(drawn, tmp_path, capsys):

@@ -126,6 +126,30 @@ def test_a_name_and_a_class_belong_to_one_rule(own):
     assert find("q_learning") == (Q_LEARNING, QLearning())
 
 
+def test_a_rule_that_is_written_anew_takes_the_place_of_the_old_one(own):
+    with pytest.raises(SettingsError, match="To write the rule anew, write its class anew, too"):
+        rules.register(made(check=check))
+
+    class Again(NamedTuple):
+        trace_decay: float = 0.5
+
+    Again.__qualname__ = Watkins.__qualname__
+    new = rules.register(made(parameters=Again))
+    assert rules.registered("own") is new and rules.of_class(Watkins) is None
+    rules.unregister(new)
+
+
+@pytest.mark.parametrize("rule", [made(name=7), made(name=""), made(parameters=None), made(parameters=dict)])
+def test_what_has_no_name_or_no_named_tuple_is_no_rule(rule):
+    with pytest.raises(SettingsError, match="needs a name, as text, and as parameters a class made with"):
+        rules.register(rule)
+
+
+def test_a_class_in_place_of_its_object_is_told_what_to_write(own):
+    with pytest.raises(SettingsError, match=r"Write Watkins\(\) for its usual hyper-parameters"):
+        find(Watkins)
+
+
 @pytest.mark.parametrize("name", rules.BUILT_IN)
 def test_the_names_of_the_package_are_taken_before_its_rules_are_loaded(monkeypatch, name):
     monkeypatch.setattr(rules, "_known", {})

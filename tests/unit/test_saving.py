@@ -132,7 +132,7 @@ VALUES, COUNTS = np.arange(6.0), np.arange(6)
 
 def test_by_steps_it_is_due_at_their_multiples(clock):
     saver, _, _ = make_saver(clock)
-    assert saver.next_step(50) == 100
+    assert saver.next_step == 100
     assert [steps for steps in (50, 99, 100, 101) if saver.is_due(steps)] == [100, 101]
     saver.begin(170)
     assert [steps for steps in (171, 199, 200) if saver.is_due(steps)] == [200]
@@ -145,10 +145,23 @@ def test_a_multiple_at_which_the_last_one_is_not_on_disk_is_left_out(clock):
     saver, writer, _ = make_saver(clock, takes=5.0)
     saver.begin(100)
     saver.save(VALUES, COUNTS, position())
-    assert saver.next_step(100) == math.inf and not saver.is_due(200)
+    saver.look(200)
+    assert saver.next_step == math.inf and not saver.is_due(200)
     writer.wait(5.0)
-    assert saver.next_step(230) == 300
+    saver.look(230)
+    assert saver.next_step == 300
     assert [steps for steps in (230, 299, 300) if saver.is_due(steps)] == [300]
+
+
+def test_who_asks_when_it_is_due_changes_nothing(clock):
+    saver, writer, _ = make_saver(clock, takes=5.0)
+    saver.save(VALUES, COUNTS, position())
+    writer.wait(5.0)
+    saver.look(110)
+    for _ in range(2):  # neither moves the step at which it is due, nor makes it up
+        assert [saver.is_due(steps) for steps in (10**6, 110, 199, 200)] == [True, False, False, True]
+        assert saver.next_step == 200
+    assert not writer.limits
 
 
 def test_by_time_it_is_due_so_many_seconds_after_the_last_began(clock):
@@ -171,6 +184,7 @@ def test_it_is_never_due_before_the_last_one_is_on_disk(clock, interval):
     clock.now += 100.0
     assert not saver.is_due(10**12)
     writer.wait(5.0)
+    saver.look(10**12)
     clock.now += 0.1
     assert saver.is_due(10**12) is (interval == "1ms")
     assert saver.is_due(10**12 + 1)
@@ -265,10 +279,10 @@ def test_the_last_one_is_kept_where_it_is_ready_in_time(clock, caplog):
 @pytest.mark.parametrize("interval, limit", [("1s", 60.0), (100, 60.0), ("2h", 7200.0)])
 def test_one_that_takes_long_is_reported(clock, interval, limit):
     saver, writer, _ = make_saver(clock, takes=1e9, checkpoint_interval=interval)
-    saver.is_due(10**12)
+    saver.look(10**12)
     assert writer.limits == set()
     saver.save(VALUES, COUNTS, position(60))
-    saver.is_due(10**12)
+    saver.look(10**12)
     assert writer.limits == {limit}
     writer.limits.clear()
     saver.save_last(VALUES, COUNTS, position(70))
@@ -306,9 +320,9 @@ def test_one_that_could_not_be_written_is_nowhere(clock):
 
 def test_somebody_else_in_the_folder_is_raised_but_does_not_hide_another_error(clock, caplog):
     saver, writer, _ = make_saver(clock)
-    assert saver.look() is None
+    assert saver.look(60) is None
     writer.fenced = CheckpointFencedError("somebody else")
-    for call in (saver.look, lambda: saver.save_last(VALUES, COUNTS, position())):
+    for call in (lambda: saver.look(60), lambda: saver.save_last(VALUES, COUNTS, position())):
         with pytest.raises(CheckpointFencedError):
             call()
     saver.rescue(VALUES, COUNTS, position())
@@ -343,10 +357,10 @@ def test_only_so_many_results_are_kept():
 
 def test_a_request_to_stop_is_found(clock):
     saver, _, watch = make_saver(clock)
-    assert saver.look() is None and saver.asked_to_stop is None
+    assert saver.look(60) is None and saver.asked_to_stop is None
     stop = Stop(75, "another rank")
     saver.ask_to_stop(stop)
-    assert saver.look() == saver.asked_to_stop == watch.stop == stop
+    assert saver.look(60) == saver.asked_to_stop == watch.stop == stop
 
 
 # A disk that fails

@@ -137,6 +137,26 @@ def test_boards_have_marks_and_values_and_the_greedy_square_is_legal(tmp_path, c
     assert out.count("illegal") == np.count_nonzero(boards[state])
 
 
+def test_what_is_shortened_says_how_to_see_the_rest(tmp_path, capsys):
+    values, visits = np.zeros((500, 6)), np.zeros((500, 6), int)
+    visits[:30] = 1
+    path = make_run(tmp_path / "taxi", "Taxi-v4", values, visits)
+    _, out, _ = run_command(capsys, "show", path)
+    said = "20 of 30 visited states. More of them: --states 30. All about one: --observation 19."
+    assert out.splitlines()[-1] == said
+    assert (
+        run_command(capsys, "show", path, "--states", "30")[1].splitlines()[-1] == "30 of 30 visited states"
+    )
+    assert "state 19: " in run_command(capsys, "show", path, "--observation", "19")[1]
+
+
+def test_of_boards_only_some_are_shown_which_is_said(tmp_path, capsys):
+    rows = 338
+    path = make_run(tmp_path / "game", "tictactoe", np.zeros((rows, 9)), np.ones((rows, 9), int))
+    _, out, _ = run_command(capsys, "show", path)
+    assert out.splitlines()[-1].startswith(f"6 of {rows:,} visited states. More of them: --states {rows}.")
+
+
 def test_a_bare_model_file_is_a_table_of_numbers(tmp_path, capsys):
     agent = DistAsyncQLearning(state_size=3, action_size=2)
     agent.q_table = [[0.0, 1e-5], [2e7, 0.0], [0.5, 0.5]]

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 import types
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from dist_classicrl import DistAsyncQLearning
 from dist_classicrl.callbacks import BaseCallback, shown
 from dist_classicrl.engines.progress import Progress
 from dist_classicrl.environments.model import TabularMDP
-from dist_classicrl.errors import SettingsError, TrainingInterrupted
+from dist_classicrl.errors import SettingsError, TrainingInterrupted, TrainingStopped
 
 ROOT = Path(__file__).resolve().parents[2]
 GARNET = TabularMDP.garnet(25, 4, 3, seed=3, max_episode_steps=60)
@@ -299,6 +300,75 @@ def test_a_second_ctrl_c_ends_it_at_once():
     with pytest.raises(KeyboardInterrupt) as stopped:
         agent.train(GARNET, total_steps=10**12, progress=press, progress_interval=0)
     assert not isinstance(stopped.value, SystemExit)
+
+
+class SlowLake(SteppedLake):
+    """Presses Ctrl-C at its `at`-th step, which takes so many `seconds`."""
+
+    at, seconds = 7, 0.0
+
+    def __init__(self):
+        super().__init__()
+        self.made = 0
+
+    def step(self, action):
+        self.made += 1
+        if self.made == self.at:
+            signal.raise_signal(signal.SIGINT)
+            time.sleep(self.seconds)
+        return super().step(action)
+
+
+@pytest.mark.parametrize("n_envs", [1, 3])
+@pytest.mark.parametrize("has_folder", [False, True])
+def test_ctrl_c_stops_after_the_step_that_is_being_made(n_envs, has_folder, tmp_path, caplog):
+    """Not after the batch, which holds 32 of them."""
+    agent = DistAsyncQLearning(seed=1, n_envs=n_envs)
+    envs = []
+    make = partial(kept_in, envs, SlowLake)
+    folder = tmp_path / "checkpoints" if has_folder else None
+    with pytest.raises(TrainingInterrupted) as stopped:
+        agent.train(make, total_steps=10**6, checkpoint_dir=folder)
+    made = max(env.made for env in envs)
+    assert made == SlowLake.at
+    assert agent.steps == agent.visits.sum() == stopped.value.steps == made * n_envs
+    assert "rank" not in caplog.text
+
+
+def kept_in(made, kind):
+    made.append(kind())
+    return made[-1]
+
+
+def test_ctrl_c_in_a_slow_step_says_what_is_waited_for_and_how_to_end_it_at_once(caplog):
+    class VerySlow(SlowLake):
+        seconds = 1.5
+
+    agent = DistAsyncQLearning(seed=1, n_envs=1)
+    with pytest.raises(TrainingInterrupted):
+        agent.train(VerySlow, total_steps=10**6)
+    said = [record.getMessage() for record in caplog.records]
+    assert said[0] == (
+        "Ctrl-C: training stops after the step of the environment that is being made. "
+        "A second Ctrl-C ends it at once."
+    )
+    assert said[1].startswith("Stopped by Ctrl-C after 7 of 1,000,000 steps.")
+
+
+def test_a_signal_that_was_left_over_is_told_by_its_name(tmp_path, caplog):
+    """It came between two trainings, of which the second is not saved."""
+    agent = DistAsyncQLearning(seed=1)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        agent.train(GARNET, total_steps=500, checkpoint_dir=tmp_path / "checkpoints")
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(TrainingStopped) as stopped:
+            agent.train(GARNET, total_steps=10**9)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert stopped.value.reason.startswith("SIGTERM between two trainings after ")
+    assert "Stopped by SIGTERM between two trainings after " in caplog.text
+    assert "catch TrainingStopped" in caplog.text
 
 
 def test_a_program_that_hears_ctrl_c_itself_goes_on_hearing_it(monkeypatch):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
+import threading
 from functools import partial
 
 import gymnasium
@@ -14,6 +16,7 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
+from dist_classicrl import DistAsyncQLearning
 from dist_classicrl.environments.stepped import spaces
 from dist_classicrl.environments.stepped.make import make_stepped
 from dist_classicrl.errors import (
@@ -300,7 +303,9 @@ def test_rewards_that_are_no_numbers_are_named(way, reward):
     env.reset(seed=2)
     env.step(4)
     env.reset()
-    message = f"Environment 1 gave the reward {reward} for action 4 in state {env.core} "
+    message = (
+        rf"Environment 1 gave the reward {reward} for action 4 in state {env.core} \(observation {env.core}\)"
+    )
     with pytest.raises(RewardError, match=message):
         run_until_error(way, 2, reward)
 
@@ -512,6 +517,44 @@ def test_only_what_was_made_is_closed(caplog):
     stepped = make_stepped(lambda: batch)
     stepped.close()
     assert batch.closed and made[-1].closed
+
+
+class Ending(Timetable):
+    """Ends its process in its second step."""
+
+    def step(self, action):
+        if self.steps_ever == 1:
+            os._exit(7)
+        return super().step(action)
+
+
+@pytest.mark.parametrize(("copies", "code"), [((Timetable, Ending), 7), ((Timetable, Timetable), -9)])
+def test_a_process_of_the_environment_that_has_ended_is_named_and_not_waited_for(copies, code):
+    batch = AsyncVectorEnv(copies)
+    stepped = make_stepped(lambda: batch)
+    stepped.reset(0)
+    if code < 0:
+        batch.processes[1].kill()
+        batch.processes[1].join()
+    with pytest.raises(EnvError, match=f"process 1 ended with exit code {code} in the middle of the run"):
+        for _ in range(9):
+            stepped.step(np.zeros(2, np.int64))
+    closing = threading.Thread(target=stepped.close, daemon=True)
+    closing.start()
+    closing.join(20)
+    assert not closing.is_alive() and batch.closed
+    assert not any(process.is_alive() for process in batch.processes)
+
+
+def test_an_environment_without_spaces_is_named():
+    class Bare(gymnasium.Env):
+        action_space = Discrete(2)
+
+    for env in (Bare, Bare()):
+        with pytest.raises(EnvError, match="Bare.* has no observation_space.*Discrete"):
+            make_stepped(env, 2)
+    with pytest.raises(EnvError, match="Bare.* has no observation_space"):
+        DistAsyncQLearning(seed=1).train(lambda: gymnasium.wrappers.OrderEnforcing(Bare()), total_steps=10)
 
 
 # What the environment is

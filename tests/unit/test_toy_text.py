@@ -376,6 +376,12 @@ def test_infinite_rewards_are_named():
             known_model(FrozenLakeEnv(reward_schedule=(reward, 0, 0)))
 
 
+def test_what_gymnasium_cannot_make_is_named():
+    for env, options in (("NoSuchThing-v0", {}), ("FrozenLake-v1", {"map_name": "9x9"})):
+        with pytest.raises(EnvError, match=f"make\\('{env}'.* raised .*Correct the id or its options"):
+            TabularMDP.from_gymnasium(env, **options)
+
+
 def test_options_need_an_id():
     with pytest.raises(EnvError, match="give its id instead"):
         TabularMDP.from_gymnasium(gymnasium.make("FrozenLake-v1"), is_slippery=False)

@@ -10,7 +10,7 @@ from made_learners import learner_of
 from dist_classicrl import DistAsyncQLearning
 from dist_classicrl.environments import trial
 from dist_classicrl.environments.simulate import CompiledSimulator
-from dist_classicrl.errors import OutsideSpaceError, RewardError
+from dist_classicrl.errors import ModelError, OutsideSpaceError, RewardError
 from dist_classicrl.evaluation.episodes import evaluate
 from dist_classicrl.learning.learner import Stream
 from dist_classicrl.model.agent_state import AgentState
@@ -45,6 +45,24 @@ def step(data, memory, state, action, random):
     if memory[0] == data.length:
         return data.state, data.reward, False
     return (state + 1) % N_STATES, price, memory[0] == data.length + 1
+
+
+class Plain(NamedTuple):
+    number: int
+
+
+class Listed(NamedTuple):
+    values: object
+
+
+@numba.njit
+def begin_at_0(data, memory, random):
+    return 0
+
+
+@numba.njit
+def step_to_1(data, memory, state, action, random):
+    return 1, 1.0, True
 
 
 def course(length=3, start=0, state=1, reward=0.0, n_prices=N_ACTIONS, read=False, **more):
@@ -108,6 +126,44 @@ def test_an_action_that_the_games_arrays_do_not_have_is_found_in_the_trial():
         match="step in state [0-5] with action 2 read or wrote an array .* 6 states and 3 actions",
     ):
         trained(course(n_prices=2, read=True))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda data, memory, state, action, random: (state, 1.0),
+        lambda data, memory, state, action, random: None,
+        lambda data, memory, state, action, random: (state, "1", True),
+        lambda data, memory, state, action: (state, 1.0, True),
+    ],
+)
+def test_functions_that_cannot_be_compiled_are_named_with_what_they_must_return(wrong):
+    game = CompiledSimulator.game("oops", 2, 2, Plain(1), begin_at_0, numba.njit(wrong))
+    with pytest.raises(ModelError, match="oops: its functions cannot be compiled.*Numba says why") as raised:
+        trained(game, 10)
+    assert "next state, reward and whether the episode is over" in str(raised.value)
+    agent = AgentState(Settings())
+    agent.set_values(np.zeros((2, 2)))
+    with pytest.raises(ModelError, match="oops: its functions cannot be compiled"):
+        evaluate(game, agent, 3, 0, 50)
+
+
+@pytest.mark.parametrize("data", [Listed([1.0]), Listed({1: 2})])
+def test_data_that_compiled_code_cannot_read_is_named(data):
+    game = CompiledSimulator.game("oops", 2, 2, data, begin_at_0, step_to_1)
+    with pytest.raises(ModelError, match="oops: its functions cannot be compiled.* data has arrays, numbers"):
+        trained(game, 10)
+
+
+def test_a_state_that_is_no_whole_number_is_named_and_not_rounded():
+    half = numba.njit(lambda data, memory, random: 0.5)
+    with pytest.raises(OutsideSpaceError, match=r"reset gave the state 0\.5\. States are whole numbers"):
+        trained(CompiledSimulator.game("oops", 2, 2, Plain(1), half, step_to_1), 10)
+    more = numba.njit(lambda data, memory, state, action, random: (state + 0.25, 1.0, False))
+    with pytest.raises(OutsideSpaceError, match=r"step in state 0 with action [01] gave the state 0\.25\."):
+        trained(CompiledSimulator.game("oops", 2, 2, Plain(1), begin_at_0, more), 10)
+    whole = numba.njit(lambda data, memory, state, action, random: (1.0, 1.0, True))
+    trained(CompiledSimulator.game("float", 2, 2, Plain(1), begin_at_0, whole), 10)
 
 
 def test_with_check_each_index_is_checked_in_every_step(monkeypatch):

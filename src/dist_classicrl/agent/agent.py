@@ -309,7 +309,7 @@ class DistAsyncQLearning:
         checkpoint_mode: int = 0o600,
         leave_signals: Iterable[int | str] = (),
         callbacks: CallbacksLike = None,
-        placement: Literal["auto", "replicated"] | Engine = "auto",
+        placement: Literal["auto", "replicated", "sharded"] | Engine = "auto",
     ) -> TrainingResult:
         """Learn for a number of environment steps; every rank of the communicator calls this.
 
@@ -373,10 +373,13 @@ class DistAsyncQLearning:
         callbacks : BaseCallback, callable, or sequence of them, optional
             What `dist_classicrl.callbacks` has, or of its kind: called on rank 0, or the rank that took its
             place, whenever `progress` is, and when something happens. A callback can end the run early.
-        placement : "auto", "replicated" or Engine
+        placement : "auto", "replicated", "sharded" or Engine
             Where the table is and how the training is spread, the same on all ranks. With "replicated" every
             rank has the whole table: a process alone learns by itself, and several ranks learn with a server,
-            or in rounds in the reproducible mode. "auto" is that, too. An engine of your own, as
+            or in rounds in the reproducible mode. With "sharded" there is one table for all: all ranks,
+            which must be on one host, learn in the same rows in shared memory, each with 32 episodes at a
+            time. "auto" takes that where a table is so large that copies do not fit into a core's cache, in
+            compiled environments on one host, and "replicated" elsewhere. An engine of your own, as
             `dist_classicrl.engines.engine` describes it, is used as it is.
 
         Returns

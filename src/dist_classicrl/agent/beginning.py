@@ -64,7 +64,8 @@ class Beginning:
             "resumed": None if resumed is None else Resumed(**resumed),
             "environment": Identity.from_dict(data["environment"]),
         }
-        return cls(**{**data, **read})
+        known = {name: data[name] for name in cls.__dataclass_fields__}
+        return cls(**{**known, **read})
 
 
 def begin_call(

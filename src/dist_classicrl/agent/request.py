@@ -79,7 +79,7 @@ class Request:
         The agent has `made` steps before, and so many `ranks` train together. SettingsError where something
         is asked for that cannot be done.
         """
-        steps = self._named_steps()
+        steps = self._named_steps(ranks)
         asked = steps if self.names_total else steps * ranks
         if made + asked >= _MOST_STEPS:
             raise SettingsError(
@@ -114,10 +114,11 @@ class Request:
             return _REPORT_SECONDS if settings.async_updates else math.inf
         return float(self.progress_interval)
 
-    def _named_steps(self) -> int:
+    def _named_steps(self, ranks: int) -> int:
         if (self.steps is None) == (self.total_steps is None):
+            which = "steps= (this rank's share) or total_steps= (of all ranks together)"
             raise SettingsError(
-                "train() takes steps= (this rank's share) or total_steps= (of all ranks together), exactly "
+                f"train() takes {which if ranks > 1 else 'total_steps=, or steps= for it'}, exactly "
                 f"one of them; got steps={self.steps!r} and total_steps={self.total_steps!r}."
             )
         name = "total_steps" if self.names_total else "steps"

@@ -22,7 +22,7 @@ from dist_classicrl.callbacks import CallbackList, callback_list
 from dist_classicrl.callbacks.shown import REPORT_SECONDS, ShownTraining
 from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.comm import envelope
-from dist_classicrl.engines.engine import Engine, engine_for
+from dist_classicrl.engines.engine import Engine, Layout, engine_for, engine_named
 from dist_classicrl.engines.outcome import Outcome, Tally
 from dist_classicrl.engines.progress import Observer
 from dist_classicrl.engines.run import LossPolicy, Run
@@ -86,7 +86,9 @@ class Session:
         source = self.state.get_to_know(self.asked.env)
         beginning = Beginning.from_dict(entry.told)
         adopt(self.state, beginning, self.plan, self.watch)
-        engine = engine_for(self.state.settings, beginning.ranks, self.asked.placement)
+        engine = engine_named(
+            entry.told["engine"], self.state.settings, beginning.ranks, self.asked.placement
+        )
         return self._train(engine, source, beginning, None, entry)
 
     def _settle(
@@ -101,10 +103,11 @@ class Session:
             steps = asked.checked_steps(state.steps, len(agreement.members))
             state.check_values()
             self._check_workers(ranks, len(agreement.members) - 1)
-            engine = engine_for(state.settings, ranks, asked.placement)
+            engine_for(state.settings, ranks, asked.placement)  # what is asked for is said to be wrong first
             if error is None:
                 source = state.look_at(asked.env)
                 until_training.callback(source.close)
+                engine = engine_for(state.settings, ranks, asked.placement, self._layout(source))
                 check_keyed(source, state.settings, ranks, engine.name)
                 found, described = (source, engine), self._description(source, engine, steps)
         except BaseException as caught:  # whatever it is, the others must hear of it
@@ -112,6 +115,10 @@ class Session:
         everyone = agreement.agree(error, described, [steps], "all ranks to prepare their environments")
         assert found is not None  # else there was an error, which agree() raised
         return *found, steps if asked.names_total else int(everyone[:, 0].sum())
+
+    def _layout(self, source: Source) -> Layout:
+        hosts = {0} if self.group is None else {self.group.hosts[rank] for rank in self.group.view.members}
+        return Layout(source.n_states * source.n_actions, len(hosts), source.simulator is not None)
 
     def _check_workers(self, ranks: int, workers: int) -> None:
         """Check that as many workers begin as the settings ask for."""
@@ -234,9 +241,10 @@ class Session:
                 resumed=beginning.resumed,
                 generation=beginning.generation,
                 policy=LossPolicy(settings.on_failure, settings.min_workers, settings.max_replacements),
-                told=beginning.to_dict(),
+                told={**beginning.to_dict(), "engine": engine.name},
                 take_over_saving=partial(self._take_over_saving, source, beginning, rank),
                 wants_to_leave=lambda: state.leaving.why,
+                is_sharded=asked.placement == "sharded",
                 lend=corner.put_back_when_read,
                 keyed=state.keyed,
             )

@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 _LINGER_SECONDS = 1.0
 _KEPT = "The agent keeps what it learned, and train() goes on from there."
 _LOST = (
-    "A script that ends here loses what it learned: catch KeyboardInterrupt and call save_model(), or train "
+    "A script that ends here loses what it learned: catch %s and call save_model(), or train "
     "with checkpoint_dir=, to go on from there."
 )
 
@@ -87,13 +87,17 @@ def train(agent: Any, state: AgentState, asked: Request, comm: Any) -> TrainingR
 
 def _train_alone(agent: Any, state: AgentState, asked: Request) -> TrainingResult:
     plan, _ = asked.plan_and_signals()
-    with _watching(plan, 0, is_alone=True) as watch:
+    with _watching(plan, None) as watch:
         try:
             with _shown(asked) as shown:
                 return Session(agent, state, asked, plan, watch, None, shown).begin(Alone(), None)
-        except TrainingInterrupted as interrupted:
+        except TrainingStopped as stopped:
             if plan is None:
-                logger.warning("Stopped by %s. %s", interrupted.reason, _KEPT if is_interactive() else _LOST)
+                caught = (
+                    "KeyboardInterrupt" if isinstance(stopped, TrainingInterrupted) else "TrainingStopped"
+                )
+                kept = _KEPT if is_interactive() else _LOST % caught
+                logger.warning("Stopped by %s. %s", stopped.reason, kept)
             raise
 
 
@@ -166,19 +170,19 @@ def _shown(asked: Request) -> AbstractContextManager[ShownTraining | None]:
 
 
 @contextmanager
-def _watching(plan: CheckpointPlan | None, rank: int, is_alone: bool = False) -> Iterator[StopWatch | None]:
-    """Listen for requests to stop; give None where nothing is saved, unless this process `is_alone`.
+def _watching(plan: CheckpointPlan | None, rank: int | None) -> Iterator[StopWatch | None]:
+    """Listen for requests to stop; give None where nothing is saved, unless this process is alone: no `rank`.
 
     Then it listens for Ctrl-C, unless the program has a handler of its own for that.
     """
     if plan is None:
-        if is_alone and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        if rank is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             with StopWatch((), None, None, rank) as watch:
                 yield watch
             return
         yield None
         return
-    left = slurm.job_seconds_left() if rank == 0 and plan.time_limit is None else None
+    left = slurm.job_seconds_left() if not rank and plan.time_limit is None else None
     with StopWatch(plan.stop_signals, plan.time_limit, left, rank) as watch:
         yield watch
 

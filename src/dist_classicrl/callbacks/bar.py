@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dist_classicrl._words import counted
+from dist_classicrl._words import counted, is_alone
 from dist_classicrl.callbacks.display import time_left
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def drawn(progress: Progress, with_workers: bool) -> RenderableType:
     )
     numbers = Text(_numbers(progress), no_wrap=True, overflow="ellipsis")
     rows: list[RenderableType] = [bar, numbers]
-    if with_workers and progress.ranks:
+    if with_workers and progress.ranks and not is_alone(each.rank for each in progress.ranks):
         rows.append(_workers(progress))
     return Group(*rows)
 

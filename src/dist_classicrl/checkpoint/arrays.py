@@ -7,7 +7,7 @@ import io
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO, TypeGuard
+from typing import IO, Any, BinaryIO, TypeGuard
 
 import numpy as np
 
@@ -85,9 +85,7 @@ def verify(file: BinaryIO, entry: ArrayEntry) -> None:
     sha256 = hashlib.sha256()
     memory = memoryview(bytearray(min(_CHUNK, entry.bytes)))
     for position in range(0, entry.bytes, _CHUNK):
-        piece = memory[: entry.bytes - position]
-        _fill(file, piece)
-        sha256.update(piece)
+        fill(file, memory[: entry.bytes - position], sha256)
     _check_sum(sha256, entry)
 
 
@@ -97,21 +95,17 @@ def read(file: BinaryIO, entry: ArrayEntry) -> np.ndarray:
     start = bytearray(len(_MAGIC) + 2)
     if entry.bytes < len(start):
         raise ValueError("it is too short for an array")
-    _fill(file, memoryview(start))
+    fill(file, memoryview(start))
     if not start.startswith(_MAGIC):
         raise ValueError("it is no .npy file of version 1.0")
     header = bytearray(int.from_bytes(start[-2:], "little"))
     # All sizes must agree before any memory is allocated: a manifest may claim anything.
     if len(start) + len(header) + math.prod(entry.shape) * np.dtype(entry.dtype).itemsize != entry.bytes:
         raise ValueError("its size does not fit its shape")
-    _fill(file, memoryview(header))
+    fill(file, memoryview(header))
     sha256 = hashlib.sha256(start + header)
     array = np.empty(entry.shape, entry.dtype)
-    memory = _memory(array)
-    for position in range(0, len(memory), _CHUNK):
-        piece = memory[position : position + _CHUNK]
-        _fill(file, piece)
-        sha256.update(piece)
+    fill(file, _memory(array), sha256)
     _check_sum(sha256, entry)
     try:
         described = np.lib.format.read_array_header_1_0(io.BytesIO(start[-2:] + header))
@@ -142,11 +136,14 @@ def _check_sum(sha256: Any, entry: ArrayEntry) -> None:
         raise ValueError("its checksum does not match")
 
 
-def _fill(file: BinaryIO, memory: memoryview) -> None:
-    """Read until `memory` is full."""
+def fill(file: IO[bytes], memory: memoryview, digest: Any = None) -> None:
+    """Read until `memory` is full, and let a checksum take in what was read."""
     position = 0
     while position < len(memory):
-        count = file.readinto(memory[position:])  # type: ignore[attr-defined]
+        piece = memory[position : position + _CHUNK]
+        count = file.readinto(piece)  # type: ignore[attr-defined]
         if not count:
             raise ValueError("it ends too early")
+        if digest is not None:
+            digest.update(piece[:count])
         position += count

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from dist_classicrl._files import open_regular, read_regular, whole_file
-from dist_classicrl._nearest import nearest
 from dist_classicrl._urls import without_password
+from dist_classicrl._words import nearest
 from dist_classicrl.cli.synonyms import SYNONYMS
 from dist_classicrl.errors import SettingsError
 

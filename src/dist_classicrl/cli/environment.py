@@ -13,7 +13,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
-from dist_classicrl._nearest import nearest
+from dist_classicrl._words import nearest
 from dist_classicrl.errors import EnvError, SettingsError
 
 # What makes it, and its default arguments.

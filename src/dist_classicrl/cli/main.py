@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import click
 
-from dist_classicrl._nearest import nearest
 from dist_classicrl._version import __version__
+from dist_classicrl._words import nearest
 from dist_classicrl.cli import errors
 
 # Each is a module of this package by the same name; this is its line in the list of commands.

@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from dist_classicrl import durations
-from dist_classicrl._nearest import nearest
 from dist_classicrl._urls import has_password, without_password
+from dist_classicrl._words import nearest
 
 _MOST = 2**63 - 1
 

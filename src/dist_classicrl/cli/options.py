@@ -30,6 +30,7 @@ from dist_classicrl.cli.option_types import (
     Whole,
     WholeOr,
 )
+from dist_classicrl.engines.engine import PLACEMENTS
 from dist_classicrl.settings import ByRule, Settings, checked_chance, checked_step_size
 
 SHOWING = "Records, evaluation and display"
@@ -101,6 +102,13 @@ OF_SETTINGS = _of_fields(Settings)
 
 OF_TRAIN = [
     Option("total_steps", Whole(1, most=2**62 - 1), 10_000_000, "Steps of all ranks together.", RUN),
+    Option(
+        "placement",
+        Choice(*PLACEMENTS),
+        "auto",
+        "Where the table is: a copy on each rank, or one that all ranks of a host learn in.",
+        RUN,
+    ),
     *_of_fields(plan.CheckpointPlan),
     Option(
         "leave_signals", Names(), (), "Signals on which a worker leaves, and the others go on.", plan.SECTION

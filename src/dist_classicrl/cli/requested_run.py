@@ -6,7 +6,7 @@ import errno
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,13 +63,13 @@ class RequestedRun:
 
         CheckpointError if there is no checkpoint, and one is asked for.
         """
-        from dist_classicrl.checkpoint.plan import checkpoint_plan
+        from dist_classicrl.checkpoint.plan import CheckpointPlan, checkpoint_plan
+        from dist_classicrl.engines.engine import engine_for
         from dist_classicrl.settings import Settings
 
-        Settings(**self.of_agent())
-        saving = self.of_train()
-        for name in ("total_steps", "progress_interval", "leave_signals"):
-            del saving[name]
+        asked = self.of_train()
+        engine_for(Settings(**self.of_agent()), self.ranks or 1, asked["placement"])
+        saving = {field.name: asked[field.name] for field in fields(CheckpointPlan)}
         checkpoint_plan(**saving)
         self.make_env()
         log_dir = self.settings["log_dir"]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dist_classicrl._files import read_regular, whole_file
-from dist_classicrl._nearest import nearest
+from dist_classicrl._words import nearest
 from dist_classicrl.cli import config
 
 GREEDY = "greedy"  # what the result has besides the fields of `TrainingResult`
@@ -130,6 +130,15 @@ def steps_saved(place: str | Path) -> int | None:
 def folder_of(name: str) -> Path:
     """Return the folder in which a run in the environment `name` lies if no other is asked for."""
     return ROOT / re.sub(r"[^\w.-]+", "-", name)
+
+
+def runs_below(place: str | os.PathLike[str]) -> list[RunFolder]:
+    """Return the folders of runs that lie in `place`, by name; none where it is that of a run itself."""
+    above = Path(place)
+    if not above.is_dir() or RunFolder(above).exists():
+        return []
+    folders = (RunFolder(path) for path in sorted(above.iterdir()) if path.is_dir())
+    return [folder for folder in folders if folder.exists()]
 
 
 def folder_around(run: str | os.PathLike[str]) -> Path:

@@ -13,7 +13,7 @@ import click
 from dist_classicrl.cli import environment
 from dist_classicrl.cli.config import ENVIRONMENT, ENVIRONMENT_ARGUMENTS
 from dist_classicrl.cli.option_types import option, together
-from dist_classicrl.cli.run_folder import RunFolder, known_runs
+from dist_classicrl.cli.run_folder import RunFolder, known_runs, runs_below
 from dist_classicrl.errors import CheckpointError, SettingsError
 
 if TYPE_CHECKING:
@@ -118,6 +118,8 @@ def load(path: str | os.PathLike[str]) -> TrainedAgent:
         return TrainedAgent(DistAsyncQLearning.load_model(text), place)
     if not place.exists():
         raise FileNotFoundError(f"There is no {text!r}.{known_runs(place)}")
+    if found := runs_below(place):
+        raise SettingsError(f"{text} is a folder of runs. Name one of them, such as {found[0].path}.")
     inner = place.is_file() or not (place / "config.toml").exists()
     folder = RunFolder(place.parent if inner else place)
     source = place if inner else _newest(folder)

@@ -136,7 +136,8 @@ def _binding(by_host: dict[str, list[dict[str, Any]]]) -> Finding:
             if n_ranks > len(cores) + 1 and len(cores) < everything:
                 return warning(
                     check,
-                    f"{n_ranks} ranks on {host} are bound to the same {_cores(len(cores))}; others are free",
+                    f"{n_ranks} ranks on {host} are bound to the same {counted(len(cores), 'core')}; "
+                    "others are free",
                     "Start mpirun with --bind-to none, or with --bind-to core and one slot per core.",
                 )
     if bound:
@@ -145,8 +146,4 @@ def _binding(by_host: dict[str, list[dict[str, Any]]]) -> Finding:
 
 
 def _are_cores(n: int) -> str:
-    return f"{'is' if n == 1 else 'are'} {_cores(n)}"
-
-
-def _cores(n: int) -> str:
-    return "1 core" if n == 1 else f"{n} cores"
+    return f"{'is' if n == 1 else 'are'} {counted(n, 'core')}"

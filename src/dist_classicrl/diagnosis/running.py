@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dist_classicrl._words import counted
 from dist_classicrl.diagnosis import marked, probe
 from dist_classicrl.diagnosis.children import last_lines, probe_command
 from dist_classicrl.diagnosis.findings import Finding, failure, ok, warning
@@ -66,8 +67,7 @@ def examine(ranks: Ranks, plan: TrainingPlan, launcher: Launcher, file: str) -> 
     else:
         ranks.reports = reports
         hosts = {each["host"] for each in reports}
-        where = "1 host" if len(hosts) == 1 else f"{len(hosts)} hosts"
-        yield ok(check, f"{plan.ranks} on {where} find each other")
+        yield ok(check, f"{plan.ranks} on {counted(len(hosts), 'host')} find each other")
         for each in said:
             if "profile" in each:
                 yield _speed(CommunicationProfile.from_dict(each["profile"]))

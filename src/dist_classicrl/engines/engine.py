@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -17,8 +18,13 @@ if TYPE_CHECKING:
     from dist_classicrl.membership.handshake import Setup
     from dist_classicrl.settings import Settings
 
-PLACEMENTS = ("auto", "replicated")
-"""What `train` takes for `placement` besides an engine. With both of them each rank has the whole table."""
+logger = logging.getLogger(__name__)
+
+PLACEMENTS = ("auto", "replicated", "sharded")
+"""What `train` takes for `placement` besides an engine."""
+
+SHARDED_FROM = 1 << 17
+"""Entries from which "auto" lets the ranks of a host learn in the same rows."""
 
 
 @runtime_checkable
@@ -69,8 +75,11 @@ class _BuiltIn:
         return outcome
 
 
+_LOCAL = _BuiltIn("local", lambda settings, ranks: ranks == 1)
+_SHARDED = _BuiltIn("sharded", lambda settings, ranks: False)
 _BUILT_IN: tuple[Engine, ...] = (
-    _BuiltIn("local", lambda settings, ranks: ranks == 1),
+    _SHARDED,
+    _LOCAL,
     _BuiltIn("server", lambda settings, ranks: settings.async_updates),
     _BuiltIn("rounds", lambda settings, ranks: True),
 )
@@ -96,20 +105,74 @@ def unregister(name: str) -> None:
         raise SettingsError(f"No engine {name!r} was registered, but {known}.")
 
 
-def engine_for(settings: Settings, ranks: int, placement: Any) -> Engine:
+@dataclass(frozen=True)
+class Layout:
+    """On what ranks train: the entries of the table, and on how many hosts the ranks are."""
+
+    entries: int = 0
+    hosts: int = 1
+    is_compiled: bool = False  # whether all of the environment is compiled code
+
+
+def engine_for(settings: Settings, ranks: int, placement: Any, layout: Layout = Layout()) -> Engine:
     """Return the engine that trains over so many ranks; 1: a process alone.
 
-    A `SettingsError` is raised if `placement` is neither one of `PLACEMENTS` nor the engine itself.
+    A `SettingsError` is raised if `placement` is neither one of `PLACEMENTS` nor the engine itself, or the
+    settings ask for what cannot be had with it.
     """
-    if isinstance(placement, str) and placement in PLACEMENTS:
-        engines = (*reversed(_registered.values()), *_BUILT_IN)
-        return next(engine for engine in engines if engine.suits(settings, ranks))
-    if not _is_engine(placement):
-        raise SettingsError(
-            f"placement must be one of {', '.join(map(repr, PLACEMENTS))}, or an engine, which has a name "
-            f"and methods suits and train; got {placement!r}."
+    if not (isinstance(placement, str) and placement in PLACEMENTS):
+        if not _is_engine(placement):
+            raise SettingsError(
+                f"placement must be one of {', '.join(map(repr, PLACEMENTS))}, or an engine, which has a "
+                f"name and methods suits and train; got {placement!r}."
+            )
+        engine: Engine = placement
+        return engine
+    if placement == "sharded":
+        if (why := _is_replicated_only(settings)) is not None:
+            raise SettingsError(f'placement="sharded" cannot be had with {why}.')
+        return _LOCAL if ranks == 1 else _SHARDED
+    for each in reversed(_registered.values()):
+        if each.suits(settings, ranks):
+            return each
+    if placement == "auto" and ranks > 1 and _gains_from_rows(settings, layout):
+        logger.info(
+            "All ranks learn in the same rows: the table has %s entries, more than fit into a core's "
+            'cache. placement="replicated" gives each rank a copy.',
+            f"{layout.entries:,}",
         )
-    return placement
+        return _SHARDED
+    return next(engine for engine in _BUILT_IN if engine.suits(settings, ranks))
+
+
+def engine_named(name: str, settings: Settings, ranks: int, placement: Any) -> Engine:
+    """Return the engine of this name with which others have begun to train."""
+    for engine in _BUILT_IN:
+        if engine.name == name:
+            return engine
+    return engine_for(settings, ranks, placement)
+
+
+def _gains_from_rows(settings: Settings, layout: Layout) -> bool:
+    is_large = layout.is_compiled and layout.entries >= SHARDED_FROM
+    return is_large and layout.hosts == 1 and _is_replicated_only(settings) is None
+
+
+def _is_replicated_only(settings: Settings) -> str | None:
+    """Return which of the settings asks for copies of the table on all ranks, and what to write instead."""
+    if not settings.async_updates:
+        return "async_updates=False, the reproducible mode: write async_updates=True"
+    if settings.compression_threshold > 0.0:
+        return (
+            f"compression_threshold={settings.compression_threshold:g}: nothing is sent that could be left "
+            "out. Write compression_threshold=0"
+        )
+    if settings.replay_ratio > 0.0:
+        return (
+            f"replay_ratio={settings.replay_ratio:g}: old transitions are not learned again there. Write "
+            "replay_ratio=0"
+        )
+    return None
 
 
 def _is_engine(value: Any) -> bool:

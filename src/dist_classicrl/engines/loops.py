@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import numpy as np
@@ -38,7 +39,24 @@ class Loop(ABC):
         self._company = Company() if company is None else company
         self.own = self._company.own  # the process itself
         self.begin = 0.0
+        if run.watch is not None:
+            run.watch.waits_for = self._unit
         self._copies = run.values[:0], run.counts[:0]
+
+    @property
+    @abstractmethod
+    def _unit(self) -> str:
+        """What is not interrupted."""
+
+    @contextmanager
+    def _busy_with(self, what: str) -> Iterator[None]:
+        """Let whoever asks to stop know what is waited for meanwhile."""
+        watch = self._run.watch
+        if watch is not None:
+            watch.waits_for = what
+        yield
+        if watch is not None:
+            watch.waits_for = self._unit
 
     @property
     def seconds(self) -> float:
@@ -84,7 +102,8 @@ class Loop(ABC):
         reporter = self._run.reporter
         reporter.hear(self._company.record, self._run.saver)
         if reporter.is_due(self.seconds, now):
-            reporter.report(self.seconds, [self.own])
+            with self._busy_with("a report, with its callbacks"):
+                reporter.report(self.seconds, [self.own])
             reporter.rest(self.seconds)
         return not (reporter.wants_end or self._company.is_there())
 
@@ -101,11 +120,12 @@ class Loop(ABC):
                 self.settle()
                 raise run.stopped(run.watch.stop, None)
             return
-        stop = saver.look()
+        stop = saver.look(self._global_step)
         if stop is not None:
             self.report(now=True)
             self.settle()
-            where = saver.save_last(run.values, run.counts, self.position())
+            with self._busy_with("its last checkpoint"):
+                where = saver.save_last(run.values, run.counts, self.position())
             run.reporter.hear(self._company.record, saver)
             raise run.stopped(stop, where)
         if saver.is_due(self._global_step):
@@ -132,6 +152,11 @@ class StepLoop(Loop):
         self._mode = getattr(learner, "mode", "alone")
         run.lend(self.settle)
 
+    @property
+    def _unit(self) -> str:
+        is_stepped = self._run.source.simulator is None
+        return f"the {'step of the environment that is' if is_stepped else 'steps that are'} being made"
+
     def _learn_all(self) -> None:
         run, stream, learner = self._run, self._stream, self._learner
         fold_at = time.perf_counter() + _FOLD_SECONDS
@@ -151,8 +176,9 @@ class StepLoop(Loop):
                 steps = min(max(1, size // batch) * batch, last - stream.used)
                 if (until := self._steps_until_next()) < steps:
                     steps = min(-(-int(until) // whole) * whole, steps)
-                before = time.perf_counter()
+                before, used = time.perf_counter(), stream.used
                 learner.learn(self._walker, stream, steps)
+                steps = stream.used - used
                 now = time.perf_counter()
                 spent = Learned(learning_seconds=now - before, worker_seconds=now - before)
                 size = max(1, min(int(steps * _SLICE_SECONDS / max(now - before, 1e-9)), 4 * size))
@@ -189,8 +215,7 @@ class StepLoop(Loop):
         run = self._run
         until = run.reporter.next_step - run.tally.steps
         if run.saver is not None:
-            here = self._global_step
-            until = min(until, run.saver.next_step(here) - here)
+            until = min(until, run.saver.next_step - self._global_step)
         return max(1, until)
 
     def rescue(self) -> None:
@@ -227,6 +252,8 @@ class StepLoop(Loop):
 
 class RoundLoop(Loop):
     """Plays the rounds of all logical workers, and merges them."""
+
+    _unit = "the round that is being played"
 
     def _learn_all(self) -> None:
         run, learner = self._run, self._learner

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from dist_classicrl._words import counted
 from dist_classicrl.membership.events import EventLog, is_event
 
 _MEANS = ("mean_return", "mean_length")
@@ -41,11 +42,11 @@ class Outcome:
     resumed_from: str | None = None
 
     def __repr__(self) -> str:
-        parts = [f"{self.steps:,} steps", f"{self.episodes:,} episodes"]
+        parts = [counted(self.steps, "step"), counted(self.episodes, "episode")]
         if self.episodes:
             parts += [f"mean return {self.mean_return:.4g}", f"mean length {self.mean_length:.4g}"]
         parts += [f"{self.seconds:.3g} s", f"{self.steps_per_second:.3g} steps/s"]
-        parts.append(f"{self.workers} worker{'' if self.workers == 1 else 's'}")
+        parts.append(counted(self.workers, "worker"))
         if self.lost_workers:
             parts.append(f"lost {', '.join(map(str, self.lost_workers))}")
         if self.resumed_from is not None:

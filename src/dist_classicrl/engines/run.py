@@ -99,6 +99,8 @@ class Run:
     #: Takes what brings `values` and `counts` up to date, to be called before anybody else reads them.
     lend: Callable[[Callable[[], None]], None] = lambda settle: None
     keyed: KeyedStates | None = None  # where states are keys: `values` and `counts` grow with them
+    is_sharded: bool = False  # whether the table was asked to be one for all, also where a process is alone
+    rows: Any = None  # a `LineTable` in which this rank's learner is to learn
 
     def __post_init__(self) -> None:
         self._has_used_source = False
@@ -153,7 +155,8 @@ class Run:
 
         `is_alone`: nobody will ask its table for maps.
         """
-        return new_learner(self.source, self.settings, rates, self.values.dtype, n_states, is_alone)
+        rows = self.rows if n_states is None or self.rows is None else self.rows.small(n_states)
+        return new_learner(self.source, self.settings, rates, self.values.dtype, n_states, is_alone, rows)
 
     def add_walkers(self, learner: Learner, numbers: list[int]) -> None:
         """Give a learner these walkers, as new, with environments of their own.
@@ -178,10 +181,13 @@ class Run:
 
     def alone_stream(self) -> Stream:
         """Return the random stream of a process that learns alone, from where it goes on."""
+        begin, used = self.start, 0
         if self.resumed is not None and self.resumed.stream is not None:
             begin, used = self.resumed.stream
-            return Stream(stream_key(self.seed, "alone", begin), begin, used)
-        return Stream(stream_key(self.seed, "alone", self.start), self.start)
+        return Stream(stream_key(self.seed, "alone", begin), begin, used, self._is_asked_to_stop)
+
+    def _is_asked_to_stop(self) -> bool:
+        return self.watch is not None and self.watch.stop is not None
 
     def restore(self, learner: Learner, numbers: list[int], mode: str) -> None:
         """Give these walkers of a learner the state that a checkpoint of the same `mode` has of them."""
@@ -197,7 +203,7 @@ class Run:
         """
         made, total = f"{self.tally.steps:,}", f"{self.tally.total_steps:,}"
         if self.saver is None:
-            stop = replace(stop, reason=f"Ctrl-C after {made} of {total} steps")
+            stop = replace(stop, reason=f"{stop.reason} after {made} of {total} steps")
             return stop.error(None, self.start + self.kept)
         how = (
             f"The checkpoint is {checkpoint}; the same command goes on from there."
@@ -229,7 +235,9 @@ class Run:
     def compile(self, rates: Rates, serves: bool) -> None:
         """Compile or load from disk what a rank calls of its table, that of a server or of a worker."""
         table = self.learner(rates, 1).table
-        if serves:
+        if self.rows is not None:
+            table.settle(np.zeros(table.shape.size, self.values.dtype), np.zeros(table.shape.size, np.int64))
+        elif serves:
             warm_up_server(table, self.logical is not None)
         else:
             warm_up_worker(table)

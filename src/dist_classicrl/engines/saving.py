@@ -82,12 +82,18 @@ class Saver:
         self._submitted = start
         self._saved_at = time.monotonic()
         self._told = self.writer.last
-        self._next: int | None = None
-        self.next_step(start)
+        self._next = self._multiple_after(start)
 
-    def look(self) -> Stop | None:
-        """Return why to stop if at all; CheckpointFencedError if another server has taken over the folder."""
+    def look(self, steps: int) -> Stop | None:
+        """Look around, at global step `steps`, and return why to stop if at all.
+
+        CheckpointFencedError if another server has taken over the folder.
+        """
         self.writer.check()
+        if self.writer.busy:
+            self._report_slow()
+        elif self._next == math.inf:
+            self._next = self._multiple_after(steps)
         self.watch.check_time(self.writer.seconds)
         return self.watch.stop
 
@@ -100,31 +106,25 @@ class Saver:
         """Take note that another rank was asked to stop."""
         self.watch.ask(stop)
 
-    def next_step(self, steps: int) -> float:
-        """Return the first step after `steps` at which to save, as global steps; infinity: at none.
+    @property
+    def next_step(self) -> float:
+        """The first global step at which to save: a multiple of the interval; infinity: at none.
 
-        It is a multiple of the interval. While the last checkpoint is not on disk there is none.
+        While the last checkpoint is not on disk there is none.
         """
-        every = self.plan.checkpoint_interval.steps
-        if every is None or self.writer.busy:
-            self._next = None
-        elif self._next is None:
-            self._next = next_multiple(steps, every)
-        return math.inf if self._next is None else self._next
+        return self._next
 
     def is_due(self, steps: int) -> bool:
         """Whether to save now, at global step `steps`: never before the last checkpoint is on disk.
 
         One that could not be written is tried again soon.
         """
-        is_at_step = steps >= self.next_step(steps)
         if self.writer.busy:
-            self._report_slow()
             return False
         interval = self.plan.checkpoint_interval.seconds or math.inf
         if self.writer.failed:
             interval = min(interval, _RETRY_SECONDS)
-        return is_at_step or time.monotonic() - self._saved_at >= interval
+        return steps >= self._next or time.monotonic() - self._saved_at >= interval
 
     def news(self) -> tuple[int, str] | None:
         """Return the global step of a checkpoint and where it is, once it is on disk."""
@@ -136,8 +136,7 @@ class Saver:
 
     def begin(self, steps: int) -> None:
         """Count the time to the next checkpoint from now on: one at about global step `steps` begins."""
-        self._next = None
-        self.next_step(steps)
+        self._next = self._multiple_after(steps)
         self._saved_at = time.monotonic()
 
     def save(self, values: np.ndarray, counts: np.ndarray, position: Position) -> None:
@@ -146,6 +145,7 @@ class Saver:
         `values` and `counts` (S * A,) must not change before `is_due` says yes again.
         """
         self._submitted = position.steps
+        self._next = math.inf
         self.writer.submit(
             self._arrays(values, counts, position), self._body(position), self.description["run"]
         )
@@ -228,6 +228,10 @@ class Saver:
                 return False
             meanwhile()
         return True
+
+    def _multiple_after(self, steps: int) -> float:
+        every = self.plan.checkpoint_interval.steps
+        return math.inf if every is None else next_multiple(steps, every)
 
     def _report_slow(self) -> None:
         self.writer.report_slow(max(self.plan.checkpoint_interval.seconds or 0.0, _SLOW_SECONDS))

@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from dist_classicrl.checks import is_whole
+from dist_classicrl.environments.model_checks import as_array, positive_int
 from dist_classicrl.environments.reachability import row_pointer
 from dist_classicrl.errors import ActionMaskError, ModelError
 
 
 def fields_of_arrays(transition: Any, reward: Any, terminated: Any) -> dict[str, Any]:
     """Return the outcomes in dense arrays as fields of a model; see `TabularMDP.from_arrays`."""
-    probability = np.asarray(transition)
+    probability = as_array("transition", transition)
     if probability.ndim != 3 or probability.shape[0] != probability.shape[2]:
         raise ModelError(
             f"transition has shape {probability.shape}; it must have the shape (states, actions, states)"
         )
     S, A, _ = probability.shape
-    rewards = np.asarray(reward)
+    rewards = as_array("reward", reward)
     if rewards.shape == (S, A):
         rewards = rewards[:, :, None]
     elif rewards.shape != (S, A, S):
         raise ModelError(
             f"reward has shape {rewards.shape}; it must have shape ({S}, {A}, {S}) or ({S}, {A})"
         )
-    ends = np.zeros(S, dtype=bool) if terminated is None else np.asarray(terminated)
+    ends = np.zeros(S, dtype=bool) if terminated is None else as_array("terminated", terminated)
     if ends.shape not in {(S,), (S, A, S)} or ends.dtype.kind != "b":
         raise ModelError(
             f"terminated has shape {ends.shape} and dtype {ends.dtype}; it must be an array of bool with "
@@ -49,9 +51,10 @@ def fields_of_dict(
     P: Mapping[int, Any] | Sequence[Any], n_actions: int | None = None, action_mask: Any = None
 ) -> dict[str, Any]:
     """Return the outcomes in ``P[s][a]``, and the mask, as fields of a model; see `TabularMDP.from_dict`."""
-    by_state = [_keyed(row) for row in _in_order(P)]
-    used = [action for row in by_state for action in row]
-    A = n_actions if n_actions is not None else 1 + max(used, default=0)
+    by_state = [_keyed(f"P[{s}]", row) for s, row in enumerate(_in_order(P))]
+    A = 1 + max((a for row in by_state for a in row if is_whole(a)), default=0)
+    if n_actions is not None:
+        A = positive_int("n_actions", n_actions, "None to take it from P")
     counts: list[int] = []
     outcomes: list[tuple[Any, Any, Any, Any]] = []
     for s, row in enumerate(by_state):
@@ -60,8 +63,10 @@ def fields_of_dict(
             raise ModelError(f"P[{s}] has an action {unknown[0]!r}; actions are 0 to {A - 1}")
         for a in range(A):
             listed = row.get(a, ())
+            if not isinstance(listed, Collection):
+                raise ModelError(f"P[{s}][{a}] is {listed!r}; it must be a list of outcomes")
             for outcome in listed:
-                if len(outcome) != 4:
+                if not isinstance(outcome, Collection) or len(outcome) != 4:
                     raise ModelError(
                         f"P[{s}][{a}] has the outcome {outcome!r}; an outcome is "
                         "(probability, next state, reward, terminated)"
@@ -73,7 +78,7 @@ def fields_of_dict(
     listed_pairs = np.array(counts).reshape(len(by_state), A) > 0
     if action_mask is None:
         action_mask = None if listed_pairs.all() else listed_pairs
-    elif np.shape(action_mask) != listed_pairs.shape:
+    elif as_array("action_mask", action_mask).shape != listed_pairs.shape:
         raise ActionMaskError(
             f"action_mask has shape {np.shape(action_mask)}; P has {len(by_state)} states and {A} actions"
         )
@@ -89,13 +94,17 @@ def fields_of_dict(
     }
 
 
-def _keyed(row: Mapping[int, Any] | Sequence[Any]) -> Mapping[int, Any]:
-    return row if isinstance(row, Mapping) else dict(enumerate(row))
+def _keyed(name: str, row: Any) -> Mapping[int, Any]:
+    if isinstance(row, Mapping):
+        return row
+    if not isinstance(row, Iterable):
+        raise ModelError(f"{name} is {row!r}; it must be a mapping, or a list")
+    return dict(enumerate(row))
 
 
 def _in_order(P: Mapping[int, Any] | Sequence[Any]) -> list[Any]:
     """Return the rows of `P` by state, refusing keys that are not 0 to S - 1."""
-    keyed = _keyed(P)
+    keyed = _keyed("P", P)
     missing = [s for s in range(len(keyed)) if s not in keyed]
     if missing or not keyed:
         given = sorted(keyed, key=repr)[:5]

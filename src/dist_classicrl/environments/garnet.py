@@ -31,6 +31,7 @@ def draw(
     _require_whole("terminal_states", terminal_states, 0, n_states - 1)
     _require_number("reward_std", reward_std, np.inf)
     _require_number("termination_probability", termination_probability, 1.0)
+    _require_whole("seed", seed, 0, None)
     rng = np.random.default_rng(seed)
     pairs = n_states * n_actions
     follow = _distinct_states(rng, pairs, n_states, branching)

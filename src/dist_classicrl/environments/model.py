@@ -12,7 +12,9 @@ import numpy as np
 
 from dist_classicrl.environments import conversion, garnet, reachability, toy_text
 from dist_classicrl.environments.model_checks import (
+    as_array,
     checked_grid,
+    checked_limit,
     checked_mask,
     checked_outcomes,
     checked_start,
@@ -97,16 +99,13 @@ class TabularMDP:
     def __post_init__(self) -> None:
         S = positive_int("n_states", self.n_states)
         A = positive_int("n_actions", self.n_actions)
-        limit = self.max_episode_steps
-        if limit is not None:
-            limit = positive_int("max_episode_steps", limit, "None for no time limit")
         mask = None if self.action_mask is None else checked_mask(self.action_mask, S, A)
         given = tuple(getattr(self, field) for field in _OUTCOME_FIELDS)
         own: dict[str, Any] = dict(zip(_OUTCOME_FIELDS, checked_outcomes(given, mask, S, A), strict=True))
         own.update(
             n_states=S,
             n_actions=A,
-            max_episode_steps=limit,
+            max_episode_steps=checked_limit(self.max_episode_steps),
             action_mask=mask,
             start_prob=checked_start(self.start_prob, S),
             name=str(self.name),
@@ -218,9 +217,12 @@ class TabularMDP:
 
     def start_value(self, v: np.ndarray) -> float:
         """Return the mean of the state values `v`, shape (S,), over the start distribution."""
-        v = np.asarray(v, dtype=np.float64)
-        if v.shape != (self.n_states,):
-            raise ModelError(f"v has shape {v.shape}; it needs one value per state, shape ({self.n_states},)")
+        v = as_array("v", v)
+        if v.shape != (self.n_states,) or v.dtype.kind not in "fiub":
+            raise ModelError(
+                f"v has shape {v.shape} and dtype {v.dtype}; it needs one value per state, "
+                f"numbers of shape ({self.n_states},)"
+            )
         return float(self.start_prob @ v)
 
     @classmethod

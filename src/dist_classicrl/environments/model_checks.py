@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from dist_classicrl.checks import is_whole
+from dist_classicrl.checks import is_real, is_whole
 from dist_classicrl.environments import reachability
 from dist_classicrl.errors import ActionMaskError, ModelError, RewardError
 
@@ -26,14 +27,29 @@ def positive_int(name: str, value: Any, otherwise: str = "") -> int:
     return int(value)
 
 
+def as_array(name: str, value: Any) -> np.ndarray:
+    """Return `value` as an array; ModelError where it is none."""
+    try:
+        return np.asarray(value)
+    except Exception as error:  # objects may raise anything
+        raise ModelError(f"{name} is no array: {error}") from error
+
+
+def checked_limit(value: Any) -> int | None:
+    """Return the time limit of an episode."""
+    if value is None:
+        return None
+    limit = positive_int("max_episode_steps", value, "None for no time limit")
+    if limit >= 2**62:
+        raise ModelError(f"max_episode_steps is {value!r}; it must be below 2**62, or None for no time limit")
+    return limit
+
+
 def _checked_array(
     name: str, value: Any, kinds: str, dtype: Any, shape: tuple[int, ...] | None
 ) -> np.ndarray:
     """Copy `value` into a fresh array of `dtype`, refusing what would lose information on the way."""
-    try:
-        given = np.asarray(value)
-    except ValueError as error:
-        raise ModelError(f"{name} is no array: {error}") from error
+    given = as_array(name, value)
     # An empty list becomes a float array, which says nothing about what was meant.
     if given.dtype.kind not in kinds and given.size:
         raise ModelError(f"{name} has dtype {given.dtype}; it must convert to {np.dtype(dtype)} without loss")
@@ -46,7 +62,7 @@ def _checked_array(
 
 def checked_mask(value: Any, n_states: int, n_actions: int) -> np.ndarray:
     """Return an action mask, bool, shape (n_states, n_actions)."""
-    given = np.asarray(value)
+    given = as_array("action_mask", value)
     if given.shape != (n_states, n_actions):
         raise ActionMaskError(
             f"action_mask has shape {given.shape}; it needs one entry per state and action, "
@@ -61,8 +77,8 @@ def checked_grid(value: Any, n_states: int) -> tuple[int, int] | None:
     """Return the rows and columns of a grid with a cell for each state, or None."""
     if value is None:
         return None
-    shape = tuple(value)
-    if len(shape) != 2 or shape[0] * shape[1] != n_states:
+    shape = tuple(value) if isinstance(value, Iterable) else ()
+    if len(shape) != 2 or not all(map(is_real, shape)) or shape[0] * shape[1] != n_states:
         raise ModelError(
             f"grid_shape is {value!r}; it must be (rows, columns) with {n_states} cells, or None"
         )
@@ -138,7 +154,7 @@ def _normalized(
         raise ModelError(
             f"the outcomes of action {a} in state {s} have probabilities that add up to {total[wrong[0]]}; "
             f"they must add up to 1 within {PROBABILITY_TOLERANCE} (a pair without outcomes must be "
-            "forbidden by action_mask)"
+            "forbidden by action_mask; those of float32 have to be divided by their sums in float64)"
         )
     divisor = np.where(np.abs(total - 1) > ROUNDING_TOLERANCE, total, 1.0)
     return prob / divisor[pair]

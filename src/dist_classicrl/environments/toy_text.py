@@ -24,13 +24,26 @@ def fields_of(env: Any, use_action_mask: bool, make_kwargs: Mapping[str, Any]) -
     import gymnasium
 
     if isinstance(env, (str, gymnasium.envs.registration.EnvSpec)):
-        with closing(gymnasium.make(env, **make_kwargs)) as made:
+        with closing(_made(env, make_kwargs)) as made:
             return fields_of_instance(made, use_action_mask)
     if make_kwargs:
         raise EnvError(
             f"{sorted(make_kwargs)} cannot be set on an environment that is made already; give its id instead"
         )
     return fields_of_instance(env, use_action_mask)
+
+
+def _made(env: Any, make_kwargs: Mapping[str, Any]) -> Any:
+    import gymnasium
+
+    try:
+        return gymnasium.make(env, **make_kwargs)
+    except Exception as error:  # of Gymnasium, or of the environment's own class
+        options = "".join(f", {name}={value!r}" for name, value in make_kwargs.items())
+        raise EnvError(
+            f"gymnasium.make({env!r}{options}) raised {type(error).__name__}: {error}. Correct the id or its "
+            "options."
+        ) from error
 
 
 def fields_of_instance(env: Any, use_action_mask: bool) -> dict[str, Any]:

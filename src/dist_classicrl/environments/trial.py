@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from numba.core.errors import NumbaError
 
 from dist_classicrl._jit import jit, jit_for
 from dist_classicrl._random import GAMMA, below, mix, stream_key
@@ -17,7 +20,7 @@ from dist_classicrl.environments.simulate import (
     note,
     with_checks,
 )
-from dist_classicrl.errors import EnvError, OutsideSpaceError, RewardError
+from dist_classicrl.errors import EnvError, ModelError, OutsideSpaceError, RewardError
 
 TRIAL_STEPS = 4_096
 
@@ -32,8 +35,12 @@ def _play(
     steps: int,
     came: np.ndarray,
     reward_that_came: np.ndarray,
+    fraction: np.ndarray,
 ) -> bool:
-    """Play uniformly random legal actions; return whether something wrong came, which is then told."""
+    """Play uniformly random legal actions; return whether something wrong came, which is then told.
+
+    It ends, too, where a state is no whole number, which is then in `fraction`: as one it would be rounded.
+    """
     n_states, n_actions = legal.shape
     counter = key
     state = np.int64(-1)
@@ -46,8 +53,12 @@ def _play(
                 count += legal[state, action]
         if count == 0 or elapsed >= time_limit:
             note(simulation, came, -1, -1)
-            state = np.int64(begin(simulation, memory, mix(counter)))
+            first = begin(simulation, memory, mix(counter))
+            state = np.int64(first)
             elapsed = 0
+            if state != first:
+                fraction[0] = first
+                return False
             if is_wrong(simulation, state, 0.0, n_states):
                 came[0], came[1], came[2] = -1, -1, state
                 return True
@@ -60,6 +71,9 @@ def _play(
         counter += GAMMA
         note(simulation, came, state, chosen)
         next_state, reward, terminated = advance(simulation, memory, state, chosen, mix(counter), n_actions)
+        if np.int64(next_state) != next_state:
+            fraction[0] = next_state
+            return False
         if is_wrong(simulation, np.int64(next_state), reward, n_states):
             came[0], came[1], came[2] = state, chosen, np.int64(next_state)
             reward_that_came[0] = reward
@@ -124,19 +138,37 @@ def try_out(simulator: CompiledSimulator) -> None:
         return
     memory = np.zeros(simulator.memory_size, np.int64)
     limit = simulator.max_episode_steps or TRIAL_STEPS
-    came, reward = np.full(3, -1), np.zeros(1)
-    key = stream_key(0, "trial")
+    came, reward, fraction = np.full(3, -1), np.zeros(1), np.zeros(1)
+    rest = limit, stream_key(0, "trial"), TRIAL_STEPS, came, reward
     if simulator.keys is not None:
         play = jit_for(_play_by_keys, type(tables))
-        n_actions = simulator.n_actions
-        told = came, reward
-        run_game(simulator, *told, play, tables, memory, n_actions, limit, key, TRIAL_STEPS, *told)
+        run_game(simulator, came, reward, play, tables, memory, simulator.n_actions, *rest)
         return
     legal = simulator.legal
     if legal is None:
         legal = np.broadcast_to(np.True_, (simulator.n_states, simulator.n_actions))
     play = jit_for(_play, type(tables))
-    run_game(simulator, came, reward, play, tables, memory, legal, limit, key, TRIAL_STEPS, came, reward)
+    with compiling(simulator):
+        run_game(simulator, came, reward, play, tables, memory, legal, *rest, fraction)
+    if fraction[0] != 0.0:
+        raise OutsideSpaceError(
+            f"{simulator.name}: {_asked(simulator, came)} gave the state {fraction[0]}. States are whole "
+            "numbers: correct the game's functions, for instance by np.int64(...)."
+        )
+
+
+@contextmanager
+def compiling(simulator: CompiledSimulator) -> Iterator[None]:
+    """Say of which game the functions cannot be compiled, if they cannot."""
+    try:
+        yield
+    except NumbaError as error:
+        raise ModelError(
+            f"{simulator.name}: its functions cannot be compiled. reset(data, memory, random) returns a "
+            "state; step(data, memory, state, action, random) returns next state, reward and whether the "
+            "episode is over, which are a whole number, a number and a flag; data has arrays, numbers and "
+            f"flags. Numba says why: {error}"
+        ) from error
 
 
 def run_game(

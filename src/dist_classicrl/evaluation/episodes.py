@@ -9,10 +9,11 @@ import numpy as np
 
 from dist_classicrl._jit import jit_for
 from dist_classicrl._random import fresh_seed, stream_key
+from dist_classicrl._words import counted
 from dist_classicrl.checks import WholeNumber
 from dist_classicrl.environments.resolve import Source, resolve
 from dist_classicrl.environments.simulate import CompiledSimulator
-from dist_classicrl.environments.trial import run_game
+from dist_classicrl.environments.trial import compiling, run_game
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.evaluation.greedy import play_greedily
 from dist_classicrl.learning.keyed_table import KeyedTable
@@ -51,7 +52,7 @@ class EvaluationResult:
     def __repr__(self) -> str:
         error = f" ± {self.standard_error:.2g}" if self.episodes > 1 else ""
         return (
-            f"EvaluationResult({self.episodes:,} episode{'' if self.episodes == 1 else 's'}, "
+            f"EvaluationResult({counted(self.episodes, 'episode')}, "
             f"mean return {self.mean_return:.4g}{error}, mean length {self.mean_length:.4g})"
         )
 
@@ -195,21 +196,9 @@ def _play(
     memory = np.zeros(simulator.memory_size + own_memory, np.int64)
     key = stream_key(seed, "evaluation")
     came, cut_off = np.full(3, -1), np.zeros(1, np.int64)
-    run_game(
-        simulator,
-        came,
-        returns,
-        play,
-        simulation,
-        memory,
-        limit,
-        table,
-        key,
-        returns,
-        lengths,
-        cut_off,
-        came,
-    )
+    arguments = simulation, memory, limit, table, key, returns, lengths, cut_off, came
+    with compiling(simulator):
+        run_game(simulator, came, returns, play, *arguments)
     return EvaluationResult(returns, lengths, int(cut_off[0]))
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dist_classicrl._files import whole_file
-from dist_classicrl._nearest import nearest
+from dist_classicrl._words import nearest
 from dist_classicrl.errors import ExportError
 from dist_classicrl.export import program as policy_program
 from dist_classicrl.model import model_file

@@ -71,11 +71,6 @@ def described(ending: Ending) -> str:
     return f"rank {ending.rank} ended with exit status {ending.code}{reason}"
 
 
-def signal_name(number: int) -> str:
-    """Return what a person calls a signal."""
-    return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-
-
 def shell_status(status: int | None) -> int:
     """Return an exit status of `subprocess` as shells have it; None stands for a process that was killed."""
     if status is None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dist_classicrl.errors import LauncherError
-from dist_classicrl.process.jobs import all_processes, environment_of, start_of
+from dist_classicrl.process.jobs import all_processes, environment_of, is_running, start_of
 
 STATE_FOLDER = ".dist_classicrl"  # where ranks record how they end by default
 _PREFIX = "launch-"
@@ -105,7 +105,7 @@ def _is_deserted(folder: Path) -> bool:
             return False
     except (OSError, ValueError, TypeError, KeyError, RecursionError, AttributeError):
         return False  # cannot be judged from here
-    return owner.get("start", now["start"]) != now["start"] or not _exists(now["pid"])
+    return owner.get("start", now["start"]) != now["start"] or not is_running(now["pid"])
 
 
 def _is_old(folder: Path) -> bool:
@@ -122,11 +122,3 @@ def _is_in_use(folder: Path) -> bool:
     if not os.path.isdir("/proc/self"):
         return not _is_old(folder)
     return any(str(folder) in environment_of(pid).values() for pid in all_processes())
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except OSError as error:
-        return not isinstance(error, ProcessLookupError)
-    return True

@@ -30,7 +30,6 @@ from dist_classicrl.launch.endings import (
     mpirun_said,
     own_ending,
     shell_status,
-    signal_name,
     why_over,
 )
 from dist_classicrl.launch.folders import launch_folder, session_folder
@@ -42,7 +41,7 @@ from dist_classicrl.launch.plan import LaunchPlan
 from dist_classicrl.launch.segments import remove_unused_segments
 from dist_classicrl.process.exit_record import LAUNCH_VARIABLE, ExitRecord
 from dist_classicrl.process.jobs import end_job, name_job, start_job
-from dist_classicrl.process.signals import handled
+from dist_classicrl.process.signals import handled, signal_name
 from dist_classicrl.process.stop import INTERRUPTED, REPEAT_SECONDS
 
 LONGEST_DELAY = 60.0  # seconds between two starts at most

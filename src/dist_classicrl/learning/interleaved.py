@@ -22,6 +22,9 @@ from dist_classicrl.tables.line_table import LineTable
 WALKERS = 32
 """So many hide what memory takes: with 16 a core makes a tenth fewer steps, with 64 no more."""
 
+_FEW = 64
+_STEPS_PER_WALKER = 1000
+
 FROM_ENTRIES = 1 << 17
 """Entries from which a table is learned so: `benchmarks/large_tables.py` shows where it wins."""
 
@@ -29,12 +32,10 @@ FROM_ENTRIES = 1 << 17
 def suits(problem: Problem) -> bool:
     """Whether a problem is learned faster like this: alone, compiled, and in a table that no cache holds."""
     source = problem.source
-    return (
-        problem.is_alone
-        and source.simulator is not None
-        and problem.settings.replay_ratio == 0.0
-        and source.n_states * source.n_actions >= FROM_ENTRIES
-    )
+    if source.simulator is None or problem.settings.replay_ratio > 0.0:
+        return False
+    is_large = source.n_states * source.n_actions >= FROM_ENTRIES
+    return problem.rows is not None or (problem.is_alone and is_large)
 
 
 class InterleavedLearner:
@@ -53,6 +54,8 @@ class InterleavedLearner:
         assert simulator is not None  # see `suits`
         #: A `LineTable`; one that is alone is asked to load, settle and tell what is exact, nothing else.
         self.table: Any = self._make_table(problem)
+        #: How many learn in the table.
+        self.ranks = 1
         self.totals = Totals()
         self._problem = problem
         self._simulator = simulator
@@ -61,7 +64,7 @@ class InterleavedLearner:
         self._crews: dict[int, tuple[Walkers, RuleMemory]] = {}
 
     def _make_table(self, problem: Problem) -> LineTable:
-        return LineTable(problem.shape, problem.dtype, problem.legal)
+        return problem.rows or LineTable(problem.shape, problem.dtype, problem.legal)
 
     @property
     def _n_states(self) -> int:
@@ -126,14 +129,31 @@ class InterleavedLearner:
     def learn(self, walker: int, stream: Stream, steps: int) -> None:
         """See `Learner`."""
         crew, memory = self._crews[walker]
+        moving = self._part(crew, stream.start + stream.used)
         for stretch in stream.stretches(steps, self._problem.rates):
-            self._call(crew, memory, stretch)
+            self._call(moving, memory, stretch)
         if self._stuck is not None and self._stuck.size:
             counts = self.table.shape.tables(self.table.counts)
             stuck_there(self._stuck, np.asarray(counts[:, self._stuck].any(axis=(0, 2))))
         for collected in crew.collected.tolist():
             if not math.isfinite(collected):
                 raise infinite_return(collected)
+
+    def _part(self, crew: Walkers, done: int) -> Walkers:
+        """Return those of the walkers that move after `done` steps of all.
+
+        At a time there are 64 in all, or a thousandth of the steps done: more would learn from a table that
+        does not know yet what the first of them found out.
+        """
+        size = max(1, max(_FEW, done // _STEPS_PER_WALKER) // self.ranks)
+        if size >= WALKERS:
+            return crew
+        arrays: Any = {
+            name: each[:size]
+            for name, each in crew._asdict().items()
+            if isinstance(each, np.ndarray) and name not in ("came", "reward_that_came")
+        }
+        return crew._replace(**arrays)
 
     def state(self, walker: int) -> State:
         """See `Learner`."""

@@ -15,7 +15,7 @@ from dist_classicrl.learning.rules import table_shape
 from dist_classicrl.learning.rules.kernel import is_legal
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.keys import empty_slots, enter_all, fits
-from dist_classicrl.tables.line_table import LineTable, row_bytes
+from dist_classicrl.tables.line_table import LineTable, row_bytes, size_of
 from dist_classicrl.tables.maps import diverged
 from dist_classicrl.tables.rows import actions_of, value_of, visits_of
 from dist_classicrl.tables.shape import TableShape
@@ -83,13 +83,14 @@ class KeyedTable(LineTable):
         while True:
             try:
                 shape = table_shape(settings.algorithm, most + 1, simulator.n_actions)
-                super().__init__(shape, dtype, is_sparse=True)
+                memory = zeros(size_of(shape, dtype), np.uint8, is_sparse=True)
                 break
             except (OSError, OverflowError) as error:
                 most //= 2
                 self._why = f"there are no addresses for more ({error}; see `ulimit -v`)"
                 if most < _FEWEST:
                     raise
+        super().__init__(shape, dtype, memory=memory)
         if simulator.has_mask:
             rows = shape.n_states
             legal = zeros(rows, np.int32, True), zeros(rows * shape.n_actions, np.int32, True)

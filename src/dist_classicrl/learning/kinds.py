@@ -15,6 +15,7 @@ from dist_classicrl.learning.learner import Learner, Problem
 from dist_classicrl.learning.rates import Rates
 from dist_classicrl.learning.rules import find, table_shape
 from dist_classicrl.settings import Settings
+from dist_classicrl.tables.line_table import LineTable
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,12 @@ def new_learner(
     dtype: Any = np.float64,
     n_states: int | None = None,
     is_alone: bool = False,
+    rows: LineTable | None = None,
 ) -> Learner:
     """Return a learner without walkers, with a new table: of the newest kind that suits the problem.
 
     `dtype` is that of the server's table. With fewer than the environment's `n_states`, it is good for
-    compiling only. `is_alone`: nobody will ask its table for maps.
+    compiling only. `is_alone`: nobody will ask its table for maps. With `rows` that is its table.
     """
     rule, parameters = find(settings.algorithm)
     legal = None if source.simulator is None else source.simulator.legal
@@ -45,7 +47,9 @@ def new_learner(
         legal = np.zeros((n_states, source.n_actions), bool)
     size = (n_states or source.n_states, source.n_actions)
     shape = table_shape(settings.algorithm, *size)
-    problem = Problem(source, settings, rates, shape, np.dtype(dtype), legal, is_alone, rule, parameters)
+    problem = Problem(
+        source, settings, rates, shape, np.dtype(dtype), legal, is_alone, rows, rule, parameters
+    )
     for kind in reversed(_KINDS):
         if kind.suits(problem):
             return kind.make(problem)

@@ -7,7 +7,7 @@ table is its state.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -21,11 +21,16 @@ from dist_classicrl.learning.rates import Rates
 from dist_classicrl.learning.state import State
 from dist_classicrl.rules import LearningRule
 from dist_classicrl.settings import Settings
+from dist_classicrl.tables.line_table import LineTable
 from dist_classicrl.tables.local import LocalTable
 from dist_classicrl.tables.shape import OTHER_ARRAYS, TableShape
 
 #: So that records, which add up millions of such sums, stay finite as well.
 _LARGEST_SUM = 2.0**1000
+
+
+def _never() -> bool:
+    return False
 
 
 @dataclass
@@ -39,11 +44,14 @@ class Stream:
         Global step at which the stream begins; schedules are read from there.
     used : int
         Steps made.
+    is_cut : callable
+        Whether to make no more of the steps that were asked for; who makes slow ones asks between two.
     """
 
     key: np.uint64
     start: int
     used: int = 0
+    is_cut: Callable[[], bool] = _never
 
     def stretches(self, steps: int, rates: Rates) -> Iterator[Stretch]:
         """Give its next `steps` in stretches over which each rate is one line, and count what was made."""
@@ -125,7 +133,7 @@ class Learner(Protocol):
         """
 
     def learn(self, walker: int, stream: Stream, steps: int) -> None:
-        """Make `steps` steps of `stream` with one walker.
+        """Make `steps` steps of `stream` with one walker, or fewer where the stream is cut.
 
         Raises
         ------
@@ -173,6 +181,8 @@ class Problem:
         Legal actions, shape (S, A), where they are known from the state.
     is_alone : bool
         Whether the learner has the whole table to itself: nobody asks for what it learned as maps.
+    rows : LineTable or None
+        The table that it is to learn in.
     rule : LearningRule
     parameters : NamedTuple
         Its hyper-parameters.
@@ -185,11 +195,14 @@ class Problem:
     dtype: np.dtype
     legal: np.ndarray | None
     is_alone: bool
+    rows: LineTable | None
     rule: LearningRule
     parameters: Any
 
     @cached_property
-    def table(self) -> LocalTable:
-        """A new table, of which maps can be taken."""
+    def table(self) -> Any:
+        """The rows, or else a new `LocalTable`, of which maps can be taken."""
+        if self.rows is not None:
+            return self.rows
         with_replays = self.settings.replay_ratio > 0.0
         return LocalTable(*self.shape.of_table, self.dtype, self.legal, with_replays, self.shape)

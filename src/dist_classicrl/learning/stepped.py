@@ -131,12 +131,15 @@ class _Walkers:
         self._where = (context, None if self._replay is None else self._replay.in_context(context))
 
     def learn(self, stream: Stream, steps: int) -> None:
-        """Learn `steps` transitions of `stream`, in batches of `batch_size`."""
+        """Learn `steps` transitions of `stream`, in batches of `batch_size`; the last may be cut."""
         if self._where[0].step_sizes is not self._rates.table:  # there are more workers now, or fewer
             self._put_together()
         while steps > 0:
             batch = min(steps, self._batch_size)
-            while self._held - self._learned < batch:
+            while (held := self._held - self._learned) < batch:
+                if held and stream.is_cut():
+                    steps = batch = held
+                    break
                 self._step(stream)
             self._learn(stream, batch)
             steps -= batch

@@ -9,10 +9,8 @@ from typing import IO, Any, BinaryIO
 
 import numpy as np
 
-from dist_classicrl.checkpoint.arrays import DTYPES
+from dist_classicrl.checkpoint.arrays import DTYPES, fill
 from dist_classicrl.environments.stepped.spaces import MAX_TABLE_BYTES
-
-_PIECE = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -46,14 +44,10 @@ class ArrayArchive:
     def read(self, member: Member) -> tuple[np.ndarray, str]:
         """Return an array, and the checksum by which a model file knows it."""
         array = np.empty(member.shape, member.dtype)
-        memory = array.reshape(-1).view(np.uint8).data
         digest = _begun_digest(array)
         with self._archive.open(f"{member.name}.npy") as stream:
             _member(member.name, stream)
-            for start in range(0, len(memory), _PIECE):
-                piece = memory[start : start + _PIECE]
-                _fill(stream, piece)
-                digest.update(piece)
+            fill(stream, array.reshape(-1).view(np.uint8).data, digest)
             if stream.read(1):  # asked for at the end, too: there zipfile compares its own checksum
                 raise ValueError(f"{member.name} does not end where it should")
         return array, digest.hexdigest()
@@ -86,13 +80,3 @@ def _member(name: str, stream: IO[bytes]) -> tuple[Member, int]:
         if not 0 <= length <= MAX_TABLE_BYTES or size > MAX_TABLE_BYTES:
             raise ValueError(f"{name} has the shape {shape}, allowed are {MAX_TABLE_BYTES:,} bytes")
     return Member(name, dtype, shape, size), stream.tell()
-
-
-def _fill(stream: IO[bytes], memory: memoryview) -> None:
-    """Read until `memory` is full."""
-    position = 0
-    while position < len(memory):
-        count = stream.readinto(memory[position:])  # type: ignore[attr-defined]
-        if not count:
-            raise ValueError("it ends too early")
-        position += count

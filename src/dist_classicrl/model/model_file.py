@@ -227,7 +227,10 @@ def arrays_fault(arrays: Mapping[str, np.ndarray]) -> str | None:
 def table_fault(values: np.ndarray, visits: np.ndarray) -> str | None:
     """Return what is wrong with a table and its visits that were saved, or None."""
     if values.ndim != 2 or visits.shape != values.shape or visits.dtype != np.int64:
-        return f"its arrays have the shapes {values.shape} and {visits.shape}"
+        return (
+            f"its arrays have the shapes {values.shape} and {visits.shape}, and its visits are "
+            f"{visits.dtype}; both must be (states, actions), and visits int64"
+        )
     if visits.size and not 0 <= visits.min() <= visits.max() < _MAX_VISITS:
         return f"its visits go from {visits.min()} to {visits.max()}, not from 0 to 2**48 - 1"
     if values.dtype.kind != "f" or not values.dtype.isnative or not np.isfinite(values).all():

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from dist_classicrl._words import counted
 from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.checkpoint.writer import Writer
@@ -85,10 +86,10 @@ class Places:
         number = _agents.get(folder, 0)
         if number > 0 and hasattr(sys, "ps1"):
             logger.warning(
-                "%d agents of this session trained with %s before this one, which has a subfolder of its "
+                "%s of this session trained with %s before this one, which has a subfolder of its "
                 "own. To go on from what an earlier one saved, call its train() again, or restart the "
                 "session.",
-                number,
+                counted(number, "agent"),
                 folder,
             )
         return self._make(plan, PlaceName(number, os.urandom(4).hex()))

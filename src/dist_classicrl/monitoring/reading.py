@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl._files import read_regular
-from dist_classicrl._nearest import nearest
+from dist_classicrl._words import nearest
 from dist_classicrl.errors import MetricsError
 from dist_classicrl.membership.events import has_fields
 

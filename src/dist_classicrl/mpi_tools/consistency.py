@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from dist_classicrl._words import counted
 from dist_classicrl.comm.rooted import RootedCollectives
 from dist_classicrl.errors import SettingsError
 
@@ -43,10 +44,9 @@ class Difference:
         if self.reason != "values":
             return f"rank {self.rank} has {self.reason} {self.here}, rank 0 has {self.there}"
         place = ", ".join(map(str, self.index or ()))
-        times = "1 place" if self.count == 1 else f"{self.count} places"
         return (
-            f"rank {self.rank} differs from rank 0 in {times}, first at [{place}]: {self.here} and not "
-            f"{self.there}; by {self.largest:.6g} at most"
+            f"rank {self.rank} differs from rank 0 in {counted(self.count, 'place')}, first at [{place}]: "
+            f"{self.here} and not {self.there}; by {self.largest:.6g} at most"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from dist_classicrl.errors import MissingExtraError, PlotError
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure, FigureBase
+    from matplotlib.figure import Figure, FigureBase, SubFigure
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -19,6 +20,8 @@ _R = TypeVar("_R")
 WIDTH = 12.0
 """Of every figure, in inches: 1200 pixels at `DPI`."""
 DPI = 100
+_LEGEND = 0.5  # inches, for which figures have room
+_WRAPPED = 0.8  # of the letters that fit in a line on average
 
 FORMATS = (".png", ".svg", ".pdf")
 """What `save` writes."""
@@ -133,7 +136,27 @@ def time_unit(seconds: float) -> tuple[float, str]:
     return (60.0, "min") if seconds >= 300 else (1.0, "s")
 
 
-def legend_below(figure: FigureBase, handles: list[Any], columns: int) -> None:
-    """Put a legend under everything in `figure`, where it covers nothing."""
-    if handles:
-        figure.legend(handles=handles, loc="outside lower center", ncols=min(columns, len(handles)))
+def legend_below(figure: Figure | SubFigure, handles: list[Any], columns: int) -> None:
+    """Put a legend under everything in `figure`, where it covers nothing, in as many columns as find room.
+
+    A whole figure becomes higher by what more than two lines need, so that no panel gets smaller.
+    """
+    from matplotlib.figure import Figure
+
+    if not handles:
+        return
+    room = figure.bbox.width
+    for ncols in range(min(columns, len(handles)), 0, -1):
+        legend = figure.legend(handles=handles, loc="outside lower center", ncols=ncols)
+        width = legend.get_window_extent().width
+        if width <= room:
+            break
+        if ncols > 1:
+            legend.remove()
+    if width > room:  # one column, of long names
+        longest = max(len(text.get_text()) for text in legend.get_texts())
+        for text in legend.get_texts():
+            text.set_text(textwrap.fill(text.get_text(), int(_WRAPPED * longest * room / width)))
+    more = legend.get_window_extent().height / figure.dpi - _LEGEND
+    if more > 0.0 and isinstance(figure, Figure):
+        figure.set_figheight(figure.get_figheight() + more)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dist_classicrl._words import counted
 from dist_classicrl.errors import PlotError
 from dist_classicrl.plotting import canvas
 
@@ -62,7 +63,7 @@ def plot_scaling(report: ScalingReport, title: str = "") -> tuple[Figure, dict[s
     most = workers.max() * 1.05
     left.plot([0, most], [0, most / base], "--", color=canvas.GRAY, lw=1.5, label="ideal")
     _draw_points(left, workers, data["speed_up"], canvas.BLUE, "measured")
-    left.set_ylabel(f"speed-up over {base:.3g} worker{'s' if base != 1 else ''}")
+    left.set_ylabel(f"speed-up over {counted(base, 'worker', '.3g')}")
     left.set_title("Speed-up")
     left.legend(loc="upper left")
     right.axhline(100, ls="--", color=canvas.GRAY, lw=1.5)

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dist_classicrl._words import is_alone
 from dist_classicrl.errors import PlotError
 from dist_classicrl.plotting import canvas
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure, FigureBase
+    from matplotlib.figure import Figure, SubFigure
 
     from dist_classicrl.monitoring.reading import Metrics
 
@@ -43,6 +44,7 @@ _ROW = 0.3  # inches
 _LEAST, _MOST = 2.6, 14.0
 _MOST_LABELS = 40
 _BAR = 0.72  # of a row
+_SHADED = 0.95  # of the time that ranks learned; what is faster for less than that has the deepest shade
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ def height_of(timeline: Timeline) -> float:
     return min(max(_ROW * (len(timeline.ranks) + 1) + 1.6, _LEAST), _MOST)
 
 
-def draw_timeline(figure: FigureBase, timeline: Timeline, title: str) -> None:
+def draw_timeline(figure: Figure | SubFigure, timeline: Timeline, title: str) -> None:
     """Draw a timeline into an empty figure or a part of one."""
     axes = figure.subplots()
     canvas.write_title(figure, title)
@@ -139,28 +141,42 @@ def draw_timeline(figure: FigureBase, timeline: Timeline, title: str) -> None:
 
 
 def _draw_spans(
-    figure: FigureBase, axes: Axes, timeline: Timeline, row: dict[int, int], scale: float
+    figure: Figure | SubFigure, axes: Axes, timeline: Timeline, row: dict[int, int], scale: float
 ) -> None:
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LinearSegmentedColormap, Normalize
 
-    rates = np.concatenate([spans[:, 2] for spans in timeline.learned.values()])
+    top, fastest = _range_of_rates(np.concatenate(list(timeline.learned.values())))
     # Not down to white, which stands for a rank that did not learn.
     shades = LinearSegmentedColormap.from_list("rates", ["#DDEBF5", canvas.BLUE])
-    shade = ScalarMappable(Normalize(0.0, float(rates.max())), shades)
+    shade = ScalarMappable(Normalize(0.0, top), shades)
     for rank, spans in timeline.learned.items():
         bars = [(begin / scale, (end - begin) / scale) for begin, end, _ in spans.tolist()]
         axes.broken_barh(bars, (row[rank] - _BAR / 2, _BAR), facecolors=shade.to_rgba(spans[:, 2]), lw=0)
     slim = 4 * height_of(timeline)
     figure.colorbar(
-        shade, ax=axes, label="steps/s of a rank", format=canvas.quantity(), pad=0.01, aspect=slim
+        shade,
+        ax=axes,
+        label="steps/s" if is_alone(timeline.ranks) else "steps/s of a rank",
+        format=canvas.quantity(),
+        pad=0.01,
+        aspect=slim,
+        extend="max" if fastest > top else "neither",
     )
+
+
+def _range_of_rates(spans: np.ndarray) -> tuple[float, float]:
+    """Return the rate with the deepest shade, and the highest one, which may be that of a moment."""
+    spans = spans[np.argsort(spans[:, 2])]
+    passed = np.cumsum(spans[:, 1] - spans[:, 0])
+    at = min(np.searchsorted(passed, _SHADED * passed[-1]), len(spans) - 1)
+    return float(spans[at, 2]), float(spans[-1, 2])
 
 
 def _label_rows(axes: Axes, ranks: tuple[int, ...], with_checkpoints: bool) -> None:
     every = -(-len(ranks) // _MOST_LABELS)
     places = list(range(0, len(ranks), every))
-    labels = [f"rank {ranks[i]}" for i in places]
+    labels = ["the process"] if is_alone(ranks) else [f"rank {ranks[i]}" for i in places]
     if with_checkpoints:
         places.append(len(ranks))
         labels.append("checkpoints")

@@ -147,9 +147,18 @@ def environment_of(pid: int) -> dict[str, str]:
 
 
 def is_running(pid: int) -> bool:
-    """Tell whether there is a process with this id that has not ended; needs `/proc`."""
-    state = _stat(pid)
-    return bool(state) and state[0] not in "ZX"
+    """Tell whether there is a process with this id that has not ended.
+
+    Without a `/proc` one that its parent has not waited for counts as there.
+    """
+    if os.path.isdir("/proc/self"):
+        state = _stat(pid)
+        return bool(state) and state[0] not in "ZX"
+    try:
+        os.kill(pid, 0)
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
+    return True
 
 
 def parent_of(pid: int) -> int | None:

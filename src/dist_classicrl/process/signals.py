@@ -11,6 +11,11 @@ from types import FrameType
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+def signal_name(number: int) -> str:
+    """Return what a person calls a signal."""
+    return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+
+
 @contextmanager
 def handled(
     signals: Iterable[int], hear: Callable[[int, FrameType | None], None], even_ignored: bool = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import logging
 import multiprocessing
@@ -18,12 +19,14 @@ from typing import Any
 
 from dist_classicrl import durations
 from dist_classicrl.errors import TrainingInterrupted, TrainingStopped
+from dist_classicrl.process.signals import signal_name
 
 logger = logging.getLogger(__name__)
 
 INTERRUPTED = 130  # exit status after SIGINT, as shells have it
 # A signal that comes this soon after the first is the same request: SLURM and mpirun deliver some twice.
 REPEAT_SECONDS = 0.2
+_QUIET_SECONDS = 0.5  # a training that has stopped by then has nothing to say of waiting
 _LEAST_MARGIN = 0.2  # seconds
 _SLURM_MARGIN = 30.0  # seconds at most: SLURM counts in its own rhythm, and the launcher has to end as well
 _SLURM_SHARE = 0.1  # and at most this share of the time that was left
@@ -94,19 +97,30 @@ class StopWatch(_Listener):
 
     `signals` are stop signals besides SIGINT. The training has to have stopped `time_limit` seconds after its
     first step began, which `begin` says; SLURM ends the job `slurm_left` seconds from now. The reasons of
-    requests name this process's `rank`.
+    requests name this process's `rank`. With None for that it trains alone: where it does not stop soon after
+    a signal, it says what it `waits_for`, and that a second one ends it.
+
+    Attributes
+    ----------
+    waits_for : str
+        After what the training will have stopped, for whoever wonders.
     """
 
     def __init__(
-        self, signals: Sequence[int], time_limit: float | None, slurm_left: float | None, rank: int = 0
+        self, signals: Sequence[int], time_limit: float | None, slurm_left: float | None, rank: int | None = 0
     ) -> None:
         super().__init__()
+        self.waits_for = "what is prepared before the first step"
+        self._is_alone = rank is None
+        self._is_left = False
         self._begun: float | None = None
         self._time_limit = time_limit
         self._slurm_end = None if slurm_left is None else time.monotonic() + slurm_left
         self._slurm_share = 0.0 if slurm_left is None else _SLURM_SHARE * slurm_left
         self._answers = {
-            number: _answer(number, f"on rank {rank} ({socket.gethostname()})")
+            number: Stop(_status(number), signal_name(number))
+            if rank is None
+            else _answer(number, f"on rank {rank} ({socket.gethostname()})")
             for number in (*signals, signal.SIGINT)
         }
         # Each with its time. Appended to in one step, so that a handler may come in between.
@@ -189,6 +203,7 @@ class StopWatch(_Listener):
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         before = self._before.pop()
+        self._is_left = not self._before
         try:
             if before and self._requests:
                 time.sleep(max(0.0, self._requests[0][1] + REPEAT_SECONDS - time.monotonic()))
@@ -203,6 +218,17 @@ class StopWatch(_Listener):
 
     def _note(self, number: int, now: float) -> None:
         self._requests.append((self._answers[number], now))
+        if self._is_alone:
+            # Not `threading`, nor the logger from here: their locks may be held by what was interrupted.
+            _thread.start_new_thread(self._say_what_is_waited_for, (number,))
+
+    def _say_what_is_waited_for(self, number: int) -> None:
+        time.sleep(_QUIET_SECONDS)
+        if not self._is_left:
+            name = signal_name(number)
+            logger.warning(
+                "%s: training stops after %s. A second %s ends it at once.", name, self.waits_for, name
+            )
 
     def _end_at_once(self, number: int) -> None:
         if number == signal.SIGINT:
@@ -256,8 +282,11 @@ _guard = _Guard()
 
 
 def _answer(number: int, where: str) -> Stop:
-    code = INTERRUPTED if number == signal.SIGINT else os.EX_TEMPFAIL
-    return Stop(code, f"{signal.Signals(number).name} {where}")
+    return Stop(_status(number), f"{signal.Signals(number).name} {where}")
+
+
+def _status(number: int) -> int:
+    return INTERRUPTED if number == signal.SIGINT else os.EX_TEMPFAIL
 
 
 def _hear_in_child(number: int) -> None:

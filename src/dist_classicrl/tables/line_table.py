@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dist_classicrl._memory import LINE, zeros
+from dist_classicrl.errors import DivergenceError
 from dist_classicrl.tables import lines
 from dist_classicrl.tables.lines import MOST_VISITS, LineArrays
 from dist_classicrl.tables.maps import diverged
@@ -17,11 +18,16 @@ def row_bytes(n_actions: int, dtype: np.dtype) -> int:
     return -(-n_actions * (dtype.itemsize + 4) // LINE) * LINE
 
 
+def size_of(shape: TableShape, dtype: np.dtype) -> int:
+    """Return the bytes of such a table."""
+    return shape.n_rows * row_bytes(shape.n_actions, dtype)
+
+
 class LineTable:
-    """The arrays of `LineArrays` for a table of this shape, all zero.
+    """The arrays of `LineArrays` for a table of this shape.
 
     `legal`, bool of shape (n_states, n_actions), has the legal actions where they depend on the state.
-    `is_sparse`: most rows will not be used.
+    `memory` are `size_of` bytes, uint8, in which the table is or will be; else it is new and all zero.
     """
 
     def __init__(
@@ -29,10 +35,12 @@ class LineTable:
         shape: TableShape,
         dtype: np.dtype,
         legal: np.ndarray | None = None,
-        is_sparse: bool = False,
+        memory: np.ndarray | None = None,
     ) -> None:
         width = row_bytes(shape.n_actions, dtype)
-        memory = zeros(shape.n_rows * width, np.uint8, is_sparse)
+        is_new = memory is None
+        if memory is None:
+            memory = zeros(size_of(shape, dtype), np.uint8)
         first_count = shape.n_actions * dtype.itemsize // 4
         self.shape = shape
         self.arrays = LineArrays(
@@ -41,6 +49,7 @@ class LineTable:
             width // dtype.itemsize,
             width // 4,
             first_count,
+            np.zeros(1, np.int64),
             None if legal is None else legal_lists(legal),
             (0,) * shape.n_actions if shape.n_actions <= UNROLLED_ACTIONS else None,
             shape.n_states,
@@ -52,7 +61,8 @@ class LineTable:
         last_count = first_count + shape.n_actions
         self.counts = self.arrays.counts.reshape(shape.n_rows, -1)[:, first_count:last_count]
         self._legal = legal
-        self._forbid()
+        if is_new:
+            self._forbid()
 
     def _forbid(self) -> None:
         if self._legal is not None:
@@ -72,9 +82,21 @@ class LineTable:
 
         DivergenceError if a value has grown beyond what the table can hold; then nothing is written.
         """
-        lost = lines.first_infinite(self.arrays, self._legal)
+        n_rows = self.shape.n_rows
+        lost = lines.first_infinite(self.arrays, self._legal, 0, n_rows)
         if lost >= 0:
-            state, action = divmod(lost, self.shape.n_actions)
-            value = self.values[state, action]
-            raise diverged(f"{self.shape.name_of(lost)} is {value}", self.values.dtype)
-        lines.write(self.arrays, self._legal, values, counts)
+            raise self.diverged(lost)
+        lines.write(self.arrays, self._legal, 0, n_rows, values, counts)
+
+    def write(self, first: int, last: int, values: np.ndarray, counts: np.ndarray) -> int:
+        """Write the rows from `first` to before `last` as `settle` does.
+
+        Return the first entry of them that is no finite number, or -1.
+        """
+        lines.write(self.arrays, self._legal, first, last, values, counts)
+        return int(lines.first_infinite(self.arrays, self._legal, first, last))
+
+    def diverged(self, entry: int) -> DivergenceError:
+        """Return the error for an entry that has grown beyond what the table can hold."""
+        value = self.values[divmod(entry, self.shape.n_actions)]
+        return diverged(f"{self.shape.name_of(entry)} is {value}", self.values.dtype)

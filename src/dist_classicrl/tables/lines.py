@@ -44,6 +44,8 @@ class LineArrays(NamedTuple):
         Of a row, in values and in counts.
     first_count : int
         Where in a row counts begin.
+    n_touched : ndarray(int64), shape (1,)
+        0: nobody asks which entries were learned.
     legal, row_shape, n_states, n_tables
         As in `dist_classicrl.tables.rows.TableArrays`.
     n_actions : int
@@ -54,6 +56,7 @@ class LineArrays(NamedTuple):
     width: int
     count_width: int
     first_count: int
+    n_touched: np.ndarray
     legal: tuple[np.ndarray, np.ndarray] | None
     row_shape: tuple[int, ...] | None
     n_states: int
@@ -62,10 +65,13 @@ class LineArrays(NamedTuple):
 
 
 @jit
-def first_infinite(table, legal):
-    """Return the first entry that is no finite number, or -1; `legal` is None or bool of shape (S, A)."""
+def first_infinite(table, legal, first, last):
+    """Return the first entry of some rows that is no finite number, or -1.
+
+    They are those from `first` to before `last`; `legal` is None or bool of shape (S, A).
+    """
     n_actions = actions_of(table)
-    for row in range(table.values.size // table.width):
+    for row in range(first, last):
         total = 0.0
         for action in range(n_actions):
             total += abs(_value_of(table, row, action))
@@ -87,10 +93,10 @@ def _in_tables(table, legal, row, action):
 
 
 @jit
-def write(table, legal, values, counts):
-    """Write the whole table to `values` and `counts`, flat; 0 where an action is illegal."""
+def write(table, legal, first, last, values, counts):
+    """Write the same rows to their places in `values` and `counts`, flat; 0 where an action is illegal."""
     n_actions = actions_of(table)
-    for row in range(table.values.size // table.width):
+    for row in range(first, last):
         for action in range(n_actions):
             at = row * n_actions + action
             value = table.values[np.uint64(row * table.width + action)]

@@ -65,7 +65,7 @@ class SharedTable:
                 f"Push {sequence} of worker {sender} came after push {last}: one is missing. The transport "
                 "must keep the order of a sender's messages, as MPI does for one communicator and tag."
             )
-        lost = int(kernels.apply_maps(packed, self.values, self.counts, self.limit))
+        lost = self.apply_maps(packed)
         if lost >= 0:
             raise diverged(
                 f"Push {sequence} of rank {sender} would make entry {lost} of the table infinite",
@@ -75,6 +75,17 @@ class SharedTable:
         # The log must not keep the whole message, of which they are a part.
         self.changed(packed.entries.copy())
         return True
+
+    def apply_maps(self, packed: PackedMap) -> int:
+        """Apply maps; return the first entry that they would take beyond what the table can hold, or -1."""
+        return int(kernels.apply_maps(packed, self.values, self.counts, self.limit))
+
+    def settle(self) -> None:
+        """Bring `values` and `counts` up to date: they always are."""
+
+    def snapshot(self) -> TableSnapshot:
+        """Return what copies the table while it changes, once it is told to `watch` that."""
+        return TableSnapshot(self.values, self.counts)
 
     def overwritten(self) -> None:
         """Take note that the table was changed by other means than pushes."""

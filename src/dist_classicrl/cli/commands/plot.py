@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dist_classicrl._words import counted
+from dist_classicrl._words import counted, is_alone
 from dist_classicrl.cli.option_types import option
 from dist_classicrl.cli.run_folder import folder_around
-from dist_classicrl.cli.several.reading import read_each
+from dist_classicrl.cli.several.reading import read_each, runs_named
 
 if TYPE_CHECKING:
     from dist_classicrl.plotting import GridMap
@@ -20,8 +20,9 @@ _NAMES = {"all": "plot.png", "curves": "curves.png", "maps": "map.png", "timelin
 _HELP = """\
 Draw what happened in one or several runs.
 
-RUN is the folder of a run, or its metrics.jsonl. What is drawn goes into one picture: plot.png, curves.png,
-map.png or timeline.png in the run's folder, or in the current one for several runs.
+RUN is the folder of a run, its metrics.jsonl, or a folder with runs in it, which stands for these. What is
+drawn goes into one picture: plot.png, curves.png, map.png or timeline.png in the run's folder, or in the
+current one for several runs.
 
 \b
 curves    returns, temporal-difference error, throughput, communication;
@@ -71,6 +72,7 @@ def command(
     from dist_classicrl.plotting import canvas
 
     canvas.require_matplotlib()
+    runs = runs_named(runs)
     axes = ("steps", "time") if x == "both" else (x,)
     target = canvas.check_target(out or _default_target(runs, kind))
     if len(runs) > 1:
@@ -121,7 +123,8 @@ def _one(run: str, kind: str, axes: tuple[str, ...]) -> tuple[Any, str]:
         return plotting.plot_curves(metrics, axes, run, greedy)[0], reports
     if kind == "timeline":
         figure, timeline = plotting.plot_timeline(metrics, run)
-        return figure, f"{counted(len(timeline.ranks), 'rank')}, {counted(len(timeline.events), 'event')}"
+        who = "process" if is_alone(timeline.ranks) else "rank"
+        return figure, f"{counted(len(timeline.ranks), who)}, {counted(len(timeline.events), 'event')}"
     grid = _map_if_any(run)
     figure = plotting.plot_overview(metrics, grid, axes, run, greedy)[0]
     return figure, f"{reports}, {counted(len(metrics.ranks), 'worker')}{', map' if grid else ''}"

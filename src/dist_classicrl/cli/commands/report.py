@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dist_classicrl._words import is_alone
 from dist_classicrl.cli import output
-from dist_classicrl.cli.several.reading import read_each
+from dist_classicrl.cli.several.reading import read_each, runs_named
 
 if TYPE_CHECKING:
     from dist_classicrl.report.scaling import Measured, ScalingReport
@@ -25,8 +26,9 @@ communication  share of the workers' time that did not go into learning;
                beside it mean, least, most and standard deviation over the
                workers
 
-Of several runs, those without records, such as one that failed, are left out with a warning. One run alone
-gets a table of its workers instead, with their shares from report to report.
+A folder with runs in it stands for these. Of several runs, those without records, such as one that failed,
+are left out with a warning. One run alone gets a table of its workers instead, with their shares from report
+to report.
 
 \b
     dist-classicrl train FrozenLake-v1 --ranks 2 --out runs/n1
@@ -51,8 +53,8 @@ def command(runs: tuple[str, ...], baseline: str | None, as_json: bool, out: Pat
     """Report how runs scale: speed-up, efficiency, communication."""
     from dist_classicrl.report.scaling import compare
 
-    given = dict.fromkeys(_plain(run) for run in (*runs, *([baseline] if baseline else [])))
-    report = compare(read_each(given, _measured), _plain(baseline) if baseline else None)
+    given = dict.fromkeys(runs_named((*runs, baseline) if baseline else runs))
+    report = compare(read_each(given, _measured), str(Path(baseline)) if baseline else None)
     if out is not None:
         from dist_classicrl.plotting import canvas, plot_scaling
 
@@ -66,11 +68,6 @@ def command(runs: tuple[str, ...], baseline: str | None, as_json: bool, out: Pat
         _show_workers(report.runs[0].run)
     if out is not None:
         click.echo(f"\n{out}")
-
-
-def _plain(run: str) -> str:
-    """Return the same text for the same path."""
-    return str(Path(run))
 
 
 def _measured(run: str) -> Measured:
@@ -105,8 +102,8 @@ def _show_runs(report: ScalingReport) -> None:
 
 
 def _show_workers(run: Measured) -> None:
-    if not run.per_worker:
-        return
+    if is_alone(load.rank for load in run.per_worker) or not run.per_worker:
+        return  # it has nothing to tell besides what was said of the run
     click.echo()
     rows = [
         [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from dist_classicrl.cli.several.listing import ListedRun
     from dist_classicrl.model.policy import Policy
 
+_STATES, _BOARDS = 20, 6  # that are shown where nobody asks for so many
 
 _HELP = """\
 Show policy and values of a trained model as text.
@@ -40,7 +42,9 @@ Everything else is a table.
 
 @click.command("show", help=_HELP)
 @run_argument
-@option("--states", type=Whole(1), metavar="N", help="A table of the first N visited states.", shown="20")
+@option(
+    "--states", type=Whole(1), metavar="N", help="A table of the first N visited states.", shown=str(_STATES)
+)
 @click.option(
     "--observation",
     "observations",
@@ -61,15 +65,14 @@ def command(
     from dist_classicrl.cli.several.listing import runs_in
     from dist_classicrl.model.policy import policy_of
 
-    if found := runs_in(Path(run)):
-        if env is not None or env_args or states is not None or observations:
-            raise click.UsageError(f"{run} is a folder of runs. Name one of them, such as {found[0].run}.")
+    is_of_one = env is not None or env_args or states is not None or observations
+    if not is_of_one and (found := runs_in(Path(run))):
         _show_runs(found, as_json)
         return
     trained, made = load_with_env(run, env, env_args)
     policy = policy_of(trained.state, made)
     asked = [_state_of(policy, text) for text in observations]
-    listed = asked or policy.shown_states(20 if states is None else states)
+    listed = asked or policy.shown_states(_STATES if states is None else states)
     if as_json:
         states_shown = [_described(policy, state) for state in listed]
         output.show_json({"run": run, **trained.described(), "states": states_shown})
@@ -84,10 +87,11 @@ def command(
     elif states is None and policy.labels.letters is not None:
         _show_map(policy)
     elif states is None and policy.labels.boards is not None:
-        for state in listed[:6]:
+        for state in listed[:_BOARDS]:
             _show_board(policy, state)
+        _show_rest(policy, listed[:_BOARDS], states)
     else:
-        _show_states(policy, listed)
+        _show_states(policy, listed, states)
 
 
 def _show_runs(found: list[ListedRun], as_json: bool) -> None:
@@ -157,12 +161,23 @@ def _show_board(policy: Policy, state: int) -> None:
     click.echo()
 
 
-def _show_states(policy: Policy, states: list[int]) -> None:
+def _show_states(policy: Policy, listed: list[int], asked: int | None) -> None:
     from dist_classicrl.export import text as policy_text
 
+    output.show_table(*policy_text.state_table(policy, listed))
+    click.echo()
+    _show_rest(policy, listed, asked)
+
+
+def _show_rest(policy: Policy, listed: list[int], asked: int | None) -> None:
+    """Say how many states of how many were shown, and how to see others unless it was `asked` for so many."""
     seen = int(policy.visits.any(axis=1).sum())
-    output.show_table(*policy_text.state_table(policy, states))
-    click.echo(f"\n{len(states):,} of {seen or policy.n_states:,} {'visited ' if seen else ''}states")
+    total = seen or policy.n_states
+    said = f"{len(listed):,} of {total:,} {'visited ' if seen else ''}states"
+    if len(listed) < total and asked is None:
+        example = shlex.quote(str(policy.observation_of(listed[-1])))
+        said += f". More of them: --states {total}. All about one: --observation {example}."
+    click.echo(said)
 
 
 def _show_state(policy: Policy, state: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from dist_classicrl._nearest import nearest
+from dist_classicrl._words import nearest
 from dist_classicrl.cli import environment
 from dist_classicrl.cli.config import ENVIRONMENT, ENVIRONMENT_ARGUMENTS, RANKS
 from dist_classicrl.cli.options import OPTIONS
@@ -21,6 +21,8 @@ from dist_classicrl.monitoring.reading import read_metrics
 from dist_classicrl.plotting import RunRecords, read_evaluations
 
 _ALL = "none"  # what --group-by says to have one group
+_SETTINGS = (ENVIRONMENT, RANKS, *OPTIONS)
+_ARGUMENT = "env_arg."
 _KEPT = [name for name, option in OPTIONS.items() if option.is_kept and name != "seed"]
 
 
@@ -30,7 +32,7 @@ class Run:
 
     records: RunRecords
     settings: dict[str, Any]  # as its config.toml has them
-    arguments: dict[str, Any]  # of its environment
+    arguments: dict[str, Any]  # of its environment, by what `_name_of_argument` calls them
 
     def said(self, name: str) -> str:
         """Return what this run has for a setting, in a few characters."""
@@ -56,7 +58,13 @@ def read(run: str, with_best: bool = True) -> Run:
     settings = RunFolder(folder).read_config()
     arguments = settings.pop(ENVIRONMENT_ARGUMENTS, {})
     best = _best(settings, arguments) if with_best else None
-    return Run(RunRecords(metrics, run, read_evaluations(folder, best)), settings, arguments)
+    named = {_name_of_argument(name): value for name, value in arguments.items()}
+    return Run(RunRecords(metrics, run, read_evaluations(folder, best)), settings, named)
+
+
+def _name_of_argument(name: str) -> str:
+    """Return what an argument of an environment is called beside settings, of which one may have its name."""
+    return f"{_ARGUMENT}{name}" if name in _SETTINGS else name
 
 
 def _best(settings: dict[str, Any], arguments: dict[str, Any]) -> float | None:
@@ -113,10 +121,12 @@ def _checked(runs: Sequence[Run], by: Sequence[str]) -> tuple[str, ...]:
     if list(by) == [_ALL]:
         return ()
     own = [name for run in runs for name in run.arguments]
-    known = list(dict.fromkeys([ENVIRONMENT, RANKS, *OPTIONS, *own]))
+    known = list(dict.fromkeys([*_SETTINGS, *own]))
     names = []
     for asked in by:
         word = asked.replace("-", "_")
+        if word.startswith(_ARGUMENT):
+            word = _name_of_argument(word.removeprefix(_ARGUMENT))
         name = word if word in known else SYNONYMS.get(word, word)
         if name not in known:
             raise click.BadParameter(

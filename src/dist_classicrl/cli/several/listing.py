@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dist_classicrl.cli.config import ENVIRONMENT
-from dist_classicrl.cli.run_folder import GREEDY, RunFolder, steps_saved
+from dist_classicrl.cli.run_folder import GREEDY, RunFolder, runs_below, steps_saved
 from dist_classicrl.errors import CheckpointError, MetricsError, SettingsError
 
 
@@ -48,10 +48,7 @@ HEADERS = ("run", "environment", "algorithm", "steps", "state", "mean return", "
 
 def runs_in(place: Path) -> list[ListedRun]:
     """Return the runs whose folders lie in `place`, by name; none where it is the folder of a run itself."""
-    if not place.is_dir() or RunFolder(place).exists():
-        return []
-    folders = (RunFolder(path) for path in sorted(place.iterdir()) if path.is_dir())
-    return [_listed(folder) for folder in folders if folder.exists()]
+    return [_listed(folder) for folder in runs_below(place)]
 
 
 def _listed(folder: RunFolder) -> ListedRun:

@@ -8,9 +8,16 @@ from typing import TypeVar
 
 import click
 
+from dist_classicrl.cli.run_folder import runs_below
 from dist_classicrl.errors import DistClassicRLError, MetricsError, PlotError
 
 Found = TypeVar("Found")
+
+
+def runs_named(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the runs that are meant: a folder with runs in it stands for them."""
+    found = ([str(each.path) for each in runs_below(name)] or [str(Path(name))] for name in names)
+    return tuple(run for runs in found for run in runs)
 
 
 def read_each(names: Iterable[str], read: Callable[[str], Found]) -> list[Found]:

@@ -9,6 +9,8 @@ from dist_classicrl.engines.outcome import Outcome
 from dist_classicrl.engines.run import Run
 from dist_classicrl.learning.learner import Learner
 from dist_classicrl.learning.rates import Rates
+from dist_classicrl.learning.rules import table_shape
+from dist_classicrl.tables.line_table import LineTable
 from dist_classicrl.tables.warm_up import warm_up_rounds
 
 
@@ -18,6 +20,11 @@ def train(run: Run, group: None = None, start: None = None) -> Outcome:
     rates = Rates(run.settings, run.logical or 1)
     learner: Learner | None = None
     try:
+        if run.is_sharded:
+            source = run.source
+            shape = table_shape(run.settings.algorithm, source.n_states, source.n_actions)
+            legal = None if source.simulator is None else source.simulator.legal
+            run.rows = LineTable(shape, run.values.dtype, legal)
         learner = run.learner(rates, is_alone=run.logical is None)
         run.load(learner.table)
         if run.logical is None:

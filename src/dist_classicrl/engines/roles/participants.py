@@ -6,7 +6,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -25,10 +25,11 @@ from dist_classicrl.engines.roles.shutdown import (
 )
 from dist_classicrl.engines.roles.worker_base import ServerLost, Working
 from dist_classicrl.engines.run import Run
-from dist_classicrl.engines.saving import RESCUE_SECONDS
+from dist_classicrl.engines.saving import RESCUE_SECONDS, Position, Saver
 from dist_classicrl.errors import (
     CheckpointFencedError,
     CutOffError,
+    DivergenceError,
     RankTimeoutError,
     TrainingStopped,
     WorkerLeft,
@@ -65,6 +66,15 @@ class Roles(ABC, Generic[W, S]):
     def worker(self, base: Base) -> W:
         """Return a worker, compiled, whose table is the run's, as new as `base`."""
 
+    def board(self, version: int = 0, applied: dict[int, int] | None = None) -> SharedTable:
+        """Return the run's table for a server: its version, and the last push of each rank in it."""
+        return SharedTable(self.run.values, self.run.counts, version, applied)
+
+    def take(self, final: Final) -> None:
+        """Let the run's table be the final one."""
+        self.run.values[:] = final.refresh.values
+        self.run.counts[:] = final.refresh.counts
+
     @abstractmethod
     def server(self, table: SharedTable) -> S:
         """Return a server that begins with `table`."""
@@ -88,7 +98,9 @@ class Roles(ABC, Generic[W, S]):
         return self.learner
 
 
-def run_together(make_roles: type[Roles[W, S]], run: Run, group: Group, start: Setup | Entry) -> Outcome:
+def run_together(
+    make_roles: Callable[[Run, Group, Rates], Roles[W, S]], run: Run, group: Group, start: Setup | Entry
+) -> Outcome:
     """Train on all ranks of `group`: one serves, the others learn.
 
     The result and the table are the same everywhere. With an `Entry` this rank joins a call that the others
@@ -227,8 +239,8 @@ class Participant(Generic[W, S]):
         if worker.final is not None:  # the lost server has saved all before it said so
             self._final = worker.final
             run.tally.end_as(self._final.result)
-            self._take(self._final)
-            return self._roles.server(SharedTable(run.values, run.counts, self._final.refresh.version))
+            self._roles.take(self._final)
+            return self._roles.server(self._roles.board(self._final.refresh.version))
         run.saver = None if run.take_over_saving is None else run.take_over_saving()
         server = self._roles.successor(worker)
         # The time without a server counts as well.
@@ -260,13 +272,8 @@ class Participant(Generic[W, S]):
                 final = None
         if final is None or self.group.is_replacement:
             raise WorkerLeft(self.group.rank)
-        self._take(final)
+        self._roles.take(final)
         return Outcome.from_dict(final.result)
-
-    def _take(self, final: Final) -> None:
-        """Take over the final table."""
-        self.run.values[:] = final.refresh.values
-        self.run.counts[:] = final.refresh.counts
 
     # Serving
 
@@ -274,7 +281,7 @@ class Participant(Generic[W, S]):
         """Serve to the end."""
         run, server = self.run, self._server
         if server is None:
-            server = self._server = self._roles.server(SharedTable(run.values, run.counts))
+            server = self._server = self._roles.server(self._roles.board())
             lost = [event for event in self.group.events.entries if event["kind"] == "excluded"]
             server.members.lost_before += [(event["rank"], event["detail"]) for event in lost]
         with _heard(self.group, lambda: server.channels, server.beat):
@@ -296,7 +303,7 @@ class Participant(Generic[W, S]):
             raise
         except Exception:
             if saver is not None and server.can_rescue:
-                run.rescue = partial(saver.rescue, run.values, run.counts, server.position, server.keep_alive)
+                run.rescue = partial(self._rescue, server, saver, server.position)
             raise
         finally:
             run.kept = server.position.steps - run.start
@@ -308,18 +315,26 @@ class Participant(Generic[W, S]):
         server.finish(result.to_dict())
         return result
 
+    def _rescue(self, server: S, saver: Saver, position: Position) -> None:
+        """Save what there is after an error."""
+        with suppress(DivergenceError):  # an earlier checkpoint stays
+            server.table.settle()
+            saver.rescue(self.run.values, self.run.counts, position, server.keep_alive)
+
     def _end(self, server: S, stop: Stop | None) -> Outcome:
         """Save and report the end, or that it comes early: TrainingStopped is raised then."""
         run, group, saver = self.run, self.group, self.run.saver
         seconds = server.seconds
         if stop is not None and saver is not None:
-            run.rescue = partial(saver.rescue, run.values, run.counts, server.position, server.keep_alive)
+            run.rescue = partial(self._rescue, server, saver, server.position)
             server.report_progress(now=True)
             run.rescue = None
+            server.table.settle()
             where = saver.save_last(run.values, run.counts, server.position, server.keep_alive)
             run.reporter.hear(group.events, saver)
             raise run.stopped(stop, where)
         away = set(range(group.wire.size)) - set(group.view.members)
+        server.table.settle()
         result = run.tally.result(seconds, self._compile_seconds, server.learning, group.events, away)
         where = None
         if saver is not None:

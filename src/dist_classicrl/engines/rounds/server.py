@@ -31,7 +31,6 @@ from dist_classicrl.process.stop import Stop
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.maps import diverged
 from dist_classicrl.tables.shared import RoundMerge
-from dist_classicrl.tables.snapshot import TableSnapshot
 
 
 def carriers(settings: Settings, workers: list[int]) -> dict[int, int]:
@@ -62,7 +61,7 @@ class RoundServer(Serving[Client]):
     def __post_init__(self) -> None:
         self.now_at = self.first
         self.made = steps_before(self.settings, self.first.number, self.steps)
-        self._snapshot = TableSnapshot(self.table.values, self.table.counts)
+        self._snapshot = self.table.snapshot()
         self._attempt = 0
         self._carried_by: dict[int, int] = {}
         self._is_broken = False
@@ -129,11 +128,12 @@ class RoundServer(Serving[Client]):
         saver = self.saver
         if saver is None:
             return None, Order.GO_ON
-        stop = saver.look()
+        here = self.start + self.made
+        stop = saver.look(here)
         if stop is not None:
             return stop, Order.TELL_STATE_AND_WAIT
-        if self.made and saver.is_due(self.start + self.made):
-            saver.begin(self.start + self.made)
+        if self.made and saver.is_due(here):
+            saver.begin(here)
             return None, Order.TELL_STATE
         return None, Order.GO_ON
 

@@ -20,7 +20,6 @@ from dist_classicrl.engines.saving import Position, Saver
 from dist_classicrl.engines.server.leases import Lease, LeaseBook
 from dist_classicrl.engines.server.messages import HandIn, Handover, Push, Pushed, Reply, Wishes
 from dist_classicrl.process.stop import Stop
-from dist_classicrl.tables.snapshot import TableSnapshot
 
 _SHORTEST_SLEEP = 5e-5
 _LONGEST_SLEEP = 4e-3
@@ -57,9 +56,10 @@ class Server(Serving[Client]):
     takes_over: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        self._snapshot = TableSnapshot(self.table.values, self.table.counts)
+        self._snapshot = self.table.snapshot()
         self._handover: tuple[int, Handover | None] = -1, None  # with the version that it is of
         self._offered = 0.0
+        self._was_ramping = True
         self._is_stopping = False
         super().__post_init__()  # last: it asks for new clients, which takes the above
 
@@ -101,10 +101,11 @@ class Server(Serving[Client]):
                 self._offer(woken)
             self.report_progress()
             if self.saver is not None:
-                if (stop := self.saver.look()) is not None:
+                steps = self.leases.start + self.leases.done
+                if (stop := self.saver.look(steps)) is not None:
                     self._take_in_last_pushes()
                     return None if self._is_done else stop
-                self._save(self.saver)
+                self._save(self.saver, steps)
             if not self._is_done:
                 self._sleep(self.group.wire.now() - woken)
         return None
@@ -117,11 +118,10 @@ class Server(Serving[Client]):
     def _awaits_maps(self) -> bool:
         return self.takes_over and any(peer.client.hands_in for peer in self.peers.learners)
 
-    def _save(self, saver: Saver) -> None:
-        """Begin a checkpoint if it is time, or copy some more of the table for the one that has begun."""
+    def _save(self, saver: Saver, steps: int) -> None:
+        """Begin a checkpoint if it is time at `steps`, or copy more of the table for the last one."""
         snapshot = self._snapshot
         if not snapshot.copying:
-            steps = self.leases.start + self.leases.done
             if not saver.is_due(steps):
                 return
             saver.begin(steps)
@@ -225,8 +225,9 @@ class Server(Serving[Client]):
 
     def _offer(self, now: float) -> None:
         """Give leases, now and then, to those who got none: others may be lost by now, or slower."""
-        if self.leases.pool == 0 or now - self._offered < _OFFER_SECONDS:
+        if self.leases.pool == 0 or (now - self._offered < _OFFER_SECONDS and not self._was_ramping):
             return
+        self._was_ramping = self.leases.is_ramping  # who waited for the end of that is asked at once
         self._offered = now
         for peer in self.peers.learners:
             if peer.client.starved and (lease := self._grant(peer)) is not None:

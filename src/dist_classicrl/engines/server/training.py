@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 from dist_classicrl.engines.loops import LearningOn, StepLoop
 from dist_classicrl.engines.outcome import Outcome
 from dist_classicrl.engines.roles.participants import Roles, run_together
 from dist_classicrl.engines.run import Run
 from dist_classicrl.engines.server.leases import LeaseBook
+from dist_classicrl.engines.server.messages import Handover
 from dist_classicrl.engines.server.pacing import Pacer
 from dist_classicrl.engines.server.server import Server
 from dist_classicrl.engines.server.window import PushWindow
@@ -18,6 +21,7 @@ from dist_classicrl.membership.handshake import Setup
 from dist_classicrl.tables.shared import SharedTable
 
 _FIRST_LEASE_COMPILED = 20_000
+_RAMP_SECONDS = 0.5
 
 
 def train(run: Run, group: Group, start: Setup | Entry) -> Outcome:
@@ -27,6 +31,9 @@ def train(run: Run, group: Group, start: Setup | Entry) -> Outcome:
 
 class AsyncRoles(Roles[Worker, Server]):
     """What a rank may be in asynchronous training."""
+
+    ramp_seconds: ClassVar = _RAMP_SECONDS
+    """In which all workers come to learn, see `LeaseBook`."""
 
     def worker(self, base: Base) -> Worker:
         """See `Roles`."""
@@ -41,43 +48,56 @@ class AsyncRoles(Roles[Worker, Server]):
             run.seed,
             run.generation,
             settings.on_error == "exclude",
-            self.rates.set_workers,
+            self.note_workers,
             watch=run.watch,
             wants_to_leave=run.wants_to_leave,
         )
 
+    def note_workers(self, workers: int) -> None:
+        """Learn as one of so many."""
+        self.rates.set_workers(workers)
+
     def server(self, table: SharedTable, takes_over: bool = False) -> Server:
         """See `Roles`; `takes_over`: the workers hand in what the table lacks."""
+        return Server(**self.serving(table, takes_over))
+
+    def serving(self, table: SharedTable, takes_over: bool) -> dict[str, Any]:
+        """Return the arguments of a server."""
         run, group = self.run, self.group
         # A step of an environment that is not compiled may take seconds.
         stepped = run.source.stepped
         first = _FIRST_LEASE_COMPILED if stepped is None else stepped.n_envs
-        return Server(
-            group,
-            table,
-            run.policy,
-            run.tally,
-            run.reporter,
-            run.told,
-            leases=LeaseBook(run.start, run.steps, group.view.workers, first, group.wire.now),
-            saver=run.saver,
-            takes_over=takes_over,
-        )
+        return {
+            "group": group,
+            "table": table,
+            "policy": run.policy,
+            "tally": run.tally,
+            "reporter": run.reporter,
+            "told": run.told,
+            "leases": LeaseBook(
+                run.start, run.steps, group.view.workers, first, group.wire.now, self.ramp_seconds
+            ),
+            "saver": run.saver,
+            "takes_over": takes_over,
+        }
 
     def successor(self, worker: Worker) -> Server:
         """See `Roles`."""
         run = self.run
-        handover = worker.hand_over(run.values, run.counts)
+        handover = self.handed_over(worker)
         done, applied = 0, {}
         if handover is not None:
             done, applied = handover.done, handover.applied
             run.tally.take_over(handover.tally)
-        table = SharedTable(run.values, run.counts, worker.base.version + 1, applied)
-        server = self.server(table, takes_over=True)
+        server = self.server(self.board(worker.base.version + 1, applied), takes_over=True)
         server.leases.credit(done)
         for pushed in worker.window.kept:
             server.apply_if_lacking(self.group.rank, pushed)
         return server
+
+    def handed_over(self, worker: Worker) -> Handover | None:
+        """Let the run's table be the worker's base, and return the handover of that version."""
+        return worker.hand_over(self.run.values, self.run.counts)
 
     def learner_alone(self, server: Server) -> LearningOn:
         """See `Roles`."""

@@ -204,7 +204,7 @@ class SteppedEnv:
             e = -1 - n_ended
             raise RewardError(
                 f"Environment {e} gave the reward {self.rewards[e]} for action {actions[e]} in state "
-                f"{self.states[e]} (observation {self.observations.decode(int(self.states[e]))!r}). Rewards "
+                f"{self.states[e]} (observation {self.observations.decode(int(self.states[e]))}). Rewards "
                 f"must be finite numbers: correct the environment, or replace such rewards with "
                 f"gymnasium.wrappers.TransformReward."
             )
@@ -225,7 +225,7 @@ class SteppedEnv:
         if self._has_masks and (e := first_blocked(self._masks)) >= 0:
             raise ActionMaskError(
                 f"The action mask of environment {e} forbids every action in state {self.states[e]} "
-                f"(observation {self.observations.decode(int(self.states[e]))!r}), where the episode goes "
+                f"(observation {self.observations.decode(int(self.states[e]))}), where the episode goes "
                 f"on. Allow an action there, end the episode (terminated=True), or ignore the masks with "
                 f"use_action_mask=False."
             )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import repeat
 from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
+from gymnasium.vector.async_vector_env import AsyncState
 
 from dist_classicrl.environments.stepped.base import SteppedEnv, not_returned, unpacked
 from dist_classicrl.environments.stepped.masks import MASK_KEY, mask_in
@@ -29,6 +32,7 @@ class LoopedEnvs(SteppedEnv):
 
     def __init__(self, envs: list[gymnasium.Env], use_action_mask: bool | None, owned: list[Any]) -> None:
         first = envs[0]
+        _check_has_spaces(first, "observation_space", "action_space")
         super().__init__(
             first, len(envs), first.observation_space, first.action_space, use_action_mask, owned
         )
@@ -73,9 +77,18 @@ class LoopedEnvs(SteppedEnv):
     def _restart(self, rows: np.ndarray, seed: int | None) -> None:
         """Reset the environments `rows` and write where they stand now."""
         numbers = rows.tolist()
-        results = [
-            unpacked(self._envs[e].reset(seed=None if seed is None else seed + e), RESET, e) for e in numbers
-        ]
+        try:
+            results = [
+                unpacked(self._envs[e].reset(seed=None if seed is None else seed + e), RESET, e)
+                for e in numbers
+            ]
+        except TypeError as error:
+            if "unexpected keyword argument 'seed'" not in str(error):
+                raise
+            raise EnvError(
+                f"{error}: Gymnasium gives a seed to every environment. Write "
+                "`def reset(self, *, seed=None, options=None):` and begin it with `super().reset(seed=seed)`."
+            ) from error
         observations = [observation for observation, _ in results]
         self.states[rows] = self.observations.encode_each(observations, rows=numbers)
         self._read_masks(observations, [info for _, info in results], rows, self._masks)
@@ -101,6 +114,7 @@ class VectorEnvs(SteppedEnv):
     """A vector environment, in whichever of Gymnasium's autoreset modes it works."""
 
     def __init__(self, env: VectorEnv, use_action_mask: bool | None, owned: list[Any]) -> None:
+        _check_has_spaces(env, "single_observation_space", "single_action_space")
         spaces = env.single_observation_space, env.single_action_space
         super().__init__(env, env.num_envs, *spaces, use_action_mask, owned)
         self._env = env
@@ -108,16 +122,18 @@ class VectorEnvs(SteppedEnv):
         self._awaiting = self._rows[:0]  # the environments that reset at the next step, whatever the action
 
     def _reset(self, seed: int | None) -> None:
-        observations, infos = unpacked(self._env.reset(seed=seed), RESET)
+        with _told_who_ended(self._env):
+            observations, infos = unpacked(self._env.reset(seed=seed), RESET)
         self._awaiting = self._rows[:0]
         self.observations.encode_batch(observations, self.states)
         self._read_masks(observations, infos, self._rows, self._masks)
 
     def step(self, actions: np.ndarray) -> None:
         """Take one action in every environment, see `SteppedEnv.step`."""
-        observations, rewards, terminated, truncated, infos = unpacked(
-            self._env.step(self.actions.decode_batch(actions)), STEP
-        )
+        with _told_who_ended(self._env):
+            observations, rewards, terminated, truncated, infos = unpacked(
+                self._env.step(self.actions.decode_batch(actions)), STEP
+            )
         self._take(rewards, terminated, truncated)
         self.observations.encode_batch(observations, self.next_states)
         self._read_masks(observations, infos, self._rows, self._next_masks)
@@ -129,6 +145,21 @@ class VectorEnvs(SteppedEnv):
         if len(ended):
             self._after_ending(ended, infos)
         self._check_not_blocked()
+
+    def close(self) -> None:
+        """Close the vector environment if `make_stepped` made it.
+
+        Gymnasium would wait for ever for the answer of a process that has ended: then the others are, too.
+        """
+        env = self._env.unwrapped
+        if self._owned and isinstance(env, AsyncVectorEnv) and not _all_answer(env):
+            for process, pipe in zip(env.processes, env.parent_pipes, strict=True):
+                process.kill()
+                process.join()
+                if pipe is not None:
+                    pipe.close()
+            env.closed = True
+        super().close()
 
     def _after_ending(self, ended: np.ndarray, infos: dict[str, Any]) -> None:
         """Tell the last state of each ended episode from the first of the next, by the autoreset mode."""
@@ -170,6 +201,41 @@ class VectorEnvs(SteppedEnv):
                 self._write_masks(given if len(rows) == self.n_envs else given[rows], rows, masks)
             elif self._has_masks:
                 masks[rows] = True
+
+
+def _check_has_spaces(env: gymnasium.Env | VectorEnv, *names: str) -> None:
+    for name in names:
+        if getattr(env, name, None) is None:
+            raise EnvError(
+                f"{type(env.unwrapped).__qualname__} has no {name}. Say which values there are, in the class "
+                f"or in __init__, for instance self.{name} = gymnasium.spaces.Discrete(4)."
+            )
+
+
+def _all_answer(env: AsyncVectorEnv) -> bool:
+    """Whether an environment in subprocesses can be closed in order."""
+    waits = getattr(env, "_state", AsyncState.DEFAULT) is not AsyncState.DEFAULT
+    pipes = zip(env.processes, env.parent_pipes, strict=True)  # no pipe: it told its exception and ended
+    return not waits and all(pipe is None or process.is_alive() for process, pipe in pipes)
+
+
+@contextmanager
+def _told_who_ended(env: VectorEnv) -> Iterator[None]:
+    """Raise `EnvError` in place of what Python makes of a process of the environment that has ended."""
+    try:
+        yield
+    except (EOFError, ConnectionError) as error:
+        inner = env.unwrapped
+        if not isinstance(inner, AsyncVectorEnv):
+            raise
+        for process in inner.processes:
+            process.join(0.1)  # its pipe is closed a moment before it has an exit code
+        ended = [(e, process.exitcode) for e, process in enumerate(inner.processes) if not process.is_alive()]
+        raise EnvError(
+            f"Of {env} {', '.join(f'process {e} ended with exit code {code}' for e, code in ended)} in the "
+            "middle of the run: the environment called os._exit or crashed, or it was killed, where memory "
+            "ran out for instance. Correct the environment, or make fewer copies of it."
+        ) from error
 
 
 def _autoreset_mode(env: VectorEnv) -> AutoresetMode:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
+from dist_classicrl._words import counted
 from dist_classicrl.environments.stepped.digits import (
     assembled,
     digits_of,
@@ -111,7 +113,17 @@ class SpaceIndex:
         """Return the indices of one value, of a batch or of a list of values, and whether it was not one.
 
         int64 (E,). A batch is as `encode_batch` takes it, or an array with one more axis than a value has.
+        OutsideSpaceError names what somebody gave here, and no environment did.
         """
+        try:
+            return self._encode_any(given)
+        except OutsideSpaceError:
+            raise OutsideSpaceError(
+                f"{reprlib.repr(given)} is not of the {self.role} space, which is {space_text(self.space)}. "
+                "Give one of its values, or a batch of them."
+            ) from None
+
+    def _encode_any(self, given: Any) -> tuple[np.ndarray, bool]:
         first = self._leaves[0]
         if first.path and isinstance(given, list) and all(isinstance(each, (tuple, dict)) for each in given):
             return self.encode_each(given), True
@@ -132,7 +144,8 @@ class SpaceIndex:
             if array.shape != (len(out), *leaf.shape) or array.dtype.kind not in "iub":
                 raise self._misfit(
                     f"got an array of shape {array.shape} and dtype {array.dtype}{place_text(leaf.path)} for "
-                    f"{len(out)} environment(s), where integers of shape {(len(out), *leaf.shape)} are needed"
+                    f"{counted(len(out), 'environment')}, where integers of shape "
+                    f"{(len(out), *leaf.shape)} are needed"
                 )
             if array.dtype != np.int64:
                 array = array.astype(np.int64)

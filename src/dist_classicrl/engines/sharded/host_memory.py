@@ -1,0 +1,149 @@
+"""Memory that the ranks of a host share, and that is gone with the last of them, however they end.
+
+It has no name in any folder: one rank makes an anonymous file, and the others open it where the kernel shows
+that rank's open files. Where they may not look there, it is a file in the temporary folder, whose name is
+taken away as soon as all have it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dist_classicrl import _memory
+from dist_classicrl.comm import envelope
+from dist_classicrl.errors import SettingsError
+from dist_classicrl.membership.handshake import Setup
+
+_MARK = 64
+"""Bytes in front, which tell that it is the right memory."""
+
+
+@dataclass(eq=False)
+class HostMemory:
+    """`size` bytes in an open file that others can open."""
+
+    descriptor: int
+    size: int
+    mark: str  # hexadecimal digits
+
+    @classmethod
+    def new(cls, size: int) -> HostMemory:
+        """Make memory, all zero; SettingsError where there is not as much."""
+        _check_room(size)
+        if hasattr(os, "memfd_create"):
+            descriptor = os.memfd_create("dist_classicrl", os.MFD_CLOEXEC)
+        else:
+            with tempfile.TemporaryFile() as file:
+                descriptor = os.dup(file.fileno())
+        return cls._of_new_file(descriptor, size)
+
+    @classmethod
+    def _of_new_file(cls, descriptor: int, size: int) -> HostMemory:
+        mark = secrets.token_hex(_MARK // 2)
+        os.truncate(descriptor, _MARK + size)
+        os.pwrite(descriptor, mark.encode(), 0)
+        return cls(descriptor, size, mark)
+
+    @classmethod
+    def opened(cls, path: str, size: int, mark: str) -> HostMemory:
+        """Open memory that another process made; OSError where that cannot be."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        memory = cls(descriptor, size, mark)
+        if os.pread(descriptor, _MARK, 0) != mark.encode() or os.fstat(descriptor).st_size != _MARK + size:
+            memory.close()
+            raise OSError(f"{path} is something else")
+        return memory
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """Where other processes of this host find it, for JSON, while this process keeps it open."""
+        return {"path": f"/proc/{os.getpid()}/fd/{self.descriptor}", "size": self.size, "mark": self.mark}
+
+    def array(self) -> np.ndarray:
+        """Return the bytes, uint8; they stay there when this is closed."""
+        return _memory.shared(self.descriptor, _MARK + self.size)[_MARK:]
+
+    def close(self) -> None:
+        """Let nobody find it here any more."""
+        os.close(self.descriptor)
+
+
+def _check_room(size: int) -> None:
+    """Raise SettingsError if so many bytes cannot be had: touching them later would kill the process."""
+    left = _memory.memory_left()
+    if left is not None and size > left:
+        raise SettingsError(
+            f"The table needs {size / 2**30:.3g} GiB with its visits, and this host has {left / 2**30:.3g} "
+            'GiB left. Take more hosts or a smaller table, or dtype="float32".'
+        )
+
+
+def share(setup: Setup, size: int) -> HostMemory:
+    """Return memory of `size` bytes that all ranks have, which are on one host; all call it together."""
+    memory: HostMemory | None = None
+    error: BaseException | None = None
+    if setup.is_head:
+        try:
+            memory = HostMemory.new(size)
+        except BaseException as caught:  # whatever it is, the others must hear of it
+            error = caught
+    setup.agree(error, {}, [], "the memory of the table")
+    memory, has_it = _opened_by_all(setup, memory, None if memory is None else memory.told, size)
+    if not has_it:
+        memory = _by_a_file(setup, size)
+    assert memory is not None
+    return memory
+
+
+def _opened_by_all(
+    setup: Setup, memory: HostMemory | None, told: dict[str, Any] | None, size: int
+) -> tuple[HostMemory | None, bool]:
+    """Open what the head tells of its memory; return it, and whether all ranks could."""
+    text = None if told is None else envelope.text(told)
+    where = envelope.from_text(setup.broadcast_message(text, "the memory of the table"))
+    if memory is None:
+        with suppress(OSError):
+            memory = HostMemory.opened(**where)
+    everyone = setup.agree(None, {}, [memory is not None], "all ranks to open the memory of the table")
+    return memory, bool(everyone.all())
+
+
+def _by_a_file(setup: Setup, size: int) -> HostMemory:
+    """Share a file in the temporary folder, which has no name any more when this returns."""
+    memory: HostMemory | None = None
+    told: dict[str, Any] | None = None
+    error: BaseException | None = None
+    path: str | None = None
+    try:
+        if setup.is_head:
+            descriptor, path = tempfile.mkstemp(prefix="dist-classicrl-table-")
+            memory = HostMemory._of_new_file(descriptor, size)
+            told = {**memory.told, "path": path}
+    except BaseException as caught:  # whatever it is, the others must hear of it
+        error = caught
+    try:
+        setup.agree(error, {}, [], "a file for the table")
+        memory, has_it = _opened_by_all(setup, memory, told, size)
+    finally:
+        if path is not None:
+            with suppress(OSError):
+                os.unlink(path)
+    if not has_it:
+        setup.agree(
+            SettingsError(
+                "The ranks cannot share memory: they see neither each other's open files in /proc nor the "
+                f"same temporary folder ({tempfile.gettempdir()}). Let them see one of both, or write "
+                'placement="replicated".'
+            ),
+            {},
+            [],
+        )
+    assert memory is not None
+    return memory

@@ -1,0 +1,119 @@
+"""Rows that the ranks of a host share, in the form in which workers and servers hold their tables.
+
+All learn in the same rows, so there are no maps to send: pushes tell what was done, refreshes that it was
+counted, and whatever asks for maps is given none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from dist_classicrl.tables.line_table import LineTable
+from dist_classicrl.tables.maps import PackedMap, Refresh, index_dtype
+from dist_classicrl.tables.shared import SharedTable
+from dist_classicrl.tables.snapshot import TableSnapshot
+
+
+class HostRows(LineTable):
+    """A table in shared memory, as a worker's own: what it learns is there for all at once."""
+
+    def small(self, n_states: int) -> HostRows:
+        """Return a table like this one for so many states, which nobody else has: to compile with."""
+        shape = replace(self.shape, n_states=n_states)
+        legal = None if self._legal is None else np.zeros((n_states, shape.n_actions), bool)
+        return HostRows(shape, self.values.dtype, legal)
+
+    @property
+    def base(self) -> np.ndarray:
+        """What is looked at to tell whether values still move, and talking is worth more: nothing."""
+        return np.zeros(1)
+
+    @property
+    def n_touched(self) -> np.ndarray:
+        """How many entries wait to be sent: none."""
+        return self.arrays.n_touched
+
+    def begin_with(self, values: np.ndarray, counts: np.ndarray) -> None:
+        """Let the table be what `values` and `counts`, flat, say, before anybody learns."""
+        super().load(values, counts)
+
+    def load(self, values: np.ndarray, counts: np.ndarray, exact: np.ndarray | None = None) -> None:
+        """Do nothing: what all have learned is there."""
+
+    def pack(self, threshold: float = 0.0, flush: bool = True, key: int | np.uint64 = 0) -> PackedMap:
+        """Return no maps."""
+        return PackedMap.empty(0, index_dtype(self.shape.size), with_replays=False)
+
+    def undo(self, packed: PackedMap) -> None:
+        """Do nothing: what was learned stays."""
+
+    def rebase(self, refresh: Refresh, pending: list[PackedMap]) -> None:
+        """Do nothing: the rows are as new as can be."""
+
+
+class Board(SharedTable):
+    """What a server of shared rows keeps: which pushes were counted. The rows need no server."""
+
+    def __init__(
+        self,
+        rows: LineTable,
+        values: np.ndarray,
+        counts: np.ndarray,
+        version: int = 0,
+        applied: dict[int, int] | None = None,
+    ) -> None:
+        self.values, self.counts = values, counts
+        self.version = version
+        self.applied = {} if applied is None else applied
+        self._rows = rows
+        self._settled = -1  # the version
+
+    def apply_maps(self, packed: PackedMap) -> int:
+        """Do nothing: what was learned is in the rows."""
+        return -1
+
+    def overwritten(self) -> None:
+        """Take note that something was learned: nobody needs to be told of it."""
+        self.version += 1
+
+    def changed(self, entries: np.ndarray) -> None:
+        """Take note that a push was counted."""
+        self.version += 1
+
+    def watch(self, snapshot: TableSnapshot | None) -> None:
+        """Do nothing: a snapshot of rows in which others learn is taken a slice at a time."""
+
+    def refresh(self, since: int) -> Refresh:
+        """Return what tells a worker the version."""
+        nothing = np.zeros(0, np.int64)
+        return Refresh(since, self.version, None if since < 0 else nothing, np.zeros(0), nothing)
+
+    def settle(self) -> None:
+        """Write the rows to `values` and `counts`, if anything was counted since that was done."""
+        if self._settled != self.version:
+            self._rows.settle(self.values, self.counts)
+            self._settled = self.version
+
+    def snapshot(self) -> TableSnapshot:
+        """Return what copies the rows."""
+        return RowsSnapshot(self._rows, self.values, self.counts)
+
+
+class RowsSnapshot(TableSnapshot):
+    """Copies rows in which others learn meanwhile: each row as it was when its slice was copied."""
+
+    def __init__(self, rows: LineTable, values: np.ndarray, counts: np.ndarray) -> None:
+        super().__init__(values, counts)
+        self._rows = rows
+
+    def _copy(self, size: int) -> None:
+        shape = self._rows.shape
+        first = self._frontier // shape.n_actions
+        last = min(first + max(1, size // shape.n_actions), shape.n_rows)
+        lost = self._rows.write(first, last, self.values, self.counts)
+        if lost >= 0:
+            raise self._rows.diverged(lost)
+        self._frontier = last * shape.n_actions
+        self.copying = last < shape.n_rows
