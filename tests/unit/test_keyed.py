@@ -111,6 +111,16 @@ def test_rows_are_in_the_order_in_which_states_were_met():
     assert all(far[key] > far[key + 1] for key in keys if key < 0)
 
 
+@pytest.mark.parametrize("placement", ["replicated", "sharded"])
+def test_alone_it_does_not_matter_where_the_table_is_to_be(placement):
+    tables = []
+    for where in ("auto", placement):
+        agent = DistAsyncQLearning(seed=1)
+        agent.train(scrambled(garnet()), total_steps=32_000, placement=where)
+        tables.append(agent.q_table.array)
+    np.testing.assert_array_equal(*tables)
+
+
 def test_hidden_memory_and_time_limits_count():
     agent = DistAsyncQLearning(seed=1, epsilon=1.0)
     result = agent.train(corridor(limit=10), total_steps=32_000)

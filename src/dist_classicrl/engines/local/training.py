@@ -20,7 +20,7 @@ def train(run: Run, group: None = None, start: None = None) -> Outcome:
     rates = Rates(run.settings, run.logical or 1)
     learner: Learner | None = None
     try:
-        if run.is_sharded:
+        if run.is_sharded and run.keyed is None:  # keys have a table of their own
             source = run.source
             shape = table_shape(run.settings.algorithm, source.n_states, source.n_actions)
             legal = None if source.simulator is None else source.simulator.legal
