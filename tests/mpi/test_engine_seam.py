@@ -136,5 +136,5 @@ def test_an_engine_that_one_rank_alone_has_registered(world, make_agent, lake, s
 def test_a_placement_that_is_none_is_refused_everywhere(world, make_agent, lake):
     agent: DistAsyncQLearning = make_agent()
     with pytest.raises((RemoteRankError, ValueError), match="placement must be one of 'auto', 'replicated'"):
-        agent.train(lake, total_steps=1_000, placement="sharded" if world.rank == 0 else "auto")
+        agent.train(lake, total_steps=1_000, placement="shared" if world.rank == 0 else "auto")
     assert agent.train(lake, total_steps=1_000).steps == 1_000
