@@ -14,9 +14,8 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from dist_classicrl import CompiledSimulator, DistAsyncQLearning
+from dist_classicrl import CompiledSimulator, DistAsyncQLearning, Progress
 from dist_classicrl.callbacks import BaseCallback
-from dist_classicrl.engines.progress import Progress
 from dist_classicrl.errors import StateLimitError
 
 

@@ -13,6 +13,8 @@ import numpy as np
 from dist_classicrl._jit import jit
 from dist_classicrl.environments.simulate import CompiledSimulator
 
+__all__ = ["distances", "pocket_cube", "turn_names"]
+
 CORNERS = 7
 STATES = 3_674_160
 """7! places of the corners times 3^6 twists: that of the last follows from the others."""
