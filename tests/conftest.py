@@ -7,7 +7,12 @@ import tempfile
 import time
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# A machine that is busy may take any time for an example.
+hypothesis.settings.register_profile("any time", deadline=None)
+hypothesis.settings.load_profile("any time")
 
 MPI_FOLDER = Path(__file__).parent / "mpi"
 # How long a rank that failed waits for the others before it says why: pytest says it only at the very end.
