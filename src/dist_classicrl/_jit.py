@@ -7,11 +7,11 @@ import hashlib
 import logging
 import os
 import stat
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 from dist_classicrl._files import others_may_write
@@ -247,17 +247,17 @@ def _alone_in(folder: str) -> Iterator[None]:
 
     Numba numbers its files: two processes that add one at the same time may take the same number.
     """
-    end = time.monotonic() + _LOCK_SECONDS
+    end = monotonic() + _LOCK_SECONDS
     handle = -1
     try:
         with suppress(OSError):
             handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-        while handle >= 0 and time.monotonic() < end:
+        while handle >= 0 and monotonic() < end:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                time.sleep(0.002)
+                sleep(0.002)
             except OSError:  # some network file systems have no locks
                 break
         yield

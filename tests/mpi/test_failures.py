@@ -154,7 +154,9 @@ def test_on_rank_0_while_others_learn(world, make_agent, lake, async_updates):
 
 
 @pytest.mark.parametrize("kind, async_updates", [(KeyboardInterrupt, True), (ArithmeticError, False)])
-def test_while_large_messages_are_on_their_way(world, make_agent, lake, monkeypatch, async_updates, kind):
+def test_while_large_messages_are_on_their_way(
+    world, make_agent, lake, monkeypatch, several_ranks, async_updates, kind
+):
     model = TabularMDP.garnet(40_000, 5, 2, seed=1)
     culprit = world.size - 1
     calls = []
