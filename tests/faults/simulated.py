@@ -51,7 +51,7 @@ from dist_classicrl.membership.heartbeat import Beat
 from dist_classicrl.membership.view import View
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.local import LocalTable
-from dist_classicrl.tables.rows import learn_target
+from dist_classicrl.tables.rows import ROW_FUNCTIONS, TableArrays
 from dist_classicrl.tables.shared import RoundMerge, SharedTable
 
 INTERVAL, SILENCE, STUCK = 0.2, 1.0, 12.0
@@ -339,7 +339,7 @@ class _Table(LocalTable):
             self.touched[self.n_touched[0]] = entry
             self.n_touched[0] += 1
         self.updates[entry] += 1
-        learn_target(self.arrays, entry, 0, target, step_size)
+        ROW_FUNCTIONS[TableArrays].learn_target(self.arrays, entry, 0, target, step_size)
 
 
 class _Learner:
