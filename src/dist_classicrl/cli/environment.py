@@ -22,6 +22,7 @@ BUILT_IN: dict[str, tuple[str, dict[str, Any]]] = {
         "dist_classicrl.environments.model:TabularMDP.garnet",
         {"n_states": 1000, "n_actions": 4, "branching": 3, "seed": 0},
     ),
+    "pocket_cube": ("dist_classicrl.environments.pocket_cube:pocket_cube", {"half_turns": False}),
     "tictactoe": ("dist_classicrl.environments.tictactoe.env:TicTacToeEnv", {}),
 }
 

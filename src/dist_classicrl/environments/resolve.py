@@ -49,6 +49,11 @@ class Source:
     recipe: tuple[str, dict[str, Any]] = ("", {})  # see `recipe_of`
 
     @property
+    def keys(self) -> np.dtype | None:
+        """What states are where they are keys: int64 or uint64. None: they count from 0 on."""
+        return None if self.simulator is None else self.simulator.keys
+
+    @property
     def identity(self) -> Identity:
         """What tells later whether another environment is the same process."""
         is_numbered = self.stepped is None or self.stepped.observations.is_plain
@@ -183,7 +188,7 @@ def _without_mask(env: Known) -> Known:
                 "outcomes."
             )
         return replace(env, action_mask=None)
-    if env.legal is None:
+    if not env.has_mask:
         return env
     if isinstance(env.tables, ModelTables) and env.model is not None:
         return _without_mask(env.model)

@@ -16,11 +16,12 @@ import numpy as np
 
 from dist_classicrl._jit import as_called_by_kernels, overloads
 from dist_classicrl.checks import Or, WholeNumber, YesOrNo
+from dist_classicrl.environments.key_types import key_type
 from dist_classicrl.environments.sampling import alias
 from dist_classicrl.environments.sampling.alias import ModelTables as ModelTables
 from dist_classicrl.environments.sampling.function_source import add_values
 from dist_classicrl.environments.sampling.packing import compile_model
-from dist_classicrl.errors import ActionMaskError, ModelError
+from dist_classicrl.errors import ActionMaskError, ModelError, SettingsError
 
 if TYPE_CHECKING:
     from dist_classicrl.environments.model import TabularMDP
@@ -74,18 +75,20 @@ class CompiledSimulator:
 
     `data` is a NamedTuple of read-only arrays and numbers, `memory` an int64 array of `memory_size` that
     holds what the state does not tell, `random` 64 fresh uniform bits (numpy.uint64). States count from 0 to
-    n_states - 1. What they give is looked at in every step: a state outside of that, or a reward that is not
-    finite, ends the training with an `EnvError` that tells the state, the action and what came. Some thousand
-    steps are played on trial first, in which each index of `reset` and `step` into an array is checked as
-    well; with ``check=True`` it is in all steps.
+    n_states - 1; or, where nobody has counted them, are keys: any 64 bits each. What the functions give is
+    looked at in every step: a state outside of that, or a reward that is not finite, ends the training with
+    an `EnvError` that tells the state, the action and what came. Some thousand steps are played on trial
+    first, in which each index of the functions into an array is checked as well; with ``check=True`` it is in
+    all steps.
 
     Attributes
     ----------
     n_states, n_actions : int
+        `n_states` is 0 where states are keys.
     tables : NamedTuple
         `ModelTables`, or the game's `data`.
     legal : ndarray(bool, ndim=2) or None
-        Legal actions, shape (n_states, n_actions); None where all are.
+        Legal actions, shape (n_states, n_actions); None where all are, or a function of the game tells.
     memory_size : int
     max_episode_steps : int or None
         Steps after which an episode is truncated.
@@ -94,6 +97,8 @@ class CompiledSimulator:
     name : str
     fingerprint : str
         Equal on two ranks only where the simulated process is the same.
+    keys : dtype or None
+        int64 or uint64 where states are keys; None where they count.
     """
 
     n_states: int
@@ -105,12 +110,20 @@ class CompiledSimulator:
     model: TabularMDP | None
     name: str
     fingerprint: str
+    keys: np.dtype | None = None
 
     def __repr__(self) -> str:
+        states = f"{self.n_states:,} states" if self.keys is None else f"{self.keys} keys as states"
         return (
-            f"CompiledSimulator({self.name!r}, {self.n_states:,} states, {self.n_actions:,} actions, "
+            f"CompiledSimulator({self.name!r}, {states}, {self.n_actions:,} actions, "
             f"max_episode_steps={self.max_episode_steps})"
         )
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether not every action is legal everywhere."""
+        game = GAMES.get(type(self.tables))
+        return self.legal is not None or (game is not None and game.legal is not None)
 
     @classmethod
     def from_model(cls, model: TabularMDP) -> CompiledSimulator:
@@ -131,34 +144,49 @@ class CompiledSimulator:
     def game(
         cls,
         name: str,
-        n_states: int,
-        n_actions: int,
-        data: Any,
-        reset: Callable[..., Any],
-        step: Callable[..., Any],
-        legal: np.ndarray | None = None,
+        n_states: int | None = None,
+        n_actions: int | None = None,
+        data: Any = None,
+        reset: Callable[..., Any] | None = None,
+        step: Callable[..., Any] | None = None,
+        legal: np.ndarray | Callable[..., Any] | None = None,
         memory_size: int = 0,
         max_episode_steps: int | None = None,
         model: TabularMDP | None = None,
         check: bool = False,
+        keyed: bool = False,
     ) -> CompiledSimulator:
         """Return the simulator of a jitted game, see the class.
+
+        With ``keyed=True`` states are keys, int64 or uint64: whatever tells them apart, such as the packed
+        position of a board. `n_states` and `model` are left out then, and `legal` is None or a third jitted
+        function, ``legal(data, key, action) -> bool``. `step` and `legal` are given keys as uint64 where
+        `reset` or `step` gives them so, else as int64.
 
         Raises
         ------
         SettingsError
             If a number is not allowed.
         ModelError
-            If `data` is no NamedTuple, or a function is not jitted.
+            If `data` is no NamedTuple, a function is not jitted, or a key is no 64-bit whole number.
         ActionMaskError
             If `legal` has another shape than (n_states, n_actions).
         """
-        n_states = _SIZE("n_states", n_states)
+        keyed = YesOrNo()("keyed", keyed)
+        if keyed and (n_states is not None or model is not None):
+            raise SettingsError(
+                f"{name}: keyed=True means that states are not numbered, but n_states={n_states} and model="
+                f"{model} were given. Leave both out; max_states= of the agent limits how many it learns."
+            )
+        n_states = 0 if keyed else _SIZE("n_states", n_states)
         n_actions = _SIZE("n_actions", n_actions)
         memory_size = WholeNumber(0, bits=31)("memory_size", memory_size)
         max_episode_steps = Or(None, WholeNumber(1, bits=62))("max_episode_steps", max_episode_steps)
         check = YesOrNo()("check", check)
-        for role, function in (("reset", reset), ("step", step)):
+        functions: dict[str, Any] = {"reset": reset, "step": step}
+        if keyed and legal is not None:
+            functions["legal"] = legal
+        for role, function in functions.items():
             if not hasattr(function, "py_func"):
                 raise ModelError(
                     f"{name}: {role} must be compiled with numba.njit, got {function!r}. Put @numba.njit "
@@ -169,25 +197,32 @@ class CompiledSimulator:
                 f"{name}: data must be a NamedTuple of arrays and numbers (typing.NamedTuple), got "
                 f"{type(data).__name__}."
             )
-        if legal is not None:
-            legal = np.ascontiguousarray(legal, dtype=bool)
-            if legal.shape != (n_states, n_actions):
+        mask = None
+        if legal is not None and not keyed:
+            if callable(legal):
                 raise ActionMaskError(
-                    f"{name}: legal has shape {legal.shape}, it must be (n_states, n_actions) = "
+                    f"{name}: legal is a function, which only keyed=True takes. Give an array of bools, of "
+                    f"the shape {(n_states, n_actions)}."
+                )
+            mask = np.ascontiguousarray(legal, dtype=bool)
+            if mask.shape != (n_states, n_actions):
+                raise ActionMaskError(
+                    f"{name}: legal has shape {mask.shape}, it must be (n_states, n_actions) = "
                     f"{(n_states, n_actions)}."
                 )
+        keys = key_type(name, data, **functions) if keyed else None
+        numbers = (name, "keyed" if keyed else n_states, n_actions, memory_size, max_episode_steps)
         return cls(
             n_states=n_states,
             n_actions=n_actions,
-            tables=_as_of(data, Game(reset, step, check)),
-            legal=legal,
+            tables=_as_of(data, Game(check=check, keys=keys, **functions)),
+            legal=mask,
             memory_size=memory_size,
             max_episode_steps=max_episode_steps,
             model=model,
             name=name,
-            fingerprint=_game_fingerprint(
-                (name, n_states, n_actions, memory_size, max_episode_steps), data, legal
-            ),
+            fingerprint=_game_fingerprint(numbers, data, mask),
+            keys=keys,
         )
 
 
@@ -203,10 +238,12 @@ class Game(NamedTuple):
 
     reset: Callable[..., Any]
     step: Callable[..., Any]
-    check: bool  # whether each index of the two is checked
+    check: bool  # whether each index of them is checked
+    legal: Callable[..., Any] | None = None  # of a keyed one
+    keys: np.dtype | None = None  # likewise
 
 
-_GAMES: dict[type, Game] = {}
+GAMES: dict[type, Game] = {}
 _OTHERS: dict[tuple[type, Game], type] = {}
 """Classes that stand in for a user's, which has another game already: a function that was written anew."""
 
@@ -214,23 +251,24 @@ _OTHERS: dict[tuple[type, Game], type] = {}
 def _as_of(data: Any, game: Game) -> Any:
     """Return `data` as a NamedTuple of the class by which numba finds the functions of `game`."""
     given = type(data)
-    if _GAMES.setdefault(given, game) == game:
+    if GAMES.setdefault(given, game) == game:
         return data
     if (given, game) not in _OTHERS:
         # Not in the module of the user's class: machine code for it must not be kept on disk.
         other = type(given.__name__, (given,), {"__slots__": (), "__module__": "games"})
-        _GAMES[other], _OTHERS[given, game] = game, other
+        GAMES[other], _OTHERS[given, game] = game, other
     return _OTHERS[given, game](*data)
 
 
 def with_checks(tables: Any) -> Any:
     """Return the tables of a game as those of the same one with each index checked; None for a model."""
-    game = _GAMES.get(type(tables))
+    game = GAMES.get(type(tables))
     return None if game is None else _as_of(tables, game._replace(check=True))
 
 
-def _game_of(simulation):
-    return _GAMES.get(getattr(simulation, "instance_class", None))
+def game_of(simulation):
+    """Return the game of a simulation, by its numba type; None where it is no game."""
+    return GAMES.get(getattr(simulation, "instance_class", None))
 
 
 def _is_model(simulation):
@@ -241,7 +279,7 @@ def _is_model(simulation):
 def _overload_begin(simulation, memory, random):
     if _is_model(simulation):
         return _begin_model
-    game = _game_of(simulation)
+    game = game_of(simulation)
     if game is None:
         return None
     reset = as_called_by_kernels(game.reset, game.check)
@@ -256,7 +294,7 @@ def _overload_begin(simulation, memory, random):
 def _overload_advance(simulation, memory, state, action, random, n_actions):
     if _is_model(simulation):
         return _advance_model
-    game = _game_of(simulation)
+    game = game_of(simulation)
     if game is None:
         return None
     step = as_called_by_kernels(game.step, game.check)
@@ -271,6 +309,8 @@ def _overload_advance(simulation, memory, state, action, random, n_actions):
 def _overload_is_wrong(simulation, state, reward, n_states):
     if _is_model(simulation):
         return lambda simulation, state, reward, n_states: False
+    if game_of(simulation) is None:
+        return None
 
     def impl(simulation, state, reward, n_states):
         # Unsigned, what is below 0 is large. A reward that is NaN is not below anything.
@@ -281,7 +321,9 @@ def _overload_is_wrong(simulation, state, reward, n_states):
 
 @overloads(note, inline=True)
 def _overload_note(simulation, came, state, action):
-    game = _game_of(simulation)
+    game = game_of(simulation)
+    if game is None and not _is_model(simulation):
+        return None
     if game is None or not game.check:
         return lambda simulation, came, state, action: None
 
@@ -296,4 +338,6 @@ def _overload_note(simulation, came, state, action):
 def _overload_prefetch_outcome(simulation, state, action, random, n_actions):
     if _is_model(simulation):
         return _prefetch_model
+    if game_of(simulation) is None:
+        return None
     return lambda simulation, state, action, random, n_actions: None

@@ -97,7 +97,7 @@ def check_sums(totals: np.ndarray) -> None:
         )
 
 
-TAKEN = ("q_table", "visits", "exact", "legal", *OTHER_ARRAYS)
+TAKEN = ("q_table", "visits", "exact", "legal", "keys", *OTHER_ARRAYS)
 """Arrays that checkpoints hold besides the state of walkers."""
 
 
