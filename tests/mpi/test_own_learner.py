@@ -31,7 +31,7 @@ def test_all_ranks_learn_with_it(world, make_agent, digests, made_by_it):
     agent = make_agent(discount_factor=0.5, learning_rate=0.02, epsilon=1.0)
     result = agent.train(MODEL, total_steps=40_000)
     assert result.steps == agent.visits.sum() == 40_000
-    assert made_by_it or (world.rank == 0 and world.size > 1)
+    assert any(world.allgather(made_by_it))
     often = agent.visits > 500  # a state is hardly ever reached
     assert often.sum() >= 8
     assert (

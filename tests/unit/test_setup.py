@@ -79,7 +79,7 @@ def test_a_head_that_says_nothing_is_not_waited_for_any_longer_than_asked_for():
 )
 def test_ranks_of_one_host_share_out_what_is_to_be_compiled(hosts, own):
     setup = setup_with(Head([2, 3], as_the_asker))
-    setup._group.hosts = dict(enumerate(hosts))
+    setup._group.host_of = hosts.__getitem__
     done = []
     setup.compile_together([partial(done.append, part) for part in range(4)])
     assert done == own

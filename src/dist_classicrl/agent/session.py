@@ -117,7 +117,7 @@ class Session:
         return *found, steps if asked.names_total else int(everyone[:, 0].sum())
 
     def _layout(self, source: Source) -> Layout:
-        hosts = {0} if self.group is None else {self.group.hosts[rank] for rank in self.group.view.members}
+        hosts = {0} if self.group is None else {self.group.host_of(rank) for rank in self.group.view.members}
         return Layout(source.n_states * source.n_actions, len(hosts), source.simulator is not None)
 
     def _check_workers(self, ranks: int, workers: int) -> None:

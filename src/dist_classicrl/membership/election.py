@@ -208,7 +208,7 @@ class Election:
         if not complete and now - ballot.begun < patience:
             return None
         present = {*ballot.bases, group.rank}
-        if may_elect(group.view, present, group.dead, group.hosts):
+        if may_elect(group.view, present, group.dead, group.host_of):
             return self._decide(ballot)
         if complete:  # nobody else is left to answer
             raise self._cut_off()
@@ -265,7 +265,7 @@ class Election:
 
     def _cut_off(self) -> CutOffError:
         group = self._group
-        gone = confirmed(group.dead, [group.rank], group.hosts)
+        gone = confirmed(group.dead, [group.rank], group.host_of)
         return CutOffError(
             f"Rank {group.rank} lost the server, rank {self._lost}, and too few of the ranks "
             f"{', '.join(map(str, group.view.members))} answer to go on without the others "

@@ -114,8 +114,9 @@ class Group:
         return self.rank in self.view.members
 
     def host_of(self, rank: int) -> str:
-        """Return the name of the host of `rank`; replacements run on the server's."""
-        return self.hosts[rank if rank < len(self.hosts) else self.rank]
+        """Return the name of the host of `rank`, "" where none is known; replacements run on the server's."""
+        known = [each for each in (rank, self.view.server) if each < len(self.hosts)]
+        return self.hosts[known[0]] if known else ""
 
     @classmethod
     def of_replacement(cls, wire: Wire, rank: int, view: View, timing: Timing) -> Group:

@@ -123,7 +123,7 @@ class Setup:
         members = tuple(rank for rank in group.view.members if rank not in lost)
         # MPI gives up the ranks of a host that is cut off one by one.
         views = [*group.unheard, group.view]
-        if not all(may_serve(view, members, group.dead, group.hosts) for view in views):
+        if not all(may_serve(view, members, group.dead, group.host_of) for view in views):
             raise CutOffError(
                 f"The ranks {', '.join(map(str, sorted(lost)))} are gone, with their hosts, before training "
                 "began: the network may be cut. Start the job again, best with `python -m dist_classicrl "
@@ -191,8 +191,8 @@ class Setup:
 
         What takes longest is first, and done by the first rank.
         """
-        hosts = self._group.hosts
-        here = sorted(rank for rank in self.members if hosts[rank] == hosts[self.rank])
+        host_of = self._group.host_of
+        here = sorted(rank for rank in self.members if host_of(rank) == host_of(self.rank))
         for part in parts[here.index(self.rank) :: len(here)]:
             part()
         self._share(_Ready(), "the ranks of each host to compile")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 
@@ -26,25 +26,29 @@ class View:
         return [rank for rank in self.members if rank != self.server]
 
 
-def confirmed(dead: Collection[int], present: Collection[int], hosts: Sequence[str]) -> set[int]:
+HostOf = Callable[[int], str]
+"""Gives the name of a rank's host."""
+
+
+def confirmed(dead: Collection[int], present: Collection[int], host_of: HostOf) -> set[int]:
     """Return those of the `dead`, by MPI's word, that have died beyond doubt.
 
     Of a host that is gone as a whole, only silence is known: the same word comes when a network is cut.
-    `hosts` has the name of each rank's host; `present` are the ranks of this side.
+    `present` are the ranks of this side.
     """
-    here = {hosts[rank] for rank in present}
-    return {rank for rank in dead if hosts[rank] in here}
+    here = {host_of(rank) for rank in present}
+    return {rank for rank in dead if host_of(rank) in here}
 
 
-def may_elect(view: View, present: Collection[int], dead: Collection[int], hosts: Sequence[str]) -> bool:
+def may_elect(view: View, present: Collection[int], dead: Collection[int], host_of: HostOf) -> bool:
     """Whether the ranks `present`, without the server, are a strict majority of those that may be alive."""
-    living = set(view.members) - confirmed(dead, present, hosts)
+    living = set(view.members) - confirmed(dead, present, host_of)
     return 2 * len(living.intersection(present)) > len(living)
 
 
-def may_serve(view: View, present: Collection[int], dead: Collection[int], hosts: Sequence[str]) -> bool:
+def may_serve(view: View, present: Collection[int], dead: Collection[int], host_of: HostOf) -> bool:
     """Whether the ranks `present`, the server among them, are at least half of those that may be alive."""
-    living = set(view.members) - confirmed(dead, present, hosts)
+    living = set(view.members) - confirmed(dead, present, host_of)
     return 2 * len(living.intersection(present)) >= len(living)
 
 
@@ -80,6 +84,6 @@ class Announced:
                 return
             del self._views[0]
 
-    def may_serve(self, present: Collection[int], dead: Collection[int], hosts: Sequence[str]) -> bool:
+    def may_serve(self, present: Collection[int], dead: Collection[int], host_of: HostOf) -> bool:
         """Whether the ranks `present` are enough to go on."""
-        return all(may_serve(view, present, dead, hosts) for view in self._views)
+        return all(may_serve(view, present, dead, host_of) for view in self._views)

@@ -130,7 +130,7 @@ class Members(Generic[Client]):
         """
         group = self.group
         present = self._witnesses if self._known_dead == group.dead else ()
-        return confirmed(group.dead, {group.rank, *present}, group.hosts)
+        return confirmed(group.dead, {group.rank, *present}, group.host_of)
 
     def note_progress(self, peer: Peer[Client], progress: int, view: tuple[int, int]) -> None:
         """Hear how far a worker's main loop is, and which view it knows."""
@@ -150,7 +150,7 @@ class Members(Generic[Client]):
     def may_serve(self, heard: Collection[int]) -> bool:
         """Whether the ranks that are `heard` are enough to go on."""
         group = self.group
-        return self._announced.may_serve({group.rank, *heard}, self._died_for_sure(), group.hosts)
+        return self._announced.may_serve({group.rank, *heard}, self._died_for_sure(), group.host_of)
 
     # Losses
 
@@ -208,7 +208,7 @@ class Members(Generic[Client]):
         group.dead.update(dead.intersection(group.view.members))
         present = set(group.view.members) - set(silent)
         if silent and not self.may_serve(present):
-            if self._announced.may_serve(present, group.dead, group.hosts):
+            if self._announced.may_serve(present, group.dead, group.host_of):
                 return {}  # hosts of the dead are to be heard again first, or to fall silent
             raise CutOffError(
                 f"The server, rank {group.rank}, does not hear the ranks "

@@ -58,12 +58,11 @@ def train(run: Run, group: Group, start: Setup | Entry) -> Outcome:
 
 
 def _check_one_host(group: Group) -> None:
-    hosts = sorted({group.hosts[rank] for rank in group.view.members})
+    hosts = sorted({group.host_of(rank) for rank in group.view.members})
     if len(hosts) > 1:
-        names = sorted({group.host_of(rank) for rank in group.view.members})
         raise SettingsError(
             f'placement="sharded" needs all ranks on one host, and these are on {len(hosts)} '
-            f'({", ".join(names)}). Start them on one, or write placement="replicated".'
+            f'({", ".join(hosts)}). Start them on one, or write placement="replicated".'
         )
 
 
