@@ -348,6 +348,8 @@ def test_games_that_cannot_run_are_refused():
             walk(**{name: bad})
     with pytest.raises(SettingsError, match="check must be True or False"):
         walk(check=1)
+    with pytest.raises(SettingsError, match="model must be the TabularMDP of the same process, got int"):
+        walk(model=3)
     with pytest.raises(ActionMaskError, match=r"legal has shape \(2, 5\), it must be .* \(5, 2\)"):
         walk(legal=np.ones((2, 5), bool))
 

@@ -183,6 +183,11 @@ class CompiledSimulator:
         memory_size = WholeNumber(0, bits=31)("memory_size", memory_size)
         max_episode_steps = Or(None, WholeNumber(1, bits=62))("max_episode_steps", max_episode_steps)
         check = YesOrNo()("check", check)
+        if model is not None and not hasattr(model, "solve"):
+            raise SettingsError(
+                f"{name}: model must be the TabularMDP of the same process, got {type(model).__name__}. "
+                "Leave it out where there is none."
+            )
         functions: dict[str, Any] = {"reset": reset, "step": step}
         if keyed and legal is not None:
             functions["legal"] = legal
