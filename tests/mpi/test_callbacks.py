@@ -62,7 +62,7 @@ class Listener(BaseCallback):
 @pytest.mark.core
 @pytest.mark.parametrize("async_updates", [True, False])
 def test_reports_add_up_to_the_result(world, make_agent, lake, async_updates, tmp_path_factory, monkeypatch):
-    monkeypatch.setattr(training, "_RAMP_SECONDS", 0.0)  # all learn from the first step on
+    monkeypatch.setattr(training.AsyncRoles, "ramp_seconds", 0.0)  # all learn from the first step on
     folder = world.bcast(str(tmp_path_factory.mktemp("saved")) if world.rank == 0 else None)
     listener = Listener()
     agent = make_agent(async_updates=async_updates, logical_workers=4, epsilon=0.3)
