@@ -37,6 +37,7 @@ from dist_classicrl.errors import (
     StateLimitError,
     TrainingStopped,
 )
+from dist_classicrl.evaluation import episodes
 from dist_classicrl.learning import interleaved, keyed_table
 from dist_classicrl.model import places
 from dist_classicrl.tables.keys import empty_slots, enter_all, find_rows, slots_of
@@ -397,6 +398,19 @@ def test_evaluation_plays_the_greedy_policy(interleaves):
     assert keyed.evaluate(scrambled(taxi()), 2000, seed=1).mean_return == pytest.approx(
         numbered.evaluate(taxi(), 2000, seed=1).mean_return, abs=0.3
     )
+
+
+def test_evaluation_reads_nothing_outside_of_a_row(trained, monkeypatch):
+    seen, play = [], episodes._play
+
+    def playing(simulator, simulation, table, *rest):
+        seen.append(table)
+        return play(simulator, simulation, table, *rest)
+
+    monkeypatch.setattr(episodes, "_play", playing)
+    trained.evaluate(scrambled(garnet(forbidden=True)), 10)
+    # Rows without a shape are searched in blocks, which are wider than short rows.
+    assert [len(table.row_shape) for table in seen] == [garnet().n_actions]
 
 
 def test_where_nothing_is_known_legal_actions_are_drawn():

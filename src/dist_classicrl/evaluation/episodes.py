@@ -154,9 +154,7 @@ def _evaluate_keyed(
     values = agent.q_table
     table = KeyedTable(simulator, Settings(), values.dtype, keyed.keys.size)
     table.load_keys(keyed.keys, values.reshape(-1), np.zeros(values.size, np.int64))
-    arrays = table.arrays._replace(row_shape=None)
-    game = table.game()._replace(table=arrays)
-    return _play(simulator, game, arrays, 1, episodes, seed, max_steps)
+    return _play(simulator, table.game(), table.arrays, 1, episodes, seed, max_steps)
 
 
 def play_table(
