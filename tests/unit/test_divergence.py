@@ -146,5 +146,7 @@ def test_a_table_with_nan_written_into_it_is_neither_learned_from_nor_saved(tmp_
 def test_where_returns_are_in_order_rewards_are_not_blamed():
     with pytest.raises(DivergenceError, match="Make the rewards smaller"):
         check_sums(np.array([1.0, np.inf, 1.0, np.inf]))
-    with pytest.raises(DivergenceError, match="errors to nan; .* returns are in order, so .* the learning rule"):
+    with pytest.raises(
+        DivergenceError, match="errors to nan; .* returns are in order, so .* the learning rule"
+    ):
         check_sums(np.array([1.0, 5.0, 1.0, np.nan]))
