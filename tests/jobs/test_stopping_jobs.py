@@ -116,7 +116,7 @@ def test_a_second_signal_ends_at_once(start_python, tmp_path):
 
 
 def words_of(output):
-    """Return what a job said to people, without what is said where the machine is busy: what is waited for."""
+    """Return what a job said to people, without what a busy machine adds: that something is waited for."""
     lines = [line for line in output.splitlines() if not line.startswith('{"event"')]
     return [line for line in lines if "A second Ctrl-C ends it" not in line]
 
