@@ -6,7 +6,7 @@ import pytest
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP
 from dist_classicrl.errors import DivergenceError, SettingsError
-from dist_classicrl.learning.learner import Totals, check_sums
+from dist_classicrl.learning.learner import Totals
 from dist_classicrl.tables.local import LocalTable
 from dist_classicrl.tables.maps import PackedMap
 from dist_classicrl.tables.shared import RoundMerge, SharedTable
@@ -86,7 +86,7 @@ def test_sums_that_records_could_not_hold_are_an_error():
     for place in (1, 3):
         for bad in (1e302, -np.inf, np.nan):
             totals.values[place] = bad
-            with pytest.raises(DivergenceError, match=r"allowed are 1\.07e\+301"):
+            with pytest.raises(DivergenceError, match=r"allowed are 1\.07e\+301.* rewards .* rule"):
                 totals.take()
             assert not totals.values.any()
 
@@ -141,12 +141,3 @@ def test_a_table_with_nan_written_into_it_is_neither_learned_from_nor_saved(tmp_
     with pytest.raises(SettingsError, match="NaN or infinity was written into it"):
         agent.save_model(tmp_path / "model.npz")
     assert not any(tmp_path.iterdir())
-
-
-def test_where_returns_are_in_order_rewards_are_not_blamed():
-    with pytest.raises(DivergenceError, match="Make the rewards smaller"):
-        check_sums(np.array([1.0, np.inf, 1.0, np.inf]))
-    with pytest.raises(
-        DivergenceError, match="errors to nan; .* returns are in order, so .* the learning rule"
-    ):
-        check_sums(np.array([1.0, 5.0, 1.0, np.nan]))

@@ -90,15 +90,10 @@ class Totals:
 def check_sums(totals: np.ndarray) -> None:
     """Raise DivergenceError unless what `Totals` counts can still be added up."""
     if not (np.abs(totals) <= _LARGEST_SUM).all():
-        remedy = "Make the rewards smaller, in a wrapper for instance."
-        if abs(totals[1]) <= _LARGEST_SUM:
-            remedy = (
-                "The returns are in order, so values or targets are not: correct the learning rule if it is "
-                "one of your own, or make learning_rate= or the values that learning begins with smaller."
-            )
         raise DivergenceError(
             f"The sum of undiscounted returns came to {totals[1]:.3g}, that of temporal-difference errors "
-            f"to {totals[3]:.3g}; allowed are {_LARGEST_SUM:.3g}. {remedy}"
+            f"to {totals[3]:.3g}; allowed are {_LARGEST_SUM:.3g}. Make the rewards smaller, in a wrapper "
+            "for instance; or correct the learning rule, if it is one of your own, and gave such a target."
         )
 
 
