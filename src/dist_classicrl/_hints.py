@@ -1,7 +1,8 @@
-"""What launchers and SLURM tell a process in its environment variables, before MPI is started."""
+"""What launchers, SLURM and the system tell a process before MPI is started."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -11,6 +12,7 @@ _LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD
 _LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_LOCAL_SIZE")
 _SLURM_RANK = "SLURM_PROCID"
 _SLURM_SIZES = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+_QUOTA = "/sys/fs/cgroup/cpu.max"
 
 
 def rank_of_environment(environ: Mapping[str, str] | None = None) -> int | None:
@@ -42,3 +44,19 @@ def _numbers(names: Iterable[str], environ: Mapping[str, str] | None = None) -> 
     """Yield those of the variables that are whole numbers."""
     values = ((os.environ if environ is None else environ).get(name, "") for name in names)
     return (int(value) for value in values if value.isdigit())
+
+
+def bound_cores() -> list[int]:
+    """Return the cores that this process is bound to; all, where the system binds none."""
+    return sorted(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use: those it is bound to, or its control group's share."""
+    cores = len(bound_cores())
+    try:
+        with open(_QUOTA) as file:
+            most, period = file.read().split()
+        return max(1, min(cores, math.floor(int(most) / int(period))))
+    except (OSError, ValueError):  # "max" where there is no quota
+        return cores

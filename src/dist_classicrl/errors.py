@@ -70,6 +70,10 @@ class SpaceError(EnvError):
     """A space is not finite, or its product is too large to index a table."""
 
 
+class StateLimitError(DistClassicRLError, RuntimeError):
+    """A game whose states are keys has come to more of them than there may be. What was learned is kept."""
+
+
 # Starting jobs
 
 

@@ -113,6 +113,11 @@ class Settings(Checked):
         None, _SIZE, "Rows of the table; by default what the environment needs."
     )
     action_size: int | None = _learning(None, _SIZE, "Columns, likewise.")
+    max_states: int | None = _learning(
+        None,
+        Or(None, WholeNumber(1, "None for as many as memory has room for", bits=40)),
+        "Most states of the table, where nobody has counted them.",
+    )
     use_action_mask: bool | None = _learning(
         None, Or(None, YesOrNo(" or None")), "Follow action masks; by default yes, except Taxi's."
     )

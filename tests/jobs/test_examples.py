@@ -184,3 +184,18 @@ def test_tictactoe_saves_once_without_an_interval(run_python):
     assert [line.split()[-1] for line in job.output.splitlines() if "saved" in line] == [
         "tictactoe_model.pkl"
     ]
+
+
+def test_the_pocket_cube_is_compared_with_breadth_first_search(run_python):
+    job = run_python(EXAMPLES / "pocket_cube.py", "--steps", 1_000_000, "--most", 2)
+    first, one, two = job.output.splitlines()
+    assert first == "3,674,160 states, at most 14 turns from the solved one"
+    known, more = (int(re.search(r"([\d,]+) states", line)[1].replace(",", "")) for line in (one, two))
+    assert 500_000 < known < more and two.startswith("2,000,000 steps")
+
+
+def test_2048_grows_to_its_limit(run_python):
+    job = run_python(EXAMPLES / "game_2048.py", "--total_steps", 400_000, "--max_states", 100_000)
+    *_, why, known, score = job.output.splitlines()
+    assert "max_states=100,000 allows no more" in why and known.endswith(" 100,000 boards")
+    assert 900 < float(score.split()[-1]) < 1300  # random moves score some 1,100

@@ -168,7 +168,7 @@ class Differential(NamedTuple):
 @rule_function
 def learn_differential(rule, context, now, step, learned):
     gain = shared_entry(context, 0)
-    mean_reward = context.table.q[gain]
+    mean_reward = value(context, context.table.n_tables * context.table.n_states, 0)  # where `gain` stands
     next_value = best_value(context, step)
     alpha = rule.eta * step_size(context, now, step.state, step.action)
     # Both from the same error: the scalar's own equation is r - x + max q' - q, so x moves towards the rest.

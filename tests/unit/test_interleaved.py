@@ -1,6 +1,8 @@
 """Large tables: walkers that take turns, against a slow twin in plain Python, and agents that have them."""
 
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +18,7 @@ from dist_classicrl.learning.interleaved import WALKERS, InterleavedLearner
 from dist_classicrl.learning.kinds import new_learner
 from dist_classicrl.learning.learner import Stream
 from dist_classicrl.learning.rates import Rates
+from dist_classicrl.model import places
 from dist_classicrl.schedules import Linear, PerVisit
 from dist_classicrl.settings import Settings
 
@@ -248,7 +251,9 @@ def test_callbacks_read_what_was_learned_so_far():
     assert len(seen) > 100 and all(steps == visits for steps, visits in seen)
 
 
-def test_a_stopped_training_goes_on_as_if_nothing_had_been(tmp_path):
+def test_a_stopped_training_goes_on_as_if_nothing_had_been(tmp_path, monkeypatch):
+    monkeypatch.setattr(places, "_agents", {})
+
     def agent():
         return DistAsyncQLearning(seed=3, epsilon=0.2)
 
@@ -257,8 +262,10 @@ def test_a_stopped_training_goes_on_as_if_nothing_had_been(tmp_path):
     parts = agent()
     with pytest.raises(TrainingStopped):
         parts.train(garnet(), total_steps=300_000, checkpoint_dir=tmp_path, callbacks=StopAt(100_000))
+    places._agents.clear()  # as in a process of its own
     resumed = agent()
     resumed.train(garnet(), total_steps=300_000, checkpoint_dir=tmp_path)
+    assert len(list(tmp_path.iterdir())) == 1
     np.testing.assert_array_equal(resumed.q_table, whole.q_table)
 
 
@@ -273,3 +280,50 @@ class StopAt(BaseCallback):
         if progress.steps >= self.step:
             signal.raise_signal(signal.SIGTERM)
         return True
+
+
+def test_where_rates_bend_within_a_turn_the_time_that_slices_take_does_not_show():
+    """A schedule that bends at step 1000: 31 turns, and 8 of the walkers."""
+    settings = Settings(learning_rate=PerVisit(0.7), epsilon=Linear(1.0, 0.1, 1000))
+    tables = []
+    for slices in ([3200], [960, 2240], [1024, 64, 2112], [32] * 100):
+        learner, stream = learner_of(garnet(), settings), Stream(KEY, 0)
+        for steps in slices:
+            learner.learn(0, stream, steps)
+        tables.append(settled(learner)[0])
+    for table in tables[1:]:
+        np.testing.assert_array_equal(table, tables[0])
+
+
+GAME = """
+import sys
+from typing import NamedTuple
+import numba, numpy as np
+from dist_classicrl import CompiledSimulator, DistAsyncQLearning
+
+class Data(NamedTuple):
+    n: int
+
+@numba.njit
+def reset(data, memory, random):
+    return np.int64({begin})
+
+@numba.njit
+def step(data, memory, state, action, random):
+    return state, 1.0, True
+
+agent = DistAsyncQLearning(seed=1)
+agent.train(CompiledSimulator.game("g", 50_000, 4, Data(3), reset, step), total_steps=320)
+print(np.flatnonzero(agent.visits.any(axis=1)))
+"""
+
+
+def test_a_game_that_was_written_anew_is_compiled_anew(tmp_path):
+    """In a module, whose classes another process knows by the same name."""
+    said = []
+    for begin in (5, 7):
+        (tmp_path / "own_game.py").write_text(GAME.format(begin=begin))
+        words = [sys.executable, "-c", "import own_game"]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True)
+        said.append(done.stdout.split())
+    assert said == [["[5]"], ["[7]"]]

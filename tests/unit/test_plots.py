@@ -9,14 +9,16 @@ import pytest
 from click.testing import CliRunner
 from matplotlib.colors import to_rgba
 
+from dist_classicrl.callbacks import EvalCallback, MetricsCallback
 from dist_classicrl.cli.commands.plot import command
 from dist_classicrl.environments.model import TabularMDP
-from dist_classicrl.errors import MetricsError, MissingExtraError, PlotError
+from dist_classicrl.errors import MetricsError, MissingExtraError, PlotError, SettingsError
 from dist_classicrl.monitoring.reading import read_metrics
 from dist_classicrl.plotting import (
     canvas,
     map_of,
     plot_curves,
+    plot_groups,
     plot_maps,
     plot_overview,
     plot_scaling,
@@ -365,3 +367,33 @@ def test_the_command_draws_what_is_asked_for(run, tmp_path, monkeypatch):
     with pytest.raises(PlotError, match="does not tell which environment"):
         said(alone, "--kind", "maps", "--out", "x.png")
     assert "has neither a model nor a checkpoint yet" in said(run)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda metrics: plot_curves(None),
+        lambda metrics: plot_curves({"step": [1]}),
+        lambda metrics: plot_several_runs([metrics, 3], ["a", "b"]),
+        lambda metrics: plot_groups({"a": [metrics]}),
+    ],
+)
+def test_what_is_no_run_is_refused_with_what_to_write(metrics, draw):
+    with pytest.raises(PlotError, match="read_metrics"):
+        draw(metrics)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        read_metrics,
+        MetricsCallback,
+        lambda path: save(None, path),
+        lambda path: EvalCallback("Taxi-v4", log_path=path or 3),
+        lambda path: EvalCallback("Taxi-v4", best_model_save_path=path or 3),
+    ],
+)
+@pytest.mark.parametrize("path", [None, 3, "a\0b"])
+def test_what_is_no_path_is_refused(use, path):
+    with pytest.raises(SettingsError, match="must be a path"):
+        use(path)

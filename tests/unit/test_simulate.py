@@ -10,8 +10,8 @@ from made_learners import learner_of
 from slow_learner import SlowModel, splitmix
 
 from dist_classicrl._jit import jit_for
-from dist_classicrl.environments import simulate
 from dist_classicrl.environments.model import TabularMDP
+from dist_classicrl.environments.sampling import packing
 from dist_classicrl.environments.simulate import (
     CompiledSimulator,
     ModelTables,
@@ -131,14 +131,14 @@ def test_an_outcome_rarer_than_a_slot_can_tell_never_comes():
 def test_few_slots_are_filled_without_compiling_and_alike(monkeypatch):
     model = TabularMDP.garnet(40, 4, 3, seed=5)
     in_python = compile_model(model)
-    monkeypatch.setattr(simulate, "_FEW_SLOTS", 0)
+    monkeypatch.setattr(packing, "_FEW_SLOTS", 0)
     compiled = compile_model(model)
     for one, other in zip(in_python, compiled, strict=True):
         np.testing.assert_array_equal(one, other)
     monkeypatch.undo()
-    monkeypatch.setattr(
-        simulate, "_alias_slots", types.SimpleNamespace(py_func=simulate._alias_slots.py_func)
-    )
+    for kernel in ("alias", "store"):
+        in_python = types.SimpleNamespace(py_func=getattr(packing, kernel).py_func)
+        monkeypatch.setattr(packing, kernel, in_python)
     compile_model(model)
 
 
@@ -169,7 +169,9 @@ def played(simulator, randoms, states, actions):
     n = randoms.size
     out = (np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(n), np.zeros(n, bool))
     memory = np.zeros(simulator.memory_size, np.int64)
-    play(simulator.tables, memory, randoms, states, actions, simulator.n_actions, *out)
+    # Each game by itself: numba's dispatch takes NamedTuples of the same types for the same.
+    playing = jit_for(play, type(simulator.tables))
+    playing(simulator.tables, memory, randoms, states, actions, simulator.n_actions, *out)
     return out
 
 
@@ -346,6 +348,8 @@ def test_games_that_cannot_run_are_refused():
             walk(**{name: bad})
     with pytest.raises(SettingsError, match="check must be True or False"):
         walk(check=1)
+    with pytest.raises(SettingsError, match="model must be the TabularMDP of the same process, got int"):
+        walk(model=3)
     with pytest.raises(ActionMaskError, match=r"legal has shape \(2, 5\), it must be .* \(5, 2\)"):
         walk(legal=np.ones((2, 5), bool))
 

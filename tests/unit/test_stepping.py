@@ -268,6 +268,30 @@ def test_taxi_s_masks_are_advice_unless_asked_for():
             followed.step(np.argmax(followed.masks, axis=1))
 
 
+def test_a_mask_in_the_observation_is_meant_also_taxi_s():
+    class Masked(gymnasium.Wrapper):
+        def __init__(self):
+            super().__init__(gymnasium.make("Taxi-v4"))
+            spaces = {"observation": self.env.observation_space, "action_mask": MultiBinary(6)}
+            self.observation_space = Dict(spaces)
+
+        def _of(self, state):
+            return {"observation": state, "action_mask": self.env.unwrapped.action_mask(state)}
+
+        def reset(self, **kwargs):
+            state, info = self.env.reset(**kwargs)
+            return self._of(state), info
+
+        def step(self, action):
+            state, *rest = self.env.step(action)
+            return self._of(state), *rest
+
+    stepped = make_stepped(Masked, 2)
+    stepped.reset(0)
+    assert stepped.mask_source == "observation" and not stepped.masks.all()
+    assert make_stepped(Masked, 2, use_action_mask=False).mask_source is None
+
+
 # Mistakes of the environment
 
 

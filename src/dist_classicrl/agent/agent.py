@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from dist_classicrl.callbacks.base import CallbacksLike
     from dist_classicrl.engines.engine import Engine
     from dist_classicrl.environments.resolve import EnvLike
+    from dist_classicrl.model.keyed import KeyedValues
     from dist_classicrl.model.policy import Policy
 
 # From here on and not only once there is an agent: a rank whose script fails before that would leave the
@@ -76,6 +77,9 @@ class DistAsyncQLearning:
     ----------
     state_size, action_size : int, optional
         Shape of the table. By default what the environment needs, and never less than that.
+    max_states : int, optional
+        Most states of the table. Where the states of a game are keys, which nobody has counted, training ends
+        with `StateLimitError` when one more comes. By default there are as many as memory has room for.
     learning_rate : float or schedule
         Step size in (0, 1], or a schedule of `dist_classicrl.schedules`: `Constant`, `Linear` and
         `Exponential` follow the global step, ``PerVisit(0.7)`` is n**-0.7 at the n-th visit of an entry and
@@ -173,6 +177,7 @@ class DistAsyncQLearning:
         comm: MPI.Comm | None = None,
         *,
         logical_workers: int = 16,
+        max_states: int | None = None,
         replay_ratio: float = 0.0,
         n_envs: int = 16,
         use_action_mask: bool | None = None,
@@ -246,27 +251,46 @@ class DistAsyncQLearning:
         return self._state.steps
 
     @property
-    def q_table(self) -> np.ndarray:
+    def q_table(self) -> np.ndarray | Any:
         """The action values, ndarray of shape (states, actions), which may be written to.
 
         Of a rule that learns several tables it is their mean, which is read-only; what is assigned to it goes
-        into each of them.
+        into each of them. Where the states of a game are keys it is a mapping from these to rows, a
+        `KeyedValues`, which cannot be assigned.
 
         Raises
         ------
         NotTrainedError
             If the shape is not known yet: neither given, nor told by an environment.
         """
-        return self._state.q_table
+        return self._by_keys(self._state.q_table)
 
     @q_table.setter
     def q_table(self, values: Any) -> None:
         self._state.set_values(values)
 
     @property
-    def visits(self) -> np.ndarray:
-        """How often each state-action pair was visited, ndarray(int64) of shape (states, actions)."""
-        return self._state.visits
+    def visits(self) -> np.ndarray | Any:
+        """How often each state-action pair was visited, ndarray(int64) of shape (states, actions).
+
+        Where states are keys, a mapping as `q_table` is.
+        """
+        return self._by_keys(self._state.visits)
+
+    def _by_keys(self, rows: np.ndarray) -> np.ndarray | KeyedValues:
+        from dist_classicrl.model.keyed import KeyedValues
+
+        keyed = self._state.keyed
+        return rows if keyed is None else KeyedValues(keyed.index, rows)
+
+    @property
+    def max_states(self) -> int | None:
+        """Most states of the table, where they are keys; set it to a number, or None for what memory has."""
+        return self._state.settings.max_states
+
+    @max_states.setter
+    def max_states(self, value: Any) -> None:
+        self._state.change(max_states=value)
 
     @property
     def epsilon(self) -> float:

@@ -47,7 +47,9 @@ def description(state: AgentState, source: Source, place: Place, begin: int, end
 
 def constant_arrays(state: AgentState) -> dict[str, np.ndarray]:
     """Return the arrays that each checkpoint of an agent holds unchanged."""
-    return {} if state.legal is None else {"legal": np.ascontiguousarray(state.legal)}
+    return (
+        {} if state.legal is None or state.keyed is not None else {"legal": np.ascontiguousarray(state.legal)}
+    )
 
 
 def checkpoint_fault(saved: Saved) -> str | None:
@@ -94,7 +96,7 @@ _BODY: dict[str, Callable[[Any], bool]] = {
     "settings": lambda value: isinstance(value, dict),
     "environment": lambda value: isinstance(value, dict) and isinstance(value.get("text"), str),
     "call": lambda value: _has_whole(value, "begin", "end"),
-    "mode": lambda value: value in ("alone", "interleaved", "rounds", "async"),
+    "mode": lambda value: value in ("alone", "interleaved", "keyed", "rounds", "async"),
     "stream": lambda value: value is None or _has_whole(value, "start", "used"),
     "tally": Tally.is_described_by,
     "finished": lambda value: isinstance(value, list) and all(map(_is_finished_call, value)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from dist_classicrl.learning.state import unstack_states
 from dist_classicrl.model.agent_state import AgentState, Pending
 from dist_classicrl.model.places import Place
 from dist_classicrl.schedules import Schedule, from_dict, to_dict
+from dist_classicrl.tables.shape import TableShape
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +73,12 @@ def find(state: AgentState, source: Source, place: Place, plan: CheckpointPlan, 
         return None
     fits = _check(state, source, saved, plan.strict, asked)
     body, arrays = saved.body, saved.arrays
-    if fits and state.shape.from_arrays(arrays) is None:
+    if (state.keyed is None) != ("keys" not in arrays):
+        raise CheckpointMismatchError(
+            f"The states in {saved.url} are {'keys' if 'keys' in arrays else 'numbers'}, and those of this "
+            "training are not. Give it a checkpoint_dir of its own."
+        )
+    if fits and _shape_of(state, arrays).from_arrays(arrays) is None:
         raise _refused(saved, f"its tables are not those of the algorithm {state.settings.algorithm!r}")
     values, counts = _what_fits(state, arrays, fits)
     if not np.isfinite(values).all():
@@ -83,7 +89,11 @@ def find(state: AgentState, source: Source, place: Place, plan: CheckpointPlan, 
         stream = None if body["stream"] is None else (body["stream"]["start"], body["stream"]["used"])
         exact = arrays.get("exact")
         environment = Identity.from_dict(body["environment"]) or source.identity
-        if exact is not None and exact.shape != (math.prod(state.corner_shape(environment)),):
+        if (
+            exact is not None
+            and state.keyed is None
+            and exact.shape != (math.prod(state.corner_shape(environment)),)
+        ):
             raise _refused(saved, f"its exact values have the shape {exact.shape}")
         learners = _learners(state, saved)
     begin = body["call"]["begin"]
@@ -97,7 +107,9 @@ def find(state: AgentState, source: Source, place: Place, plan: CheckpointPlan, 
         finished=list(body["finished"]) if fits else [],
         environment=environment,
         schedules=_schedules(state, saved),
-        pending=Pending(begin, resumed, values, counts),
+        pending=Pending(
+            begin, resumed, values, counts, arrays.get("keys"), arrays.get("legal") if fits else None
+        ),
     )
 
 
@@ -108,19 +120,27 @@ def _what_fits(
 
     `fits`: it is of the same rule in the same environment. Else its `q_table` goes into each of the tables.
     """
-    shape, here = state.shape, state.values
+    shape, here = _shape_of(state, arrays), state.values
     found = shape.from_arrays(arrays) if fits else None
     if found is None:
         q_table, visits = arrays["q_table"], arrays["visits"]
         inner = tuple(slice(min(sizes)) for sizes in zip(shape.of_table, q_table.shape, strict=True))
-        if shape.is_one_table:
+        if shape.is_one_table and state.keyed is None:
             found = q_table[inner], visits[inner]
         else:
             found = state.values.copy(), state.counts.copy()
+            if state.keyed is not None:  # with other states
+                size = shape.n_rows, shape.n_actions
+                found = np.zeros(size, here.dtype), np.zeros(size, np.int64)
             shape.tables(found[0])[(slice(None), *inner)] = q_table[inner]
             shape.tables(found[1])[(slice(None), *inner)] = visits[inner] // shape.n_tables
     with np.errstate(over="ignore"):
         return found[0].astype(here.dtype, copy=False), found[1]
+
+
+def _shape_of(state: AgentState, arrays: Mapping[str, np.ndarray]) -> TableShape:
+    """Return what stands where in the agent's table, with as many states as a checkpoint has keys."""
+    return replace(state.shape, n_states=arrays["keys"].size) if "keys" in arrays else state.shape
 
 
 def _is_outdated(state: AgentState, place: Place, saved: Saved) -> bool:
@@ -146,7 +166,10 @@ def take_up(state: AgentState, place: Place, found: Found) -> None:
 
 def put_table_back(state: AgentState) -> None:
     """Let the agent's table be that of the checkpoint from which it goes on."""
-    if state.pending is not None:
+    pending, keyed = state.pending, state.keyed
+    if pending is not None and pending.keys is not None and keyed is not None:
+        keyed.put(pending.keys, pending.legal, pending.values, pending.counts)
+    elif state.pending is not None:
         rows, columns = state.pending.values.shape
         state.values[:rows, :columns] = state.pending.values
         state.counts[:rows, :columns] = state.pending.counts
@@ -169,7 +192,7 @@ def _check(state: AgentState, source: Source, saved: Saved, strict: bool, asked:
     names = _SAME if settings.async_updates else (*_SAME, *_SAME_IN_ROUNDS)
     both = [(name, there.get(name), here[name]) for name in names]
     both.append(("environment", _environment_of_call(state, body, asked), source.identity.text))
-    both.append(("table", saved.arrays["q_table"].shape, state.shape.of_table))
+    both.append(("table", saved.arrays["q_table"].shape, _shape_of(state, saved.arrays).of_table))
     if settings.seed is not None:
         both.append(("seed", body["seed"], settings.seed))
     differing = [f"{name}: {one!r} there, {other!r} here" for name, one, other in both if one != other]
@@ -216,7 +239,9 @@ def _schedules(state: AgentState, saved: Saved) -> dict[str, Schedule]:
 
 def _learners(state: AgentState, saved: Saved) -> dict[int, dict[str, np.ndarray]]:
     """Return the state of a checkpoint's learners, by number; none where new episodes are to begin."""
-    number = {"alone": 1, "interleaved": 1, "rounds": state.settings.logical_workers}.get(saved.body["mode"])
+    number = {"alone": 1, "interleaved": 1, "keyed": 1, "rounds": state.settings.logical_workers}.get(
+        saved.body["mode"]
+    )
     arrays = {name: saved.arrays[name] for name in saved.arrays if name not in TAKEN}
     if number is None or not arrays:
         return {}

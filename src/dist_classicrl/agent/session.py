@@ -36,6 +36,7 @@ from dist_classicrl.errors import (
     SettingsError,
     TrainingStopped,
 )
+from dist_classicrl.learning.keyed import check_keyed
 from dist_classicrl.learning.rules import contents
 from dist_classicrl.membership.admission import Entry
 from dist_classicrl.membership.election import Deposed
@@ -107,6 +108,7 @@ class Session:
                 source = state.look_at(asked.env)
                 until_training.callback(source.close)
                 engine = engine_for(state.settings, ranks, asked.placement, self._layout(source))
+                check_keyed(source, state.settings, ranks, engine.name)
                 found, described = (source, engine), self._description(source, engine, steps)
         except BaseException as caught:  # whatever it is, the others must hear of it
             error = caught
@@ -244,6 +246,7 @@ class Session:
                 wants_to_leave=lambda: state.leaving.why,
                 is_sharded=asked.placement == "sharded",
                 lend=corner.put_back_when_read,
+                keyed=state.keyed,
             )
             try:
                 outcome = engine.train(run, self.group, start)

@@ -17,7 +17,7 @@ from dist_classicrl._steps import next_multiple
 from dist_classicrl.callbacks.base import BaseCallback, CallbacksLike, one_callback
 from dist_classicrl.callbacks.evaluation_log import EvaluationLog
 from dist_classicrl.callbacks.events import EventCallback
-from dist_classicrl.checks import checked_whole
+from dist_classicrl.checks import checked_path, checked_whole
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.errors import ConvergenceError, SettingsError
 from dist_classicrl.monitoring.files import set_aside
@@ -114,6 +114,10 @@ class EvalCallback(EventCallback):
         self.max_steps = checked_whole("max_steps", max_steps, 1)
         self.exact_states = checked_whole("exact_states", exact_states, 0)
         self.seed = None if seed is None else checked_whole("seed", seed, 0, "None")
+        paths = {"log_path": log_path, "best_model_save_path": best_model_save_path}
+        for name, path in paths.items():
+            if path is not None:
+                checked_path(name, path)
         folder = best_model_save_path if log_path is None else log_path
         self.log_file = None if folder is None else Path(folder) / "evaluations.npz"
         self.best_model_file = (

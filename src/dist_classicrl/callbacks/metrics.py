@@ -10,6 +10,7 @@ from typing import Any
 
 from dist_classicrl.callbacks.base import BaseCallback
 from dist_classicrl.callbacks.files import refuse_or_warn
+from dist_classicrl.checks import checked_path
 from dist_classicrl.monitoring.files import TakenOverError
 from dist_classicrl.monitoring.recording import MetricsWriter
 
@@ -53,7 +54,7 @@ class MetricsCallback(BaseCallback):
 
     def __init__(self, folder: str | os.PathLike[str], verbose: int = 0) -> None:
         super().__init__(verbose)
-        self.folder = Path(folder)
+        self.folder = Path(checked_path("folder", folder))
         self._writer: MetricsWriter | None = None
         self._is_failing = False
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from dist_classicrl.callbacks.base import BaseCallback
 from dist_classicrl.callbacks.files import refuse_or_warn
+from dist_classicrl.checks import checked_path
 from dist_classicrl.errors import MissingExtraError
 from dist_classicrl.monitoring.reports import RecentEpisodes
 
@@ -48,7 +49,7 @@ class TensorBoardCallback(BaseCallback):
                 "TensorBoardCallback needs the package tensorboard, which is not installed. Write: "
                 "pip install tensorboard."
             )
-        self.log_dir = os.fspath(log_dir)
+        self.log_dir = checked_path("log_dir", log_dir)
         self._writer: Any = None
         self._recent = RecentEpisodes()
         self._told: dict[str, int] = {}  # the step of what was recorded, and written, last

@@ -14,7 +14,7 @@ import numpy as np
 _CHUNK = 1 << 23  # after each piece the thread waits for the interpreter lock: few and large ones
 _MAGIC = b"\x93NUMPY\x01\x00"
 _MAX_DIMENSIONS = 32
-DTYPES = ("<f8", "<f4", "<i8", "<i4", "<u4", "|u1", "|b1")
+DTYPES = ("<f8", "<f4", "<i8", "<u8", "<i4", "<u4", "|u1", "|b1")
 """What an array may hold: plain numbers."""
 
 

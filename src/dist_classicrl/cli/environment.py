@@ -22,6 +22,7 @@ BUILT_IN: dict[str, tuple[str, dict[str, Any]]] = {
         "dist_classicrl.environments.model:TabularMDP.garnet",
         {"n_states": 1000, "n_actions": 4, "branching": 3, "seed": 0},
     ),
+    "pocket_cube": ("dist_classicrl.environments.pocket_cube:pocket_cube", {"half_turns": False}),
     "tictactoe": ("dist_classicrl.environments.tictactoe.env:TicTacToeEnv", {}),
 }
 
@@ -173,14 +174,15 @@ def _checked(factory: Callable[[], Any], name: str, arguments: dict[str, Any], k
     import gymnasium
 
     from dist_classicrl.environments.model import TabularMDP
+    from dist_classicrl.environments.sampling.function_model import FunctionMDP
     from dist_classicrl.environments.simulate import CompiledSimulator
 
     if isinstance(made, gymnasium.Env):
         return factory
-    if not isinstance(made, (gymnasium.vector.VectorEnv, TabularMDP, CompiledSimulator)):
+    if not isinstance(made, (gymnasium.vector.VectorEnv, TabularMDP, FunctionMDP, CompiledSimulator)):
         raise EnvError(
             f"{name} returned {made!r}, which is no environment. Name a function that returns a "
-            "gymnasium.Env, a gymnasium.vector.VectorEnv, a TabularMDP or a CompiledSimulator."
+            "gymnasium.Env, a gymnasium.vector.VectorEnv, a TabularMDP, a FunctionMDP or a CompiledSimulator."
         )
     return made
 

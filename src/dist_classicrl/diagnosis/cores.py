@@ -2,41 +2,24 @@
 
 from __future__ import annotations
 
-import math
 import os
 import socket
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from dist_classicrl._hints import usable_cores
 from dist_classicrl._words import counted
 from dist_classicrl.diagnosis.findings import Finding, failure, ok, warning
 from dist_classicrl.diagnosis.plan import TrainingPlan
 from dist_classicrl.launch.hosts import Host, slurm_tasks
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
-_QUOTA = "/sys/fs/cgroup/cpu.max"
-
-
-def bound_cores() -> list[int]:
-    """Return the cores that this process is bound to; all, where the system binds none."""
-    return sorted(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
 
 
 def asked_threads() -> dict[str, str]:
     """Return the variables that tell programs how many threads to start, as far as they are set."""
     return {name: os.environ[name] for name in _THREAD_VARIABLES if name in os.environ}
-
-
-def usable_cores() -> int:
-    """Return how many cores this process may use: those it is bound to, or its control group's share."""
-    cores = len(bound_cores())
-    try:
-        with open(_QUOTA) as file:
-            most, period = file.read().split()
-        return max(1, min(cores, math.floor(int(most) / int(period))))
-    except (OSError, ValueError):  # "max" where there is no quota
-        return cores
 
 
 def default_ranks(hosts: Sequence[Host] = ()) -> int:

@@ -19,11 +19,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from dist_classicrl._hints import bound_cores
 from dist_classicrl._memory import memory_left
 from dist_classicrl.comm.collectives import own_communicator
 from dist_classicrl.comm.rooted import RootedCollectives
 from dist_classicrl.diagnosis import marked
-from dist_classicrl.diagnosis.cores import asked_threads, bound_cores
+from dist_classicrl.diagnosis.cores import asked_threads
 from dist_classicrl.mpi_tools.clocks import compare_clocks
 from dist_classicrl.mpi_tools.communication_profile import COLLECTIVES, CommunicationProfile, measure
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from dist_classicrl._hints import bound_cores
 from dist_classicrl.diagnosis import marked
-from dist_classicrl.diagnosis.cores import bound_cores
 from dist_classicrl.errors import LauncherError
 
 FROZEN_LAKE = "FrozenLake 8x8"

@@ -230,7 +230,7 @@ class StepLoop(Loop):
         if not self._is_sound or made == run.kept > 0:
             return
         try:
-            self._learner.table.settle(run.values, run.counts)
+            run.settle(self._learner.table)
         except DivergenceError:
             self._is_sound = False
             raise
@@ -245,6 +245,7 @@ class StepLoop(Loop):
             self._mode,
             stream={"start": stream.start, "used": stream.used} if whole else None,
             learners=self.learners() if whole else {},
+            states={} if run.keyed is None else run.keyed.arrays(),
             exact=self._learner.table.exact() if whole and run.values.dtype != np.float64 else None,
         )
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -43,7 +43,7 @@ class Resumed:
     checkpoint: str  # where it is
     made: int  # steps of this call that it contains
     tally: dict[str, Any]  # `Tally.to_dict`
-    mode: str  # "alone", "interleaved", "rounds" or "async": whose state `learners` is
+    mode: str  # "alone", "interleaved", "keyed", "rounds" or "async": whose state `learners` is
     stream: tuple[int, int] | None = None  # start and steps used of the stream of a process that learns alone
     learners: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)  # empty: new episodes begin
     exact: np.ndarray | None = None  # float64, to go on with alone where the table's own type is shorter
@@ -51,6 +51,23 @@ class Resumed:
     def without_arrays(self) -> dict[str, Any]:
         """Return what ranks need that play rounds, without the learners, as plain data for JSON."""
         return {"checkpoint": self.checkpoint, "made": self.made, "tally": self.tally, "mode": self.mode}
+
+
+class KeyedStates(Protocol):
+    """The states of a table to which new ones come, each with a key."""
+
+    @property
+    def keys(self) -> np.ndarray:
+        """Their keys, in the order of their rows."""
+
+    def fit(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Be the states of these keys, which begin with those before; return `values` and `counts` for them.
+
+        What stands in those is not defined.
+        """
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return by name what a checkpoint holds of them."""
 
 
 @dataclass
@@ -81,6 +98,7 @@ class Run:
     wants_to_leave: Callable[[], str | None] = lambda: None  # why this rank is to leave in good order
     #: Takes what brings `values` and `counts` up to date, to be called before anybody else reads them.
     lend: Callable[[Callable[[], None]], None] = lambda settle: None
+    keyed: KeyedStates | None = None  # where states are keys: `values` and `counts` grow with them
     is_sharded: bool = False  # whether the table was asked to be one for all, also where a process is alone
     rows: Any = None  # a `LineTable` in which this rank's learner is to learn
 
@@ -109,9 +127,23 @@ class Run:
         settings = self.settings
         epsilon = settings.epsilon.at(begin + steps)
         if isinstance(settings.learning_rate, PerVisit):
-            visits = (begin + steps) // self.values.size
+            visits = (begin + steps) // max(1, self.values.size)
             return epsilon, settings.learning_rate.at_visit(max(1, visits), self.logical or max(1, workers))
         return epsilon, settings.learning_rate.at(begin + steps)
+
+    def load(self, table: Any) -> None:
+        """Let the table of a learner that is alone be what `values` and `counts` are."""
+        if self.keyed is not None:
+            table.load_keys(self.keyed.keys, self.values, self.counts)
+        else:
+            table.load(self.values, self.counts, None if self.resumed is None else self.resumed.exact)
+
+    def settle(self, table: Any) -> None:
+        """Write that table to `values` and `counts`, or raise DivergenceError and write nothing."""
+        if self.keyed is not None:
+            table.check_finite()
+            self.values, self.counts = self.keyed.fit(table.keys)
+        table.settle(self.values, self.counts)
 
     def begin(self) -> None:
         """Count the time limit from now on: everything is compiled."""

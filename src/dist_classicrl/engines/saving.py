@@ -35,11 +35,12 @@ class Position:
 
     steps: int  # global steps that the table contains
     tally: dict[str, Any]  # `Tally.to_dict`
-    mode: str  # "alone", "interleaved", "rounds" or "async": who can go on from the learners' state
+    mode: str  # "alone", "interleaved", "keyed", "rounds" or "async": who can go on from the learners' state
     stream: dict[str, int] | None = None  # start and steps used of that of a process that learns alone
     version: int = 0  # of the server's table
     applied: dict[str, int] = field(default_factory=dict)  # the last push that the table includes, by rank
     learners: Mapping[str, np.ndarray] = field(default_factory=dict)  # stacked, if they go on as they are
+    states: Mapping[str, np.ndarray] = field(default_factory=dict)  # "keys" and more, where states have such
     exact: np.ndarray | None = None  # float64, to go on with alone where the table's own type is shorter
 
 
@@ -236,8 +237,13 @@ class Saver:
         self.writer.report_slow(max(self.plan.checkpoint_interval.seconds or 0.0, _SLOW_SECONDS))
 
     def _arrays(self, values: np.ndarray, counts: np.ndarray, position: Position) -> dict[str, np.ndarray]:
-        whole = self._whole(self.table[0], values), self._whole(self.table[1], counts)
-        arrays = self.shape.to_arrays(*whole)
+        if "keys" in position.states:
+            shape = replace(self.shape, n_states=position.states["keys"].size)
+            arrays = shape.to_arrays(*(array.reshape(-1, shape.n_actions) for array in (values, counts)))
+            arrays.update(position.states)
+        else:
+            whole = self._whole(self.table[0], values), self._whole(self.table[1], counts)
+            arrays = self.shape.to_arrays(*whole)
         arrays.update(self.constant)
         arrays.update(position.learners)
         if position.exact is not None:

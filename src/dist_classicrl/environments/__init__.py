@@ -12,11 +12,13 @@ from dist_classicrl._lazy import lazy_names
 
 if TYPE_CHECKING:
     from dist_classicrl.environments.model import TabularMDP
+    from dist_classicrl.environments.sampling.function_model import FunctionMDP
     from dist_classicrl.environments.tictactoe.env import TicTacToeEnv
 
-__all__ = ["TabularMDP", "TicTacToeEnv"]
+__all__ = ["FunctionMDP", "TabularMDP", "TicTacToeEnv"]
 
 _HOMES = {
+    "FunctionMDP": "dist_classicrl.environments.sampling.function_model",
     "TabularMDP": "dist_classicrl.environments.model",
     "TicTacToeEnv": "dist_classicrl.environments.tictactoe.env",
 }

@@ -38,7 +38,8 @@ class Identity:
         return self.name, self.n_states, self.n_actions
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.n_states:,} states, {self.n_actions:,} actions)"
+        states = f"{self.n_states:,} states" if self.n_states else "keys as states"
+        return f"{self.name} ({states}, {self.n_actions:,} actions)"
 
     @property
     def text(self) -> str:

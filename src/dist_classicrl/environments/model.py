@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dist_classicrl.environments import conversion, garnet, reachability, toy_text
+from dist_classicrl.environments import reachability
 from dist_classicrl.environments.model_checks import (
     as_array,
     checked_grid,
@@ -20,18 +19,18 @@ from dist_classicrl.environments.model_checks import (
     checked_start,
     positive_int,
 )
+from dist_classicrl.environments.model_making import Making
 from dist_classicrl.errors import ActionMaskError, ModelError
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
+    from dist_classicrl.environments.sampling.alias import ModelTables
     from dist_classicrl.environments.solve import Solution
 
 _OUTCOME_FIELDS = ("outcome_ptr", "outcome_prob", "outcome_next", "outcome_reward", "outcome_terminated")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class TabularMDP:
+class TabularMDP(Making):
     """A finite Markov decision process with a start distribution and an optional time limit.
 
     The outcomes of the state-action pairs are stored in compressed sparse row form: pair
@@ -111,7 +110,10 @@ class TabularMDP:
             name=str(self.name),
             grid_shape=checked_grid(self.grid_shape, S),
         )
-        for field, value in own.items():
+        self._keep(own)
+
+    def _keep(self, checked: dict[str, Any]) -> None:
+        for field, value in checked.items():
             if isinstance(value, np.ndarray):
                 value.setflags(write=False)
             object.__setattr__(self, field, value)
@@ -195,6 +197,12 @@ class TabularMDP:
             f"{self.outcome_prob.size} outcomes, max_episode_steps={self.max_episode_steps})"
         )
 
+    def part(self, states: range | np.ndarray | None = None) -> ModelTables:
+        """Return the alias tables of some states, or of all: what a rank needs that holds these."""
+        from dist_classicrl.environments.sampling import packing
+
+        return packing.compile_model(self, states)
+
     def solve(self, discount_factor: float, tolerance: float = 1e-10) -> Solution:
         """Return the optimal values and a policy that attains them; see `environments.solve.solve`.
 
@@ -224,169 +232,3 @@ class TabularMDP:
                 f"numbers of shape ({self.n_states},)"
             )
         return float((self.start_prob * v).sum())
-
-    @classmethod
-    def from_arrays(
-        cls,
-        transition: npt.ArrayLike,
-        reward: npt.ArrayLike,
-        start_prob: npt.ArrayLike,
-        *,
-        terminated: npt.ArrayLike | None = None,
-        max_episode_steps: int | None = None,
-        action_mask: npt.ArrayLike | None = None,
-        name: str = "model",
-        grid_shape: tuple[int, int] | None = None,
-    ) -> TabularMDP:
-        """Make a model from dense arrays of transitions.
-
-        For a model that is too large for dense arrays, give its outcomes in compressed sparse row form to
-        `TabularMDP`.
-
-        Parameters
-        ----------
-        transition : array_like of float, shape (S, A, S)
-            ``transition[s, a, t]`` is the probability that action `a` in state `s` leads to state `t`. A pair
-            that the mask forbids may have zeros only.
-        reward : array_like of float, shape (S, A, S) or (S, A)
-            By transition, or by pair.
-        start_prob : array_like of float, shape (S,)
-        terminated : array_like of bool, shape (S, A, S) or (S,), optional
-            Which transitions end the episode, or which states end it when they are reached. None: none does.
-        max_episode_steps, action_mask, name, grid_shape
-            As for `TabularMDP`.
-
-        Raises
-        ------
-        ModelError, RewardError, ActionMaskError
-            As `TabularMDP` does.
-        """
-        fields = conversion.fields_of_arrays(transition, reward, terminated)
-        fields |= {"start_prob": start_prob, "action_mask": action_mask}
-        return cls(**fields, max_episode_steps=max_episode_steps, name=name, grid_shape=grid_shape)
-
-    @classmethod
-    def from_dict(
-        cls,
-        P: Mapping[int, Any] | Sequence[Any],
-        start_prob: npt.ArrayLike,
-        *,
-        n_actions: int | None = None,
-        action_mask: npt.ArrayLike | None = None,
-        max_episode_steps: int | None = None,
-        name: str = "model",
-        grid_shape: tuple[int, int] | None = None,
-    ) -> TabularMDP:
-        """Make a model from transitions in the form of Gymnasium's toy-text environments.
-
-        Parameters
-        ----------
-        P : mapping or sequence
-            ``P[s][a]`` is a list of tuples (probability, next state, reward, terminated), for the states 0 to
-            S - 1. A pair that is missing or has an empty list is illegal.
-        start_prob : array_like of float, shape (S,)
-        n_actions : int, optional
-            The number of actions. None: one more than the largest action in `P`.
-        action_mask : array_like of bool, shape (S, A), optional
-            True where an action is legal. None: legal are the pairs that have outcomes.
-        max_episode_steps, name, grid_shape
-            As for `TabularMDP`.
-
-        Raises
-        ------
-        ModelError, RewardError, ActionMaskError
-            As `TabularMDP` does, and ModelError where the keys of `P` are not 0 to S - 1 and 0 to A - 1, or
-            an outcome is not a tuple of four.
-        """
-        fields = conversion.fields_of_dict(P, n_actions, action_mask)
-        fields |= {"start_prob": start_prob}
-        return cls(**fields, max_episode_steps=max_episode_steps, name=name, grid_shape=grid_shape)
-
-    @classmethod
-    def from_gymnasium(cls, env: Any, *, use_action_mask: bool = False, **make_kwargs: Any) -> TabularMDP:
-        """Make the model of Gymnasium's FrozenLake, Taxi or CliffWalking.
-
-        Known are instances of exactly `FrozenLakeEnv`, `TaxiEnv` and `CliffWalkingEnv` (no subclasses), under
-        any number of exactly `TimeLimit`, `OrderEnforcing`, `PassiveEnvChecker` and
-        `RecordEpisodeStatistics`. The model has the instance's transitions `P`, its
-        `initial_state_distrib`, and the smallest of the time limits around it. A Taxi whose passenger is
-        fickle is not known: whether the passenger will still change its mind is not in the observation, so
-        the observations are no Markov process.
-
-        Parameters
-        ----------
-        env : str, gymnasium.envs.registration.EnvSpec or gymnasium.Env
-            An id or a specification, which is made with `make_kwargs`, or an instance, which is only read.
-        use_action_mask : bool
-            Give a Taxi's model the mask of `TaxiEnv.action_mask`, which forbids the actions that have no
-            effect: moves into a wall, picking up where no passenger waits, dropping off where nobody can get
-            out. Gymnasium itself reports the mask in `info` and plays such actions nevertheless (reward -1 or
-            -10), so without this all pairs are legal. FrozenLake and CliffWalking have no mask.
-        **make_kwargs
-            For `gymnasium.make`: the environment's own options, and `max_episode_steps`.
-
-        Raises
-        ------
-        EnvError
-            No model is known to be the same process; the message says why. Such an environment can still be
-            stepped.
-        RewardError
-            A reward is NaN or infinite.
-        """
-        return cls(**toy_text.fields_of(env, use_action_mask, make_kwargs))
-
-    @classmethod
-    def garnet(
-        cls,
-        n_states: int,
-        n_actions: int,
-        branching: int,
-        *,
-        seed: int,
-        reward_std: float = 1.0,
-        terminal_states: int = 0,
-        termination_probability: float = 0.0,
-        max_episode_steps: int | None = 100,
-        name: str | None = None,
-    ) -> TabularMDP:
-        """Make a random model, a Garnet.
-
-        Each pair leads to `branching` distinct states, drawn uniformly. Their probabilities are the lengths
-        of the pieces into which ``branching - 1`` independent uniform points cut the unit interval. The
-        reward of a pair is normal with mean 0 and the same for all its outcomes. Episodes start in a
-        uniformly drawn state that is not terminal.
-
-        A Garnet goes on for ever. Episodes come from the time limit, which leaves the values as they are, or
-        from terminations, which don't.
-
-        Parameters
-        ----------
-        n_states, n_actions : int
-        branching : int
-            Outcomes per pair, from 1 to `n_states`. Time and memory grow with pairs times `branching`.
-        seed : int
-            The same arguments and seed give the same model, with the same version of NumPy.
-        reward_std : float
-            Standard deviation of the pairs' rewards, at least 0.
-        terminal_states : int
-            So many states, drawn at random, end the episode when they are reached; less than `n_states`.
-        termination_probability : float
-            Each step ends the episode with this probability, wherever it leads; from 0 to below 1. It is one
-            more outcome per pair, with the same reward, into one of the pair's next states.
-        max_episode_steps : int or None
-            Time limit of an episode. None: no limit.
-        name : str, optional
-            None: a name that holds the sizes and the seed.
-
-        Raises
-        ------
-        SettingsError
-            An argument is outside what is allowed.
-        ModelError
-            `max_episode_steps` is not a whole number of at least 1.
-        """
-        fields = garnet.draw(
-            n_states, n_actions, branching, seed, reward_std, terminal_states, termination_probability
-        )
-        label = name or f"Garnet({n_states}, {n_actions}, {branching}, seed={seed})"
-        return cls(**fields, max_episode_steps=max_episode_steps, name=label)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,12 +15,15 @@ from dist_classicrl.errors import ConvergenceError, SettingsError
 
 if TYPE_CHECKING:
     from dist_classicrl.environments.model import TabularMDP
+    from dist_classicrl.environments.sampling.function_model import FunctionMDP
 
 #: Up to this many states a policy's value comes from one dense linear system, above it from sweeps.
 DENSE_STATES = 2_000
 
 #: The bound on the error of a policy's value where it comes from sweeps, unless rounding stops them earlier.
 POLICY_TOLERANCE = 1e-10
+
+MOST_SWEEPS = 1_000_000
 
 
 def policy_value(model: TabularMDP, policy: np.ndarray, discount_factor: float) -> np.ndarray:
@@ -46,7 +50,7 @@ def policy_value(model: TabularMDP, policy: np.ndarray, discount_factor: float) 
         The discount factor is 1 and rewards go on for ever.
     """
     discount = checked_discount(discount_factor)
-    chain = _chain(model, _checked_policy(model, policy))
+    chain = _chain(model, checked_policy(model, policy))
     active = np.ones(model.n_states, dtype=bool) if discount < 1.0 else _rewarded_states(chain)
     if model.n_states <= DENSE_STATES:
         return _value_by_linear_system(chain, active, discount)
@@ -134,16 +138,24 @@ def solve_in_place(a: np.ndarray, b: np.ndarray, ends: np.ndarray) -> int:
 
 
 def _value_by_sweeps(
-    chain: OngoingRows, active: np.ndarray, discount: float, max_sweeps: int = 1_000_000
+    chain: OngoingRows, active: np.ndarray, discount: float, max_sweeps: int = MOST_SWEEPS
 ) -> np.ndarray:
     v = np.zeros(active.size)
     row = np.where(active, np.arange(active.size), -1)
-    previous = 0.0
     sweep = compiled_for(evaluate, chain, row, discount, v)
+    to_value(lambda: sweep(chain, row, discount, v), v, discount, max_sweeps)
+    return v
+
+
+def to_value(
+    sweep: Callable[[], float], v: np.ndarray, discount: float, max_sweeps: int = MOST_SWEEPS
+) -> None:
+    """Call a sweep, which returns the largest change that it makes, until `v` is the value of a policy."""
+    previous = 0.0
     for _ in range(max_sweeps):
-        change = sweep(chain, row, discount, v)
+        change = sweep()
         if error_bound(change, previous, discount) < POLICY_TOLERANCE or change <= ROUNDING * np.abs(v).max():
-            return v
+            return
         previous = change
     raise ConvergenceError(
         f"the policy's values at discount factor {discount} still changed by {change:.3g} in sweep "
@@ -151,7 +163,7 @@ def _value_by_sweeps(
     )
 
 
-def _checked_policy(model: TabularMDP, policy: Any) -> np.ndarray:
+def checked_policy(model: TabularMDP | FunctionMDP, policy: Any) -> np.ndarray:
     """Return the policy as probabilities, float64, shape (S, A), zero in states without legal actions."""
     given = np.asarray(policy)
     S, A = model.n_states, model.n_actions

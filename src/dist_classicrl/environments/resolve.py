@@ -14,7 +14,9 @@ import numpy as np
 
 from dist_classicrl.environments.identity import Identity
 from dist_classicrl.environments.model import TabularMDP
-from dist_classicrl.environments.simulate import CompiledSimulator, ModelTables
+from dist_classicrl.environments.sampling.alias import ModelTables
+from dist_classicrl.environments.sampling.function_model import FunctionMDP
+from dist_classicrl.environments.simulate import CompiledSimulator
 from dist_classicrl.environments.toy_text import unwrap_unchanged
 from dist_classicrl.errors import EnvError, RewardError, SettingsError
 
@@ -26,7 +28,8 @@ if TYPE_CHECKING:
 
     GymnasiumEnv = gymnasium.Env[Any, Any] | gymnasium.vector.VectorEnv[Any, Any, Any]
     #: What `train` takes as an environment.
-    EnvLike = str | EnvSpec | GymnasiumEnv | Callable[[], GymnasiumEnv] | TabularMDP | CompiledSimulator
+    Known = TabularMDP | FunctionMDP | CompiledSimulator
+    EnvLike = str | EnvSpec | GymnasiumEnv | Callable[[], GymnasiumEnv] | Known
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +47,11 @@ class Source:
     name: str
     is_batch: bool = False  # a vector environment
     recipe: tuple[str, dict[str, Any]] = ("", {})  # see `recipe_of`
+
+    @property
+    def keys(self) -> np.dtype | None:
+        """What states are where they are keys: int64 or uint64. None: they count from 0 on."""
+        return None if self.simulator is None else self.simulator.keys
 
     @property
     def identity(self) -> Identity:
@@ -80,10 +88,12 @@ def resolve(env: Any, n_envs: int, use_action_mask: bool | None, compile_env: bo
     is stepped even where compiled code for the same process is known. EnvError where `env` cannot be learned
     in: the classes below it say why.
     """
-    if use_action_mask is False and isinstance(env, (TabularMDP, CompiledSimulator)):
+    if use_action_mask is False and isinstance(env, (TabularMDP, FunctionMDP, CompiledSimulator)):
         env = _without_mask(env)
     if isinstance(env, TabularMDP):
         env = CompiledSimulator.from_model(env)
+    if isinstance(env, FunctionMDP):
+        env = env.simulator()
     if isinstance(env, CompiledSimulator):
         return _compiled(env)
     import gymnasium
@@ -159,8 +169,15 @@ def _compiled(simulator: CompiledSimulator) -> Source:
     )
 
 
-def _without_mask(env: TabularMDP | CompiledSimulator) -> TabularMDP | CompiledSimulator:
+def _without_mask(env: Known) -> Known:
     """Return `env` with all actions legal, where it plays them all."""
+    if isinstance(env, FunctionMDP):
+        if env.has_mask:
+            raise SettingsError(
+                f"use_action_mask=False is not allowed with {env.name}: its function may know nothing of the "
+                "actions that its mask forbids. Leave use_action_mask out, or make the model without legal="
+            )
+        return env
     if isinstance(env, TabularMDP):
         if env.action_mask is None:
             return env
@@ -171,7 +188,7 @@ def _without_mask(env: TabularMDP | CompiledSimulator) -> TabularMDP | CompiledS
                 "outcomes."
             )
         return replace(env, action_mask=None)
-    if env.legal is None:
+    if not env.has_mask:
         return env
     if isinstance(env.tables, ModelTables) and env.model is not None:
         return _without_mask(env.model)

@@ -5,6 +5,7 @@ They are for the process without its time limit, because how much time is left i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 #: Sweeps that keep the policy after each one that improves it. They cost a fraction of it, one action of A.
 EVALUATIONS_PER_IMPROVEMENT = 20
+
+MOST_SWEEPS = 100_000
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -84,7 +87,7 @@ def improve(rows: OngoingRows, legal: np.ndarray, discount: float, v: np.ndarray
 
 
 def solve(
-    model: TabularMDP, discount_factor: float, tolerance: float = 1e-10, max_sweeps: int = 100_000
+    model: TabularMDP, discount_factor: float, tolerance: float = 1e-10, max_sweeps: int = MOST_SWEEPS
 ) -> Solution:
     """Compute optimal values and a policy that attains them, by value iteration.
 
@@ -116,8 +119,7 @@ def solve(
         The sweeps were used up: the values are infinite, or need more sweeps.
     """
     discount = checked_discount(discount_factor)
-    if not tolerance > 0:
-        raise SettingsError(f"tolerance is {tolerance!r}; it must be above 0, such as 1e-10")
+    check_tolerance(tolerance)
     legal = model.legal_pairs()
     outcome = np.arange(model.outcome_prob.size)
     rows = OngoingRows.of_rows(
@@ -134,6 +136,12 @@ def solve(
     return Solution(q=q, v=v, policy=policy, iterations=iterations, residual=residual)
 
 
+def check_tolerance(tolerance: float) -> None:
+    """Refuse a tolerance that is not above 0."""
+    if not tolerance > 0:
+        raise SettingsError(f"tolerance is {tolerance!r}; it must be above 0, such as 1e-10")
+
+
 def _sweep_to_optimum(
     rows: OngoingRows, legal: np.ndarray, discount: float, tolerance: float, max_sweeps: int
 ) -> tuple[np.ndarray, int, float]:
@@ -142,17 +150,40 @@ def _sweep_to_optimum(
     if discount < 1.0:
         # From below all values, sweeps that keep the policy only raise values (Puterman 1994, theorem 6.5.5).
         v[legal.any(axis=1)] = min(0.0, float(rows.reward.min())) / (1.0 - discount)
-    previous = 0.0
     evaluate_again = compiled_for(evaluate, rows, pair, discount, v)
+    iterations, residual = to_optimum(
+        lambda: improve(rows, legal, discount, v, pair),
+        lambda: evaluate_again(rows, pair, discount, v),
+        v,
+        discount,
+        tolerance,
+        max_sweeps,
+    )
+    return v, iterations, residual
+
+
+def to_optimum(
+    improve: Callable[[], float],
+    evaluate: Callable[[], float],
+    v: np.ndarray,
+    discount: float,
+    tolerance: float,
+    max_sweeps: int = MOST_SWEEPS,
+) -> tuple[int, float]:
+    """Call sweeps until `v`, which they change, is optimal; return improving sweeps and residual.
+
+    See `solve`. Sweeps return the largest change of a value.
+    """
+    previous = 0.0
     for iteration in range(1, max_sweeps + 1):
-        change = improve(rows, legal, discount, v, pair)
+        change = improve()
         residual = error_bound(change, previous, discount)
         if residual < tolerance or change <= ROUNDING * np.abs(v).max():
-            return v, iteration, residual
+            return iteration, residual
         previous = change
         if discount < 1.0:
             for _ in range(EVALUATIONS_PER_IMPROVEMENT):
-                evaluate_again(rows, pair, discount, v)
+                evaluate()
     raise ConvergenceError(
         f"the optimal values at discount factor {discount} still changed by {change:.3g} in sweep "
         f"{max_sweeps}; they may be infinite, which a discount factor below 1 cures"

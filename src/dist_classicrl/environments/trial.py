@@ -11,6 +11,7 @@ from numba.core.errors import NumbaError
 
 from dist_classicrl._jit import jit, jit_for
 from dist_classicrl._random import GAMMA, below, mix, stream_key
+from dist_classicrl.environments.keyed import as_key, may_play
 from dist_classicrl.environments.simulate import (
     CompiledSimulator,
     advance,
@@ -82,6 +83,51 @@ def _play(
     return False
 
 
+@jit
+def _play_by_keys(
+    simulation: Any,
+    memory: np.ndarray,
+    n_actions: int,
+    time_limit: int,
+    random: np.uint64,
+    steps: int,
+    came: np.ndarray,
+    reward_that_came: np.ndarray,
+) -> bool:
+    """Do what `_play` does where states are keys, of which none is wrong."""
+    counter = random
+    key = np.int64(0)
+    elapsed = -1
+    for _ in range(steps):
+        counter += GAMMA
+        count = 0
+        if elapsed >= 0:
+            for action in range(n_actions):
+                count += may_play(simulation, key, action)
+        if count == 0 or elapsed >= time_limit:
+            note(simulation, came, -1, -1)
+            key = np.int64(begin(simulation, memory, mix(counter)))
+            elapsed = 0
+            continue
+        pick = below(mix(counter), count)
+        chosen = -1
+        while pick >= 0:
+            chosen += 1
+            pick -= may_play(simulation, key, chosen)
+        counter += GAMMA
+        note(simulation, came, key, chosen)
+        next_key, reward, terminated = advance(
+            simulation, memory, as_key(simulation, key), chosen, mix(counter), n_actions
+        )
+        if not (abs(reward) < np.inf):
+            came[0], came[1], came[2] = key, chosen, np.int64(next_key)
+            reward_that_came[0] = reward
+            return True
+        elapsed = -1 if terminated else elapsed + 1
+        key = np.int64(next_key)
+    return False
+
+
 def try_out(simulator: CompiledSimulator) -> None:
     """Play the first thousands of steps of a game of somebody else's with all of its indices checked.
 
@@ -90,20 +136,24 @@ def try_out(simulator: CompiledSimulator) -> None:
     tables = with_checks(simulator.tables)
     if tables is None or jit_for(_play, type(simulator.tables)) is _play:  # a model, or a game of our own
         return
+    memory = np.zeros(simulator.memory_size, np.int64)
+    limit = simulator.max_episode_steps or TRIAL_STEPS
+    came, reward, fraction = np.full(3, -1), np.zeros(1), np.zeros(1)
+    rest = limit, stream_key(0, "trial"), TRIAL_STEPS, came, reward
+    if simulator.keys is not None:
+        play = jit_for(_play_by_keys, type(tables))
+        run_game(simulator, came, reward, play, tables, memory, simulator.n_actions, *rest)
+        return
     legal = simulator.legal
     if legal is None:
         legal = np.broadcast_to(np.True_, (simulator.n_states, simulator.n_actions))
-    memory = np.zeros(simulator.memory_size, np.int64)
     play = jit_for(_play, type(tables))
-    limit = simulator.max_episode_steps or TRIAL_STEPS
-    came, reward, fraction = np.full(3, -1), np.zeros(1), np.zeros(1)
-    arguments = tables, memory, legal, limit, stream_key(0, "trial"), TRIAL_STEPS, came, reward, fraction
     with compiling(simulator):
-        run_game(simulator, came, reward, play, *arguments)
+        run_game(simulator, came, reward, play, tables, memory, legal, *rest, fraction)
     if fraction[0] != 0.0:
         raise OutsideSpaceError(
-            f"{simulator.name}: {_asked(came)} gave the state {fraction[0]}. States are whole numbers: "
-            "correct the game's functions, for instance by np.int64(...)."
+            f"{simulator.name}: {_asked(simulator, came)} gave the state {fraction[0]}. States are whole "
+            "numbers: correct the game's functions, for instance by np.int64(...)."
         )
 
 
@@ -134,16 +184,16 @@ def run_game(
             raise _wrong_step(simulator, came, float(reward[0]))
     except IndexError as error:  # where indices are checked
         raise OutsideSpaceError(
-            f"{simulator.name}: {_asked(came)} read or wrote an array at an index that it does not have. It "
-            f"must work for each of the {simulator.n_states} states and {simulator.n_actions} actions that "
+            f"{simulator.name}: {_asked(simulator, came)} read or wrote an array at an index that it does "
+            f"not have. It must work for each of {_states(simulator)} and {simulator.n_actions} actions that "
             f"are legal there, and in a memory of {simulator.memory_size} numbers: correct the game's "
             "functions, its data, n_actions or memory_size."
         ) from error
 
 
 def _wrong_step(simulator: CompiledSimulator, came: np.ndarray, reward: float) -> EnvError:
-    asked, state = _asked(came), int(came[2])
-    if 0 <= state < simulator.n_states:
+    asked, state = _asked(simulator, came), int(came[2])
+    if simulator.keys is not None or 0 <= state < simulator.n_states:
         return RewardError(
             f"{simulator.name}: {asked} gave the reward {reward}. Rewards must be finite numbers: correct "
             "the game's step function."
@@ -155,5 +205,10 @@ def _wrong_step(simulator: CompiledSimulator, came: np.ndarray, reward: float) -
     )
 
 
-def _asked(came: np.ndarray) -> str:
-    return "reset" if came[1] < 0 else f"step in state {came[0]} with action {came[1]}"
+def _asked(simulator: CompiledSimulator, came: np.ndarray) -> str:
+    state = came[:1] if simulator.keys is None else came[:1].view(simulator.keys)
+    return "reset" if came[1] < 0 else f"step in state {state[0]} with action {came[1]}"
+
+
+def _states(simulator: CompiledSimulator) -> str:
+    return "its states" if simulator.keys is not None else f"the {simulator.n_states} states"

@@ -11,15 +11,17 @@ from dist_classicrl._jit import jit_for
 from dist_classicrl._random import fresh_seed, stream_key
 from dist_classicrl._words import counted
 from dist_classicrl.checks import WholeNumber
-from dist_classicrl.environments.resolve import resolve
+from dist_classicrl.environments.resolve import Source, resolve
 from dist_classicrl.environments.simulate import CompiledSimulator
 from dist_classicrl.environments.trial import compiling, run_game
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.evaluation.greedy import play_greedily
+from dist_classicrl.learning.keyed_table import KeyedTable
 from dist_classicrl.learning.loops import choose_actions
 from dist_classicrl.learning.memory import RuleMemory
 from dist_classicrl.learning.rules.q_learning import RULE, QLearning
 from dist_classicrl.model.agent_state import AgentState
+from dist_classicrl.settings import Settings
 from dist_classicrl.tables.local import LocalTable
 
 if TYPE_CHECKING:
@@ -122,6 +124,8 @@ def evaluate(
     episodes, max_steps = _EPISODES("episodes", episodes), _STEPS("max_steps", max_steps)
     source = resolve(env, min(settings.n_envs, episodes), settings.use_action_mask)
     try:
+        if source.keys is not None or agent.keyed is not None:
+            return _evaluate_keyed(source, agent, episodes, seed, max_steps)
         if q_table.shape[0] < source.n_states or q_table.shape[1] < source.n_actions:
             raise SettingsError(
                 f"The environment has {source.n_states} states and {source.n_actions} actions, the table "
@@ -135,6 +139,22 @@ def evaluate(
         return play_table(source.simulator, values, episodes, seed, max_steps)
     finally:
         source.close()
+
+
+def _evaluate_keyed(
+    source: Source, agent: AgentState, episodes: int, seed: int, max_steps: int
+) -> EvaluationResult:
+    """Play in a game whose states are keys; where nothing is known, one of the legal actions is drawn."""
+    keyed, simulator = agent.keyed, source.simulator
+    if keyed is None or simulator is None or source.keys is None or source.n_actions != agent.shape.n_actions:
+        raise SettingsError(
+            f"{source.name} is not what was trained in: of the table and the environment one has keys as "
+            "states, or they have different actions. Evaluate in the environment that was trained in."
+        )
+    values = agent.q_table
+    table = KeyedTable(simulator, Settings(), values.dtype, keyed.keys.size)
+    table.load_keys(keyed.keys, values.reshape(-1), np.zeros(values.size, np.int64))
+    return _play(simulator, table.game(), table.arrays, 1, episodes, seed, max_steps)
 
 
 def play_table(
@@ -153,15 +173,28 @@ def _table_of(values: np.ndarray, legal: np.ndarray | None) -> LocalTable:
 def _evaluate_compiled(
     simulator: CompiledSimulator, table: LocalTable, episodes: int, seed: int, max_steps: int
 ) -> EvaluationResult:
+    # One compilation serves any number of actions: this is no loop to wait for.
+    arrays = table.arrays._replace(row_shape=None)
+    return _play(simulator, simulator.tables, arrays, 0, episodes, seed, max_steps)
+
+
+def _play(
+    simulator: CompiledSimulator,
+    simulation: Any,
+    table: Any,
+    own_memory: int,
+    episodes: int,
+    seed: int,
+    max_steps: int,
+) -> EvaluationResult:
+    """Play in `simulation`, which has so many numbers of its own behind what a game keeps in its memory."""
     play = jit_for(play_greedily, type(simulator.tables))
     returns, lengths = np.zeros(episodes), np.zeros(episodes, np.int64)
     limit = min(simulator.max_episode_steps or max_steps, max_steps)
-    memory = np.zeros(simulator.memory_size, np.int64)
-    # One compilation serves any number of actions: this is no loop to wait for.
-    arrays = table.arrays._replace(row_shape=None)
+    memory = np.zeros(simulator.memory_size + own_memory, np.int64)
     key = stream_key(seed, "evaluation")
     came, cut_off = np.full(3, -1), np.zeros(1, np.int64)
-    arguments = simulator.tables, memory, limit, arrays, key, returns, lengths, cut_off, came
+    arguments = simulation, memory, limit, table, key, returns, lengths, cut_off, came
     with compiling(simulator):
         run_game(simulator, came, returns, play, *arguments)
     return EvaluationResult(returns, lengths, int(cut_off[0]))

@@ -7,7 +7,8 @@ import numpy as np
 from dist_classicrl._jit import jit
 from dist_classicrl._random import GAMMA, mix
 from dist_classicrl.environments.simulate import advance, begin, is_wrong, note
-from dist_classicrl.tables.rows import actions_of, pick_among_best
+from dist_classicrl.learning.keyed_game import name_of, row_of
+from dist_classicrl.tables.rows import actions_of, any_greedy_action, greedy_action
 
 
 @jit
@@ -18,7 +19,6 @@ def play_greedily(simulation, memory, time_limit, table, key, returns, lengths, 
     came to no end of their own. Return whether a game gave what it must not: `came` tells it, see
     `dist_classicrl.environments.simulate.note`, and the first of `returns` is the reward.
     """
-    q, best, greedy = table.q, table.best, table.greedy
     n_actions = actions_of(table)
     counter = key
     for episode in range(returns.size):
@@ -31,20 +31,21 @@ def play_greedily(simulation, memory, time_limit, table, key, returns, lengths, 
         collected = 0.0
         elapsed = 0
         while True:
-            action = np.int64(greedy[state])
+            action = greedy_action(table, state)
             counter += GAMMA
             if action < 0:
-                action = pick_among_best(q, best[state], state * n_actions, n_actions, mix(counter))
+                action = any_greedy_action(table, state, mix(counter))
             counter += GAMMA
             note(simulation, came, state, action)
             next_state, reward, terminated = advance(
                 simulation, memory, state, action, mix(counter), n_actions
             )
             if is_wrong(simulation, np.int64(next_state), reward, table.n_states):
-                came[0], came[1], came[2] = state, action, np.int64(next_state)
+                came[0], came[1], came[2] = name_of(simulation, state), action, np.int64(next_state)
                 returns[0] = reward
                 return True
-            state = np.int64(next_state)
+            if not terminated:
+                state = np.int64(row_of(simulation, memory, next_state))
             collected += reward
             elapsed += 1
             if terminated:

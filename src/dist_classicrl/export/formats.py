@@ -17,6 +17,7 @@ from dist_classicrl.errors import ExportError
 from dist_classicrl.export import program as policy_program
 from dist_classicrl.model import model_file
 from dist_classicrl.model.agent_state import AgentState
+from dist_classicrl.model.keyed import KeyIndex
 from dist_classicrl.model.policy import Policy, policy_of
 
 FORMAT = "dist_classicrl policy"
@@ -30,6 +31,7 @@ class Exported:
     agent: AgentState
     policy: Policy
     environment: str | None  # what it is called
+    most_visited: int | None = None  # how many states, of those that were visited most; None: all there are
 
 
 def export(
@@ -40,6 +42,7 @@ def export(
     environment: str | None = None,
     kind: str | None = None,
     force: bool = False,
+    most_visited: int | None = None,
 ) -> Path:
     """Write what `agent` has learned to exactly `path`: whole, or not at all.
 
@@ -47,15 +50,18 @@ def export(
     calls it. The kind, by default the suffix of `path`, is one of `KINDS`: "npz" is a model file, which
     `load_model` reads, with the arrays `policy` and `values` besides `q_table` and `visits`; "csv" and "json"
     are what `table_file.read_table` reads; "py" is a program with a function `act(observation)`. ExportError
-    if the kind is not known, or there is such a file, unless `force` has it replaced.
+    if the kind is not known, or there is such a file, unless `force` has it replaced. A table in csv may have
+    only so many states, those `most_visited`, the most visited first.
     """
     target = Path(path)
     write = _writer(target, kind)
+    if most_visited is not None and write is not _write_csv:
+        raise ExportError("Only csv can hold a part of the states. Leave out how many, or write csv.")
     if target.exists() and not force:
         raise ExportError(f"{target} is there already. Give another name, or replace it with --force.")
     if not target.parent.is_dir():
         raise ExportError(f"There is no folder {target.parent}. Make it first, or write somewhere else.")
-    write(Exported(agent, policy_of(agent, env), environment), target)
+    write(Exported(agent, policy_of(agent, env), environment, most_visited), target)
     return target
 
 
@@ -88,7 +94,9 @@ def _write_csv(exported: Exported, target: Path) -> None:
 
     def lines() -> Iterable[str]:
         yield _line(head)
-        for state, greedy in enumerate(policy.greedy.tolist()):
+        few = exported.most_visited
+        for state in range(policy.n_states) if few is None else policy.most_visited(few):
+            greedy = policy.greedy[state]
             told = [policy.state_text(state)] if policy.has_observations else []
             yield _line(
                 [state, *told, *policy.q[state].tolist(), *policy.visits[state].tolist(), names[greedy]]
@@ -126,6 +134,11 @@ def _write_json(exported: Exported, target: Path) -> None:
 
 def _write_program(exported: Exported, target: Path) -> None:
     policy = exported.policy
+    if isinstance(policy.observations, KeyIndex):
+        raise ExportError(
+            "A policy whose states are keys cannot be written as a program: it has nothing to say of states "
+            "that were not met. Write it as npz, csv or json."
+        )
     title = (
         f"What was learned{'' if exported.environment is None else ' in ' + exported.environment}: "
         f"{policy.n_states} states, {policy.n_actions} actions, {exported.agent.steps} steps."

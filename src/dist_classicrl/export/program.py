@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from dist_classicrl.environments.stepped.spaces import SpaceIndex
 from dist_classicrl.model.policy import Policy
 
 _PLAIN_ENTRIES = 10_000  # up to this many numbers are written as text, which can be read and edited
@@ -128,6 +129,7 @@ def _actions(policy: Policy) -> str:
 def _parts(policy: Policy) -> list[tuple[Any, ...]]:
     if policy.observations is None:
         return [((), (), [0], [policy.n_states], [1])]
+    assert isinstance(policy.observations, SpaceIndex)  # keys are not written
     return policy.observations.parts()
 
 

@@ -51,12 +51,13 @@ class InterleavedLearner:
 
     quantum = WALKERS
     mode = "interleaved"
+    _own_memory = 0  # numbers that stand behind what the game keeps in a walker's memory
 
     def __init__(self, problem: Problem) -> None:
         simulator = problem.source.simulator
         assert simulator is not None  # see `suits`
         #: A `LineTable`; one that is alone is asked to load, settle and tell what is exact, nothing else.
-        self.table: Any = problem.rows or LineTable(problem.shape, problem.dtype, problem.legal)
+        self.table: Any = self._make_table(problem)
         #: How many learn in the table.
         self.ranks = 1
         self.totals = Totals()
@@ -66,6 +67,20 @@ class InterleavedLearner:
         self._stuck = stuck_states(simulator)
         self._crews: dict[int, tuple[Walkers, RuleMemory]] = {}
 
+    def _make_table(self, problem: Problem) -> LineTable:
+        return problem.rows or LineTable(problem.shape, problem.dtype, problem.legal)
+
+    @property
+    def _n_states(self) -> int:
+        return self.table.shape.n_states
+
+    def _is_whole(self) -> bool:
+        return self._n_states == self._simulator.n_states
+
+    def _simulation(self) -> Any:
+        """Return what the loop simulates."""
+        return self._simulator.tables
+
     @property
     def walkers(self) -> list[int]:
         """See `Learner`."""
@@ -74,7 +89,7 @@ class InterleavedLearner:
     def add(self, number: int, source: Source, seed: int) -> None:
         """See `Learner`; a compiled environment draws from the streams alone, so `seed` is not used."""
         if not self._crews:
-            if self.table.shape.n_states == self._simulator.n_states:  # else there is only compiled
+            if self._is_whole():  # else there is only compiled
                 try_out(self._simulator)
             with compiling(self._problem.rule):
                 self._call(*self._crew(), NO_STEPS)
@@ -87,13 +102,14 @@ class InterleavedLearner:
             states=np.full(WALKERS, -1),
             elapsed=whole[0],
             collected=np.zeros(WALKERS),
-            memory=np.zeros((WALKERS, simulator.memory_size), np.int64),
+            memory=np.zeros((WALKERS, simulator.memory_size + self._own_memory), np.int64),
             actions=whole[1],
             next_states=whole[2],
             rewards=np.zeros(WALKERS),
             terminated=np.zeros(WALKERS, bool),
             time_limit=simulator.max_episode_steps or NEVER,
             came=np.full(3, -1),
+            made=np.zeros(1, np.int64),
             reward_that_came=np.zeros(1),
         )
         return crew, RuleMemory(problem.rule, problem.parameters, self.table, WALKERS)
@@ -107,7 +123,7 @@ class InterleavedLearner:
             crew.reward_that_came,
             self._loop,
             problem.parameters,
-            self._simulator.tables,
+            self._simulation(),
             crew,
             memory.context(self.table, rates.table, discount),
             stretch,
@@ -154,7 +170,7 @@ class InterleavedLearner:
         crew, memory = self._crews[walker]
         check_arrays(state, self.state(walker), {})
         position, running = state["position"], state["running"]
-        check_position(position, running, self.table.shape.n_states, crew.time_limit, self._stuck)
+        check_position(position, running, self._n_states, crew.time_limit, self._stuck)
         memory.restore(state)
         crew.states[:], crew.elapsed[:], crew.memory[:] = position[:, 0], position[:, 1], position[:, 2:]
         crew.collected[:] = running

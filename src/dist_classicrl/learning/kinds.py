@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl.environments.resolve import Source
-from dist_classicrl.learning import interleaved
+from dist_classicrl.learning import interleaved, keyed
 from dist_classicrl.learning.compiled import CompiledLearner
 from dist_classicrl.learning.learner import Learner, Problem
 from dist_classicrl.learning.rates import Rates
@@ -77,4 +77,5 @@ _KINDS: list[LearnerKind] = [
     LearnerKind("stepped", lambda problem: problem.source.stepped is not None, _stepped),
     LearnerKind("compiled", lambda problem: problem.source.simulator is not None, CompiledLearner),
     LearnerKind("interleaved", interleaved.suits, interleaved.InterleavedLearner),
+    LearnerKind("keyed", keyed.suits, keyed.KeyedLearner),
 ]

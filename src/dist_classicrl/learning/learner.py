@@ -93,11 +93,11 @@ def check_sums(totals: np.ndarray) -> None:
         raise DivergenceError(
             f"The sum of undiscounted returns came to {totals[1]:.3g}, that of temporal-difference errors "
             f"to {totals[3]:.3g}; allowed are {_LARGEST_SUM:.3g}. Make the rewards smaller, in a wrapper "
-            "for instance."
+            "for instance; or correct the learning rule, if it is one of your own, and gave such a target."
         )
 
 
-TAKEN = ("q_table", "visits", "exact", "legal", *OTHER_ARRAYS)
+TAKEN = ("q_table", "visits", "exact", "legal", "keys", *OTHER_ARRAYS)
 """Arrays that checkpoints hold besides the state of walkers."""
 
 

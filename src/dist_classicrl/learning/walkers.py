@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dist_classicrl._jit import jit, jit_inline
+from dist_classicrl._jit import jit, jit_inline, overloads
 from dist_classicrl._random import GAMMA, mix
 from dist_classicrl.environments.simulate import advance, begin, is_wrong, note, prefetch_outcome
 from dist_classicrl.learning.behavior import choose
+from dist_classicrl.learning.keyed_game import has_room, name_of, number_states, prefetch_next
 from dist_classicrl.learning.loops import STEP_STRIDE, TWICE_GAMMA, on_line
 from dist_classicrl.learning.rules.kernel import Learned, Now, Transition, learn, on_action
 from dist_classicrl.tables.lines import prefetch_counts, prefetch_values
@@ -33,6 +34,7 @@ class Walkers(NamedTuple):
     terminated: np.ndarray  # bool
     time_limit: int  # steps after which an episode is truncated
     came: np.ndarray  # int64, shape (3,): what was wrong, see `note`
+    made: np.ndarray  # int64, shape (1,): steps that the last call has made
     reward_that_came: np.ndarray  # float64, shape (1,)
 
 
@@ -41,17 +43,24 @@ def _now(stretch, i, random, walker):
     return Now(on_line(stretch.step_size, i), on_line(stretch.epsilon, i), random ^ GAMMA, walker, 1)
 
 
-@jit_inline
 def _begun(simulation, walkers, k, random, n_states):
-    """Begin an episode of walker `k`; return its state, or -1 where that is none."""
-    came = walkers.came
-    note(simulation, came, -1, -1)
-    state = np.int64(begin(simulation, walkers.memory[k], random))
-    if is_wrong(simulation, state, 0.0, n_states):
-        came[0], came[1], came[2] = -1, -1, state
-        walkers.reward_that_came[0] = 0.0
-        state = np.int64(-1)
-    return state
+    """Begin an episode of walker `k`; return its state, or -1 where that is none. Jitted code only."""
+    raise NotImplementedError("_begun is for jitted code")
+
+
+@overloads(_begun, inline=True)  # not `jit_inline`: machine code with a user's game in it is not kept on disk
+def _overload_begun(simulation, walkers, k, random, n_states):
+    def impl(simulation, walkers, k, random, n_states):
+        came = walkers.came
+        note(simulation, came, -1, -1)
+        state = np.int64(begin(simulation, walkers.memory[k], random))
+        if is_wrong(simulation, state, 0.0, n_states):
+            came[0], came[1], came[2] = -1, -1, state
+            walkers.reward_that_came[0] = 0.0
+            state = np.int64(-1)
+        return state
+
+    return impl
 
 
 @jit
@@ -61,6 +70,7 @@ def walk(rule, simulation, walkers, context, stretch, totals):
     Step n of the stream is that of walker n modulo their number. All that move at a time, up to the last one,
     choose first, then all are simulated, then all learn, in their order. The arguments, and what is returned,
     are those of `dist_classicrl.learning.loops.learn_steps`.
+    It returns before the steps are made, as `walkers.made` tells, where a table of keys has to grow first.
     """
     table, states, memory = context.table, walkers.states, walkers.memory
     n_actions = actions_of(table)
@@ -68,7 +78,8 @@ def walk(rule, simulation, walkers, context, stretch, totals):
     learned = Learned(0, totals[3])
     first = stretch.offset % states.size
     done = 0
-    while done < stretch.steps:
+    walkers.made[0] = 0
+    while done < stretch.steps and has_room(simulation, walkers):
         moving = min(states.size - first, stretch.steps - done)
         for i in range(moving):
             k = np.uint64(first + i)  # unsigned, an index needs no check for counting from the end
@@ -94,14 +105,21 @@ def walk(rule, simulation, walkers, context, stretch, totals):
             )
             if is_wrong(simulation, np.int64(next_state), reward, table.n_states):
                 came = walkers.came
-                came[0], came[1], came[2] = states[k], walkers.actions[k], np.int64(next_state)
+                came[0], came[1], came[2] = (
+                    name_of(simulation, states[k]),
+                    walkers.actions[k],
+                    np.int64(next_state),
+                )
                 walkers.reward_that_came[0] = reward
                 states[:] = -1
                 return True
             walkers.next_states[k] = next_state
             walkers.rewards[k] = reward
             walkers.terminated[k] = terminated
-            prefetch_values(table, next_state)
+            prefetch_next(simulation, table, next_state)
+        if not number_states(simulation, walkers, first, first + moving):
+            states[:] = -1
+            return True
         for i in range(moving):
             k = np.uint64(first + i)
             at = counter + np.uint64(i) * STEP_STRIDE
@@ -137,5 +155,6 @@ def walk(rule, simulation, walkers, context, stretch, totals):
         done += moving
         counter += np.uint64(moving) * STEP_STRIDE
         first = 0
+        walkers.made[0] = done
     totals[3] = learned.error
     return False

@@ -15,6 +15,7 @@ from dist_classicrl.environments.identity import Identity
 from dist_classicrl.environments.resolve import Source, resolve
 from dist_classicrl.errors import EnvError, EnvMismatchError, NotTrainedError, SettingsError
 from dist_classicrl.learning.rules import check_settings, table_shape
+from dist_classicrl.model.keyed import KeyedRows
 from dist_classicrl.model.lookup import Lookup, as_array, tried
 from dist_classicrl.model.model_file import SavedModel
 from dist_classicrl.model.places import Places
@@ -38,6 +39,8 @@ class Pending:
     #: As much of its `AgentState.values` and `counts` as the agent's have room for, two-dimensional.
     values: np.ndarray
     counts: np.ndarray
+    keys: np.ndarray | None = None  # of its states, where they are such
+    legal: np.ndarray | None = None  # legal actions in these
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +58,8 @@ class Corner:
     def put_back(self) -> None:
         """Let the agent's table be what `values` and `counts` are."""
         rows, actions = self.shape
+        if self.state.keyed is not None:  # learners write into its own
+            return
         for table, part in zip(self.state.table, (self.values, self.counts), strict=True):
             if not np.may_share_memory(table, part):
                 table[:rows, :actions] = part.reshape(self.shape)
@@ -93,10 +98,11 @@ class AgentState:
         self.seed = self.settings.seed  # of all random numbers; None: not drawn yet
         self._shape: TableShape | None = None
         self._table: tuple[np.ndarray, np.ndarray] | None = None
+        self.keyed: KeyedRows | None = None  # where states are keys
         #: Brings the table up to date where it is not: it is called before anybody reads it.
         self.freshen: Callable[[], None] | None = None
         if self.settings.state_size is not None and self.settings.action_size is not None:
-            self._allocate(self.settings.state_size, self.settings.action_size)
+            self.make_table(self.settings.state_size, self.settings.action_size)
 
     # The table
 
@@ -137,9 +143,13 @@ class AgentState:
             raise _unknown_shape()
         return self._table
 
-    def _fresh_table(self) -> tuple[np.ndarray, np.ndarray]:
+    def freshen_table(self) -> None:
+        """Bring the table up to date."""
         if self.freshen is not None:
             self.freshen()
+
+    def _fresh_table(self) -> tuple[np.ndarray, np.ndarray]:
+        self.freshen_table()
         return self.table
 
     def set_values(self, values: Any) -> None:
@@ -147,6 +157,11 @@ class AgentState:
 
         SettingsError where they are no finite numbers, or the shape does not fit.
         """
+        if self.keyed is not None:
+            raise SettingsError(
+                "q_table cannot be assigned where states are keys: its rows belong to the states that were "
+                "met. Load a model with load_model, or train."
+            )
         given = as_array(values)
         shape = None if self._shape is None else self._shape.of_table
         if given.ndim != 2 or 0 in given.shape or (shape is not None and given.shape != shape):
@@ -168,7 +183,7 @@ class AgentState:
                     f"q_table has the shape {given.shape}, but state_size={settings.state_size} and "
                     f"action_size={settings.action_size} ask for {wanted}."
                 )
-            self._allocate(*given.shape)
+            self.make_table(*given.shape)
         self.shape.tables(self.values)[:] = given
 
     def check_values(self) -> None:
@@ -179,7 +194,8 @@ class AgentState:
                 "such a table can be neither learned from nor saved."
             )
 
-    def _allocate(self, states: int, actions: int) -> None:
+    def make_table(self, states: int, actions: int) -> None:
+        """Have a table of this size, all zero; SettingsError where there is no memory for it."""
         dtype = np.dtype(self.settings.dtype)
         self._shape = table_shape(self.settings.algorithm, states, actions)
         rows = self._shape.n_rows
@@ -201,7 +217,8 @@ class AgentState:
 
     def corner_shape(self, source: Source | Identity) -> tuple[int, int]:
         """Return how many rows and actions of the table an environment uses."""
-        return source.n_states if self.shape.is_one_table else self.shape.n_rows, source.n_actions
+        is_part = self.shape.is_one_table and self.keyed is None
+        return source.n_states if is_part else self.shape.n_rows, source.n_actions
 
     def digests(self) -> list[int]:
         """Return numbers that differ where values, or visits, of two agents differ."""
@@ -222,10 +239,19 @@ class AgentState:
         """Return `env` as a `Source` that the table has room for; where there is no table yet, make it."""
         source = resolve(env, self.settings.n_envs, self.settings.use_action_mask)
         try:
-            self._check_size(source.n_states, source.n_actions)
+            if source.keys is not None:
+                self._check_keyed(source)
+            else:
+                self._check_size(source.n_states, source.n_actions)
         except BaseException as error:
             source.close()
-            if self.steps > 0 and self.environment is not None and isinstance(error, EnvError):
+            is_numbered = self.keyed is None and source.keys is None
+            if (
+                self.steps > 0
+                and self.environment is not None
+                and isinstance(error, EnvError)
+                and is_numbered
+            ):
                 raise EnvMismatchError(
                     f"The table was learned in {self.environment}, and {source.name} needs a table of "
                     f"{source.n_states} states and {source.n_actions} actions. Make another agent for that. "
@@ -240,14 +266,50 @@ class AgentState:
     def take_note_of(self, source: Source) -> None:
         """Take observations and actions from now on as those of this environment."""
         self.n_actions = source.n_actions
-        self.legal = None if source.simulator is None else source.simulator.legal
+        if self.keyed is not None and source.simulator is not None:
+            self.keyed.know(source.simulator)
+        else:
+            self.legal = None if source.simulator is None else source.simulator.legal
         self.observations = None if source.stepped is None else source.stepped.observations
         self.actions = None if source.stepped is None else source.stepped.actions
 
+    def _check_keyed(self, source: Source) -> None:
+        """Make the table if there is none, and check that it is one of keys for such an environment."""
+        settings = self.settings
+        if settings.state_size is not None:
+            raise SettingsError(
+                f"state_size={settings.state_size} says how many states there are, and {source.name} has "
+                "keys as states, which nobody has counted. Leave it out; max_states= limits how many."
+            )
+        assert source.keys is not None  # else this is not called
+        if self._table is None:
+            self.make_table(0, source.n_actions)
+            self.keyed = KeyedRows(self, np.zeros(0, source.keys))
+        n_actions = settings.action_size or self.shape.n_actions
+        if self.keyed is None or n_actions != source.n_actions:
+            here = "keys" if self.keyed is not None else "numbers from 0 on"
+            raise EnvError(
+                f"{source.name} has keys as states and {source.n_actions} actions, and the table is for "
+                f"{here} and {n_actions} actions. Leave action_size out, and make another agent for this one."
+            )
+
     def _check_size(self, n_states: int, n_actions: int) -> None:
         """Make the table if there is none, and check that an environment of this size fits."""
+        if self.keyed is not None:
+            if self.keyed.keys.size:
+                raise EnvError(
+                    f"The states of the environment are numbers from 0 to {n_states - 1}, and the table has "
+                    "keys as states. Make another agent for it."
+                )
+            self.keyed = self._table = self._shape = None  # nothing was learned
+        most = self.settings.max_states
+        if most is not None and n_states > most:
+            raise EnvError(
+                f"The environment has {n_states:,} states, and max_states={most:,} allows no more. Leave it "
+                "out."
+            )
         if self._table is None:
-            self._allocate(self.settings.state_size or n_states, self.settings.action_size or n_actions)
+            self.make_table(self.settings.state_size or n_states, self.settings.action_size or n_actions)
         states, actions = self.shape.of_table
         if states < n_states or actions < n_actions:
             raise EnvError(
@@ -268,7 +330,12 @@ class AgentState:
         source = resolve(env, 1, settings.use_action_mask)
         source.close()
         states, actions = self.shape.of_table
-        other_states = settings.state_size is None and states != source.n_states
+        if (self.keyed is None) != (source.keys is None):
+            raise EnvError(
+                f"Of the table and {source.name} one has keys as states, and the other numbers. Name the "
+                "environment that was trained in."
+            )
+        other_states = settings.state_size is None and self.keyed is None and states != source.n_states
         other_actions = settings.action_size is None and actions != source.n_actions
         if other_states or other_actions:
             raise EnvError(
@@ -279,6 +346,8 @@ class AgentState:
 
     def lookup(self) -> Lookup:
         """Return what the table says for observations of the environment, while it goes on learning."""
+        if self.keyed is not None:
+            return self.keyed.lookup()
         return Lookup(
             self.shape.n_states,
             self._rows,
@@ -326,6 +395,7 @@ class AgentState:
         self.check_values()
         arrays = self.shape.to_arrays(self.values, self.counts)
         table = arrays.pop("q_table"), arrays.pop("visits")
+        keys = None if self.keyed is None else self.keyed.keys
         return SavedModel(
             self.settings,
             *table,
@@ -336,6 +406,7 @@ class AgentState:
             self.environment,
             self.observations,
             self.actions,
+            keys,
         )
 
     def take_model(self, saved: SavedModel) -> None:
@@ -346,6 +417,8 @@ class AgentState:
         self.n_actions, self.legal = saved.actions, saved.legal
         self.environment = saved.environment
         self.observations, self.actions = saved.observation_index, saved.action_index
+        if saved.keys is not None:
+            self.keyed = KeyedRows(self, saved.keys)
 
 
 def _unknown_shape() -> NotTrainedError:

@@ -22,13 +22,14 @@ from dist_classicrl.environments.stepped.spaces import SpaceIndex
 from dist_classicrl.errors import ModelFileError
 from dist_classicrl.learning.rules import check_settings, table_shape
 from dist_classicrl.model.archive import ArrayArchive, digest_of
+from dist_classicrl.model.keyed import keys_fault
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.shape import OTHER_ARRAYS
 
 FORMAT = "dist_classicrl model"
 FORMAT_VERSION = 1
 _ARRAYS = ("q_table", "visits")
-_OPTIONAL_ARRAYS = ("legal", *OTHER_ARRAYS)
+_OPTIONAL_ARRAYS = ("legal", "keys", *OTHER_ARRAYS)
 _MAX_ABOUT = 1 << 24
 _MAX_VISITS = 1 << 48  # where the table of `PerVisit` ends
 
@@ -52,11 +53,13 @@ class SavedModel:
     #: Between the environment's own values and the integers; None where they are integers from 0 on.
     observation_index: SpaceIndex | None = None
     action_index: SpaceIndex | None = None
+    keys: np.ndarray | None = None  # int64 or uint64, (states,): of the states, where they are such
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return all arrays by name."""
         arrays = {"q_table": self.q_table, "visits": self.visits, **self.others}
-        return arrays if self.legal is None else {**arrays, "legal": self.legal}
+        others = {"legal": self.legal, "keys": self.keys}
+        return arrays | {name: array for name, array in others.items() if array is not None}
 
 
 def write(
@@ -170,7 +173,8 @@ def _check_shapes(settings: Settings, shapes: Mapping[str, tuple[int, ...]]) -> 
     """Raise ValueError unless arrays of these shapes are together those of an agent with these settings."""
     shape = shapes["q_table"]
     asked = settings.state_size, settings.action_size
-    if len(shape) != 2 or 0 in shape or any(a not in (None, n) for a, n in zip(asked, shape, strict=True)):
+    is_empty = 0 in (shape if "keys" not in shapes else shape[1:])  # where states are keys, none may be known
+    if len(shape) != 2 or is_empty or any(a not in (None, n) for a, n in zip(asked, shape, strict=True)):
         raise ValueError(f"its table has the shape {shape}, its settings say {asked}")
     whole = table_shape(settings.algorithm, *shape)
     rows = None if whole.is_one_table else (whole.n_rows, whole.n_actions)
@@ -204,7 +208,7 @@ def model_of(about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Save
     if actions is not None and not (is_whole(actions) and 1 <= actions <= q_table.shape[1]):
         raise ValueError(f"its number of actions is {reprlib.repr(actions)}")
     legal = arrays.get("legal")
-    if legal is not None and not (legal.dtype == bool and legal.any()):
+    if legal is not None and not (legal.dtype == bool and (legal.any() or not legal.size)):
         raise ValueError(f"its mask is {legal.dtype} and allows {np.count_nonzero(legal)} actions")
     others = {name: arrays[name] for name in OTHER_ARRAYS if name in arrays}
     environment = Identity.from_dict(about.get("environment"))
@@ -212,12 +216,16 @@ def model_of(about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Save
     for index, allowed, what in zip(indices, q_table.shape, ("observation", "action"), strict=True):
         if index is not None and index.n > allowed:
             raise ValueError(f"its {what} space has {index.n:,} values, and its table {allowed:,}")
-    return SavedModel(settings, q_table, visits, steps, actions, legal, others, environment, *indices)
+    return SavedModel(
+        settings, q_table, visits, steps, actions, legal, others, environment, *indices, arrays.get("keys")
+    )
 
 
 def arrays_fault(arrays: Mapping[str, np.ndarray]) -> str | None:
     """Return what is wrong with the tables and visits among arrays that were saved, or None."""
     fault = table_fault(arrays["q_table"], arrays["visits"])
+    if fault is None and "keys" in arrays:
+        fault = keys_fault(arrays["keys"], arrays["q_table"].shape[0])
     others = [arrays[name] for name in OTHER_ARRAYS if name in arrays]
     if fault is None and len(others) == len(OTHER_ARRAYS):
         fault = table_fault(*others)

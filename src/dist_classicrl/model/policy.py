@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl.environments.labels import Labels, labels_of
+from dist_classicrl.environments.simulate import CompiledSimulator
 from dist_classicrl.environments.stepped.spaces import SpaceIndex
 from dist_classicrl.errors import OutsideSpaceError
 from dist_classicrl.model.agent_state import AgentState
+from dist_classicrl.model.keyed import KeyedLookup, KeyIndex
 from dist_classicrl.model.lookup import Lookup, tried
 
 _CHUNK = 1 << 16
@@ -38,13 +40,15 @@ class Policy:
     visits: np.ndarray
     legal: np.ndarray | None = None
     #: Between the environment's own values and the integers; None where they are integers from 0 on.
-    observations: SpaceIndex | None = None
+    observations: SpaceIndex | KeyIndex | None = None
     actions: SpaceIndex | None = None
     labels: Labels = field(default_factory=Labels)
     is_numbered: bool = True  # False: observations are something else than states, and not known
     obeys_masks: bool = True  # of Dict observations
     #: Action masks may have been told only as states were met: what nothing is known of is not played.
     has_told_masks: bool = False
+    #: The game, where states are keys: it tells what is legal in those that are not known.
+    game: CompiledSimulator | None = None
 
     def __post_init__(self) -> None:
         for name in ("q", "visits", "legal"):
@@ -65,6 +69,8 @@ class Policy:
     @cached_property
     def lookup(self) -> Lookup:
         """What the table says for observations."""
+        if isinstance(self.observations, KeyIndex):
+            return KeyedLookup(self.observations, self.q, self.legal, self.game)
         return Lookup(
             self.n_states,
             lambda states: self.q[states].astype(np.float64),
@@ -158,9 +164,21 @@ class Policy:
         return repr(self.observation_of(state))
 
     def shown_states(self, count: int) -> list[int]:
-        """Return the first states that were visited, up to `count`; where none was, the first of all."""
+        """Return the first states that were visited, up to `count`; where none was, the first of all.
+
+        Where states are keys, and so in no order, those that were visited most.
+        """
+        if isinstance(self.observations, KeyIndex):
+            return self.most_visited(count)
         visited: Sequence[int] = np.flatnonzero(self.visits.any(axis=1))[:count].tolist()
         return list(visited or range(min(count, self.n_states)))
+
+    def most_visited(self, count: int) -> list[int]:
+        """Return up to `count` states, of which no other was visited more often; the most visited first."""
+        visits = self.visits.sum(axis=1)
+        found = np.flatnonzero(visits)
+        chosen: list[int] = found[np.argsort(-visits[found], kind="stable")[:count]].tolist()
+        return chosen
 
 
 def policy_of(agent: AgentState, env: Any = None, is_copy: bool = False) -> Policy:
@@ -172,6 +190,7 @@ def policy_of(agent: AgentState, env: Any = None, is_copy: bool = False) -> Poli
     if env is not None:
         agent.get_to_know(env).close()
     states, actions = agent.q_table.shape
+    keyed = agent.keyed
     states = states if agent.observations is None else agent.observations.n
     actions = agent.n_actions or actions
     legal = None
@@ -183,12 +202,13 @@ def policy_of(agent: AgentState, env: Any = None, is_copy: bool = False) -> Poli
         q.copy() if is_copy else q,
         visits.copy() if is_copy else visits,
         legal,
-        agent.observations,
+        agent.observations if keyed is None else keyed.index,
         agent.actions,
         labels_of(env),
         agent.environment is None or agent.environment.is_numbered,
         agent.settings.use_action_mask is not False,
         agent.has_told_masks,
+        None if keyed is None else keyed.game,
     )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from dist_classicrl._files import read_regular
 from dist_classicrl._words import nearest
+from dist_classicrl.checks import checked_path
 from dist_classicrl.errors import MetricsError
 from dist_classicrl.membership.events import has_fields
 
@@ -98,8 +99,10 @@ def read_metrics(path: str | os.PathLike[str]) -> Metrics:
     ------
     MetricsError
         If there is no such file, or something else is wrong with it; the message says in which line.
+    SettingsError
+        If `path` is no path.
     """
-    target = Path(path)
+    target = Path(checked_path("path", path))
     if target.is_dir():
         target = target / FILE
     try:

@@ -9,6 +9,7 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from dist_classicrl.checks import checked_path
 from dist_classicrl.errors import MissingExtraError, PlotError
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
 
 def check_target(path: str | os.PathLike[str]) -> Path:
     """Return `path` if a picture can have that name; see `save`."""
-    target = Path(path)
+    target = Path(checked_path("path", path))
     if target.suffix.lower() not in FORMATS:
         raise PlotError(
             f"A picture cannot be written to {target}: the name must end in {', '.join(FORMATS)}. "

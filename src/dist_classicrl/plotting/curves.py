@@ -153,6 +153,10 @@ def curves_of(metrics: Metrics, x: Sequence[str], name: str, greedy: Greedy = NO
 
 def _check_records(metrics: Metrics, name: str) -> None:
     """Raise `PlotError` where there is no report, or nothing to draw in any."""
+    if not hasattr(metrics, "columns"):
+        raise PlotError(
+            f"The records of {name} must be what read_metrics(folder) returns, got {type(metrics).__name__}."
+        )
     if not len(metrics):
         raise PlotError(
             f"The records of {name} hold no report of progress, so there is nothing to draw. Train longer "

@@ -169,6 +169,13 @@ def plot_groups(
     """
     if not groups or not all(groups.values()):
         raise PlotError("Each group needs a run at least, and there must be one group. Give some.")
+    for runs in groups.values():
+        for run in runs:
+            if not isinstance(run, RunRecords):
+                raise PlotError(
+                    f"A run of a group is a RunRecords, got {type(run).__name__}. Write "
+                    "RunRecords(read_metrics(folder), name)."
+                )
     if average not in INTERVALS:
         raise PlotError(f"average must be {' or '.join(map(repr, INTERVALS))}, got {average!r}.")
     wanted = axes_of(x)

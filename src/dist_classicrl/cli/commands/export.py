@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from dist_classicrl.cli.option_types import Whole, option
 from dist_classicrl.cli.trained_agent import load_with_env, run_argument
 
 _HELP = """\
@@ -46,13 +47,28 @@ or
     help="Where to; its suffix is the format unless --format says otherwise.",
 )
 @click.option("--format", "kind", metavar="npz|csv|json|py", help="In place of the suffix of FILE.")
+@option("--states", type=Whole(1), metavar="N", help="Of csv, the N most visited states only.", shown="all")
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
 def command(
-    run: str, env: str | None, env_args: tuple[str, ...], target: Path, kind: str | None, force: bool
+    run: str,
+    env: str | None,
+    env_args: tuple[str, ...],
+    target: Path,
+    kind: str | None,
+    states: int | None,
+    force: bool,
 ) -> None:
     """Write a trained model as NumPy arrays, a table, JSON, or a Python program."""
     from dist_classicrl.export.formats import export
 
     trained, made = load_with_env(run, env, env_args)
-    written = export(trained.state, target, made, environment=trained.title, kind=kind, force=force)
+    written = export(
+        trained.state,
+        target,
+        made,
+        environment=trained.title,
+        kind=kind,
+        force=force,
+        most_visited=states,
+    )
     click.echo(f"{written}: {written.stat().st_size:,} bytes")

@@ -20,15 +20,15 @@ def train(run: Run, group: None = None, start: None = None) -> Outcome:
     rates = Rates(run.settings, run.logical or 1)
     learner: Learner | None = None
     try:
-        if run.is_sharded:
+        if run.is_sharded and run.keyed is None:  # keys have a table of their own
             source = run.source
             shape = table_shape(run.settings.algorithm, source.n_states, source.n_actions)
             legal = None if source.simulator is None else source.simulator.legal
             run.rows = LineTable(shape, run.values.dtype, legal)
         learner = run.learner(rates, is_alone=run.logical is None)
-        learner.table.load(run.values, run.counts, None if run.resumed is None else run.resumed.exact)
+        run.load(learner.table)
         if run.logical is None:
-            learner.table.settle(run.values, run.counts)  # what is compiled here does not count as training
+            run.settle(learner.table)  # what is compiled here does not count as training
         else:
             warm_up_rounds(run.learner(rates, 1).table)
         walkers = [0] if run.logical is None else list(range(run.logical))

@@ -81,7 +81,9 @@ class SteppedEnv:
         check_table_size(self.n_states, self.n_actions)
         self._description = describe_env(env)
         if use_action_mask is None:
-            use_action_mask = not masks_are_advice(self._description)
+            # Who puts a mask into the observation means it.
+            is_meant = self.observations.mask_space is not None
+            use_action_mask = is_meant or not masks_are_advice(self._description)
         self.mask_source = _mask_source(self.observations, self.n_actions, use_action_mask)
 
         # Where each environment stands now, after any reset: what to act on next.

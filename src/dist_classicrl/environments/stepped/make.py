@@ -38,9 +38,9 @@ def make_stepped(
     - A VectorEnv: that instance itself with the number of environments that it has, in any autoreset mode.
 
     Masks in `info["action_mask"]` and in a Dict observation's `action_mask` are followed by default, except
-    in Gymnasium's Taxi (known by its class or id): its mask is advice, Gymnasium plays every action, and its
-    compiled model leaves the mask out as well unless asked. If they are not, every action is legal. The mask
-    is no part of the state in any case.
+    in the `info` of Gymnasium's Taxi (known by its class or id): its mask is advice, Gymnasium plays every
+    action, and its compiled model leaves the mask out as well unless asked. If they are not, every
+    action is legal. The mask is no part of the state in any case.
 
     SpaceError if a space is not finite, or the table too large; ActionMaskError if the space of the mask in a
     Dict observation doesn't fit the actions; EnvError if `env` is none of the above.

@@ -1,0 +1,64 @@
+"""What a compiled game gives as the keys of its states, found out before it is played."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+from numba import types
+from numba.core.errors import NumbaError
+
+from dist_classicrl._jit import as_called_by_kernels
+from dist_classicrl.errors import ModelError
+
+_SIGNED, _UNSIGNED = np.dtype(np.int64), np.dtype(np.uint64)
+
+
+def key_type(name: str, data: Any, reset: Any, step: Any, legal: Any = None) -> np.dtype:
+    """Return what a game takes as a key: uint64 where a function of it gives that, else int64.
+
+    ModelError where `reset` or `step` gives anything else, or `legal` no bool.
+    """
+    kind, memory, random = numba.typeof(data), types.int64[::1], types.uint64
+    first = _returned(name, "reset", reset, (kind, memory, random))
+    _check_key(name, "reset", first)
+    for taken in (types.uint64,) if first == types.uint64 else (types.int64, types.uint64):
+        given = _returned(name, "step", step, (kind, memory, taken, types.int64, random))
+        parts: Any = given if isinstance(given, types.BaseTuple) else ()
+        if len(parts) != 3:
+            raise ModelError(
+                f"{name}: step returns {given}. It must return three values: the next key, the reward, and "
+                "whether the episode has terminated."
+            )
+        key = parts[0]
+        _check_key(name, "step", key)
+        if key != types.uint64 or taken == types.uint64:
+            break
+    if legal is not None:
+        allowed = _returned(name, "legal", legal, (kind, taken, types.int64))
+        if not isinstance(allowed, (types.Boolean, types.Integer)):
+            raise ModelError(f"{name}: legal returns {allowed}. It must return whether the action is legal.")
+    return _UNSIGNED if taken == types.uint64 else _SIGNED
+
+
+def _returned(name: str, role: str, function: Any, arguments: tuple[Any, ...]) -> Any:
+    called = as_called_by_kernels(function, False)
+    try:
+        called.compile(arguments)
+    except NumbaError as error:
+        raise ModelError(
+            f"{name}: {role} cannot be compiled for arguments of the types {arguments[1:]}. Numba says why: "
+            f"{error}"
+        ) from error
+    return called.overloads[arguments].signature.return_type
+
+
+def _check_key(name: str, role: str, given: Any) -> None:
+    if isinstance(given, types.Integer):
+        return
+    raise ModelError(
+        f"{name}: {role} gives states of the type {given}, and a key is an int64 or uint64. Note that numba "
+        "makes a float of a uint64 and an int64: write np.uint64(...) around each number beside a uint64, or "
+        "np.int64(...) around the key."
+    )

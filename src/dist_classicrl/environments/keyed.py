@@ -1,0 +1,57 @@
+"""Compiled games whose states are 64-bit keys: nobody has counted them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dist_classicrl._jit import as_called_by_kernels, jit, jit_for, overloads
+from dist_classicrl.environments.simulate import GAMES, CompiledSimulator, game_of
+
+
+def as_key(simulation, key):
+    """Return the int64 `key` in the type that a game takes. Jitted code only."""
+    raise NotImplementedError("as_key is for jitted code")
+
+
+def may_play(simulation, key, action):
+    """Return whether `action` is legal in the state of the int64 `key`. Jitted code only."""
+    raise NotImplementedError("may_play is for jitted code")
+
+
+@overloads(as_key, inline=True)
+def _overload_as_key(simulation, key):
+    game = game_of(simulation)
+    if game is None:
+        return None
+    if game.keys == np.uint64:
+        return lambda simulation, key: np.uint64(key)
+    return lambda simulation, key: np.int64(key)
+
+
+@overloads(may_play)
+def _overload_may_play(simulation, key, action):
+    game = game_of(simulation)
+    if game is None:
+        return None
+    if game.legal is None:
+        return lambda simulation, key, action: True
+    legal = as_called_by_kernels(game.legal, game.check)
+    return lambda simulation, key, action: bool(legal(simulation, as_key(simulation, key), action))
+
+
+@jit
+def _allow(simulation, keys, allowed):
+    for i in range(keys.size):
+        for action in range(allowed.shape[1]):
+            allowed[i, action] = may_play(simulation, keys[i], action)
+
+
+def legal_actions(simulator: CompiledSimulator, keys: np.ndarray) -> np.ndarray | None:
+    """Return what is legal in the states of `keys`, bool (keys, actions); None where everything is."""
+    game = GAMES[type(simulator.tables)]
+    if game.legal is None:
+        return None
+    allowed = np.ones((keys.size, simulator.n_actions), bool)
+    allow = jit_for(_allow, type(simulator.tables))
+    allow(simulator.tables, keys.view(np.int64), allowed)
+    return allowed

@@ -1,0 +1,290 @@
+"""What a `TabularMDP` can be made from besides its own arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dist_classicrl.checks import Or, YesOrNo
+from dist_classicrl.environments import conversion, garnet, toy_text
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from dist_classicrl.environments.model import TabularMDP
+    from dist_classicrl.environments.sampling.function_model import FunctionMDP
+
+_STORED = 1 << 22
+"""Outcomes of a function that are stored where nobody says: some 0.2 GB."""
+
+
+class Making:
+    """The ways to make a `TabularMDP`."""
+
+    @classmethod
+    def from_arrays(
+        cls,
+        transition: npt.ArrayLike,
+        reward: npt.ArrayLike,
+        start_prob: npt.ArrayLike,
+        *,
+        terminated: npt.ArrayLike | None = None,
+        max_episode_steps: int | None = None,
+        action_mask: npt.ArrayLike | None = None,
+        name: str = "model",
+        grid_shape: tuple[int, int] | None = None,
+    ) -> TabularMDP:
+        """Make a model from dense arrays of transitions.
+
+        For a model that is too large for dense arrays, give its outcomes in compressed sparse row form to
+        `TabularMDP`.
+
+        Parameters
+        ----------
+        transition : array_like of float, shape (S, A, S)
+            ``transition[s, a, t]`` is the probability that action `a` in state `s` leads to state `t`. A pair
+            that the mask forbids may have zeros only.
+        reward : array_like of float, shape (S, A, S) or (S, A)
+            By transition, or by pair.
+        start_prob : array_like of float, shape (S,)
+        terminated : array_like of bool, shape (S, A, S) or (S,), optional
+            Which transitions end the episode, or which states end it when they are reached. None: none does.
+        max_episode_steps, action_mask, name, grid_shape
+            As for `TabularMDP`.
+
+        Raises
+        ------
+        ModelError, RewardError, ActionMaskError
+            As `TabularMDP` does.
+        """
+        fields = conversion.fields_of_arrays(transition, reward, terminated)
+        fields |= {"start_prob": start_prob, "action_mask": action_mask}
+        return _made(cls, **fields, max_episode_steps=max_episode_steps, name=name, grid_shape=grid_shape)
+
+    @classmethod
+    def from_dict(
+        cls,
+        P: Mapping[int, Any] | Sequence[Any],
+        start_prob: npt.ArrayLike,
+        *,
+        n_actions: int | None = None,
+        action_mask: npt.ArrayLike | None = None,
+        max_episode_steps: int | None = None,
+        name: str = "model",
+        grid_shape: tuple[int, int] | None = None,
+    ) -> TabularMDP:
+        """Make a model from transitions in the form of Gymnasium's toy-text environments.
+
+        Parameters
+        ----------
+        P : mapping or sequence
+            ``P[s][a]`` is a list of tuples (probability, next state, reward, terminated), for the states 0 to
+            S - 1. A pair that is missing or has an empty list is illegal.
+        start_prob : array_like of float, shape (S,)
+        n_actions : int, optional
+            The number of actions. None: one more than the largest action in `P`.
+        action_mask : array_like of bool, shape (S, A), optional
+            True where an action is legal. None: legal are the pairs that have outcomes.
+        max_episode_steps, name, grid_shape
+            As for `TabularMDP`.
+
+        Raises
+        ------
+        ModelError, RewardError, ActionMaskError
+            As `TabularMDP` does, and ModelError where the keys of `P` are not 0 to S - 1 and 0 to A - 1, or
+            an outcome is not a tuple of four.
+        """
+        fields = conversion.fields_of_dict(P, n_actions, action_mask)
+        fields |= {"start_prob": start_prob}
+        return _made(cls, **fields, max_episode_steps=max_episode_steps, name=name, grid_shape=grid_shape)
+
+    @classmethod
+    def from_gymnasium(cls, env: Any, *, use_action_mask: bool = False, **make_kwargs: Any) -> TabularMDP:
+        """Make the model of Gymnasium's FrozenLake, Taxi or CliffWalking.
+
+        Known are instances of exactly `FrozenLakeEnv`, `TaxiEnv` and `CliffWalkingEnv` (no subclasses), under
+        any number of exactly `TimeLimit`, `OrderEnforcing`, `PassiveEnvChecker` and
+        `RecordEpisodeStatistics`. The model has the instance's transitions `P`, its
+        `initial_state_distrib`, and the smallest of the time limits around it. A Taxi whose passenger is
+        fickle is not known: whether the passenger will still change its mind is not in the observation, so
+        the observations are no Markov process.
+
+        Parameters
+        ----------
+        env : str, gymnasium.envs.registration.EnvSpec or gymnasium.Env
+            An id or a specification, which is made with `make_kwargs`, or an instance, which is only read.
+        use_action_mask : bool
+            Give a Taxi's model the mask of `TaxiEnv.action_mask`, which forbids the actions that have no
+            effect: moves into a wall, picking up where no passenger waits, dropping off where nobody can get
+            out. Gymnasium itself reports the mask in `info` and plays such actions nevertheless (reward -1 or
+            -10), so without this all pairs are legal. FrozenLake and CliffWalking have no mask.
+        **make_kwargs
+            For `gymnasium.make`: the environment's own options, and `max_episode_steps`.
+
+        Raises
+        ------
+        EnvError
+            No model is known to be the same process; the message says why. Such an environment can still be
+            stepped.
+        RewardError
+            A reward is NaN or infinite.
+        """
+        return _made(cls, **toy_text.fields_of(env, use_action_mask, make_kwargs))
+
+    @classmethod
+    def garnet(
+        cls,
+        n_states: int,
+        n_actions: int,
+        branching: int,
+        *,
+        seed: int,
+        reward_std: float = 1.0,
+        terminal_states: int = 0,
+        termination_probability: float = 0.0,
+        max_episode_steps: int | None = 100,
+        name: str | None = None,
+    ) -> TabularMDP:
+        """Make a random model, a Garnet.
+
+        Each pair leads to `branching` distinct states, drawn uniformly. Their probabilities are the lengths
+        of the pieces into which ``branching - 1`` independent uniform points cut the unit interval. The
+        reward of a pair is normal with mean 0 and the same for all its outcomes. Episodes start in a
+        uniformly drawn state that is not terminal.
+
+        A Garnet goes on for ever. Episodes come from the time limit, which leaves the values as they are, or
+        from terminations, which don't.
+
+        Parameters
+        ----------
+        n_states, n_actions : int
+        branching : int
+            Outcomes per pair, from 1 to `n_states`. Time and memory grow with pairs times `branching`.
+        seed : int
+            The same arguments and seed give the same model, with the same version of NumPy.
+        reward_std : float
+            Standard deviation of the pairs' rewards, at least 0.
+        terminal_states : int
+            So many states, drawn at random, end the episode when they are reached; less than `n_states`.
+        termination_probability : float
+            Each step ends the episode with this probability, wherever it leads; from 0 to below 1. It is one
+            more outcome per pair, with the same reward, into one of the pair's next states.
+        max_episode_steps : int or None
+            Time limit of an episode. None: no limit.
+        name : str, optional
+            None: a name that holds the sizes and the seed.
+
+        Raises
+        ------
+        SettingsError
+            An argument is outside what is allowed.
+        ModelError
+            `max_episode_steps` is not a whole number of at least 1.
+        """
+        fields = garnet.draw(
+            n_states, n_actions, branching, seed, reward_std, terminal_states, termination_probability
+        )
+        label = name or f"Garnet({n_states}, {n_actions}, {branching}, seed={seed})"
+        return _made(cls, **fields, max_episode_steps=max_episode_steps, name=label)
+
+    @classmethod
+    def from_function(
+        cls,
+        transition: Callable[..., Any],
+        *,
+        n_states: int,
+        n_actions: int,
+        n_outcomes: int,
+        start: npt.ArrayLike | Callable[..., Any] | None = None,
+        data: Any = None,
+        legal: npt.ArrayLike | Callable[..., Any] | None = None,
+        max_episode_steps: int | None = None,
+        name: str = "model",
+        tables: bool | None = None,
+    ) -> TabularMDP | FunctionMDP:
+        """Make a model of a function that gives the outcomes of each pair, compiled with ``numba.njit``.
+
+        It is asked in compiled code, in threads on all cores, so that models with 100 million pairs are made
+        and checked in seconds. What is returned depends on the size. Small models, up to 4 million pairs
+        times `n_outcomes`, become arrays: a `TabularMDP` as any other. Of larger ones nothing is stored: a
+        `FunctionMDP` asks the function whenever something is needed, in every step of a simulation, too.
+        It is trained in, solved and evaluated alike, and its `part` gives the packed alias tables of any of
+        its states.
+
+        Parameters
+        ----------
+        transition : function
+            ``transition(data, state, action, outcome) -> (probability, next_state, reward, terminated)``:
+            the outcome with this number, from 0 to ``n_outcomes - 1``. Its probability is 0 where a pair has
+            fewer. Those of a pair add up to 1. Likely ones first make simulation without tables faster.
+        n_states, n_actions : int
+        n_outcomes : int
+            The most outcomes that a pair has.
+        start : int, array_like of float, shape (S,), or function, optional
+            The state that episodes start in, the distribution of the first state, or, for very many states,
+            a compiled function ``start(data, random) -> state`` of 64 random bits (numpy.uint64). None: each
+            state with the same chance. What a function draws from is not known: such a model is not stored.
+        data : NamedTuple, optional
+            The arrays and numbers that the functions read, see `CompiledSimulator.game`.
+        legal : array_like of bool, shape (S, A), or function, optional
+            True where an action is legal, or a compiled function ``legal(data, state, action) -> bool``.
+            `transition` is not asked about other actions. None: all are legal.
+        max_episode_steps, name
+            As for `TabularMDP`.
+        tables : bool, optional
+            True: store the arrays whatever the size, some 25 bytes an outcome. False: store nothing. None: by
+            the size, see above.
+
+        Raises
+        ------
+        ModelError
+            What the functions give does not describe a Markov decision process, which is told with the state
+            and action, or they are not compiled.
+        RewardError
+            A reward is NaN or infinite.
+        OutsideSpaceError
+            A function read an array at an index that it does not have.
+        ActionMaskError
+            As `TabularMDP` does.
+        """
+        # Imported here: it brings numba, which a program that only makes models does not need.
+        from dist_classicrl.environments.sampling.function_model import FunctionMDP
+
+        tables = Or(None, YesOrNo())("tables", tables)
+        model = FunctionMDP(
+            transition,
+            n_states,
+            n_actions,
+            n_outcomes,
+            start=start,
+            data=data,
+            legal=legal,
+            max_episode_steps=max_episode_steps,
+            name=name,
+        )
+        if tables is None:
+            is_small = model.n_states * model.n_actions * model.n_outcomes <= _STORED
+            tables = is_small and model.has_start_prob
+        return _made_of_checked(cls, model) if tables else model
+
+
+def _made(cls: Any, **fields: Any) -> TabularMDP:
+    made: TabularMDP = cls(**fields)
+    return made
+
+
+def _made_of_checked(cls: Any, model: FunctionMDP) -> TabularMDP:
+    made: TabularMDP = object.__new__(cls)
+    made._keep(
+        {
+            "n_states": model.n_states,
+            "n_actions": model.n_actions,
+            "start_prob": model.start_prob,
+            "max_episode_steps": model.max_episode_steps,
+            "action_mask": model.legal_pairs() if model.has_mask else None,
+            "name": model.name,
+            "grid_shape": None,
+            **model.outcome_fields(),
+        }
+    )
+    return made

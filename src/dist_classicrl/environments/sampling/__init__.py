@@ -1,0 +1,1 @@
+"""How models are sampled: packed alias slots of arrays or of a function, or the function itself."""

@@ -1,0 +1,261 @@
+"""What the loops of walkers see of a game whose states are keys: rows of a table that grows.
+
+A state is its row, as in any other game, and a walker's key stands behind what the game keeps in its memory.
+What a step gives is a key; its slot is asked for, and while that comes the other walkers make their steps.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import types
+
+from dist_classicrl._jit import jit, overloads
+from dist_classicrl.environments.keyed import as_key, may_play
+from dist_classicrl.environments.simulate import advance, begin, is_wrong, note, prefetch_outcome
+from dist_classicrl.tables.keys import enter, fits, prefetch_slot, row_at, slot_of
+from dist_classicrl.tables.lines import LineArrays, prefetch_values
+
+ROWS, LIMIT, IS_FULL, STUCK, LENDS = range(5)
+"""What `KeyedGame.known` counts: rows that are taken, and how many there may be; whether a state came beyond
+that; rows of states without a legal action; whether a state that is not known gets a row behind the last."""
+
+
+class KeyedGame(NamedTuple):
+    """A game, and the table in which its keys have rows.
+
+    Attributes
+    ----------
+    data : NamedTuple
+        The game's.
+    slots : ndarray(int64)
+        As `dist_classicrl.tables.keys` describes them.
+    keys : ndarray(int64), shape (limit + 1,)
+        Of each row.
+    known : ndarray(int64), shape (5,)
+    table : LineArrays
+    """
+
+    data: Any
+    slots: np.ndarray
+    keys: np.ndarray
+    known: np.ndarray
+    table: LineArrays
+
+
+def _is_keyed(simulation: Any) -> bool:
+    return getattr(simulation, "instance_class", None) is KeyedGame
+
+
+# What the loops ask of any game; other games have rows as states, and need nothing.
+
+
+def prefetch_next(simulation, table, state):
+    """Ask for what is known of the state that a step gave. Jitted code only."""
+    raise NotImplementedError("prefetch_next is for jitted code")
+
+
+def number_states(simulation, walkers, first, last):
+    """Let the next states of these walkers be rows; return whether there is room. Jitted code only."""
+    raise NotImplementedError("number_states is for jitted code")
+
+
+def row_of(simulation, memory, state):
+    """Return the row of the state that a step gave, or -1 where there is no room. Jitted code only."""
+    raise NotImplementedError("row_of is for jitted code")
+
+
+def has_room(simulation, walkers):
+    """Return whether all walkers may make a step. Jitted code only."""
+    raise NotImplementedError("has_room is for jitted code")
+
+
+def name_of(simulation, row):
+    """Return what the game calls the state of a row. Jitted code only."""
+    raise NotImplementedError("name_of is for jitted code")
+
+
+@overloads(prefetch_next, inline=True)
+def _overload_prefetch_next(simulation, table, state):
+    if _is_keyed(simulation):
+        return lambda simulation, table, state: prefetch_slot(simulation.slots, state)
+    return lambda simulation, table, state: prefetch_values(table, state)
+
+
+@overloads(number_states, inline=True)
+def _overload_number_states(simulation, walkers, first, last):
+    if not _is_keyed(simulation):
+        return lambda simulation, walkers, first, last: True
+
+    def impl(simulation, walkers, first, last):
+        for k in range(first, last):
+            if walkers.terminated[k]:
+                # Nobody acts there now. Where that is never done, the row behind all others stands for it.
+                at = slot_of(simulation.slots, walkers.next_states[k])
+                known = row_at(simulation.slots, at)
+                walkers.next_states[k] = known if known >= 0 else simulation.table.n_states - 1
+                continue
+            row = row_of(simulation, walkers.memory[k], walkers.next_states[k])
+            if row < 0:
+                return False
+            walkers.next_states[k] = row
+            prefetch_values(simulation.table, row)
+        return True
+
+    return impl
+
+
+@overloads(row_of, inline=True)
+def _overload_row_of(simulation, memory, state):
+    if not _is_keyed(simulation):
+        return lambda simulation, memory, state: state
+
+    def impl(simulation, memory, state):
+        memory[memory.size - 1] = state
+        at = slot_of(simulation.slots, state)
+        row = row_at(simulation.slots, at)
+        return row if row >= 0 else _new_row(simulation, at, state)
+
+    return impl
+
+
+@overloads(has_room, inline=True)
+def _overload_has_room(simulation, walkers):
+    if not _is_keyed(simulation):
+        return lambda simulation, walkers: True
+    # A turn meets so many new states at most: where first episodes begin, where steps lead, and others begin.
+    return lambda simulation, walkers: fits(
+        simulation.slots, simulation.known[ROWS] + 3 * walkers.states.size
+    )
+
+
+@overloads(name_of, inline=True)
+def _overload_name_of(simulation, row):
+    if _is_keyed(simulation):
+        return lambda simulation, row: simulation.keys[row]
+    return lambda simulation, row: row
+
+
+def _new_row(simulation, at, key):
+    """Give a key that is not known a row, or return -1 where there is no room. Jitted code only."""
+    raise NotImplementedError("_new_row is for jitted code")
+
+
+@overloads(_new_row)
+def _overload_new_row(simulation, at, key):
+    def impl(simulation, at, key):
+        known = simulation.known
+        row = known[ROWS]
+        if row == known[LIMIT] and known[LENDS]:
+            simulation.keys[row] = key
+            _forbid(simulation, row, key)
+            return row
+        if row == known[LIMIT]:
+            known[IS_FULL] = 1
+            return np.int64(-1)
+        enter(simulation.slots, at, key, row)
+        simulation.keys[row] = key
+        known[ROWS] = row + 1
+        known[STUCK] += _forbid(simulation, row, key)
+        return row
+
+    return impl
+
+
+def _forbid(simulation, row, key):
+    """Write what is legal in a state into its rows; return whether nothing is. Jitted code only."""
+    raise NotImplementedError("_forbid is for jitted code")
+
+
+@overloads(_forbid)
+def _overload_forbid(simulation, row, key):
+    table = simulation.types[KeyedGame._fields.index("table")]
+    if table.types[LineArrays._fields.index("legal")] == types.none:
+        return lambda simulation, row, key: 0
+
+    def impl(simulation, row, key):
+        table = simulation.table
+        number, legal = table.legal
+        first, found = row * table.n_actions, 0
+        for action in range(table.n_actions):
+            is_legal = may_play(simulation.data, key, action)
+            if is_legal:
+                legal[first + found] = action
+                found += 1
+            for t in range(table.n_tables):
+                at = (row + t * table.n_states) * table.width + action
+                table.values[at] = 0.0 if is_legal else -np.inf
+        number[row] = found
+        return 1 if found == 0 else 0
+
+    return impl
+
+
+# What a simulation is asked
+
+
+@overloads(begin)
+def _overload_begin(simulation, memory, random):
+    if not _is_keyed(simulation):
+        return None
+
+    def impl(simulation, memory, random):
+        key = np.int64(begin(simulation.data, memory[:-1], random))
+        return row_of(simulation, memory, key)
+
+    return impl
+
+
+@overloads(advance)
+def _overload_advance(simulation, memory, state, action, random, n_actions):
+    if not _is_keyed(simulation):
+        return None
+
+    def impl(simulation, memory, state, action, random, n_actions):
+        data = simulation.data
+        key, reward, terminated = advance(
+            data, memory[:-1], as_key(data, memory[memory.size - 1]), action, random, n_actions
+        )
+        return np.int64(key), reward, terminated
+
+    return impl
+
+
+@overloads(is_wrong, inline=True)
+def _overload_is_wrong(simulation, state, reward, n_states):
+    if not _is_keyed(simulation):
+        return None
+    return lambda simulation, state, reward, n_states: not (abs(reward) < np.inf)
+
+
+@overloads(note, inline=True)
+def _overload_note(simulation, came, state, action):
+    if not _is_keyed(simulation):
+        return None
+
+    def impl(simulation, came, state, action):
+        note(simulation.data, came, name_of(simulation, max(state, 0)), action)
+
+    return impl
+
+
+@overloads(prefetch_outcome, inline=True)
+def _overload_prefetch_outcome(simulation, state, action, random, n_actions):
+    if not _is_keyed(simulation):
+        return None
+    return lambda simulation, state, action, random, n_actions: None
+
+
+# The whole table at once
+
+
+@jit
+def enter_keys(simulation, keys):
+    """Give `keys`, int64, rows in their order; return the first that comes twice, or -1. There is room."""
+    for i in range(keys.size):
+        at = slot_of(simulation.slots, keys[i])
+        if row_at(simulation.slots, at) >= 0:
+            return i
+        _new_row(simulation, at, keys[i])
+    return -1

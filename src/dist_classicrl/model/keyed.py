@@ -1,0 +1,240 @@
+"""What an agent holds of a game whose states are keys: how they are looked up, and new ones added."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dist_classicrl.environments.keyed import legal_actions
+from dist_classicrl.errors import OutsideSpaceError
+from dist_classicrl.model.lookup import Lookup, as_array
+from dist_classicrl.tables.keys import find_rows, slots_of
+
+if TYPE_CHECKING:
+    from dist_classicrl.environments.simulate import CompiledSimulator
+    from dist_classicrl.model.agent_state import AgentState
+
+_BATCHES = (np.ndarray, list)
+
+
+@dataclass(frozen=True, eq=False)
+class KeyIndex:
+    """The keys of the states in a table, int64 or uint64, in the order of its rows.
+
+    It stands where other environments have a `SpaceIndex` between observations and states: a key is an
+    observation, and its row the state. One that is not known has the row behind the last.
+    """
+
+    keys: np.ndarray
+    slots: np.ndarray
+
+    @classmethod
+    def of(cls, keys: np.ndarray) -> KeyIndex:
+        """Return what finds keys; ValueError where one is there twice."""
+        return cls(keys, slots_of(keys))
+
+    @property
+    def n(self) -> int:
+        """Number of states."""
+        return int(self.keys.size)
+
+    @property
+    def space(self) -> str:
+        """What keys are."""
+        return f"the {self.n:,} keys of {self.keys.dtype} that were met"
+
+    def rows(self, keys: np.ndarray) -> np.ndarray:
+        """Return the row of each key, -1 where it has none."""
+        rows = np.empty(keys.size, np.int64)
+        find_rows(self.slots, keys.view(np.int64), rows)
+        return rows
+
+    def checked(self, given: Any) -> tuple[np.ndarray, bool]:
+        """Return one key or a batch of them as an array, and whether it is a batch.
+
+        OutsideSpaceError where there is something else among them.
+        """
+        array = as_array(given)
+        if array.ndim == 1 and array.size == 0 and isinstance(given, _BATCHES):
+            array = array.astype(self.keys.dtype)
+        is_batch = array.ndim == 1 and isinstance(given, _BATCHES)
+        if isinstance(given, list) and is_batch and all(type(each) is int for each in given):
+            array = np.array(given, object)  # NumPy would make floats of small and large ones together
+        bounds = np.iinfo(self.keys.dtype)
+        if (array.ndim == 0 or is_batch) and (array.dtype.kind in "iu" or array.dtype == object):
+            values = np.atleast_1d(array)
+            if values.dtype == self.keys.dtype or all(
+                isinstance(each, int) and bounds.min <= each <= bounds.max for each in values.tolist()
+            ):
+                return np.ascontiguousarray(values.astype(self.keys.dtype)), is_batch
+        raise OutsideSpaceError(
+            f"observation must be the key of a state, a whole number from {bounds.min} to {bounds.max}, got "
+            f"{given!r}. A list or an array of keys is a batch."
+        )
+
+    def encode(self, value: Any) -> int:
+        """Return the row of a key; OutsideSpaceError where it has none."""
+        keys, is_batch = self.checked(value)
+        row = -1 if is_batch else int(self.rows(keys)[0])
+        if row < 0:
+            raise OutsideSpaceError(f"The state {value!r} was never met. Known are {self.space}.")
+        return row
+
+    def encode_any(self, given: Any) -> tuple[np.ndarray, bool]:
+        """Return the rows of one key or a batch of them, and whether it is a batch."""
+        keys, is_batch = self.checked(given)
+        rows = self.rows(keys)
+        return np.where(rows < 0, self.n, rows), is_batch
+
+    def decode(self, row: int) -> int:
+        """Return the key of a row."""
+        return int(self.keys[row])
+
+
+class KeyedRows:
+    """The states of an agent's table where they are keys, in the order in which they were met.
+
+    See `dist_classicrl.engines.run.KeyedStates`. `game` is None until an environment tells what is legal in
+    states that are not known.
+    """
+
+    def __init__(self, agent: AgentState, keys: np.ndarray, game: CompiledSimulator | None = None) -> None:
+        self._agent = agent
+        self._index: KeyIndex | None = None
+        self.keys = keys
+        self.game = game
+
+    @property
+    def index(self) -> KeyIndex:
+        """What finds them."""
+        self._agent.freshen_table()
+        if self._index is None or self._index.keys is not self.keys:
+            self._index = KeyIndex.of(self.keys)
+        return self._index
+
+    def know(self, game: CompiledSimulator) -> None:
+        """Take note of the game that the keys are of."""
+        self.game = game
+        if game.keys is not None and game.keys != self.keys.dtype:
+            self.keys = self.keys.view(game.keys)
+        if self._agent.legal is None:
+            self._agent.legal = legal_actions(game, self.keys)
+
+    def fit(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """See `KeyedStates`."""
+        agent, known = self._agent, self.keys.size
+        if keys.size != known:
+            assert self.game is not None  # it is learned in
+            legal = legal_actions(self.game, keys[known:])
+            if legal is not None:
+                assert agent.legal is not None  # see `know`
+                agent.legal = np.concatenate([agent.legal, legal])
+            agent.make_table(keys.size, agent.shape.n_actions)
+            self.keys = keys.copy()
+        values, counts = agent.table
+        return values.reshape(-1), counts.reshape(-1)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """See `KeyedStates`."""
+        legal = self._agent.legal
+        return {"keys": self.keys} if legal is None else {"keys": self.keys, "legal": legal}
+
+    def put(self, keys: np.ndarray, legal: np.ndarray | None, values: np.ndarray, counts: np.ndarray) -> None:
+        """Let the agent's table be another one."""
+        agent = self._agent
+        self.keys, agent.legal = keys.view(self.keys.dtype), legal
+        agent.make_table(keys.size, values.shape[1])
+        for table, given in zip(agent.table, (values, counts), strict=True):
+            table[:] = given
+
+    def lookup(self) -> KeyedLookup:
+        """Return what the table says for keys, while it goes on learning."""
+        agent = self._agent
+        return KeyedLookup(self.index, agent.q_table, agent.legal, self.game)
+
+
+class KeyedLookup(Lookup):
+    """Values and greedy actions by keys. What is not known has the values that all states begin with, 0."""
+
+    def __init__(self, index: KeyIndex, values: np.ndarray, legal: np.ndarray | None, game: Any) -> None:
+        def rows(states: np.ndarray) -> np.ndarray:
+            found = np.zeros((states.size, values.shape[1]))
+            is_known = states < index.n
+            found[is_known] = values[states[is_known]]
+            return found
+
+        super().__init__(index.n + 1, rows, legal, index)  # type: ignore[arg-type]
+        object.__setattr__(self, "game", game)
+
+    game: CompiledSimulator | None
+
+    def _legal_values(
+        self, states: np.ndarray, is_batch: bool, observation: Any, action_mask: Any
+    ) -> np.ndarray:
+        values = super()._legal_values(states, is_batch, observation, action_mask)
+        unknown = states == self.n_states - 1
+        if action_mask is None and self.game is not None and unknown.any():
+            index: Any = self.observations
+            legal = legal_actions(self.game, index.checked(observation)[0][unknown])
+            if legal is not None:
+                values[unknown] = np.where(legal | ~legal.any(axis=1, keepdims=True), 0.0, -np.inf)
+        return values
+
+
+class KeyedValues(Mapping[int, np.ndarray]):
+    """A table by keys, as `DistAsyncQLearning.q_table` and `visits` give it: read-only.
+
+    ``table[key]`` is the row of a state, ndarray of shape (actions,), KeyError where it was never met.
+    ``len(table)`` is the number of states, and iteration gives their keys in the order in which they were
+    met. It is of the moment: read it anew when the agent has gone on.
+
+    Attributes
+    ----------
+    states : ndarray(int64 or uint64), shape (states,)
+        All keys.
+    array : ndarray, shape (states, actions)
+        All rows.
+    """
+
+    def __init__(self, index: KeyIndex, array: np.ndarray) -> None:
+        self._index = index
+        self.array = array.view()
+        self.array.flags.writeable = False
+        self.states = index.keys.view()
+        self.states.flags.writeable = False
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """States and actions."""
+        return self.array.shape[0], self.array.shape[1]
+
+    def __getitem__(self, key: Any) -> np.ndarray:
+        try:
+            return self.array[self._index.encode(key)]
+        except OutsideSpaceError as error:
+            raise KeyError(key) from error
+
+    def __len__(self) -> int:
+        return self._index.n
+
+    def __iter__(self) -> Iterator[int]:
+        for first in range(0, len(self), 1 << 16):
+            yield from self.states[first : first + (1 << 16)].tolist()
+
+    def __repr__(self) -> str:
+        states, actions = self.shape
+        return f"KeyedValues({states:,} states, {actions:,} actions)"
+
+
+def keys_fault(keys: np.ndarray, n_rows: int) -> str | None:
+    """Return what is wrong with the keys of a table that was saved, or None."""
+    if keys.dtype not in (np.dtype(np.int64), np.dtype(np.uint64)) or keys.shape != (n_rows,):
+        return f"its keys are {keys.dtype} of shape {keys.shape}, and its table has {n_rows} states"
+    try:
+        slots_of(np.ascontiguousarray(keys))
+    except ValueError as error:
+        return str(error)
+    return None

@@ -1,0 +1,123 @@
+"""Games whose states are keys, as a user writes them, and the same ones with numbers as states."""
+
+from functools import cache
+from typing import NamedTuple
+
+import gymnasium
+import numba
+import numpy as np
+
+from dist_classicrl import TabularMDP
+from dist_classicrl._random import below
+from dist_classicrl.environments.simulate import CompiledSimulator, advance, begin, compile_model
+
+ODD = 0x9E3779B97F4A7C15
+INVERSE = pow(ODD, -1, 1 << 64)
+"""A number times one is the key of a state, and times the other the state."""
+
+
+def keys_of(states, dtype=np.uint64):
+    return (np.asarray(states, np.uint64) * np.uint64(ODD)).view(dtype)
+
+
+def states_of(keys):
+    return (np.asarray(keys).view(np.uint64) * np.uint64(INVERSE)).view(np.int64)
+
+
+class Signed(NamedTuple):
+    tables: NamedTuple
+    n_actions: int
+
+
+class Unsigned(NamedTuple):
+    tables: NamedTuple
+    n_actions: int
+    legal: np.ndarray
+
+
+@numba.njit
+def reset(data, memory, random):
+    return np.int64(np.uint64(begin(data.tables, memory, random)) * np.uint64(ODD))
+
+
+@numba.njit
+def step(data, memory, key, action, random):
+    state = np.int64(np.uint64(key) * np.uint64(INVERSE))
+    after, reward, terminated = advance(data.tables, memory, state, action, random, data.n_actions)
+    return np.int64(np.uint64(after) * np.uint64(ODD)), reward, terminated
+
+
+@numba.njit
+def reset_unsigned(data, memory, random):
+    return np.uint64(begin(data.tables, memory, random)) * np.uint64(ODD)
+
+
+@numba.njit
+def step_unsigned(data, memory, key, action, random):
+    state = np.int64(key * np.uint64(INVERSE))
+    after, reward, terminated = advance(data.tables, memory, state, action, random, data.n_actions)
+    return np.uint64(after) * np.uint64(ODD), reward, terminated
+
+
+@numba.njit
+def legal_unsigned(data, key, action):
+    return data.legal[np.int64(key * np.uint64(INVERSE)), action]
+
+
+def scrambled(model, check=False):
+    """Return a model as a game whose keys tell nothing of the states' numbers."""
+    tables = compile_model(model)
+    if model.action_mask is None:
+        data, functions = Signed(tables, model.n_actions), (reset, step)
+    else:
+        data = Unsigned(tables, model.n_actions, np.ascontiguousarray(model.action_mask))
+        functions = (reset_unsigned, step_unsigned, legal_unsigned)
+    return CompiledSimulator.game(
+        f"scrambled {model.name}",
+        None,
+        model.n_actions,
+        data,
+        *functions,
+        max_episode_steps=model.max_episode_steps,
+        check=check,
+        keyed=True,
+    )
+
+
+@cache
+def taxi():
+    return TabularMDP.from_gymnasium(gymnasium.make("Taxi-v4"))
+
+
+class Corridor(NamedTuple):
+    """A walk along the whole numbers: each step goes one to the left, or some to the right."""
+
+    length: int
+    stride: int
+
+
+@numba.njit
+def reset_corridor(data, memory, random):
+    memory[0] = 0
+    return np.int64(below(random, 3))
+
+
+@numba.njit
+def step_corridor(data, memory, key, action, random):
+    memory[0] += 1
+    further = key + (data.stride if action == 1 else -1)
+    return further, 1.0 if memory[0] % 2 else 0.0, further == data.length
+
+
+def corridor(length=1 << 40, limit=100, stride=1):
+    """Return the walk, which ends at `length`: by default nobody comes there."""
+    return CompiledSimulator.game(
+        "corridor",
+        n_actions=2,
+        data=Corridor(length, stride),
+        reset=reset_corridor,
+        step=step_corridor,
+        memory_size=1,
+        max_episode_steps=limit,
+        keyed=True,
+    )
