@@ -60,6 +60,7 @@ def run_unit_tests(build, container, tools, files):
         "/dev/tools",
         "pytest>=9",
         "pytest-mpi>=0.6",
+        "hypothesis>=6.100",
     )
     run(fetching, "env", "-u", "PIP_CONSTRAINT", *install)
     inside = container(
