@@ -86,6 +86,10 @@ class LearningRule:
         Whether `learn` may be called again with an old transition: its target must come from that alone.
     is_reproducible : bool
         Whether it gives the same table at any number of ranks in the reproducible mode.
+    can_travel : bool
+        Whether `learn` can be called where the values of the acted state are not: each call must `update` one
+        entry, that of the action in one of the tables, towards a target from the transition, the next state's
+        values and what the walker remembers, which begins with zeros again after a truncation.
     """
 
     name: str
@@ -101,6 +105,7 @@ class LearningRule:
     check: Callable[[Any], None] | None = None
     can_replay: bool = False
     is_reproducible: bool = True
+    can_travel: bool = False
 
     @property
     def usual(self) -> dict[str, Any]:

@@ -240,32 +240,38 @@ def _count(table, row, action, counts_as, touched):
     return touched
 
 
-def stored(table, row, action, value):
+def stored_as(table, value, name, visits):
     """Return `value` as the table holds it. Jitted code only.
 
     In float32 it becomes one of the two neighbours, the nearer one with the larger chance, so that the mean
     is right: steps of less than half of their distance, as late visits make them, would be lost otherwise.
-    The draw is one of the value, the entry and its count: where these are the same, so is the result.
+    The draw is one of the value, the entry's uint64 `name` and its count: where these are the same, so is the
+    result.
     """
-    raise NotImplementedError("stored is for jitted code")
+    raise NotImplementedError("stored_as is for jitted code")
 
 
-@overloads(stored, inline=True)
-def _overload_stored(table, row, action, value):
+@overloads(stored_as, inline=True)
+def _overload_stored_as(table, value, name, visits):
     if table.types[LineArrays._fields.index("values")].dtype != types.float32:
-        return lambda table, row, action, value: value
+        return lambda table, value, name, visits: value
 
-    def rounded(table, row, action, value):
-        bits = _bits_of(value)
-        place = _count_at(table, row, action)
-        drawn = mix(np.uint64(bits) ^ (place << SHIFT_32) ^ np.uint64(table.counts[place])) & _DROPPED
+    def rounded(table, value, name, visits):
+        bits = bits_of(value)
+        drawn = mix(np.uint64(bits) ^ (name << SHIFT_32) ^ np.uint64(visits)) & _DROPPED
         return np.float32(_of_bits((bits + np.int64(drawn)) & ~np.int64(_DROPPED)))
 
     return rounded
 
 
+@jit_inline
+def _stored(table, row, action, value):
+    place = _count_at(table, row, action)
+    return stored_as(table, value, place, table.counts[place])
+
+
 @intrinsic
-def _bits_of(typing_context, value):
+def bits_of(typing_context, value):
     """Return the int64 of a float64's bits."""
 
     def generate(context, builder, signature, arguments):
@@ -288,13 +294,25 @@ def _of_bits(typing_context, bits):
 def _learn_target(table, row, action, target, step_size):
     at = np.uint64(row * table.width + action)
     old = np.float64(table.values[at])
-    table.values[at] = stored(table, row, action, old + step_size * (target - old))
+    table.values[at] = _stored(table, row, action, old + step_size * (target - old))
+
+
+@jit_inline
+def learn_target_as(table, row, action, target, step_size, name):
+    """Do what `learn_target` does; what is drawn in float32 is drawn by the entry's uint64 `name`.
+
+    So it is the same wherever the row lies.
+    """
+    at = np.uint64(row * table.width + action)
+    old = np.float64(table.values[at])
+    visits = table.counts[_count_at(table, row, action)]
+    table.values[at] = stored_as(table, old + step_size * (target - old), name, visits)
 
 
 @jit_inline
 def _add_amount(table, row, action, amount):
     at = np.uint64(row * table.width + action)
-    table.values[at] = stored(table, row, action, np.float64(table.values[at]) + amount)
+    table.values[at] = _stored(table, row, action, np.float64(table.values[at]) + amount)
 
 
 ROW_FUNCTIONS[LineArrays] = RowFunctions(

@@ -75,6 +75,23 @@ def check_settings(settings: Settings) -> None:
         )
 
 
+def check_travels(rule: LearningRule) -> None:
+    """Raise SettingsError if a rule cannot learn where walkers travel between the owners of rows."""
+    if rule.on_action is not None:
+        why = "learns when the next action is chosen (on_action), where the entry that waits is not"
+    elif rule.shared:
+        why = f"shares {rule.shared[0].name}, which no state owns"
+    elif not rule.can_travel:
+        why = "does not say that it moves one entry a step, without a look at the acted state's values"
+    else:
+        return
+    raise SettingsError(
+        f'placement="sharded" with async_updates=False cannot be had with the rule {rule.name!r}: it {why}. '
+        'Write async_updates=True or placement="replicated", take a rule such as "q_learning", or, where '
+        "that is true of a rule of your own, declare can_travel=True."
+    )
+
+
 def contents(algorithm: Any) -> str:
     """Return what a rule has in its tables, which must be the same wherever it is registered."""
     rule, _ = find(algorithm)

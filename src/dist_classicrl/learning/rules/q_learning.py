@@ -28,5 +28,6 @@ RULE = register(
         learn=learn,
         truth=lambda model, parameters, settings: model.solve(settings.discount_factor).q,
         can_replay=True,
+        can_travel=True,
     )
 )

@@ -1,0 +1,1 @@
+"""Learning in supersteps: rows stay with their owners, and walkers travel."""

@@ -1,0 +1,451 @@
+"""One rank's part of a superstep, in three passes over its walkers: jitted, over arrays that `crew` has.
+
+`depart`: the owner of a walker's state chooses the action and simulates it; the walker goes to the owner of
+its next state, who is asked for a target. `answer`: that owner computes the target, by the rule, and keeps
+the walker. `settle`: the owner of the entry moves it, in the order of the walkers' identities, once all
+targets of the superstep are there. What stays with a rank does not leave it: `depart` answers it at once.
+
+Everything that is drawn is drawn by the global step, which is where the superstep begins and the identity. So
+what is learned does not depend on who owns what.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from dist_classicrl._jit import jit, jit_inline
+from dist_classicrl._random import GAMMA, mix
+from dist_classicrl.environments.simulate import advance, begin, is_wrong, note, prefetch_outcome
+from dist_classicrl.learning.behavior import choose
+from dist_classicrl.learning.loops import STEP_STRIDE, TWICE_GAMMA, on_line
+from dist_classicrl.learning.rules.kernel import Learned, Now, Transition, learn, step_size
+from dist_classicrl.learning.supersteps.numbering import number_of, numbering, set_numbers
+from dist_classicrl.learning.supersteps.partition import owner_of, row_of
+from dist_classicrl.learning.supersteps.sums import add_exactly
+from dist_classicrl.tables.lines import learn_target_as, prefetch_row
+from dist_classicrl.tables.rows import actions_of, count, value_of
+
+FEWEST = 64
+_STEPS_PER_WALKER = 1000
+
+# Words of a record: who and how far; where, by which action, and what is asked; the reward; the return.
+WHO, WHERE, REWARD, COLLECTED, MEMORY = range(5)
+ELAPSED_BITS, ACTION_BITS = 40, 22
+MOST_ELAPSED, _ACTION_MASK = (1 << ELAPSED_BITS) - 1, (1 << ACTION_BITS) - 1
+_STATE_SHIFT = ACTION_BITS + 2
+
+# What a record asks for: a walker that comes may ask for a target, or only come, and a target may be all.
+MOVES, COMES, ASKS = 0, 1, 2
+
+# What `Crew.sizes` counts.
+HERE, MOVED, SENT, BEGUN = range(4)
+
+FINE, WRONG_GAME, WRONG_RULE = 0, 1, 2
+
+BLOCK = 32
+"""Walkers between whose passes memory has time to come."""
+
+
+class Crew(NamedTuple):
+    """One rank's walkers, and what is under way of a superstep. All arrays are written.
+
+    Records are rows of int64 whose words `REWARD` and `COLLECTED` are float64, which a second view shows.
+    Behind `MEMORY` stands a game's hidden state, then the rule's whole numbers, then its real ones.
+    """
+
+    here: np.ndarray  # records of the walkers that are here, by identity
+    here_reals: np.ndarray
+    merged: np.ndarray  # as long: where those that come are put among them
+    merged_reals: np.ndarray
+    rows: np.ndarray  # of each walker that moves, int64: the row that it acted on,
+    pairs: np.ndarray  # state * A + action,
+    actions: np.ndarray
+    numbers: np.ndarray  # which of the steps of the superstep it made, which is its identity
+    sent_at: np.ndarray  # where its question is among what was sent; -1: it is answered
+    targets: np.ndarray  # float64, shape (walkers, 1 or 2): the target, and for which of several tables
+    staged: np.ndarray  # records that are to be sent
+    staged_reals: np.ndarray
+    staged_to: np.ndarray  # int64: the rank
+    out: np.ndarray  # the same in the order of ranks
+    offsets: np.ndarray  # int64: where each rank's begin there
+    sizes: np.ndarray  # int64, shape (4,)
+    words: np.ndarray  # the identities of those that are here, see `numbering`
+    before: np.ndarray
+    rank: int
+    n_states: int  # of all ranks
+    time_limit: int  # steps after which an episode is truncated
+    memory_size: int  # of a game's hidden state
+    came: np.ndarray  # int64, shape (3,): what was wrong, see `note`
+    reward_that_came: np.ndarray  # float64, shape (1,)
+    ends: np.ndarray  # int64, shape (2,): episodes that ended, and their steps
+    returns: np.ndarray  # their returns, and the absolute errors before updates: see `add_exactly`
+    errors: np.ndarray
+    infinite: np.ndarray  # float64, shape (1,): a return that is no finite number, or 0
+    next_states: np.ndarray  # of a block, as what follows
+    next_rows: np.ndarray
+    owners: np.ndarray
+    rewards: np.ndarray
+    terminated: np.ndarray
+
+
+@jit
+def steps_at_once(start, used, walkers):
+    """Return how many walkers move in the superstep that begins `used` steps after global step `start`.
+
+    Each makes a step. They are at most a thousandth of the steps made so far, or 64: more would learn from a
+    table that does not know yet what the first of them found out. As all are powers of two that go into
+    `used`, training may be cut at each multiple of the most, and none is cut by that.
+    """
+    most = max(FEWEST, (start + used) // _STEPS_PER_WALKER)
+    size = 1
+    while size < walkers and 2 * size <= most and used % (2 * size) == 0:
+        size *= 2
+    return size
+
+
+@jit_inline
+def _at(stretch, done, identity):
+    return stretch.key + np.uint64(stretch.offset + done + identity) * STEP_STRIDE
+
+
+@jit_inline
+def _now(stretch, number, random):
+    return Now(on_line(stretch.step_size, number), on_line(stretch.epsilon, number), random ^ GAMMA, 0, 1)
+
+
+@jit_inline
+def _begin(simulation, crew, record, random):
+    """Begin an episode in the memory of `record`; return its state, or -1 where that is none."""
+    came = crew.came
+    note(simulation, came, -1, -1)
+    state = np.int64(begin(simulation, record[MEMORY : MEMORY + crew.memory_size], random))
+    if is_wrong(simulation, state, 0.0, crew.n_states):
+        came[0], came[1], came[2] = -1, -1, state
+        crew.reward_that_came[0] = 0.0
+        return np.int64(-1)
+    return state
+
+
+@jit_inline
+def _learn(rule, crew, asking, now, step, record, reals, targets, at):
+    """Put the target of a step into a row of `targets`; return whether the rule gave one, and one only.
+
+    What the rule remembers of the walker is in the record.
+    """
+    outbox = asking.table
+    outbox.put[1] = 0
+    first = MEMORY + crew.memory_size
+    whole = asking.whole.shape[1]
+    for i in range(whole):
+        asking.whole[0, i] = record[first + i]
+    for i in range(asking.real.shape[1]):
+        asking.real[0, i] = reals[first + whole + i]
+    learn(rule, asking, now, step, Learned(0, 0.0))
+    for i in range(whole):
+        record[first + i] = asking.whole[0, i]
+    for i in range(asking.real.shape[1]):
+        reals[first + whole + i] = asking.real[0, i]
+    targets[at, 0] = outbox.target[0]
+    if targets.shape[1] > 1:
+        targets[at, 1] = outbox.put[0]
+    return outbox.put[1] == 1
+
+
+@jit_inline
+def _stage(crew, record, identity, elapsed, where, collected, to):
+    """Copy a record to those that are to be sent; return its place among them."""
+    at = crew.sizes[SENT]
+    crew.sizes[SENT] = at + 1
+    staged = crew.staged[at]
+    for word in range(MEMORY, record.size):
+        staged[word] = record[word]
+    staged[WHO] = (identity << ELAPSED_BITS) | elapsed
+    staged[WHERE] = where
+    staged[REWARD] = record[REWARD]
+    crew.staged_reals[at, COLLECTED] = collected
+    crew.staged_to[at] = to
+    crew.offsets[to + 1] += 1
+    return at
+
+
+@jit
+def _begin_walkers(simulation, partition, crew, stretch, done, size):
+    """Begin those of the first `size` walkers that have not begun; all ranks do, and keep their own."""
+    for identity in range(crew.sizes[BEGUN], size):
+        at = crew.sizes[HERE]
+        record = crew.here[at]
+        record[:] = 0
+        state = _begin(simulation, crew, record, mix(~_at(stretch, done, identity)))
+        if state < 0:
+            return WRONG_GAME
+        if owner_of(partition, state) == crew.rank:
+            record[WHO] = identity << ELAPSED_BITS
+            record[WHERE] = state << _STATE_SHIFT
+            crew.sizes[HERE] = at + 1
+    crew.sizes[BEGUN] = max(crew.sizes[BEGUN], size)
+    return FINE
+
+
+@jit_inline
+def _first_of(crew, identity):
+    """Return how many walkers that are here have a lower identity."""
+    low, high = 0, crew.sizes[HERE]
+    while low < high:
+        middle = (low + high) // 2
+        if crew.here[middle, WHO] >> ELAPSED_BITS < identity:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@jit_inline
+def _find(partition, crew, table, first, last):
+    """Find the rows of some walkers and ask for them."""
+    for k in range(first, last):
+        row = row_of(partition, crew.here[k, WHERE] >> _STATE_SHIFT)
+        crew.rows[k] = row
+        prefetch_row(table, row)
+
+
+@jit
+def depart(rule, simulation, partition, crew, context, asking, stretch, done, size):
+    """Let the walkers of the first `size` identities act: `done` steps of the stretch have been made.
+
+    `asking` is the context with an `Outbox`. Return `FINE`, or what is wrong.
+    """
+    table, here, reals, sizes = context.table, crew.here, crew.here_reals, crew.sizes
+    n_actions = actions_of(table)
+    sizes[SENT] = 0
+    crew.offsets[:] = 0
+    if sizes[BEGUN] < size:
+        wrong = _begin_walkers(simulation, partition, crew, stretch, done, size)
+        if wrong != FINE:
+            return wrong
+    n_here = sizes[HERE]
+    n_moving = n_here if size >= sizes[BEGUN] else _first_of(crew, size)
+    sizes[MOVED] = n_moving
+    kept = 0
+    _find(partition, crew, table, 0, min(BLOCK, n_moving))
+    for first in range(0, n_moving, BLOCK):
+        last = min(first + BLOCK, n_moving)
+        for k in range(first, last):
+            identity = here[k, WHO] >> ELAPSED_BITS
+            state = here[k, WHERE] >> _STATE_SHIFT
+            at = _at(stretch, done, identity)
+            random = mix(at)
+            epsilon = on_line(stretch.epsilon, done + identity)
+            action = choose(context.behavior, rule, context, crew.rows[k], epsilon, random)
+            crew.actions[k] = action
+            crew.numbers[k] = identity
+            crew.pairs[k] = state * n_actions + action
+            prefetch_outcome(simulation, state, action, mix(at + GAMMA), n_actions)
+        _find(partition, crew, table, last, min(last + BLOCK, n_moving))
+        for k in range(first, last):
+            j = k - first
+            random = mix(_at(stretch, done, crew.numbers[k]) + GAMMA)
+            state, action = here[k, WHERE] >> _STATE_SHIFT, crew.actions[k]
+            note(simulation, crew.came, state, action)
+            memory = here[k, MEMORY : MEMORY + crew.memory_size]
+            next_state, reward, terminated = advance(simulation, memory, state, action, random, n_actions)
+            if is_wrong(simulation, np.int64(next_state), reward, crew.n_states):
+                crew.came[0], crew.came[1], crew.came[2] = state, action, np.int64(next_state)
+                crew.reward_that_came[0] = reward
+                return WRONG_GAME
+            crew.next_states[j] = next_state
+            crew.rewards[j] = reward
+            crew.terminated[j] = terminated
+            owner = crew.rank if terminated else owner_of(partition, np.int64(next_state))
+            crew.owners[j] = owner
+            # What no rule asks for where an episode has come to its end is the same on all ranks.
+            row = crew.rows[k]
+            if owner == crew.rank and not terminated:
+                row = row_of(partition, np.int64(next_state))
+                prefetch_row(table, row)
+            crew.next_rows[j] = row
+        for k in range(first, last):
+            j = k - first
+            identity, elapsed = crew.numbers[k], here[k, WHO] & MOST_ELAPSED
+            at = _at(stretch, done, identity)
+            action, next_state = crew.actions[k], crew.next_states[j]
+            reward, terminated, owner = crew.rewards[j], crew.terminated[j], crew.owners[j]
+            elapsed = min(elapsed + 1, MOST_ELAPSED)
+            collected = reals[k, COLLECTED] + reward
+            has_ended = terminated or elapsed >= crew.time_limit
+            truncated = has_ended and not terminated
+            reals[k, REWARD] = reward
+            crew.sent_at[k] = -1
+            if owner == crew.rank:
+                row = crew.next_rows[j]
+                step = Transition(row, action, reward, row, terminated, truncated, 0)
+                now = _now(stretch, done + identity, mix(at))
+                if not _learn(rule, crew, asking, now, step, here[k], reals[k], crew.targets, k):
+                    return WRONG_RULE
+            if has_ended:
+                if owner != crew.rank:
+                    where = (next_state << _STATE_SHIFT) | (action << 2) | ASKS
+                    crew.sent_at[k] = _stage(crew, here[k], identity, elapsed, where, 0.0, owner)
+                crew.ends[0] += 1
+                crew.ends[1] += elapsed
+                if abs(collected) < np.inf:
+                    add_exactly(crew.returns, collected)
+                else:
+                    crew.infinite[0] = collected
+                collected = 0.0
+                elapsed = 0
+                if truncated:
+                    here[k, MEMORY + crew.memory_size :] = 0
+                next_state = _begin(simulation, crew, here[k], mix(at + TWICE_GAMMA))
+                if next_state < 0:
+                    return WRONG_GAME
+                to = owner_of(partition, next_state)
+                asks = COMES
+            else:
+                to = owner
+                asks = MOVES
+            if to == crew.rank:
+                record = here[kept]
+                if kept < k:
+                    for word in range(MEMORY, record.size):
+                        record[word] = here[k, word]
+                record[WHO] = (identity << ELAPSED_BITS) | elapsed
+                record[WHERE] = next_state << _STATE_SHIFT
+                reals[kept, COLLECTED] = collected
+                kept += 1
+            else:
+                where = (next_state << _STATE_SHIFT) | (action << 2) | asks
+                place = _stage(crew, here[k], identity, elapsed, where, collected, to)
+                if asks == MOVES:
+                    crew.sent_at[k] = place
+    if kept < n_moving:
+        for k in range(n_moving, n_here):
+            here[kept + k - n_moving] = here[k]
+        sizes[HERE] = kept + n_here - n_moving
+    if sizes[SENT] > 0:
+        _sort(crew)
+    return FINE
+
+
+@jit
+def _sort(crew):
+    """Put what is to be sent into the order of ranks, those for one in the order of their identities."""
+    offsets, staged_to = crew.offsets, crew.staged_to
+    for rank in range(1, offsets.size):
+        offsets[rank] += offsets[rank - 1]
+    for i in range(crew.sizes[SENT]):
+        to = staged_to[i]
+        place = offsets[to]
+        offsets[to] += 1
+        for word in range(crew.out.shape[1]):
+            crew.out[place, word] = crew.staged[i, word]
+        staged_to[i] = place
+    for rank in range(offsets.size - 1, 0, -1):
+        offsets[rank] = offsets[rank - 1]
+    offsets[0] = 0
+    for k in range(crew.sizes[MOVED]):
+        if crew.sent_at[k] >= 0:
+            crew.sent_at[k] = staged_to[crew.sent_at[k]]
+
+
+@jit
+def answer(rule, partition, crew, asking, stretch, done, inbox, inbox_reals, replies):
+    """Compute the targets that others ask for, a row of `replies` for each record, and take in who comes."""
+    table = asking.table
+    n_come = 0
+    for first in range(0, inbox.shape[0], BLOCK):
+        last = min(first + BLOCK, inbox.shape[0])
+        for i in range(first, last):
+            row = row_of(partition, inbox[i, WHERE] >> _STATE_SHIFT)
+            crew.next_rows[i - first] = row
+            prefetch_row(table, row)
+        for i in range(first, last):
+            where = inbox[i, WHERE]
+            asks = where & 3
+            n_come += asks != ASKS
+            if asks == COMES:
+                continue
+            identity = inbox[i, WHO] >> ELAPSED_BITS
+            row = crew.next_rows[i - first]
+            action = (where >> 2) & _ACTION_MASK
+            step = Transition(row, action, inbox_reals[i, REWARD], row, False, asks == ASKS, 0)
+            now = _now(stretch, done + identity, mix(_at(stretch, done, identity)))
+            if not _learn(rule, crew, asking, now, step, inbox[i], inbox_reals[i], replies, i):
+                return WRONG_RULE
+    if n_come > 0:
+        _take_in(crew, inbox)
+        crew.sizes[HERE] += n_come
+    return FINE
+
+
+@jit
+def _take_in(crew, inbox):
+    """Put those who come among those who are here, in the order of their identities, into `merged`."""
+    words, before = crew.words, crew.before
+    n_here = crew.sizes[HERE]
+    words[:] = 0
+    for k in range(n_here):
+        set_numbers(words, crew.here[k, WHO] >> ELAPSED_BITS)
+    for i in range(inbox.shape[0]):
+        if inbox[i, WHERE] & 3 != ASKS:
+            set_numbers(words, inbox[i, WHO] >> ELAPSED_BITS)
+    numbering(words, before)
+    for k in range(n_here):
+        place = number_of(words, before, crew.here[k, WHO] >> ELAPSED_BITS)
+        for word in range(crew.here.shape[1]):
+            crew.merged[place, word] = crew.here[k, word]
+    for i in range(inbox.shape[0]):
+        where = inbox[i, WHERE]
+        if where & 3 != ASKS:
+            place = number_of(words, before, inbox[i, WHO] >> ELAPSED_BITS)
+            for word in range(inbox.shape[1]):
+                crew.merged[place, word] = inbox[i, word]
+            crew.merged[place, WHERE] = (where >> _STATE_SHIFT) << _STATE_SHIFT
+
+
+@jit
+def settle(crew, context, stretch, done, replies):
+    """Move the entries of all that moved towards their targets; `replies` are those to what was sent."""
+    table = context.table
+    n_actions = actions_of(table)
+    n_moved = crew.sizes[MOVED]
+    for k in range(n_moved):
+        ahead = min(k + BLOCK // 2, n_moved - 1)
+        prefetch_row(table, crew.rows[ahead])
+        place = crew.sent_at[k]
+        number = 0
+        if place < 0:
+            target = crew.targets[k, 0]
+            if crew.targets.shape[1] > 1:
+                number = np.int64(crew.targets[k, 1])
+        else:
+            target = replies[place, 0]
+            if crew.targets.shape[1] > 1:
+                number = np.int64(replies[place, 1])
+        row, action = crew.rows[k] + number * table.n_states, crew.actions[k]
+        now = _now(stretch, done + crew.numbers[k], np.uint64(0))
+        size = step_size(context, now, row, action)
+        error = abs(target - value_of(table, row, action))
+        if error < np.inf:
+            add_exactly(crew.errors, error)
+        count(table, row, action, 1, 0)
+        name = np.uint64(crew.pairs[k] + number * crew.n_states * n_actions)
+        learn_target_as(table, row, action, target, size, name)
+
+
+@jit
+def learn_alone(rule, simulation, partition, crew, context, asking, stretch, start, walkers):
+    """Make the steps of a stretch where one rank owns everything: nothing is sent.
+
+    `start` is the global step at which the stream of the stretch began.
+    """
+    done = 0
+    while done < stretch.steps:
+        size = min(steps_at_once(start, stretch.offset + done, walkers), stretch.steps - done)
+        wrong = depart(rule, simulation, partition, crew, context, asking, stretch, done, size)
+        if wrong != FINE:
+            return wrong
+        settle(crew, context, stretch, done, crew.targets)
+        done += size
+    return FINE
