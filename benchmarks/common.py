@@ -46,10 +46,10 @@ def problem(name: str) -> TabularMDP:
 
 def learner_in(source: Source, settings: Settings, workers: int = 1) -> Learner:
     """Return a learner with walker 0, compiled, as one of so many workers has it."""
-    from dist_classicrl.learning.kinds import new_learner
+    from dist_classicrl.learning.kinds import new_learner, problem_of
     from dist_classicrl.learning.rates import Rates
 
-    learner = new_learner(source, settings, Rates(settings, workers))
+    learner = new_learner(problem_of(source, settings, Rates(settings, workers)))
     learner.add(0, source, 0)
     return learner
 

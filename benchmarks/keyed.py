@@ -21,7 +21,7 @@ from dist_classicrl import CompiledSimulator
 from dist_classicrl._random import mix, stream_key
 from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.learning import interleaved
-from dist_classicrl.learning.kinds import new_learner
+from dist_classicrl.learning.kinds import new_learner, problem_of
 from dist_classicrl.learning.learner import Stream
 from dist_classicrl.learning.rates import Rates
 from dist_classicrl.settings import Settings
@@ -79,7 +79,7 @@ def learner_of(game: CompiledSimulator, dtype: str) -> interleaved.InterleavedLe
     """Return what learns a game alone."""
     settings = Settings(dtype=dtype, epsilon=0.1, discount_factor=0.9)
     source = resolve(game, 1, None)
-    learner = new_learner(source, settings, Rates(settings, 1), np.dtype(dtype), is_alone=True)
+    learner = new_learner(problem_of(source, settings, Rates(settings, 1), np.dtype(dtype), is_alone=True))
     learner.add(0, source, 0)
     return learner
 

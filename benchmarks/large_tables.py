@@ -37,7 +37,7 @@ from dist_classicrl._random import stream_key
 from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.environments.simulate import CompiledSimulator, ModelTables
 from dist_classicrl.learning import interleaved
-from dist_classicrl.learning.kinds import new_learner
+from dist_classicrl.learning.kinds import new_learner, problem_of
 from dist_classicrl.learning.learner import Stream
 from dist_classicrl.learning.rates import Rates
 from dist_classicrl.schedules import PerVisit
@@ -214,7 +214,7 @@ class PackageLearner:
         settings = Settings(learning_rate=STEP_SIZE, epsilon=EPSILON, discount_factor=DISCOUNT, dtype=dtype)
         source = resolve(simulator, 1, None)
         with table_size_from(0 if takes_turns else ENDLESS):
-            self._learner = new_learner(source, settings, Rates(settings, 1), np.dtype(dtype), is_alone=True)
+            self._learner = new_learner(problem_of(source, settings, Rates(settings, 1), np.dtype(dtype), is_alone=True))
         self._learner.add(0, source, 0)
         self.table: Any = self._learner.table
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from dist_classicrl.environments.resolve import resolve
-from dist_classicrl.learning.kinds import new_learner
+from dist_classicrl.learning.kinds import new_learner, problem_of
 from dist_classicrl.learning.loops import Batch, Line, Stretch, learn_batch
 from dist_classicrl.learning.memory import RuleMemory
 from dist_classicrl.learning.rates import Rates
@@ -16,7 +16,7 @@ def learner_of(env, settings, workers=1, walkers=(0,), n_envs=1):
     `workers`: the clock of per-visit step sizes runs at one over this many.
     """
     source = resolve(env, n_envs, None)
-    learner = new_learner(source, settings, Rates(settings, workers), np.dtype(settings.dtype))
+    learner = new_learner(problem_of(source, settings, Rates(settings, workers), np.dtype(settings.dtype)))
     for number in walkers:
         is_shared = source.simulator is not None or not learner.walkers
         learner.add(number, source if is_shared else source.another(), 1 + number)

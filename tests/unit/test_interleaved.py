@@ -15,7 +15,7 @@ from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.errors import CheckpointError, DivergenceError, TrainingStopped
 from dist_classicrl.learning import interleaved
 from dist_classicrl.learning.interleaved import WALKERS, InterleavedLearner
-from dist_classicrl.learning.kinds import new_learner
+from dist_classicrl.learning.kinds import new_learner, problem_of
 from dist_classicrl.learning.learner import Stream
 from dist_classicrl.learning.rates import Rates
 from dist_classicrl.model import places
@@ -46,7 +46,9 @@ def below(bits, n):
 
 def learner_of(model, settings):
     source = resolve(model, 1, None)
-    learner = new_learner(source, settings, Rates(settings, 1), np.dtype(settings.dtype), is_alone=True)
+    learner = new_learner(
+        problem_of(source, settings, Rates(settings, 1), np.dtype(settings.dtype), is_alone=True)
+    )
     assert isinstance(learner, InterleavedLearner)
     learner.add(0, source, 1)
     return learner

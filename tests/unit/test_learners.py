@@ -11,7 +11,7 @@ from made_learners import learner_of
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.learning.compiled import CompiledLearner
-from dist_classicrl.learning.kinds import LearnerKind, new_learner, register, unregister
+from dist_classicrl.learning.kinds import LearnerKind, new_learner, problem_of, register, unregister
 from dist_classicrl.learning.learner import Stream, Totals
 from dist_classicrl.learning.rates import Rates
 from dist_classicrl.learning.rules.q_learning import QLearning
@@ -137,7 +137,7 @@ class Closed(Ticker):
 def test_a_walker_of_the_same_number_is_replaced():
     closed, settings = [], Settings(learning_rate=1.0, discount_factor=0.0, batch_size=1)
     source = resolve(lambda: Closed(closed), 2, None)
-    learner = new_learner(source, settings, Rates(settings, 1))
+    learner = new_learner(problem_of(source, settings, Rates(settings, 1)))
     learner.add(5, source, 1)
     learner.add(3, source.another(), 2)
     assert learner.walkers == [5, 3] and not closed and learner.quantum == 2
@@ -154,7 +154,7 @@ def test_a_walker_of_the_same_number_is_replaced():
 def test_a_compiled_walker_of_the_same_number_is_replaced():
     settings = Settings(learning_rate=0.5, replay_ratio=1.0, buffer_size=5)
     source = resolve(TabularMDP.garnet(9, 3, 2, seed=1), 1, None)
-    learner = new_learner(source, settings, Rates(settings, 1))
+    learner = new_learner(problem_of(source, settings, Rates(settings, 1)))
     for number in (0, 1):
         learner.add(number, source, 0)
     fresh = {name: array.tolist() for name, array in learner.state(0).items()}
@@ -172,16 +172,18 @@ def test_the_newest_kind_of_learner_that_suits_is_taken():
     steps_it = resolve(lambda: Ticker(0, 0), 1, None)
     own = register(LearnerKind("own", lambda problem: problem.source.n_states == 16, lambda problem: problem))
     try:
-        problem = new_learner(compiled, settings, Rates(settings, 3))
+        problem = new_learner(problem_of(compiled, settings, Rates(settings, 3)))
         assert problem.source is compiled and problem.settings is settings and problem.rates.workers == 3
         assert (problem.table.n_states, problem.table.n_actions) == (16, 4)
         assert (problem.rule.name, problem.parameters) == ("q_learning", QLearning())
-        assert isinstance(new_learner(steps_it, settings, Rates(settings, 1)), SteppedLearner)
+        assert isinstance(new_learner(problem_of(steps_it, settings, Rates(settings, 1))), SteppedLearner)
     finally:
         unregister(own)
-    assert isinstance(new_learner(compiled, settings, Rates(settings, 1)), CompiledLearner)
+    assert isinstance(new_learner(problem_of(compiled, settings, Rates(settings, 1))), CompiledLearner)
     with pytest.raises(TypeError, match="no kind of learner for nothing"):
-        new_learner(replace(compiled, simulator=None, name="nothing"), settings, Rates(settings, 1))
+        new_learner(
+            problem_of(replace(compiled, simulator=None, name="nothing"), settings, Rates(settings, 1))
+        )
 
 
 def test_totals_are_taken_once():

@@ -13,7 +13,7 @@ from dist_classicrl import rules
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.errors import SettingsError
-from dist_classicrl.learning.kinds import new_learner
+from dist_classicrl.learning.kinds import new_learner, problem_of
 from dist_classicrl.learning.memory import RuleMemory
 from dist_classicrl.learning.rates import Rates
 from dist_classicrl.learning.rules import find
@@ -222,8 +222,8 @@ def test_a_learners_table_has_room_for_what_its_rule_declares(legal):
     try:
         parameters = Watkins(steps=2)
         settings = Settings(algorithm=parameters)
-        table = new_learner(source, settings, Rates(settings, 1)).table
-        one_state = new_learner(source, settings, Rates(settings, 1), n_states=1).table
+        table = new_learner(problem_of(source, settings, Rates(settings, 1))).table
+        one_state = new_learner(problem_of(source, settings, Rates(settings, 1), n_states=1)).table
     finally:
         rules.unregister(rule)
     rows = 2 * STATES + 4  # 11 shared numbers in rows of 3

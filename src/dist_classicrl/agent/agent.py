@@ -340,6 +340,8 @@ class DistAsyncQLearning:
         leave_signals: Iterable[int | str] = (),
         callbacks: CallbacksLike = None,
         placement: Literal["auto", "replicated", "sharded"] | Engine = "auto",
+        walkers: int | None = None,
+        partition: Literal["hash", "range"] | Callable[[int], int] = "hash",
     ) -> TrainingResult:
         """Learn for a number of environment steps; every rank of the communicator calls this.
 
@@ -406,11 +408,23 @@ class DistAsyncQLearning:
         placement : "auto", "replicated", "sharded" or Engine
             Where the table is and how the training is spread, the same on all ranks. With "replicated" every
             rank has the whole table: a process alone learns by itself, and several ranks learn with a server,
-            or in rounds in the reproducible mode. With "sharded" there is one table for all: all ranks,
-            which must be on one host, learn in the same rows in shared memory, each with 32 episodes at a
-            time. "auto" takes that where a table is so large that copies do not fit into a core's cache, in
-            compiled environments on one host, and "replicated" elsewhere. An engine of your own, as
-            `dist_classicrl.engines.engine` describes it, is used as it is.
+            or in rounds in the reproducible mode. With "sharded" there is one table for all. The ranks of
+            one host learn in the same rows in shared memory, each with 32 episodes at a time. On several
+            hosts, and in the reproducible mode, each rank owns a part of the rows, and walkers, which are
+            episodes under way, travel between the owners in supersteps: the table is the same bit for bit
+            at any number of ranks, also alone, and any `partition`. "auto" takes shared rows where a table
+            is so large that copies do not fit into a core's cache, in compiled environments on one host, and
+            "replicated" elsewhere. An engine of your own, as `dist_classicrl.engines.engine` describes it,
+            is used as it is.
+        walkers : int, optional
+            How many episodes are under way at most, in all ranks together, where walkers travel: a power of
+            two, 16,384 by default. Each superstep moves them all once, and less at the beginning, so that
+            none learns from a table that lacks more than a thousandth of what was learned. With another
+            number another table is learned.
+        partition : "hash", "range" or callable
+            Which rank owns which states where walkers travel: a hash of the state, which divides any load
+            evenly; ranges of states; or a function compiled with numba.njit that returns the rank which owns
+            a state, for environments in which near states follow each other.
 
         Returns
         -------

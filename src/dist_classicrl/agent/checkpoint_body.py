@@ -12,6 +12,7 @@ import numpy as np
 from dist_classicrl._version import __version__
 from dist_classicrl.checkpoint.folder import Saved
 from dist_classicrl.engines.outcome import Outcome, Tally
+from dist_classicrl.engines.saving import MODES
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.environments.stepped import space_data
 from dist_classicrl.model.agent_state import AgentState
@@ -96,7 +97,7 @@ _BODY: dict[str, Callable[[Any], bool]] = {
     "settings": lambda value: isinstance(value, dict),
     "environment": lambda value: isinstance(value, dict) and isinstance(value.get("text"), str),
     "call": lambda value: _has_whole(value, "begin", "end"),
-    "mode": lambda value: value in ("alone", "interleaved", "keyed", "rounds", "async"),
+    "mode": lambda value: value in MODES,
     "stream": lambda value: value is None or _has_whole(value, "start", "used"),
     "tally": Tally.is_described_by,
     "finished": lambda value: isinstance(value, list) and all(map(_is_finished_call, value)),

@@ -14,6 +14,7 @@ from dist_classicrl.agent.checkpoint_body import checkpoint_fault
 from dist_classicrl.checkpoint.folder import Saved
 from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.engines.run import Resumed
+from dist_classicrl.engines.saving import MODES
 from dist_classicrl.environments.identity import Identity
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.errors import CheckpointError, CheckpointMismatchError, SettingsError
@@ -239,9 +240,8 @@ def _schedules(state: AgentState, saved: Saved) -> dict[str, Schedule]:
 
 def _learners(state: AgentState, saved: Saved) -> dict[int, dict[str, np.ndarray]]:
     """Return the state of a checkpoint's learners, by number; none where new episodes are to begin."""
-    number = {"alone": 1, "interleaved": 1, "keyed": 1, "rounds": state.settings.logical_workers}.get(
-        saved.body["mode"]
-    )
+    *alone, rounds, _ = MODES
+    number = {**dict.fromkeys(alone, 1), rounds: state.settings.logical_workers}.get(saved.body["mode"])
     arrays = {name: saved.arrays[name] for name in saved.arrays if name not in TAKEN}
     if number is None or not arrays:
         return {}

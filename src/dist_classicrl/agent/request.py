@@ -31,6 +31,8 @@ class Request:
     leave_signals: Any
     callbacks: Any
     placement: Any
+    walkers: Any
+    partition: Any
     progress_bar: Any
     verbose: Any
     saving: dict[str, Any]  # the arguments of `checkpoint_plan`

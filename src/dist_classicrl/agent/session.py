@@ -27,6 +27,7 @@ from dist_classicrl.engines.outcome import Outcome, Tally
 from dist_classicrl.engines.progress import Observer
 from dist_classicrl.engines.run import LossPolicy, Run
 from dist_classicrl.engines.saving import Saver, note_finished
+from dist_classicrl.engines.supersteps.checks import check_asked, check_supersteps
 from dist_classicrl.environments.identity import Identity
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.errors import (
@@ -109,6 +110,9 @@ class Session:
                 until_training.callback(source.close)
                 engine = engine_for(state.settings, ranks, asked.placement, self._layout(source))
                 check_keyed(source, state.settings, ranks, engine.name)
+                check_asked(engine.name, asked.walkers, asked.partition)
+                if engine.name == "supersteps":
+                    check_supersteps(source, state.settings)
                 found, described = (source, engine), self._description(source, engine, steps)
         except BaseException as caught:  # whatever it is, the others must hear of it
             error = caught
@@ -153,6 +157,8 @@ class Session:
             # Where it is, rank 0 alone needs to know.
             "checkpoints": self.plan is not None,
             "placement": f"{placement} ({engine.name})",
+            "walkers": None if asked.walkers is None else int(asked.walkers),
+            "partition": asked.partition if isinstance(asked.partition, str) else "a function",
         }
 
     def _check_environment(self, source: Source, beginning: Beginning, agreement: Agreement) -> None:
@@ -247,6 +253,8 @@ class Session:
                 is_sharded=asked.placement == "sharded",
                 lend=corner.put_back_when_read,
                 keyed=state.keyed,
+                walkers=asked.walkers,
+                partition=asked.partition,
             )
             try:
                 outcome = engine.train(run, self.group, start)

@@ -59,6 +59,13 @@ class Kind(IntEnum):
     POINTS = 27  # monitor, to rank 0: what was measured
     AT_WORK = 28  # of a rooted collective: the answer takes a while
     LEARNERS = 29  # in the setup, from the head: what all learners go on with
+    BEGIN = 30  # supersteps, server: who owns what, and where the run is
+    PLAY = 31  # server: make supersteps
+    PLAYED = 32  # the answer
+    TELL = 33  # server: tell your rows
+    ROWS = 34  # the answer
+    KEEP = 35  # server: the whole table
+    WALKERS = 36  # between owners of rows: walkers, or the targets that they asked for
 
 
 _KINDS = {int(kind): kind for kind in Kind}

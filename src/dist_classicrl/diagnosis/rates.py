@@ -151,7 +151,7 @@ def push_cost(name: str) -> PushCost:
     """Measure what a push costs after `_PUSH_STEPS` steps in an environment, with nothing on its way."""
     from dist_classicrl._random import stream_key
     from dist_classicrl.environments.resolve import resolve
-    from dist_classicrl.learning.kinds import new_learner
+    from dist_classicrl.learning.kinds import new_learner, problem_of
     from dist_classicrl.learning.learner import Stream
     from dist_classicrl.learning.rates import Rates
     from dist_classicrl.settings import Settings
@@ -159,7 +159,7 @@ def push_cost(name: str) -> PushCost:
 
     settings = Settings()
     source = resolve(problem(name), 1, None)
-    learner = new_learner(source, settings, Rates(settings, 1))
+    learner = new_learner(problem_of(source, settings, Rates(settings, 1)))
     learner.add(0, source, 0)
     local = learner.table
     shared = SharedTable(np.zeros(local.q.size), np.zeros(local.q.size, np.int64))

@@ -77,8 +77,10 @@ class _BuiltIn:
 
 _LOCAL = _BuiltIn("local", lambda settings, ranks: ranks == 1)
 _SHARDED = _BuiltIn("sharded", lambda settings, ranks: False)
+_SUPERSTEPS = _BuiltIn("supersteps", lambda settings, ranks: False)
 _BUILT_IN: tuple[Engine, ...] = (
     _SHARDED,
+    _SUPERSTEPS,
     _LOCAL,
     _BuiltIn("server", lambda settings, ranks: settings.async_updates),
     _BuiltIn("rounds", lambda settings, ranks: True),
@@ -131,6 +133,8 @@ def engine_for(settings: Settings, ranks: int, placement: Any, layout: Layout = 
     if placement == "sharded":
         if (why := _is_replicated_only(settings)) is not None:
             raise SettingsError(f'placement="sharded" cannot be had with {why}.')
+        if not settings.async_updates or layout.hosts > 1:
+            return _SUPERSTEPS
         return _LOCAL if ranks == 1 else _SHARDED
     for each in reversed(_registered.values()):
         if each.suits(settings, ranks):
@@ -155,13 +159,12 @@ def engine_named(name: str, settings: Settings, ranks: int, placement: Any) -> E
 
 def _gains_from_rows(settings: Settings, layout: Layout) -> bool:
     is_large = layout.is_compiled and layout.entries >= SHARDED_FROM
-    return is_large and layout.hosts == 1 and _is_replicated_only(settings) is None
+    is_possible = settings.async_updates and _is_replicated_only(settings) is None
+    return is_large and layout.hosts == 1 and is_possible
 
 
 def _is_replicated_only(settings: Settings) -> str | None:
     """Return which of the settings asks for copies of the table on all ranks, and what to write instead."""
-    if not settings.async_updates:
-        return "async_updates=False, the reproducible mode: write async_updates=True"
     if settings.compression_threshold > 0.0:
         return (
             f"compression_threshold={settings.compression_threshold:g}: nothing is sent that could be left "

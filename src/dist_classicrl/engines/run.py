@@ -16,8 +16,8 @@ from dist_classicrl.engines.progress import Observer, Reporter
 from dist_classicrl.engines.saving import Saver
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.errors import EnvError, TrainingStopped
-from dist_classicrl.learning.kinds import new_learner
-from dist_classicrl.learning.learner import Learner, Stream
+from dist_classicrl.learning.kinds import new_learner, problem_of
+from dist_classicrl.learning.learner import Learner, Problem, Stream
 from dist_classicrl.learning.rates import Rates
 from dist_classicrl.process.stop import Stop, StopWatch
 from dist_classicrl.schedules import PerVisit
@@ -43,14 +43,14 @@ class Resumed:
     checkpoint: str  # where it is
     made: int  # steps of this call that it contains
     tally: dict[str, Any]  # `Tally.to_dict`
-    mode: str  # "alone", "interleaved", "keyed", "rounds" or "async": whose state `learners` is
+    mode: str  # one of `dist_classicrl.engines.saving.MODES`: whose state `learners` is
     stream: tuple[int, int] | None = None  # start and steps used of the stream of a process that learns alone
     learners: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)  # empty: new episodes begin
     exact: np.ndarray | None = None  # float64, to go on with alone where the table's own type is shorter
 
     def without_arrays(self) -> dict[str, Any]:
         """Return what ranks need that play rounds, without the learners, as plain data for JSON."""
-        return {"checkpoint": self.checkpoint, "made": self.made, "tally": self.tally, "mode": self.mode}
+        return {**vars(self), "learners": {}, "exact": None}
 
 
 class KeyedStates(Protocol):
@@ -101,6 +101,8 @@ class Run:
     keyed: KeyedStates | None = None  # where states are keys: `values` and `counts` grow with them
     is_sharded: bool = False  # whether the table was asked to be one for all, also where a process is alone
     rows: Any = None  # a `LineTable` in which this rank's learner is to learn
+    walkers: int | None = None  # how many episodes are under way where all learn in supersteps
+    partition: Any = "hash"  # who owns which rows then
 
     def __post_init__(self) -> None:
         self._has_used_source = False
@@ -155,8 +157,22 @@ class Run:
 
         `is_alone`: nobody will ask its table for maps.
         """
+        return new_learner(self.problem(rates, n_states, is_alone))
+
+    def problem(self, rates: Rates, n_states: int | None = None, is_alone: bool = False) -> Problem:
+        """Return what a learner is made for."""
         rows = self.rows if n_states is None or self.rows is None else self.rows.small(n_states)
-        return new_learner(self.source, self.settings, rates, self.values.dtype, n_states, is_alone, rows)
+        return problem_of(
+            self.source,
+            self.settings,
+            rates,
+            self.values.dtype,
+            n_states,
+            is_alone,
+            rows,
+            self.walkers,
+            self.partition,
+        )
 
     def add_walkers(self, learner: Learner, numbers: list[int]) -> None:
         """Give a learner these walkers, as new, with environments of their own.
@@ -184,7 +200,8 @@ class Run:
         begin, used = self.start, 0
         if self.resumed is not None and self.resumed.stream is not None:
             begin, used = self.resumed.stream
-        return Stream(stream_key(self.seed, "alone", begin), begin, used, self._is_asked_to_stop)
+        key = stream_key(self.seed, "alone", begin)
+        return Stream(key, begin, used, self._is_asked_to_stop, used + self.steps)
 
     def _is_asked_to_stop(self) -> bool:
         return self.watch is not None and self.watch.stop is not None

@@ -29,13 +29,17 @@ RESCUE_SECONDS = 20.0
 """What saving after an error may take at most: the ranks wait for it before they end the job."""
 
 
+MODES = ("alone", "interleaved", "keyed", "supersteps", "rounds", "async")
+"""Ways of learning, each of which has its own state of learners: the first four have one."""
+
+
 @dataclass(frozen=True)
 class Position:
     """How far a run is, besides the table."""
 
     steps: int  # global steps that the table contains
     tally: dict[str, Any]  # `Tally.to_dict`
-    mode: str  # "alone", "interleaved", "keyed", "rounds" or "async": who can go on from the learners' state
+    mode: str  # one of `MODES`: who can go on from the learners' state
     stream: dict[str, int] | None = None  # start and steps used of that of a process that learns alone
     version: int = 0  # of the server's table
     applied: dict[str, int] = field(default_factory=dict)  # the last push that the table includes, by rank

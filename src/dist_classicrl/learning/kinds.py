@@ -14,6 +14,7 @@ from dist_classicrl.learning.compiled import CompiledLearner
 from dist_classicrl.learning.learner import Learner, Problem
 from dist_classicrl.learning.rates import Rates
 from dist_classicrl.learning.rules import find, table_shape
+from dist_classicrl.learning.supersteps import learner as supersteps
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.line_table import LineTable
 
@@ -27,7 +28,15 @@ class LearnerKind:
     make: Callable[[Problem], Learner]  # the learner of a problem, without walkers
 
 
-def new_learner(
+def new_learner(problem: Problem) -> Learner:
+    """Return a learner without walkers, with a new table: of the newest kind that suits the problem."""
+    for kind in reversed(_KINDS):
+        if kind.suits(problem):
+            return kind.make(problem)
+    raise TypeError(f"there is no kind of learner for {problem.source.name}")
+
+
+def problem_of(
     source: Source,
     settings: Settings,
     rates: Rates,
@@ -35,11 +44,13 @@ def new_learner(
     n_states: int | None = None,
     is_alone: bool = False,
     rows: LineTable | None = None,
-) -> Learner:
-    """Return a learner without walkers, with a new table: of the newest kind that suits the problem.
+    walkers: int | None = None,
+    partition: Any = "hash",
+) -> Problem:
+    """Return what a learner is made for, see `Problem`.
 
     `dtype` is that of the server's table. With fewer than the environment's `n_states`, it is good for
-    compiling only. `is_alone`: nobody will ask its table for maps. With `rows` that is its table.
+    compiling only.
     """
     rule, parameters = find(settings.algorithm)
     legal = None if source.simulator is None else source.simulator.legal
@@ -47,13 +58,20 @@ def new_learner(
         legal = np.zeros((n_states, source.n_actions), bool)
     size = (n_states or source.n_states, source.n_actions)
     shape = table_shape(settings.algorithm, *size)
-    problem = Problem(
-        source, settings, rates, shape, np.dtype(dtype), legal, is_alone, rows, rule, parameters
+    return Problem(
+        source,
+        settings,
+        rates,
+        shape,
+        np.dtype(dtype),
+        legal,
+        is_alone,
+        rows,
+        rule,
+        parameters,
+        walkers,
+        partition,
     )
-    for kind in reversed(_KINDS):
-        if kind.suits(problem):
-            return kind.make(problem)
-    raise TypeError(f"there is no kind of learner for {source.name}")
 
 
 def register(kind: LearnerKind) -> LearnerKind:
@@ -77,5 +95,6 @@ _KINDS: list[LearnerKind] = [
     LearnerKind("stepped", lambda problem: problem.source.stepped is not None, _stepped),
     LearnerKind("compiled", lambda problem: problem.source.simulator is not None, CompiledLearner),
     LearnerKind("interleaved", interleaved.suits, interleaved.InterleavedLearner),
+    LearnerKind("supersteps", supersteps.suits, supersteps.SuperstepLearner),
     LearnerKind("keyed", keyed.suits, keyed.KeyedLearner),
 ]

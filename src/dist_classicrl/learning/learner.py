@@ -29,6 +29,9 @@ from dist_classicrl.tables.shape import OTHER_ARRAYS, TableShape
 _LARGEST_SUM = 2.0**1000
 
 
+_ENDLESS = 1 << 62
+
+
 def _never() -> bool:
     return False
 
@@ -46,22 +49,30 @@ class Stream:
         Steps made.
     is_cut : callable
         Whether to make no more of the steps that were asked for; who makes slow ones asks between two.
+    last : int
+        After how many steps it ends, where that is known.
     """
 
     key: np.uint64
     start: int
     used: int = 0
     is_cut: Callable[[], bool] = _never
+    last: int = _ENDLESS
+
+    def stretch(self, rates: Rates) -> Stretch:
+        """Return its next steps, up to its end or to where a rate is another line; they are not counted."""
+        at = self.start + self.used
+        step_size, epsilon, end = rates.at(at)
+        return Stretch(self.key, self.used, min(self.last - self.used, end - at), step_size, epsilon)
 
     def stretches(self, steps: int, rates: Rates) -> Iterator[Stretch]:
         """Give its next `steps` in stretches over which each rate is one line, and count what was made."""
         last = self.used + steps
         while self.used < last:
-            at = self.start + self.used
-            step_size, epsilon, end = rates.at(at)
-            size = min(last - self.used, end - at)
-            yield Stretch(self.key, self.used, size, step_size, epsilon)
-            self.used += size
+            stretch = self.stretch(rates)
+            stretch = stretch._replace(steps=min(stretch.steps, last - self.used))
+            yield stretch
+            self.used += stretch.steps
 
 
 @dataclass
@@ -186,6 +197,10 @@ class Problem:
     rule : LearningRule
     parameters : NamedTuple
         Its hyper-parameters.
+    walkers : int or None
+        How many episodes are under way where all rows are learned in supersteps; None: they are not.
+    partition : "hash", "range" or callable
+        Who owns which rows then.
     """
 
     source: Source
@@ -198,6 +213,8 @@ class Problem:
     rows: LineTable | None
     rule: LearningRule
     parameters: Any
+    walkers: int | None = None
+    partition: Any = "hash"
 
     @cached_property
     def table(self) -> Any:

@@ -148,6 +148,10 @@ class Group:
         number = (self.call * _TERMS + purpose) * _ADMISSIONS + admission % _ADMISSIONS
         return _FIRST_TAG + number % (self.wire.tag_limit - _FIRST_TAG)
 
+    def tag_between_workers(self, attempt: int) -> int:
+        """Return the tag of what workers tell each other in one attempt at something."""
+        return self.tag(_TERMS - 1, attempt)
+
     def send(self, peer: int, control: object, call: int | None = None) -> None:
         """Send a control message, of this call if no other is given; to a dead rank it goes nowhere."""
         link = self._links.get(peer)

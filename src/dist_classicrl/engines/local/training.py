@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from dist_classicrl.engines.loops import Loop, RoundLoop, StepLoop
 from dist_classicrl.engines.outcome import Outcome
@@ -14,13 +15,20 @@ from dist_classicrl.tables.line_table import LineTable
 from dist_classicrl.tables.warm_up import warm_up_rounds
 
 
-def train(run: Run, group: None = None, start: None = None) -> Outcome:
+def train(
+    run: Run,
+    group: None = None,
+    start: None = None,
+    make_loop: Callable[[Run, Learner], Loop] | None = None,
+) -> Outcome:
     """Train in this process, as `Engine.train` says."""
+    if make_loop is None:
+        make_loop = StepLoop if run.logical is None else RoundLoop
     begin = time.perf_counter()
     rates = Rates(run.settings, run.logical or 1)
     learner: Learner | None = None
     try:
-        if run.is_sharded and run.keyed is None:  # keys have a table of their own
+        if run.is_sharded and run.keyed is None and run.walkers is None:  # keys have a table of their own
             source = run.source
             shape = table_shape(run.settings.algorithm, source.n_states, source.n_actions)
             legal = None if source.simulator is None else source.simulator.legal
@@ -34,7 +42,7 @@ def train(run: Run, group: None = None, start: None = None) -> Outcome:
         walkers = [0] if run.logical is None else list(range(run.logical))
         run.add_walkers(learner, walkers)
         run.restore(learner, walkers, getattr(learner, "mode", "alone") if run.logical is None else "rounds")
-        loop: Loop = (StepLoop if run.logical is None else RoundLoop)(run, learner)
+        loop = make_loop(run, learner)
         compiled = time.perf_counter() - begin
         loop.begin = time.perf_counter()
         run.begin()

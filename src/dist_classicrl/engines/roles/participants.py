@@ -75,6 +75,14 @@ class Roles(ABC, Generic[W, S]):
         self.run.values[:] = final.refresh.values
         self.run.counts[:] = final.refresh.counts
 
+    def kernels(self) -> list[Callable[[], None]]:
+        """Return what compiles what ranks call, see `Run.kernels`."""
+        return self.run.kernels(self.rates)
+
+    def compile(self, serves: bool) -> None:
+        """Compile what this rank calls besides."""
+        self.run.compile(self.rates, serves)
+
     @abstractmethod
     def server(self, table: SharedTable) -> S:
         """Return a server that begins with `table`."""
@@ -149,7 +157,7 @@ class Participant(Generic[W, S]):
 
     def prepare(self, setup: Setup) -> None:
         """Compile, together with all other ranks."""
-        run, rates = self.run, self._roles.rates
+        rates = self._roles.rates
         begin = time.perf_counter()
         if rates.table is not None:
             setup.broadcast(rates.table, "the server's step sizes")
@@ -164,11 +172,13 @@ class Participant(Generic[W, S]):
                 error = caught
 
         def own() -> None:
-            run.compile(rates, setup.is_head)
+            self._roles.compile(setup.is_head)
             if not setup.is_head:
                 self._worker = self._roles.worker(Base(setup.term, 0))
 
-        setup.compile_together([partial(noting, part) for part in run.kernels(rates)])
+        kernels: list[Callable[[], None]] = []
+        noting(lambda: kernels.extend(self._roles.kernels()))
+        setup.compile_together([partial(noting, part) for part in kernels])
         noting(own)
         compiled = int((time.perf_counter() - begin) * 1e6)
         self._compile_seconds = int(setup.agree(error, {}, [compiled])[:, 0].max()) / 1e6

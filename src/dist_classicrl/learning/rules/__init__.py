@@ -86,7 +86,7 @@ def check_travels(rule: LearningRule) -> None:
     else:
         return
     raise SettingsError(
-        f'placement="sharded" with async_updates=False cannot be had with the rule {rule.name!r}: it {why}. '
+        f"Walkers cannot travel between the owners of rows with the rule {rule.name!r}: it {why}. "
         'Write async_updates=True or placement="replicated", take a rule such as "q_learning", or, where '
         "that is true of a rule of your own, declare can_travel=True."
     )

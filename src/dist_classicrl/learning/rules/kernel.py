@@ -33,6 +33,7 @@ from dist_classicrl._jit import jit, jit_inline, picked
 from dist_classicrl._random import GAMMA, below, mix
 from dist_classicrl.rules import LearningRule
 from dist_classicrl.tables.lines import LineArrays
+from dist_classicrl.tables.outbox import Outbox
 from dist_classicrl.tables.rows import (
     ONE_REPLAY,
     TableArrays,
@@ -97,7 +98,7 @@ class Context(NamedTuple):
         What it shares with merge "owner", one after the other; likewise.
     """
 
-    table: TableArrays | LineArrays
+    table: TableArrays | LineArrays | Outbox
     step_sizes: np.ndarray | None
     discount: float
     behavior: Any

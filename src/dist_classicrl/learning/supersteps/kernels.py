@@ -24,7 +24,7 @@ from dist_classicrl.learning.rules.kernel import Learned, Now, Transition, learn
 from dist_classicrl.learning.supersteps.numbering import number_of, numbering, set_numbers
 from dist_classicrl.learning.supersteps.partition import owner_of, row_of
 from dist_classicrl.learning.supersteps.sums import add_exactly
-from dist_classicrl.tables.lines import learn_target_as, prefetch_row
+from dist_classicrl.tables.lines import learn_target_as, prefetch_counts, prefetch_values
 from dist_classicrl.tables.rows import actions_of, count, value_of
 
 FEWEST = 64
@@ -40,9 +40,9 @@ _STATE_SHIFT = ACTION_BITS + 2
 MOVES, COMES, ASKS = 0, 1, 2
 
 # What `Crew.sizes` counts.
-HERE, MOVED, SENT, BEGUN = range(4)
+HERE, MOVED, SENT, BEGUN, MADE = range(5)
 
-FINE, WRONG_GAME, WRONG_RULE = 0, 1, 2
+FINE, WRONG_GAME, WRONG_RULE, WRONG_RECORD = 0, 1, 2, 3
 
 BLOCK = 32
 """Walkers between whose passes memory has time to come."""
@@ -70,7 +70,7 @@ class Crew(NamedTuple):
     staged_to: np.ndarray  # int64: the rank
     out: np.ndarray  # the same in the order of ranks
     offsets: np.ndarray  # int64: where each rank's begin there
-    sizes: np.ndarray  # int64, shape (4,)
+    sizes: np.ndarray  # int64, shape (5,)
     words: np.ndarray  # the identities of those that are here, see `numbering`
     before: np.ndarray
     rank: int
@@ -207,7 +207,7 @@ def _find(partition, crew, table, first, last):
     for k in range(first, last):
         row = row_of(partition, crew.here[k, WHERE] >> _STATE_SHIFT)
         crew.rows[k] = row
-        prefetch_row(table, row)
+        prefetch_values(table, row)
 
 
 @jit
@@ -263,7 +263,7 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
             row = crew.rows[k]
             if owner == crew.rank and not terminated:
                 row = row_of(partition, np.int64(next_state))
-                prefetch_row(table, row)
+                prefetch_values(table, row)
             crew.next_rows[j] = row
         for k in range(first, last):
             j = k - first
@@ -357,9 +357,14 @@ def answer(rule, partition, crew, asking, stretch, done, inbox, inbox_reals, rep
     for first in range(0, inbox.shape[0], BLOCK):
         last = min(first + BLOCK, inbox.shape[0])
         for i in range(first, last):
-            row = row_of(partition, inbox[i, WHERE] >> _STATE_SHIFT)
+            state, identity = inbox[i, WHERE] >> _STATE_SHIFT, inbox[i, WHO] >> ELAPSED_BITS
+            is_state = 0 <= state < crew.n_states and owner_of(partition, state) == crew.rank
+            is_action = (inbox[i, WHERE] >> 2) & _ACTION_MASK < table.n_actions
+            if not (is_state and is_action and 0 <= identity < 64 * crew.words.size):
+                return WRONG_RECORD
+            row = row_of(partition, state)
             crew.next_rows[i - first] = row
-            prefetch_row(table, row)
+            prefetch_values(table, row)
         for i in range(first, last):
             where = inbox[i, WHERE]
             asks = where & 3
@@ -412,7 +417,8 @@ def settle(crew, context, stretch, done, replies):
     n_moved = crew.sizes[MOVED]
     for k in range(n_moved):
         ahead = min(k + BLOCK // 2, n_moved - 1)
-        prefetch_row(table, crew.rows[ahead])
+        prefetch_values(table, crew.rows[ahead])
+        prefetch_counts(table, crew.rows[ahead], crew.actions[ahead])
         place = crew.sent_at[k]
         number = 0
         if place < 0:
@@ -435,17 +441,19 @@ def settle(crew, context, stretch, done, replies):
 
 
 @jit
-def learn_alone(rule, simulation, partition, crew, context, asking, stretch, start, walkers):
-    """Make the steps of a stretch where one rank owns everything: nothing is sent.
+def learn_alone(rule, simulation, partition, crew, context, asking, stretch, start, walkers, least):
+    """Make supersteps of a stretch, at least so many steps, where one rank owns everything: nothing is sent.
 
-    `start` is the global step at which the stream of the stretch began.
+    `start` is the global step at which the stream of the stretch began. `crew.sizes` says how many were made.
     """
     done = 0
-    while done < stretch.steps:
+    crew.sizes[MADE] = 0
+    while done < stretch.steps and done < least:
         size = min(steps_at_once(start, stretch.offset + done, walkers), stretch.steps - done)
         wrong = depart(rule, simulation, partition, crew, context, asking, stretch, done, size)
         if wrong != FINE:
             return wrong
         settle(crew, context, stretch, done, crew.targets)
         done += size
+        crew.sizes[MADE] = done
     return FINE

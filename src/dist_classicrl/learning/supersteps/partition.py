@@ -108,6 +108,16 @@ def _own(partition, rank, ranks, n_states, words):
     return -1
 
 
+def check_partition(partition: Any) -> None:
+    """Raise SettingsError unless states can be divided so."""
+    is_function = callable(partition) and is_compiled(partition)
+    if not (is_function or (isinstance(partition, str) and partition in ("hash", "range"))):
+        raise SettingsError(
+            'partition must be "hash", "range", or a function compiled with numba.njit that returns the rank '
+            f"which owns a state; got {partition!r}."
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class Owned:
     """The states of one rank: what kernels are called with, and the states by their rows, or None for all."""
@@ -116,19 +126,16 @@ class Owned:
     states: np.ndarray | None
 
 
-def owned_by(partition: Any, n_states: int, rank: int, ranks: int) -> Owned:
+def owned_by(partition: Any, n_states: int, rank: int, ranks: int, is_alone: bool = False) -> Owned:
     """Return what `rank` owns of so many states.
 
     `partition` is "hash", which divides them evenly, "range", or a jitted function that returns the owner of
-    a state. SettingsError if it is something else, or what it returns is no rank.
+    a state. SettingsError if it is something else, or what it returns is no rank. `is_alone`: there never is
+    another rank.
     """
-    is_function = callable(partition) and is_compiled(partition)
-    if not (is_function or (isinstance(partition, str) and partition in ("hash", "range"))):
-        raise SettingsError(
-            'partition must be "hash", "range", or a function compiled with numba.njit that returns the rank '
-            f"which owns a state; got {partition!r}."
-        )
-    if ranks == 1 and not is_function:
+    check_partition(partition)
+    is_function = not isinstance(partition, str)
+    if is_alone and not is_function:
         return Owned(All(), None)
     if partition == "range":
         size = -(-n_states // ranks)

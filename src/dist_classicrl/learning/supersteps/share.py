@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from dist_classicrl._jit import jit_for
 from dist_classicrl._memory import zeros
+from dist_classicrl.checks import is_whole
 from dist_classicrl.environments.trial import run_game, try_out
-from dist_classicrl.errors import SettingsError
+from dist_classicrl.errors import ProtocolError, SettingsError
 from dist_classicrl.learning.behavior import EpsilonGreedy
 from dist_classicrl.learning.compiled import NEVER, infinite_return, stuck_states, stuck_there
-from dist_classicrl.learning.learner import Problem, Stream
+from dist_classicrl.learning.learner import Problem, Stream, check_sums
 from dist_classicrl.learning.loops import NO_STEPS, Stretch
 from dist_classicrl.learning.rates import Rates
-from dist_classicrl.learning.rules import check_travels, compiling
+from dist_classicrl.learning.rules import compiling
 from dist_classicrl.learning.rules.kernel import Context
 from dist_classicrl.learning.state import State, check_arrays, check_position, refused
 from dist_classicrl.learning.supersteps import kernels, sums
@@ -28,13 +29,16 @@ from dist_classicrl.learning.supersteps.kernels import (
     ELAPSED_BITS,
     FINE,
     HERE,
+    MADE,
     MEMORY,
     MOST_ELAPSED,
+    MOVED,
     REWARD,
     SENT,
     WHERE,
     WHO,
     WRONG_GAME,
+    WRONG_RECORD,
     Crew,
     steps_at_once,
 )
@@ -47,6 +51,7 @@ WALKERS = 1 << 14
 """By default. A constant of the run: with another one another table is learned."""
 
 _MOST_WALKERS = 1 << 22
+_MOST_AT_ONCE = 1 << 28
 _MOST_STATES = 1 << (62 - ACTION_BITS - 2)
 _STATE_SHIFT = ACTION_BITS + 2
 
@@ -54,28 +59,32 @@ RECORD_BYTES, REPLY_BYTES = 32, 8
 """What a step costs that leaves its rank: there, and back; more where something is remembered."""
 
 
-def check_walkers(walkers: int) -> None:
+def check_walkers(walkers: Any) -> None:
     """Raise SettingsError unless so many walkers can be had."""
+    if not is_whole(walkers):
+        raise SettingsError(f"walkers must be a whole number or None, got {walkers!r}.")
     if not 1 <= walkers <= _MOST_WALKERS or walkers & (walkers - 1):
-        below = 1 << max(0, min(walkers, _MOST_WALKERS).bit_length() - 1)
+        below = 1 << max(0, min(int(walkers), _MOST_WALKERS).bit_length() - 1)
         raise SettingsError(
             f"walkers must be a power of two from 1 to {_MOST_WALKERS:,}, got {walkers}. Write "
             f"walkers={max(1, below)}."
         )
 
 
-def supersteps(stream: Stream, steps: int, rates: Rates, walkers: int) -> Iterator[tuple[Stretch, int, int]]:
-    """Give the supersteps of a stream's next `steps`: a stretch, the steps of it made before, and how many.
+def supersteps(stream: Stream, rates: Rates, walkers: int, until: int) -> Iterator[tuple[Stretch, int, int]]:
+    """Give the supersteps of a stream up to its step `until`, or the first after that at which one ends.
 
-    They depend on the stream, the rates and the walkers of the run alone.
+    Each is a stretch, the steps of it made before, and how many it makes; they are counted in the stream.
+    They depend on the stream, the rates and the walkers of the run alone, and not on `until`.
     """
-    for stretch in stream.stretches(steps, rates):
+    while stream.used < until:
+        stretch = stream.stretch(rates)
         done = 0
-        while done < stretch.steps:
-            size = steps_at_once(stream.start, stretch.offset + done, walkers)
-            size = min(size, stretch.steps - done)
+        while done < stretch.steps and stream.used < until:
+            size = min(steps_at_once(stream.start, stream.used, walkers), stretch.steps - done)
             yield stretch, done, size
             done += size
+            stream.used += size
 
 
 class Share:
@@ -93,15 +102,10 @@ class Share:
         partition: Any = "hash",
         rank: int = 0,
         ranks: int = 1,
+        is_alone: bool | None = None,
     ) -> None:
         simulator = problem.source.simulator
-        if simulator is None:
-            raise SettingsError(
-                f'placement="sharded" with async_updates=False needs an environment that is compiled code, '
-                f'and {problem.source.name} is stepped in Python. Write placement="replicated".'
-            )
-        check_travels(problem.rule)
-        check_walkers(walkers)
+        assert simulator is not None  # see `dist_classicrl.engines.supersteps.checks`
         shape = problem.shape
         if shape.n_states > _MOST_STATES or shape.n_actions > 1 << ACTION_BITS:
             raise SettingsError(
@@ -111,7 +115,8 @@ class Share:
         self.ranks, self.walkers, self.n_tables = ranks, walkers, shape.n_tables
         self._problem, self._simulator, self._rank = problem, simulator, rank
         self._whole = shape
-        self._owned: Owned = owned_by(partition, shape.n_states, rank, ranks)
+        self._is_alone = ranks == 1 if is_alone is None else is_alone
+        self._owned: Owned = owned_by(partition, shape.n_states, rank, ranks, self._is_alone)
         states = self._owned.states
         own = shape if states is None else TableShape(states.size, shape.n_actions, shape.n_tables)
         legal = problem.legal if states is None or problem.legal is None else problem.legal[states]
@@ -119,7 +124,8 @@ class Share:
         self.table = LineTable(own, problem.dtype, legal)
         #: What its rule remembers of a walker: how many whole numbers, and real ones.
         self._remembered = problem.rule.memory(problem.parameters)
-        self._words = MEMORY + simulator.memory_size + sum(self._remembered)
+        #: How many numbers a record has.
+        self.words = MEMORY + simulator.memory_size + sum(self._remembered)
         self._stuck = stuck_states(simulator)
         self._crew = self._new_crew(BLOCK)
         context = Context(
@@ -128,7 +134,8 @@ class Share:
             problem.settings.discount_factor,
             EpsilonGreedy(),
             None,
-            *(np.zeros((1, n), kind) for n, kind in zip(self._remembered, (np.int64, float), strict=True)),
+            np.zeros((1, self._remembered[0]), np.int64),
+            np.zeros((1, self._remembered[1])),
             np.zeros((1, 0)),
         )
         self._context = context
@@ -162,7 +169,7 @@ class Share:
             staged_to=zeros(sent, np.int64),
             out=records[3],
             offsets=np.zeros(self.ranks + 1, np.int64),
-            sizes=np.zeros(4, np.int64),
+            sizes=np.zeros(5, np.int64),
             words=np.zeros(-(-self.walkers // 64), np.uint64),
             before=np.zeros(-(-self.walkers // 64), np.int64),
             rank=self._rank,
@@ -183,7 +190,7 @@ class Share:
         )
 
     def _records(self, n: int) -> np.ndarray:
-        return zeros(n * self._words, np.int64).reshape(n, self._words)
+        return zeros(n * self.words, np.int64).reshape(n, self.words)
 
     def _make_room(self, n: int) -> None:
         """Let there be room for `n` walkers; what is under way of a superstep stays."""
@@ -201,18 +208,39 @@ class Share:
     def compile(self) -> None:
         """Compile what is called, or load it, and try the game out."""
         try_out(self._simulator)
-        with compiling(self._problem.rule):
-            if self.ranks == 1:
-                self.learn_alone(0, NO_STEPS)
-            else:
-                records, _ = self.depart(NO_STEPS, 0, 0)
-                self.settle(NO_STEPS, 0, self.answer(NO_STEPS, 0, records))
+        for compile_one in self.kernels():
+            compile_one()
 
-    def learn_alone(self, start: int, stretch: Stretch) -> None:
-        """Make the steps of a stretch, where it owns everything; its stream began at global step `start`."""
+    def kernels(self) -> list[Callable[[], None]]:
+        """Return what compiles what is called, or loads it; it changes nothing."""
+
+        def call(kernel: Callable[[], Any]) -> Callable[[], None]:
+            def compiled() -> None:
+                with compiling(self._problem.rule):
+                    kernel()
+
+            return compiled
+
+        if self._is_alone:
+            return [call(lambda: self._learn_stretch(NO_STEPS, 0, 0))]
+        nothing = np.empty((0, self._crew.targets.shape[1]))
+        return [
+            call(lambda: self.depart(NO_STEPS, 0, 0)),
+            call(lambda: self.answer(NO_STEPS, 0, np.empty((0, self.words), np.int64))),
+            call(lambda: self.settle(NO_STEPS, 0, nothing)),
+        ]
+
+    def learn_alone(self, stream: Stream, rates: Rates, until: int) -> None:
+        """Make `supersteps`, where it owns everything."""
         self._make_room(self.walkers)
-        self._count(stretch.steps)
-        self._call(self._learn, self._crew, self._context, self._asking, stretch, start, self.walkers)
+        while stream.used < until:
+            least = min(until - stream.used, _MOST_AT_ONCE)
+            stream.used += self._learn_stretch(stream.stretch(rates), stream.start, least)
+
+    def _learn_stretch(self, stretch: Stretch, start: int, least: int) -> int:
+        self._count(least + self.walkers)
+        self._call(self._learn, self._crew, self._context, self._asking, stretch, start, self.walkers, least)
+        return int(self._crew.sizes[MADE])
 
     def depart(self, stretch: Stretch, done: int, size: int) -> tuple[np.ndarray, np.ndarray]:
         """Let its walkers among the first `size` act.
@@ -226,10 +254,6 @@ class Share:
         crew = self._crew
         self._call(self._depart, crew, self._context, self._asking, stretch, done, size)
         return crew.out[: crew.sizes[SENT]], crew.offsets
-
-    def inbox(self, n: int) -> np.ndarray:
-        """Return room for `n` records."""
-        return np.empty((n, self._words), np.int64)
 
     def answer(self, stretch: Stretch, done: int, records: np.ndarray) -> np.ndarray:
         """Return the replies to the records of all other ranks, float64 of shape (n, 1 or 2), in their order.
@@ -278,6 +302,11 @@ class Share:
         self._check(wrong)
 
     def _check(self, wrong: int) -> None:
+        if wrong == WRONG_RECORD:
+            raise ProtocolError(
+                "A walker came from another owner of rows that cannot be here. Do all ranks run the same "
+                "version, with the same environment and partition?"
+            )
         if wrong != FINE:
             raise SettingsError(
                 f"The rule {self._problem.rule.name!r} declares can_travel=True, but moved none or several "
@@ -285,7 +314,7 @@ class Share:
             )
 
     def check(self) -> None:
-        """Raise what `dist_classicrl.learning.learner.Learner.learn` raises, if the steps so far came to that."""
+        """Raise what `dist_classicrl.learning.learner.Learner.learn` raises, if steps came to that."""
         if self._stuck is not None and self._stuck.size:
             owned, stuck = self._owned.states, self._stuck
             rows = stuck
@@ -309,19 +338,19 @@ class Share:
     # What was learned
 
     @property
-    def ends(self) -> np.ndarray:
-        """How many episodes have ended with a walker that was here, and their steps: int64, shape (2,)."""
-        return self._crew.ends
+    def moved(self) -> int:
+        """How many steps it made in the last superstep."""
+        return int(self._crew.sizes[MOVED])
 
-    @property
-    def returns(self) -> np.ndarray:
-        """The sum of their undiscounted returns, see `dist_classicrl.learning.supersteps.sums`."""
-        return self._crew.returns
+    def counted(self) -> np.ndarray:
+        """Return what it has counted, int64 of shape (COUNTED,): those of all shares are added up.
 
-    @property
-    def errors(self) -> np.ndarray:
-        """The sum of the absolute errors before updates, likewise."""
-        return self._crew.errors
+        `totals_of` makes totals of it.
+        """
+        for parts in (self._crew.returns, self._crew.errors):
+            sums.carried(parts)
+        self._added = 0
+        return np.concatenate([self._crew.ends, self._crew.returns, self._crew.errors])
 
     def load(self, values: np.ndarray, counts: np.ndarray) -> None:
         """Start from a whole table: `values` and visit `counts`, flat."""
@@ -330,18 +359,21 @@ class Share:
             values, counts = (self._rows_of(array)[:, states] for array in (values, counts))
         self.table.load(values.ravel(), counts.ravel())
 
-    def save(self, values: np.ndarray, counts: np.ndarray) -> None:
-        """Write its rows to their places in a whole table; DivergenceError if that cannot be."""
+    def rows(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return its values and visit counts, flat; DivergenceError if they cannot be."""
+        size = self.table.shape.size
+        own = np.empty(size, self.table.values.dtype), np.empty(size, np.int64)
+        self.table.settle(*own)
+        return own
+
+    def place(self, rows: np.ndarray, whole: np.ndarray) -> None:
+        """Write values or counts of its rows to their places in those of the whole table, both flat."""
         states = self._owned.states
         if states is None:
-            self.table.settle(values, counts)
-            return
-        own = np.empty(self.table.shape.size, values.dtype), np.empty(self.table.shape.size, counts.dtype)
-        self.table.settle(*own)
-        for whole, part in zip((values, counts), own, strict=True):
-            self._rows_of(whole)[:, states] = part.reshape(
-                self.table.shape.n_tables, -1, self._whole.n_actions
-            )
+            whole[:] = rows
+        else:
+            n_tables, n_actions = self._whole.n_tables, self._whole.n_actions
+            self._rows_of(whole)[:, states] = rows.reshape(n_tables, -1, n_actions)
 
     def _rows_of(self, array: np.ndarray) -> np.ndarray:
         return self._whole.tables(array.reshape(self._whole.n_rows, -1))
@@ -356,9 +388,9 @@ class Share:
         crew = self._crew
         here = crew.here[: crew.sizes[HERE]].copy()
         here[:, REWARD] = 0
-        walkers = np.full((self.walkers, self._words), -1)
+        walkers = np.full((self.walkers, self.words), -1)
         walkers[here[:, WHO] >> ELAPSED_BITS] = here
-        return {"walkers": walkers, "ends": crew.ends.copy(), "returns": crew.returns.copy()}
+        return {"walkers": walkers, "counted": self.counted()}
 
     def restore(self, state: State) -> None:
         """Put back the state of all shares of a run, which may have been divided in another way.
@@ -389,8 +421,9 @@ class Share:
         crew.sizes[:] = 0
         crew.sizes[HERE], crew.sizes[BEGUN] = len(here), begun
         # What was counted is counted once.
-        crew.ends[:] = state["ends"] if self._rank == 0 else 0
-        crew.returns[:] = state["returns"] if self._rank == 0 else 0
+        counted = np.split(state["counted"], [2, 2 + sums.PARTS])
+        for own, of_all in zip((crew.ends, crew.returns, crew.errors), counted, strict=True):
+            own[:] = of_all if self._rank == 0 else 0
 
 
 def joined(states: Iterable[State]) -> State:
@@ -400,37 +433,15 @@ def joined(states: Iterable[State]) -> State:
     for state in states[1:]:
         is_here = state["walkers"][:, WHO] >= 0
         walkers[is_here] = state["walkers"][is_here]
-    returns = sum(state["returns"] for state in states)
-    assert isinstance(returns, np.ndarray)
-    sums.carried(returns)
-    return {
-        "walkers": walkers,
-        "ends": np.sum([state["ends"] for state in states], axis=0),
-        "returns": returns,
-    }
+    return {"walkers": walkers, "counted": np.sum([state["counted"] for state in states], axis=0)}
 
 
-def play(shares: list[Share], stream: Stream, steps: int, rates: Rates) -> None:
-    """Make the next `steps` of a stream with all shares of a run, which are in this process."""
-    if len(shares) == 1:
-        for stretch in stream.stretches(steps, rates):
-            shares[0].learn_alone(stream.start, stretch)
-    else:
-        for stretch, done, size in supersteps(stream, steps, rates, shares[0].walkers):
-            _superstep(shares, stretch, done, size)
-    for share in shares:
-        share.check()
+COUNTED = 2 + 2 * sums.PARTS
 
 
-def _superstep(shares: list[Share], stretch: Stretch, done: int, size: int) -> None:
-    ranks = range(len(shares))
-    sent = [share.depart(stretch, done, size) for share in shares]
-    replies: list[list[Any]] = [[None for _ in ranks] for _ in ranks]
-    for rank, share in enumerate(shares):
-        parts = [records[offsets[rank] : offsets[rank + 1]] for records, offsets in sent]
-        answers = share.answer(stretch, done, np.concatenate(parts))
-        ends = np.cumsum([len(part) for part in parts])
-        for sender, part in enumerate(np.split(answers, ends[:-1])):
-            replies[sender][rank] = part
-    for share, answers in zip(shares, replies, strict=True):
-        share.settle(stretch, done, np.concatenate(answers))
+def totals_of(counted: np.ndarray) -> np.ndarray:
+    """Return what was counted as `dist_classicrl.learning.learner.Totals` does; DivergenceError as there."""
+    ends, returns, errors = np.split(counted, [2, 2 + sums.PARTS])
+    totals = np.array([ends[0], sums.sum_of(returns), ends[1], sums.sum_of(errors)], float)
+    check_sums(totals)
+    return totals

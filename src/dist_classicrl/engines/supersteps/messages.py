@@ -1,0 +1,85 @@
+"""What the ranks tell each other that learn in supersteps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dist_classicrl.comm.envelope import Kind
+from dist_classicrl.comm.messages import message
+from dist_classicrl.engines.outcome import Counted
+from dist_classicrl.tables.maps import Refresh
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Where a run is between two supersteps, besides the table."""
+
+    start: int  # global step at which its random stream begins
+    used: int  # steps of the stream that the table contains
+    last: int  # at which the call ends
+    walkers: dict[str, np.ndarray] = field(default_factory=dict)  # of all ranks; none where they are new
+    tally: Counted | None = None  # none at the very beginning
+
+
+@message(Kind.BEGIN)
+@dataclass(frozen=True)
+class Begin:
+    """The server's: from here on the `players`, in this order, own the rows, until the next of these."""
+
+    attempt: int
+    players: tuple[int, ...]
+    cut: Cut
+    refresh: Refresh
+
+
+@message(Kind.PLAY)
+@dataclass(frozen=True)
+class Play:
+    """The server's: make supersteps up to step `until` of the stream, then say `Played`."""
+
+    attempt: int
+    until: int
+
+
+@message(Kind.PLAYED)
+@dataclass(frozen=True)
+class Played:
+    """A player's: what it has done since the last of these."""
+
+    attempt: int
+    used: int  # steps of the stream made by all
+    moved: int  # of them by this rank
+    counted: np.ndarray  # see `dist_classicrl.learning.supersteps.share.Share.counted`
+    learning_seconds: float
+    worker_seconds: float
+    bytes_sent: int
+
+
+@message(Kind.TELL)
+@dataclass(frozen=True)
+class TellRows:
+    """The server's: tell your rows and walkers as they are now."""
+
+    attempt: int
+
+
+@message(Kind.ROWS)
+@dataclass(frozen=True)
+class Rows:
+    """The answer."""
+
+    attempt: int
+    values: np.ndarray
+    counts: np.ndarray
+    walkers: dict[str, np.ndarray]
+
+
+@message(Kind.KEEP)
+@dataclass(frozen=True)
+class Keep:
+    """The server's: the whole table, from which whoever takes over from it can go on."""
+
+    cut: Cut
+    refresh: Refresh

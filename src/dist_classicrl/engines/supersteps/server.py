@@ -1,0 +1,307 @@
+"""The server where all learn in supersteps: it owns rows, too, and says what is done when.
+
+A rank that is lost takes rows with it: the others go back to the last table that all have told, divide it
+anew, and make the same steps again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from dist_classicrl.comm.messages import decode, encode
+from dist_classicrl.comm.transport import Backoff
+from dist_classicrl.engines.loops import LearningOn
+from dist_classicrl.engines.outcome import Learned
+from dist_classicrl.engines.progress import Learning
+from dist_classicrl.engines.roles.peers import Peer
+from dist_classicrl.engines.roles.server_base import NobodyLeft, Serving
+from dist_classicrl.engines.saving import Position
+from dist_classicrl.engines.supersteps.messages import Begin, Cut, Keep, Play, Played, Rows, TellRows
+from dist_classicrl.engines.supersteps.part import Part, Sums
+from dist_classicrl.engines.supersteps.table import GatheredTable
+from dist_classicrl.errors import ProtocolError
+from dist_classicrl.learning.state import stack_states
+from dist_classicrl.learning.supersteps.share import joined, totals_of
+from dist_classicrl.process.stop import Stop
+
+_ATTEMPTS_OF_TERM = 256
+_FIRST_STEPS = 4096
+_PLAY_SECONDS = 0.1
+_KEEP_SECONDS = 1.0
+_KEEP_SHARE = 0.02
+"""Of the time, at most, goes into telling all the table, from which they could go on without this rank."""
+
+
+class _Broken(Exception):
+    """A rank was lost that owns rows."""
+
+
+@dataclass
+class Client:
+    """What the server knows of a worker: the version of the table that it could go on with, -1: none."""
+
+    version: int
+
+
+@dataclass
+class SuperstepServer(Serving[Client]):
+    """Serves one call of `train`, and owns `part` of the rows; the table is that of `cut`."""
+
+    can_rescue = False
+
+    table: GatheredTable
+    part: Part = field(kw_only=True)
+    cut: Cut = field(kw_only=True)
+    start: int = field(kw_only=True)  # first global step of what is to be made
+    knows_all: bool = field(kw_only=True)  # whether the workers have that table
+
+    def __post_init__(self) -> None:
+        self._first = self.part.run.alone_stream().used  # steps of the stream before `start`
+        self._used = self.cut.used  # what all have made
+        self._attempt = self.group.view.term * _ATTEMPTS_OF_TERM
+        self._must_begin = True
+        self._is_broken = False
+        self._played: dict[int, Played] = {}
+        self._rows: dict[int, Rows] = {}
+        self._sums = Sums(self.tally, self.cut)
+        self._rate = 0.0
+        self._kept_at = self.group.wire.now()
+        self._snapshot = self.table.snapshot()
+        self.table.gather = self._settle
+        self.part.run.lend(self._settle)
+        super().__post_init__()
+
+    # What an engine does
+
+    def run(self) -> Stop | None:
+        """Order supersteps until all steps are made."""
+        last = self.cut.last
+        while self._used < last and not self.reporter.wants_end:
+            stop = self._look()
+            if stop is not None:
+                self._settle()
+                return stop
+            self._advance(min(self._used + self._steps_at_once(), last))
+            self.report_progress()
+        self._settle()
+        return None
+
+    @property
+    def made(self) -> int:
+        """Steps that all have made of those that are to be made."""
+        return self._used - self._first
+
+    @property
+    def position(self) -> Position:
+        """How far the run is, with the table that all have told last."""
+        cut = self.cut
+        return Position(
+            self.start + cut.used - self._first,
+            self.tally.to_dict(self.seconds),
+            "supersteps",
+            stream={"start": cut.start, "used": cut.used},
+            version=self.table.version,
+            learners=stack_states([cut.walkers]) if cut.walkers else {},
+        )
+
+    @property
+    def learning(self) -> int:
+        """How many ranks learn."""
+        return len(self.part.players)
+
+    def who_learns(self) -> list[Learning]:
+        """See `Serving`: this rank does as well."""
+        group = self.group
+        return [Learning(group.rank, group.host_of(group.rank)), *super().who_learns()]
+
+    def has_made(self, alone: LearningOn) -> None:
+        """Do nothing: this rank owns rows as the others do, and never learns instead of them."""
+
+    def has_lost(self, rank: int) -> int:
+        """Begin anew, without it, if it owns rows."""
+        self._is_broken = self._is_broken or rank in self.part.players
+        return 0
+
+    def new_client(self, is_first: bool) -> Client:
+        """Return what there is to know of a worker."""
+        return Client(self.table.version if is_first and self.knows_all else -1)
+
+    def has_admitted(self, rank: int) -> None:
+        """Let the worker own rows, from the next supersteps on."""
+        self._must_begin = True
+
+    def look_around(self, now: float) -> None:
+        """See `Serving`; this rank learns where nobody else does."""
+        try:
+            super().look_around(now)
+        except NobodyLeft:
+            return
+
+    def take_in(self, peer: Peer[Client], message: np.ndarray) -> None:
+        """Take in what a worker has done, its rows, or what any may send."""
+        match decode(message):
+            case (Played() | Rows()) as told:
+                if told.attempt < self._attempt:
+                    return
+                if told.attempt > self._attempt or peer.rank not in self.part.players:
+                    raise ProtocolError(
+                        f"Worker {peer.rank} told of attempt {told.attempt} in attempt {self._attempt}, in "
+                        "which it has no part."
+                    )
+                self.members.note_push(peer)
+                if isinstance(told, Played):
+                    self._played[peer.rank] = told
+                else:
+                    self._rows[peer.rank] = told
+            case told:
+                self.take_in_common(peer, told)
+
+    # Supersteps
+
+    def _steps_at_once(self) -> int:
+        """Return how many steps to order: what takes 0.1 s, or up to the next report or checkpoint."""
+        steps = int(self._rate * _PLAY_SECONDS) or _FIRST_STEPS
+        until = self.reporter.next_step - self.tally.steps
+        if self.saver is not None:
+            until = min(until, self.saver.next_step - self.start - self.made)
+        return int(max(1, min(steps, until)))
+
+    def _look(self) -> Stop | None:
+        """Save, if it is time, and tell all the table; return why to stop here, if there is a reason."""
+        saver, here = self.saver, self.start + self.made
+        if saver is not None:
+            stop = saver.look(here)
+            if stop is not None:
+                return stop
+            if self.made and saver.is_due(here):
+                saver.begin(here)
+                self.report_progress(now=True)
+                self._settle()
+                self._snapshot.copy_now()
+                saver.save(self._snapshot.values, self._snapshot.counts, self.position)
+        if self.group.wire.now() > self._kept_at + self._seconds_between_copies():
+            self._settle()
+            self._keep()
+        return None
+
+    def _seconds_between_copies(self) -> float:
+        n_bytes = self.table.values.nbytes + self.table.counts.nbytes
+        return max(_KEEP_SECONDS, (1 + len(self.peers.present)) * n_bytes / 1e9 / _KEEP_SHARE)
+
+    def _keep(self) -> None:
+        """Tell all the table, so that each of them could go on from it."""
+        self._kept_at = self.group.wire.now()
+        message = encode(Keep(self.cut, self.table.refresh(-1)))
+        for peer in self.peers.present.values():
+            peer.channel.send(message)
+            peer.client.version = self.table.version
+            self.tally.bytes_pulled += message.size
+
+    def _advance(self, until: int) -> None:
+        """Let all make supersteps up to step `until` of the stream, whoever is lost meanwhile."""
+        while self._used < until:
+            if self._must_begin and not self._is_broken:
+                self._settle()
+            try:
+                if self._must_begin or self._is_broken:
+                    self._begin()
+                self._play(until)
+            except _Broken:
+                continue
+
+    def _begin(self) -> None:
+        """Divide the table of the last cut among all who are there."""
+        self.part.close()
+        self._attempt += 1
+        self._is_broken = self._must_begin = False
+        self._used = self.cut.used
+        players = tuple(sorted([self.group.rank, *(peer.rank for peer in self.peers.learners)]))
+        ready: dict[int, np.ndarray] = {}
+        for peer in self.peers.learners:
+            since = peer.client.version
+            if since not in ready:
+                ready[since] = encode(Begin(self._attempt, players, self.cut, self.table.refresh(since)))
+            peer.client.version = self.table.version
+            peer.channel.send(ready[since])
+            self.tally.bytes_pulled += ready[since].size
+        self.part.begin(self._attempt, players, self.cut)
+
+    def _play(self, until: int) -> None:
+        begin = self.group.wire.now()
+        self._played = {}
+        self._order(Play(self._attempt, until))
+        self._played[self.group.rank] = self.part.play(until, self._tend)
+        self._await(self._played)
+        before, self._used = self._used, self.part.stream.used
+        if any(played.used != self._used for played in self._played.values()):
+            raise ProtocolError("The ranks ended their supersteps at different steps.")
+        seconds = max(self.group.wire.now() - begin, 1e-9)
+        self._rate = (self._used - before) / seconds
+        self._count()
+
+    def _count(self) -> None:
+        tally = self.tally
+        tally.steps = tally.earlier_steps + self.made
+        self._sums.enter(totals_of(np.sum([played.counted for played in self._played.values()], axis=0)))
+        for rank, played in self._played.items():
+            spent = Learned(learning_seconds=played.learning_seconds, worker_seconds=played.worker_seconds)
+            tally.pushes += 1
+            tally.bytes_pushed += played.bytes_sent
+            tally.learning_seconds += played.learning_seconds
+            tally.worker_seconds += played.worker_seconds
+            self.reporter.count(rank, played.moved, spent, n_bytes=played.bytes_sent)
+
+    def _settle(self) -> None:
+        """Bring the table to what all have made."""
+        until = self._used
+        while self.cut.used != until:
+            try:
+                if self._is_broken:
+                    raise _Broken
+                self._gather()
+            except _Broken:
+                self._advance(until)
+
+    def _gather(self) -> None:
+        self._rows = {}
+        own = Rows(self._attempt, *self.part.rows())
+        self._order(TellRows(self._attempt))
+        self._rows[self.group.rank] = own
+        self._await(self._rows)
+        players, rows = self.part.players, self._rows
+        for number, rank in enumerate(players):
+            share = self.part.share(number, len(players))
+            share.place(rows[rank].values, self.table.values)
+            share.place(rows[rank].counts, self.table.counts)
+        self.table.overwritten()
+        walkers = joined(rows[rank].walkers for rank in players)
+        self.cut = replace(self.cut, used=self._used, walkers=walkers, tally=self.tally.so_far(self.seconds))
+
+    def _order(self, order: Play | TellRows) -> None:
+        message = encode(order)
+        for peer in self.peers.learners:
+            if peer.rank in self.part.players:
+                peer.channel.send(message)
+
+    def _await(self, told: dict[int, Played] | dict[int, Rows]) -> None:
+        backoff = Backoff(self.group.wire.sleep)
+        while len(told) < len(self.part.players):
+            before = len(told)
+            self._tend()
+            if len(told) > before:
+                backoff.reset()
+            backoff.wait()
+
+    def _tend(self) -> None:
+        woken = self.wake()
+        self.receive()  # before anybody's silence is judged
+        self.look_around(woken)
+        if self._is_broken:
+            raise _Broken
+
+    def close(self, linger: float) -> None:
+        """See `Serving`."""
+        self.part.close()
+        super().close(linger)

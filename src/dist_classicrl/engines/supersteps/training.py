@@ -1,0 +1,106 @@
+"""One call of `train` in supersteps: alone, or how a rank serves, works, and takes over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dist_classicrl.engines.local import training as local
+from dist_classicrl.engines.loops import LearningOn, StepLoop
+from dist_classicrl.engines.outcome import Outcome
+from dist_classicrl.engines.roles.participants import Roles, run_together
+from dist_classicrl.engines.run import Run
+from dist_classicrl.engines.supersteps.messages import Cut
+from dist_classicrl.engines.supersteps.part import Part, Sums, first_cut
+from dist_classicrl.engines.supersteps.server import SuperstepServer
+from dist_classicrl.engines.supersteps.table import GatheredTable
+from dist_classicrl.engines.supersteps.worker import SuperstepWorker
+from dist_classicrl.learning.learner import Learner
+from dist_classicrl.learning.rates import Rates
+from dist_classicrl.learning.supersteps.share import WALKERS
+from dist_classicrl.membership.admission import Entry
+from dist_classicrl.membership.election import Base
+from dist_classicrl.membership.group import Group
+from dist_classicrl.membership.handshake import Setup
+from dist_classicrl.tables.shared import SharedTable
+
+
+def train(run: Run, group: Group | None, start: Setup | Entry | None) -> Outcome:
+    """Train as `Engine.train` says."""
+    run.walkers, run.logical = run.walkers or WALKERS, None
+    if group is None or start is None:
+        return local.train(run, make_loop=SuperstepLoop)
+    return run_together(SuperstepRoles, run, group, start)
+
+
+class SuperstepLoop(StepLoop):
+    """Learns all steps alone; what is counted is exact, so that it is what any number of ranks count."""
+
+    def __init__(self, run: Run, learner: Learner) -> None:
+        super().__init__(run, learner)
+        self._sums = Sums(run.tally, first_cut(run))
+
+    def _take_totals(self) -> None:
+        self._sums.enter(self._learner.totals.values)
+
+
+class SuperstepRoles(Roles[SuperstepWorker, SuperstepServer]):
+    """What a rank may be where all learn in supersteps."""
+
+    def __init__(self, run: Run, group: Group, rates: Rates) -> None:
+        super().__init__(run, group, rates)
+        # Its clock is the count of the entry, which one rank alone moves.
+        rates.set_workers(1)
+
+    def kernels(self) -> list[Callable[[], None]]:
+        """See `Roles`."""
+        members = self.group.view.members
+        share = Part(self.run, self.group, self.rates).share(members.index(self.group.rank), len(members))
+        return share.kernels()
+
+    def compile(self, serves: bool) -> None:
+        """See `Roles`: there is nothing besides."""
+
+    def worker(self, base: Base) -> SuperstepWorker:
+        """See `Roles`."""
+        run, group = self.run, self.group
+        part = Part(run, group, self.rates)
+        return SuperstepWorker(
+            group,
+            part,
+            first_cut(run),
+            base,
+            watch=run.watch,
+            wants_to_leave=run.wants_to_leave,
+        )
+
+    def board(self, version: int = 0, applied: dict[int, int] | None = None) -> GatheredTable:
+        """See `Roles`."""
+        return GatheredTable(self.run.values, self.run.counts, version)
+
+    def server(self, table: SharedTable, part: Part | None = None, cut: Cut | None = None) -> SuperstepServer:
+        """See `Roles`; in place of one that was lost it goes on with a `part`, from `cut` on."""
+        run, group = self.run, self.group
+        assert isinstance(table, GatheredTable)  # from `board`
+        return SuperstepServer(
+            group,
+            table,
+            run.policy,
+            run.tally,
+            run.reporter,
+            run.told,
+            saver=run.saver,
+            part=Part(run, group, self.rates) if part is None else part,
+            cut=first_cut(run) if cut is None else cut,
+            start=run.start,
+            knows_all=part is None,
+        )
+
+    def successor(self, worker: SuperstepWorker) -> SuperstepServer:
+        """See `Roles`: it begins where its own table is."""
+        if worker.cut.tally is not None:
+            self.run.tally.take_over(worker.cut.tally)
+        return self.server(self.board(worker.begun_with.version + 1), worker.part, worker.cut)
+
+    def learner_alone(self, server: SuperstepServer) -> LearningOn:
+        """Raise RuntimeError: the server owns rows itself, and goes on with those of others."""
+        raise RuntimeError("A server of supersteps is never left without an owner of rows.")

@@ -1,0 +1,133 @@
+"""The ranks that do not serve where all learn in supersteps."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from dist_classicrl.comm.messages import decode, encode
+from dist_classicrl.comm.transport import Backoff, Channel
+from dist_classicrl.engines.roles.messages import Final
+from dist_classicrl.engines.roles.worker_base import Working
+from dist_classicrl.engines.supersteps.messages import Begin, Cut, Keep, Play, Rows, TellRows
+from dist_classicrl.engines.supersteps.part import Part
+from dist_classicrl.errors import ProtocolError
+from dist_classicrl.membership.election import Base
+from dist_classicrl.tables.maps import Refresh
+
+
+class _Superseded(Exception):
+    """Something else is to be done than what is being done."""
+
+
+@dataclass(eq=False)
+class SuperstepWorker(Working):
+    """Owns rows in one call of `train`, for one server after another if need be.
+
+    The run's table, at `cut`, is what it would go on with as a server: it is as new as `begun_with`.
+    """
+
+    part: Part
+    cut: Cut
+    begun_with: Base
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._orders: deque[Begin | Play | TellRows] = deque()
+        self._leaving = False
+
+    @property
+    def base(self) -> Base:
+        """How new this rank's table is."""
+        return Base.finished(self.begun_with.term) if self.final is not None else self.begun_with
+
+    def hand_in(self, admission: int) -> None:
+        """Follow the server of a new view, which begins where the newest table is."""
+        self.follow(admission)
+
+    def begin_anew(self, channel: Channel, sequence: int) -> None:
+        """Follow the server on `channel`, which tells the table."""
+        self.begun_with = Base()
+        self.follow_on(channel)
+
+    def give_up_server(self) -> None:
+        """Take nothing from the server any more."""
+        self.channel.close()
+        self.part.close()
+        self._orders.clear()
+        self._leaving = False
+
+    def run(self) -> Final | None:
+        """Do what the server orders."""
+        backoff = Backoff(self.group.wire.sleep)
+        while self.final is None and not self.was_released:
+            self._tend_idle()
+            if self._orders:
+                try:
+                    self._obey(self._orders.popleft())
+                except _Superseded:
+                    self.part.close()
+                backoff.reset()
+            else:
+                backoff.wait()
+        if self.final is not None:
+            self.await_release()
+        return self.final
+
+    def _obey(self, order: Begin | Play | TellRows) -> None:
+        part = self.part
+        match order:
+            case Begin():
+                self._keep(order.refresh, order.cut)
+                part.begin(order.attempt, order.players, order.cut)
+            case Play() if order.attempt == part.attempt:
+                self.channel.send(encode(part.play(order.until, self._tend)))
+            case TellRows() if order.attempt == part.attempt:
+                self.channel.send(encode(Rows(order.attempt, *part.rows())))
+
+    def _keep(self, refresh: Refresh, cut: Cut) -> None:
+        term, base, run = self.group.view.term, self.begun_with, self.part.run
+        if refresh.entries is None:
+            run.values[:], run.counts[:] = refresh.values, refresh.counts
+        elif refresh.since != base.version or base.term != term or refresh.entries.size:
+            raise ProtocolError(
+                f"A table from version {refresh.since} on came to a base of version {base.version}."
+            )
+        self.begun_with = Base(term, refresh.version)
+        self.cut = cut
+
+    def _tend_idle(self) -> None:
+        now = self.wake()
+        self._take_in()
+        self.pass_on_stop()
+        self.channel.reap()
+        self._leave_if_asked()
+        self.look_around(now)
+
+    def _tend(self) -> None:
+        """Look for what cannot wait for the end of the supersteps that were ordered."""
+        self._tend_idle()
+        if self.final is not None or self.was_released or self._orders:
+            raise _Superseded
+
+    def _leave_if_asked(self) -> None:
+        why = None if self._leaving else self.wants_to_leave()
+        if why is not None:
+            self._leaving = True
+            self.say_leave("left", why, waits=False)
+
+    def _take_in(self) -> None:
+        while self.final is None and (message := self.channel.poll()) is not None:
+            match decode(message):
+                case Begin() as order:
+                    self._orders.clear()  # they were of what came before
+                    self._orders.append(order)
+                    self.note_server_progress()
+                case Play() | TellRows() as order:
+                    self._orders.append(order)
+                    self.note_server_progress()
+                case Keep(cut, refresh):
+                    self._keep(refresh, cut)
+                    self.note_server_progress()
+                case told:
+                    self.take_in_common(told)

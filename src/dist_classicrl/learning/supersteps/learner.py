@@ -1,0 +1,57 @@
+"""Learning in supersteps where one process owns everything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dist_classicrl.environments.resolve import Source
+from dist_classicrl.learning.learner import Problem, Stream, Totals
+from dist_classicrl.learning.state import State
+from dist_classicrl.learning.supersteps.share import Share, totals_of
+
+
+def suits(problem: Problem) -> bool:
+    """Whether a problem is to be learned in supersteps."""
+    return problem.walkers is not None
+
+
+class SuperstepLearner:
+    """Learns in a compiled environment with many episodes at a time, as any number of ranks would.
+
+    See `Learner`; to the engine all of them are one walker. A call of `learn` ends where a superstep does, as
+    do the steps that are counted in the stream. What it counts is exact, and all of it in `totals`.
+    """
+
+    quantum = 1
+    mode = "supersteps"
+
+    def __init__(self, problem: Problem) -> None:
+        assert problem.walkers is not None  # see `suits`
+        self._share = Share(problem, problem.walkers, problem.partition)
+        self._rates = problem.rates
+        #: A `LineTable`; one that is alone is asked to load, settle and tell what is exact, nothing else.
+        self.table: Any = self._share.table
+        self.totals = Totals()
+        self.walkers: list[int] = []
+
+    def add(self, number: int, source: Source, seed: int) -> None:
+        """See `Learner`."""
+        self._share.compile()
+        self.walkers = [number]
+
+    def learn(self, walker: int, stream: Stream, steps: int) -> None:
+        """See `Learner`."""
+        self._share.learn_alone(stream, self._rates, stream.used + steps)
+        self._share.check()
+        self.totals.values[:] = totals_of(self._share.counted())
+
+    def state(self, walker: int) -> State:
+        """See `Learner`."""
+        return self._share.state()
+
+    def restore(self, walker: int, state: State) -> None:
+        """See `Learner`."""
+        self._share.restore(state)
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to close."""

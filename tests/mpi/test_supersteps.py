@@ -1,0 +1,231 @@
+"""Tables whose rows are divided among the ranks: the same bits at any number of ranks and any partition."""
+
+import hashlib
+import os
+import random
+import signal
+import time
+
+import numba
+import numpy as np
+import pytest
+
+from dist_classicrl import TabularMDP
+from dist_classicrl.callbacks import Callback
+from dist_classicrl.engines.supersteps.part import Part
+from dist_classicrl.errors import RankMismatchError, SettingsError
+from dist_classicrl.learning.supersteps.share import Share
+from dist_classicrl.schedules import Linear, PerVisit
+
+
+def digest(agent):
+    return hashlib.sha256(agent.q_table.tobytes() + agent.visits.tobytes()).hexdigest()
+
+
+@numba.njit
+def by_hundreds(state):
+    return 0 if state < 100 else state % 2
+
+
+@numba.njit
+def all_of_one(state):
+    return 0
+
+
+@numba.njit
+def nobody(state):
+    return 77
+
+
+@pytest.fixture
+def garnet():
+    return TabularMDP.garnet(
+        300, 5, 3, seed=4, terminal_states=3, termination_probability=0.02, max_episode_steps=40
+    )
+
+
+@pytest.fixture
+def uneven_ranks(world, monkeypatch):
+    """Make every rank stop now and then in its supersteps, for another time on every rank."""
+    pace = random.Random(world.rank)
+    settle = Share.settle
+
+    def slow(self, *arguments):
+        if pace.random() < 0.05:
+            time.sleep(0.01 * pace.random())
+        settle(self, *arguments)
+
+    monkeypatch.setattr(Share, "settle", slow)
+
+
+SETTINGS = {
+    "as it comes": {},
+    "float32": {"dtype": "float32", "learning_rate": PerVisit(0.95)},
+    "rates that bend": {"learning_rate": Linear(0.5, 0.05, 20_000), "epsilon": Linear(1.0, 0.1, 30_000)},
+}
+PLACED = {"placement": "sharded", "walkers": 512}
+
+
+def check_same(world, alone, make_agent, env, calls=(60_001, 9_973), asked=(), **settings):
+    settings = {"async_updates": False, "discount_factor": 0.9, **settings}
+    together, single = make_agent(**settings), make_agent(**settings, comm=alone)
+    for steps in calls:
+        result = together.train(env, total_steps=steps, **PLACED, **dict(asked))
+        truth = single.train(env, total_steps=steps, **PLACED)
+        assert digest(together) == digest(single)
+        same = ("steps", "episodes", "mean_return", "mean_length")
+        assert repr([getattr(result, name) for name in same]) == repr([getattr(truth, name) for name in same])
+    assert set(world.allgather(digest(together))) == {digest(single)}
+    assert together.visits.sum() == sum(calls)
+    return result
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("partition", ["hash", "range"])
+def test_any_number_of_ranks_learns_the_same_table(
+    world, alone, make_agent, garnet, uneven_ranks, name, partition
+):
+    check_same(world, alone, make_agent, garnet, asked={"partition": partition}, **SETTINGS[name])
+
+
+def test_a_partition_of_ones_own(world, alone, make_agent, garnet):
+    chosen = all_of_one if world.size == 1 else by_hundreds
+    check_same(world, alone, make_agent, garnet, asked={"partition": chosen})
+
+
+def test_it_learns_the_optimum(make_agent, garnet):
+    agent = make_agent(async_updates=False, discount_factor=0.9, epsilon=0.3)
+    agent.train(garnet, total_steps=3_000_000, placement="sharded")
+    error = agent.q_table - garnet.solve(0.9).q
+    assert np.sqrt((error**2).mean()) < 0.1
+
+
+class Recorder(Callback):
+    def __init__(self):
+        self.rows = []
+        self.tables = []
+
+    def on_progress(self, agent, progress):
+        self.rows.append(
+            (progress.steps, progress.episodes, repr(progress.mean_return), repr(progress.td_error))
+        )
+        if len(self.tables) < 5:
+            self.tables.append((progress.steps, digest(agent)))
+        return True
+
+
+def test_what_is_recorded_is_the_same_too(world, alone, make_agent, garnet):
+    seen = []
+    for comm in ({}, {"comm": alone}):
+        recorder = Recorder()
+        agent = make_agent(async_updates=False, **comm)
+        agent.train(garnet, total_steps=100_000, callbacks=recorder, **PLACED)
+        seen.append((recorder.rows, recorder.tables))
+    if world.rank == 0:
+        assert seen[0] == seen[1] and len(seen[0][0]) > 150
+        steps = [row[0] for row in seen[0][0]]
+        assert all(abs(step - 500 * (number + 1)) < 512 for number, step in enumerate(steps[:100]))
+
+
+def test_a_call_goes_on_from_its_checkpoint(world, alone, make_agent, garnet, folder, restart):
+    single = make_agent(async_updates=False, comm=alone)
+    truth = single.train(garnet, total_steps=200_000, **PLACED)
+
+    def stop(progress):
+        if progress.steps >= 50_000:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    kept = {"checkpoint_dir": folder, "stop_signals": ["SIGUSR1"], **PLACED}
+    first = make_agent(async_updates=False)
+    with pytest.raises(SystemExit):
+        first.train(garnet, total_steps=200_000, progress=stop, **kept)
+    assert 50_000 <= first.steps < 200_000
+    restart()
+    again = make_agent(async_updates=False)
+    result = again.train(garnet, total_steps=200_000, **kept)
+    assert result.resumed_from is not None
+    assert digest(again) == digest(single)
+    assert (result.episodes, result.mean_return) == (truth.episodes, truth.mean_return)
+
+
+def test_one_process_goes_on_where_many_stopped(
+    world, alone, make_agent, garnet, folder, restart, several_ranks
+):
+    single = make_agent(async_updates=False, comm=alone)
+    single.train(garnet, total_steps=200_000, **PLACED)
+
+    def stop(progress):
+        if progress.steps >= 50_000:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    kept = {"checkpoint_dir": folder, "stop_signals": ["SIGUSR1"], **PLACED}
+    with pytest.raises(SystemExit):
+        make_agent(async_updates=False).train(garnet, total_steps=200_000, progress=stop, **kept)
+    restart()
+    if world.rank == 0:
+        again = make_agent(async_updates=False, comm=alone)
+        assert again.train(garnet, total_steps=200_000, **kept).resumed_from is not None
+        assert digest(again) == digest(single)
+    world.barrier()
+
+
+@pytest.mark.parametrize(
+    ("asked", "settings", "message"),
+    [
+        ({"walkers": 100}, {}, "walkers must be a power of two"),
+        ({"partition": "blocks"}, {}, "partition must be"),
+        ({"partition": nobody}, {}, "partition gives state 0 to 77"),
+        ({}, {"replay_ratio": 0.5}, "replay_ratio=0.5"),
+        ({}, {"compression_threshold": 0.1}, "compression_threshold=0.1"),
+        ({}, {"on_failure": "replace"}, "on_failure"),
+    ],
+)
+def test_what_cannot_be_is_refused_on_all_ranks(make_agent, garnet, asked, settings, message):
+    agent = make_agent(**{"async_updates": False, **settings})
+    with pytest.raises(SettingsError, match=message):
+        agent.train(garnet, total_steps=1000, placement="sharded", **asked)
+
+
+def test_what_is_for_divided_rows_is_refused_elsewhere(make_agent, garnet):
+    for asked, message in (({"walkers": 64}, "walkers=64"), ({"partition": "range"}, "partition='range'")):
+        with pytest.raises(SettingsError, match=message):
+            make_agent().train(garnet, total_steps=1000, **asked)
+
+
+def test_ranks_that_disagree_are_told(world, make_agent, garnet, several_ranks):
+    agent = make_agent(async_updates=False)
+    with pytest.raises(RankMismatchError, match="walkers"):
+        agent.train(garnet, total_steps=1000, placement="sharded", walkers=64 << world.rank)
+
+
+def test_what_crosses_is_counted(world, make_agent, garnet, several_ranks):
+    result = make_agent(async_updates=False).train(garnet, total_steps=50_000, **PLACED)
+    # 32 bytes there and 8 back, for the share of the steps that leave their owner.
+    crossing = 1.0 - 1.0 / world.size
+    assert 0.5 * crossing < result.bytes_pushed / (40 * 50_000) < 1.5 * crossing
+    assert result.workers == world.size
+
+
+def test_a_rank_that_leaves_costs_nothing_but_time(world, alone, make_agent, garnet, monkeypatch):
+    if world.size < 3:
+        pytest.skip("takes a rank that can leave two others")
+    single = make_agent(async_updates=False, comm=alone)
+    single.train(garnet, total_steps=400_000, **PLACED)
+    agent = make_agent(async_updates=False)
+    play = Part.play
+
+    def leaving(self, until, tend):
+        if world.rank == world.size - 1 and until > 200_000:
+            agent.leave()
+        return play(self, until, tend)
+
+    monkeypatch.setattr(Part, "play", leaving)
+    try:
+        result = agent.train(garnet, total_steps=400_000, **PLACED)
+    except SystemExit:
+        assert world.rank == world.size - 1
+    else:
+        assert digest(agent) == digest(single)
+        assert [event["kind"] for event in result.events] == ["left"]
+    world.barrier()

@@ -1,0 +1,436 @@
+"""Supersteps: the same table, bit for bit, for any number of ranks, any partition, and cuts anywhere."""
+
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+import numba
+import numpy as np
+import pytest
+from own_rules import DIFFERENTIAL, N_STEP_SARSA, DoubleQ, ExpectedSarsa, registered
+from superstep_runs import KEY, learned, play, problem_of, shares_of, whole
+
+from dist_classicrl import CompiledSimulator, DistAsyncQLearning, TabularMDP
+from dist_classicrl._random import GAMMA
+from dist_classicrl.errors import (
+    ActionMaskError,
+    CheckpointError,
+    DivergenceError,
+    OutsideSpaceError,
+    SettingsError,
+    TrainingStopped,
+)
+from dist_classicrl.learning.learner import Stream
+from dist_classicrl.learning.rules.kernel import best_value, rule_function, update, value
+from dist_classicrl.learning.supersteps.kernels import WHERE, WHO, steps_at_once
+from dist_classicrl.learning.supersteps.share import Share, joined
+from dist_classicrl.rules import LearningRule, register, unregister
+from dist_classicrl.schedules import Constant, Linear, PerVisit
+from dist_classicrl.settings import Settings
+
+MASK = (1 << 64) - 1
+STRIDE = 3 * int(GAMMA)
+STEPS = 150_000
+
+
+@numba.njit
+def by_remainder(state):
+    return (state * 7 + 3) % 5 % 3
+
+
+@numba.njit
+def beyond(state):
+    return state // 30
+
+
+def settings_of(**more):
+    chosen = {"learning_rate": PerVisit(0.7), "epsilon": 0.3, "discount_factor": 0.9, **more}
+    return Settings(**chosen)
+
+
+def garnet(forbidden=False, **more):
+    """Return a model with time limit; where actions are forbidden, one in each state is."""
+    chosen = {"terminal_states": 3, "termination_probability": 0.05, "max_episode_steps": 17, **more}
+    model = TabularMDP.garnet(90, 5, 3, seed=4, **chosen)
+    if not forbidden:
+        return model
+    mask = np.ones((90, 5), bool)
+    mask[np.arange(90), np.arange(90) % 5] = False
+    return replace(model, action_mask=mask)
+
+
+class ShopData(NamedTuple):
+    """Prices of a shop whose stock nobody sees."""
+
+    prices: np.ndarray
+
+
+@numba.njit
+def shop_reset(data, memory, random):
+    memory[0] = 3 + np.int64(random & np.uint64(3))
+    memory[1] += 1  # days, over all episodes
+    return np.int64(random >> np.uint64(8)) % 40
+
+
+@numba.njit
+def shop_step(data, memory, state, action, random):
+    sold = min(memory[0], action)
+    memory[0] -= sold
+    moved = np.int64(random & np.uint64(0xFFFF))
+    reward = sold * data.prices[state] + 1e-3 * (memory[1] % 2)
+    return (state + 1 + moved) % 40, reward, memory[0] == 0 and moved % 3 == 0
+
+
+def shop():
+    data = ShopData(np.linspace(0.5, 1.5, 40))
+    return CompiledSimulator.game(
+        "shop", 40, 3, data, shop_reset, shop_step, memory_size=2, max_episode_steps=30
+    )
+
+
+PROBLEMS = {
+    "float32": lambda: problem_of(garnet(), settings_of(dtype="float32")),
+    "forbidden actions": lambda: problem_of(garnet(forbidden=True), settings_of()),
+    "linear rates": lambda: problem_of(
+        garnet(),
+        settings_of(
+            learning_rate=Linear(0.5, 0.1, 77_777), epsilon=Linear(1.0, 0.2, 50_001), dtype="float32"
+        ),
+    ),
+    "hidden memory": lambda: problem_of(shop(), settings_of()),
+}
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_ranks_and_partitions_learn_the_same_table(name):
+    problem = PROBLEMS[name]()
+    one = learned(problem, STEPS)
+    assert one.counts.sum() == STEPS and one.totals[0] > 1000 and one.totals[3] > 0.0
+    assert np.isfinite(one.values).all() and len(np.unique(one.values)) > 50
+    for ranks, partition in ((2, "range"), (3, "hash"), (5, "range"), (8, "hash"), (3, by_remainder)):
+        assert learned(problem, STEPS, ranks, partition) == one
+
+
+def test_one_rank_that_a_function_gives_everything_to():
+    problem = PROBLEMS["float32"]()
+    nobody_else = numba.njit(lambda state: 0)
+    assert learned(problem, 20_000, 2, nobody_else) == learned(problem, 20_000, 1, nobody_else)
+    assert learned(problem, 20_000) == learned(problem, 20_000, 1, nobody_else)
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_other_ranks_go_on_where_these_stopped(name):
+    problem = PROBLEMS[name]()
+    cuts = ((256, 3, "hash"), (51_200, 2, "range"), (51_456, 1, "hash"), (100_096, 4, by_four))
+    assert learned(problem, STEPS, 2, cuts=cuts) == learned(problem, STEPS)
+
+
+@numba.njit
+def by_four(state):
+    return state % 4
+
+
+def test_the_walkers_are_a_constant_of_the_run():
+    problem = PROBLEMS["float32"]()
+    assert learned(problem, 200_000, 2, walkers=64) != learned(problem, 200_000, 2, walkers=256)
+    assert learned(problem, 200_000, 3, walkers=1) == learned(problem, 200_000, 1, walkers=1)
+
+
+@pytest.mark.parametrize("rule", [ExpectedSarsa(), DoubleQ()])
+def test_rules_that_travel(rule):
+    with registered():
+        problem = problem_of(garnet(), settings_of(algorithm=rule, dtype="float32"))
+        one = learned(problem, 50_000)
+        assert one.counts.sum() == 50_000
+        tables = problem.shape.tables(one.counts.reshape(problem.shape.n_rows, -1))
+        assert (tables.sum(axis=(1, 2)) > 20_000).all()
+        for ranks, partition in ((2, "range"), (5, "hash")):
+            assert learned(problem, 50_000, ranks, partition) == one
+
+
+class Aging(NamedTuple):
+    """Counts the steps of an episode and the rewards so far, which its targets depend on."""
+
+    weight: float = 0.01
+
+
+@rule_function
+def learn_aging(rule, context, now, step, learned):
+    whole, real, w = context.whole, context.real, now.walker
+    whole[w, 1] += 1
+    real[w, 0] += step.reward
+    target = step.reward + rule.weight * (whole[w, 1] - real[w, 0])
+    if not step.terminated:
+        target += context.discount * best_value(context, step)
+    if step.terminated or step.truncated:
+        whole[w, 1] = 0
+        real[w, 0] = 0.0
+    return update(context, now, step.state, step.action, target, learned)
+
+
+class Twice(NamedTuple):
+    """Says that it can travel, and moves the entry twice."""
+
+
+@rule_function
+def learn_twice(rule, context, now, step, learned):
+    learned = update(context, now, step.state, step.action, step.reward, learned)
+    return update(context, now, step.state, step.action, value(context, step.state, 0), learned)
+
+
+def test_what_a_rule_remembers_travels():
+    rule = register(
+        LearningRule("aging", Aging, learn_aging, memory=lambda parameters: (2, 1), can_travel=True)
+    )
+    try:
+        problem = problem_of(shop(), settings_of(algorithm=Aging()))
+        one = learned(problem, 50_000)
+        assert one != learned(problem_of(shop(), settings_of(algorithm=Aging(0.0))), 50_000)
+        assert learned(problem, 50_000, 3, cuts=((25_600, 2, "range"),)) == one
+    finally:
+        unregister(rule)
+
+
+def test_rules_that_cannot_travel_are_refused_by_name():
+    with registered():
+        for rule, why in ((N_STEP_SARSA, "on_action"), (DIFFERENTIAL, "shares mean_reward")):
+            with pytest.raises(SettingsError, match=f"{rule.name!r}: it .*{why}"):
+                Share(problem_of(garnet(), settings_of(algorithm=rule.name)))
+    for declared, message in ((False, "declare can_travel=True"), (True, "none or several entries")):
+        rule = register(LearningRule("twice", Twice, learn_twice, can_travel=declared))
+        try:
+            with pytest.raises(SettingsError, match=message):
+                learned(problem_of(garnet(), settings_of(algorithm="twice")), 1000)
+        finally:
+            unregister(rule)
+
+
+# In plain Python
+
+
+def mix(z):
+    z &= MASK
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & MASK
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB & MASK
+    return z ^ (z >> 31)
+
+
+def below(bits, n):
+    return (bits & 0xFFFFFFFF) * n >> 32
+
+
+def twin(model, tables, steps, settings, most, step_sizes):
+    """Learn in supersteps, one Python step at a time; return values, counts, episodes and their returns."""
+    legal = np.ones((model.n_states, model.n_actions), bool)
+    if model.action_mask is not None:
+        legal = model.action_mask
+    lists = [np.flatnonzero(row).tolist() for row in legal]
+    q = np.where(legal, 0.0, -np.inf)
+    n = np.zeros(q.shape, np.int64)
+    walkers, totals, done = [], [0, []], 0
+
+    def begin(random):
+        slot = below(random, tables.start_threshold.size)
+        other = (random >> 32) > int(tables.start_threshold[slot])
+        return int(tables.start_states[2 * slot + other])
+
+    while done < steps:
+        size = min(steps_at_once(0, done, most), steps - done)
+        targets = []
+        for k in range(size):
+            at = int(KEY) + (done + k) * STRIDE
+            if k == len(walkers):
+                walkers.append(dict(state=begin(mix(~at)), elapsed=0, collected=0.0))
+            walker, random = walkers[k], mix(at)
+            state = walker["state"]
+            if (random >> 32) * 2.0**-32 < settings.epsilon.at(done + k):
+                action = lists[state][below(random, len(lists[state]))]
+            else:
+                best = np.flatnonzero(q[state] == q[state].max())
+                action = int(best[below(random, best.size)]) if best.size > 1 else int(best[0])
+            random = mix(at + int(GAMMA))
+            pair = state * model.n_actions + action
+            threshold, outcomes, rewards = tables.slot(pair * tables.width + below(random, tables.width))
+            other = (random >> 32) > threshold
+            after, ended, reward = outcomes[other] >> 1, bool(outcomes[other] & 1), rewards[other]
+            walker["elapsed"] += 1
+            walker["collected"] += reward
+            top = q[after].max()
+            future = 0.0 if ended or top == -np.inf else top
+            targets.append((state, action, reward + settings.discount_factor * future))
+            if ended or walker["elapsed"] >= (model.max_episode_steps or steps):
+                totals[0] += 1
+                totals[1].append(walker["collected"])
+                after = begin(mix(at + 2 * int(GAMMA)))
+                walker["elapsed"], walker["collected"] = 0, 0.0
+            walker["state"] = after
+        for k, (state, action, target) in enumerate(targets):
+            visits = n[state, action] + 1
+            step_size = settings.learning_rate.at(done + k) if step_sizes is None else step_sizes[visits]
+            n[state, action] = visits
+            q[state, action] += step_size * (target - q[state, action])
+        done += size
+    return np.where(legal, q, 0.0), n, (totals[0], math.fsum(totals[1]))
+
+
+# Rates bend between two supersteps: in one, those that are left would move in the next.
+@pytest.mark.parametrize("forbidden", [False, True])
+@pytest.mark.parametrize("rate", [PerVisit(0.7), Linear(0.5, 0.1, 960)])
+@pytest.mark.parametrize("steps", [1, 63, 3001])
+def test_it_learns_as_plain_python_does(rate, steps, forbidden):
+    settings = settings_of(learning_rate=rate, epsilon=Linear(1.0, 0.2, 640))
+    model = garnet(forbidden)
+    problem = problem_of(model, settings)
+    tables = problem.source.simulator.tables
+    values, counts, (episodes, returns) = twin(model, tables, steps, settings, 64, problem.rates.table)
+    for ranks in (1, 3):
+        one = learned(problem, steps, ranks, walkers=64)
+        np.testing.assert_array_equal(one.counts.reshape(counts.shape), counts)
+        np.testing.assert_allclose(one.values.reshape(counts.shape), values, rtol=1e-12, atol=1e-12)
+        assert one.totals[:2] == [episodes, returns]
+    assert counts.sum() == steps and (steps < 3000 or episodes > 50)
+
+
+def test_the_ramp():
+    sizes, used = [], 0
+    while used < 300_000:
+        sizes.append(steps_at_once(0, used, 256))
+        used += sizes[-1]
+    assert sizes[0] == 64 and sizes[-1] == 256 and sorted(sizes) == sizes
+    begins = np.cumsum([0, *sizes[:-1]])
+    assert all(size <= max(64, begin // 1000) for size, begin in zip(sizes, begins, strict=True))
+    assert steps_at_once(0, 0, 1) == 1 and steps_at_once(10**9, 0, 4096) == 4096
+    # After a bend it climbs back to where all of them move.
+    assert [steps_at_once(10**9, used, 64) for used in (1001, 1002, 1004, 1008, 1024)] == [1, 2, 4, 16, 64]
+
+
+# What goes wrong
+
+
+def test_a_partition_that_leaves_its_range_is_refused():
+    problem = problem_of(garnet(), settings_of())
+    with pytest.raises(
+        SettingsError, match="partition gives state 60 to 2, which is no rank: with 2 of them"
+    ):
+        Share(problem, partition=beyond, rank=0, ranks=2)
+    for wrong in ("blocks", 3, None, lambda state: 0):
+        with pytest.raises(SettingsError, match="partition must be"):
+            Share(problem, partition=wrong, ranks=2)
+
+
+@pytest.mark.parametrize("walkers", [0, -1, 100, 1 << 23])
+def test_a_number_of_walkers_that_cannot_be(walkers):
+    with pytest.raises(
+        SettingsError, match=f"walkers must be a power of two .* got {walkers}. Write walkers="
+    ):
+        Share(problem_of(garnet(), settings_of()), walkers)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_game_that_leaves_its_states_is_told(ranks):
+    @numba.njit
+    def step(data, memory, state, action, random):
+        return np.int64(40 if state == 7 and memory[1] > 40 else (state + 1) % 40), 0.0, False
+
+    game = CompiledSimulator.game(
+        "lost", 40, 3, ShopData(np.ones(40)), shop_reset, step, memory_size=2, max_episode_steps=10
+    )
+    problem = problem_of(game, settings_of())
+    shares = shares_of(problem, ranks)
+    with pytest.raises(OutsideSpaceError, match="step in state 7 with action . gave the state 40"):
+        play(shares, Stream(KEY, 0), 1_000_000, problem.rates)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_rewards_beyond_all_numbers_are_told(ranks):
+    outcomes = {0: {0: [(1.0, 1, 1e308, False)]}, 1: {0: [(1.0, 0, 1e308, False)]}}
+    model = TabularMDP.from_dict(outcomes, [1.0, 0.0], max_episode_steps=9)
+    problem = problem_of(model, settings_of())
+    with pytest.raises(DivergenceError, match="undiscounted return"):
+        play(shares_of(problem, ranks), Stream(KEY, 0), 1000, problem.rates)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_state_where_nothing_is_legal_is_told(ranks):
+    legal = np.ones((40, 3), bool)
+    legal[20] = False
+    game = replace(shop(), legal=legal)
+    problem = problem_of(game, settings_of())
+    with pytest.raises(ActionMaskError, match="came to state 20"):
+        play(shares_of(problem, ranks), Stream(KEY, 0), 20_000, problem.rates)
+
+
+def test_walkers_are_put_only_where_they_can_be():
+    problem = problem_of(garnet(), settings_of())
+    shares = shares_of(problem, 2)
+    play(shares, Stream(KEY, 0), 1000, problem.rates)
+    state = joined(share.state() for share in shares)
+    assert (state["walkers"][:64, WHO] >= 0).all() and (state["walkers"][64:] == -1).all()
+    wrong = [
+        ("walkers", (3, WHERE), 90 << 24, "from 0 to 89"),
+        ("walkers", (3, WHERE), 1, "identities"),
+        ("walkers", (3, WHO), (3 << 40) | 17, "17"),
+        ("walkers", (3, WHO), 4 << 40, "identities"),
+        ("walkers", (3, 3), np.array(np.nan).view(np.int64), "finite"),
+    ]
+    for name, place, given, message in wrong:
+        broken = {key: array.copy() for key, array in state.items()}
+        broken[name][place] = given
+        with pytest.raises(CheckpointError, match=message):
+            shares[0].restore(broken)
+    del state["ends"]
+    with pytest.raises(CheckpointError, match="ends is missing"):
+        shares[0].restore(state)
+
+
+# Agents
+
+
+def agent(**more):
+    return DistAsyncQLearning(seed=3, async_updates=False, discount_factor=0.9, **more)
+
+
+def test_an_agent_alone_learns_the_optimum_with_it():
+    model = garnet(max_episode_steps=None)
+    one = agent(epsilon=0.2)
+    result = one.train(model, total_steps=2_000_000, placement="sharded")
+    solution = model.solve(0.9)
+    reached = model.start_value(model.policy_value(one.q_table.argmax(axis=1), 0.9))
+    best = model.start_value(solution.v)
+    assert reached >= best - 0.01 * abs(best)
+    assert one.visits.sum() == result.steps == 2_000_000 and result.episodes > 1000
+
+
+def test_an_agent_that_was_stopped_goes_on_as_if_nothing_had_been(tmp_path):
+    def stop(progress):
+        if progress.steps >= 100_000:
+            raise KeyboardInterrupt
+
+    whole_one, parts, resumed = (agent(epsilon=0.2, dtype="float32") for _ in range(3))
+    kept = {"checkpoint_dir": tmp_path, "placement": "sharded"}
+    expected = whole_one.train(garnet(), total_steps=300_000, placement="sharded")
+    with pytest.raises((TrainingStopped, KeyboardInterrupt)):
+        parts.train(garnet(), total_steps=300_000, checkpoint_interval=65_536, progress=stop, **kept)
+    result = resumed.train(garnet(), total_steps=300_000, **kept)
+    assert result.resumed_from is not None
+    np.testing.assert_array_equal(resumed.q_table, whole_one.q_table)
+    np.testing.assert_array_equal(resumed.visits, whole_one.visits)
+    assert (result.episodes, result.mean_return) == (expected.episodes, expected.mean_return)
+
+
+def test_what_an_agent_learns_alone_any_number_of_shares_learns():
+    one = agent(epsilon=Constant(0.2))
+    one.train(garnet(), total_steps=40_000, placement="sharded")
+    problem = problem_of(garnet(), one.settings)
+    from dist_classicrl._random import stream_key
+
+    shares = shares_of(problem, 3, walkers=1 << 14)
+    play(shares, Stream(stream_key(3, "alone", 0), 0), 40_000, problem.rates)
+    values, counts = whole(problem, shares)
+    np.testing.assert_array_equal(values.reshape(one.q_table.shape), one.q_table)
+    np.testing.assert_array_equal(counts.reshape(one.q_table.shape), one.visits)
+
+
+def test_a_stepped_environment_is_refused():
+    with pytest.raises(SettingsError, match="needs an environment that is compiled code"):
+        agent().train("Blackjack-v1", total_steps=100, placement="sharded")
