@@ -106,6 +106,13 @@ def steps_at_once(start, used, walkers):
 
 
 @jit_inline
+def _copy(source, i, target, j, first):
+    """Copy record `i` of `source` to place `j` of `target`, from word `first` on."""
+    for word in range(first, source.shape[1]):
+        target[j, word] = source[i, word]
+
+
+@jit_inline
 def _at(stretch, done, identity):
     return stretch.key + np.uint64(stretch.offset + done + identity) * STEP_STRIDE
 
@@ -308,8 +315,7 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
             if to == crew.rank:
                 record = here[kept]
                 if kept < k:
-                    for word in range(MEMORY, record.size):
-                        record[word] = here[k, word]
+                    _copy(here, k, here, kept, MEMORY)
                 record[WHO] = (identity << ELAPSED_BITS) | elapsed
                 record[WHERE] = next_state << _STATE_SHIFT
                 reals[kept, COLLECTED] = collected
@@ -321,7 +327,7 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
                     crew.sent_at[k] = place
     if kept < n_moving:
         for k in range(n_moving, n_here):
-            here[kept + k - n_moving] = here[k]
+            _copy(here, k, here, kept + k - n_moving, 0)
         sizes[HERE] = kept + n_here - n_moving
     if sizes[SENT] > 0:
         _sort(crew)
@@ -338,8 +344,7 @@ def _sort(crew):
         to = staged_to[i]
         place = offsets[to]
         offsets[to] += 1
-        for word in range(crew.out.shape[1]):
-            crew.out[place, word] = crew.staged[i, word]
+        _copy(crew.staged, i, crew.out, place, 0)
         staged_to[i] = place
     for rank in range(offsets.size - 1, 0, -1):
         offsets[rank] = offsets[rank - 1]
@@ -398,14 +403,12 @@ def _take_in(crew, inbox):
     numbering(words, before)
     for k in range(n_here):
         place = number_of(words, before, crew.here[k, WHO] >> ELAPSED_BITS)
-        for word in range(crew.here.shape[1]):
-            crew.merged[place, word] = crew.here[k, word]
+        _copy(crew.here, k, crew.merged, place, 0)
     for i in range(inbox.shape[0]):
         where = inbox[i, WHERE]
         if where & 3 != ASKS:
             place = number_of(words, before, inbox[i, WHO] >> ELAPSED_BITS)
-            for word in range(inbox.shape[1]):
-                crew.merged[place, word] = inbox[i, word]
+            _copy(inbox, i, crew.merged, place, 0)
             crew.merged[place, WHERE] = (where >> _STATE_SHIFT) << _STATE_SHIFT
 
 
