@@ -7,11 +7,10 @@ import signal
 import time
 
 import numba
-import numpy as np
 import pytest
 
 from dist_classicrl import TabularMDP
-from dist_classicrl.callbacks import Callback
+from dist_classicrl.callbacks import BaseCallback
 from dist_classicrl.engines.supersteps.part import Part
 from dist_classicrl.errors import RankMismatchError, SettingsError
 from dist_classicrl.learning.supersteps.share import Share
@@ -94,24 +93,29 @@ def test_a_partition_of_ones_own(world, alone, make_agent, garnet):
     check_same(world, alone, make_agent, garnet, asked={"partition": chosen})
 
 
-def test_it_learns_the_optimum(make_agent, garnet):
-    agent = make_agent(async_updates=False, discount_factor=0.9, epsilon=0.3)
-    agent.train(garnet, total_steps=3_000_000, placement="sharded")
-    error = agent.q_table - garnet.solve(0.9).q
-    assert np.sqrt((error**2).mean()) < 0.1
+def test_it_learns_as_well_as_one_learner(alone, make_agent, garnet):
+    losses = []
+    for settings in ({"async_updates": False}, {"comm": alone}):
+        agent = make_agent(discount_factor=0.9, **settings)
+        agent.train(garnet, total_steps=2_000_000, placement="replicated" if losses else "sharded")
+        reached = garnet.start_value(garnet.policy_value(agent.q_table.argmax(axis=1), 0.9))
+        losses.append(garnet.start_value(garnet.solve(0.9).v) - reached)
+    assert losses[0] < 1.2 * losses[1] + 0.02
 
 
-class Recorder(Callback):
+class Recorder(BaseCallback):
     def __init__(self):
+        super().__init__()
         self.rows = []
         self.tables = []
 
-    def on_progress(self, agent, progress):
+    def _on_step(self):
+        progress = self.progress
         self.rows.append(
             (progress.steps, progress.episodes, repr(progress.mean_return), repr(progress.td_error))
         )
         if len(self.tables) < 5:
-            self.tables.append((progress.steps, digest(agent)))
+            self.tables.append((progress.steps, digest(self.model)))
         return True
 
 
@@ -177,7 +181,7 @@ def test_one_process_goes_on_where_many_stopped(
         ({"partition": "blocks"}, {}, "partition must be"),
         ({"partition": nobody}, {}, "partition gives state 0 to 77"),
         ({}, {"replay_ratio": 0.5}, "replay_ratio=0.5"),
-        ({}, {"compression_threshold": 0.1}, "compression_threshold=0.1"),
+        ({}, {"compression_threshold": 0.1}, "compression_threshold has no place"),
         ({}, {"on_failure": "replace"}, "on_failure"),
     ],
 )

@@ -57,9 +57,10 @@ class LineTable:
             shape.n_actions,
         )
         #: Of each row its values and its counts, shape (rows, A).
-        self.values = self.arrays.values.reshape(shape.n_rows, -1)[:, : shape.n_actions]
+        self.values = self.arrays.values.reshape(shape.n_rows, self.arrays.width)[:, : shape.n_actions]
         last_count = first_count + shape.n_actions
-        self.counts = self.arrays.counts.reshape(shape.n_rows, -1)[:, first_count:last_count]
+        counts = self.arrays.counts.reshape(shape.n_rows, self.arrays.count_width)
+        self.counts = counts[:, first_count:last_count]
         self._legal = legal
         if is_new:
             self._forbid()
