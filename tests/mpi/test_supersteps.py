@@ -181,7 +181,6 @@ def test_one_process_goes_on_where_many_stopped(
         ({"partition": "blocks"}, {}, "partition must be"),
         ({"partition": nobody}, {}, "partition gives state 0 to 77"),
         ({}, {"replay_ratio": 0.5}, "replay_ratio=0.5"),
-        ({}, {"compression_threshold": 0.1}, "compression_threshold has no place"),
         ({}, {"on_failure": "replace"}, "on_failure"),
     ],
 )

@@ -39,8 +39,8 @@ _STATE_SHIFT = ACTION_BITS + 2
 # What a record asks for: a walker that comes may ask for a target, or only come, and a target may be all.
 MOVES, COMES, ASKS = 0, 1, 2
 
-# What `Crew.sizes` counts.
-HERE, MOVED, SENT, BEGUN, MADE = range(5)
+# What `Crew.sizes` counts; `SIDE` says which of both `Crew.records` are those that are here.
+HERE, MOVED, BEGUN, MADE, SIDE = range(5)
 
 FINE, WRONG_GAME, WRONG_RULE, WRONG_RECORD = 0, 1, 2, 3
 
@@ -55,21 +55,19 @@ class Crew(NamedTuple):
     Behind `MEMORY` stands a game's hidden state, then the rule's whole numbers, then its real ones.
     """
 
-    here: np.ndarray  # records of the walkers that are here, by identity
-    here_reals: np.ndarray
-    merged: np.ndarray  # as long: where those that come are put among them
-    merged_reals: np.ndarray
+    records: np.ndarray  # shape (2, walkers, words): those that are here, by identity, and room for the next
+    reals: np.ndarray
     rows: np.ndarray  # of each walker that moves, int64: the row that it acted on,
     pairs: np.ndarray  # state * A + action,
     actions: np.ndarray
     numbers: np.ndarray  # which of the steps of the superstep it made, which is its identity
-    sent_at: np.ndarray  # where its question is among what was sent; -1: it is answered
+    sent_to: np.ndarray  # who is asked for its target; -1: it is there
+    sent_at: np.ndarray  # where the question is among what was sent there
     targets: np.ndarray  # float64, shape (walkers, 1 or 2): the target, and for which of several tables
-    staged: np.ndarray  # records that are to be sent
-    staged_reals: np.ndarray
-    staged_to: np.ndarray  # int64: the rank
-    out: np.ndarray  # the same in the order of ranks
-    offsets: np.ndarray  # int64: where each rank's begin there
+    out: np.ndarray  # records for others, shape (.., words)
+    out_reals: np.ndarray
+    out_starts: np.ndarray  # int64, shape (ranks,): where each rank's begin there
+    n_out: np.ndarray  # int64, shape (ranks,): how many there are
     sizes: np.ndarray  # int64, shape (5,)
     words: np.ndarray  # the identities of those that are here, see `numbering`
     before: np.ndarray
@@ -161,20 +159,19 @@ def _learn(rule, crew, asking, now, step, record, reals, targets, at):
 
 
 @jit_inline
-def _stage(crew, record, identity, elapsed, where, collected, to):
-    """Copy a record to those that are to be sent; return its place among them."""
-    at = crew.sizes[SENT]
-    crew.sizes[SENT] = at + 1
-    staged = crew.staged[at]
+def _send(crew, record, identity, elapsed, where, collected, to):
+    """Copy a record to those for rank `to`; return its place among them."""
+    number = crew.n_out[to]
+    crew.n_out[to] = number + 1
+    at = crew.out_starts[to] + number
+    sent = crew.out[at]
     for word in range(MEMORY, record.size):
-        staged[word] = record[word]
-    staged[WHO] = (identity << ELAPSED_BITS) | elapsed
-    staged[WHERE] = where
-    staged[REWARD] = record[REWARD]
-    crew.staged_reals[at, COLLECTED] = collected
-    crew.staged_to[at] = to
-    crew.offsets[to + 1] += 1
-    return at
+        sent[word] = record[word]
+    sent[WHO] = (identity << ELAPSED_BITS) | elapsed
+    sent[WHERE] = where
+    sent[REWARD] = record[REWARD]
+    crew.out_reals[at, COLLECTED] = collected
+    return number
 
 
 @jit
@@ -182,7 +179,7 @@ def _begin_walkers(simulation, partition, crew, stretch, done, size):
     """Begin those of the first `size` walkers that have not begun; all ranks do, and keep their own."""
     for identity in range(crew.sizes[BEGUN], size):
         at = crew.sizes[HERE]
-        record = crew.here[at]
+        record = crew.records[crew.sizes[SIDE], at]
         record[:] = 0
         state = _begin(simulation, crew, record, mix(~_at(stretch, done, identity)))
         if state < 0:
@@ -201,7 +198,7 @@ def _first_of(crew, identity):
     low, high = 0, crew.sizes[HERE]
     while low < high:
         middle = (low + high) // 2
-        if crew.here[middle, WHO] >> ELAPSED_BITS < identity:
+        if crew.records[crew.sizes[SIDE], middle, WHO] >> ELAPSED_BITS < identity:
             low = middle + 1
         else:
             high = middle
@@ -209,10 +206,10 @@ def _first_of(crew, identity):
 
 
 @jit_inline
-def _find(partition, crew, table, first, last):
+def _find(partition, crew, here, table, first, last):
     """Find the rows of some walkers and ask for them."""
     for k in range(first, last):
-        row = row_of(partition, crew.here[k, WHERE] >> _STATE_SHIFT)
+        row = row_of(partition, here[k, WHERE] >> _STATE_SHIFT)
         crew.rows[k] = row
         prefetch_values(table, row)
 
@@ -223,10 +220,10 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
 
     `asking` is the context with an `Outbox`. Return `FINE`, or what is wrong.
     """
-    table, here, reals, sizes = context.table, crew.here, crew.here_reals, crew.sizes
+    table, sizes = context.table, crew.sizes
+    here, reals = crew.records[sizes[SIDE]], crew.reals[sizes[SIDE]]
     n_actions = actions_of(table)
-    sizes[SENT] = 0
-    crew.offsets[:] = 0
+    crew.n_out[:] = 0
     if sizes[BEGUN] < size:
         wrong = _begin_walkers(simulation, partition, crew, stretch, done, size)
         if wrong != FINE:
@@ -235,7 +232,7 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
     n_moving = n_here if size >= sizes[BEGUN] else _first_of(crew, size)
     sizes[MOVED] = n_moving
     kept = 0
-    _find(partition, crew, table, 0, min(BLOCK, n_moving))
+    _find(partition, crew, here, table, 0, min(BLOCK, n_moving))
     for first in range(0, n_moving, BLOCK):
         last = min(first + BLOCK, n_moving)
         for k in range(first, last):
@@ -249,7 +246,7 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
             crew.numbers[k] = identity
             crew.pairs[k] = state * n_actions + action
             prefetch_outcome(simulation, state, action, mix(at + GAMMA), n_actions)
-        _find(partition, crew, table, last, min(last + BLOCK, n_moving))
+        _find(partition, crew, here, table, last, min(last + BLOCK, n_moving))
         for k in range(first, last):
             j = k - first
             random = mix(_at(stretch, done, crew.numbers[k]) + GAMMA)
@@ -283,7 +280,7 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
             has_ended = terminated or elapsed >= crew.time_limit
             truncated = has_ended and not terminated
             reals[k, REWARD] = reward
-            crew.sent_at[k] = -1
+            crew.sent_to[k] = -1
             if owner == crew.rank:
                 row = crew.next_rows[j]
                 step = Transition(row, action, reward, row, terminated, truncated, 0)
@@ -293,7 +290,8 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
             if has_ended:
                 if owner != crew.rank:
                     where = (next_state << _STATE_SHIFT) | (action << 2) | ASKS
-                    crew.sent_at[k] = _stage(crew, here[k], identity, elapsed, where, 0.0, owner)
+                    crew.sent_at[k] = _send(crew, here[k], identity, elapsed, where, 0.0, owner)
+                    crew.sent_to[k] = owner
                 crew.ends[0] += 1
                 crew.ends[1] += elapsed
                 if abs(collected) < np.inf:
@@ -322,99 +320,91 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
                 kept += 1
             else:
                 where = (next_state << _STATE_SHIFT) | (action << 2) | asks
-                place = _stage(crew, here[k], identity, elapsed, where, collected, to)
+                place = _send(crew, here[k], identity, elapsed, where, collected, to)
                 if asks == MOVES:
                     crew.sent_at[k] = place
+                    crew.sent_to[k] = to
     if kept < n_moving:
         for k in range(n_moving, n_here):
             _copy(here, k, here, kept + k - n_moving, 0)
         sizes[HERE] = kept + n_here - n_moving
-    if sizes[SENT] > 0:
-        _sort(crew)
     return FINE
 
 
 @jit
-def _sort(crew):
-    """Put what is to be sent into the order of ranks, those for one in the order of their identities."""
-    offsets, staged_to = crew.offsets, crew.staged_to
-    for rank in range(1, offsets.size):
-        offsets[rank] += offsets[rank - 1]
-    for i in range(crew.sizes[SENT]):
-        to = staged_to[i]
-        place = offsets[to]
-        offsets[to] += 1
-        _copy(crew.staged, i, crew.out, place, 0)
-        staged_to[i] = place
-    for rank in range(offsets.size - 1, 0, -1):
-        offsets[rank] = offsets[rank - 1]
-    offsets[0] = 0
-    for k in range(crew.sizes[MOVED]):
-        if crew.sent_at[k] >= 0:
-            crew.sent_at[k] = staged_to[crew.sent_at[k]]
+def answer(rule, partition, crew, asking, stretch, done, inbox, inbox_reals, starts, counts, replies):
+    """Compute the targets that others ask for, a row of `replies` for each record, and take in who comes.
 
-
-@jit
-def answer(rule, partition, crew, asking, stretch, done, inbox, inbox_reals, replies):
-    """Compute the targets that others ask for, a row of `replies` for each record, and take in who comes."""
+    The records of rank r are `counts[r]` from ``starts[r]`` on.
+    """
     table = asking.table
     n_come = 0
-    for first in range(0, inbox.shape[0], BLOCK):
-        last = min(first + BLOCK, inbox.shape[0])
-        for i in range(first, last):
-            state, identity = inbox[i, WHERE] >> _STATE_SHIFT, inbox[i, WHO] >> ELAPSED_BITS
-            is_state = 0 <= state < crew.n_states and owner_of(partition, state) == crew.rank
-            is_action = (inbox[i, WHERE] >> 2) & _ACTION_MASK < table.n_actions
-            if not (is_state and is_action and 0 <= identity < 64 * crew.words.size):
-                return WRONG_RECORD
-            row = row_of(partition, state)
-            crew.next_rows[i - first] = row
-            prefetch_values(table, row)
-        for i in range(first, last):
-            where = inbox[i, WHERE]
-            asks = where & 3
-            n_come += asks != ASKS
-            if asks == COMES:
-                continue
-            identity = inbox[i, WHO] >> ELAPSED_BITS
-            row = crew.next_rows[i - first]
-            action = (where >> 2) & _ACTION_MASK
-            step = Transition(row, action, inbox_reals[i, REWARD], row, False, asks == ASKS, 0)
-            now = _now(stretch, done + identity, mix(_at(stretch, done, identity)))
-            if not _learn(rule, crew, asking, now, step, inbox[i], inbox_reals[i], replies, i):
-                return WRONG_RULE
+    for rank in range(starts.size):
+        for first in range(starts[rank], starts[rank] + counts[rank], BLOCK):
+            last = min(first + BLOCK, starts[rank] + counts[rank])
+            for i in range(first, last):
+                state, identity = inbox[i, WHERE] >> _STATE_SHIFT, inbox[i, WHO] >> ELAPSED_BITS
+                is_state = 0 <= state < crew.n_states and owner_of(partition, state) == crew.rank
+                is_action = (inbox[i, WHERE] >> 2) & _ACTION_MASK < table.n_actions
+                if not (is_state and is_action and 0 <= identity < crew.rows.size):
+                    return WRONG_RECORD
+                row = row_of(partition, state)
+                crew.next_rows[i - first] = row
+                prefetch_values(table, row)
+            for i in range(first, last):
+                where = inbox[i, WHERE]
+                asks = where & 3
+                n_come += asks != ASKS
+                if asks == COMES:
+                    continue
+                identity = inbox[i, WHO] >> ELAPSED_BITS
+                row = crew.next_rows[i - first]
+                action = (where >> 2) & _ACTION_MASK
+                step = Transition(row, action, inbox_reals[i, REWARD], row, False, asks == ASKS, 0)
+                now = _now(stretch, done + identity, mix(_at(stretch, done, identity)))
+                if not _learn(rule, crew, asking, now, step, inbox[i], inbox_reals[i], replies, i):
+                    return WRONG_RULE
     if n_come > 0:
-        _take_in(crew, inbox)
+        if crew.sizes[HERE] + n_come > crew.rows.size:
+            return WRONG_RECORD
+        _take_in(crew, inbox, starts, counts)
         crew.sizes[HERE] += n_come
+        crew.sizes[SIDE] = 1 - crew.sizes[SIDE]
     return FINE
 
 
 @jit
-def _take_in(crew, inbox):
-    """Put those who come among those who are here, in the order of their identities, into `merged`."""
+def _take_in(crew, inbox, starts, counts):
+    """Put those who come among those who are here, in the order of their identities, on the other side."""
     words, before = crew.words, crew.before
+    here, merged = crew.records[crew.sizes[SIDE]], crew.records[1 - crew.sizes[SIDE]]
     n_here = crew.sizes[HERE]
     words[:] = 0
     for k in range(n_here):
-        set_numbers(words, crew.here[k, WHO] >> ELAPSED_BITS)
-    for i in range(inbox.shape[0]):
-        if inbox[i, WHERE] & 3 != ASKS:
-            set_numbers(words, inbox[i, WHO] >> ELAPSED_BITS)
+        set_numbers(words, here[k, WHO] >> ELAPSED_BITS)
+    for rank in range(starts.size):
+        for i in range(starts[rank], starts[rank] + counts[rank]):
+            if inbox[i, WHERE] & 3 != ASKS:
+                set_numbers(words, inbox[i, WHO] >> ELAPSED_BITS)
     numbering(words, before)
     for k in range(n_here):
-        place = number_of(words, before, crew.here[k, WHO] >> ELAPSED_BITS)
-        _copy(crew.here, k, crew.merged, place, 0)
-    for i in range(inbox.shape[0]):
-        where = inbox[i, WHERE]
-        if where & 3 != ASKS:
-            place = number_of(words, before, inbox[i, WHO] >> ELAPSED_BITS)
-            _copy(inbox, i, crew.merged, place, 0)
-            crew.merged[place, WHERE] = (where >> _STATE_SHIFT) << _STATE_SHIFT
+        place = number_of(words, before, here[k, WHO] >> ELAPSED_BITS)
+        _copy(here, k, merged, place, 0)
+    for rank in range(starts.size):
+        for i in range(starts[rank], starts[rank] + counts[rank]):
+            where = inbox[i, WHERE]
+            if where & 3 != ASKS:
+                place = number_of(words, before, inbox[i, WHO] >> ELAPSED_BITS)
+                _copy(inbox, i, merged, place, 0)
+                merged[place, WHERE] = (where >> _STATE_SHIFT) << _STATE_SHIFT
 
 
 @jit
-def settle(crew, context, stretch, done, replies):
-    """Move the entries of all that moved towards their targets; `replies` are those to what was sent."""
+def settle(crew, context, stretch, done, replies, starts):
+    """Move the entries of all that moved towards their targets.
+
+    `replies` are those to what was sent, those to rank r's from ``starts[r]`` on.
+    """
     table = context.table
     n_actions = actions_of(table)
     n_moved = crew.sizes[MOVED]
@@ -422,13 +412,14 @@ def settle(crew, context, stretch, done, replies):
         ahead = min(k + BLOCK // 2, n_moved - 1)
         prefetch_values(table, crew.rows[ahead])
         prefetch_counts(table, crew.rows[ahead], crew.actions[ahead])
-        place = crew.sent_at[k]
+        to = crew.sent_to[k]
         number = 0
-        if place < 0:
+        if to < 0:
             target = crew.targets[k, 0]
             if crew.targets.shape[1] > 1:
                 number = np.int64(crew.targets[k, 1])
         else:
+            place = starts[to] + crew.sent_at[k]
             target = replies[place, 0]
             if crew.targets.shape[1] > 1:
                 number = np.int64(replies[place, 1])
@@ -456,7 +447,7 @@ def learn_alone(rule, simulation, partition, crew, context, asking, stretch, sta
         wrong = depart(rule, simulation, partition, crew, context, asking, stretch, done, size)
         if wrong != FINE:
             return wrong
-        settle(crew, context, stretch, done, crew.targets)
+        settle(crew, context, stretch, done, crew.targets, crew.n_out)
         done += size
         crew.sizes[MADE] = done
     return FINE
