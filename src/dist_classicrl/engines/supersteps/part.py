@@ -29,7 +29,7 @@ _TEND_SECONDS = 0.01
 _SPINS = 50
 """So often others are looked for before this process sleeps: a superstep lasts about as long as a sleep."""
 
-_LOOKS = 1000
+_LOOKS = 5000
 """And so often in memory each time."""
 
 
@@ -124,9 +124,9 @@ class Part:
             moved, n_bytes, learning = self._play_by_messages(until, tend)
             seconds = time.perf_counter() - begun
         else:
-            moved, n_bytes, waiting = self._play_in_memory(until, tend)
+            moved, n_bytes, share_of_time = self._play_in_memory(until, tend)
             seconds = time.perf_counter() - begun
-            learning = (1.0 - waiting) * seconds
+            learning = share_of_time * seconds
         share = self._share
         share.check()
         return Played(self.attempt, self.stream.used, moved, share.counted(), learning, seconds, n_bytes)
@@ -141,8 +141,8 @@ class Part:
             before = steps
             if tries > _SPINS:
                 backoff.wait()
-        moved, crossed, waiting = share.exchanged()
-        return moved, 8 * crossed * (share.words + share.width), waiting
+        moved, crossed, learning = share.exchanged()
+        return moved, 8 * crossed * (share.words + share.width), learning
 
     def _play_by_messages(self, until: int, tend: Callable[[], None]) -> tuple[int, int, float]:
         share = self._share

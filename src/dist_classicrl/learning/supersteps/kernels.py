@@ -21,9 +21,9 @@ from dist_classicrl.environments.simulate import advance, begin, is_wrong, note,
 from dist_classicrl.learning.behavior import choose
 from dist_classicrl.learning.loops import STEP_STRIDE, TWICE_GAMMA, on_line
 from dist_classicrl.learning.rules.kernel import Learned, Now, Transition, learn, step_size
-from dist_classicrl.learning.supersteps.numbering import number_of, numbering, set_numbers
 from dist_classicrl.learning.supersteps.partition import owner_of, row_of
 from dist_classicrl.learning.supersteps.sums import add_exactly
+from dist_classicrl.tables.blocks import lowest_bit
 from dist_classicrl.tables.lines import learn_target_as, prefetch_counts, prefetch_values
 from dist_classicrl.tables.rows import actions_of, count, value_of
 
@@ -39,8 +39,8 @@ _STATE_SHIFT = ACTION_BITS + 2
 # What a record asks for: a walker that comes may ask for a target, or only come, and a target may be all.
 MOVES, COMES, ASKS = 0, 1, 2
 
-# What `Crew.sizes` counts; `SIDE` says which of both `Crew.records` are those that are here.
-HERE, MOVED, BEGUN, MADE, SIDE = range(5)
+# What `Crew.sizes` counts.
+MOVED, BEGUN, MADE = range(3)
 
 FINE, WRONG_GAME, WRONG_RULE, WRONG_RECORD = 0, 1, 2, 3
 
@@ -55,12 +55,13 @@ class Crew(NamedTuple):
     Behind `MEMORY` stands a game's hidden state, then the rule's whole numbers, then its real ones.
     """
 
-    records: np.ndarray  # shape (2, walkers, words): those that are here, by identity, and room for the next
+    records: np.ndarray  # shape (walkers, words): of the walkers, by identity
     reals: np.ndarray
+    here: np.ndarray  # int64: a bit for each identity: whether the walker is here
     rows: np.ndarray  # of each walker that moves, int64: the row that it acted on,
     pairs: np.ndarray  # state * A + action,
     actions: np.ndarray
-    numbers: np.ndarray  # which of the steps of the superstep it made, which is its identity
+    numbers: np.ndarray  # its identity, and which of the steps of the superstep it made
     sent_to: np.ndarray  # who is asked for its target; -1: it is there
     sent_at: np.ndarray  # where the question is among what was sent there
     targets: np.ndarray  # float64, shape (walkers, 1 or 2): the target, and for which of several tables
@@ -68,9 +69,7 @@ class Crew(NamedTuple):
     out_reals: np.ndarray
     out_starts: np.ndarray  # int64, shape (ranks,): where each rank's begin there
     n_out: np.ndarray  # int64, shape (ranks,): how many there are
-    sizes: np.ndarray  # int64, shape (5,)
-    words: np.ndarray  # the identities of those that are here, see `numbering`
-    before: np.ndarray
+    sizes: np.ndarray  # int64, shape (3,)
     rank: int
     n_states: int  # of all ranks
     time_limit: int  # steps after which an episode is truncated
@@ -104,10 +103,24 @@ def steps_at_once(start, used, walkers):
 
 
 @jit_inline
-def _copy(source, i, target, j, first):
-    """Copy record `i` of `source` to place `j` of `target`, from word `first` on."""
-    for word in range(first, source.shape[1]):
-        target[j, word] = source[i, word]
+def _move(crew, identity):
+    """Take note that a walker comes, or goes."""
+    crew.here[np.uint64(identity >> 6)] ^= np.int64(1) << (identity & 63)
+
+
+@jit_inline
+def _gather(crew, size):
+    """List those of the first `size` identities that are here; return how many there are."""
+    n = 0
+    for word in range((size + 63) >> 6):
+        bits = crew.here[np.uint64(word)]
+        if size - (word << 6) < 64:
+            bits &= (np.int64(1) << (size - (word << 6))) - 1
+        while bits != 0:
+            crew.numbers[np.uint64(n)] = (word << 6) + lowest_bit(bits)
+            bits &= bits - 1
+            n += 1
+    return n
 
 
 @jit_inline
@@ -178,8 +191,7 @@ def _send(crew, record, identity, elapsed, where, collected, to):
 def _begin_walkers(simulation, partition, crew, stretch, done, size):
     """Begin those of the first `size` walkers that have not begun; all ranks do, and keep their own."""
     for identity in range(crew.sizes[BEGUN], size):
-        at = crew.sizes[HERE]
-        record = crew.records[crew.sizes[SIDE], at]
+        record = crew.records[identity]
         record[:] = 0
         state = _begin(simulation, crew, record, mix(~_at(stretch, done, identity)))
         if state < 0:
@@ -187,29 +199,16 @@ def _begin_walkers(simulation, partition, crew, stretch, done, size):
         if owner_of(partition, state) == crew.rank:
             record[WHO] = identity << ELAPSED_BITS
             record[WHERE] = state << _STATE_SHIFT
-            crew.sizes[HERE] = at + 1
+            _move(crew, identity)
     crew.sizes[BEGUN] = max(crew.sizes[BEGUN], size)
     return FINE
 
 
 @jit_inline
-def _first_of(crew, identity):
-    """Return how many walkers that are here have a lower identity."""
-    low, high = 0, crew.sizes[HERE]
-    while low < high:
-        middle = (low + high) // 2
-        if crew.records[crew.sizes[SIDE], middle, WHO] >> ELAPSED_BITS < identity:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-@jit_inline
-def _find(partition, crew, here, table, first, last):
+def _find(partition, crew, table, first, last):
     """Find the rows of some walkers and ask for them."""
     for k in range(first, last):
-        row = row_of(partition, here[k, WHERE] >> _STATE_SHIFT)
+        row = row_of(partition, crew.records[crew.numbers[k], WHERE] >> _STATE_SHIFT)
         crew.rows[k] = row
         prefetch_values(table, row)
 
@@ -220,39 +219,36 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
 
     `asking` is the context with an `Outbox`. Return `FINE`, or what is wrong.
     """
-    table, sizes = context.table, crew.sizes
-    here, reals = crew.records[sizes[SIDE]], crew.reals[sizes[SIDE]]
+    table, records, reals = context.table, crew.records, crew.reals
     n_actions = actions_of(table)
     crew.n_out[:] = 0
-    if sizes[BEGUN] < size:
+    if crew.sizes[BEGUN] < size:
         wrong = _begin_walkers(simulation, partition, crew, stretch, done, size)
         if wrong != FINE:
             return wrong
-    n_here = sizes[HERE]
-    n_moving = n_here if size >= sizes[BEGUN] else _first_of(crew, size)
-    sizes[MOVED] = n_moving
-    kept = 0
-    _find(partition, crew, here, table, 0, min(BLOCK, n_moving))
+    n_moving = _gather(crew, size)
+    crew.sizes[MOVED] = n_moving
+    _find(partition, crew, table, 0, min(BLOCK, n_moving))
     for first in range(0, n_moving, BLOCK):
         last = min(first + BLOCK, n_moving)
         for k in range(first, last):
-            identity = here[k, WHO] >> ELAPSED_BITS
-            state = here[k, WHERE] >> _STATE_SHIFT
+            identity = crew.numbers[k]
+            state = records[identity, WHERE] >> _STATE_SHIFT
             at = _at(stretch, done, identity)
             random = mix(at)
             epsilon = on_line(stretch.epsilon, done + identity)
             action = choose(context.behavior, rule, context, crew.rows[k], epsilon, random)
             crew.actions[k] = action
-            crew.numbers[k] = identity
             crew.pairs[k] = state * n_actions + action
             prefetch_outcome(simulation, state, action, mix(at + GAMMA), n_actions)
-        _find(partition, crew, here, table, last, min(last + BLOCK, n_moving))
+        _find(partition, crew, table, last, min(last + BLOCK, n_moving))
         for k in range(first, last):
             j = k - first
             random = mix(_at(stretch, done, crew.numbers[k]) + GAMMA)
-            state, action = here[k, WHERE] >> _STATE_SHIFT, crew.actions[k]
+            record, action = records[crew.numbers[k]], crew.actions[k]
+            state = record[WHERE] >> _STATE_SHIFT
             note(simulation, crew.came, state, action)
-            memory = here[k, MEMORY : MEMORY + crew.memory_size]
+            memory = record[MEMORY : MEMORY + crew.memory_size]
             next_state, reward, terminated = advance(simulation, memory, state, action, random, n_actions)
             if is_wrong(simulation, np.int64(next_state), reward, crew.n_states):
                 crew.came[0], crew.came[1], crew.came[2] = state, action, np.int64(next_state)
@@ -271,26 +267,28 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
             crew.next_rows[j] = row
         for k in range(first, last):
             j = k - first
-            identity, elapsed = crew.numbers[k], here[k, WHO] & MOST_ELAPSED
+            identity = crew.numbers[k]
+            record, real = records[identity], reals[identity]
+            elapsed = record[WHO] & MOST_ELAPSED
             at = _at(stretch, done, identity)
             action, next_state = crew.actions[k], crew.next_states[j]
             reward, terminated, owner = crew.rewards[j], crew.terminated[j], crew.owners[j]
             elapsed = min(elapsed + 1, MOST_ELAPSED)
-            collected = reals[k, COLLECTED] + reward
+            collected = real[COLLECTED] + reward
             has_ended = terminated or elapsed >= crew.time_limit
             truncated = has_ended and not terminated
-            reals[k, REWARD] = reward
+            real[REWARD] = reward
             crew.sent_to[k] = -1
             if owner == crew.rank:
                 row = crew.next_rows[j]
                 step = Transition(row, action, reward, row, terminated, truncated, 0)
                 now = _now(stretch, done + identity, mix(at))
-                if not _learn(rule, crew, asking, now, step, here[k], reals[k], crew.targets, k):
+                if not _learn(rule, crew, asking, now, step, record, real, crew.targets, k):
                     return WRONG_RULE
             if has_ended:
                 if owner != crew.rank:
                     where = (next_state << _STATE_SHIFT) | (action << 2) | ASKS
-                    crew.sent_at[k] = _send(crew, here[k], identity, elapsed, where, 0.0, owner)
+                    crew.sent_at[k] = _send(crew, record, identity, elapsed, where, 0.0, owner)
                     crew.sent_to[k] = owner
                 crew.ends[0] += 1
                 crew.ends[1] += elapsed
@@ -301,8 +299,8 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
                 collected = 0.0
                 elapsed = 0
                 if truncated:
-                    here[k, MEMORY + crew.memory_size :] = 0
-                next_state = _begin(simulation, crew, here[k], mix(at + TWICE_GAMMA))
+                    record[MEMORY + crew.memory_size :] = 0
+                next_state = _begin(simulation, crew, record, mix(at + TWICE_GAMMA))
                 if next_state < 0:
                     return WRONG_GAME
                 to = owner_of(partition, next_state)
@@ -311,23 +309,16 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
                 to = owner
                 asks = MOVES
             if to == crew.rank:
-                record = here[kept]
-                if kept < k:
-                    _copy(here, k, here, kept, MEMORY)
                 record[WHO] = (identity << ELAPSED_BITS) | elapsed
                 record[WHERE] = next_state << _STATE_SHIFT
-                reals[kept, COLLECTED] = collected
-                kept += 1
+                real[COLLECTED] = collected
             else:
                 where = (next_state << _STATE_SHIFT) | (action << 2) | asks
-                place = _send(crew, here[k], identity, elapsed, where, collected, to)
+                place = _send(crew, record, identity, elapsed, where, collected, to)
+                _move(crew, identity)
                 if asks == MOVES:
                     crew.sent_at[k] = place
                     crew.sent_to[k] = to
-    if kept < n_moving:
-        for k in range(n_moving, n_here):
-            _copy(here, k, here, kept + k - n_moving, 0)
-        sizes[HERE] = kept + n_here - n_moving
     return FINE
 
 
@@ -338,7 +329,6 @@ def answer(rule, partition, crew, asking, stretch, done, inbox, inbox_reals, sta
     The records of rank r are `counts[r]` from ``starts[r]`` on.
     """
     table = asking.table
-    n_come = 0
     for rank in range(starts.size):
         for first in range(starts[rank], starts[rank] + counts[rank], BLOCK):
             last = min(first + BLOCK, starts[rank] + counts[rank])
@@ -354,49 +344,28 @@ def answer(rule, partition, crew, asking, stretch, done, inbox, inbox_reals, sta
             for i in range(first, last):
                 where = inbox[i, WHERE]
                 asks = where & 3
-                n_come += asks != ASKS
-                if asks == COMES:
-                    continue
                 identity = inbox[i, WHO] >> ELAPSED_BITS
+                if asks == COMES:
+                    _take_in(crew, inbox, i, identity)
+                    continue
                 row = crew.next_rows[i - first]
                 action = (where >> 2) & _ACTION_MASK
                 step = Transition(row, action, inbox_reals[i, REWARD], row, False, asks == ASKS, 0)
                 now = _now(stretch, done + identity, mix(_at(stretch, done, identity)))
                 if not _learn(rule, crew, asking, now, step, inbox[i], inbox_reals[i], replies, i):
                     return WRONG_RULE
-    if n_come > 0:
-        if crew.sizes[HERE] + n_come > crew.rows.size:
-            return WRONG_RECORD
-        _take_in(crew, inbox, starts, counts)
-        crew.sizes[HERE] += n_come
-        crew.sizes[SIDE] = 1 - crew.sizes[SIDE]
+                if asks == MOVES:
+                    _take_in(crew, inbox, i, identity)
     return FINE
 
 
-@jit
-def _take_in(crew, inbox, starts, counts):
-    """Put those who come among those who are here, in the order of their identities, on the other side."""
-    words, before = crew.words, crew.before
-    here, merged = crew.records[crew.sizes[SIDE]], crew.records[1 - crew.sizes[SIDE]]
-    n_here = crew.sizes[HERE]
-    words[:] = 0
-    for k in range(n_here):
-        set_numbers(words, here[k, WHO] >> ELAPSED_BITS)
-    for rank in range(starts.size):
-        for i in range(starts[rank], starts[rank] + counts[rank]):
-            if inbox[i, WHERE] & 3 != ASKS:
-                set_numbers(words, inbox[i, WHO] >> ELAPSED_BITS)
-    numbering(words, before)
-    for k in range(n_here):
-        place = number_of(words, before, here[k, WHO] >> ELAPSED_BITS)
-        _copy(here, k, merged, place, 0)
-    for rank in range(starts.size):
-        for i in range(starts[rank], starts[rank] + counts[rank]):
-            where = inbox[i, WHERE]
-            if where & 3 != ASKS:
-                place = number_of(words, before, inbox[i, WHO] >> ELAPSED_BITS)
-                _copy(inbox, i, merged, place, 0)
-                merged[place, WHERE] = (where >> _STATE_SHIFT) << _STATE_SHIFT
+@jit_inline
+def _take_in(crew, inbox, i, identity):
+    """Let the walker of a record be here."""
+    for word in range(inbox.shape[1]):
+        crew.records[identity, word] = inbox[i, word]
+    crew.records[identity, WHERE] = (inbox[i, WHERE] >> _STATE_SHIFT) << _STATE_SHIFT
+    crew.here[np.uint64(identity >> 6)] |= np.int64(1) << (identity & 63)
 
 
 @jit

@@ -29,13 +29,11 @@ from dist_classicrl.learning.supersteps.kernels import (
     COLLECTED,
     ELAPSED_BITS,
     FINE,
-    HERE,
     MADE,
     MEMORY,
     MOST_ELAPSED,
     MOVED,
     REWARD,
-    SIDE,
     WHERE,
     WHO,
     WRONG_GAME,
@@ -45,12 +43,13 @@ from dist_classicrl.learning.supersteps.kernels import (
 )
 from dist_classicrl.learning.supersteps.partition import Owned, owned_by
 from dist_classicrl.learning.supersteps.together import (
+    BEGUN_AT,
     CROSSED,
-    CYCLES,
     DONE,
+    ENDED_AT,
+    LEARNED,
     PHASE,
     STEPS,
-    WAITED,
     WAITING,
     Boxes,
 )
@@ -176,15 +175,16 @@ class Share:
     def _new_crew(self, boxes: Boxes | None) -> Crew:
         n, ranks = self.walkers, self.ranks
         width = self.width
-        records = self._records(2 * n)
+        records = self._records(n)
         if boxes is None:
             # Who moves may ask one rank for a target, and come to another.
             out, starts = self._records(2 * n * ranks if ranks > 1 else 0), 2 * n * np.arange(ranks)
         else:
             out, starts = boxes.records, boxes.out_starts
         return Crew(
-            records=records.reshape(2, n, self.words),
-            reals=records.view(np.float64).reshape(2, n, self.words),
+            records=records,
+            reals=records.view(np.float64),
+            here=np.zeros(-(-n // 64), np.int64),
             rows=_room(n),
             pairs=_room(n),
             actions=_room(n),
@@ -196,9 +196,7 @@ class Share:
             out_reals=out.view(np.float64),
             out_starts=starts,
             n_out=np.zeros(ranks, np.int64),
-            sizes=np.zeros(5, np.int64),
-            words=np.zeros(-(-n // 64), np.uint64),
-            before=np.zeros(-(-n // 64), np.int64),
+            sizes=np.zeros(3, np.int64),
             rank=self._rank,
             n_states=self._whole.n_states,
             time_limit=self._simulator.max_episode_steps or NEVER,
@@ -287,12 +285,15 @@ class Share:
         return int(self._boxes.state[STEPS])
 
     def exchanged(self) -> tuple[int, int, float]:
-        """Return the steps and records of `play_together` since this was asked, and the share of waiting."""
+        """Return the steps and records of `play_together` since this was asked.
+
+        And the share of the time, from its first call to the end of the last, in which it did not wait.
+        """
         assert self._boxes is not None
         state = self._boxes.state
-        steps, crossed, waited, cycles = (int(state[at]) for at in (STEPS, CROSSED, WAITED, CYCLES))
-        state[[STEPS, CROSSED, WAITED, CYCLES]] = 0
-        return steps, crossed, waited / max(1, cycles)
+        steps, crossed, learned, begun, ended = state[[STEPS, CROSSED, LEARNED, BEGUN_AT, ENDED_AT]].tolist()
+        state[[STEPS, CROSSED, LEARNED, BEGUN_AT]] = 0
+        return steps, crossed, learned / max(1, ended - begun)
 
     def depart(self, stretch: Stretch, done: int, size: int) -> list[np.ndarray]:
         """Let its walkers among the first `size` act.
@@ -429,10 +430,11 @@ class Share:
         What several shares return, `joined` makes one of, which any number of shares can `restore`.
         """
         crew = self._crew
-        here = crew.records[crew.sizes[SIDE], : crew.sizes[HERE]].copy()
-        here[:, REWARD] = 0
         walkers = np.full((self.walkers, self.words), -1)
-        walkers[here[:, WHO] >> ELAPSED_BITS] = here
+        bits = np.unpackbits(crew.here.view(np.uint8), bitorder="little")
+        here = np.flatnonzero(bits)
+        walkers[here] = crew.records[here]
+        walkers[here, REWARD] = 0
         return {"walkers": walkers, "counted": self.counted()}
 
     def restore(self, state: State) -> None:
@@ -457,11 +459,13 @@ class Share:
         if not np.isfinite(walkers[:, first:].copy().view(np.float64)).all():
             raise refused("walkers", "hold NaN or infinity", "finite numbers only")
         owned = self._owned.states
-        here = walkers if owned is None else walkers[np.isin(states, owned)]
+        here = np.arange(begun) if owned is None else np.flatnonzero(np.isin(states, owned))
         crew = self._crew
-        crew.records[0, : len(here)] = here
-        crew.sizes[:] = 0
-        crew.sizes[HERE], crew.sizes[BEGUN] = len(here), begun
+        crew.records[here] = walkers[here]
+        bits = np.zeros(64 * crew.here.size, np.uint8)
+        bits[here] = 1
+        crew.here[:] = np.packbits(bits, bitorder="little").view(np.int64)
+        crew.sizes[BEGUN] = begun
         # What was counted is counted once.
         counted = np.split(state["counted"], [2, 2 + sums.PARTS])
         for own, of_all in zip((crew.ends, crew.returns, crew.errors), counted, strict=True):

@@ -20,7 +20,8 @@ from dist_classicrl.learning.supersteps.kernels import FINE, MOVED, answer, depa
 WAITING = -1
 
 # What `Boxes.state` has.
-PHASE, DONE, SIZE, SEQUENCE, STEPS, CROSSED, WAITED, CYCLES = range(8)
+PHASE, DONE, SIZE, SEQUENCE, STEPS, CROSSED = range(6)
+LEARNED, BEGUN_AT, ENDED_AT = range(6, 9)  # in cycles of the processor's clock
 _DEPARTS, _AWAITS_RECORDS, _AWAITS_REPLIES = range(3)
 
 _FLAG_WORDS = 4 * LINE // 8
@@ -41,7 +42,7 @@ class Boxes(NamedTuple):
     out_flags: np.ndarray
     in_flags: np.ndarray
     counts: np.ndarray  # how many of them there are
-    state: np.ndarray  # int64, shape (8,)
+    state: np.ndarray  # int64, shape (9,)
 
 
 def bytes_of(ranks: int, walkers: int, words: int, width: int) -> int:
@@ -69,7 +70,7 @@ def boxes_in(
     records, replies = rest[: pairs * capacity * words], rest[pairs * capacity * words :]
     first, others = (attempt % _SETS) * ranks * ranks, np.array(players)
     out, into = first + own * ranks + others, first + others * ranks + own
-    state = np.zeros(8, np.int64)
+    state = np.zeros(9, np.int64)
     state[SEQUENCE] = (attempt + 1) << 32
     return Boxes(
         records.reshape(-1, words),
@@ -136,7 +137,7 @@ def _are_there(crew, boxes, flags, word, looks):
                     break
             if missing:
                 break
-    boxes.state[WAITED] += _cycles() - begin
+    boxes.state[LEARNED] -= _cycles() - begin
     return not missing
 
 
@@ -157,6 +158,8 @@ def play_together(
     """
     state = boxes.state
     begin = _cycles()
+    if state[BEGUN_AT] == 0:
+        state[BEGUN_AT] = begin
     status = FINE
     while True:
         done = state[DONE]
@@ -197,5 +200,6 @@ def play_together(
         settle(crew, context, stretch, done, boxes.replies, boxes.out_starts)
         state[DONE] = done + state[SIZE]
         state[PHASE] = _DEPARTS
-    state[CYCLES] += _cycles() - begin
+    state[ENDED_AT] = _cycles()
+    state[LEARNED] += state[ENDED_AT] - begin
     return status
