@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable
@@ -135,6 +136,7 @@ class Part:
         share, wire = self._share, self.group.wire
         backoff, tries, before = Backoff(wire.sleep), 0, -1
         while not share.play_together(self.stream, self.rates, until, _LOOKS):
+            os.sched_yield()  # where ranks outnumber cores, the others wait for this one's
             self._tend(tend)
             steps = share.steps_together
             tries = tries + 1 if steps == before else 0
