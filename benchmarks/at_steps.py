@@ -27,28 +27,31 @@ def run_rank(way: str, name: str, pairs: int, seconds: float) -> None:
     agent = DistAsyncQLearning(learning_rate=0.1, seed=0, async_updates=WAYS[way][1])
     env = common.problem(name)
     agent.train(env, total_steps=1_000_000)
-    steps = int(seconds * agent.train(env, total_steps=20_000_000).steps_per_second)
-    found = []
-    with tempfile.TemporaryDirectory() as folder:
-        evaluation = EveryNTimesteps(steps // EVALUATIONS, BaseCallback())
-        asked: list[BaseCallback] = [MetricsCallback(folder), evaluation]
-        for number in range(-1, pairs):
-            rates = {}
-            for is_asked in (number % 2 == 0, number % 2 == 1):
+    steps = int(seconds * agent.train(env, total_steps=19_000_000).steps_per_second)
+    # Evaluations come at steps of records, as with round numbers they do.
+    steps -= steps % (2 * EVALUATIONS)
+    agent.train(env, total_steps=-agent.steps % steps)
+    found, calls = [], 0
+    for number in range(-1, pairs):
+        rates = {}
+        for is_asked in (number % 2 == 0, number % 2 == 1):
+            evaluation = EveryNTimesteps(steps // EVALUATIONS, BaseCallback())
+            with tempfile.TemporaryDirectory() as folder:  # what an earlier call recorded would be read again
+                asked: list[BaseCallback] = [MetricsCallback(folder), evaluation]
                 result = agent.train(env, total_steps=steps, callbacks=asked if is_asked else None)
-                rates["with" if is_asked else "without"] = result.steps_per_second
-            if number >= 0:  # the first pair warms up
-                found.append(rates)
-        calls = evaluation.callback.n_calls / (pairs + 1)
+            rates["with" if is_asked else "without"] = result.steps_per_second
+            calls += evaluation.callback.n_calls
+        if number >= 0:  # the first pair warms up
+            found.append(rates)
     if agent.rank == 0:
-        print(json.dumps({"pairs": found, "steps": steps, "evaluations": calls}))
+        print(json.dumps({"pairs": found, "steps": steps, "evaluations": calls / (pairs + 1)}))
 
 
 def main() -> None:
     """Run the jobs, or be a rank of one."""
     parser = common.parser(__doc__, "at_steps.json")
     parser.add_argument("--pairs", type=int, default=20)
-    parser.add_argument("--seconds", type=float, default=2.5, help="length of each training, about")
+    parser.add_argument("--seconds", type=float, default=5.0, help="length of each training, about")
     parser.add_argument("--as_rank", nargs=2, metavar=("WAY", "PROBLEM"), help="used by its jobs")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)

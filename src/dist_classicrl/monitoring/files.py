@@ -60,7 +60,7 @@ class AppendedFile:
                 os.ftruncate(handle, self._left[2])
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
             self._waiting = b""
-            self._left = _identity(os.fstat(handle))
+            self._left = *self._left[:2], self._left[2] + written
         finally:
             os.close(handle)
 

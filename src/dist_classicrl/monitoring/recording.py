@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_encode = json.JSONEncoder(allow_nan=False).encode
 _HEADER = ",".join(COLUMNS).encode() + b"\n"
 
 
@@ -68,10 +69,9 @@ class MetricsWriter:
         """Write down a report with all that happened until then; not one without a new step."""
         text, row = b"".join(self._event(step, event) for event in progress.events), b""
         if self._unwritten is not None:
-            progress = combined(self._unwritten, progress)
+            progress = with_rates(combined(self._unwritten, progress), *self._written)
         self._unwritten = progress
         if step > self._last["step"]:
-            progress = with_rates(progress, *self._written)
             self._unwritten, self._written = None, (progress.steps, progress.seconds)
             self._recent.add(progress.episodes, progress.mean_return, progress.mean_length)
             told = {name: value for name, value in progress.to_dict().items() if name != "events"}
@@ -164,7 +164,7 @@ def _number(value: float | None) -> float:
 
 
 def _text(line: dict[str, Any]) -> bytes:
-    return json.dumps(line, allow_nan=False).encode() + b"\n"
+    return _encode(line).encode() + b"\n"
 
 
 def _finite(value: Any) -> Any:
