@@ -214,7 +214,9 @@ class PackageLearner:
         settings = Settings(learning_rate=STEP_SIZE, epsilon=EPSILON, discount_factor=DISCOUNT, dtype=dtype)
         source = resolve(simulator, 1, None)
         with table_size_from(0 if takes_turns else ENDLESS):
-            self._learner = new_learner(problem_of(source, settings, Rates(settings, 1), np.dtype(dtype), is_alone=True))
+            self._learner = new_learner(
+                problem_of(source, settings, Rates(settings, 1), np.dtype(dtype), is_alone=True)
+            )
         self._learner.add(0, source, 0)
         self.table: Any = self._learner.table
 

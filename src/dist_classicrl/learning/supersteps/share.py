@@ -35,14 +35,13 @@ from dist_classicrl.learning.supersteps.kernels import (
     MOVED,
     REWARD,
     SENT,
-    WHERE,
     WHO,
     WRONG_GAME,
     WRONG_RECORD,
     Crew,
     steps_at_once,
 )
-from dist_classicrl.learning.supersteps.partition import Owned, owned_by
+from dist_classicrl.learning.supersteps.partition import STATE_SHIFT, WHERE, Owned, owned_by
 from dist_classicrl.tables.line_table import LineTable
 from dist_classicrl.tables.outbox import Outbox
 from dist_classicrl.tables.shape import TableShape
@@ -53,7 +52,6 @@ WALKERS = 1 << 14
 _MOST_WALKERS = 1 << 22
 _MOST_AT_ONCE = 1 << 28
 _MOST_STATES = 1 << (62 - ACTION_BITS - 2)
-_STATE_SHIFT = ACTION_BITS + 2
 
 RECORD_BYTES, REPLY_BYTES = 32, 8
 """What a step costs that leaves its rank: there, and back; more where something is remembered."""
@@ -95,6 +93,8 @@ class Share:
     of those of `dist_classicrl.learning.supersteps.partition.owned_by`.
     """
 
+    _words_of_state = 0  # behind all others in a record
+
     def __init__(
         self,
         problem: Problem,
@@ -116,16 +116,12 @@ class Share:
         self._problem, self._simulator, self._rank = problem, simulator, rank
         self._whole = shape
         self._is_alone = ranks == 1 if is_alone is None else is_alone
-        self._owned: Owned = owned_by(partition, shape.n_states, rank, ranks, self._is_alone)
-        states = self._owned.states
-        own = shape if states is None else TableShape(states.size, shape.n_actions, shape.n_tables)
-        legal = problem.legal if states is None or problem.legal is None else problem.legal[states]
         #: Its rows.
-        self.table = LineTable(own, problem.dtype, legal)
+        self.table: Any = self._own(partition)
         #: What its rule remembers of a walker: how many whole numbers, and real ones.
         self._remembered = problem.rule.memory(problem.parameters)
         #: How many numbers a record has.
-        self.words = MEMORY + simulator.memory_size + sum(self._remembered)
+        self.words = MEMORY + simulator.memory_size + sum(self._remembered) + self._words_of_state
         self._stuck = stuck_states(simulator)
         self._crew = self._new_crew(BLOCK)
         context = Context(
@@ -140,11 +136,34 @@ class Share:
         )
         self._context = context
         self._asking = context._replace(table=Outbox.of(self.table.arrays))
-        parts = type(simulator.tables), problem.rule.parameters, type(self._owned.arrays)
+        parts = type(simulator.tables), problem.rule.parameters, self._kind_of_partition
         self._depart = jit_for(kernels.depart, *parts)
         self._answer = jit_for(kernels.answer, *parts)
         self._learn = jit_for(kernels.learn_alone, *parts)
         self._added = 0
+
+    # Rows
+
+    def _own(self, partition: Any) -> LineTable:
+        """Return a table of what it owns by this partition."""
+        problem, shape = self._problem, self._whole
+        self._owned: Owned = owned_by(partition, shape.n_states, self._rank, self.ranks, self._is_alone)
+        states = self._owned.states
+        own = shape if states is None else TableShape(states.size, shape.n_actions, shape.n_tables)
+        legal = problem.legal if states is None or problem.legal is None else problem.legal[states]
+        return LineTable(own, problem.dtype, legal)
+
+    @property
+    def _partition(self) -> Any:
+        """What kernels are called with."""
+        return self._owned.arrays
+
+    @property
+    def _kind_of_partition(self) -> type:
+        return type(self._partition)
+
+    def _expect(self, walkers: int) -> None:
+        """See to it that so many have room where a step leads them."""
 
     # Arrays
 
@@ -234,6 +253,7 @@ class Share:
         """Make `supersteps`, where it owns everything."""
         self._make_room(self.walkers)
         while stream.used < until:
+            self._expect(self.walkers)
             least = min(until - stream.used, _MOST_AT_ONCE)
             stream.used += self._learn_stretch(stream.stretch(rates), stream.start, least)
 
@@ -249,7 +269,9 @@ class Share:
         (ranks + 1,). Both are good until the next superstep.
         """
         sizes = self._crew.sizes
-        self._make_room(int(sizes[HERE] + max(1, size - sizes[BEGUN])))
+        most = int(sizes[HERE] + max(1, size - sizes[BEGUN]))
+        self._make_room(most)
+        self._expect(min(most, size))
         self._count(size)
         crew = self._crew
         self._call(self._depart, crew, self._context, self._asking, stretch, done, size)
@@ -262,11 +284,12 @@ class Share:
         """
         n_here = int(self._crew.sizes[HERE])
         self._make_room(n_here + len(records))
+        self._expect(len(records))
         crew = self._crew
         replies = np.empty((len(records), crew.targets.shape[1]))
         wrong = self._answer(
             self._problem.parameters,
-            self._owned.arrays,
+            self._partition,
             crew,
             self._asking,
             stretch,
@@ -295,7 +318,7 @@ class Share:
         def call() -> bool:
             nonlocal wrong
             problem, simulation = self._problem, self._simulator.tables
-            wrong = kernel(problem.parameters, simulation, self._owned.arrays, crew, *arguments)
+            wrong = kernel(problem.parameters, simulation, self._partition, crew, *arguments)
             return bool(wrong == WRONG_GAME)
 
         run_game(self._simulator, crew.came, crew.reward_that_came, call)
@@ -380,6 +403,14 @@ class Share:
 
     # Walkers
 
+    def _states_in(self, walkers: np.ndarray) -> np.ndarray:
+        states: np.ndarray = walkers[:, WHERE] >> STATE_SHIFT
+        return states
+
+    def _is_own(self, states: np.ndarray) -> np.ndarray:
+        owned = self._owned.states
+        return np.ones(states.size, bool) if owned is None else np.isin(states, owned)
+
     def state(self) -> State:
         """Return all that the next steps depend on besides the rows and the stream, between two supersteps.
 
@@ -402,19 +433,19 @@ class Share:
         begun = int((walkers[:, WHO] >= 0).sum())
         walkers = walkers[:begun]
         who, where = walkers[:, WHO], walkers[:, WHERE]
-        if (who >> ELAPSED_BITS != np.arange(begun)).any() or (where & ((1 << _STATE_SHIFT) - 1)).any():
+        if (who >> ELAPSED_BITS != np.arange(begun)).any() or (where & ((1 << STATE_SHIFT) - 1)).any():
             raise refused("walkers", "are not in the order of their identities", "each of them once")
-        states = where >> _STATE_SHIFT
-        position = np.stack([states, who & MOST_ELAPSED], 1)
+        states = self._states_in(walkers)
+        position = np.stack([states if self._whole.n_states else 0 * states, who & MOST_ELAPSED], 1)
         running = walkers[:, COLLECTED].copy().view(np.float64)
-        if begun and states.min() < 0:
+        if begun and position.min() < 0:
             raise refused("walkers", f"are in state {states.min()}", "a state of the environment")
-        check_position(position, running, self._whole.n_states, self._crew.time_limit, self._stuck)
+        check_position(position, running, self._whole.n_states or 1, self._crew.time_limit, self._stuck)
         first = MEMORY + self._simulator.memory_size + self._remembered[0]
-        if not np.isfinite(walkers[:, first:].copy().view(np.float64)).all():
+        reals = walkers[:, first : first + self._remembered[1]]
+        if not np.isfinite(reals.copy().view(np.float64)).all():
             raise refused("walkers", "hold NaN or infinity", "finite numbers only")
-        owned = self._owned.states
-        here = walkers if owned is None else walkers[np.isin(states, owned)]
+        here = walkers[self._is_own(states)]
         self._make_room(max(1, len(here)))
         crew = self._crew
         crew.here[: len(here)] = here
