@@ -113,7 +113,7 @@ class KeyedShare(Share):
         own = self._is_own(keys.view(np.int64))
         tables = TableShape(keys.size, self._whole.n_actions, self.n_tables)
         values, counts = (
-            tables.tables(array.reshape(tables.n_rows, -1))[:, own] for array in (values, counts)
+            tables.tables(array.reshape(-1, tables.n_actions))[:, own] for array in (values, counts)
         )
         self.table.load_keys(np.ascontiguousarray(keys[own]), values.ravel(), counts.ravel())
 
