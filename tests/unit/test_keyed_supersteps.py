@@ -1,4 +1,4 @@
-"""Keys as states in supersteps: the table of numbered states, whoever owns which key, and however it grows."""
+"""Keys as states in supersteps: the table of numbered states, whoever owns which, and however it grows."""
 
 from functools import cache, partial
 
@@ -11,6 +11,7 @@ from superstep_runs import KEY, learned, play, problem_of, shares_of, whole
 from test_supersteps import garnet, settings_of
 
 from dist_classicrl import CompiledSimulator, DistAsyncQLearning
+from dist_classicrl.environments.keyed import legal_actions
 from dist_classicrl.errors import (
     ActionMaskError,
     CheckpointError,
@@ -219,17 +220,14 @@ def test_after_the_limit_it_goes_on_with_more(tmp_path):
     assert len(agent.q_table) > known
 
 
-def test_what_was_learned_in_turns_goes_on_in_supersteps_and_back(tmp_path):
-    env, steps = scrambled_once("forbidden actions"), 0
+def test_what_was_learned_in_turns_goes_on_in_supersteps_and_back():
+    env = scrambled_once("forbidden actions")
     agent = DistAsyncQLearning(seed=3, discount_factor=0.9)
-    for settings, asked in (({}, {}), ({"async_updates": False}, SHARDED), ({"async_updates": True}, {})):
-        if steps:
-            agent.save_model(tmp_path / "model.npz")
-            agent = DistAsyncQLearning.load_model(tmp_path / "model.npz", **settings)
-        steps += 50_000
-        agent.train(env, total_steps=50_000, **asked)
+    for steps, is_async in ((50_000, True), (100_000, False), (150_000, True)):
+        agent._state.change(async_updates=is_async)
+        agent.train(env, total_steps=50_000, **({} if is_async else SHARDED))
         assert agent.visits.array.sum() == steps
-        assert not asked or (np.diff(agent.q_table.states.astype(object)) > 0).all()
+        assert is_async or (np.diff(agent.q_table.states.astype(object)) > 0).all()
     legal = legal_actions(env, agent.q_table.states)
     assert (agent.visits.array[~legal] == 0).all() and legal.sum() == 4 * len(agent.q_table)
     np.testing.assert_array_equal(agent._state.legal, legal)
