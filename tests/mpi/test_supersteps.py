@@ -11,6 +11,7 @@ import pytest
 
 from dist_classicrl import TabularMDP
 from dist_classicrl.callbacks import BaseCallback
+from dist_classicrl.engines.supersteps import training
 from dist_classicrl.engines.supersteps.part import Part
 from dist_classicrl.errors import RankMismatchError, SettingsError
 from dist_classicrl.learning.supersteps.share import Share
@@ -27,11 +28,6 @@ def by_hundreds(state):
 
 
 @numba.njit
-def all_of_one(state):
-    return 0
-
-
-@numba.njit
 def nobody(state):
     return 77
 
@@ -43,18 +39,31 @@ def garnet():
     )
 
 
-@pytest.fixture
-def uneven_ranks(world, monkeypatch):
-    """Make every rank stop now and then in its supersteps, for another time on every rank."""
+@pytest.fixture(params=["memory", "messages"])
+def uneven_ranks(request, world, monkeypatch):
+    """Make every rank stop now and then in its supersteps, for another time on every rank.
+
+    Walkers travel in memory that all ranks share, or in messages, as on several hosts.
+    """
     pace = random.Random(world.rank)
-    settle = Share.settle
 
-    def slow(self, *arguments):
-        if pace.random() < 0.05:
-            time.sleep(0.01 * pace.random())
-        settle(self, *arguments)
+    def slowed(function):
+        def slow(*arguments):
+            if pace.random() < 0.02:
+                time.sleep(0.01 * pace.random())
+            return function(*arguments)
 
-    monkeypatch.setattr(Share, "settle", slow)
+        return slow
+
+    monkeypatch.setattr(Share, "settle", slowed(Share.settle))
+    monkeypatch.setattr(Share, "play_together", slowed(Share.play_together))
+    if request.param == "messages":
+        monkeypatch.setattr(training, "share", no_memory)
+    return request.param
+
+
+def no_memory(*arguments, **more):
+    raise SettingsError("There is none.")
 
 
 SETTINGS = {
@@ -65,7 +74,7 @@ SETTINGS = {
 PLACED = {"placement": "sharded", "walkers": 512}
 
 
-def check_same(world, alone, make_agent, env, calls=(60_001, 9_973), asked=(), **settings):
+def check_same(world, alone, make_agent, env, calls=(40_001, 9_973), asked=(), **settings):
     settings = {"async_updates": False, "discount_factor": 0.9, **settings}
     together, single = make_agent(**settings), make_agent(**settings, comm=alone)
     for steps in calls:
@@ -80,8 +89,7 @@ def check_same(world, alone, make_agent, env, calls=(60_001, 9_973), asked=(), *
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize("partition", ["hash", "range"])
+@pytest.mark.parametrize(("name", "partition"), [*zip(SETTINGS, ("hash", "range", "hash"), strict=True)])
 def test_any_number_of_ranks_learns_the_same_table(
     world, alone, make_agent, garnet, uneven_ranks, name, partition
 ):
@@ -89,15 +97,16 @@ def test_any_number_of_ranks_learns_the_same_table(
 
 
 def test_a_partition_of_ones_own(world, alone, make_agent, garnet):
-    chosen = all_of_one if world.size == 1 else by_hundreds
-    check_same(world, alone, make_agent, garnet, asked={"partition": chosen})
+    if world.size != 2:
+        pytest.skip("takes long to compile, and two ranks are enough")
+    check_same(world, alone, make_agent, garnet, asked={"partition": by_hundreds})
 
 
 def test_it_learns_as_well_as_one_learner(alone, make_agent, garnet):
     losses = []
     for settings in ({"async_updates": False}, {"comm": alone}):
         agent = make_agent(discount_factor=0.9, **settings)
-        agent.train(garnet, total_steps=2_000_000, placement="replicated" if losses else "sharded")
+        agent.train(garnet, total_steps=1_000_000, placement="replicated" if losses else "sharded")
         reached = garnet.start_value(garnet.policy_value(agent.q_table.argmax(axis=1), 0.9))
         losses.append(garnet.start_value(garnet.solve(0.9).v) - reached)
     assert losses[0] < 1.2 * losses[1] + 0.02
@@ -181,7 +190,6 @@ def test_one_process_goes_on_where_many_stopped(
         ({"partition": "blocks"}, {}, "partition must be"),
         ({"partition": nobody}, {}, "partition gives state 0 to 77"),
         ({}, {"replay_ratio": 0.5}, "replay_ratio=0.5"),
-        ({}, {"compression_threshold": 0.1}, "compression_threshold has no place"),
         ({}, {"on_failure": "replace"}, "on_failure"),
     ],
 )

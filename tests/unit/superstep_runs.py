@@ -1,6 +1,6 @@
 """Runs in supersteps, of any number of ranks in this process."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -9,7 +9,13 @@ from dist_classicrl.learning.learner import Problem, Stream
 from dist_classicrl.learning.rates import Rates
 from dist_classicrl.learning.rules import find, table_shape
 from dist_classicrl.learning.supersteps.keyed_share import KeyedShare, in_key_order, share_of
-from dist_classicrl.learning.supersteps.share import joined, supersteps, totals_of
+from dist_classicrl.learning.supersteps.share import (
+    joined,
+    record_sizes,
+    supersteps,
+    totals_of,
+)
+from dist_classicrl.learning.supersteps.together import boxes_in, bytes_of
 
 KEY = np.uint64(12345)
 
@@ -25,7 +31,9 @@ def problem_of(environment, settings):
 def play(shares, stream, until, rates):
     """Make steps with all shares of a run, which are in this process, up to step `until` of the stream."""
     stream.last = until
-    if len(shares) == 1:
+    if shares[0]._boxes is not None:
+        play_in_memory(shares, stream, until, rates)
+    elif len(shares) == 1:
         shares[0].learn_alone(stream, rates, until)
     for stretch, done, size in supersteps(stream, rates, shares[0].walkers, until):
         superstep(shares, stretch, done, size)
@@ -33,17 +41,28 @@ def play(shares, stream, until, rates):
         share.check()
 
 
+def play_in_memory(shares, stream, until, rates):
+    """Let each look whether the others have done their parts, one after the other."""
+    streams = [replace(stream) for _ in shares]
+    going_on = list(range(len(shares)))
+    while going_on:
+        going_on = [n for n in going_on if not shares[n].play_together(streams[n], rates, until, 1)]
+    assert {each.used for each in streams} == {until}
+    stream.used = until
+
+
 def superstep(shares, stretch, done, size):
-    sent = [tuple(map(np.copy, share.depart(stretch, done, size))) for share in shares]
+    sent = [[part.copy() for part in share.depart(stretch, done, size)] for share in shares]
     replies = [[None for _ in shares] for _ in shares]
     for rank, share in enumerate(shares):
-        parts = [records[offsets[rank] : offsets[rank + 1]] for records, offsets in sent]
-        answers = share.answer(stretch, done, np.concatenate(parts))
-        ends = np.cumsum([len(part) for part in parts])
-        for sender, part in enumerate(np.split(answers, ends[:-1])):
+        parts = [to_all[rank] for to_all in sent]
+        counts = np.array([len(part) for part in parts])
+        answers = share.answer(stretch, done, np.concatenate(parts), counts)
+        for sender, part in enumerate(np.split(answers, np.cumsum(counts)[:-1])):
             replies[sender][rank] = part
     for share, answers in zip(shares, replies, strict=True):
-        share.settle(stretch, done, np.concatenate(answers))
+        counts = np.array([len(part) for part in answers])
+        share.settle(stretch, done, np.concatenate(answers), np.cumsum(counts) - counts)
 
 
 @dataclass
@@ -63,8 +82,17 @@ class Learned:
         return self.values.tobytes(), self.counts.tobytes(), [total.hex() for total in self.totals], keys
 
 
-def shares_of(problem, ranks, partition="hash", walkers=256):
-    shares = [share_of(problem, walkers, partition, rank, ranks) for rank in range(ranks)]
+def shares_of(problem, ranks, partition="hash", walkers=256, in_memory=False):
+    """Return the shares of so many ranks, compiled; `in_memory`: they exchange walkers there."""
+    boxes = [None] * ranks
+    if in_memory:
+        sizes = walkers, *record_sizes(problem.source.simulator, problem.rule, problem.parameters)
+        memory = np.zeros(bytes_of(ranks, *sizes), np.uint8)
+        boxes = [boxes_in(memory, ranks, *sizes, own, tuple(range(ranks)), 3) for own in range(ranks)]
+    is_alone = False if in_memory else None
+    shares = [
+        share_of(problem, walkers, partition, rank, ranks, is_alone, boxes[rank]) for rank in range(ranks)
+    ]
     for share in shares:
         share.compile()
     return shares
@@ -84,9 +112,9 @@ def whole(problem, shares):
     return values, counts
 
 
-def learned(problem, steps, ranks=1, partition="hash", walkers=256, cuts=()):
+def learned(problem, steps, ranks=1, partition="hash", walkers=256, cuts=(), in_memory=False):
     """Learn some steps. A cut is (steps until then, ranks, partition): from there on others go on."""
-    shares = shares_of(problem, ranks, partition, walkers)
+    shares = shares_of(problem, ranks, partition, walkers, in_memory)
     stream = Stream(KEY, 0)
     for until, *others in (*cuts, (steps,)):
         play(shares, stream, until, problem.rates)

@@ -112,6 +112,8 @@ def test_ranks_and_partitions_learn_the_same_table(name):
     assert np.isfinite(one.values).all() and len(np.unique(one.values)) > 50
     for ranks, partition in ((2, "range"), (3, "hash"), (5, "range"), (8, "hash"), (3, by_remainder)):
         assert learned(problem, STEPS, ranks, partition) == one
+    for ranks, partition in ((1, "hash"), (2, "hash"), (5, "range"), (3, by_remainder)):
+        assert learned(problem, STEPS, ranks, partition, in_memory=True) == one
 
 
 def test_one_rank_that_a_function_gives_everything_to():
@@ -333,7 +335,7 @@ def test_a_number_of_walkers_that_cannot_be(walkers):
 def test_a_game_that_leaves_its_states_is_told(ranks):
     @numba.njit
     def step(data, memory, state, action, random):
-        return np.int64(40 if state == 7 and memory[1] > 250 else (state + 1) % 40), 0.0, False
+        return np.int64(40 if state == 7 and memory[1] > 500 else (state + 1) % 40), 0.0, False
 
     game = CompiledSimulator.game(
         "lost", 40, 3, ShopData(np.ones(40)), shop_reset, step, memory_size=2, max_episode_steps=10

@@ -18,7 +18,7 @@ import numpy as np
 
 from dist_classicrl import _memory
 from dist_classicrl.comm import envelope
-from dist_classicrl.errors import SettingsError
+from dist_classicrl.errors import CutOffError, SettingsError
 from dist_classicrl.membership.handshake import Setup
 
 _MARK = 64
@@ -34,9 +34,13 @@ class HostMemory:
     mark: str  # hexadecimal digits
 
     @classmethod
-    def new(cls, size: int) -> HostMemory:
-        """Make memory, all zero; SettingsError where there is not as much."""
-        _check_room(size)
+    def new(cls, size: int, is_sparse: bool = False) -> HostMemory:
+        """Make memory, all zero; SettingsError where there is not as much.
+
+        `is_sparse`: most will not be used, and take no memory until they are.
+        """
+        if not is_sparse:
+            _check_room(size)
         if hasattr(os, "memfd_create"):
             descriptor = os.memfd_create("dist_classicrl", os.MFD_CLOEXEC)
         else:
@@ -85,13 +89,13 @@ def _check_room(size: int) -> None:
         )
 
 
-def share(setup: Setup, size: int) -> HostMemory:
+def share(setup: Setup, size: int, is_sparse: bool = False) -> HostMemory:
     """Return memory of `size` bytes that all ranks have, which are on one host; all call it together."""
     memory: HostMemory | None = None
     error: BaseException | None = None
     if setup.is_head:
         try:
-            memory = HostMemory.new(size)
+            memory = HostMemory.new(size, is_sparse)
         except BaseException as caught:  # whatever it is, the others must hear of it
             error = caught
     setup.agree(error, {}, [], "the memory of the table")
@@ -100,6 +104,17 @@ def share(setup: Setup, size: int) -> HostMemory:
         memory = _by_a_file(setup, size)
     assert memory is not None
     return memory
+
+
+def opened_later(told: dict[str, Any], size: int) -> HostMemory:
+    """Open the memory of a call that the others have begun, where they `told` that it is."""
+    try:
+        return HostMemory.opened(told["path"], size, told["mark"])
+    except OSError as error:
+        raise CutOffError(
+            f"This rank cannot open the memory of the others, {told['path']}: {error}. It must be on their "
+            "host, and see their open files in /proc."
+        ) from error
 
 
 def _opened_by_all(

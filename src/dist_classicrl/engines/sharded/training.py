@@ -12,10 +12,10 @@ from dist_classicrl.engines.run import Run
 from dist_classicrl.engines.server.messages import Handover
 from dist_classicrl.engines.server.training import AsyncRoles
 from dist_classicrl.engines.server.worker import Worker
-from dist_classicrl.engines.sharded.host_memory import HostMemory, share
+from dist_classicrl.engines.sharded.host_memory import HostMemory, opened_later, share
 from dist_classicrl.engines.sharded.rows import Board, HostRows
 from dist_classicrl.engines.sharded.server import HostServer
-from dist_classicrl.errors import CutOffError, SettingsError
+from dist_classicrl.errors import SettingsError
 from dist_classicrl.learning.interleaved import InterleavedLearner
 from dist_classicrl.learning.rates import Rates
 from dist_classicrl.learning.rules import table_shape
@@ -40,7 +40,7 @@ def train(run: Run, group: Group, start: Setup | Entry) -> Outcome:
     size = size_of(shape, dtype)
     try:
         if isinstance(start, Entry):
-            memory = _found(run, size)
+            memory = opened_later(run.told[_TOLD], size)
         else:
             _check_one_host(group)
             memory = share(start, size)
@@ -64,18 +64,6 @@ def _check_one_host(group: Group) -> None:
             f'placement="sharded" needs all ranks on one host, and these are on {len(hosts)} '
             f'({", ".join(hosts)}). Start them on one, or write placement="replicated".'
         )
-
-
-def _found(run: Run, size: int) -> HostMemory:
-    """Open the memory of a call that the others have begun."""
-    told = run.told[_TOLD]
-    try:
-        return HostMemory.opened(told["path"], size, told["mark"])
-    except OSError as error:
-        raise CutOffError(
-            f"This rank cannot open the rows of the others, {told['path']}: {error}. It must be on their "
-            "host, and see their open files in /proc."
-        ) from error
 
 
 class RowsRoles(AsyncRoles):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -19,13 +21,18 @@ from dist_classicrl.engines.supersteps.messages import Cut, Played, Rows
 from dist_classicrl.errors import ProtocolError, StateLimitError
 from dist_classicrl.learning.learner import Stream
 from dist_classicrl.learning.rates import Rates
+from dist_classicrl.learning.rules import find
 from dist_classicrl.learning.supersteps.keyed_share import KeyedShare, in_key_order, share_of
-from dist_classicrl.learning.supersteps.share import Share, supersteps, totals_of
+from dist_classicrl.learning.supersteps.share import Share, record_sizes, supersteps, totals_of
+from dist_classicrl.learning.supersteps.together import Boxes, boxes_in, bytes_of
 from dist_classicrl.membership.group import Group
 
 _TEND_SECONDS = 0.01
 _SPINS = 50
-"""So often a message is looked for before this process sleeps: a superstep lasts about as long as a sleep."""
+"""So often others are looked for before this process sleeps: a superstep lasts about as long as a sleep."""
+
+_LOOKS = 5000
+"""And so often in memory each time."""
 
 
 def first_cut(run: Run) -> Cut:
@@ -59,6 +66,7 @@ class Part:
     run: Run
     group: Group
     rates: Rates
+    memory: np.ndarray | None = None  # what all ranks share, `shared_bytes` long; None: they send messages
 
     def __post_init__(self) -> None:
         self.attempt = -1
@@ -69,12 +77,24 @@ class Part:
         self._came: list[deque[np.ndarray]] = []
         self._tended = 0.0
 
-    def share(self, rank: int, ranks: int) -> Share:
+    def share(self, rank: int, ranks: int, boxes: Boxes | None = None) -> Share:
         """Return what is owned by number `rank` of so many."""
         run = self.run
         assert run.walkers is not None  # else another engine trains
         problem = run.problem(self.rates)
-        return share_of(problem, run.walkers, run.partition, rank, ranks, is_alone=False)
+        return share_of(problem, run.walkers, run.partition, rank, ranks, is_alone=False, boxes=boxes)
+
+    def _boxes(self, attempt: int, players: tuple[int, ...]) -> Boxes | None:
+        if self.memory is None:
+            return None
+        own, ranks = players.index(self.group.rank), self.group.wire.size
+        return boxes_in(self.memory, ranks, *_sizes(self.run), own, players, attempt)
+
+    def kernels(self) -> list[Callable[[], None]]:
+        """Return what compiles what is called."""
+        players = self.group.view.members
+        share = self.share(players.index(self.group.rank), len(players), self._boxes(0, players))
+        return share.kernels()
 
     def begin(self, attempt: int, players: tuple[int, ...], cut: Cut) -> None:
         """Own what is this rank's among the players, with the run's table as it is now, from `cut` on."""
@@ -82,7 +102,7 @@ class Part:
         run, wire = self.run, self.group.wire
         self.attempt, self.players = attempt, players
         self._own = players.index(self.group.rank)
-        self._share = share = self.share(self._own, len(players))
+        self._share = share = self.share(self._own, len(players), self._boxes(attempt, players))
         self.full = None
         if isinstance(share, KeyedShare):
             assert run.keyed is not None
@@ -92,8 +112,9 @@ class Part:
         if cut.walkers:
             self._share.restore(cut.walkers)
         self.stream = Stream(stream_key(run.seed, "alone", cut.start), cut.start, cut.used, last=cut.last)
-        tag = self.group.tag_between_workers(attempt)
-        self._channels = [wire.channel(rank, tag) for rank in players if rank != self.group.rank]
+        if self.memory is None:
+            tag = self.group.tag_between_workers(attempt)
+            self._channels = [wire.channel(rank, tag) for rank in players if rank != self.group.rank]
         self._came = [deque() for _ in self._channels]
 
     def close(self) -> None:
@@ -107,35 +128,66 @@ class Part:
 
         What that raises ends it, somewhere in the middle: then there has to be another `begin`.
         """
-        share, begun = self._share, time.perf_counter()
+        begun = time.perf_counter()
+        if self.memory is None:
+            moved, n_bytes, learning = self._play_by_messages(until, tend)
+            seconds = time.perf_counter() - begun
+        else:
+            moved, n_bytes, share_of_time = self._play_in_memory(until, tend)
+            seconds = time.perf_counter() - begun
+            learning = share_of_time * seconds
+        share = self._share
+        share.check()
+        if isinstance(share, KeyedShare) and share.is_over:
+            self.full = share.full()
+        return Played(self.attempt, self.stream.used, moved, share.counted(), learning, seconds, n_bytes)
+
+    def _play_in_memory(self, until: int, tend: Callable[[], None]) -> tuple[int, int, float]:
+        share, wire = self._share, self.group.wire
+        backoff, tries, before = Backoff(wire.sleep), 0, -1
+        while not share.play_together(self.stream, self.rates, until, _LOOKS):
+            os.sched_yield()  # where ranks outnumber cores, the others wait for this one's
+            self._tend(tend)
+            steps = share.steps_together
+            tries = tries + 1 if steps == before else 0
+            before = steps
+            if tries > _SPINS:
+                backoff.wait()
+        moved, crossed, learning = share.exchanged()
+        return moved, 8 * crossed * (share.words + share.width), learning
+
+    def _play_by_messages(self, until: int, tend: Callable[[], None]) -> tuple[int, int, float]:
+        share = self._share
         moved = n_bytes = 0
         learning = 0.0
         for stretch, done, size in supersteps(self.stream, self.rates, share.walkers, until):
             before = time.perf_counter()
-            records, offsets = share.depart(stretch, done, size)
+            sent = share.depart(stretch, done, size)
             learning += time.perf_counter() - before
-            asked = self._exchange(self._of_others(records, offsets), tend)
+            asked = [
+                part.reshape(-1, share.words) for part in self._exchange(sent, np.int64, share.words, tend)
+            ]
             before = time.perf_counter()
-            inbox = np.concatenate([self._records(part) for part in asked]) if asked else records
-            answers = share.answer(stretch, done, inbox)
+            counts = np.array([len(part) for part in asked])
+            answers = share.answer(stretch, done, np.concatenate(asked), counts)
             learning += time.perf_counter() - before
-            ends = np.cumsum([part.size // inbox.shape[1] for part in asked])
-            told = self._exchange(np.split(answers, ends[:-1]) if asked else [], tend)
+            told = self._exchange(np.split(answers, np.cumsum(counts)[:-1]), np.float64, share.width, tend)
             before = time.perf_counter()
-            share.settle(stretch, done, self._replies(told, len(records), answers))
+            n_told = np.array([part.size // share.width for part in told])
+            if any(n != len(part) for n, part in zip(n_told, sent, strict=True)):
+                raise ProtocolError("The owners of rows answered another number of walkers than was sent.")
+            replies = np.concatenate(told).reshape(-1, share.width)
+            share.settle(stretch, done, replies, np.cumsum(n_told) - n_told)
             learning += time.perf_counter() - before
             moved += share.moved
-            n_bytes += records.nbytes + answers.nbytes
+            n_bytes += 8 * sum(part.size for part in sent) + answers.nbytes
             if isinstance(share, KeyedShare) and share.most is not None:
                 own = np.array([share.n_known])
-                known = self._exchange([own for _ in self._channels], tend)
-                if share.is_over(int(np.concatenate([own, *known]).sum())):
-                    self.full = share.table.full(share.most)
+                known = self._exchange([own for _ in self.players], np.int64, 1, tend)
+                if share.note_known(share.n_known + sum(int(part.sum()) for part in known)):
                     self.stream.used += size  # as the loop does, which ends here
                     break
-        share.check()
-        seconds = time.perf_counter() - begun
-        return Played(self.attempt, self.stream.used, moved, share.counted(), learning, seconds, n_bytes)
+        return moved, n_bytes, learning
 
     def rows(self) -> Rows:
         """Return its rows, and the state of its walkers."""
@@ -160,27 +212,12 @@ class Part:
 
     # Messages
 
-    def _of_others(self, records: np.ndarray, offsets: np.ndarray) -> list[np.ndarray]:
-        ranks = range(len(self.players))
-        return [records[offsets[rank] : offsets[rank + 1]] for rank in ranks if rank != self._own]
-
-    def _records(self, part: np.ndarray) -> np.ndarray:
-        words = self._share.words
-        if part.dtype != np.int64 or part.size % words:
-            raise _wrong(part)
-        return part.reshape(-1, words)
-
-    def _replies(self, told: list[np.ndarray], n: int, model: np.ndarray) -> np.ndarray:
-        if not told:
-            return model
-        width = model.shape[1]
-        if any(part.dtype != np.float64 for part in told) or sum(part.size for part in told) != n * width:
-            raise _wrong(told[0])
-        return np.concatenate(told).reshape(n, width)
-
-    def _exchange(self, parts: list[np.ndarray], tend: Callable[[], None]) -> list[np.ndarray]:
-        """Send a part to each of the other players, and return theirs, in their order."""
-        for channel, part in zip(self._channels, parts, strict=True):
+    def _exchange(
+        self, parts: list[np.ndarray], dtype: Any, width: int, tend: Callable[[], None]
+    ) -> list[np.ndarray]:
+        """Send each player its part, and return theirs, in their order; this rank's own is empty."""
+        others = parts[: self._own] + parts[self._own + 1 :]
+        for channel, part in zip(self._channels, others, strict=True):
             channel.send(envelope.encode(Kind.WALKERS, part))
         wire = self.group.wire
         backoff = Backoff(wire.sleep)
@@ -196,7 +233,9 @@ class Part:
             if tries > _SPINS:
                 backoff.wait()
         self._tend(tend)
-        return [self._opened(came.popleft()) for came in self._came]
+        received = [_opened(came.popleft(), dtype, width) for came in self._came]
+        received.insert(self._own, np.empty(0, dtype))
+        return received
 
     def _tend(self, tend: Callable[[], None]) -> None:
         now = self.group.wire.now()
@@ -206,15 +245,25 @@ class Part:
             for channel in self._channels:
                 channel.reap()
 
-    def _opened(self, message: np.ndarray) -> np.ndarray:
-        kind, parts = envelope.decode(message)
-        if kind is not Kind.WALKERS or len(parts) != 1:
-            raise ProtocolError(f"{kind.name} came from another owner of rows, where walkers belong.")
-        return parts[0]
+
+def _sizes(run: Run) -> tuple[int, int, int]:
+    """Return the walkers of a run, and how many numbers records and replies have."""
+    simulator, walkers = run.source.simulator, run.walkers
+    assert simulator is not None and walkers is not None
+    rule, parameters = find(run.settings.algorithm)
+    return walkers, *record_sizes(simulator, rule, parameters)
 
 
-def _wrong(part: np.ndarray) -> ProtocolError:
-    return ProtocolError(
-        f"{part.size} numbers of type {part.dtype} came from another owner of rows, which is no answer to "
-        "what it was sent. Do all ranks run the same version?"
-    )
+def shared_bytes(run: Run, ranks: int) -> int:
+    """Return the bytes that so many ranks share which exchange walkers in memory."""
+    return bytes_of(ranks, *_sizes(run))
+
+
+def _opened(message: np.ndarray, dtype: Any, width: int) -> np.ndarray:
+    kind, parts = envelope.decode(message)
+    if kind is not Kind.WALKERS or len(parts) != 1 or parts[0].dtype != dtype or parts[0].size % width:
+        raise ProtocolError(
+            f"{kind.name} came from another owner of rows, and is not what it was asked for. Do all ranks "
+            "run the same version?"
+        )
+    return parts[0]

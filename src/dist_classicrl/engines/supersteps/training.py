@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+import numpy as np
 
 from dist_classicrl.engines.local import training as local
 from dist_classicrl.engines.loops import LearningOn, StepLoop
 from dist_classicrl.engines.outcome import Outcome
 from dist_classicrl.engines.roles.participants import Roles, run_together
 from dist_classicrl.engines.run import Run
+from dist_classicrl.engines.sharded.host_memory import HostMemory, opened_later, share
 from dist_classicrl.engines.supersteps.messages import Cut
-from dist_classicrl.engines.supersteps.part import Part, Sums, first_cut
+from dist_classicrl.engines.supersteps.part import Part, Sums, first_cut, shared_bytes
 from dist_classicrl.engines.supersteps.server import SuperstepServer
 from dist_classicrl.engines.supersteps.table import GatheredTable
 from dist_classicrl.engines.supersteps.worker import SuperstepWorker
+from dist_classicrl.errors import SettingsError
 from dist_classicrl.learning.learner import Learner
 from dist_classicrl.learning.rates import Rates
 from dist_classicrl.learning.supersteps.share import WALKERS
@@ -23,13 +29,40 @@ from dist_classicrl.membership.group import Group
 from dist_classicrl.membership.handshake import Setup
 from dist_classicrl.tables.shared import SharedTable
 
+_TOLD = "memory"
+
 
 def train(run: Run, group: Group | None, start: Setup | Entry | None) -> Outcome:
     """Train as `Engine.train` says."""
     run.walkers, run.logical = run.walkers or WALKERS, None
     if group is None or start is None:
         return local.train(run, make_loop=SuperstepLoop)
-    return run_together(SuperstepRoles, run, group, start)
+    memory: HostMemory | None = None
+    try:
+        try:
+            memory = _memory(run, group, start)
+        except BaseException:
+            run.close(None)
+            raise
+        array = None if memory is None else memory.array()
+        return run_together(partial(SuperstepRoles, memory=array), run, group, start)
+    finally:
+        if memory is not None:
+            memory.close()
+
+
+def _memory(run: Run, group: Group, start: Setup | Entry) -> HostMemory | None:
+    """Return the memory in which the ranks exchange walkers; None: they are on several hosts, or cannot."""
+    size = shared_bytes(run, group.wire.size)
+    if isinstance(start, Entry):
+        told = run.told[_TOLD]
+        return None if told is None else opened_later(told, size)
+    memory = None
+    if len({group.host_of(rank) for rank in group.view.members}) == 1:
+        with suppress(SettingsError):  # on all ranks alike
+            memory = share(start, size, is_sparse=True)
+    run.told[_TOLD] = None if memory is None else memory.told
+    return memory
 
 
 class SuperstepLoop(StepLoop):
@@ -46,16 +79,15 @@ class SuperstepLoop(StepLoop):
 class SuperstepRoles(Roles[SuperstepWorker, SuperstepServer]):
     """What a rank may be where all learn in supersteps."""
 
-    def __init__(self, run: Run, group: Group, rates: Rates) -> None:
+    def __init__(self, run: Run, group: Group, rates: Rates, memory: np.ndarray | None) -> None:
         super().__init__(run, group, rates)
+        self._part = Part(run, group, rates, memory)
         # Its clock is the count of the entry, which one rank alone moves.
         rates.set_workers(1)
 
     def kernels(self) -> list[Callable[[], None]]:
         """See `Roles`."""
-        members = self.group.view.members
-        share = Part(self.run, self.group, self.rates).share(members.index(self.group.rank), len(members))
-        return share.kernels()
+        return self._part.kernels()
 
     def compile(self, serves: bool) -> None:
         """See `Roles`: there is nothing besides."""
@@ -63,10 +95,9 @@ class SuperstepRoles(Roles[SuperstepWorker, SuperstepServer]):
     def worker(self, base: Base) -> SuperstepWorker:
         """See `Roles`."""
         run, group = self.run, self.group
-        part = Part(run, group, self.rates)
         return SuperstepWorker(
             group,
-            part,
+            self._part,
             first_cut(run),
             base,
             watch=run.watch,
@@ -77,8 +108,8 @@ class SuperstepRoles(Roles[SuperstepWorker, SuperstepServer]):
         """See `Roles`."""
         return GatheredTable(self.run, version)
 
-    def server(self, table: SharedTable, part: Part | None = None, cut: Cut | None = None) -> SuperstepServer:
-        """See `Roles`; in place of one that was lost it goes on with a `part`, from `cut` on."""
+    def server(self, table: SharedTable, cut: Cut | None = None) -> SuperstepServer:
+        """See `Roles`; in place of one that was lost it goes on from `cut`."""
         run, group = self.run, self.group
         assert isinstance(table, GatheredTable)  # from `board`
         return SuperstepServer(
@@ -89,17 +120,17 @@ class SuperstepRoles(Roles[SuperstepWorker, SuperstepServer]):
             run.reporter,
             run.told,
             saver=run.saver,
-            part=Part(run, group, self.rates) if part is None else part,
+            part=self._part,
             cut=first_cut(run) if cut is None else cut,
             start=run.start,
-            knows_all=part is None,
+            knows_all=cut is None,
         )
 
     def successor(self, worker: SuperstepWorker) -> SuperstepServer:
         """See `Roles`: it begins where its own table is."""
         if worker.cut.tally is not None:
             self.run.tally.take_over(worker.cut.tally)
-        return self.server(self.board(worker.begun_with.version + 1), worker.part, worker.cut)
+        return self.server(self.board(worker.begun_with.version + 1), worker.cut)
 
     def learner_alone(self, server: SuperstepServer) -> LearningOn:
         """Raise RuntimeError: the server owns rows itself, and goes on with those of others."""

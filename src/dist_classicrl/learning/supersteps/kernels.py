@@ -22,14 +22,15 @@ from dist_classicrl.environments.simulate import advance, begin, is_wrong, note,
 from dist_classicrl.learning.behavior import choose
 from dist_classicrl.learning.loops import STEP_STRIDE, TWICE_GAMMA, on_line
 from dist_classicrl.learning.rules.kernel import Learned, Now, Transition, learn, step_size
-from dist_classicrl.learning.supersteps.numbering import number_of, numbering, set_numbers
 from dist_classicrl.learning.supersteps.partition import (
     STATE_SHIFT,
     WHERE,
     find_rows,
     has_room,
+    is_over,
     look_for,
     meet,
+    n_known,
     owner_of,
     put_state,
     row_ahead,
@@ -37,6 +38,7 @@ from dist_classicrl.learning.supersteps.partition import (
     state_in,
 )
 from dist_classicrl.learning.supersteps.sums import add_exactly
+from dist_classicrl.tables.blocks import lowest_bit
 from dist_classicrl.tables.lines import learn_target_as, prefetch_counts, prefetch_values
 from dist_classicrl.tables.rows import actions_of, count, value_of
 
@@ -53,7 +55,7 @@ MOST_ELAPSED, _ACTION_MASK = (1 << ELAPSED_BITS) - 1, (1 << ACTION_BITS) - 1
 MOVES, COMES, ASKS = 0, 1, 2
 
 # What `Crew.sizes` counts.
-HERE, MOVED, SENT, BEGUN, MADE = range(5)
+MOVED, BEGUN, MADE = range(3)
 
 FINE, WRONG_GAME, WRONG_RULE, WRONG_RECORD = 0, 1, 2, 3
 
@@ -70,24 +72,21 @@ class Crew(NamedTuple):
     Behind `MEMORY` stands a game's hidden state, then the rule's whole numbers, then its real ones.
     """
 
-    here: np.ndarray  # records of the walkers that are here, by identity
-    here_reals: np.ndarray
-    merged: np.ndarray  # as long: where those that come are put among them
-    merged_reals: np.ndarray
+    records: np.ndarray  # shape (walkers, words): of the walkers, by identity
+    reals: np.ndarray
+    here: np.ndarray  # int64: a bit for each identity: whether the walker is here
     rows: np.ndarray  # of each walker that moves, int64: the row that it acted on,
     pairs: np.ndarray  # state * A + action,
     actions: np.ndarray
-    numbers: np.ndarray  # which of the steps of the superstep it made, which is its identity
-    sent_at: np.ndarray  # where its question is among what was sent; -1: it is answered
+    numbers: np.ndarray  # its identity, and which of the steps of the superstep it made
+    sent_to: np.ndarray  # who is asked for its target; -1: it is there
+    sent_at: np.ndarray  # where the question is among what was sent there
     targets: np.ndarray  # float64, shape (walkers, 1 or 2): the target, and for which of several tables
-    staged: np.ndarray  # records that are to be sent
-    staged_reals: np.ndarray
-    staged_to: np.ndarray  # int64: the rank
-    out: np.ndarray  # the same in the order of ranks
-    offsets: np.ndarray  # int64: where each rank's begin there
-    sizes: np.ndarray  # int64, shape (5,)
-    words: np.ndarray  # the identities of those that are here, see `numbering`
-    before: np.ndarray
+    out: np.ndarray  # records for others, shape (.., words)
+    out_reals: np.ndarray
+    out_starts: np.ndarray  # int64, shape (ranks,): where each rank's begin there
+    n_out: np.ndarray  # int64, shape (ranks,): how many there are
+    sizes: np.ndarray  # int64, shape (3,)
     rank: int
     n_states: int  # of all ranks; 0: states are keys, of which there are 2**64
     time_limit: int  # steps after which an episode is truncated
@@ -121,10 +120,24 @@ def steps_at_once(start, used, walkers):
 
 
 @jit_inline
-def _copy(source, i, target, j, first):
-    """Copy record `i` of `source` to place `j` of `target`, from word `first` on."""
-    for word in range(first, source.shape[1]):
-        target[j, word] = source[i, word]
+def _move(crew, identity):
+    """Take note that a walker comes, or goes."""
+    crew.here[np.uint64(identity >> 6)] ^= np.int64(1) << (identity & 63)
+
+
+@jit_inline
+def _gather(crew, size):
+    """List those of the first `size` identities that are here; return how many there are."""
+    n = 0
+    for word in range((size + 63) >> 6):
+        bits = crew.here[np.uint64(word)]
+        if size - (word << 6) < 64:
+            bits &= (np.int64(1) << (size - (word << 6))) - 1
+        while bits != 0:
+            crew.numbers[np.uint64(n)] = (word << 6) + lowest_bit(bits)
+            bits &= bits - 1
+            n += 1
+    return n
 
 
 @jit_inline
@@ -176,59 +189,44 @@ def _learn(rule, crew, asking, now, step, record, reals, targets, at):
 
 
 @jit_inline
-def _stage(partition, crew, record, identity, elapsed, state, low, collected, to):
-    """Copy a record to those that are to be sent; return its place among them."""
-    at = crew.sizes[SENT]
-    crew.sizes[SENT] = at + 1
-    staged = crew.staged[at]
+def _send(partition, crew, record, identity, elapsed, state, low, collected, to):
+    """Copy a record to those for rank `to`; return its place among them."""
+    number = crew.n_out[to]
+    crew.n_out[to] = number + 1
+    at = crew.out_starts[to] + number
+    sent = crew.out[at]
     for word in range(MEMORY, record.size):
-        staged[word] = record[word]
-    staged[WHO] = (identity << ELAPSED_BITS) | elapsed
-    put_state(partition, crew.staged, at, state, low)
-    staged[REWARD] = record[REWARD]
-    crew.staged_reals[at, COLLECTED] = collected
-    crew.staged_to[at] = to
-    crew.offsets[to + 1] += 1
-    return at
+        sent[word] = record[word]
+    sent[WHO] = (identity << ELAPSED_BITS) | elapsed
+    put_state(partition, crew.out, at, state, low)
+    sent[REWARD] = record[REWARD]
+    crew.out_reals[at, COLLECTED] = collected
+    return number
 
 
 @jit
 def _begin_walkers(simulation, partition, crew, stretch, done, size):
     """Begin those of the first `size` walkers that have not begun; all ranks do, and keep their own."""
     for identity in range(crew.sizes[BEGUN], size):
-        at = crew.sizes[HERE]
-        record = crew.here[at]
+        record = crew.records[identity]
         record[:] = 0
         state, is_state = _begin(simulation, crew, record, mix(~_at(stretch, done, identity)))
         if not is_state:
             return WRONG_GAME
         if owner_of(partition, state) == crew.rank:
             record[WHO] = identity << ELAPSED_BITS
-            put_state(partition, crew.here, at, state, 0)
-            crew.sizes[HERE] = at + 1
+            put_state(partition, crew.records, identity, state, 0)
+            _move(crew, identity)
     crew.sizes[BEGUN] = max(crew.sizes[BEGUN], size)
     return FINE
-
-
-@jit_inline
-def _first_of(crew, identity):
-    """Return how many walkers that are here have a lower identity."""
-    low, high = 0, crew.sizes[HERE]
-    while low < high:
-        middle = (low + high) // 2
-        if crew.here[middle, WHO] >> ELAPSED_BITS < identity:
-            low = middle + 1
-        else:
-            high = middle
-    return low
 
 
 @jit_inline
 def _find(partition, crew, table, first, last):
     """Find the rows of some walkers and ask for them."""
     for k in range(first, last):
-        look_for(partition, crew.here, min(k + BLOCK, crew.sizes[HERE] - 1))
-        row = row_of(partition, state_in(partition, crew.here, k))
+        look_for(partition, crew.records, crew.numbers[min(k + BLOCK, crew.sizes[MOVED] - 1)])
+        row = row_of(partition, state_in(partition, crew.records, crew.numbers[k]))
         crew.rows[k] = row
         prefetch_values(table, row)
 
@@ -239,39 +237,36 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
 
     `asking` is the context with an `Outbox`. Return `FINE`, or what is wrong.
     """
-    table, here, reals, sizes = context.table, crew.here, crew.here_reals, crew.sizes
+    table, records, reals = context.table, crew.records, crew.reals
     n_actions = actions_of(table)
-    sizes[SENT] = 0
-    crew.offsets[:] = 0
-    if sizes[BEGUN] < size:
+    crew.n_out[:] = 0
+    if crew.sizes[BEGUN] < size:
         wrong = _begin_walkers(simulation, partition, crew, stretch, done, size)
         if wrong != FINE:
             return wrong
-    n_here = sizes[HERE]
-    n_moving = n_here if size >= sizes[BEGUN] else _first_of(crew, size)
-    sizes[MOVED] = n_moving
-    kept = 0
+    n_moving = _gather(crew, size)
+    crew.sizes[MOVED] = n_moving
     _find(partition, crew, table, 0, min(BLOCK, n_moving))
     for first in range(0, n_moving, BLOCK):
         last = min(first + BLOCK, n_moving)
         for k in range(first, last):
-            identity = here[k, WHO] >> ELAPSED_BITS
-            state = state_in(partition, here, k)
+            identity = crew.numbers[k]
+            state = state_in(partition, records, identity)
             at = _at(stretch, done, identity)
             random = mix(at)
             epsilon = on_line(stretch.epsilon, done + identity)
             action = choose(context.behavior, rule, context, crew.rows[k], epsilon, random)
             crew.actions[k] = action
-            crew.numbers[k] = identity
             crew.pairs[k] = state * n_actions + action
             prefetch_outcome(simulation, as_key(simulation, state), action, mix(at + GAMMA), n_actions)
         _find(partition, crew, table, last, min(last + BLOCK, n_moving))
         for k in range(first, last):
             j = k - first
             random = mix(_at(stretch, done, crew.numbers[k]) + GAMMA)
-            state, action = state_in(partition, here, k), crew.actions[k]
+            record, action = records[crew.numbers[k]], crew.actions[k]
+            state = state_in(partition, records, crew.numbers[k])
             note(simulation, crew.came, state, action)
-            memory = here[k, MEMORY : MEMORY + crew.memory_size]
+            memory = record[MEMORY : MEMORY + crew.memory_size]
             next_state, reward, terminated = advance(
                 simulation, memory, as_key(simulation, state), action, random, n_actions
             )
@@ -292,28 +287,31 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
         find_rows(partition, table, crew.next_states, crew.next_rows, last - first)
         for k in range(first, last):
             j = k - first
-            identity, elapsed = crew.numbers[k], here[k, WHO] & MOST_ELAPSED
+            identity = crew.numbers[k]
+            record, real = records[identity], reals[identity]
+            elapsed = record[WHO] & MOST_ELAPSED
             at = _at(stretch, done, identity)
             action, next_state = crew.actions[k], crew.next_states[j]
             reward, terminated, owner = crew.rewards[j], crew.terminated[j], crew.owners[j]
             elapsed = min(elapsed + 1, MOST_ELAPSED)
-            collected = reals[k, COLLECTED] + reward
+            collected = real[COLLECTED] + reward
             has_ended = terminated or elapsed >= crew.time_limit
             truncated = has_ended and not terminated
-            reals[k, REWARD] = reward
-            crew.sent_at[k] = -1
+            real[REWARD] = reward
+            crew.sent_to[k] = -1
             if owner == crew.rank:
                 row = crew.next_rows[j]
                 step = Transition(row, action, reward, row, terminated, truncated, 0)
                 now = _now(stretch, done + identity, mix(at))
-                if not _learn(rule, crew, asking, now, step, here[k], reals[k], crew.targets, k):
+                if not _learn(rule, crew, asking, now, step, record, real, crew.targets, k):
                     return WRONG_RULE
             if has_ended:
                 if owner != crew.rank:
                     low = (action << 2) | ASKS
-                    crew.sent_at[k] = _stage(
-                        partition, crew, here[k], identity, elapsed, next_state, low, 0.0, owner
+                    crew.sent_at[k] = _send(
+                        partition, crew, record, identity, elapsed, next_state, low, 0.0, owner
                     )
+                    crew.sent_to[k] = owner
                 crew.ends[0] += 1
                 crew.ends[1] += elapsed
                 if abs(collected) < np.inf:
@@ -323,8 +321,8 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
                 collected = 0.0
                 elapsed = 0
                 if truncated:
-                    here[k, MEMORY + crew.memory_size :] = 0
-                next_state, is_state = _begin(simulation, crew, here[k], mix(at + TWICE_GAMMA))
+                    record[MEMORY + crew.memory_size :] = 0
+                next_state, is_state = _begin(simulation, crew, record, mix(at + TWICE_GAMMA))
                 if not is_state:
                     return WRONG_GAME
                 to = owner_of(partition, next_state)
@@ -335,109 +333,72 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
             if to == crew.rank:
                 if has_ended:
                     meet(partition, next_state)
-                record = here[kept]
-                if kept < k:
-                    _copy(here, k, here, kept, MEMORY)
                 record[WHO] = (identity << ELAPSED_BITS) | elapsed
-                put_state(partition, here, kept, next_state, 0)
-                reals[kept, COLLECTED] = collected
-                kept += 1
+                put_state(partition, records, identity, next_state, 0)
+                real[COLLECTED] = collected
             else:
                 low = (action << 2) | asks
-                place = _stage(partition, crew, here[k], identity, elapsed, next_state, low, collected, to)
+                place = _send(partition, crew, record, identity, elapsed, next_state, low, collected, to)
+                _move(crew, identity)
                 if asks == MOVES:
                     crew.sent_at[k] = place
-    if kept < n_moving:
-        for k in range(n_moving, n_here):
-            _copy(here, k, here, kept + k - n_moving, 0)
-        sizes[HERE] = kept + n_here - n_moving
-    if sizes[SENT] > 0:
-        _sort(crew)
+                    crew.sent_to[k] = to
     return FINE
 
 
 @jit
-def _sort(crew):
-    """Put what is to be sent into the order of ranks, those for one in the order of their identities."""
-    offsets, staged_to = crew.offsets, crew.staged_to
-    for rank in range(1, offsets.size):
-        offsets[rank] += offsets[rank - 1]
-    for i in range(crew.sizes[SENT]):
-        to = staged_to[i]
-        place = offsets[to]
-        offsets[to] += 1
-        _copy(crew.staged, i, crew.out, place, 0)
-        staged_to[i] = place
-    for rank in range(offsets.size - 1, 0, -1):
-        offsets[rank] = offsets[rank - 1]
-    offsets[0] = 0
-    for k in range(crew.sizes[MOVED]):
-        if crew.sent_at[k] >= 0:
-            crew.sent_at[k] = staged_to[crew.sent_at[k]]
+def answer(rule, partition, crew, asking, stretch, done, inbox, inbox_reals, starts, counts, replies):
+    """Compute the targets that others ask for, a row of `replies` for each record, and take in who comes.
 
-
-@jit
-def answer(rule, partition, crew, asking, stretch, done, inbox, inbox_reals, replies):
-    """Compute the targets that others ask for, a row of `replies` for each record, and take in who comes."""
+    The records of rank r are `counts[r]` from ``starts[r]`` on.
+    """
     table = asking.table
-    n_come = 0
-    for first in range(0, inbox.shape[0], BLOCK):
-        last = min(first + BLOCK, inbox.shape[0])
-        for i in range(first, last):
-            state, identity = state_in(partition, inbox, i), inbox[i, WHO] >> ELAPSED_BITS
-            is_state = np.uint64(state) <= np.uint64(crew.n_states - 1)
-            is_state = is_state and owner_of(partition, state) == crew.rank
-            is_action = (inbox[i, WHERE] >> 2) & _ACTION_MASK < table.n_actions
-            if not (is_state and is_action and 0 <= identity < 64 * crew.words.size):
-                return WRONG_RECORD
-            crew.next_states[i - first] = state
-            crew.next_rows[i - first] = row_ahead(partition, table, state)
-        find_rows(partition, table, crew.next_states, crew.next_rows, last - first)
-        for i in range(first, last):
-            where = inbox[i, WHERE]
-            asks = where & 3
-            n_come += asks != ASKS
-            if asks == COMES:
-                continue
-            identity = inbox[i, WHO] >> ELAPSED_BITS
-            row = crew.next_rows[i - first]
-            action = (where >> 2) & _ACTION_MASK
-            step = Transition(row, action, inbox_reals[i, REWARD], row, False, asks == ASKS, 0)
-            now = _now(stretch, done + identity, mix(_at(stretch, done, identity)))
-            if not _learn(rule, crew, asking, now, step, inbox[i], inbox_reals[i], replies, i):
-                return WRONG_RULE
-    if n_come > 0:
-        _take_in(crew, inbox)
-        crew.sizes[HERE] += n_come
+    for rank in range(starts.size):
+        for first in range(starts[rank], starts[rank] + counts[rank], BLOCK):
+            last = min(first + BLOCK, starts[rank] + counts[rank])
+            for i in range(first, last):
+                state, identity = state_in(partition, inbox, i), inbox[i, WHO] >> ELAPSED_BITS
+                is_state = np.uint64(state) <= np.uint64(crew.n_states - 1)
+                is_state = is_state and owner_of(partition, state) == crew.rank
+                is_action = (inbox[i, WHERE] >> 2) & _ACTION_MASK < table.n_actions
+                if not (is_state and is_action and 0 <= identity < crew.rows.size):
+                    return WRONG_RECORD
+                crew.next_states[i - first] = state
+                crew.next_rows[i - first] = row_ahead(partition, table, state)
+            find_rows(partition, table, crew.next_states, crew.next_rows, last - first)
+            for i in range(first, last):
+                where = inbox[i, WHERE]
+                asks = where & 3
+                identity = inbox[i, WHO] >> ELAPSED_BITS
+                if asks == COMES:
+                    _take_in(crew, inbox, i, identity)
+                    continue
+                row = crew.next_rows[i - first]
+                action = (where >> 2) & _ACTION_MASK
+                step = Transition(row, action, inbox_reals[i, REWARD], row, False, asks == ASKS, 0)
+                now = _now(stretch, done + identity, mix(_at(stretch, done, identity)))
+                if not _learn(rule, crew, asking, now, step, inbox[i], inbox_reals[i], replies, i):
+                    return WRONG_RULE
+                if asks == MOVES:
+                    _take_in(crew, inbox, i, identity)
     return FINE
 
 
-@jit
-def _take_in(crew, inbox):
-    """Put those who come among those who are here, in the order of their identities, into `merged`."""
-    words, before = crew.words, crew.before
-    n_here = crew.sizes[HERE]
-    words[:] = 0
-    for k in range(n_here):
-        set_numbers(words, crew.here[k, WHO] >> ELAPSED_BITS)
-    for i in range(inbox.shape[0]):
-        if inbox[i, WHERE] & 3 != ASKS:
-            set_numbers(words, inbox[i, WHO] >> ELAPSED_BITS)
-    numbering(words, before)
-    for k in range(n_here):
-        place = number_of(words, before, crew.here[k, WHO] >> ELAPSED_BITS)
-        _copy(crew.here, k, crew.merged, place, 0)
-    for i in range(inbox.shape[0]):
-        where = inbox[i, WHERE]
-        if where & 3 != ASKS:
-            place = number_of(words, before, inbox[i, WHO] >> ELAPSED_BITS)
-            _copy(inbox, i, crew.merged, place, 0)
-            crew.merged[place, WHERE] = (where >> STATE_SHIFT) << STATE_SHIFT
+@jit_inline
+def _take_in(crew, inbox, i, identity):
+    """Let the walker of a record be here."""
+    for word in range(inbox.shape[1]):
+        crew.records[identity, word] = inbox[i, word]
+    crew.records[identity, WHERE] = (inbox[i, WHERE] >> STATE_SHIFT) << STATE_SHIFT
+    crew.here[np.uint64(identity >> 6)] |= np.int64(1) << (identity & 63)
 
 
 @jit
-def settle(crew, context, stretch, done, replies):
-    """Move the entries of all that moved towards their targets; `replies` are those to what was sent."""
+def settle(crew, context, stretch, done, replies, starts):
+    """Move the entries of all that moved towards their targets.
+
+    `replies` are those to what was sent, those to rank r's from ``starts[r]`` on.
+    """
     table = context.table
     n_actions = actions_of(table)
     n_moved = crew.sizes[MOVED]
@@ -446,13 +407,14 @@ def settle(crew, context, stretch, done, replies):
         ahead = min(k + BLOCK // 2, n_moved - 1)
         prefetch_values(table, crew.rows[ahead])
         prefetch_counts(table, crew.rows[ahead], crew.actions[ahead])
-        place = crew.sent_at[k]
+        to = crew.sent_to[k]
         number = 0
-        if place < 0:
+        if to < 0:
             target = crew.targets[k, 0]
             if crew.targets.shape[1] > 1:
                 number = np.int64(crew.targets[k, 1])
         else:
+            place = starts[to] + crew.sent_at[k]
             target = replies[place, 0]
             if crew.targets.shape[1] > 1:
                 number = np.int64(replies[place, 1])
@@ -480,7 +442,9 @@ def learn_alone(rule, simulation, partition, crew, context, asking, stretch, sta
         wrong = depart(rule, simulation, partition, crew, context, asking, stretch, done, size)
         if wrong != FINE:
             return wrong
-        settle(crew, context, stretch, done, crew.targets)
+        settle(crew, context, stretch, done, crew.targets, crew.n_out)
         done += size
         crew.sizes[MADE] = done
+        if is_over(partition, n_known(partition)):
+            break
     return FINE

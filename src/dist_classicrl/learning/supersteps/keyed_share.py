@@ -7,20 +7,20 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl._jit import jit, jit_for
-from dist_classicrl.errors import SettingsError
+from dist_classicrl.errors import SettingsError, StateLimitError
 from dist_classicrl.learning.keyed_table import KeyedTable
 from dist_classicrl.learning.learner import Problem
 from dist_classicrl.learning.supersteps.partition import (
     NEW_PER_STEP,
+    NO_LIMIT,
     ByKey,
     check_partition,
     owned_by,
     owner_of,
 )
 from dist_classicrl.learning.supersteps.share import Share
+from dist_classicrl.learning.supersteps.together import IS_OVER
 from dist_classicrl.tables.shape import TableShape
-
-_NO_LIMIT = 1 << 62
 
 
 @jit
@@ -37,8 +37,6 @@ class KeyedShare(Share):
     whoever has several sees to that.
     """
 
-    _words_of_state = 1
-
     def _own(self, partition: Any) -> KeyedTable:
         check_partition(partition)
         if partition == "range":
@@ -51,23 +49,24 @@ class KeyedShare(Share):
         self.most: int | None = settings.max_states
         self._owners = owned_by(partition, 0, self._rank, self.ranks, self._is_alone).arrays
         self._wrong = np.zeros(3, np.int64)
+        self._is_over = False
         # What a superstep adds beyond the limit has room, too, wherever it comes.
         spare = 2 * NEW_PER_STEP * self.walkers
         return KeyedTable(self._simulator, settings, self._problem.dtype, owners=self.ranks, spare=spare)
 
     @property
     def _partition(self) -> ByKey:
-        most = _NO_LIMIT if self.most is None else self.most
+        most = NO_LIMIT if self.most is None else self.most
         return ByKey(self._owners, self.ranks, self.table.game(), most, self._wrong)
 
     @property
     def _kind_of_partition(self) -> type:
         return type(self._owners)
 
-    def _expect(self, walkers: int) -> None:
-        table, new = self.table, NEW_PER_STEP * walkers
-        if self._is_alone:
-            self.check_limit(table.n_known)
+    def _make_room(self) -> None:
+        table, new = self.table, NEW_PER_STEP * self.walkers
+        if self._is_alone and self.note_known(table.n_known):
+            raise self.full()
         if not table.has_rows(new):
             raise table.full()
         table.make_room(new)
@@ -77,21 +76,26 @@ class KeyedShare(Share):
         """States that have come to it."""
         return self.table.n_known
 
-    def is_over(self, known: int) -> bool:
-        """Whether so many states, of all shares, are more than there may be."""
-        return self.most is not None and known > self.most
+    def note_known(self, known: int) -> bool:
+        """Return whether so many states, of all shares, are more than there may be."""
+        self._is_over = self.most is not None and known > self.most
+        return self._is_over
 
-    def check_limit(self, known: int) -> None:
-        """Raise StateLimitError if so many states, of all shares, are more than there may be."""
-        if self.is_over(known):
-            raise self.table.full(self.most)
+    @property
+    def is_over(self) -> bool:
+        """Whether there were more states than there may be after the last superstep."""
+        return self._is_over or (self._boxes is not None and bool(self._boxes.state[IS_OVER]))
+
+    def full(self) -> StateLimitError:
+        """Return the error for that."""
+        return self.table.full(self.most)
 
     def check(self) -> None:
         """See `Share`."""
         super().check()
         self.table.check_acted()
-        if self._is_alone:
-            self.check_limit(self.n_known)
+        if self._is_alone and self.note_known(self.n_known):
+            raise self.full()
         is_wrong, owner, key = self._wrong.tolist()
         if is_wrong:
             shown = np.array([key]).view(self.table.keys.dtype)[0]

@@ -24,6 +24,8 @@ from dist_classicrl.tables.lines import prefetch_values
 NEW_PER_STEP = 3
 """States that a step meets at most: where it begins, where it leads, and where an episode begins then."""
 
+NO_LIMIT = 1 << 62
+
 _KEY = stream_key(0, "partition")
 
 
@@ -104,8 +106,23 @@ def look_for(partition, records, i):
 
 
 def has_room(partition, walkers):
-    """Return whether so many may make a superstep. Jitted code only."""
+    """Return whether a superstep of so many walkers has room here. Jitted code only."""
     raise NotImplementedError("has_room is for jitted code")
+
+
+def n_known(partition):
+    """Return how many states have come to this rank, where that is counted. Jitted code only."""
+    raise NotImplementedError("n_known is for jitted code")
+
+
+def is_over(partition, known):
+    """Return whether so many states of all ranks are more than there may be. Jitted code only."""
+    raise NotImplementedError("is_over is for jitted code")
+
+
+def is_counted(partition):
+    """Return whether all ranks have to know how many states there are. Jitted code only."""
+    raise NotImplementedError("is_counted is for jitted code")
 
 
 def state_in(partition, records, i):
@@ -201,9 +218,28 @@ def _overload_look_for(partition, records, i):
 def _overload_has_room(partition, walkers):
     if _class_of(partition) is not ByKey:
         return lambda partition, walkers: True
-    return lambda partition, walkers: (
-        has_rows(partition.game, NEW_PER_STEP * walkers) and partition.game.known[ROWS] <= partition.most
-    )
+    return lambda partition, walkers: has_rows(partition.game, NEW_PER_STEP * walkers)
+
+
+@overloads(n_known, inline=True)
+def _overload_n_known(partition):
+    if _class_of(partition) is not ByKey:
+        return lambda partition: np.int64(0)
+    return lambda partition: partition.game.known[ROWS]
+
+
+@overloads(is_over, inline=True)
+def _overload_is_over(partition, known):
+    if _class_of(partition) is not ByKey:
+        return lambda partition, known: False
+    return lambda partition, known: known > partition.most
+
+
+@overloads(is_counted, inline=True)
+def _overload_is_counted(partition):
+    if _class_of(partition) is not ByKey:
+        return lambda partition: False
+    return lambda partition: partition.most < NO_LIMIT
 
 
 @overloads(state_in, inline=True)

@@ -10,6 +10,7 @@ import numpy as np
 from dist_classicrl._jit import jit_for
 from dist_classicrl._memory import zeros
 from dist_classicrl.checks import is_whole
+from dist_classicrl.environments.simulate import CompiledSimulator
 from dist_classicrl.environments.trial import run_game, try_out
 from dist_classicrl.errors import ProtocolError, SettingsError
 from dist_classicrl.learning.behavior import EpsilonGreedy
@@ -20,7 +21,7 @@ from dist_classicrl.learning.rates import Rates
 from dist_classicrl.learning.rules import compiling
 from dist_classicrl.learning.rules.kernel import Context
 from dist_classicrl.learning.state import State, check_arrays, check_position, refused
-from dist_classicrl.learning.supersteps import kernels, sums
+from dist_classicrl.learning.supersteps import kernels, sums, together
 from dist_classicrl.learning.supersteps.kernels import (
     ACTION_BITS,
     BEGUN,
@@ -28,13 +29,11 @@ from dist_classicrl.learning.supersteps.kernels import (
     COLLECTED,
     ELAPSED_BITS,
     FINE,
-    HERE,
     MADE,
     MEMORY,
     MOST_ELAPSED,
     MOVED,
     REWARD,
-    SENT,
     WHO,
     WRONG_GAME,
     WRONG_RECORD,
@@ -42,6 +41,19 @@ from dist_classicrl.learning.supersteps.kernels import (
     steps_at_once,
 )
 from dist_classicrl.learning.supersteps.partition import STATE_SHIFT, WHERE, Owned, owned_by
+from dist_classicrl.learning.supersteps.together import (
+    BEGUN_AT,
+    CROSSED,
+    DONE,
+    ENDED_AT,
+    IS_OVER,
+    LEARNED,
+    PHASE,
+    STEPS,
+    WAITING,
+    Boxes,
+)
+from dist_classicrl.rules import LearningRule
 from dist_classicrl.tables.line_table import LineTable
 from dist_classicrl.tables.outbox import Outbox
 from dist_classicrl.tables.shape import TableShape
@@ -85,6 +97,17 @@ def supersteps(stream: Stream, rates: Rates, walkers: int, until: int) -> Iterat
             stream.used += size
 
 
+def record_sizes(simulator: CompiledSimulator, rule: LearningRule, parameters: Any) -> tuple[int, int]:
+    """Return how many numbers the record of a walker has, and a reply to it."""
+    key = 0 if simulator.keys is None else 1
+    words = MEMORY + simulator.memory_size + sum(rule.memory(parameters)) + key
+    return words, 1 if len(rule.tables) == 1 else 2
+
+
+def _room(n: int) -> np.ndarray:
+    return zeros(n, np.int64, is_sparse=True)
+
+
 class Share:
     """What `rank` of `ranks` owns of a problem, and does in supersteps.
 
@@ -92,8 +115,6 @@ class Share:
     `settle` what came back. What is learned does not depend on `ranks`, nor on the `partition`, which is one
     of those of `dist_classicrl.learning.supersteps.partition.owned_by`.
     """
-
-    _words_of_state = 0  # behind all others in a record
 
     def __init__(
         self,
@@ -103,6 +124,7 @@ class Share:
         rank: int = 0,
         ranks: int = 1,
         is_alone: bool | None = None,
+        boxes: Boxes | None = None,
     ) -> None:
         simulator = problem.source.simulator
         assert simulator is not None  # see `dist_classicrl.engines.supersteps.checks`
@@ -120,10 +142,10 @@ class Share:
         self.table: Any = self._own(partition)
         #: What its rule remembers of a walker: how many whole numbers, and real ones.
         self._remembered = problem.rule.memory(problem.parameters)
-        #: How many numbers a record has.
-        self.words = MEMORY + simulator.memory_size + sum(self._remembered) + self._words_of_state
+        #: How many numbers a record has, and a reply.
+        self.words, self.width = record_sizes(simulator, problem.rule, problem.parameters)
         self._stuck = stuck_states(simulator)
-        self._crew = self._new_crew(BLOCK)
+        self._crew = self._new_crew(boxes)
         context = Context(
             self.table.arrays,
             problem.rates.table,
@@ -140,6 +162,8 @@ class Share:
         self._depart = jit_for(kernels.depart, *parts)
         self._answer = jit_for(kernels.answer, *parts)
         self._learn = jit_for(kernels.learn_alone, *parts)
+        self._together = jit_for(together.play_together, *parts)
+        self._boxes = boxes
         self._added = 0
 
     # Rows
@@ -162,35 +186,36 @@ class Share:
     def _kind_of_partition(self) -> type:
         return type(self._partition)
 
-    def _expect(self, walkers: int) -> None:
-        """See to it that so many have room where a step leads them."""
+    def _make_room(self) -> None:
+        """See to it that a superstep of all walkers has room."""
 
     # Arrays
 
-    def _new_crew(self, capacity: int) -> Crew:
-        sent = 2 * capacity if self.ranks > 1 else 0
-        width = 1 if self.n_tables == 1 else 2
-        records = [self._records(size) for size in (capacity, capacity, sent, sent)]
-        reals = [array.view(np.float64) for array in records]
+    def _new_crew(self, boxes: Boxes | None) -> Crew:
+        n, ranks = self.walkers, self.ranks
+        width = self.width
+        records = self._records(n)
+        if boxes is None:
+            # Who moves may ask one rank for a target, and come to another.
+            out, starts = self._records(2 * n * ranks if ranks > 1 else 0), 2 * n * np.arange(ranks)
+        else:
+            out, starts = boxes.records, boxes.out_starts
         return Crew(
-            here=records[0],
-            here_reals=reals[0],
-            merged=records[1],
-            merged_reals=reals[1],
-            rows=zeros(capacity, np.int64),
-            pairs=zeros(capacity, np.int64),
-            actions=zeros(capacity, np.int64),
-            numbers=zeros(capacity, np.int64),
-            sent_at=zeros(capacity, np.int64),
-            targets=zeros(capacity * width, np.float64).reshape(capacity, width),
-            staged=records[2],
-            staged_reals=reals[2],
-            staged_to=zeros(sent, np.int64),
-            out=records[3],
-            offsets=np.zeros(self.ranks + 1, np.int64),
-            sizes=np.zeros(5, np.int64),
-            words=np.zeros(-(-self.walkers // 64), np.uint64),
-            before=np.zeros(-(-self.walkers // 64), np.int64),
+            records=records,
+            reals=records.view(np.float64),
+            here=np.zeros(-(-n // 64), np.int64),
+            rows=_room(n),
+            pairs=_room(n),
+            actions=_room(n),
+            numbers=_room(n),
+            sent_to=_room(n),
+            sent_at=_room(n),
+            targets=zeros(n * width, np.float64, is_sparse=True).reshape(n, width),
+            out=out,
+            out_reals=out.view(np.float64),
+            out_starts=starts,
+            n_out=np.zeros(ranks, np.int64),
+            sizes=np.zeros(3, np.int64),
             rank=self._rank,
             n_states=self._whole.n_states,
             time_limit=self._simulator.max_episode_steps or NEVER,
@@ -209,18 +234,7 @@ class Share:
         )
 
     def _records(self, n: int) -> np.ndarray:
-        return zeros(n * self.words, np.int64).reshape(n, self.words)
-
-    def _make_room(self, n: int) -> None:
-        """Let there be room for `n` walkers; what is under way of a superstep stays."""
-        old = self._crew
-        if n <= old.rows.size:
-            return
-        new = self._new_crew(max(n, 2 * old.rows.size))
-        for name, array in old._asdict().items():
-            if isinstance(array, np.ndarray) and not name.endswith("_reals"):
-                getattr(new, name)[: len(array)] = array
-        self._crew = new
+        return zeros(n * self.words, np.int64, is_sparse=True).reshape(n, self.words)
 
     # Supersteps
 
@@ -242,18 +256,21 @@ class Share:
 
         if self._is_alone:
             return [call(lambda: self._learn_stretch(NO_STEPS, 0, 0))]
-        nothing = np.empty((0, self._crew.targets.shape[1]))
+        if self._boxes is not None:
+            boxes, rest = self._boxes, (self._context, self._asking, NO_STEPS, 0, self.walkers, 0, 0)
+            return [call(lambda: self._call(self._together, self._crew, boxes, *rest))]
+        nobody = np.zeros(self.ranks, np.int64)
+        inbox, replies = np.empty((0, self.words), np.int64), np.empty((0, self.width))
         return [
             call(lambda: self.depart(NO_STEPS, 0, 0)),
-            call(lambda: self.answer(NO_STEPS, 0, np.empty((0, self.words), np.int64))),
-            call(lambda: self.settle(NO_STEPS, 0, nothing)),
+            call(lambda: self.answer(NO_STEPS, 0, inbox, nobody)),
+            call(lambda: self.settle(NO_STEPS, 0, replies, nobody)),
         ]
 
     def learn_alone(self, stream: Stream, rates: Rates, until: int) -> None:
         """Make `supersteps`, where it owns everything."""
-        self._make_room(self.walkers)
         while stream.used < until:
-            self._expect(self.walkers)
+            self._make_room()
             least = min(until - stream.used, _MOST_AT_ONCE)
             stream.used += self._learn_stretch(stream.stretch(rates), stream.start, least)
 
@@ -262,57 +279,80 @@ class Share:
         self._call(self._learn, self._crew, self._context, self._asking, stretch, start, self.walkers, least)
         return int(self._crew.sizes[MADE])
 
-    def depart(self, stretch: Stretch, done: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+    def play_together(self, stream: Stream, rates: Rates, until: int, looks: int) -> bool:
+        """Make `supersteps` with those with whom it has `Boxes`.
+
+        Return whether they are made; False: somebody has not done its part after so many looks. Called again
+        it goes on.
+        """
+        boxes = self._boxes
+        assert boxes is not None
+        while stream.used < until:
+            stretch, least = stream.stretch(rates), min(until - stream.used, _MOST_AT_ONCE)
+            if boxes.state[PHASE] == 0 and boxes.state[DONE] == 0:
+                self._count(least + self.walkers)
+            self._make_room()
+            rest = self._context, self._asking, stretch, stream.start, self.walkers, least, looks
+            if not self._call(self._together, self._crew, boxes, *rest):
+                return False
+            stream.used += int(boxes.state[DONE])
+            boxes.state[DONE] = 0
+            if boxes.state[IS_OVER]:
+                break
+        return True
+
+    @property
+    def steps_together(self) -> int:
+        """How many steps it has made of those that `exchanged` will tell."""
+        assert self._boxes is not None
+        return int(self._boxes.state[STEPS])
+
+    def exchanged(self) -> tuple[int, int, float]:
+        """Return the steps and records of `play_together` since this was asked.
+
+        And the share of the time, from its first call to the end of the last, in which it did not wait.
+        """
+        assert self._boxes is not None
+        state = self._boxes.state
+        steps, crossed, learned, begun, ended = state[[STEPS, CROSSED, LEARNED, BEGUN_AT, ENDED_AT]].tolist()
+        state[[STEPS, CROSSED, LEARNED, BEGUN_AT]] = 0
+        return steps, crossed, learned / max(1, ended - begun)
+
+    def depart(self, stretch: Stretch, done: int, size: int) -> list[np.ndarray]:
         """Let its walkers among the first `size` act.
 
-        Return the records for other ranks, int64 of shape (n, words), and where those for each begin: shape
-        (ranks + 1,). Both are good until the next superstep.
+        Return the records for each rank, int64 of shape (n, words), which are good until the next superstep.
         """
-        sizes = self._crew.sizes
-        most = int(sizes[HERE] + max(1, size - sizes[BEGUN]))
-        self._make_room(most)
-        self._expect(min(most, size))
         self._count(size)
+        self._make_room()
         crew = self._crew
         self._call(self._depart, crew, self._context, self._asking, stretch, done, size)
-        return crew.out[: crew.sizes[SENT]], crew.offsets
+        return [
+            crew.out[start : start + n]
+            for start, n in zip(crew.out_starts.tolist(), crew.n_out.tolist(), strict=True)
+        ]
 
-    def answer(self, stretch: Stretch, done: int, records: np.ndarray) -> np.ndarray:
-        """Return the replies to the records of all other ranks, float64 of shape (n, 1 or 2), in their order.
+    def answer(self, stretch: Stretch, done: int, records: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """Return the replies to the records of all ranks, float64 of shape (n, width), in their order.
 
-        It takes the walkers in that came with them, and changes the records.
+        They are one rank's after the other's; `counts` says how many are whose. It takes the walkers in that
+        came with them, and changes the records.
         """
-        n_here = int(self._crew.sizes[HERE])
-        self._make_room(n_here + len(records))
-        self._expect(len(records))
-        crew = self._crew
-        replies = np.empty((len(records), crew.targets.shape[1]))
-        wrong = self._answer(
-            self._problem.parameters,
-            self._partition,
-            crew,
-            self._asking,
-            stretch,
-            done,
-            records,
-            records.view(np.float64),
-            replies,
-        )
+        replies = np.empty((len(records), self.width))
+        starts = np.cumsum(counts) - counts
+        reals = records.view(np.float64)
+        inbox = records, reals, starts, counts, replies
+        crew, problem = self._crew, self._problem
+        wrong = self._answer(problem.parameters, self._partition, crew, self._asking, stretch, done, *inbox)
         self._check(wrong)
-        if crew.sizes[HERE] > n_here:  # somebody came
-            self._crew = crew._replace(
-                here=crew.merged,
-                here_reals=crew.merged_reals,
-                merged=crew.here,
-                merged_reals=crew.here_reals,
-            )
         return replies
 
-    def settle(self, stretch: Stretch, done: int, replies: np.ndarray) -> None:
-        """Learn: `replies` are those to the records that `depart` returned, in their order."""
-        kernels.settle(self._crew, self._context, stretch, done, replies)
+    def settle(self, stretch: Stretch, done: int, replies: np.ndarray, starts: np.ndarray) -> None:
+        """Learn from the `replies` to the records that `depart` returned, rank r's from ``starts[r]`` on."""
+        kernels.settle(self._crew, self._context, stretch, done, replies, starts)
 
-    def _call(self, kernel: Any, crew: Crew, *arguments: Any) -> None:
+    def _call(self, kernel: Any, crew: Crew, *arguments: Any) -> bool:
+        """Call a kernel; return whether it has come to its end."""
         wrong = FINE
 
         def call() -> bool:
@@ -322,7 +362,10 @@ class Share:
             return bool(wrong == WRONG_GAME)
 
         run_game(self._simulator, crew.came, crew.reward_that_came, call)
+        if wrong == WAITING:
+            return False
         self._check(wrong)
+        return True
 
     def _check(self, wrong: int) -> None:
         if wrong == WRONG_RECORD:
@@ -417,10 +460,11 @@ class Share:
         What several shares return, `joined` makes one of, which any number of shares can `restore`.
         """
         crew = self._crew
-        here = crew.here[: crew.sizes[HERE]].copy()
-        here[:, REWARD] = 0
         walkers = np.full((self.walkers, self.words), -1)
-        walkers[here[:, WHO] >> ELAPSED_BITS] = here
+        bits = np.unpackbits(crew.here.view(np.uint8), bitorder="little")
+        here = np.flatnonzero(bits)
+        walkers[here] = crew.records[here]
+        walkers[here, REWARD] = 0
         return {"walkers": walkers, "counted": self.counted()}
 
     def restore(self, state: State) -> None:
@@ -445,12 +489,13 @@ class Share:
         reals = walkers[:, first : first + self._remembered[1]]
         if not np.isfinite(reals.copy().view(np.float64)).all():
             raise refused("walkers", "hold NaN or infinity", "finite numbers only")
-        here = walkers[self._is_own(states)]
-        self._make_room(max(1, len(here)))
+        here = np.flatnonzero(self._is_own(states))
         crew = self._crew
-        crew.here[: len(here)] = here
-        crew.sizes[:] = 0
-        crew.sizes[HERE], crew.sizes[BEGUN] = len(here), begun
+        crew.records[here] = walkers[here]
+        bits = np.zeros(64 * crew.here.size, np.uint8)
+        bits[here] = 1
+        crew.here[:] = np.packbits(bits, bitorder="little").view(np.int64)
+        crew.sizes[BEGUN] = begun
         # What was counted is counted once.
         counted = np.split(state["counted"], [2, 2 + sums.PARTS])
         for own, of_all in zip((crew.ends, crew.returns, crew.errors), counted, strict=True):

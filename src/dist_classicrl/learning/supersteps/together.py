@@ -1,0 +1,235 @@
+"""Supersteps of ranks that share memory: they exchange records and replies there, without messages.
+
+A rank writes its records for another where that one reads them, says how many there are, and finds the
+replies in the same order. What is written in an attempt at a run is told by a number that no earlier one had.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from dist_classicrl._jit import jit, jit_inline
+from dist_classicrl._memory import LINE
+from dist_classicrl.learning.supersteps.kernels import FINE, MOVED, answer, depart, settle, steps_at_once
+from dist_classicrl.learning.supersteps.partition import has_room, is_counted, is_over, n_known
+
+WAITING = -1
+
+# What `Boxes.state` has.
+PHASE, DONE, SIZE, SEQUENCE, STEPS, CROSSED = range(6)
+LEARNED, BEGUN_AT, ENDED_AT = range(6, 9)  # in cycles of the processor's clock
+IS_OVER = 9  # whether there are more states than there may be
+_DEPARTS, _AWAITS_RECORDS, _AWAITS_REPLIES = range(3)
+
+_FLAG_WORDS = 4 * LINE // 8
+_REPLIED = 2 * LINE // 8
+_SETS = 2
+"""Who has not heard yet that an attempt is over may still read what was written in it."""
+
+
+class Boxes(NamedTuple):
+    """What a rank writes to and reads from: memory that all ranks of a host share. See `boxes_in`."""
+
+    records: np.ndarray  # int64, shape (.., words)
+    reals: np.ndarray
+    replies: np.ndarray  # float64, shape (.., width): as many
+    flags: np.ndarray  # int64: for each pair what was written last, by its sequence, and how much
+    out_starts: np.ndarray  # int64, shape (players,): where records for each begin, and their replies
+    in_starts: np.ndarray  # and those of each of them for this rank
+    out_flags: np.ndarray
+    in_flags: np.ndarray
+    counts: np.ndarray  # how many of them there are
+    state: np.ndarray  # int64, shape (10,)
+
+
+def bytes_of(ranks: int, walkers: int, words: int, width: int) -> int:
+    """Return the bytes of the memory that so many ranks share; most are never used, and take no memory."""
+    return 8 * _SETS * ranks * ranks * (_FLAG_WORDS + 2 * walkers * (words + width))
+
+
+def boxes_in(
+    memory: np.ndarray,
+    ranks: int,
+    walkers: int,
+    words: int,
+    width: int,
+    own: int,
+    players: tuple[int, ...],
+    attempt: int,
+) -> Boxes:
+    """Return what rank `own` of the `players`, which are some of all `ranks`, uses in an attempt.
+
+    `memory` are `bytes_of` bytes, uint8, all zero before the first attempt.
+    """
+    numbers = memory.view(np.int64)
+    pairs, capacity = _SETS * ranks * ranks, 2 * walkers
+    flags, rest = numbers[: pairs * _FLAG_WORDS], numbers[pairs * _FLAG_WORDS :]
+    records, replies = rest[: pairs * capacity * words], rest[pairs * capacity * words :]
+    first, others = (attempt % _SETS) * ranks * ranks, np.array(players)
+    out, into = first + own * ranks + others, first + others * ranks + own
+    state = np.zeros(10, np.int64)
+    state[SEQUENCE] = (attempt + 1) << 32
+    return Boxes(
+        records.reshape(-1, words),
+        records.view(np.float64).reshape(-1, words),
+        replies.view(np.float64).reshape(-1, width),
+        flags,
+        out * capacity,
+        into * capacity,
+        out * _FLAG_WORDS,
+        into * _FLAG_WORDS,
+        np.zeros(len(players), np.int64),
+        state,
+    )
+
+
+@intrinsic
+def _load(typing_context, array, index):
+    """Return an element of an int64 array; what was written before it was is seen afterwards."""
+
+    def generate(context, builder, signature, arguments):
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        return builder.load_atomic(builder.gep(data, [arguments[1]]), "acquire", 8)
+
+    return types.int64(array, types.uint64), generate
+
+
+@intrinsic
+def _store(typing_context, array, index, value):
+    """Set an element of an int64 array; who sees that sees what was written before."""
+
+    def generate(context, builder, signature, arguments):
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        builder.store_atomic(arguments[2], builder.gep(data, [arguments[1]]), "release", 8)
+        return context.get_dummy_value()
+
+    return types.void(array, types.uint64, types.int64), generate
+
+
+@intrinsic
+def _cycles(typing_context):
+    """Return the processor's clock."""
+
+    def generate(context, builder, signature, arguments):
+        kind = ir.FunctionType(ir.IntType(64), [])
+        function = builder.module.declare_intrinsic("llvm.readcyclecounter", fnty=kind)
+        return builder.call(function, [])
+
+    return types.int64(), generate
+
+
+@jit_inline
+def _are_there(crew, boxes, flags, word, looks):
+    """Look up to so many times whether all others have said the sequence that is under way."""
+    sequence = boxes.state[SEQUENCE]
+    begin = _cycles()
+    missing = False
+    for rank in range(flags.size):
+        if rank != crew.rank:
+            place = np.uint64(flags[rank] + word)
+            while _load(boxes.flags, place) != sequence:
+                looks -= 1
+                if looks <= 0:
+                    missing = True
+                    break
+            if missing:
+                break
+    boxes.state[LEARNED] -= _cycles() - begin
+    return not missing
+
+
+@jit_inline
+def _tell(crew, boxes, flags, word):
+    for rank in range(flags.size):
+        if rank != crew.rank:
+            _store(boxes.flags, np.uint64(flags[rank] + word), boxes.state[SEQUENCE])
+
+
+@jit_inline
+def _tell_known(partition, crew, boxes):
+    """Write how many states this rank knows, beside what it is about to say."""
+    if is_counted(partition):
+        for rank in range(boxes.in_flags.size):
+            if rank != crew.rank:
+                boxes.flags[boxes.in_flags[rank] + _REPLIED + 1] = n_known(partition)
+
+
+@jit_inline
+def _is_over(partition, crew, boxes):
+    """Return whether all ranks together know more states than there may be."""
+    if not is_counted(partition):
+        return False
+    known = n_known(partition)
+    for rank in range(boxes.out_flags.size):
+        if rank != crew.rank:
+            known += boxes.flags[boxes.out_flags[rank] + _REPLIED + 1]
+    return is_over(partition, known)
+
+
+@jit
+def play_together(
+    rule, simulation, partition, crew, boxes, context, asking, stretch, start, walkers, least, looks
+):
+    """Make supersteps of a stretch, at least so many steps, with the other ranks; see `learn_alone`.
+
+    Return `WAITING` where somebody has not said its part after so many `looks`, or states that are keys might
+    have no room: called again, with more, it goes on.
+    """
+    state = boxes.state
+    begin = _cycles()
+    if state[BEGUN_AT] == 0:
+        state[BEGUN_AT] = begin
+    status = FINE
+    while True:
+        done = state[DONE]
+        if state[PHASE] == _DEPARTS:
+            if done >= stretch.steps or done >= least or state[IS_OVER] != 0:
+                break
+            if not has_room(partition, walkers):
+                status = WAITING
+                break
+            size = min(steps_at_once(start, stretch.offset + done, walkers), stretch.steps - done)
+            status = depart(rule, simulation, partition, crew, context, asking, stretch, done, size)
+            if status != FINE:
+                break
+            state[SIZE] = size
+            state[SEQUENCE] += 1
+            state[STEPS] += crew.sizes[MOVED]
+            for rank in range(crew.n_out.size):
+                boxes.flags[boxes.out_flags[rank] + 1] = crew.n_out[rank]
+                state[CROSSED] += crew.n_out[rank]
+            _tell(crew, boxes, boxes.out_flags, 0)
+            state[PHASE] = _AWAITS_RECORDS
+        if state[PHASE] == _AWAITS_RECORDS:
+            if not _are_there(crew, boxes, boxes.in_flags, 0, looks):
+                status = WAITING
+                break
+            for rank in range(boxes.counts.size):
+                n = 0 if rank == crew.rank else boxes.flags[boxes.in_flags[rank] + 1]
+                boxes.counts[rank] = min(max(n, 0), 2 * crew.rows.size)
+            inbox, starts, counts = boxes.records, boxes.in_starts, boxes.counts
+            reals, replies = boxes.reals, boxes.replies
+            status = answer(
+                rule, partition, crew, asking, stretch, done, inbox, reals, starts, counts, replies
+            )
+            if status != FINE:
+                break
+            _tell_known(partition, crew, boxes)
+            _tell(crew, boxes, boxes.in_flags, _REPLIED)
+            state[PHASE] = _AWAITS_REPLIES
+        if not _are_there(crew, boxes, boxes.out_flags, _REPLIED, looks):
+            status = WAITING
+            break
+        settle(crew, context, stretch, done, boxes.replies, boxes.out_starts)
+        if _is_over(partition, crew, boxes):
+            state[IS_OVER] = 1
+        state[DONE] = done + state[SIZE]
+        state[PHASE] = _DEPARTS
+    state[ENDED_AT] = _cycles()
+    state[LEARNED] += state[ENDED_AT] - begin
+    return status
