@@ -11,10 +11,18 @@ import numpy as np
 import pytest
 
 from dist_classicrl import CompiledSimulator
+from dist_classicrl.engines.supersteps import training
 from dist_classicrl.environments.pocket_cube import pocket_cube
 from dist_classicrl.errors import SettingsError, StateLimitError
 
 PLACED = {"placement": "sharded", "walkers": 512}
+
+
+@pytest.fixture(params=["in memory", "by messages"])
+def exchange(request, monkeypatch):
+    """Let walkers cross in the memory of the host, or as between hosts."""
+    if request.param == "by messages":
+        monkeypatch.setattr(training, "_memory", lambda run, group, start: None)
 
 
 class Data(NamedTuple):
@@ -71,7 +79,7 @@ def digest(agent):
 @pytest.mark.core
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("is_async", [True, False])
-def test_any_number_of_ranks_learns_the_same_table(world, alone, make_agent, dtype, is_async):
+def test_any_number_of_ranks_learns_the_same_table(world, alone, make_agent, exchange, dtype, is_async):
     settings = {"dtype": dtype, "epsilon": 0.5, "discount_factor": 0.9}
     together = make_agent(**settings, async_updates=is_async)
     single = make_agent(**settings, async_updates=False, comm=alone)
@@ -137,7 +145,7 @@ def test_another_number_of_ranks_goes_on(world, alone, make_agent, folder, resta
     assert digest(loaded) == digest(single)
 
 
-def test_the_limit_is_of_all_ranks_together(world, alone, make_agent, folder, restart):
+def test_the_limit_is_of_all_ranks_together(world, alone, make_agent, folder, exchange):
     settings = {"async_updates": False, "max_states": 80, "epsilon": 1.0}
     single = make_agent(**settings, comm=alone)
     with pytest.raises(StateLimitError, match="more than 80 states.*max_states=80 allows no more"):

@@ -87,6 +87,7 @@ def test_the_table_grows_alone_and_on_several_ranks(monkeypatch):
     assert one.keys.size > 1500
     for ranks in (1, 3):
         assert learned(walk(), 1_000_000, ranks, walkers=64, cuts=((500_032, 2, "hash"),)) == one
+    assert learned(walk(), 1_000_000, 2, walkers=64, in_memory=True) == one
 
 
 def test_each_share_has_its_part_of_the_states():
@@ -112,6 +113,23 @@ def test_alone_the_superstep_after_the_limit_is_the_last():
         np.testing.assert_array_equal(one, other)
     unlimited = learned(walk(), ends[0], walkers=64)
     np.testing.assert_array_equal(unlimited.keys, tables[0][2])
+
+
+def test_ranks_that_share_memory_end_after_the_same_superstep():
+    problem = walk(max_states=300)
+    alone, stream = shares_of(problem, 1, walkers=64), Stream(KEY, 0, last=10_000_000)
+    with pytest.raises(StateLimitError):
+        alone[0].learn_alone(stream, problem.rates, 10_000_000)
+    shares = shares_of(problem, 3, walkers=64, in_memory=True)
+    streams = [Stream(KEY, 0, last=10_000_000) for _ in shares]
+    going_on = [0, 1, 2]
+    while going_on:
+        going_on = [
+            n for n in going_on if not shares[n].play_together(streams[n], problem.rates, 10_000_000, 1)
+        ]
+    assert {each.used for each in streams} == {stream.used} and all(share.is_over for share in shares)
+    for one, other in zip(whole(problem, shares), whole(problem, alone), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_memory_is_a_limit_of_each_share(monkeypatch):
