@@ -5,6 +5,7 @@ With keys its states are scrambled numbers, nearly all of which are in the table
 counts. Besides, what the first steps cost, in which states are new and the table grows.
 
     python benchmarks/keyed.py --states 65536 1048576 4194304
+    python benchmarks/keyed.py --walkers 16384
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dist_classicrl._random import mix, stream_key
 from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.learning import interleaved
 from dist_classicrl.learning.kinds import new_learner, problem_of
-from dist_classicrl.learning.learner import Stream
+from dist_classicrl.learning.learner import Learner, Stream
 from dist_classicrl.learning.rates import Rates
 from dist_classicrl.settings import Settings
 
@@ -75,16 +76,18 @@ def step_by_key(data, memory, key, action, random):
     return np.uint64(reached) * np.uint64(ODD), np.float64(reached & 1), False
 
 
-def learner_of(game: CompiledSimulator, dtype: str) -> interleaved.InterleavedLearner:
-    """Return what learns a game alone."""
+def learner_of(game: CompiledSimulator, dtype: str, walkers: int | None) -> Learner:
+    """Return what learns a game alone: in turns, or with so many `walkers` in supersteps."""
     settings = Settings(dtype=dtype, epsilon=0.1, discount_factor=0.9)
     source = resolve(game, 1, None)
-    learner = new_learner(problem_of(source, settings, Rates(settings, 1), np.dtype(dtype), is_alone=True))
+    learner = new_learner(
+        problem_of(source, settings, Rates(settings, 1), np.dtype(dtype), is_alone=True, walkers=walkers)
+    )
     learner.add(0, source, 0)
     return learner
 
 
-def measure(n: int, dtype: str, steps: int, rounds: int) -> dict[str, float]:
+def measure(n: int, dtype: str, steps: int, rounds: int, walkers: int | None) -> dict[str, float]:
     """Return the figures of a table of `n` states."""
     games = {
         "numbers": CompiledSimulator.game("numbers", n, ACTIONS, Numbers(n), reset, step),
@@ -92,7 +95,7 @@ def measure(n: int, dtype: str, steps: int, rounds: int) -> dict[str, float]:
             "keys", n_actions=ACTIONS, data=Keys(n), reset=reset_by_key, step=step_by_key, keyed=True
         ),
     }
-    learners = {name: learner_of(game, dtype) for name, game in games.items()}
+    learners = {name: learner_of(game, dtype, walkers) for name, game in games.items()}
     streams = {name: Stream(stream_key(0, "keyed"), 0) for name in games}
 
     def seconds(name: str, count: int = steps) -> float:
@@ -109,7 +112,7 @@ def measure(n: int, dtype: str, steps: int, rounds: int) -> dict[str, float]:
     return {
         "states": n,
         "dtype": dtype,
-        "known": learners["keys"].table.n_known,
+        "known": learners["keys"].table.keys.size,
         "numbers": steps / statistics.median(taken["numbers"]) / 1e6,
         "keys": steps / statistics.median(taken["keys"]) / 1e6,
         "ratio": statistics.median(ratios),
@@ -122,12 +125,13 @@ def main() -> None:
     parser = common.parser(__doc__, "keyed.json")
     parser.add_argument("--states", type=int, nargs="+", default=[1 << 16, 1 << 20, 1 << 22])
     parser.add_argument("--dtype", nargs="+", default=["float32", "float64"])
+    parser.add_argument("--walkers", type=int, help="learn in supersteps, with so many")
     parser.add_argument("--steps", type=int, default=32 * 300_000)
     parser.add_argument("--rounds", type=int, default=9)
     arguments = parser.parse_args()
     interleaved.FROM_ENTRIES = 1
     found = [
-        measure(n, dtype, arguments.steps, arguments.rounds)
+        measure(n, dtype, arguments.steps, arguments.rounds, arguments.walkers)
         for dtype in arguments.dtype
         for n in arguments.states
     ]
@@ -145,7 +149,9 @@ def main() -> None:
             for one in found
         ],
     )
-    common.save(arguments.output, found, steps=arguments.steps, rounds=arguments.rounds)
+    common.save(
+        arguments.output, found, steps=arguments.steps, rounds=arguments.rounds, walkers=arguments.walkers
+    )
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.learning.learner import Problem, Stream
 from dist_classicrl.learning.rates import Rates
 from dist_classicrl.learning.rules import find, table_shape
+from dist_classicrl.learning.supersteps.keyed_share import KeyedShare, in_key_order, share_of
 from dist_classicrl.learning.supersteps.share import (
-    Share,
     joined,
     record_sizes,
     supersteps,
@@ -72,12 +72,14 @@ class Learned:
     values: np.ndarray
     counts: np.ndarray
     totals: list[float]
+    keys: np.ndarray | None = None
 
     def __eq__(self, other):
         return self.seen() == other.seen()
 
     def seen(self):
-        return self.values.tobytes(), self.counts.tobytes(), [total.hex() for total in self.totals]
+        keys = b"" if self.keys is None else self.keys.tobytes()
+        return self.values.tobytes(), self.counts.tobytes(), [total.hex() for total in self.totals], keys
 
 
 def shares_of(problem, ranks, partition="hash", walkers=256, in_memory=False):
@@ -88,14 +90,20 @@ def shares_of(problem, ranks, partition="hash", walkers=256, in_memory=False):
         memory = np.zeros(bytes_of(ranks, *sizes), np.uint8)
         boxes = [boxes_in(memory, ranks, *sizes, own, tuple(range(ranks)), 3) for own in range(ranks)]
     is_alone = False if in_memory else None
-    shares = [Share(problem, walkers, partition, rank, ranks, is_alone, boxes[rank]) for rank in range(ranks)]
+    shares = [
+        share_of(problem, walkers, partition, rank, ranks, is_alone, boxes[rank]) for rank in range(ranks)
+    ]
     for share in shares:
         share.compile()
     return shares
 
 
 def whole(problem, shares):
-    """Return values and counts of all shares, flat."""
+    """Return values and counts of all shares, flat, and where states are keys those."""
+    if isinstance(shares[0], KeyedShare):
+        parts = [(share.keys, *share.rows()) for share in shares]
+        keys, *table = in_key_order(parts, problem.shape.n_tables, problem.shape.n_actions)
+        return *table, keys
     values = np.full(problem.shape.size, np.nan, problem.dtype)
     counts = np.full(problem.shape.size, -1)
     for share in shares:
@@ -111,12 +119,12 @@ def learned(problem, steps, ranks=1, partition="hash", walkers=256, cuts=(), in_
     for until, *others in (*cuts, (steps,)):
         play(shares, stream, until, problem.rates)
         if others:
-            values, counts = whole(problem, shares)
+            table = whole(problem, shares)
             state = joined(share.state() for share in reversed(shares))
             shares = shares_of(problem, *others, walkers)
             for share in shares:
-                share.load(values, counts)
+                share.load(*table)
                 share.restore(state)
-    values, counts = whole(problem, shares)
+    values, counts, *keys = whole(problem, shares)
     totals = totals_of(np.sum([share.counted() for share in shares], axis=0))
-    return Learned(values, counts, totals.tolist())
+    return Learned(values, counts, totals.tolist(), *keys)

@@ -21,6 +21,7 @@ from dist_classicrl.engines.run import Resumed
 from dist_classicrl.environments.identity import Identity
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.model.agent_state import AgentState
+from dist_classicrl.model.keyed import KeyedRows
 from dist_classicrl.model.places import Place, PlaceName
 from dist_classicrl.process.stop import StopWatch
 from dist_classicrl.schedules import Schedule, in_call, without_call
@@ -98,9 +99,20 @@ def begin_call(
         _warn_of_differences(state, beginning, own, everyone, agreement)
         adopt(state, beginning, plan, watch)
     if beginning.has_loaded or (everyone != everyone[0]).any():
+        if state.keyed is not None:
+            _tell_keys(state, state.keyed, agreement)
         agreement.broadcast(state.values, "the server's table")
         agreement.broadcast(state.counts, "the server's visits")
     return beginning, place
+
+
+def _tell_keys(state: AgentState, keyed: KeyedRows, agreement: Agreement) -> None:
+    """Let all ranks have the states of the head, where these are keys."""
+    own = keyed.keys.view(np.uint8) if agreement.is_head else None
+    keys = agreement.broadcast_message(own, "the server's states").view(keyed.keys.dtype)
+    if not agreement.is_head:
+        rows = replace(state.shape, n_states=keys.size).n_rows, state.shape.n_actions
+        keyed.put(keys, None, np.zeros(rows, state.values.dtype), np.zeros(rows, np.int64))
 
 
 def find_out(

@@ -35,6 +35,7 @@ from dist_classicrl.errors import (
     EnvMismatchError,
     RankLostError,
     SettingsError,
+    StateLimitError,
     TrainingStopped,
 )
 from dist_classicrl.learning.keyed import check_keyed
@@ -122,7 +123,8 @@ class Session:
 
     def _layout(self, source: Source) -> Layout:
         hosts = {0} if self.group is None else {self.group.host_of(rank) for rank in self.group.view.members}
-        return Layout(source.n_states * source.n_actions, len(hosts), source.simulator is not None)
+        entries, is_keyed = source.n_states * source.n_actions, source.keys is not None
+        return Layout(entries, len(hosts), source.simulator is not None, is_keyed)
 
     def _check_workers(self, ranks: int, workers: int) -> None:
         """Check that as many workers begin as the settings ask for."""
@@ -148,7 +150,7 @@ class Session:
         placement = asked.placement if isinstance(asked.placement, str) else "engine"
         return {
             **settings,
-            "table": list(state.shape.of_table),
+            "table": list(state.shape.of_table) if state.keyed is None else ["keys", state.shape.n_actions],
             "tables of the rule": f"{contents(settings['algorithm'])}: {state.shape.n_rows} rows",
             "environment": source.identity.text,
             "new_env": bool(asked.new_env),
@@ -287,7 +289,11 @@ class Session:
         A process alone has all that it learned. Of several ranks the server has, if they stopped in order.
         """
         state = self.state
-        if self.group is None or isinstance(error, TrainingStopped) and self.group.is_server:
+        if (
+            self.group is None
+            or isinstance(error, (TrainingStopped, StateLimitError))
+            and self.group.is_server
+        ):
             corner.put_back()
             state.steps = run.start + run.kept
         else:

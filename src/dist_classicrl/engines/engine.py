@@ -114,6 +114,7 @@ class Layout:
     entries: int = 0
     hosts: int = 1
     is_compiled: bool = False  # whether all of the environment is compiled code
+    is_keyed: bool = False  # whether its states are keys
 
 
 def engine_for(settings: Settings, ranks: int, placement: Any, layout: Layout = Layout()) -> Engine:
@@ -133,12 +134,21 @@ def engine_for(settings: Settings, ranks: int, placement: Any, layout: Layout = 
     if placement == "sharded":
         if (why := _is_replicated_only(settings)) is not None:
             raise SettingsError(f'placement="sharded" cannot be had with {why}.')
-        if not settings.async_updates or layout.hosts > 1:
+        if not settings.async_updates or layout.hosts > 1 or (layout.is_keyed and ranks > 1):
             return _SUPERSTEPS
         return _LOCAL if ranks == 1 else _SHARDED
     for each in reversed(_registered.values()):
         if each.suits(settings, ranks):
             return each
+    if placement == "auto" and ranks > 1 and layout.is_keyed:
+        if (why := _is_replicated_only(settings)) is not None:
+            raise SettingsError(f"States that are keys cannot be learned on several ranks with {why}.")
+        logger.info(
+            "States are keys, which nobody has counted: each rank owns those that a hash gives it, and "
+            "episodes travel between the owners in supersteps, so that a seed makes the same table on any "
+            "number of ranks."
+        )
+        return _SUPERSTEPS
     if placement == "auto" and ranks > 1 and _gains_from_rows(settings, layout):
         logger.info(
             "All ranks learn in the same rows: the table has %s entries, more than fit into a core's "

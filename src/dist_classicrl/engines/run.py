@@ -22,6 +22,7 @@ from dist_classicrl.learning.rates import Rates
 from dist_classicrl.process.stop import Stop, StopWatch
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
+from dist_classicrl.tables.maps import Refresh
 from dist_classicrl.tables.warm_up import warm_up_server, warm_up_worker
 
 logger = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ class KeyedStates(Protocol):
         """Their keys, in the order of their rows."""
 
     def fit(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Be the states of these keys, which begin with those before; return `values` and `counts` for them.
+        """Be the states of these keys; return `values` and `counts` for them.
 
         What stands in those is not defined.
         """
@@ -146,6 +147,12 @@ class Run:
             table.check_finite()
             self.values, self.counts = self.keyed.fit(table.keys)
         table.settle(self.values, self.counts)
+
+    def take(self, refresh: Refresh) -> None:
+        """Let `values` and `counts` be a whole table that another rank has told."""
+        if self.keyed is not None and refresh.keys is not None:
+            self.values, self.counts = self.keyed.fit(refresh.keys.view(self.keyed.keys.dtype))
+        self.values[:], self.counts[:] = refresh.values, refresh.counts
 
     def begin(self) -> None:
         """Count the time limit from now on: everything is compiled."""

@@ -9,7 +9,7 @@ from dist_classicrl.environments.simulate import GAMES, CompiledSimulator, game_
 
 
 def as_key(simulation, key):
-    """Return the int64 `key` in the type that a game takes. Jitted code only."""
+    """Return the int64 `key`, or number of a state, in the type that a game takes. Jitted code only."""
     raise NotImplementedError("as_key is for jitted code")
 
 
@@ -21,9 +21,7 @@ def may_play(simulation, key, action):
 @overloads(as_key, inline=True)
 def _overload_as_key(simulation, key):
     game = game_of(simulation)
-    if game is None:
-        return None
-    if game.keys == np.uint64:
+    if game is not None and game.keys == np.uint64:
         return lambda simulation, key: np.uint64(key)
     return lambda simulation, key: np.int64(key)
 

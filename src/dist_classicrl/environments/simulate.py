@@ -44,7 +44,8 @@ def advance(simulation, memory, state, action, random, n_actions):
 def is_wrong(simulation, state, reward, n_states):
     """Return whether `state` is none of `n_states`, or `reward` no finite number. Jitted code only.
 
-    Of a model it is known that neither can be: there the question costs nothing.
+    With `n_states` 0 states are keys. Of a model it is known that neither can be: there the question costs
+    nothing.
     """
     raise NotImplementedError("is_wrong is for jitted code")
 
@@ -318,8 +319,9 @@ def _overload_is_wrong(simulation, state, reward, n_states):
         return None
 
     def impl(simulation, state, reward, n_states):
-        # Unsigned, what is below 0 is large. A reward that is NaN is not below anything.
-        return (np.uint64(state) >= np.uint64(n_states)) or not (abs(reward) < np.inf)
+        # Unsigned, what is below 0 is large, also where there are no numbers: all keys are states. A reward
+        # that is NaN is not below anything.
+        return (np.uint64(state) > np.uint64(n_states - 1)) or not (abs(reward) < np.inf)
 
     return impl
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl.environments.resolve import Source
-from dist_classicrl.errors import ActionMaskError, RewardError, SettingsError
+from dist_classicrl.errors import RewardError, SettingsError
 from dist_classicrl.learning.interleaved import WALKERS, InterleavedLearner
 from dist_classicrl.learning.keyed_table import KeyedTable
 from dist_classicrl.learning.learner import Problem, Stream
@@ -31,14 +31,14 @@ def check_keyed(source: Source, settings: Settings, ranks: int, engine: str) -> 
     rule, parameters = find(settings.algorithm)
     sizes = ((parameters, n, source.n_actions) for n in (1, 2))
     few, more = ((rule.n_merged(*size), rule.n_owned(*size)) for size in sizes)
+    is_known = engine == "supersteps" or (ranks == 1 and engine == "local")
     faults = {
-        f"{ranks} ranks": ("Start one process, without mpirun", ranks > 1),
-        "async_updates=False": (
-            "Leave it at True: alone, a seed makes the same table every time",
-            not settings.async_updates,
-        ),
         f"replay_ratio={settings.replay_ratio:g}": ("Write replay_ratio=0", settings.replay_ratio > 0.0),
-        f"placement={engine!r}": ('Write placement="auto"', ranks == 1 and engine != "local"),
+        "async_updates=False": (
+            'Write placement="sharded", or leave it at True: alone, a seed makes the same table every time',
+            not settings.async_updates and engine == "local",
+        ),
+        f"the engine {engine!r}": ('Write placement="auto"', not is_known),
         f"the rule {rule.name!r}, which shares a number for each state,": (
             "Take a rule that shares as many however many states there are",
             few != more,
@@ -47,8 +47,8 @@ def check_keyed(source: Source, settings: Settings, ranks: int, engine: str) -> 
     for given, (remedy, is_fault) in faults.items():
         if is_fault:
             raise SettingsError(
-                f"{source.name} has keys as states, which one process learns alone, each step once, in a "
-                f"table that grows; {given} cannot be had with that. {remedy}, or number the states "
+                f"{source.name} has keys as states, each of which has one owner, who has its row in a table "
+                f"that grows; {given} cannot be had with that. {remedy}, or number the states "
                 "(n_states= of CompiledSimulator.game)."
             )
 
@@ -98,12 +98,7 @@ class KeyedLearner(InterleavedLearner):
         except BaseException:
             stream.used += self._made  # of the stretch that did not come to its end
             raise
-        stuck = self.table.acted_in_vain()
-        if stuck.size:
-            raise ActionMaskError(
-                f"{self._simulator.name} came to the state {stuck[0]}, where its function legal forbids "
-                "every action. Allow one there, or let the step that leads there terminate the episode."
-            )
+        self.table.check_acted()
 
     def restore(self, walker: int, state: State) -> None:
         """See `Learner`."""

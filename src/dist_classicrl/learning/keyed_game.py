@@ -66,6 +66,19 @@ def row_of(simulation, memory, state):
     raise NotImplementedError("row_of is for jitted code")
 
 
+def row_for(simulation, key):
+    """Return the row of a key, a new one where it is not known, or -1 where there is no room.
+
+    Jitted code only.
+    """
+    raise NotImplementedError("row_for is for jitted code")
+
+
+def has_rows(simulation, n):
+    """Return whether so many keys more have room. Jitted code only."""
+    raise NotImplementedError("has_rows is for jitted code")
+
+
 def has_room(simulation, walkers):
     """Return whether all walkers may make a step. Jitted code only."""
     raise NotImplementedError("has_room is for jitted code")
@@ -113,9 +126,26 @@ def _overload_row_of(simulation, memory, state):
 
     def impl(simulation, memory, state):
         memory[memory.size - 1] = state
-        at = slot_of(simulation.slots, state)
+        return row_for(simulation, state)
+
+    return impl
+
+
+@overloads(row_for, inline=True)
+def _overload_row_for(simulation, key):
+    def impl(simulation, key):
+        at = slot_of(simulation.slots, key)
         row = row_at(simulation.slots, at)
-        return row if row >= 0 else _new_row(simulation, at, state)
+        return row if row >= 0 else _new_row(simulation, at, key)
+
+    return impl
+
+
+@overloads(has_rows, inline=True)
+def _overload_has_rows(simulation, n):
+    def impl(simulation, n):
+        wanted = simulation.known[ROWS] + n
+        return fits(simulation.slots, wanted) and wanted <= simulation.known[LIMIT]
 
     return impl
 

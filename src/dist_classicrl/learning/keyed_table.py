@@ -9,7 +9,7 @@ import numpy as np
 from dist_classicrl._jit import jit, jit_for
 from dist_classicrl._memory import memory_left, zeros
 from dist_classicrl.environments.simulate import CompiledSimulator
-from dist_classicrl.errors import SettingsError, StateLimitError
+from dist_classicrl.errors import ActionMaskError, SettingsError, StateLimitError
 from dist_classicrl.learning.keyed_game import IS_FULL, LIMIT, ROWS, STUCK, KeyedGame, enter_keys
 from dist_classicrl.learning.rules import table_shape
 from dist_classicrl.learning.rules.kernel import is_legal
@@ -73,13 +73,25 @@ class KeyedTable(LineTable):
     limit : int, optional
         How many states there may be, in place of what the settings say. One that is not known then gets a
         row behind them, until the next one does.
+    owners : int
+        So many share the memory, and each has a table; `max_states` is for all of them together.
+    spare : int
+        More states than `max_states` there may be.
     """
 
     def __init__(
-        self, simulator: CompiledSimulator, settings: Settings, dtype: np.dtype, limit: int | None = None
+        self,
+        simulator: CompiledSimulator,
+        settings: Settings,
+        dtype: np.dtype,
+        limit: int | None = None,
+        owners: int = 1,
+        spare: int = 0,
     ) -> None:
         lends = limit is not None
-        most, self._why = (limit, "") if limit is not None else _limit(simulator, settings, dtype)
+        most, self._why = (
+            (limit, "") if limit is not None else _limit(simulator, settings, dtype, owners, spare)
+        )
         while True:
             try:
                 shape = table_shape(settings.algorithm, most + 1, simulator.n_actions)
@@ -115,6 +127,10 @@ class KeyedTable(LineTable):
         """Return the game with this table, as the kernels see it: until there is more room."""
         return KeyedGame(self._simulator.tables, self._slots, self._keys, self._known, self.arrays)
 
+    def has_rows(self, more: int) -> bool:
+        """Whether there may be so many states more."""
+        return self.n_known + more <= int(self._known[LIMIT])
+
     def make_room(self, more: int) -> None:
         """See to it that so many states more can be entered, unless there may not be so many."""
         wanted = self.n_known + more
@@ -127,26 +143,32 @@ class KeyedTable(LineTable):
         """Raise StateLimitError if a state has come for which there may be no row."""
         if self._known[IS_FULL]:
             self._known[IS_FULL] = 0
-            raise self._full()
+            raise self.full()
 
-    def _full(self) -> StateLimitError:
+    def full(self, limit: int | None = None) -> StateLimitError:
+        """Return the error for a state that has come where there may not be more than `limit`."""
         return StateLimitError(
-            f"{self._simulator.name} has come to more than {int(self._known[LIMIT]):,} states, and "
+            f"{self._simulator.name} has come to more than {limit or int(self._known[LIMIT]):,} states, and "
             f"{self._why}. What was learned is kept. To go on, give the agent a larger max_states= or let "
             "it run where there is more memory; or give like states the same key, so that there are fewer."
         )
 
-    def acted_in_vain(self) -> np.ndarray:
-        """Return the keys of states in which something was done where nothing is legal."""
+    def check_acted(self) -> None:
+        """Raise ActionMaskError if something was done in a state where nothing is legal."""
         if self._known[STUCK] == 0 or self.arrays.legal is None:
-            return self.keys[:0]
+            return
         stuck = np.flatnonzero(self.arrays.legal[0][: self.n_known] == 0)
-        return self.keys[stuck][self.shape.tables(self.counts)[:, stuck].any(axis=(0, 2))]
+        stuck = self.keys[stuck][self.shape.tables(self.counts)[:, stuck].any(axis=(0, 2))]
+        if stuck.size:
+            raise ActionMaskError(
+                f"{self._simulator.name} came to the state {stuck[0]}, where its function legal forbids "
+                "every action. Allow one there, or let the step that leads there terminate the episode."
+            )
 
     def load_keys(self, keys: np.ndarray, values: np.ndarray, counts: np.ndarray) -> None:
         """Start, while nothing is there, from the states of `keys`; `values` and visit `counts` are flat."""
         if keys.size > self._known[LIMIT]:
-            raise self._full()
+            raise self.full()
         self.make_room(keys.size)
         enter = jit_for(enter_keys, type(self._simulator.tables))
         twice = enter(self.game(), keys.view(np.int64))
@@ -183,14 +205,18 @@ class KeyedTable(LineTable):
             write_rows(self.arrays, here.start, here.stop - here.start, values[part], counts[part])
 
 
-def _limit(simulator: CompiledSimulator, settings: Settings, dtype: np.dtype) -> tuple[int, str]:
+def _limit(
+    simulator: CompiledSimulator, settings: Settings, dtype: np.dtype, owners: int, spare: int
+) -> tuple[int, str]:
     """Return how many states there may be, and why."""
     asked = settings.max_states
     n_tables = table_shape(settings.algorithm, 1, simulator.n_actions).n_tables
     size = state_bytes(simulator.n_actions, dtype, n_tables)
     left = memory_left()
-    most = _MOST_ROWS if left is None else max(int(left * _SHARE_OF_MEMORY) // size, _FEWEST)
+    most = _MOST_ROWS if left is None else max(int(left * _SHARE_OF_MEMORY) // (size * owners), _FEWEST)
     if asked is not None and asked <= most:
-        return asked, f"max_states={asked:,} allows no more"
+        return asked + spare, f"max_states={asked:,} allows no more"
     said = "" if left is None else f" of which {left / 2**30:.3g} GiB were left"
+    if owners > 1:
+        said += f" for {owners} owners of states"
     return most, f"a state takes up to {size} bytes of memory,{said}"

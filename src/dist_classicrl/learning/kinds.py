@@ -95,6 +95,6 @@ _KINDS: list[LearnerKind] = [
     LearnerKind("stepped", lambda problem: problem.source.stepped is not None, _stepped),
     LearnerKind("compiled", lambda problem: problem.source.simulator is not None, CompiledLearner),
     LearnerKind("interleaved", interleaved.suits, interleaved.InterleavedLearner),
-    LearnerKind("supersteps", supersteps.suits, supersteps.SuperstepLearner),
     LearnerKind("keyed", keyed.suits, keyed.KeyedLearner),
+    LearnerKind("supersteps", supersteps.suits, supersteps.SuperstepLearner),
 ]

@@ -221,8 +221,9 @@ class AgentState:
         return source.n_states if is_part else self.shape.n_rows, source.n_actions
 
     def digests(self) -> list[int]:
-        """Return numbers that differ where values, or visits, of two agents differ."""
-        return [digest(self.values), digest(self.counts)]
+        """Return numbers that differ where values, or visits, or the keys of states, of two agents differ."""
+        found = [digest(self.values), digest(self.counts)]
+        return found if self.keyed is None else [*found, digest(self.keyed.keys)]
 
     # The environment
 

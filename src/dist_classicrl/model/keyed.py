@@ -126,12 +126,13 @@ class KeyedRows:
     def fit(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """See `KeyedStates`."""
         agent, known = self._agent, self.keys.size
-        if keys.size != known:
+        first = known if np.array_equal(keys[:known], self.keys) else 0
+        if first != keys.size:
             assert self.game is not None  # it is learned in
-            legal = legal_actions(self.game, keys[known:])
+            legal = legal_actions(self.game, keys[first:])
             if legal is not None:
                 assert agent.legal is not None  # see `know`
-                agent.legal = np.concatenate([agent.legal, legal])
+                agent.legal = np.concatenate([agent.legal[:first], legal])
             agent.make_table(keys.size, agent.shape.n_actions)
             self.keys = keys.copy()
         values, counts = agent.table

@@ -69,6 +69,7 @@ class Refresh:
     entries: np.ndarray | None  # int32 or int64, shape (m,): the entries that changed; None: all of them
     values: np.ndarray  # shape (m,): their values, in the server table's type
     counts: np.ndarray  # int64, shape (m,): their visits
+    keys: np.ndarray | None = None  # int64: of the states of a whole table, where they are such
 
 
 def diverged(what: str, dtype: np.dtype) -> DivergenceError:

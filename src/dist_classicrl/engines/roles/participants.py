@@ -72,8 +72,7 @@ class Roles(ABC, Generic[W, S]):
 
     def take(self, final: Final) -> None:
         """Let the run's table be the final one."""
-        self.run.values[:] = final.refresh.values
-        self.run.counts[:] = final.refresh.counts
+        self.run.take(final.refresh)
 
     def kernels(self) -> list[Callable[[], None]]:
         """Return what compiles what ranks call, see `Run.kernels`."""

@@ -74,6 +74,7 @@ class Rows:
     values: np.ndarray
     counts: np.ndarray
     walkers: dict[str, np.ndarray]
+    keys: np.ndarray | None = None  # int64: of the states, where they are such
 
 
 @message(Kind.KEEP)

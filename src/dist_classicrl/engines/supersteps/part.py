@@ -17,11 +17,12 @@ from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.comm.transport import Backoff, Channel
 from dist_classicrl.engines.outcome import Tally
 from dist_classicrl.engines.run import Run
-from dist_classicrl.engines.supersteps.messages import Cut, Played
-from dist_classicrl.errors import ProtocolError
+from dist_classicrl.engines.supersteps.messages import Cut, Played, Rows
+from dist_classicrl.errors import ProtocolError, StateLimitError
 from dist_classicrl.learning.learner import Stream
 from dist_classicrl.learning.rates import Rates
 from dist_classicrl.learning.rules import find
+from dist_classicrl.learning.supersteps.keyed_share import KeyedShare, in_key_order, share_of
 from dist_classicrl.learning.supersteps.share import Share, record_sizes, supersteps, totals_of
 from dist_classicrl.learning.supersteps.together import Boxes, boxes_in, bytes_of
 from dist_classicrl.membership.group import Group
@@ -69,6 +70,8 @@ class Part:
 
     def __post_init__(self) -> None:
         self.attempt = -1
+        #: What ends the run at the end of a superstep, on all ranks alike.
+        self.full: StateLimitError | None = None
         self.players: tuple[int, ...] = ()
         self._channels: list[Channel] = []  # to the other players, in their order
         self._came: list[deque[np.ndarray]] = []
@@ -79,7 +82,7 @@ class Part:
         run = self.run
         assert run.walkers is not None  # else another engine trains
         problem = run.problem(self.rates)
-        return Share(problem, run.walkers, run.partition, rank, ranks, is_alone=False, boxes=boxes)
+        return share_of(problem, run.walkers, run.partition, rank, ranks, is_alone=False, boxes=boxes)
 
     def _boxes(self, attempt: int, players: tuple[int, ...]) -> Boxes | None:
         if self.memory is None:
@@ -99,8 +102,13 @@ class Part:
         run, wire = self.run, self.group.wire
         self.attempt, self.players = attempt, players
         self._own = players.index(self.group.rank)
-        self._share = self.share(self._own, len(players), self._boxes(attempt, players))
-        self._share.load(run.values, run.counts)
+        self._share = share = self.share(self._own, len(players), self._boxes(attempt, players))
+        self.full = None
+        if isinstance(share, KeyedShare):
+            assert run.keyed is not None
+            share.load(run.values, run.counts, run.keyed.keys)
+        else:
+            share.load(run.values, run.counts)
         if cut.walkers:
             self._share.restore(cut.walkers)
         self.stream = Stream(stream_key(run.seed, "alone", cut.start), cut.start, cut.used, last=cut.last)
@@ -130,6 +138,8 @@ class Part:
             learning = share_of_time * seconds
         share = self._share
         share.check()
+        if isinstance(share, KeyedShare) and share.is_over:
+            self.full = share.full()
         return Played(self.attempt, self.stream.used, moved, share.counted(), learning, seconds, n_bytes)
 
     def _play_in_memory(self, until: int, tend: Callable[[], None]) -> tuple[int, int, float]:
@@ -171,15 +181,34 @@ class Part:
             learning += time.perf_counter() - before
             moved += share.moved
             n_bytes += 8 * sum(part.size for part in sent) + answers.nbytes
+            if isinstance(share, KeyedShare) and share.most is not None:
+                own = np.array([share.n_known])
+                known = self._exchange([own for _ in self.players], np.int64, 1, tend)
+                if share.note_known(share.n_known + sum(int(part.sum()) for part in known)):
+                    self.stream.used += size  # as the loop does, which ends here
+                    break
         return moved, n_bytes, learning
 
-    def rows(self) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
-        """Return the values and visits of its rows, flat, and the state of its walkers."""
-        return *self._share.rows(), self._share.state()
+    def rows(self) -> Rows:
+        """Return its rows, and the state of its walkers."""
+        share = self._share
+        keys = share.keys.view(np.int64) if isinstance(share, KeyedShare) else None
+        return Rows(self.attempt, *share.rows(), share.state(), keys)
 
-    def place(self, rows: np.ndarray, whole: np.ndarray) -> None:
-        """Write values or counts of its rows to their places in those of the whole table, both flat."""
-        self._share.place(rows, whole)
+    def gather(self, rows: list[Rows]) -> None:
+        """Write the rows of all players, in their order, into the run's table."""
+        run = self.run
+        if run.keyed is None:
+            for number, told in enumerate(rows):
+                share = self.share(number, len(rows))
+                share.place(told.values, run.values)
+                share.place(told.counts, run.counts)
+            return
+        dtype, own = run.keyed.keys.dtype, self._share
+        parts = [(told.keys.view(dtype), told.values, told.counts) for told in rows if told.keys is not None]
+        keys, values, counts = in_key_order(parts, own.n_tables, own.table.shape.n_actions)
+        run.values, run.counts = run.keyed.fit(keys)
+        run.values[:], run.counts[:] = values, counts
 
     # Messages
 

@@ -84,6 +84,12 @@ class SuperstepServer(Serving[Client]):
                 self._settle()
                 return stop
             self._advance(min(self._used + self._steps_at_once(), last))
+            if self.part.full is not None:
+                self._settle()
+                if self.saver is not None:
+                    values, counts = self.table.values, self.table.counts
+                    self.saver.rescue(values, counts, self.position, self.keep_alive)
+                raise self.part.full
             self.report_progress()
         self._settle()
         return None
@@ -96,7 +102,7 @@ class SuperstepServer(Serving[Client]):
     @property
     def position(self) -> Position:
         """How far the run is, with the table that all have told last."""
-        cut = self.cut
+        cut, keyed = self.cut, self.part.run.keyed
         return Position(
             self.start + cut.used - self._first,
             self.tally.to_dict(self.seconds),
@@ -104,6 +110,7 @@ class SuperstepServer(Serving[Client]):
             stream={"start": cut.start, "used": cut.used},
             version=self.table.version,
             learners=stack_states([cut.walkers]) if cut.walkers else {},
+            states={} if keyed is None else keyed.arrays(),
         )
 
     @property
@@ -179,6 +186,8 @@ class SuperstepServer(Serving[Client]):
                 saver.begin(here)
                 self.report_progress(now=True)
                 self._settle()
+                if self.part.run.keyed is not None:  # there may be other arrays now
+                    self._snapshot = self.table.snapshot()
                 self._snapshot.copy_now()
                 saver.save(self._snapshot.values, self._snapshot.counts, self.position)
         if self.group.wire.now() > self._kept_at + self._seconds_between_copies():
@@ -210,6 +219,8 @@ class SuperstepServer(Serving[Client]):
                 self._play(until)
             except _Broken:
                 continue
+            if self.part.full is not None:
+                return
 
     def _begin(self) -> None:
         """Divide the table of the last cut among all who are there."""
@@ -266,17 +277,14 @@ class SuperstepServer(Serving[Client]):
 
     def _gather(self) -> None:
         self._rows = {}
-        own = Rows(self._attempt, *self.part.rows())
+        own = self.part.rows()
         self._order(TellRows(self._attempt))
         self._rows[self.group.rank] = own
         self._await(self._rows)
-        players, rows = self.part.players, self._rows
-        for number, rank in enumerate(players):
-            share = self.part.share(number, len(players))
-            share.place(rows[rank].values, self.table.values)
-            share.place(rows[rank].counts, self.table.counts)
+        rows = [self._rows[rank] for rank in self.part.players]
+        self.part.gather(rows)
         self.table.overwritten()
-        walkers = joined(rows[rank].walkers for rank in players)
+        walkers = joined(told.walkers for told in rows)
         self.cut = replace(self.cut, used=self._used, walkers=walkers, tally=self.tally.so_far(self.seconds))
 
     def _order(self, order: Play | TellRows) -> None:

@@ -6,16 +6,18 @@ from collections.abc import Callable
 
 import numpy as np
 
+from dist_classicrl.engines.run import Run
 from dist_classicrl.tables.maps import PackedMap, Refresh
 from dist_classicrl.tables.shared import SharedTable
 from dist_classicrl.tables.snapshot import TableSnapshot
 
 
 class GatheredTable(SharedTable):
-    """A whole table, `values` and `counts`, which `gather` brings up to date."""
+    """A run's whole table, which `gather` brings up to date."""
 
-    def __init__(self, values: np.ndarray, counts: np.ndarray, version: int = 0) -> None:
-        self.values, self.counts = values, counts
+    def __init__(self, run: Run, version: int = 0) -> None:
+        self._run = run
+        self.values, self.counts = run.values, run.counts
         self.version = version
         self.applied = {}
         self.gather: Callable[[], None] = lambda: None
@@ -25,7 +27,8 @@ class GatheredTable(SharedTable):
         raise TypeError("Owners of rows send no maps.")
 
     def overwritten(self) -> None:
-        """Take note that rows have come from all owners."""
+        """Take note that rows have come from all owners: it is what the run has now."""
+        self.values, self.counts = self._run.values, self._run.counts
         self.version += 1
 
     def changed(self, entries: np.ndarray) -> None:
@@ -40,7 +43,9 @@ class GatheredTable(SharedTable):
         if since == self.version:
             nothing = np.zeros(0, np.int64)
             return Refresh(since, self.version, nothing, np.zeros(0), nothing)
-        return Refresh(-1, self.version, None, self.values, self.counts)
+        keyed = self._run.keyed
+        keys = None if keyed is None else keyed.keys.view(np.int64)
+        return Refresh(-1, self.version, None, self.values, self.counts, keys)
 
     def settle(self) -> None:
         """Bring `values` and `counts` up to date."""

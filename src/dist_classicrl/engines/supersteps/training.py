@@ -106,7 +106,7 @@ class SuperstepRoles(Roles[SuperstepWorker, SuperstepServer]):
 
     def board(self, version: int = 0, applied: dict[int, int] | None = None) -> GatheredTable:
         """See `Roles`."""
-        return GatheredTable(self.run.values, self.run.counts, version)
+        return GatheredTable(self.run, version)
 
     def server(self, table: SharedTable, cut: Cut | None = None) -> SuperstepServer:
         """See `Roles`; in place of one that was lost it goes on from `cut`."""

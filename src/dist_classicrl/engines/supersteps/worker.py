@@ -9,7 +9,7 @@ from dist_classicrl.comm.messages import decode, encode
 from dist_classicrl.comm.transport import Backoff, Channel
 from dist_classicrl.engines.roles.messages import Final
 from dist_classicrl.engines.roles.worker_base import Working
-from dist_classicrl.engines.supersteps.messages import Begin, Cut, Keep, Play, Rows, TellRows
+from dist_classicrl.engines.supersteps.messages import Begin, Cut, Keep, Play, TellRows
 from dist_classicrl.engines.supersteps.part import Part
 from dist_classicrl.errors import ProtocolError
 from dist_classicrl.membership.election import Base
@@ -83,12 +83,12 @@ class SuperstepWorker(Working):
             case Play() if order.attempt == part.attempt:
                 self.channel.send(encode(part.play(order.until, self._tend)))
             case TellRows() if order.attempt == part.attempt:
-                self.channel.send(encode(Rows(order.attempt, *part.rows())))
+                self.channel.send(encode(part.rows()))
 
     def _keep(self, refresh: Refresh, cut: Cut) -> None:
         term, base, run = self.group.view.term, self.begun_with, self.part.run
         if refresh.entries is None:
-            run.values[:], run.counts[:] = refresh.values, refresh.counts
+            run.take(refresh)
         elif refresh.since != base.version or base.term != term or refresh.entries.size:
             raise ProtocolError(
                 f"A table from version {refresh.since} on came to a base of version {base.version}."

@@ -17,11 +17,26 @@ import numpy as np
 
 from dist_classicrl._jit import jit, jit_inline
 from dist_classicrl._random import GAMMA, mix
+from dist_classicrl.environments.keyed import as_key
 from dist_classicrl.environments.simulate import advance, begin, is_wrong, note, prefetch_outcome
 from dist_classicrl.learning.behavior import choose
 from dist_classicrl.learning.loops import STEP_STRIDE, TWICE_GAMMA, on_line
 from dist_classicrl.learning.rules.kernel import Learned, Now, Transition, learn, step_size
-from dist_classicrl.learning.supersteps.partition import owner_of, row_of
+from dist_classicrl.learning.supersteps.partition import (
+    STATE_SHIFT,
+    WHERE,
+    find_rows,
+    has_room,
+    is_over,
+    look_for,
+    meet,
+    n_known,
+    owner_of,
+    put_state,
+    row_ahead,
+    row_of,
+    state_in,
+)
 from dist_classicrl.learning.supersteps.sums import add_exactly
 from dist_classicrl.tables.blocks import lowest_bit
 from dist_classicrl.tables.lines import learn_target_as, prefetch_counts, prefetch_values
@@ -31,10 +46,10 @@ FEWEST = 64
 _STEPS_PER_WALKER = 1000
 
 # Words of a record: who and how far; where, by which action, and what is asked; the reward; the return.
-WHO, WHERE, REWARD, COLLECTED, MEMORY = range(5)
-ELAPSED_BITS, ACTION_BITS = 40, 22
+# A state that is a key is the last word of all, see `put_state`.
+WHO, REWARD, COLLECTED, MEMORY = 0, 2, 3, 4
+ELAPSED_BITS, ACTION_BITS = 40, STATE_SHIFT - 2
 MOST_ELAPSED, _ACTION_MASK = (1 << ELAPSED_BITS) - 1, (1 << ACTION_BITS) - 1
-_STATE_SHIFT = ACTION_BITS + 2
 
 # What a record asks for: a walker that comes may ask for a target, or only come, and a target may be all.
 MOVES, COMES, ASKS = 0, 1, 2
@@ -43,6 +58,8 @@ MOVES, COMES, ASKS = 0, 1, 2
 MOVED, BEGUN, MADE = range(3)
 
 FINE, WRONG_GAME, WRONG_RULE, WRONG_RECORD = 0, 1, 2, 3
+
+_OF_KEYS = 0x5851F42D4C957F2D  # tells the names of entries of several tables apart
 
 BLOCK = 32
 """Walkers between whose passes memory has time to come."""
@@ -71,7 +88,7 @@ class Crew(NamedTuple):
     n_out: np.ndarray  # int64, shape (ranks,): how many there are
     sizes: np.ndarray  # int64, shape (3,)
     rank: int
-    n_states: int  # of all ranks
+    n_states: int  # of all ranks; 0: states are keys, of which there are 2**64
     time_limit: int  # steps after which an episode is truncated
     memory_size: int  # of a game's hidden state
     came: np.ndarray  # int64, shape (3,): what was wrong, see `note`
@@ -135,15 +152,15 @@ def _now(stretch, number, random):
 
 @jit_inline
 def _begin(simulation, crew, record, random):
-    """Begin an episode in the memory of `record`; return its state, or -1 where that is none."""
+    """Begin an episode in the memory of `record`; return its state, and whether it is one."""
     came = crew.came
     note(simulation, came, -1, -1)
     state = np.int64(begin(simulation, record[MEMORY : MEMORY + crew.memory_size], random))
     if is_wrong(simulation, state, 0.0, crew.n_states):
         came[0], came[1], came[2] = -1, -1, state
         crew.reward_that_came[0] = 0.0
-        return np.int64(-1)
-    return state
+        return state, False
+    return state, True
 
 
 @jit_inline
@@ -172,7 +189,7 @@ def _learn(rule, crew, asking, now, step, record, reals, targets, at):
 
 
 @jit_inline
-def _send(crew, record, identity, elapsed, where, collected, to):
+def _send(partition, crew, record, identity, elapsed, state, low, collected, to):
     """Copy a record to those for rank `to`; return its place among them."""
     number = crew.n_out[to]
     crew.n_out[to] = number + 1
@@ -181,7 +198,7 @@ def _send(crew, record, identity, elapsed, where, collected, to):
     for word in range(MEMORY, record.size):
         sent[word] = record[word]
     sent[WHO] = (identity << ELAPSED_BITS) | elapsed
-    sent[WHERE] = where
+    put_state(partition, crew.out, at, state, low)
     sent[REWARD] = record[REWARD]
     crew.out_reals[at, COLLECTED] = collected
     return number
@@ -193,12 +210,12 @@ def _begin_walkers(simulation, partition, crew, stretch, done, size):
     for identity in range(crew.sizes[BEGUN], size):
         record = crew.records[identity]
         record[:] = 0
-        state = _begin(simulation, crew, record, mix(~_at(stretch, done, identity)))
-        if state < 0:
+        state, is_state = _begin(simulation, crew, record, mix(~_at(stretch, done, identity)))
+        if not is_state:
             return WRONG_GAME
         if owner_of(partition, state) == crew.rank:
             record[WHO] = identity << ELAPSED_BITS
-            record[WHERE] = state << _STATE_SHIFT
+            put_state(partition, crew.records, identity, state, 0)
             _move(crew, identity)
     crew.sizes[BEGUN] = max(crew.sizes[BEGUN], size)
     return FINE
@@ -208,7 +225,8 @@ def _begin_walkers(simulation, partition, crew, stretch, done, size):
 def _find(partition, crew, table, first, last):
     """Find the rows of some walkers and ask for them."""
     for k in range(first, last):
-        row = row_of(partition, crew.records[crew.numbers[k], WHERE] >> _STATE_SHIFT)
+        look_for(partition, crew.records, crew.numbers[min(k + BLOCK, crew.sizes[MOVED] - 1)])
+        row = row_of(partition, state_in(partition, crew.records, crew.numbers[k]))
         crew.rows[k] = row
         prefetch_values(table, row)
 
@@ -233,28 +251,30 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
         last = min(first + BLOCK, n_moving)
         for k in range(first, last):
             identity = crew.numbers[k]
-            state = records[identity, WHERE] >> _STATE_SHIFT
+            state = state_in(partition, records, identity)
             at = _at(stretch, done, identity)
             random = mix(at)
             epsilon = on_line(stretch.epsilon, done + identity)
             action = choose(context.behavior, rule, context, crew.rows[k], epsilon, random)
             crew.actions[k] = action
             crew.pairs[k] = state * n_actions + action
-            prefetch_outcome(simulation, state, action, mix(at + GAMMA), n_actions)
+            prefetch_outcome(simulation, as_key(simulation, state), action, mix(at + GAMMA), n_actions)
         _find(partition, crew, table, last, min(last + BLOCK, n_moving))
         for k in range(first, last):
             j = k - first
             random = mix(_at(stretch, done, crew.numbers[k]) + GAMMA)
             record, action = records[crew.numbers[k]], crew.actions[k]
-            state = record[WHERE] >> _STATE_SHIFT
+            state = state_in(partition, records, crew.numbers[k])
             note(simulation, crew.came, state, action)
             memory = record[MEMORY : MEMORY + crew.memory_size]
-            next_state, reward, terminated = advance(simulation, memory, state, action, random, n_actions)
+            next_state, reward, terminated = advance(
+                simulation, memory, as_key(simulation, state), action, random, n_actions
+            )
             if is_wrong(simulation, np.int64(next_state), reward, crew.n_states):
                 crew.came[0], crew.came[1], crew.came[2] = state, action, np.int64(next_state)
                 crew.reward_that_came[0] = reward
                 return WRONG_GAME
-            crew.next_states[j] = next_state
+            crew.next_states[j] = np.int64(next_state)
             crew.rewards[j] = reward
             crew.terminated[j] = terminated
             owner = crew.rank if terminated else owner_of(partition, np.int64(next_state))
@@ -262,9 +282,9 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
             # What no rule asks for where an episode has come to its end is the same on all ranks.
             row = crew.rows[k]
             if owner == crew.rank and not terminated:
-                row = row_of(partition, np.int64(next_state))
-                prefetch_values(table, row)
+                row = row_ahead(partition, table, np.int64(next_state))
             crew.next_rows[j] = row
+        find_rows(partition, table, crew.next_states, crew.next_rows, last - first)
         for k in range(first, last):
             j = k - first
             identity = crew.numbers[k]
@@ -287,8 +307,10 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
                     return WRONG_RULE
             if has_ended:
                 if owner != crew.rank:
-                    where = (next_state << _STATE_SHIFT) | (action << 2) | ASKS
-                    crew.sent_at[k] = _send(crew, record, identity, elapsed, where, 0.0, owner)
+                    low = (action << 2) | ASKS
+                    crew.sent_at[k] = _send(
+                        partition, crew, record, identity, elapsed, next_state, low, 0.0, owner
+                    )
                     crew.sent_to[k] = owner
                 crew.ends[0] += 1
                 crew.ends[1] += elapsed
@@ -300,8 +322,8 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
                 elapsed = 0
                 if truncated:
                     record[MEMORY + crew.memory_size :] = 0
-                next_state = _begin(simulation, crew, record, mix(at + TWICE_GAMMA))
-                if next_state < 0:
+                next_state, is_state = _begin(simulation, crew, record, mix(at + TWICE_GAMMA))
+                if not is_state:
                     return WRONG_GAME
                 to = owner_of(partition, next_state)
                 asks = COMES
@@ -309,12 +331,14 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
                 to = owner
                 asks = MOVES
             if to == crew.rank:
+                if has_ended:
+                    meet(partition, next_state)
                 record[WHO] = (identity << ELAPSED_BITS) | elapsed
-                record[WHERE] = next_state << _STATE_SHIFT
+                put_state(partition, records, identity, next_state, 0)
                 real[COLLECTED] = collected
             else:
-                where = (next_state << _STATE_SHIFT) | (action << 2) | asks
-                place = _send(crew, record, identity, elapsed, where, collected, to)
+                low = (action << 2) | asks
+                place = _send(partition, crew, record, identity, elapsed, next_state, low, collected, to)
                 _move(crew, identity)
                 if asks == MOVES:
                     crew.sent_at[k] = place
@@ -333,14 +357,15 @@ def answer(rule, partition, crew, asking, stretch, done, inbox, inbox_reals, sta
         for first in range(starts[rank], starts[rank] + counts[rank], BLOCK):
             last = min(first + BLOCK, starts[rank] + counts[rank])
             for i in range(first, last):
-                state, identity = inbox[i, WHERE] >> _STATE_SHIFT, inbox[i, WHO] >> ELAPSED_BITS
-                is_state = 0 <= state < crew.n_states and owner_of(partition, state) == crew.rank
+                state, identity = state_in(partition, inbox, i), inbox[i, WHO] >> ELAPSED_BITS
+                is_state = np.uint64(state) <= np.uint64(crew.n_states - 1)
+                is_state = is_state and owner_of(partition, state) == crew.rank
                 is_action = (inbox[i, WHERE] >> 2) & _ACTION_MASK < table.n_actions
                 if not (is_state and is_action and 0 <= identity < crew.rows.size):
                     return WRONG_RECORD
-                row = row_of(partition, state)
-                crew.next_rows[i - first] = row
-                prefetch_values(table, row)
+                crew.next_states[i - first] = state
+                crew.next_rows[i - first] = row_ahead(partition, table, state)
+            find_rows(partition, table, crew.next_states, crew.next_rows, last - first)
             for i in range(first, last):
                 where = inbox[i, WHERE]
                 asks = where & 3
@@ -364,7 +389,7 @@ def _take_in(crew, inbox, i, identity):
     """Let the walker of a record be here."""
     for word in range(inbox.shape[1]):
         crew.records[identity, word] = inbox[i, word]
-    crew.records[identity, WHERE] = (inbox[i, WHERE] >> _STATE_SHIFT) << _STATE_SHIFT
+    crew.records[identity, WHERE] = (inbox[i, WHERE] >> STATE_SHIFT) << STATE_SHIFT
     crew.here[np.uint64(identity >> 6)] |= np.int64(1) << (identity & 63)
 
 
@@ -377,6 +402,7 @@ def settle(crew, context, stretch, done, replies, starts):
     table = context.table
     n_actions = actions_of(table)
     n_moved = crew.sizes[MOVED]
+    of_a_table = crew.n_states * n_actions if crew.n_states > 0 else _OF_KEYS
     for k in range(n_moved):
         ahead = min(k + BLOCK // 2, n_moved - 1)
         prefetch_values(table, crew.rows[ahead])
@@ -399,7 +425,7 @@ def settle(crew, context, stretch, done, replies, starts):
         if error < np.inf:
             add_exactly(crew.errors, error)
         count(table, row, action, 1, 0)
-        name = np.uint64(crew.pairs[k] + number * crew.n_states * n_actions)
+        name = np.uint64(crew.pairs[k] + number * of_a_table)
         learn_target_as(table, row, action, target, size, name)
 
 
@@ -411,7 +437,7 @@ def learn_alone(rule, simulation, partition, crew, context, asking, stretch, sta
     """
     done = 0
     crew.sizes[MADE] = 0
-    while done < stretch.steps and done < least:
+    while done < stretch.steps and done < least and has_room(partition, walkers):
         size = min(steps_at_once(start, stretch.offset + done, walkers), stretch.steps - done)
         wrong = depart(rule, simulation, partition, crew, context, asking, stretch, done, size)
         if wrong != FINE:
@@ -419,4 +445,6 @@ def learn_alone(rule, simulation, partition, crew, context, asking, stretch, sta
         settle(crew, context, stretch, done, crew.targets, crew.n_out)
         done += size
         crew.sizes[MADE] = done
+        if is_over(partition, n_known(partition)):
+            break
     return FINE

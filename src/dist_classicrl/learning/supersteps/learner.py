@@ -7,7 +7,8 @@ from typing import Any
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.learning.learner import Problem, Stream, Totals
 from dist_classicrl.learning.state import State
-from dist_classicrl.learning.supersteps.share import Share, totals_of
+from dist_classicrl.learning.supersteps.keyed_share import InKeyOrder, share_of
+from dist_classicrl.learning.supersteps.share import totals_of
 
 
 def suits(problem: Problem) -> bool:
@@ -27,10 +28,10 @@ class SuperstepLearner:
 
     def __init__(self, problem: Problem) -> None:
         assert problem.walkers is not None  # see `suits`
-        self._share = Share(problem, problem.walkers, problem.partition)
+        self._share = share_of(problem, problem.walkers, problem.partition)
         self._rates = problem.rates
         #: A `LineTable`; one that is alone is asked to load, settle and tell what is exact, nothing else.
-        self.table: Any = self._share.table
+        self.table: Any = self._share.table if problem.source.keys is None else InKeyOrder(self._share.table)
         self.totals = Totals()
         self.walkers: list[int] = []
 

@@ -14,8 +14,17 @@ import numpy as np
 
 from dist_classicrl._jit import as_called_by_kernels, is_compiled, jit, jit_for, jit_inline, overloads
 from dist_classicrl._random import SHIFT_32, mix, stream_key
+from dist_classicrl.environments.keyed import as_key
 from dist_classicrl.errors import SettingsError
+from dist_classicrl.learning.keyed_game import ROWS, KeyedGame, has_rows, row_for
 from dist_classicrl.learning.supersteps.numbering import number_of, numbering, set_numbers
+from dist_classicrl.tables.keys import prefetch_slot
+from dist_classicrl.tables.lines import prefetch_values
+
+NEW_PER_STEP = 3
+"""States that a step meets at most: where it begins, where it leads, and where an episode begins then."""
+
+NO_LIMIT = 1 << 62
 
 _KEY = stream_key(0, "partition")
 
@@ -29,6 +38,16 @@ class Range(NamedTuple):
 
     size: int
     first: int  # of its own
+
+
+class ByKey(NamedTuple):
+    """States are keys: `owners`, another partition, says whose they are; their rows are in a table."""
+
+    owners: Any
+    ranks: int
+    game: KeyedGame
+    most: int  # states beyond which a superstep is the last
+    wrong: np.ndarray  # int64, shape (3,): whether `owners` gave a key to no rank, which, and which key
 
 
 class Spread(NamedTuple):
@@ -51,6 +70,11 @@ _FUNCTIONS: dict[type, Any] = {}
 _CLASSES: dict[Any, type] = {}
 
 
+WHERE = 1
+"""The word of a record that has the action and what is asked; and the state above, where that is a number."""
+STATE_SHIFT = 24
+
+
 def owner_of(partition, state):
     """Return the rank that owns `state`. Jitted code only."""
     raise NotImplementedError("owner_of is for jitted code")
@@ -59,6 +83,56 @@ def owner_of(partition, state):
 def row_of(partition, state):
     """Return the row of a state that is this rank's own. Jitted code only."""
     raise NotImplementedError("row_of is for jitted code")
+
+
+def row_ahead(partition, table, state):
+    """Ask for the row of a state of its own; return it, or -1 where `find_rows` has to. Jitted code only."""
+    raise NotImplementedError("row_ahead is for jitted code")
+
+
+def find_rows(partition, table, states, rows, n):
+    """Put in the rows of the first `n` states for which there is a -1, and ask for them. Jitted code only."""
+    raise NotImplementedError("find_rows is for jitted code")
+
+
+def meet(partition, state):
+    """Give a state of its own a row, which in numbered ones it has. Jitted code only."""
+    raise NotImplementedError("meet is for jitted code")
+
+
+def look_for(partition, records, i):
+    """Ask for what tells the row of record `i`. Jitted code only."""
+    raise NotImplementedError("look_for is for jitted code")
+
+
+def has_room(partition, walkers):
+    """Return whether a superstep of so many walkers has room here. Jitted code only."""
+    raise NotImplementedError("has_room is for jitted code")
+
+
+def n_known(partition):
+    """Return how many states have come to this rank, where that is counted. Jitted code only."""
+    raise NotImplementedError("n_known is for jitted code")
+
+
+def is_over(partition, known):
+    """Return whether so many states of all ranks are more than there may be. Jitted code only."""
+    raise NotImplementedError("is_over is for jitted code")
+
+
+def is_counted(partition):
+    """Return whether all ranks have to know how many states there are. Jitted code only."""
+    raise NotImplementedError("is_counted is for jitted code")
+
+
+def state_in(partition, records, i):
+    """Return the state in record `i`. Jitted code only."""
+    raise NotImplementedError("state_in is for jitted code")
+
+
+def put_state(partition, records, i, state, low):
+    """Write a state into record `i`, and what stands below it in its word `WHERE`. Jitted code only."""
+    raise NotImplementedError("put_state is for jitted code")
 
 
 def _class_of(partition: Any) -> Any:
@@ -74,6 +148,8 @@ def _overload_owner_of(partition, state):
         return lambda partition, state: state // partition.size
     if kind is Spread:
         return lambda partition, state: _hashed(state, partition.ranks)
+    if kind is ByKey:
+        return _owner_of_key
     if kind not in _FUNCTIONS:
         return None
     function = as_called_by_kernels(_FUNCTIONS[kind], False)
@@ -87,7 +163,110 @@ def _overload_row_of(partition, state):
         return lambda partition, state: state
     if kind is Range:
         return lambda partition, state: state - partition.first
+    if kind is ByKey:
+        return lambda partition, state: row_for(partition.game, state)
     return lambda partition, state: number_of(partition.words, partition.before, state)
+
+
+@overloads(row_ahead, inline=True)
+def _overload_row_ahead(partition, table, state):
+    def impl(partition, table, state):
+        row = row_of(partition, state)
+        prefetch_values(table, row)
+        return row
+
+    def by_key(partition, table, state):
+        prefetch_slot(partition.game.slots, state)
+        return np.int64(-1)
+
+    return by_key if _class_of(partition) is ByKey else impl
+
+
+@overloads(find_rows, inline=True)
+def _overload_find_rows(partition, table, states, rows, n):
+    if _class_of(partition) is not ByKey:
+        return lambda partition, table, states, rows, n: None
+
+    def impl(partition, table, states, rows, n):
+        for j in range(n):
+            if rows[j] < 0:
+                rows[j] = row_of(partition, states[j])
+                prefetch_values(table, rows[j])
+
+    return impl
+
+
+@overloads(meet, inline=True)
+def _overload_meet(partition, state):
+    if _class_of(partition) is not ByKey:
+        return lambda partition, state: None
+
+    def impl(partition, state):
+        row_of(partition, state)
+
+    return impl
+
+
+@overloads(look_for, inline=True)
+def _overload_look_for(partition, records, i):
+    if _class_of(partition) is not ByKey:
+        return lambda partition, records, i: None
+    return lambda partition, records, i: prefetch_slot(partition.game.slots, state_in(partition, records, i))
+
+
+@overloads(has_room, inline=True)
+def _overload_has_room(partition, walkers):
+    if _class_of(partition) is not ByKey:
+        return lambda partition, walkers: True
+    return lambda partition, walkers: has_rows(partition.game, NEW_PER_STEP * walkers)
+
+
+@overloads(n_known, inline=True)
+def _overload_n_known(partition):
+    if _class_of(partition) is not ByKey:
+        return lambda partition: np.int64(0)
+    return lambda partition: partition.game.known[ROWS]
+
+
+@overloads(is_over, inline=True)
+def _overload_is_over(partition, known):
+    if _class_of(partition) is not ByKey:
+        return lambda partition, known: False
+    return lambda partition, known: known > partition.most
+
+
+@overloads(is_counted, inline=True)
+def _overload_is_counted(partition):
+    if _class_of(partition) is not ByKey:
+        return lambda partition: False
+    return lambda partition: partition.most < NO_LIMIT
+
+
+@overloads(state_in, inline=True)
+def _overload_state_in(partition, records, i):
+    if _class_of(partition) is ByKey:
+        return lambda partition, records, i: records[i, records.shape[1] - 1]
+    return lambda partition, records, i: records[i, WHERE] >> STATE_SHIFT
+
+
+@overloads(put_state, inline=True)
+def _overload_put_state(partition, records, i, state, low):
+    def impl(partition, records, i, state, low):
+        records[i, WHERE] = (state << STATE_SHIFT) | low
+
+    def by_key(partition, records, i, state, low):
+        records[i, WHERE] = low
+        records[i, records.shape[1] - 1] = state
+
+    return by_key if _class_of(partition) is ByKey else impl
+
+
+def _owner_of_key(partition, state):
+    owner = owner_of(partition.owners, as_key(partition.game.data, state))
+    if not 0 <= owner < partition.ranks:
+        partition.wrong[0], partition.wrong[1], partition.wrong[2] = 1, owner, state
+        return np.int64(0)
+    return owner
 
 
 @jit_inline

@@ -34,19 +34,19 @@ from dist_classicrl.learning.supersteps.kernels import (
     MOST_ELAPSED,
     MOVED,
     REWARD,
-    WHERE,
     WHO,
     WRONG_GAME,
     WRONG_RECORD,
     Crew,
     steps_at_once,
 )
-from dist_classicrl.learning.supersteps.partition import Owned, owned_by
+from dist_classicrl.learning.supersteps.partition import STATE_SHIFT, WHERE, Owned, owned_by
 from dist_classicrl.learning.supersteps.together import (
     BEGUN_AT,
     CROSSED,
     DONE,
     ENDED_AT,
+    IS_OVER,
     LEARNED,
     PHASE,
     STEPS,
@@ -64,7 +64,6 @@ WALKERS = 1 << 14
 _MOST_WALKERS = 1 << 22
 _MOST_AT_ONCE = 1 << 28
 _MOST_STATES = 1 << (62 - ACTION_BITS - 2)
-_STATE_SHIFT = ACTION_BITS + 2
 
 RECORD_BYTES, REPLY_BYTES = 32, 8
 """What a step costs that leaves its rank: there, and back; more where something is remembered."""
@@ -100,7 +99,8 @@ def supersteps(stream: Stream, rates: Rates, walkers: int, until: int) -> Iterat
 
 def record_sizes(simulator: CompiledSimulator, rule: LearningRule, parameters: Any) -> tuple[int, int]:
     """Return how many numbers the record of a walker has, and a reply to it."""
-    words = MEMORY + simulator.memory_size + sum(rule.memory(parameters))
+    key = 0 if simulator.keys is None else 1
+    words = MEMORY + simulator.memory_size + sum(rule.memory(parameters)) + key
     return words, 1 if len(rule.tables) == 1 else 2
 
 
@@ -138,12 +138,8 @@ class Share:
         self._problem, self._simulator, self._rank = problem, simulator, rank
         self._whole = shape
         self._is_alone = ranks == 1 if is_alone is None else is_alone
-        self._owned: Owned = owned_by(partition, shape.n_states, rank, ranks, self._is_alone)
-        states = self._owned.states
-        own = shape if states is None else TableShape(states.size, shape.n_actions, shape.n_tables)
-        legal = problem.legal if states is None or problem.legal is None else problem.legal[states]
         #: Its rows.
-        self.table = LineTable(own, problem.dtype, legal)
+        self.table: Any = self._own(partition)
         #: What its rule remembers of a walker: how many whole numbers, and real ones.
         self._remembered = problem.rule.memory(problem.parameters)
         #: How many numbers a record has, and a reply.
@@ -162,13 +158,36 @@ class Share:
         )
         self._context = context
         self._asking = context._replace(table=Outbox.of(self.table.arrays))
-        parts = type(simulator.tables), problem.rule.parameters, type(self._owned.arrays)
+        parts = type(simulator.tables), problem.rule.parameters, self._kind_of_partition
         self._depart = jit_for(kernels.depart, *parts)
         self._answer = jit_for(kernels.answer, *parts)
         self._learn = jit_for(kernels.learn_alone, *parts)
         self._together = jit_for(together.play_together, *parts)
         self._boxes = boxes
         self._added = 0
+
+    # Rows
+
+    def _own(self, partition: Any) -> LineTable:
+        """Return a table of what it owns by this partition."""
+        problem, shape = self._problem, self._whole
+        self._owned: Owned = owned_by(partition, shape.n_states, self._rank, self.ranks, self._is_alone)
+        states = self._owned.states
+        own = shape if states is None else TableShape(states.size, shape.n_actions, shape.n_tables)
+        legal = problem.legal if states is None or problem.legal is None else problem.legal[states]
+        return LineTable(own, problem.dtype, legal)
+
+    @property
+    def _partition(self) -> Any:
+        """What kernels are called with."""
+        return self._owned.arrays
+
+    @property
+    def _kind_of_partition(self) -> type:
+        return type(self._partition)
+
+    def _make_room(self) -> None:
+        """See to it that a superstep of all walkers has room."""
 
     # Arrays
 
@@ -251,6 +270,7 @@ class Share:
     def learn_alone(self, stream: Stream, rates: Rates, until: int) -> None:
         """Make `supersteps`, where it owns everything."""
         while stream.used < until:
+            self._make_room()
             least = min(until - stream.used, _MOST_AT_ONCE)
             stream.used += self._learn_stretch(stream.stretch(rates), stream.start, least)
 
@@ -271,11 +291,14 @@ class Share:
             stretch, least = stream.stretch(rates), min(until - stream.used, _MOST_AT_ONCE)
             if boxes.state[PHASE] == 0 and boxes.state[DONE] == 0:
                 self._count(least + self.walkers)
+            self._make_room()
             rest = self._context, self._asking, stretch, stream.start, self.walkers, least, looks
             if not self._call(self._together, self._crew, boxes, *rest):
                 return False
             stream.used += int(boxes.state[DONE])
             boxes.state[DONE] = 0
+            if boxes.state[IS_OVER]:
+                break
         return True
 
     @property
@@ -301,6 +324,7 @@ class Share:
         Return the records for each rank, int64 of shape (n, words), which are good until the next superstep.
         """
         self._count(size)
+        self._make_room()
         crew = self._crew
         self._call(self._depart, crew, self._context, self._asking, stretch, done, size)
         return [
@@ -319,9 +343,7 @@ class Share:
         reals = records.view(np.float64)
         inbox = records, reals, starts, counts, replies
         crew, problem = self._crew, self._problem
-        wrong = self._answer(
-            problem.parameters, self._owned.arrays, crew, self._asking, stretch, done, *inbox
-        )
+        wrong = self._answer(problem.parameters, self._partition, crew, self._asking, stretch, done, *inbox)
         self._check(wrong)
         return replies
 
@@ -336,7 +358,7 @@ class Share:
         def call() -> bool:
             nonlocal wrong
             problem, simulation = self._problem, self._simulator.tables
-            wrong = kernel(problem.parameters, simulation, self._owned.arrays, crew, *arguments)
+            wrong = kernel(problem.parameters, simulation, self._partition, crew, *arguments)
             return bool(wrong == WRONG_GAME)
 
         run_game(self._simulator, crew.came, crew.reward_that_came, call)
@@ -424,6 +446,14 @@ class Share:
 
     # Walkers
 
+    def _states_in(self, walkers: np.ndarray) -> np.ndarray:
+        states: np.ndarray = walkers[:, WHERE] >> STATE_SHIFT
+        return states
+
+    def _is_own(self, states: np.ndarray) -> np.ndarray:
+        owned = self._owned.states
+        return np.ones(states.size, bool) if owned is None else np.isin(states, owned)
+
     def state(self) -> State:
         """Return all that the next steps depend on besides the rows and the stream, between two supersteps.
 
@@ -447,19 +477,19 @@ class Share:
         begun = int((walkers[:, WHO] >= 0).sum())
         walkers = walkers[:begun]
         who, where = walkers[:, WHO], walkers[:, WHERE]
-        if (who >> ELAPSED_BITS != np.arange(begun)).any() or (where & ((1 << _STATE_SHIFT) - 1)).any():
+        if (who >> ELAPSED_BITS != np.arange(begun)).any() or (where & ((1 << STATE_SHIFT) - 1)).any():
             raise refused("walkers", "are not in the order of their identities", "each of them once")
-        states = where >> _STATE_SHIFT
-        position = np.stack([states, who & MOST_ELAPSED], 1)
+        states = self._states_in(walkers)
+        position = np.stack([states if self._whole.n_states else 0 * states, who & MOST_ELAPSED], 1)
         running = walkers[:, COLLECTED].copy().view(np.float64)
-        if begun and states.min() < 0:
+        if begun and position.min() < 0:
             raise refused("walkers", f"are in state {states.min()}", "a state of the environment")
-        check_position(position, running, self._whole.n_states, self._crew.time_limit, self._stuck)
+        check_position(position, running, self._whole.n_states or 1, self._crew.time_limit, self._stuck)
         first = MEMORY + self._simulator.memory_size + self._remembered[0]
-        if not np.isfinite(walkers[:, first:].copy().view(np.float64)).all():
+        reals = walkers[:, first : first + self._remembered[1]]
+        if not np.isfinite(reals.copy().view(np.float64)).all():
             raise refused("walkers", "hold NaN or infinity", "finite numbers only")
-        owned = self._owned.states
-        here = np.arange(begun) if owned is None else np.flatnonzero(np.isin(states, owned))
+        here = np.flatnonzero(self._is_own(states))
         crew = self._crew
         crew.records[here] = walkers[here]
         bits = np.zeros(64 * crew.here.size, np.uint8)

@@ -16,12 +16,14 @@ from numba.extending import intrinsic
 from dist_classicrl._jit import jit, jit_inline
 from dist_classicrl._memory import LINE
 from dist_classicrl.learning.supersteps.kernels import FINE, MOVED, answer, depart, settle, steps_at_once
+from dist_classicrl.learning.supersteps.partition import has_room, is_counted, is_over, n_known
 
 WAITING = -1
 
 # What `Boxes.state` has.
 PHASE, DONE, SIZE, SEQUENCE, STEPS, CROSSED = range(6)
 LEARNED, BEGUN_AT, ENDED_AT = range(6, 9)  # in cycles of the processor's clock
+IS_OVER = 9  # whether there are more states than there may be
 _DEPARTS, _AWAITS_RECORDS, _AWAITS_REPLIES = range(3)
 
 _FLAG_WORDS = 4 * LINE // 8
@@ -42,7 +44,7 @@ class Boxes(NamedTuple):
     out_flags: np.ndarray
     in_flags: np.ndarray
     counts: np.ndarray  # how many of them there are
-    state: np.ndarray  # int64, shape (9,)
+    state: np.ndarray  # int64, shape (10,)
 
 
 def bytes_of(ranks: int, walkers: int, words: int, width: int) -> int:
@@ -70,7 +72,7 @@ def boxes_in(
     records, replies = rest[: pairs * capacity * words], rest[pairs * capacity * words :]
     first, others = (attempt % _SETS) * ranks * ranks, np.array(players)
     out, into = first + own * ranks + others, first + others * ranks + own
-    state = np.zeros(9, np.int64)
+    state = np.zeros(10, np.int64)
     state[SEQUENCE] = (attempt + 1) << 32
     return Boxes(
         records.reshape(-1, words),
@@ -148,13 +150,35 @@ def _tell(crew, boxes, flags, word):
             _store(boxes.flags, np.uint64(flags[rank] + word), boxes.state[SEQUENCE])
 
 
+@jit_inline
+def _tell_known(partition, crew, boxes):
+    """Write how many states this rank knows, beside what it is about to say."""
+    if is_counted(partition):
+        for rank in range(boxes.in_flags.size):
+            if rank != crew.rank:
+                boxes.flags[boxes.in_flags[rank] + _REPLIED + 1] = n_known(partition)
+
+
+@jit_inline
+def _is_over(partition, crew, boxes):
+    """Return whether all ranks together know more states than there may be."""
+    if not is_counted(partition):
+        return False
+    known = n_known(partition)
+    for rank in range(boxes.out_flags.size):
+        if rank != crew.rank:
+            known += boxes.flags[boxes.out_flags[rank] + _REPLIED + 1]
+    return is_over(partition, known)
+
+
 @jit
 def play_together(
     rule, simulation, partition, crew, boxes, context, asking, stretch, start, walkers, least, looks
 ):
     """Make supersteps of a stretch, at least so many steps, with the other ranks; see `learn_alone`.
 
-    Return `WAITING` where somebody has not said its part after so many `looks`: called again it goes on.
+    Return `WAITING` where somebody has not said its part after so many `looks`, or states that are keys might
+    have no room: called again, with more, it goes on.
     """
     state = boxes.state
     begin = _cycles()
@@ -164,7 +188,10 @@ def play_together(
     while True:
         done = state[DONE]
         if state[PHASE] == _DEPARTS:
-            if done >= stretch.steps or done >= least:
+            if done >= stretch.steps or done >= least or state[IS_OVER] != 0:
+                break
+            if not has_room(partition, walkers):
+                status = WAITING
                 break
             size = min(steps_at_once(start, stretch.offset + done, walkers), stretch.steps - done)
             status = depart(rule, simulation, partition, crew, context, asking, stretch, done, size)
@@ -192,12 +219,15 @@ def play_together(
             )
             if status != FINE:
                 break
+            _tell_known(partition, crew, boxes)
             _tell(crew, boxes, boxes.in_flags, _REPLIED)
             state[PHASE] = _AWAITS_REPLIES
         if not _are_there(crew, boxes, boxes.out_flags, _REPLIED, looks):
             status = WAITING
             break
         settle(crew, context, stretch, done, boxes.replies, boxes.out_starts)
+        if _is_over(partition, crew, boxes):
+            state[IS_OVER] = 1
         state[DONE] = done + state[SIZE]
         state[PHASE] = _DEPARTS
     state[ENDED_AT] = _cycles()
