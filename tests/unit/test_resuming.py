@@ -458,6 +458,22 @@ def test_a_process_that_ends_in_a_call_that_is_not_saved(tmp_path, restart):
     assert same(agent, straight)
 
 
+def test_after_an_error_of_a_callback_it_goes_on_as_if_it_had_not_been(tmp_path, restart, small_slices):
+    def fail(progress):
+        if progress.steps >= 6000:
+            raise ZeroDivisionError
+
+    truth = DistAsyncQLearning(seed=5)
+    truth.train(LAKE, total_steps=10_000)
+    restart()
+    with pytest.raises(ZeroDivisionError):
+        DistAsyncQLearning(seed=5).train(LAKE, total_steps=10_000, checkpoint_dir=tmp_path, progress=fail)
+    restart()
+    again = DistAsyncQLearning(seed=5)
+    assert again.train(LAKE, total_steps=10_000, checkpoint_dir=tmp_path).resumed_from is not None
+    np.testing.assert_array_equal(again.q_table, truth.q_table)
+
+
 def test_two_folders_in_turn(tmp_path, restart, small_slices):
     one, other = {"checkpoint_dir": tmp_path / "one"}, {"checkpoint_dir": tmp_path / "other"}
     calls = [(500, one), (700, other), (2_000, one), (300, other)]

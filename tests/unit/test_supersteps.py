@@ -335,7 +335,8 @@ def test_a_number_of_walkers_that_cannot_be(walkers):
 def test_a_game_that_leaves_its_states_is_told(ranks):
     @numba.njit
     def step(data, memory, state, action, random):
-        return np.int64(40 if state == 7 and memory[1] > 500 else (state + 1) % 40), 0.0, False
+        is_lost = state == 7 and random & np.uint64(0xFFFF) < np.uint64(16)  # seldom: trials do not meet it
+        return np.int64(40 if is_lost else (state + 1) % 40), 0.0, False
 
     game = CompiledSimulator.game(
         "lost", 40, 3, ShopData(np.ones(40)), shop_reset, step, memory_size=2, max_episode_steps=10
@@ -343,7 +344,7 @@ def test_a_game_that_leaves_its_states_is_told(ranks):
     problem = problem_of(game, settings_of())
     shares = shares_of(problem, ranks)
     with pytest.raises(OutsideSpaceError, match="step in state 7 with action . gave the state 40"):
-        play(shares, Stream(KEY, 0), 4_000_000, problem.rates)
+        play(shares, Stream(KEY, 0), 1_000_000, problem.rates)
 
 
 @pytest.mark.parametrize("ranks", [1, 3])

@@ -148,6 +148,7 @@ class StepLoop(Loop):
         self._stream = run.alone_stream()
         self._first = self._stream.used
         self._is_sound = True
+        self._is_learning = False
         #: Who can go on from the learner's state.
         self._mode = getattr(learner, "mode", "alone")
         run.lend(self.settle)
@@ -177,7 +178,9 @@ class StepLoop(Loop):
                 if (until := self._steps_until_next()) < steps:
                     steps = min(-(-int(until) // whole) * whole, steps)
                 before, used = time.perf_counter(), stream.used
+                self._is_learning = True
                 learner.learn(self._walker, stream, steps)
+                self._is_learning = False
                 steps = stream.used - used
                 now = time.perf_counter()
                 spent = Learned(learning_seconds=now - before, worker_seconds=now - before)
@@ -222,7 +225,8 @@ class StepLoop(Loop):
         """Save what was learned, unless values have grown beyond all numbers: an earlier checkpoint stays."""
         run = self._run
         if self._is_sound and run.saver is not None:
-            run.saver.rescue(run.values, run.counts, self.position(whole=False))
+            # Where a callback raised nothing is half done, and the run goes on from there as if it had not.
+            run.saver.rescue(run.values, run.counts, self.position(whole=not self._is_learning))
 
     def settle(self) -> None:
         """Write what was learned into the run's table."""
