@@ -160,7 +160,7 @@ def jit_for(kernel: Any, *parts: type) -> Any:
     It is the kernel itself where all of them belong to this package. Numba cannot see when functions from
     elsewhere change, so with those it is compiled in each process, and not kept on disk.
     """
-    if all(part.__module__.split(".")[0] == __name__.split(".")[0] for part in parts):
+    if all(map(_is_of_package, parts)):
         return kernel
     if (kernel, parts) not in _of_this_process:
         options: dict[str, Any] = {**_OPTIONS, "_nrt": False}
@@ -220,7 +220,8 @@ def _go_on_without(store: Any) -> None:
     def load_or_compile(signature: Any, *arguments: Any) -> Any:
         found = None
         try:
-            found = load(signature, *arguments)
+            if not _calls_others(normalize_signature(signature)[0]):
+                found = load(signature, *arguments)
             if found is not None and tuple(found.signature.args) != normalize_signature(signature)[0]:
                 # Another process has begun the folder anew, and written something else under this number.
                 logger.debug("Compiled code in %s is of something else", store.cache_path)
@@ -233,14 +234,32 @@ def _go_on_without(store: Any) -> None:
             _say_that_it_compiles()
         return found
 
-    def save_if_possible(*arguments: Any) -> None:
+    def save_if_possible(signature: Any, *arguments: Any) -> None:
+        if _calls_others(normalize_signature(signature)[0]):
+            return
         try:
             with _alone_in(store.cache_path):
-                save(*arguments)
+                save(signature, *arguments)
         except OSError as error:
             _warn(f"Compiled code cannot be kept in {store.cache_path} ({error.strerror}). {_ANEW}")
 
     store.load_overload, store.save_overload = load_or_compile, save_if_possible
+
+
+def _calls_others(kinds: Any) -> bool:
+    """Whether there are NamedTuples from elsewhere among these types, by which numba picks what is called.
+
+    See `jit_for`, which sees what is called from Python, and not what kernels call.
+    """
+    return any(
+        (isinstance(kind, types.NamedTuple | types.NamedUniTuple) and not _is_of_package(kind.instance_class))
+        or (isinstance(kind, types.BaseTuple) and _calls_others(kind))
+        for kind in kinds
+    )
+
+
+def _is_of_package(part: type) -> bool:
+    return part.__module__.split(".")[0] == __name__.split(".")[0]
 
 
 @contextmanager

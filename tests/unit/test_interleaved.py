@@ -314,17 +314,19 @@ def reset(data, memory, random):
 def step(data, memory, state, action, random):
     return state, 1.0, True
 
-agent = DistAsyncQLearning(seed=1)
-agent.train(CompiledSimulator.game("g", 50_000, 4, Data(3), reset, step), total_steps=320)
+agent = DistAsyncQLearning(seed=1, async_updates={is_async})
+game = CompiledSimulator.game("g", 50_000, 4, Data(3), reset, step)
+agent.train(game, total_steps=320, placement="sharded")
 print(np.flatnonzero(agent.visits.any(axis=1)))
 """
 
 
-def test_a_game_that_was_written_anew_is_compiled_anew(tmp_path):
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_game_that_was_written_anew_is_compiled_anew(is_async, tmp_path):
     """In a module, whose classes another process knows by the same name."""
     said = []
     for begin in (5, 7):
-        (tmp_path / "own_game.py").write_text(GAME.format(begin=begin))
+        (tmp_path / "own_game.py").write_text(GAME.format(begin=begin, is_async=is_async))
         words = [sys.executable, "-c", "import own_game"]
         done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True)
         said.append(done.stdout.split())

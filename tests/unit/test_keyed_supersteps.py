@@ -43,7 +43,7 @@ MODELS = {"taxi": taxi, "forbidden actions": partial(garnet, forbidden=True)}
 scrambled_once = cache(lambda name: scrambled(MODELS[name]()))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["taxi", pytest.param("forbidden actions", marks=pytest.mark.slow)])
 def test_the_values_are_those_of_numbered_states(name):
     settings = settings_of()
     numbered = learned(problem_of(MODELS[name](), settings), STEPS)
@@ -58,6 +58,7 @@ def test_the_values_are_those_of_numbered_states(name):
         assert learned(problem, STEPS, ranks, partition) == one
 
 
+@pytest.mark.slow
 def test_ranks_and_partitions_learn_the_same_table_in_float32():
     problem = problem_of(scrambled_once("taxi"), settings_of(dtype="float32"))
     one = learned(problem, STEPS)
@@ -68,6 +69,7 @@ def test_ranks_and_partitions_learn_the_same_table_in_float32():
     assert learned(problem, STEPS, 2, cuts=cuts) == one
 
 
+@pytest.mark.slow
 def test_two_tables_of_a_rule():
     with registered():
         problem = problem_of(scrambled_once("taxi"), settings_of(algorithm=DoubleQ(), dtype="float32"))
@@ -83,11 +85,11 @@ def walk(**settings):
 def test_the_table_grows_alone_and_on_several_ranks(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(keyed_table, "empty_slots", lambda n: empty_slots(1 << 20))
-        one = learned(walk(), 1_000_000, walkers=64)
+        one = learned(walk(), 1_000_000, walkers=256)
     assert one.keys.size > 1500
     for ranks in (1, 3):
-        assert learned(walk(), 1_000_000, ranks, walkers=64, cuts=((500_032, 2, "hash"),)) == one
-    assert learned(walk(), 1_000_000, 2, walkers=64, in_memory=True) == one
+        assert learned(walk(), 1_000_000, ranks, walkers=256, cuts=((500_224, 2, "hash"),)) == one
+    assert learned(walk(), 1_000_000, 2, walkers=256, in_memory=True) == one
 
 
 def test_each_share_has_its_part_of_the_states():
@@ -157,6 +159,7 @@ def step_to_nothing(data, memory, key, action, random):
     return key + 1, np.inf if key > 5000 else 0.0, False
 
 
+@pytest.mark.slow
 def test_what_a_game_does_wrong_is_told_with_the_key():
     settings = settings_of(epsilon=1.0)
     stuck = problem_of(game(legal=legal_below_100, max_episode_steps=500), settings)

@@ -104,18 +104,35 @@ PROBLEMS = {
 }
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in PROBLEMS if name != "float32"]
+
+
+@pytest.mark.parametrize("name", ["float32", *SLOW])
 def test_ranks_and_partitions_learn_the_same_table(name):
     problem = PROBLEMS[name]()
     one = learned(problem, STEPS)
     assert one.counts.sum() == STEPS and one.totals[0] > 1000 and one.totals[3] > 0.0
     assert np.isfinite(one.values).all() and len(np.unique(one.values)) > 50
-    for ranks, partition in ((2, "range"), (3, "hash"), (5, "range"), (8, "hash"), (3, by_remainder)):
+    for ranks, partition in ((2, "range"), (3, "hash"), (5, "range"), (8, "hash")):
         assert learned(problem, STEPS, ranks, partition) == one
-    for ranks, partition in ((1, "hash"), (2, "hash"), (5, "range"), (3, by_remainder)):
+
+
+@pytest.mark.parametrize("name", ["float32", pytest.param("hidden memory", marks=pytest.mark.slow)])
+def test_ranks_that_share_memory_learn_the_same_table(name):
+    problem = PROBLEMS[name]()
+    one = learned(problem, STEPS)
+    for ranks, partition in ((1, "hash"), (2, "hash"), (3, "range"), (5, "hash")):
         assert learned(problem, STEPS, ranks, partition, in_memory=True) == one
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_a_partition_of_the_users_learns_the_same_table(in_memory):
+    problem = PROBLEMS["float32"]()
+    assert learned(problem, STEPS, 3, by_remainder, in_memory=in_memory) == learned(problem, STEPS)
+
+
+@pytest.mark.slow
 def test_one_rank_that_a_function_gives_everything_to():
     problem = PROBLEMS["float32"]()
     nobody_else = numba.njit(lambda state: 0)
@@ -123,16 +140,11 @@ def test_one_rank_that_a_function_gives_everything_to():
     assert learned(problem, 20_000) == learned(problem, 20_000, 1, nobody_else)
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("name", ["float32", *SLOW])
 def test_other_ranks_go_on_where_these_stopped(name):
     problem = PROBLEMS[name]()
-    cuts = ((256, 3, "hash"), (51_200, 2, "range"), (51_456, 1, "hash"), (100_096, 4, by_four))
+    cuts = ((256, 3, "hash"), (51_200, 2, "range"), (51_456, 1, "hash"), (100_096, 4, "hash"))
     assert learned(problem, STEPS, 2, cuts=cuts) == learned(problem, STEPS)
-
-
-@numba.njit
-def by_four(state):
-    return state % 4
 
 
 def test_the_walkers_are_a_constant_of_the_run():
@@ -141,7 +153,7 @@ def test_the_walkers_are_a_constant_of_the_run():
     assert learned(problem, 200_000, 3, walkers=1) == learned(problem, 200_000, 1, walkers=1)
 
 
-@pytest.mark.parametrize("rule", [ExpectedSarsa(), DoubleQ()])
+@pytest.mark.parametrize("rule", [pytest.param(ExpectedSarsa(), marks=pytest.mark.slow), DoubleQ()])
 def test_rules_that_travel(rule):
     with registered():
         problem = problem_of(garnet(), settings_of(algorithm=rule, dtype="float32"))
@@ -183,6 +195,7 @@ def learn_twice(rule, context, now, step, learned):
     return update(context, now, step.state, step.action, value(context, step.state, 0), learned)
 
 
+@pytest.mark.slow
 def test_what_a_rule_remembers_travels():
     rule = register(
         LearningRule("aging", Aging, learn_aging, memory=lambda parameters: (2, 1), can_travel=True)
@@ -196,6 +209,7 @@ def test_what_a_rule_remembers_travels():
         unregister(rule)
 
 
+@pytest.mark.slow
 def test_rules_that_cannot_travel_are_refused_by_name():
     with registered():
         for rule, why in ((N_STEP_SARSA, "on_action"), (DIFFERENTIAL, "shares mean_reward")):

@@ -55,7 +55,7 @@ MOST_ELAPSED, _ACTION_MASK = (1 << ELAPSED_BITS) - 1, (1 << ACTION_BITS) - 1
 MOVES, COMES, ASKS = 0, 1, 2
 
 # What `Crew.sizes` counts.
-MOVED, BEGUN, MADE = range(3)
+MOVED, BEGUN, MADE, ASKED = range(4)
 
 FINE, WRONG_GAME, WRONG_RULE, WRONG_RECORD = 0, 1, 2, 3
 
@@ -79,14 +79,14 @@ class Crew(NamedTuple):
     pairs: np.ndarray  # state * A + action,
     actions: np.ndarray
     numbers: np.ndarray  # its identity, and which of the steps of the superstep it made
-    sent_to: np.ndarray  # who is asked for its target; -1: it is there
-    sent_at: np.ndarray  # where the question is among what was sent there
+    asked: np.ndarray  # for which others are asked for a target, int64, shape (walkers, 3): its place among
+    # those that move, whom, and where the question is among what was sent there
     targets: np.ndarray  # float64, shape (walkers, 1 or 2): the target, and for which of several tables
     out: np.ndarray  # records for others, shape (.., words)
     out_reals: np.ndarray
     out_starts: np.ndarray  # int64, shape (ranks,): where each rank's begin there
     n_out: np.ndarray  # int64, shape (ranks,): how many there are
-    sizes: np.ndarray  # int64, shape (3,)
+    sizes: np.ndarray  # int64, shape (4,)
     rank: int
     n_states: int  # of all ranks; 0: states are keys, of which there are 2**64
     time_limit: int  # steps after which an episode is truncated
@@ -97,7 +97,8 @@ class Crew(NamedTuple):
     returns: np.ndarray  # their returns, and the absolute errors before updates: see `add_exactly`
     errors: np.ndarray
     infinite: np.ndarray  # float64, shape (1,): a return that is no finite number, or 0
-    next_states: np.ndarray  # of a block, as what follows
+    order: np.ndarray  # of a block, as what follows: first those whose target is to be had here
+    next_states: np.ndarray
     next_rows: np.ndarray
     owners: np.ndarray
     rewards: np.ndarray
@@ -204,6 +205,14 @@ def _send(partition, crew, record, identity, elapsed, state, low, collected, to)
     return number
 
 
+@jit_inline
+def _ask(crew, k, rank, place):
+    """Take note that the target of the k-th that moves is asked for."""
+    asked = crew.asked[crew.sizes[ASKED]]
+    asked[0], asked[1], asked[2] = k, rank, place
+    crew.sizes[ASKED] += 1
+
+
 @jit
 def _begin_walkers(simulation, partition, crew, stretch, done, size):
     """Begin those of the first `size` walkers that have not begun; all ranks do, and keep their own."""
@@ -245,7 +254,7 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
         if wrong != FINE:
             return wrong
     n_moving = _gather(crew, size)
-    crew.sizes[MOVED] = n_moving
+    crew.sizes[MOVED], crew.sizes[ASKED] = n_moving, 0
     _find(partition, crew, table, 0, min(BLOCK, n_moving))
     for first in range(0, n_moving, BLOCK):
         last = min(first + BLOCK, n_moving)
@@ -260,6 +269,7 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
             crew.pairs[k] = state * n_actions + action
             prefetch_outcome(simulation, as_key(simulation, state), action, mix(at + GAMMA), n_actions)
         _find(partition, crew, table, last, min(last + BLOCK, n_moving))
+        n_here = 0
         for k in range(first, last):
             j = k - first
             random = mix(_at(stretch, done, crew.numbers[k]) + GAMMA)
@@ -274,19 +284,25 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
                 crew.came[0], crew.came[1], crew.came[2] = state, action, np.int64(next_state)
                 crew.reward_that_came[0] = reward
                 return WRONG_GAME
+            owner = crew.rank if terminated else owner_of(partition, np.int64(next_state))
             crew.next_states[j] = np.int64(next_state)
             crew.rewards[j] = reward
             crew.terminated[j] = terminated
-            owner = crew.rank if terminated else owner_of(partition, np.int64(next_state))
             crew.owners[j] = owner
+            # No branch, which nobody could foresee: from both ends.
+            crew.order[n_here] = crew.order[BLOCK - 1 - j + n_here] = j
+            n_here += owner == crew.rank
+        for i in range(n_here):
+            j = crew.order[i]
             # What no rule asks for where an episode has come to its end is the same on all ranks.
-            row = crew.rows[k]
-            if owner == crew.rank and not terminated:
-                row = row_ahead(partition, table, np.int64(next_state))
+            row = crew.rows[first + j]
+            if not crew.terminated[j]:
+                row = row_ahead(partition, table, crew.next_states[j])
             crew.next_rows[j] = row
-        find_rows(partition, table, crew.next_states, crew.next_rows, last - first)
-        for k in range(first, last):
-            j = k - first
+        find_rows(partition, table, crew.next_states, crew.next_rows, crew.order, n_here)
+        for i in range(last - first):
+            j = crew.order[i if i < n_here else BLOCK - (last - first) + i]
+            k = first + j
             identity = crew.numbers[k]
             record, real = records[identity], reals[identity]
             elapsed = record[WHO] & MOST_ELAPSED
@@ -298,8 +314,7 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
             has_ended = terminated or elapsed >= crew.time_limit
             truncated = has_ended and not terminated
             real[REWARD] = reward
-            crew.sent_to[k] = -1
-            if owner == crew.rank:
+            if i < n_here:
                 row = crew.next_rows[j]
                 step = Transition(row, action, reward, row, terminated, truncated, 0)
                 now = _now(stretch, done + identity, mix(at))
@@ -308,10 +323,8 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
             if has_ended:
                 if owner != crew.rank:
                     low = (action << 2) | ASKS
-                    crew.sent_at[k] = _send(
-                        partition, crew, record, identity, elapsed, next_state, low, 0.0, owner
-                    )
-                    crew.sent_to[k] = owner
+                    place = _send(partition, crew, record, identity, elapsed, next_state, low, 0.0, owner)
+                    _ask(crew, k, owner, place)
                 crew.ends[0] += 1
                 crew.ends[1] += elapsed
                 if abs(collected) < np.inf:
@@ -341,8 +354,7 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
                 place = _send(partition, crew, record, identity, elapsed, next_state, low, collected, to)
                 _move(crew, identity)
                 if asks == MOVES:
-                    crew.sent_at[k] = place
-                    crew.sent_to[k] = to
+                    _ask(crew, k, to, place)
     return FINE
 
 
@@ -363,9 +375,11 @@ def answer(rule, partition, crew, asking, stretch, done, inbox, inbox_reals, sta
                 is_action = (inbox[i, WHERE] >> 2) & _ACTION_MASK < table.n_actions
                 if not (is_state and is_action and 0 <= identity < crew.rows.size):
                     return WRONG_RECORD
-                crew.next_states[i - first] = state
-                crew.next_rows[i - first] = row_ahead(partition, table, state)
-            find_rows(partition, table, crew.next_states, crew.next_rows, last - first)
+                j = i - first
+                crew.order[j] = j
+                crew.next_states[j] = state
+                crew.next_rows[j] = row_ahead(partition, table, state)
+            find_rows(partition, table, crew.next_states, crew.next_rows, crew.order, last - first)
             for i in range(first, last):
                 where = inbox[i, WHERE]
                 asks = where & 3
@@ -403,21 +417,16 @@ def settle(crew, context, stretch, done, replies, starts):
     n_actions = actions_of(table)
     n_moved = crew.sizes[MOVED]
     of_a_table = crew.n_states * n_actions if crew.n_states > 0 else _OF_KEYS
+    for i in range(crew.sizes[ASKED]):
+        asked = crew.asked[i]
+        for j in range(crew.targets.shape[1]):
+            crew.targets[asked[0], j] = replies[starts[asked[1]] + asked[2], j]
     for k in range(n_moved):
         ahead = min(k + BLOCK // 2, n_moved - 1)
         prefetch_values(table, crew.rows[ahead])
         prefetch_counts(table, crew.rows[ahead], crew.actions[ahead])
-        to = crew.sent_to[k]
-        number = 0
-        if to < 0:
-            target = crew.targets[k, 0]
-            if crew.targets.shape[1] > 1:
-                number = np.int64(crew.targets[k, 1])
-        else:
-            place = starts[to] + crew.sent_at[k]
-            target = replies[place, 0]
-            if crew.targets.shape[1] > 1:
-                number = np.int64(replies[place, 1])
+        target = crew.targets[k, 0]
+        number = np.int64(crew.targets[k, 1]) if crew.targets.shape[1] > 1 else 0
         row, action = crew.rows[k] + number * table.n_states, crew.actions[k]
         now = _now(stretch, done + crew.numbers[k], np.uint64(0))
         size = step_size(context, now, row, action)

@@ -90,8 +90,11 @@ def row_ahead(partition, table, state):
     raise NotImplementedError("row_ahead is for jitted code")
 
 
-def find_rows(partition, table, states, rows, n):
-    """Put in the rows of the first `n` states for which there is a -1, and ask for them. Jitted code only."""
+def find_rows(partition, table, states, rows, order, n):
+    """Put in the rows of `n` states for which there is a -1, and ask for them: `order` says which.
+
+    Jitted code only.
+    """
     raise NotImplementedError("find_rows is for jitted code")
 
 
@@ -183,12 +186,13 @@ def _overload_row_ahead(partition, table, state):
 
 
 @overloads(find_rows, inline=True)
-def _overload_find_rows(partition, table, states, rows, n):
+def _overload_find_rows(partition, table, states, rows, order, n):
     if _class_of(partition) is not ByKey:
-        return lambda partition, table, states, rows, n: None
+        return lambda partition, table, states, rows, order, n: None
 
-    def impl(partition, table, states, rows, n):
-        for j in range(n):
+    def impl(partition, table, states, rows, order, n):
+        for i in range(n):
+            j = order[i]
             if rows[j] < 0:
                 rows[j] = row_of(partition, states[j])
                 prefetch_values(table, rows[j])
