@@ -3,7 +3,7 @@
 The problem is random: 8 actions with 2 possible next states anywhere, in float32, so that almost every step
 waits for memory, and of R ranks all but one in R cross to another. Each run is a job of its own under mpirun,
 whose second call of `train` counts. With ``--against`` a C program takes turns with it, which is compiled
-with ``mpicc -O3 -march=native -lm``, called as ``program LOG2_STATES WALKERS_PER_RANK SUPERSTEPS``, and that
+with ``mpicc -O3 -march=native -lm``, called as ``program LOG2_STATES WALKERS_PER_RANK SUPERSTEPS``, and
 prints "... M steps/s": a job of as many ranks and walkers, about as long.
 """
 

@@ -32,7 +32,7 @@ CHECKPOINTS = ROOT / "docs" / "checkpoints.md"
 DESIGN = ROOT / "docs" / "design.md"
 FAULT_TOLERANCE = ROOT / "docs" / "fault-tolerance.md"
 # Arguments of train that have nothing to do with checkpoints.
-ELSEWHERE = ("leave_signals", "callbacks", "placement")
+ELSEWHERE = ("leave_signals", "callbacks", "placement", "walkers", "partition")
 # Pages whose programs are for several ranks, too.
 TOGETHER = [ROOT / "README.md", ROOT / "docs" / "tutorial.md", CHECKPOINTS, FAULT_TOLERANCE]
 PROGRAM = Path(documents.__file__)
@@ -121,7 +121,7 @@ def test_the_tables_of_arguments_arrays_and_keys_are_complete(tmp_path):
         CHECKPOINTS.read_text()
     )
     assert sorted(rows("| array | type, shape |")) == sorted(
-        [*TAKEN, "position", "running", *REPLAY_ARRAYS, MASKS, *RULE_ARRAYS]
+        [*TAKEN, "position", "running", *REPLAY_ARRAYS, MASKS, *RULE_ARRAYS, "walkers", "counted"]
     )
     parameters = inspect.signature(DistAsyncQLearning.train).parameters
     known = list(parameters)[list(parameters).index("checkpoint_dir") :]

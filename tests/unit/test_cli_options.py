@@ -21,6 +21,9 @@ from dist_classicrl.cli.option_types import (
     WholeOr,
 )
 from dist_classicrl.cli.options import OF_SETTINGS, OF_TRAIN, OPTIONS
+from dist_classicrl.engines.engine import PARTITIONS
+from dist_classicrl.errors import SettingsError
+from dist_classicrl.learning.supersteps.partition import check_partition
 from dist_classicrl.schedules import Constant, Exponential, Linear, PerVisit
 from dist_classicrl.settings import ByRule, Settings
 
@@ -53,6 +56,15 @@ def test_the_words_to_choose_from_are_those_of_the_library():
     words = {name: check.words for name, check in checks.items() if isinstance(check, OneOf)}
     assert {"algorithm", "dtype", "communication_backend", "on_failure", "on_error"} <= set(words)
     assert {name: OPTIONS[name].kind.words for name in words} == words
+
+
+def test_partitions_to_choose_from_are_those_of_the_library():
+    for partition in PARTITIONS:
+        check_partition(partition)
+    with pytest.raises(SettingsError) as caught:
+        check_partition("even")
+    named = str(caught.value).partition(", or a function")[0]
+    assert named == "partition must be " + ", ".join(f'"{each}"' for each in PARTITIONS)
 
 
 def test_no_option_is_there_twice():

@@ -290,6 +290,7 @@ def test_a_module_may_name_a_simulator(worlds, place):
         (["--seed", "4"], "another seed: it is 3 there, and 4 now"),
         (["--env-arg", "map_name=8x8"], "another map_name of the environment: it is left out there"),
         (["--no-async-updates"], "another async_updates"),
+        (["--walkers", "64"], "another walkers: it is left out there, and 64 now"),
     ],
 )
 def test_another_experiment_is_not_mixed_into_a_run(words, match, capsys, no_training, place):
@@ -300,6 +301,32 @@ def test_another_experiment_is_not_mixed_into_a_run(words, match, capsys, no_tra
     assert match in said
     assert "--out runs/FrozenLake-v1-2 " in said and "--resume never" in said
     assert job.folder.config.read_text() == before
+
+
+def test_walkers_are_a_power_of_two_and_partitions_have_names(capsys, no_training):
+    assert train(*LAKE, "--placement", "sharded", "--no-async-updates", "--walkers", "100") == 2
+    assert "power of two" in (said := capsys.readouterr().err) and "walkers=64" in said
+    assert train(*LAKE, "--partition", "even") == 2
+    assert "one of hash, range" in capsys.readouterr().err
+
+
+def test_walkers_without_rows_that_have_one_owner_are_refused(place, capsys):
+    assert train(*LAKE, "--walkers", "64") == 2
+    assert "walkers=64 is for tables whose rows are divided among the ranks" in capsys.readouterr().err
+    assert not (place / "runs").exists()
+
+
+def test_rows_with_one_owner_are_learned_whoever_owns_which(place):
+    words = ("--placement", "sharded", "--no-async-updates", "--seed", "3", "--walkers", "64", "-q")
+    tables = []
+    for more in ([], ["--partition", "range"], ["--walkers", "16"]):
+        out = f"run{len(tables)}"
+        assert train(*LAKE, *words, *more, "--out", out) == 0
+        tables.append(load(out).agent.q_table)
+    np.testing.assert_array_equal(tables[0], tables[1])
+    assert (tables[0] != tables[2]).any()
+    assert train(*LAKE, *words, "--out", "run0", "--total-steps", "3e4") == 0
+    assert steps_of(place / "run0") == 30_000
 
 
 def test_another_environment_is_not_mixed_into_a_run(capsys, no_training):

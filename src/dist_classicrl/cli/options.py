@@ -30,7 +30,7 @@ from dist_classicrl.cli.option_types import (
     Whole,
     WholeOr,
 )
-from dist_classicrl.engines.engine import PLACEMENTS
+from dist_classicrl.engines.engine import PARTITIONS, PLACEMENTS
 from dist_classicrl.settings import ByRule, Settings, checked_chance, checked_step_size
 
 SHOWING = "Records, evaluation and display"
@@ -106,7 +106,22 @@ OF_TRAIN = [
         "placement",
         Choice(*PLACEMENTS),
         "auto",
-        "Where the table is: a copy on each rank, or one that all ranks of a host learn in.",
+        "Where the table is: a copy on each rank, or one that all ranks learn in.",
+        RUN,
+    ),
+    Option(
+        "walkers",
+        Whole(1),
+        None,
+        "Episodes under way in all ranks, where rows have one owner: a power of two, by default 16384.",
+        RUN,
+        is_kept=True,
+    ),
+    Option(
+        "partition",
+        Choice(*PARTITIONS),
+        "hash",
+        "Which rank owns which states there: by a hash of them, or by their range.",
         RUN,
     ),
     *_of_fields(plan.CheckpointPlan),

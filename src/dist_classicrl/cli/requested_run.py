@@ -78,10 +78,13 @@ class RequestedRun:
         """Find what is wrong with the settings and the environment in any folder."""
         from dist_classicrl.checkpoint.plan import CheckpointPlan, checkpoint_plan
         from dist_classicrl.engines.engine import engine_for
+        from dist_classicrl.learning.supersteps.share import check_walkers
         from dist_classicrl.settings import Settings
 
         asked = self.of_train()
         engine_for(Settings(**self.of_agent()), self.ranks or 1, asked["placement"])
+        if asked["walkers"] is not None:
+            check_walkers(asked["walkers"])
         saving = {field.name: asked[field.name] for field in fields(CheckpointPlan)}
         checkpoint_plan(**saving)
         self.make_env()

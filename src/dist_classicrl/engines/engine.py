@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 PLACEMENTS = ("auto", "replicated", "sharded")
 """What `train` takes for `placement` besides an engine."""
 
+PARTITIONS = ("hash", "range")
+"""What it takes for `partition` besides a function."""
+
 SHARDED_FROM = 1 << 17
 """Entries from which "auto" lets the ranks of a host learn in the same rows."""
 
