@@ -77,8 +77,11 @@ def digest(agent):
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("is_async", [True, False])
+@pytest.mark.parametrize(
+    ("exchange", "dtype", "is_async"),
+    [("in memory", "float64", False), ("by messages", "float32", False), ("in memory", "float64", True)],
+    indirect=["exchange"],
+)
 def test_any_number_of_ranks_learns_the_same_table(world, alone, make_agent, exchange, dtype, is_async):
     settings = {"dtype": dtype, "epsilon": 0.5, "discount_factor": 0.9}
     together = make_agent(**settings, async_updates=is_async)

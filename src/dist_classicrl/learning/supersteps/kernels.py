@@ -255,7 +255,7 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
             return wrong
     n_moving = _gather(crew, size)
     crew.sizes[MOVED], crew.sizes[ASKED] = n_moving, 0
-    _find(partition, crew, table, 0, min(BLOCK, n_moving))
+    _find(partition, crew, table, np.int64(0), min(BLOCK, n_moving))
     for first in range(0, n_moving, BLOCK):
         last = min(first + BLOCK, n_moving)
         for k in range(first, last):
@@ -444,7 +444,7 @@ def learn_alone(rule, simulation, partition, crew, context, asking, stretch, sta
 
     `start` is the global step at which the stream of the stretch began. `crew.sizes` says how many were made.
     """
-    done = 0
+    done = np.int64(0)  # for 0 itself numba would compile all of this once more
     crew.sizes[MADE] = 0
     while done < stretch.steps and done < least and has_room(partition, walkers):
         size = min(steps_at_once(start, stretch.offset + done, walkers), stretch.steps - done)
