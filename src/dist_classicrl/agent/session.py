@@ -22,7 +22,7 @@ from dist_classicrl.callbacks import CallbackList, callback_list
 from dist_classicrl.callbacks.shown import REPORT_SECONDS, ShownTraining
 from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.comm import envelope
-from dist_classicrl.engines.engine import Engine, Layout, engine_for, engine_named
+from dist_classicrl.engines.engine import Engine, Layout, engine_for, engine_named, learns_in_rows
 from dist_classicrl.engines.outcome import Outcome, Tally
 from dist_classicrl.engines.progress import Observer
 from dist_classicrl.engines.run import LossPolicy, Run
@@ -44,7 +44,7 @@ from dist_classicrl.membership.admission import Entry
 from dist_classicrl.membership.election import Deposed
 from dist_classicrl.membership.group import Group
 from dist_classicrl.membership.handshake import Setup
-from dist_classicrl.model.agent_state import AgentState, Corner, digest
+from dist_classicrl.model.agent_state import AgentState, Corner
 from dist_classicrl.model.places import Place
 from dist_classicrl.process.stop import StopWatch
 from dist_classicrl.schedules import to_dict, without_call
@@ -73,7 +73,10 @@ class Session:
         ranks = 1 if self.group is None else self.group.wire.size
         with ExitStack() as until_training:
             source, engine, total = self._settle(agreement, ranks, error, until_training)
-            beginning, place = begin_call(state, source, total, ranks, self.plan, self.watch, agreement)
+            in_rows = self._in_rows(source, engine)
+            beginning, place = begin_call(
+                state, source, total, ranks, self.plan, self.watch, agreement, in_rows
+            )
             if state.steps >= beginning.end:
                 state.take_note_of(source)
                 return self._made_before(beginning, place, agreement)
@@ -120,6 +123,14 @@ class Session:
         everyone = agreement.agree(error, described, [steps], "all ranks to prepare their environments")
         assert found is not None  # else there was an error, which agree() raised
         return *found, steps if asked.names_total else int(everyone[:, 0].sum())
+
+    def _in_rows(self, source: Source, engine: Engine) -> bool:
+        """Whether the engine learns in the rows of the agent's large table."""
+        state = self.state
+        is_compiled = source.simulator is not None
+        return state.fills(source) and learns_in_rows(
+            engine, state.settings, is_compiled, self.asked.placement
+        )
 
     def _layout(self, source: Source) -> Layout:
         hosts = {0} if self.group is None else {self.group.host_of(rank) for rank in self.group.view.members}
@@ -221,7 +232,7 @@ class Session:
         start: Setup | Entry | None,
     ) -> TrainingResult:
         state, asked, settings = self.state, self.asked, self.state.settings
-        corner = state.corner(source)
+        corner = state.corner(source, self._in_rows(source, engine))
         state.environment = source.identity
         callbacks = callback_list(asked.callbacks)
         interval = math.inf if self.shown is None else REPORT_SECONDS
@@ -255,6 +266,7 @@ class Session:
                 is_sharded=asked.placement == "sharded",
                 lend=corner.put_back_when_read,
                 keyed=state.keyed,
+                large=corner.large,
                 walkers=asked.walkers,
                 partition=asked.partition,
             )
@@ -297,7 +309,7 @@ class Session:
             corner.put_back()
             state.steps = run.start + run.kept
         else:
-            state.behind = digest(state.values)
+            state.behind = state.digests()[0]
         if isinstance(error, TrainingStopped):
             state.steps = error.steps
         state.requested = state.steps

@@ -20,6 +20,7 @@ from dist_classicrl import _memory
 from dist_classicrl.comm import envelope
 from dist_classicrl.errors import CutOffError, SettingsError
 from dist_classicrl.membership.handshake import Setup
+from dist_classicrl.tables.large_table import check_room
 
 _MARK = 64
 """Bytes in front, which tell that it is the right memory."""
@@ -40,7 +41,9 @@ class HostMemory:
         `is_sparse`: most will not be used, and take no memory until they are.
         """
         if not is_sparse:
-            _check_room(size)
+            check_room(
+                size, "The table with its visits", 'Take more hosts or a smaller table, or dtype="float32".'
+            )
         if hasattr(os, "memfd_create"):
             descriptor = os.memfd_create("dist_classicrl", os.MFD_CLOEXEC)
         else:
@@ -79,21 +82,14 @@ class HostMemory:
         os.close(self.descriptor)
 
 
-def _check_room(size: int) -> None:
-    """Raise SettingsError if so many bytes cannot be had: touching them later would kill the process."""
-    left = _memory.memory_left()
-    if left is not None and size > left:
-        raise SettingsError(
-            f"The table needs {size / 2**30:.3g} GiB with its visits, and this host has {left / 2**30:.3g} "
-            'GiB left. Take more hosts or a smaller table, or dtype="float32".'
-        )
+def share(setup: Setup, size: int, is_sparse: bool = False, own: HostMemory | None = None) -> HostMemory:
+    """Return memory of `size` bytes that all ranks have, which are on one host; all call it together.
 
-
-def share(setup: Setup, size: int, is_sparse: bool = False) -> HostMemory:
-    """Return memory of `size` bytes that all ranks have, which are on one host; all call it together."""
-    memory: HostMemory | None = None
+    It is the head's `own` where that has some already and the others can open it.
+    """
+    memory = own if setup.is_head else None
     error: BaseException | None = None
-    if setup.is_head:
+    if setup.is_head and memory is None:
         try:
             memory = HostMemory.new(size, is_sparse)
         except BaseException as caught:  # whatever it is, the others must hear of it

@@ -43,18 +43,25 @@ def train(run: Run, group: Group, start: Setup | Entry) -> Outcome:
             memory = opened_later(run.told[_TOLD], size)
         else:
             _check_one_host(group)
-            memory = share(start, size)
+            large = run.large
+            memory = share(start, size) if large is None else share(start, size, True, large.shared)
     except BaseException:
         run.close(None)
         raise
     try:
-        rows = HostRows(shape, dtype, legal, memory.array())
-        if not isinstance(start, Entry) and start.is_head:
-            rows.begin_with(run.values, run.counts)
-        run.rows = rows
+        is_first = not isinstance(start, Entry) and start.is_head
+        if run.large is not None:
+            run.large.move_to(memory, is_first)
+            run.values, run.counts = run.large.rows.values, run.large.rows.counts
+            run.rows = HostRows(shape, dtype, legal, run.large.memory)
+        else:
+            run.rows = HostRows(shape, dtype, legal, memory.array())
+            if is_first:
+                run.rows.begin_with(run.values, run.counts)
         return run_together(partial(RowsRoles, memory=memory), run, group, start)
     finally:
-        memory.close()
+        if run.large is None or run.large.shared is not memory:
+            memory.close()
 
 
 def _check_one_host(group: Group) -> None:
