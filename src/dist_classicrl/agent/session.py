@@ -27,6 +27,7 @@ from dist_classicrl.engines.outcome import Outcome, Tally
 from dist_classicrl.engines.progress import Observer
 from dist_classicrl.engines.run import LossPolicy, Run
 from dist_classicrl.engines.saving import Saver, note_finished
+from dist_classicrl.engines.sharded.host_memory import share_rows
 from dist_classicrl.engines.supersteps.checks import check_asked, check_supersteps
 from dist_classicrl.environments.identity import Identity
 from dist_classicrl.environments.resolve import Source
@@ -79,6 +80,8 @@ class Session:
             )
             if state.steps >= beginning.end:
                 state.take_note_of(source)
+                if in_rows and state.large is not None and not isinstance(agreement, Alone):
+                    share_rows(state.large, agreement)
                 return self._made_before(beginning, place, agreement)
             self._check_environment(source, beginning, agreement)
             state.take_note_of(source)

@@ -36,15 +36,15 @@ class LargeTable:
     """
 
     def __init__(self, shape: TableShape, dtype: np.dtype) -> None:
-        self._size = size_of(shape, dtype)
+        self.size = size_of(shape, dtype)
         check_room(
-            self._size,
+            self.size,
             f"A table of {shape.n_states:,} states and {shape.n_actions:,} actions",
             'Take a smaller table, or dtype="float32", or more hosts.',
         )
         #: What the ranks share, a `HostMemory`; None: the rows are this process's own.
         self.shared: Any = None
-        self.memory = _memory.zeros(self._size, np.uint8, is_sparse=True)
+        self.memory = _memory.zeros(self.size, np.uint8, is_sparse=True)
         self.rows = LineTable(shape, dtype, None, self.memory)
 
     def put(self, values: np.ndarray, counts: np.ndarray) -> None:
@@ -64,8 +64,8 @@ class LargeTable:
             return
         target = memory.array()
         if is_first:
-            for first in range(0, self._size, _MOVED_BYTES):
-                part = slice(first, min(first + _MOVED_BYTES, self._size))
+            for first in range(0, self.size, _MOVED_BYTES):
+                part = slice(first, min(first + _MOVED_BYTES, self.size))
                 if self.memory[part].any():
                     target[part] = self.memory[part]
                 if self.shared is None:

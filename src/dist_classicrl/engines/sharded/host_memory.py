@@ -20,7 +20,7 @@ from dist_classicrl import _memory
 from dist_classicrl.comm import envelope
 from dist_classicrl.errors import CutOffError, SettingsError
 from dist_classicrl.membership.handshake import Setup
-from dist_classicrl.tables.large_table import check_room
+from dist_classicrl.tables.large_table import LargeTable, check_room
 
 _MARK = 64
 """Bytes in front, which tell that it is the right memory."""
@@ -99,6 +99,13 @@ def share(setup: Setup, size: int, is_sparse: bool = False, own: HostMemory | No
     if not has_it:
         memory = _by_a_file(setup, size)
     assert memory is not None
+    return memory
+
+
+def share_rows(large: LargeTable, setup: Setup) -> HostMemory:
+    """Let all ranks, which are on one host, have the rows of the head; all call it together."""
+    memory = share(setup, large.size, True, large.shared)
+    large.move_to(memory, setup.is_head)
     return memory
 
 
