@@ -85,7 +85,7 @@ class HostMemory:
 def share(setup: Setup, size: int, is_sparse: bool = False, own: HostMemory | None = None) -> HostMemory:
     """Return memory of `size` bytes that all ranks have, which are on one host; all call it together.
 
-    It is the head's `own` where that has some already and the others can open it.
+    It is the head's `own` where that has some already and the others can open it, or have it.
     """
     memory = own if setup.is_head else None
     error: BaseException | None = None
@@ -95,7 +95,8 @@ def share(setup: Setup, size: int, is_sparse: bool = False, own: HostMemory | No
         except BaseException as caught:  # whatever it is, the others must hear of it
             error = caught
     setup.agree(error, {}, [], "the memory of the table")
-    memory, has_it = _opened_by_all(setup, memory, None if memory is None else memory.told, size)
+    told = None if memory is None else memory.told
+    memory, has_it = _opened_by_all(setup, memory, told, size, own)
     if not has_it:
         memory = _by_a_file(setup, size)
     assert memory is not None
@@ -121,12 +122,18 @@ def opened_later(told: dict[str, Any], size: int) -> HostMemory:
 
 
 def _opened_by_all(
-    setup: Setup, memory: HostMemory | None, told: dict[str, Any] | None, size: int
+    setup: Setup,
+    memory: HostMemory | None,
+    told: dict[str, Any] | None,
+    size: int,
+    own: HostMemory | None = None,
 ) -> tuple[HostMemory | None, bool]:
     """Open what the head tells of its memory; return it, and whether all ranks could."""
     text = None if told is None else envelope.text(told)
     where = envelope.from_text(setup.broadcast_message(text, "the memory of the table"))
-    if memory is None:
+    if memory is None and own is not None and own.mark == where["mark"]:
+        memory = own
+    elif memory is None:
         with suppress(OSError):
             memory = HostMemory.opened(**where)
     everyone = setup.agree(None, {}, [memory is not None], "all ranks to open the memory of the table")
