@@ -141,12 +141,20 @@ class AgentState:
     @property
     def q_table(self) -> np.ndarray:
         """What `DistAsyncQLearning.q_table` is."""
-        return self.shape.q_table(self.values)
+        return self._as_given(self.shape.q_table(self.values))
 
     @property
     def visits(self) -> np.ndarray:
         """What `DistAsyncQLearning.visits` is."""
-        return self.shape.visits(self.counts)
+        return self._as_given(self.shape.visits(self.counts))
+
+    def _as_given(self, rows: np.ndarray) -> np.ndarray:
+        """Return rows as they are given to a user: read-only where other ranks have the same."""
+        if self.large is None or self.large.shared is None:
+            return rows
+        view = rows.view()
+        view.flags.writeable = False
+        return view
 
     @property
     def table(self) -> tuple[np.ndarray, np.ndarray]:
