@@ -161,7 +161,9 @@ def test_a_model_file_of_it_is_that_of_a_smaller_table(monkeypatch, tmp_path):
 
 def test_a_table_that_does_not_fit_is_refused_before_the_run_by_how_much(monkeypatch):
     monkeypatch.setattr(_memory, "memory_left", lambda: 100_000)
-    with pytest.raises(SettingsError, match=r"5,000 states and 4 actions needs .* GiB too little.*float32"):
+    with pytest.raises(
+        SettingsError, match=r"5,000 states and 4 actions needs .* with its visits.* GiB too little.*float32"
+    ):
         agent().train(MODEL, total_steps=10)
     with pytest.raises(SettingsError, match=r"GiB too little"):
         agent(state_size=5_000, action_size=4)

@@ -24,8 +24,8 @@ def check_room(needed: int, what: str, remedy: str) -> None:
     left = _memory.memory_left()
     if left is not None and needed > left:
         raise SettingsError(
-            f"{what} needs {needed / 2**30:.3g} GiB, and this host has {left / 2**30:.3g} GiB left: "
-            f"{(needed - left) / 2**30:.3g} GiB too little. {remedy}"
+            f"{what} needs {needed / 2**30:.3g} GiB with its visits, and this host has "
+            f"{left / 2**30:.3g} GiB left: {(needed - left) / 2**30:.3g} GiB too little. {remedy}"
         )
 
 

@@ -41,9 +41,7 @@ class HostMemory:
         `is_sparse`: most will not be used, and take no memory until they are.
         """
         if not is_sparse:
-            check_room(
-                size, "The table with its visits", 'Take more hosts or a smaller table, or dtype="float32".'
-            )
+            check_room(size, "The table", 'Take more hosts or a smaller table, or dtype="float32".')
         if hasattr(os, "memfd_create"):
             descriptor = os.memfd_create("dist_classicrl", os.MFD_CLOEXEC)
         else:
