@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP, _memory
+from dist_classicrl.agent.agent import state_of
 from dist_classicrl.checkpoint import arrays as array_files
 from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.engines.sharded.host_memory import HostMemory
@@ -165,12 +166,17 @@ def test_a_table_that_does_not_fit_is_refused_before_the_run_by_how_much(monkeyp
         SettingsError, match=r"5,000 states and 4 actions needs .* with its visits.* GiB too little.*float32"
     ):
         agent().train(MODEL, total_steps=10)
+    learner = agent(state_size=5_000, action_size=4)
     with pytest.raises(SettingsError, match=r"GiB too little"):
-        agent(state_size=5_000, action_size=4)
+        learner.q_table = np.ones((5_000, 4))
+    assert not learner.q_table.any()
+    # Who joins others finds the table that they have.
+    state_of(learner).get_to_know(MODEL).close()
 
 
 def test_what_needs_a_copy_that_does_not_fit_is_refused_with_the_remedy(monkeypatch, tmp_path):
-    learner, replaying = agent(), agent(replay_ratio=1.0, state_size=5_000, action_size=4)
+    learner, replaying = agent(), agent(replay_ratio=1.0)
+    replaying.q_table = np.zeros((5_000, 4))
     learner.train(MODEL, total_steps=50_000)
     monkeypatch.setattr(_memory, "memory_left", lambda: 100_000)
     with pytest.raises(SettingsError, match="action_values"):

@@ -115,6 +115,8 @@ class Session:
             if error is None:
                 source = state.look_at(asked.env)
                 until_training.callback(source.close)
+                if state.large is not None:
+                    state.large.take_room()
                 engine = engine_for(state.settings, ranks, asked.placement, self._layout(source))
                 check_keyed(source, state.settings, ranks, engine.name)
                 check_asked(engine.name, asked.walkers, asked.partition)

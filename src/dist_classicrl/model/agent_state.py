@@ -206,6 +206,8 @@ class AgentState:
                     f"action_size={settings.action_size} ask for {wanted}."
                 )
             self.make_table(*given.shape)
+        if self.large is not None:
+            self.large.take_room()
         self.shape.tables(self.values)[:] = given
 
     def check_values(self) -> None:
@@ -232,11 +234,7 @@ class AgentState:
         rows = self._shape.n_rows
         self.large = self._table = None
         if self._shape.size >= large_table.FROM_ENTRIES and self.keyed is None:
-            try:
-                self.large = LargeTable(self._shape, dtype)
-            except BaseException:
-                self._shape = None
-                raise
+            self.large = LargeTable(self._shape, dtype)
             return
         try:
             self._table = np.zeros((rows, actions), dtype), np.zeros((rows, actions), np.int64)

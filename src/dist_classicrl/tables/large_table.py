@@ -32,23 +32,31 @@ def check_room(needed: int, what: str, remedy: str) -> None:
 class LargeTable:
     """An agent's table as a `LineTable`, in memory of this process or in memory that ranks of a host share.
 
-    Memory that nothing was written to is not taken yet. SettingsError where the host has not as much left.
+    Memory that nothing was written to is not taken yet.
     """
 
     def __init__(self, shape: TableShape, dtype: np.dtype) -> None:
         self.size = size_of(shape, dtype)
-        check_room(
-            self.size,
-            f"A table of {shape.n_states:,} states and {shape.n_actions:,} actions",
-            'Take a smaller table, or dtype="float32", or more hosts.',
-        )
         #: What the ranks share, a `HostMemory`; None: the rows are this process's own.
         self.shared: Any = None
         self.memory = _memory.zeros(self.size, np.uint8, is_sparse=True)
         self.rows = LineTable(shape, dtype, None, self.memory)
+        self._has_room = False
+
+    def take_room(self) -> None:
+        """Raise SettingsError, before anything is written, where the host has not as much memory left."""
+        shape = self.rows.shape
+        if not self._has_room:
+            check_room(
+                self.size,
+                f"A table of {shape.n_states:,} states and {shape.n_actions:,} actions",
+                'Take a smaller table, or dtype="float32", or more hosts.',
+            )
+        self._has_room = True
 
     def put(self, values: np.ndarray, counts: np.ndarray) -> None:
         """Let the first rows and actions be these, two-dimensional."""
+        self.take_room()
         columns = values.shape[1]
         for first in range(0, len(values), _COPIED_ROWS):
             part = slice(first, first + _COPIED_ROWS)
@@ -62,7 +70,7 @@ class LargeTable:
         """
         if memory is self.shared:
             return
-        target = memory.array()
+        target, self._has_room = memory.array(), True
         if is_first:
             for first in range(0, self.size, _MOVED_BYTES):
                 part = slice(first, min(first + _MOVED_BYTES, self.size))
