@@ -39,6 +39,15 @@ def shared(descriptor: int, size: int) -> np.ndarray:
     return np.frombuffer(memory, np.uint8, size)
 
 
+def give_back(array: np.ndarray, part: slice) -> None:
+    """Let the system have the memory of these bytes of what `zeros` returned; they are 0 from now on."""
+    first = -(-part.start // mmap.PAGESIZE) * mmap.PAGESIZE
+    length = part.stop // mmap.PAGESIZE * mmap.PAGESIZE - first
+    memory: Any = array.base
+    if length > 0 and hasattr(mmap, "MADV_DONTNEED"):
+        memory.obj.madvise(mmap.MADV_DONTNEED, first, length)
+
+
 def _ask_for_huge_pages(memory: mmap.mmap, size: int) -> None:
     if size >= _HUGE_FROM and hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without them

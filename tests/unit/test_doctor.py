@@ -434,6 +434,18 @@ def test_too_little_memory_is_found():
     assert status(least + 2 * need.maps).status == "ok"
 
 
+def test_a_large_table_is_there_once(monkeypatch):
+    plan = TrainingPlan(1, Settings(dtype="float32"), states=250_000_000, actions=8)
+    rows = 250_000_000 * 64
+    assert memory.needed(plan).server == memory.PROCESS_BYTES + rows
+    assert memory.needed(replace(plan, settings=Settings())).server == memory.PROCESS_BYTES + 2 * rows
+    copies = replace(plan, settings=Settings(dtype="float32", replay_ratio=1.0))
+    assert memory.needed(copies).server > 2 * rows
+    monkeypatch.setattr(memory, "memory_left", lambda: 10**12)
+    (finding,) = memory.examine_rows(replace(plan, ranks=4))
+    assert "14.9 GiB for the table of all its ranks, and 180 MiB on each rank" in finding.found
+
+
 def test_each_host_needs_room_for_its_own_ranks():
     plan = replace(PLAN, states=10**6, actions=10)
     need = memory.needed(plan)
@@ -541,5 +553,8 @@ def test_what_a_table_of_all_ranks_takes(monkeypatch, pages, told):
     # 8 values of 4 bytes and 8 counts of 4 are a cache line.
     assert "64 MiB for the table of all its ranks" in finding.found and told in finding.found
     assert finding.status == "ok"
+    monkeypatch.setattr(memory, "memory_left", lambda: 2**26)
+    (finding,) = memory.examine_rows(plan)
+    assert finding.status == "warning" and "more than this host has left" in finding.found
     assert not list(memory.examine_rows(TrainingPlan(1, Settings(), states=2**20, actions=8)))
     assert not list(memory.examine_rows(TrainingPlan(16, Settings(async_updates=False), states=9, actions=8)))

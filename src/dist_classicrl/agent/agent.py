@@ -255,8 +255,9 @@ class DistAsyncQLearning:
         """The action values, ndarray of shape (states, actions), which may be written to.
 
         Of a rule that learns several tables it is their mean, which is read-only; what is assigned to it goes
-        into each of them. Where the states of a game are keys it is a mapping from these to rows, a
-        `KeyedValues`, which cannot be assigned.
+        into each of them. A large table is the rows that are learned in; where ranks share these it is
+        read-only, and what is assigned is there for all. Where the states of a game are keys it is a mapping
+        from these to rows, a `KeyedValues`, which cannot be assigned.
 
         Raises
         ------
@@ -273,7 +274,8 @@ class DistAsyncQLearning:
     def visits(self) -> np.ndarray | Any:
         """How often each state-action pair was visited, ndarray(int64) of shape (states, actions).
 
-        Where states are keys, a mapping as `q_table` is.
+        Of a large table, from 33,554,432 entries on, it is uint32. Where states are keys, a mapping as
+        `q_table` is.
         """
         return self._by_keys(self._state.visits)
 

@@ -25,8 +25,11 @@ from dist_classicrl.model.keyed import KeyedRows
 from dist_classicrl.model.places import Place, PlaceName
 from dist_classicrl.process.stop import StopWatch
 from dist_classicrl.schedules import Schedule, in_call, without_call
+from dist_classicrl.tables.large_table import LargeTable
 
 logger = logging.getLogger(__name__)
+
+_TOLD_ROWS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -77,10 +80,11 @@ def begin_call(
     plan: CheckpointPlan | None,
     watch: StopWatch | None,
     agreement: Agreement,
+    in_rows: bool = False,
 ) -> tuple[Beginning, Place | None]:
     """Bring the agents of all ranks to where a call of `total` steps begins.
 
-    Return that, and where this rank saves the call.
+    Return that, and where this rank saves the call. `in_rows`: the engine sees to it that all have the table.
     """
     found: Beginning | None = None
     place: Place | None = None
@@ -98,12 +102,26 @@ def begin_call(
     else:
         _warn_of_differences(state, beginning, own, everyone, agreement)
         adopt(state, beginning, plan, watch)
-    if beginning.has_loaded or (everyone != everyone[0]).any():
+    if state.large is not None:
+        if not in_rows and len(agreement.members) > 1:
+            _tell_large(state, state.large, agreement)
+    elif beginning.has_loaded or (everyone != everyone[0]).any():
         if state.keyed is not None:
             _tell_keys(state, state.keyed, agreement)
         agreement.broadcast(state.values, "the server's table")
         agreement.broadcast(state.counts, "the server's visits")
     return beginning, place
+
+
+def _tell_large(state: AgentState, large: LargeTable, agreement: Agreement) -> None:
+    """Let all ranks have the rows of the head's table, some at a time."""
+    for first in range(0, large.rows.shape.n_rows, _TOLD_ROWS):
+        for table, what in zip(state.table, ("the server's table", "the server's visits"), strict=True):
+            part = table[first : first + _TOLD_ROWS]
+            told = np.ascontiguousarray(part)
+            agreement.broadcast(told, what)
+            if not agreement.is_head:
+                part[:] = told
 
 
 def _tell_keys(state: AgentState, keyed: KeyedRows, agreement: Agreement) -> None:
@@ -227,7 +245,7 @@ def _warn_of_differences(
     """Say what a script has set on this rank in another way than on the one that serves."""
     # Whoever has touched nothing has nothing to be told: a new agent, or one whose training was stopped.
     # Nor who does over what the script did before the checkpoint was written.
-    is_own = own[0] != state.behind and (state.steps > 0 or state.values.any())
+    is_own = own[0] != state.behind and (state.steps > 0 or (state.large is None and state.values.any()))
     is_over = beginning.has_loaded or beginning.begin < beginning.steps
     if not is_over and is_own and everyone[agreement.members.index(agreement.head), 0] != own[0]:
         _warn_of_difference(agreement.rank, "q_table")

@@ -21,6 +21,7 @@ from dist_classicrl.errors import CheckpointError, CheckpointMismatchError, Sett
 from dist_classicrl.learning.learner import TAKEN
 from dist_classicrl.learning.state import unstack_states
 from dist_classicrl.model.agent_state import AgentState, Pending
+from dist_classicrl.model.model_file import all_finite
 from dist_classicrl.model.places import Place
 from dist_classicrl.schedules import Schedule, from_dict, to_dict
 from dist_classicrl.tables.shape import TableShape
@@ -82,7 +83,7 @@ def find(state: AgentState, source: Source, place: Place, plan: CheckpointPlan, 
     if fits and _shape_of(state, arrays).from_arrays(arrays) is None:
         raise _refused(saved, f"its tables are not those of the algorithm {state.settings.algorithm!r}")
     values, counts = _what_fits(state, arrays, fits)
-    if not np.isfinite(values).all():
+    if not all_finite(values):
         raise _refused(saved, f"its values are too large for a table of {values.dtype}")
     stream, exact, environment = None, None, None
     learners: dict[int, dict[str, np.ndarray]] = {}
@@ -129,7 +130,7 @@ def _what_fits(
         if shape.is_one_table and state.keyed is None:
             found = q_table[inner], visits[inner]
         else:
-            found = state.values.copy(), state.counts.copy()
+            found = state.values.copy(), state.counts.astype(np.int64)
             if state.keyed is not None:  # with other states
                 size = shape.n_rows, shape.n_actions
                 found = np.zeros(size, here.dtype), np.zeros(size, np.int64)
@@ -170,10 +171,8 @@ def put_table_back(state: AgentState) -> None:
     pending, keyed = state.pending, state.keyed
     if pending is not None and pending.keys is not None and keyed is not None:
         keyed.put(pending.keys, pending.legal, pending.values, pending.counts)
-    elif state.pending is not None:
-        rows, columns = state.pending.values.shape
-        state.values[:rows, :columns] = state.pending.values
-        state.counts[:rows, :columns] = state.pending.counts
+    elif pending is not None:
+        state.put(pending.values, pending.counts)
 
 
 def _refused(saved: Saved, fault: str) -> CheckpointError:

@@ -22,11 +22,12 @@ from dist_classicrl.callbacks import CallbackList, callback_list
 from dist_classicrl.callbacks.shown import REPORT_SECONDS, ShownTraining
 from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.comm import envelope
-from dist_classicrl.engines.engine import Engine, Layout, engine_for, engine_named
+from dist_classicrl.engines.engine import Engine, Layout, engine_for, engine_named, learns_in_rows
 from dist_classicrl.engines.outcome import Outcome, Tally
 from dist_classicrl.engines.progress import Observer
 from dist_classicrl.engines.run import LossPolicy, Run
 from dist_classicrl.engines.saving import Saver, note_finished
+from dist_classicrl.engines.sharded.host_memory import share_rows
 from dist_classicrl.engines.supersteps.checks import check_asked, check_supersteps
 from dist_classicrl.environments.identity import Identity
 from dist_classicrl.environments.resolve import Source
@@ -44,7 +45,7 @@ from dist_classicrl.membership.admission import Entry
 from dist_classicrl.membership.election import Deposed
 from dist_classicrl.membership.group import Group
 from dist_classicrl.membership.handshake import Setup
-from dist_classicrl.model.agent_state import AgentState, Corner, digest
+from dist_classicrl.model.agent_state import AgentState, Corner
 from dist_classicrl.model.places import Place
 from dist_classicrl.process.stop import StopWatch
 from dist_classicrl.schedules import to_dict, without_call
@@ -73,9 +74,14 @@ class Session:
         ranks = 1 if self.group is None else self.group.wire.size
         with ExitStack() as until_training:
             source, engine, total = self._settle(agreement, ranks, error, until_training)
-            beginning, place = begin_call(state, source, total, ranks, self.plan, self.watch, agreement)
+            in_rows = self._in_rows(source, engine)
+            beginning, place = begin_call(
+                state, source, total, ranks, self.plan, self.watch, agreement, in_rows
+            )
             if state.steps >= beginning.end:
                 state.take_note_of(source)
+                if in_rows and state.large is not None and not isinstance(agreement, Alone):
+                    share_rows(state.large, agreement)
                 return self._made_before(beginning, place, agreement)
             self._check_environment(source, beginning, agreement)
             state.take_note_of(source)
@@ -109,6 +115,8 @@ class Session:
             if error is None:
                 source = state.look_at(asked.env)
                 until_training.callback(source.close)
+                if state.large is not None:
+                    state.large.take_room()
                 engine = engine_for(state.settings, ranks, asked.placement, self._layout(source))
                 check_keyed(source, state.settings, ranks, engine.name)
                 check_asked(engine.name, asked.walkers, asked.partition)
@@ -120,6 +128,14 @@ class Session:
         everyone = agreement.agree(error, described, [steps], "all ranks to prepare their environments")
         assert found is not None  # else there was an error, which agree() raised
         return *found, steps if asked.names_total else int(everyone[:, 0].sum())
+
+    def _in_rows(self, source: Source, engine: Engine) -> bool:
+        """Whether the engine learns in the rows of the agent's large table."""
+        state = self.state
+        is_compiled = source.simulator is not None
+        return state.fills(source) and learns_in_rows(
+            engine, state.settings, is_compiled, self.asked.placement
+        )
 
     def _layout(self, source: Source) -> Layout:
         hosts = {0} if self.group is None else {self.group.host_of(rank) for rank in self.group.view.members}
@@ -221,7 +237,7 @@ class Session:
         start: Setup | Entry | None,
     ) -> TrainingResult:
         state, asked, settings = self.state, self.asked, self.state.settings
-        corner = state.corner(source)
+        corner = state.corner(source, self._in_rows(source, engine))
         state.environment = source.identity
         callbacks = callback_list(asked.callbacks)
         interval = math.inf if self.shown is None else REPORT_SECONDS
@@ -255,6 +271,7 @@ class Session:
                 is_sharded=asked.placement == "sharded",
                 lend=corner.put_back_when_read,
                 keyed=state.keyed,
+                large=corner.large,
                 walkers=asked.walkers,
                 partition=asked.partition,
             )
@@ -297,7 +314,7 @@ class Session:
             corner.put_back()
             state.steps = run.start + run.kept
         else:
-            state.behind = digest(state.values)
+            state.behind = state.digests()[0]
         if isinstance(error, TrainingStopped):
             state.steps = error.steps
         state.requested = state.steps

@@ -10,8 +10,12 @@ from dataclasses import dataclass
 from typing import IO, Any, BinaryIO, TypeGuard
 
 import numpy as np
+import numpy.typing as npt
 
 _CHUNK = 1 << 23  # after each piece the thread waits for the interpreter lock: few and large ones
+MAPPED_FROM = 1 << 28
+"""Bytes from which an array on a local file system is read when it is needed, after it was checked."""
+
 _MAGIC = b"\x93NUMPY\x01\x00"
 _MAX_DIMENSIONS = 32
 DTYPES = ("<f8", "<f4", "<i8", "<u8", "<i4", "<u4", "|u1", "|b1")
@@ -47,12 +51,33 @@ class ArrayEntry:
         return {**vars(self), "shape": list(self.shape)}
 
 
+class InSlices:
+    """An array too large for a whole copy: it is copied a slice at a time when it is written, as `dtype`.
+
+    ValueError, at the slice where they are, if there are floating-point numbers that are not finite.
+    """
+
+    def __init__(self, array: np.ndarray, dtype: npt.DTypeLike | None = None) -> None:
+        self._array = array
+        self.dtype = np.dtype(dtype)
+        self.shape = array.shape
+
+    def slices(self) -> Iterator[np.ndarray]:
+        """Yield it, in C order."""
+        rows = max(1, _CHUNK // max(1, self.dtype.itemsize * math.prod(self.shape[1:])))
+        for first in range(0, self.shape[0], rows):
+            copied = np.array(self._array[first : first + rows], self.dtype, order="C")
+            if not np.isfinite(copied).all():
+                raise ValueError("the table holds values that are not finite")
+            yield copied
+
+
 class ArrayFile:
     """The bytes of an array's file, counted and hashed as they are taken."""
 
-    def __init__(self, array: np.ndarray) -> None:
+    def __init__(self, array: np.ndarray | InSlices) -> None:
         # A copy only where it is not in C order.
-        self._array = np.asarray(array, order="C")
+        self._array = array if isinstance(array, InSlices) else np.asarray(array, order="C")
         if self._array.dtype.str not in DTYPES:
             raise ValueError(
                 f"arrays of checkpoints hold plain numbers ({', '.join(DTYPES)}), got {self._array.dtype.str}"
@@ -63,8 +88,15 @@ class ArrayFile:
     def chunks(self) -> Iterator[bytes | memoryview]:
         """Yield the file piece by piece; once per object."""
         header = io.BytesIO()
-        np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(self._array))
+        np.lib.format.write_array_header_1_0(
+            header,
+            {"shape": self._array.shape, "fortran_order": False, "descr": self._array.dtype.str},
+        )
         yield self._count(header.getvalue())
+        if isinstance(self._array, InSlices):
+            for part in self._array.slices():
+                yield self._count(_memory(part))
+            return
         memory = _memory(self._array)
         for start in range(0, len(memory), _CHUNK):
             yield self._count(memory[start : start + _CHUNK])
@@ -104,9 +136,13 @@ def read(file: BinaryIO, entry: ArrayEntry) -> np.ndarray:
         raise ValueError("its size does not fit its shape")
     fill(file, memoryview(header))
     sha256 = hashlib.sha256(start + header)
-    array = np.empty(entry.shape, entry.dtype)
-    fill(file, _memory(array), sha256)
-    _check_sum(sha256, entry)
+    if entry.bytes >= MAPPED_FROM and isinstance(file, io.BufferedReader):
+        array: np.ndarray = np.memmap(file, entry.dtype, "r", file.tell(), entry.shape)
+        verify(file, entry)
+    else:
+        array = np.empty(entry.shape, entry.dtype)
+        fill(file, _memory(array), sha256)
+        _check_sum(sha256, entry)
     try:
         described = np.lib.format.read_array_header_1_0(io.BytesIO(start[-2:] + header))
     except Exception as error:  # NumPy's parser raises errors of many kinds

@@ -156,7 +156,7 @@ class CheckpointFolder:
 
     def write(
         self,
-        arrays: Mapping[str, np.ndarray],
+        arrays: Mapping[str, np.ndarray | array_files.InSlices],
         body: dict[str, Any],
         run: str,
         is_wanted: Callable[[], bool] = lambda: True,
@@ -198,7 +198,7 @@ class CheckpointFolder:
     def _write(
         self,
         name: CheckpointName,
-        arrays: Mapping[str, np.ndarray],
+        arrays: Mapping[str, np.ndarray | array_files.InSlices],
         body: dict[str, Any],
         is_wanted: Callable[[], bool],
     ) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from dist_classicrl.checkpoint import arrays as array_files
 from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.errors import CheckpointFencedError
 
@@ -25,7 +26,7 @@ _EXIT_SECONDS = 10.0
 class _Job:
     """A checkpoint that is being written."""
 
-    arrays: Mapping[str, np.ndarray]
+    arrays: Mapping[str, np.ndarray | array_files.InSlices]
     body: dict[str, Any]
     run: str
     begun: float  # by the monotonic clock
@@ -85,7 +86,9 @@ class Writer:
         if self._fenced is not None:
             raise self._fenced
 
-    def submit(self, arrays: Mapping[str, np.ndarray], body: dict[str, Any], run: str) -> None:
+    def submit(
+        self, arrays: Mapping[str, np.ndarray | array_files.InSlices], body: dict[str, Any], run: str
+    ) -> None:
         """Start to write a checkpoint, see `CheckpointFolder.write`; ValueError if the writer is busy."""
         with self._changed:
             if self._job is not None:

@@ -14,6 +14,7 @@ from dist_classicrl._words import counted
 from dist_classicrl.diagnosis.findings import Finding, failure, ok, warning
 from dist_classicrl.diagnosis.plan import TrainingPlan
 from dist_classicrl.settings import Settings
+from dist_classicrl.tables.large_table import FROM_ENTRIES
 from dist_classicrl.tables.line_table import size_of
 from dist_classicrl.tables.shape import TableShape
 
@@ -84,9 +85,13 @@ def checkpoint_bytes(plan: TrainingPlan) -> int:
 def needed(plan: TrainingPlan) -> RankMemory:
     """Return what each rank of a plan holds.
 
-    Every rank has the agent's own table and visits, and at the end a message with both.
+    Every rank has the agent's own table and visits, and at the end a message with both. A process alone with
+    a large table has its rows and nothing else, in a compiled environment without action masks.
     """
     states, actions, settings = plan.states or 0, plan.actions or 0, plan.settings
+    if plan.ranks == 1 and _is_rows_alone(plan):
+        alone = PROCESS_BYTES + _rows_bytes(plan)
+        return RankMemory(alone, alone, 0)
     own = PROCESS_BYTES + 2 * checkpoint_bytes(plan)
     alone = plan.ranks == 1
     local = worker_bytes(states, actions, settings.dtype) + replay_bytes(settings)
@@ -120,12 +125,20 @@ def examine_rows(plan: TrainingPlan) -> Iterator[Finding]:
     if plan.states is None or plan.actions is None or plan.ranks == 1 or not plan.settings.async_updates:
         return
     check = "shared rows"
-    rows = size_of(TableShape(plan.states, plan.actions), np.dtype(plan.settings.dtype))
-    each = PROCESS_BYTES + checkpoint_bytes(plan)
+    rows = _rows_bytes(plan)
+    each = PROCESS_BYTES + (0 if _is_rows_alone(plan) else checkpoint_bytes(plan))
     text = (
         f"with --placement sharded a host needs {bytes_text(rows)} for the table of all its ranks, and "
         f"{bytes_text(each)} on each rank"
     )
+    left = memory_left()
+    if left is not None and rows + each > left:
+        yield warning(
+            check,
+            f"{text}: {bytes_text(rows + each - left)} more than this host has left",
+            "A smaller table, --dtype float32, or more memory (SLURM: --mem).",
+        )
+        return
     pages = huge_pages_for_shared_memory()
     if pages in (None, "always", "within_size", "advise", "force"):
         yield ok(check, text if pages is None else f"{text}, in huge pages ({pages})")
@@ -135,6 +148,16 @@ def examine_rows(plan: TrainingPlan) -> Iterator[Finding]:
         f"{text}, in pages of 4 KiB (shmem_enabled: {pages}): large tables take a part of a step longer. An "
         "administrator can write advise to /sys/kernel/mm/transparent_hugepage/shmem_enabled",
     )
+
+
+def _rows_bytes(plan: TrainingPlan) -> int:
+    return size_of(TableShape(plan.states or 0, plan.actions or 0), np.dtype(plan.settings.dtype))
+
+
+def _is_rows_alone(plan: TrainingPlan) -> bool:
+    """Whether the table is so large that the agent has its rows and no copy of them."""
+    is_large = (plan.states or 0) * (plan.actions or 0) >= FROM_ENTRIES
+    return is_large and plan.settings.async_updates and plan.settings.replay_ratio == 0.0
 
 
 def _verdict(

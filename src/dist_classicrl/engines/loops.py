@@ -132,6 +132,10 @@ class Loop(ABC):
             saver.begin(self._global_step)
             self.report(now=True)
             self.settle()
+            if run.large is not None:  # there is no memory for a copy
+                with self._busy_with("a checkpoint"):
+                    saver.save_and_wait(run.values, run.counts, self.position())
+                return
             if self._copies[0].size != run.values.size:
                 self._copies = np.empty_like(run.values), np.empty_like(run.counts)
             for copy, live in zip(self._copies, (run.values, run.counts), strict=True):

@@ -22,6 +22,7 @@ from dist_classicrl.learning.rates import Rates
 from dist_classicrl.process.stop import Stop, StopWatch
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
+from dist_classicrl.tables.large_table import LargeTable
 from dist_classicrl.tables.maps import Refresh
 from dist_classicrl.tables.warm_up import warm_up_server, warm_up_worker
 
@@ -101,6 +102,7 @@ class Run:
     lend: Callable[[Callable[[], None]], None] = lambda settle: None
     keyed: KeyedStates | None = None  # where states are keys: `values` and `counts` grow with them
     is_sharded: bool = False  # whether the table was asked to be one for all, also where a process is alone
+    large: LargeTable | None = None  # in which the engine learns: `values` and `counts` are its rows
     rows: Any = None  # a `LineTable` in which this rank's learner is to learn
     walkers: int | None = None  # how many episodes are under way where all learn in supersteps
     partition: Any = "hash"  # who owns which rows then

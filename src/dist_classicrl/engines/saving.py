@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl._steps import next_multiple
+from dist_classicrl.checkpoint.arrays import InSlices
 from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.checkpoint.writer import Writer
 from dist_classicrl.engines.outcome import Outcome
@@ -154,6 +155,11 @@ class Saver:
             self._arrays(values, counts, position), self._body(position), self.description["run"]
         )
 
+    def save_and_wait(self, values: np.ndarray, counts: np.ndarray, position: Position) -> None:
+        """Write a checkpoint of what may change as soon as this returns."""
+        self.save(values, counts, position)
+        self._wait(math.inf, lambda: None)
+
     def save_last(
         self,
         values: np.ndarray,
@@ -240,7 +246,8 @@ class Saver:
     def _report_slow(self) -> None:
         self.writer.report_slow(max(self.plan.checkpoint_interval.seconds or 0.0, _SLOW_SECONDS))
 
-    def _arrays(self, values: np.ndarray, counts: np.ndarray, position: Position) -> dict[str, np.ndarray]:
+    def _arrays(self, values: np.ndarray, counts: np.ndarray, position: Position) -> dict[str, Any]:
+        arrays: dict[str, Any]
         if "keys" in position.states:
             shape = replace(self.shape, n_states=position.states["keys"].size)
             arrays = shape.to_arrays(*(array.reshape(-1, shape.n_actions) for array in (values, counts)))
@@ -248,6 +255,11 @@ class Saver:
         else:
             whole = self._whole(self.table[0], values), self._whole(self.table[1], counts)
             arrays = self.shape.to_arrays(*whole)
+            if counts.dtype != np.int64:  # rows of a `LargeTable`
+                arrays = {
+                    name: InSlices(array, np.int64 if "visits" in name else array.dtype)
+                    for name, array in arrays.items()
+                }
         arrays.update(self.constant)
         arrays.update(position.learners)
         if position.exact is not None:
@@ -258,7 +270,7 @@ class Saver:
         """Return the agent's `table` with the environment's `corner` of it as it is now."""
         if table.shape == self.corner:
             return corner.reshape(self.corner)
-        whole = table.copy()
+        whole = table.astype(corner.dtype)
         whole[: self.corner[0], : self.corner[1]] = corner.reshape(self.corner)
         return whole
 

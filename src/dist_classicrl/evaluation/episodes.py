@@ -22,6 +22,7 @@ from dist_classicrl.learning.memory import RuleMemory
 from dist_classicrl.learning.rules.q_learning import RULE, QLearning
 from dist_classicrl.model.agent_state import AgentState
 from dist_classicrl.settings import Settings
+from dist_classicrl.tables.line_table import LineTable
 from dist_classicrl.tables.local import LocalTable
 
 if TYPE_CHECKING:
@@ -132,6 +133,13 @@ def evaluate(
                 f"only {q_table.shape[0]} and {q_table.shape[1]}. Evaluate in the environment that was "
                 "trained in."
             )
+        if agent.fills(source) and agent.large is not None and agent.shape.is_one_table:
+            rows = agent.large.rows
+            if source.stepped is not None:
+                return _evaluate_stepped(source.stepped, rows, episodes, seed, max_steps)
+            assert source.simulator is not None  # a Source has one of the two
+            return _evaluate_compiled(source.simulator, rows, episodes, seed, max_steps)
+        agent.check_room_for_copy("A copy of the table, to play it,", "Take a smaller table.")
         values = q_table[: source.n_states, : source.n_actions]
         if source.stepped is not None:
             return _evaluate_stepped(source.stepped, _table_of(values, None), episodes, seed, max_steps)
@@ -171,7 +179,7 @@ def _table_of(values: np.ndarray, legal: np.ndarray | None) -> LocalTable:
 
 
 def _evaluate_compiled(
-    simulator: CompiledSimulator, table: LocalTable, episodes: int, seed: int, max_steps: int
+    simulator: CompiledSimulator, table: LocalTable | LineTable, episodes: int, seed: int, max_steps: int
 ) -> EvaluationResult:
     # One compilation serves any number of actions: this is no loop to wait for.
     arrays = table.arrays._replace(row_shape=None)
@@ -201,7 +209,7 @@ def _play(
 
 
 def _evaluate_stepped(
-    env: SteppedEnv, table: LocalTable, episodes: int, seed: int, max_steps: int
+    env: SteppedEnv, table: LocalTable | LineTable, episodes: int, seed: int, max_steps: int
 ) -> EvaluationResult:
     """Play in a batch, where each environment has a share of the episodes: short ones are not preferred."""
     shares = np.full(env.n_envs, episodes // env.n_envs)

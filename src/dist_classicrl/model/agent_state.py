@@ -13,7 +13,7 @@ import numpy as np
 from dist_classicrl._random import fresh_seed
 from dist_classicrl.environments.identity import Identity
 from dist_classicrl.environments.resolve import Source, resolve
-from dist_classicrl.errors import EnvError, EnvMismatchError, NotTrainedError, SettingsError
+from dist_classicrl.errors import DivergenceError, EnvError, EnvMismatchError, NotTrainedError, SettingsError
 from dist_classicrl.learning.rules import check_settings, table_shape
 from dist_classicrl.model.keyed import KeyedRows
 from dist_classicrl.model.lookup import Lookup, as_array, tried
@@ -21,6 +21,8 @@ from dist_classicrl.model.model_file import SavedModel
 from dist_classicrl.model.places import Places
 from dist_classicrl.process.leave import LeaveWatch
 from dist_classicrl.settings import Settings
+from dist_classicrl.tables import large_table
+from dist_classicrl.tables.large_table import LargeTable, check_room
 from dist_classicrl.tables.shape import TableShape
 
 if TYPE_CHECKING:
@@ -28,6 +30,10 @@ if TYPE_CHECKING:
     from dist_classicrl.environments.stepped.spaces import SpaceIndex
 
 _BLOCK_BYTES = 1 << 15
+_WITHOUT_COPY = (
+    "Without one, compiled environments without action masks and without replay learn in one process or with "
+    'placement="sharded", in a table of exactly the environment\'s size.'
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,11 +60,16 @@ class Corner:
     shape: tuple[int, int]  # rows of the table, which are the environment's states if it is one; and actions
     values: np.ndarray  # float64 or float32, shape (rows * actions,)
     counts: np.ndarray  # int64, shape (rows * actions,): visits
+    #: The whole table, where an engine learns in its rows: `values` and `counts` are these, (rows, actions).
+    large: LargeTable | None = None
 
     def put_back(self) -> None:
         """Let the agent's table be what `values` and `counts` are."""
         rows, actions = self.shape
-        if self.state.keyed is not None:  # learners write into its own
+        if self.state.keyed is not None or self.large is not None:  # learners write into its own
+            return
+        if self.state.large is not None:
+            self.state.large.put(self.values.reshape(self.shape), self.counts.reshape(self.shape))
             return
         for table, part in zip(self.state.table, (self.values, self.counts), strict=True):
             if not np.may_share_memory(table, part):
@@ -98,6 +109,7 @@ class AgentState:
         self.seed = self.settings.seed  # of all random numbers; None: not drawn yet
         self._shape: TableShape | None = None
         self._table: tuple[np.ndarray, np.ndarray] | None = None
+        self.large: LargeTable | None = None  # instead of `_table`, where that would be large
         self.keyed: KeyedRows | None = None  # where states are keys
         #: Brings the table up to date where it is not: it is called before anybody reads it.
         self.freshen: Callable[[], None] | None = None
@@ -116,7 +128,7 @@ class AgentState:
 
     @property
     def counts(self) -> np.ndarray:
-        """How often each entry of `values` was visited, ndarray(int64) of the same shape."""
+        """How often each entry of `values` was visited, int64 of the same shape, uint32 in a large table."""
         return self._fresh_table()[1]
 
     @property
@@ -129,16 +141,26 @@ class AgentState:
     @property
     def q_table(self) -> np.ndarray:
         """What `DistAsyncQLearning.q_table` is."""
-        return self.shape.q_table(self.values)
+        return self._as_given(self.shape.q_table(self.values))
 
     @property
     def visits(self) -> np.ndarray:
         """What `DistAsyncQLearning.visits` is."""
-        return self.shape.visits(self.counts)
+        return self._as_given(self.shape.visits(self.counts))
+
+    def _as_given(self, rows: np.ndarray) -> np.ndarray:
+        """Return rows as they are given to a user: read-only where other ranks have the same."""
+        if self.large is None or self.large.shared is None:
+            return rows
+        view = rows.view()
+        view.flags.writeable = False
+        return view
 
     @property
     def table(self) -> tuple[np.ndarray, np.ndarray]:
         """`values` and `counts`, which need not be up to date while the agent trains."""
+        if self.large is not None:
+            return self.large.rows.values, self.large.rows.counts
         if self._table is None:
             raise _unknown_shape()
         return self._table
@@ -184,21 +206,36 @@ class AgentState:
                     f"action_size={settings.action_size} ask for {wanted}."
                 )
             self.make_table(*given.shape)
+        if self.large is not None:
+            self.large.take_room()
         self.shape.tables(self.values)[:] = given
 
     def check_values(self) -> None:
         """Check that the table holds finite numbers, which a user may have written others into."""
-        if self._table is not None and not np.isfinite(self.values).all():
+        if self._shape is not None and not self._is_finite():
             raise SettingsError(
                 "q_table must hold finite numbers, and NaN or infinity was written into it. Write others: "
                 "such a table can be neither learned from nor saved."
             )
+
+    def _is_finite(self) -> bool:
+        if self.large is None:
+            return bool(np.isfinite(self.values).all())
+        try:
+            self.large.rows.check_finite()
+        except DivergenceError:
+            return False
+        return True
 
     def make_table(self, states: int, actions: int) -> None:
         """Have a table of this size, all zero; SettingsError where there is no memory for it."""
         dtype = np.dtype(self.settings.dtype)
         self._shape = table_shape(self.settings.algorithm, states, actions)
         rows = self._shape.n_rows
+        self.large = self._table = None
+        if self._shape.size >= large_table.FROM_ENTRIES and self.keyed is None:
+            self.large = LargeTable(self._shape, dtype)
+            return
         try:
             self._table = np.zeros((rows, actions), dtype), np.zeros((rows, actions), np.int64)
         except (MemoryError, ValueError) as error:
@@ -209,11 +246,38 @@ class AgentState:
                 "environment needs."
             ) from error
 
-    def corner(self, source: Source) -> Corner:
-        """Return the part of the table that an environment uses."""
+    def corner(self, source: Source, in_rows: bool = False) -> Corner:
+        """Return the part of the table that an environment uses.
+
+        `in_rows`: the rows of a large one, all of which it `fills`.
+        """
         shape = self.corner_shape(source)
+        if in_rows and self.large is not None:
+            return Corner(self, shape, *self.table, self.large)
         inner = tuple(map(slice, shape))
-        return Corner(self, shape, self.values[inner].reshape(-1), self.counts[inner].reshape(-1))
+        if self.large is not None:
+            self.check_room_for_copy("A copy of the table, as this way of learning needs it,", _WITHOUT_COPY)
+        values, counts = self.values[inner].reshape(-1), self.counts[inner].reshape(-1)
+        return Corner(self, shape, values, counts.astype(np.int64, copy=False))
+
+    def fills(self, source: Source) -> bool:
+        """Whether the table is a large one, which an environment uses all of, with all actions legal."""
+        is_free = source.simulator is None or source.simulator.legal is None
+        return self.large is not None and is_free and self.corner_shape(source) == self.table[0].shape
+
+    def check_room_for_copy(self, what: str, remedy: str) -> None:
+        """Raise SettingsError where a copy of a large table and its visits does not fit into memory."""
+        if self.large is not None:
+            check_room(self.shape.size * (np.dtype(self.settings.dtype).itemsize + 8), what, remedy)
+
+    def put(self, values: np.ndarray, counts: np.ndarray) -> None:
+        """Let the first rows and actions be these, two-dimensional."""
+        if self.large is not None:
+            self.large.put(values, counts)
+            return
+        rows, columns = values.shape
+        self.values[:rows, :columns] = values
+        self.counts[:rows, :columns] = counts
 
     def corner_shape(self, source: Source | Identity) -> tuple[int, int]:
         """Return how many rows and actions of the table an environment uses."""
@@ -221,7 +285,12 @@ class AgentState:
         return source.n_states if is_part else self.shape.n_rows, source.n_actions
 
     def digests(self) -> list[int]:
-        """Return numbers that differ where values, or visits, or the keys of states, of two agents differ."""
+        """Return numbers that differ where values, or visits, or the keys of states, of two agents differ.
+
+        Of large tables they tell nothing: reading these takes seconds.
+        """
+        if self.large is not None:
+            return [0, 0]
         found = [digest(self.values), digest(self.counts)]
         return found if self.keyed is None else [*found, digest(self.keyed.keys)]
 
@@ -283,7 +352,7 @@ class AgentState:
                 "keys as states, which nobody has counted. Leave it out; max_states= limits how many."
             )
         assert source.keys is not None  # else this is not called
-        if self._table is None:
+        if self._shape is None:
             self.make_table(0, source.n_actions)
             self.keyed = KeyedRows(self, np.zeros(0, source.keys))
         n_actions = settings.action_size or self.shape.n_actions
@@ -309,7 +378,7 @@ class AgentState:
                 f"The environment has {n_states:,} states, and max_states={most:,} allows no more. Leave it "
                 "out."
             )
-        if self._table is None:
+        if self._shape is None:
             self.make_table(self.settings.state_size or n_states, self.settings.action_size or n_actions)
         states, actions = self.shape.of_table
         if states < n_states or actions < n_actions:
@@ -394,7 +463,11 @@ class AgentState:
     def to_model(self) -> SavedModel:
         """Return what a model file holds of the agent; SettingsError where that is no finite number."""
         self.check_values()
-        arrays = self.shape.to_arrays(self.values, self.counts)
+        self.check_room_for_copy(
+            "A copy of the table, as a model file is written of it,",
+            "Train with checkpoint_dir: load_model takes that folder, too.",
+        )
+        arrays = self.shape.to_arrays(self.values, self.counts.astype(np.int64, copy=False))
         table = arrays.pop("q_table"), arrays.pop("visits")
         keys = None if self.keyed is None else self.keyed.keys
         return SavedModel(
@@ -413,7 +486,12 @@ class AgentState:
     def take_model(self, saved: SavedModel) -> None:
         """Be what a model file holds, apart from the settings."""
         self._shape = table_shape(self.settings.algorithm, *saved.q_table.shape)
-        self._table = self._shape.from_arrays(saved.arrays())
+        table = self._shape.from_arrays(saved.arrays())
+        assert table is not None  # a model's arrays fit together
+        self._table, self.large = table, None
+        if self._shape.size >= large_table.FROM_ENTRIES and saved.keys is None:
+            self.make_table(*saved.q_table.shape)
+            self.put(*table)
         self.steps = self.requested = saved.steps
         self.n_actions, self.legal = saved.actions, saved.legal
         self.environment = saved.environment

@@ -30,6 +30,7 @@ FORMAT = "dist_classicrl model"
 FORMAT_VERSION = 1
 _ARRAYS = ("q_table", "visits")
 _OPTIONAL_ARRAYS = ("legal", "keys", *OTHER_ARRAYS)
+_CHUNK_ROWS = 1 << 20
 _MAX_ABOUT = 1 << 24
 _MAX_VISITS = 1 << 48  # where the table of `PerVisit` ends
 
@@ -243,9 +244,15 @@ def table_fault(values: np.ndarray, visits: np.ndarray) -> str | None:
         )
     if visits.size and not 0 <= visits.min() <= visits.max() < _MAX_VISITS:
         return f"its visits go from {visits.min()} to {visits.max()}, not from 0 to 2**48 - 1"
-    if values.dtype.kind != "f" or not values.dtype.isnative or not np.isfinite(values).all():
+    if values.dtype.kind != "f" or not values.dtype.isnative or not all_finite(values):
         return f"its table is {values.dtype} and must hold finite floating-point numbers"
     return None
+
+
+def all_finite(values: np.ndarray) -> bool:
+    """Whether a table, which may be a file that is read as it is looked at, has finite numbers only."""
+    parts = range(0, len(values), _CHUNK_ROWS)
+    return all(bool(np.isfinite(values[first : first + _CHUNK_ROWS]).all()) for first in parts)
 
 
 def _refused(target: Path, why: str) -> ModelFileError:

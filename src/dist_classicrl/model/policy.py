@@ -189,10 +189,15 @@ def policy_of(agent: AgentState, env: Any = None, is_copy: bool = False) -> Poli
     """
     if env is not None:
         agent.get_to_know(env).close()
-    states, actions = agent.q_table.shape
+    states, actions = agent.shape.of_table if agent.keyed is None else agent.q_table.shape
     keyed = agent.keyed
     states = states if agent.observations is None else agent.observations.n
     actions = agent.n_actions or actions
+    if is_copy:
+        agent.check_room_for_copy(
+            "A policy, which has a copy of the table,",
+            "Ask the agent's predict, action_values and state_values, which read what is asked for.",
+        )
     legal = None
     if agent.legal is not None:
         legal = np.ones((states, actions), bool)
@@ -200,7 +205,7 @@ def policy_of(agent: AgentState, env: Any = None, is_copy: bool = False) -> Poli
     q, visits = agent.q_table[:states, :actions], agent.visits[:states, :actions]
     return Policy(
         q.copy() if is_copy else q,
-        visits.copy() if is_copy else visits,
+        visits.astype(np.int64) if is_copy else visits,
         legal,
         agent.observations if keyed is None else keyed.index,
         agent.actions,

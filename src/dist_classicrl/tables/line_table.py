@@ -70,7 +70,12 @@ class LineTable:
             self.shape.tables(self.values)[:, ~self._legal] = -np.inf
 
     def load(self, values: np.ndarray, counts: np.ndarray, exact: np.ndarray | None = None) -> None:
-        """Start from a whole table: `values` and visit `counts`, flat; `exact` has nothing more to tell."""
+        """Start from a whole table: `values` and visit `counts`, flat; `exact` has nothing more to tell.
+
+        They may be this table's own.
+        """
+        if self._is_own(values):
+            return
         np.copyto(self.values, values.reshape(self.values.shape), casting="same_kind")
         self.counts[:] = np.minimum(counts, MOST_VISITS).reshape(self.counts.shape)
         self._forbid()
@@ -81,13 +86,21 @@ class LineTable:
     def settle(self, values: np.ndarray, counts: np.ndarray) -> None:
         """Write the whole table to `values` and `counts`, flat; 0 where an action is illegal.
 
-        DivergenceError if a value has grown beyond what the table can hold; then nothing is written.
+        They may be this table's own. DivergenceError if a value has grown beyond what the table can hold;
+        then nothing is written.
         """
-        n_rows = self.shape.n_rows
-        lost = lines.first_infinite(self.arrays, self._legal, 0, n_rows)
+        self.check_finite()
+        if not self._is_own(values):
+            lines.write(self.arrays, self._legal, 0, self.shape.n_rows, values, counts)
+
+    def _is_own(self, values: np.ndarray) -> bool:
+        return np.may_share_memory(values, self.values)
+
+    def check_finite(self) -> None:
+        """Raise DivergenceError if a value has grown beyond what the table can hold."""
+        lost = lines.first_infinite(self.arrays, self._legal, 0, self.shape.n_rows)
         if lost >= 0:
             raise self.diverged(lost)
-        lines.write(self.arrays, self._legal, 0, n_rows, values, counts)
 
     def write(self, first: int, last: int, values: np.ndarray, counts: np.ndarray) -> int:
         """Write the rows from `first` to before `last` as `settle` does.

@@ -61,7 +61,7 @@ class TableShape:
 
     def visits(self, counts: np.ndarray) -> np.ndarray:
         """Return the visits to all tables, shape (S, A): `counts` as they are, or else read-only."""
-        return counts if self.is_one_table else _read_only(self.tables(counts).sum(axis=0))
+        return counts if self.is_one_table else _read_only(self.tables(counts).sum(axis=0, dtype=np.int64))
 
     def to_arrays(self, values: np.ndarray, counts: np.ndarray) -> dict[str, np.ndarray]:
         """Return by name what files hold of `values` and `counts`, each of shape (rows, A)."""

@@ -28,7 +28,9 @@ def train(
     rates = Rates(run.settings, run.logical or 1)
     learner: Learner | None = None
     try:
-        if run.is_sharded and run.keyed is None and run.walkers is None:  # keys have a table of their own
+        if run.large is not None:
+            run.rows = run.large.rows
+        elif run.is_sharded and run.keyed is None and run.walkers is None:  # keys have a table of their own
             source = run.source
             shape = table_shape(run.settings.algorithm, source.n_states, source.n_actions)
             legal = None if source.simulator is None else source.simulator.legal

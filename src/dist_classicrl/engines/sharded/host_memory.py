@@ -20,6 +20,7 @@ from dist_classicrl import _memory
 from dist_classicrl.comm import envelope
 from dist_classicrl.errors import CutOffError, SettingsError
 from dist_classicrl.membership.handshake import Setup
+from dist_classicrl.tables.large_table import LargeTable, check_room
 
 _MARK = 64
 """Bytes in front, which tell that it is the right memory."""
@@ -40,7 +41,7 @@ class HostMemory:
         `is_sparse`: most will not be used, and take no memory until they are.
         """
         if not is_sparse:
-            _check_room(size)
+            check_room(size, "The table", 'Take more hosts or a smaller table, or dtype="float32".')
         if hasattr(os, "memfd_create"):
             descriptor = os.memfd_create("dist_classicrl", os.MFD_CLOEXEC)
         else:
@@ -79,30 +80,31 @@ class HostMemory:
         os.close(self.descriptor)
 
 
-def _check_room(size: int) -> None:
-    """Raise SettingsError if so many bytes cannot be had: touching them later would kill the process."""
-    left = _memory.memory_left()
-    if left is not None and size > left:
-        raise SettingsError(
-            f"The table needs {size / 2**30:.3g} GiB with its visits, and this host has {left / 2**30:.3g} "
-            'GiB left. Take more hosts or a smaller table, or dtype="float32".'
-        )
+def share(setup: Setup, size: int, is_sparse: bool = False, own: HostMemory | None = None) -> HostMemory:
+    """Return memory of `size` bytes that all ranks have, which are on one host; all call it together.
 
-
-def share(setup: Setup, size: int, is_sparse: bool = False) -> HostMemory:
-    """Return memory of `size` bytes that all ranks have, which are on one host; all call it together."""
-    memory: HostMemory | None = None
+    It is the head's `own` where that has some already and the others can open it, or have it.
+    """
+    memory = own if setup.is_head else None
     error: BaseException | None = None
-    if setup.is_head:
+    if setup.is_head and memory is None:
         try:
             memory = HostMemory.new(size, is_sparse)
         except BaseException as caught:  # whatever it is, the others must hear of it
             error = caught
     setup.agree(error, {}, [], "the memory of the table")
-    memory, has_it = _opened_by_all(setup, memory, None if memory is None else memory.told, size)
+    told = None if memory is None else memory.told
+    memory, has_it = _opened_by_all(setup, memory, told, size, own)
     if not has_it:
         memory = _by_a_file(setup, size)
     assert memory is not None
+    return memory
+
+
+def share_rows(large: LargeTable, setup: Setup) -> HostMemory:
+    """Let all ranks, which are on one host, have the rows of the head; all call it together."""
+    memory = share(setup, large.size, True, large.shared)
+    large.move_to(memory, setup.is_head)
     return memory
 
 
@@ -118,12 +120,18 @@ def opened_later(told: dict[str, Any], size: int) -> HostMemory:
 
 
 def _opened_by_all(
-    setup: Setup, memory: HostMemory | None, told: dict[str, Any] | None, size: int
+    setup: Setup,
+    memory: HostMemory | None,
+    told: dict[str, Any] | None,
+    size: int,
+    own: HostMemory | None = None,
 ) -> tuple[HostMemory | None, bool]:
     """Open what the head tells of its memory; return it, and whether all ranks could."""
     text = None if told is None else envelope.text(told)
     where = envelope.from_text(setup.broadcast_message(text, "the memory of the table"))
-    if memory is None:
+    if memory is None and own is not None and own.mark == where["mark"]:
+        memory = own
+    elif memory is None:
         with suppress(OSError):
             memory = HostMemory.opened(**where)
     everyone = setup.agree(None, {}, [memory is not None], "all ranks to open the memory of the table")

@@ -98,7 +98,26 @@ class Board(SharedTable):
 
     def snapshot(self) -> TableSnapshot:
         """Return what copies the rows."""
-        return RowsSnapshot(self._rows, self.values, self.counts)
+        is_own = np.may_share_memory(self._rows.values, self.values)
+        return (RowsAsTheyAre if is_own else RowsSnapshot)(self._rows, self.values, self.counts)
+
+
+class RowsAsTheyAre(TableSnapshot):
+    """No copy, since there is no memory for one: who writes the rows to disk copies a slice at a time."""
+
+    def __init__(self, rows: LineTable, values: np.ndarray, counts: np.ndarray) -> None:
+        self.values, self.counts = values, counts
+        self.copying = False
+
+    def begin(self) -> None:
+        """Do nothing."""
+
+    def advance(self, seconds: float) -> bool:
+        """Return that the copy is complete."""
+        return True
+
+    def copy_now(self) -> None:
+        """Do nothing."""
 
 
 class RowsSnapshot(TableSnapshot):

@@ -12,7 +12,7 @@ from dist_classicrl.engines.run import Run
 from dist_classicrl.engines.server.messages import Handover
 from dist_classicrl.engines.server.training import AsyncRoles
 from dist_classicrl.engines.server.worker import Worker
-from dist_classicrl.engines.sharded.host_memory import HostMemory, opened_later, share
+from dist_classicrl.engines.sharded.host_memory import HostMemory, opened_later, share, share_rows
 from dist_classicrl.engines.sharded.rows import Board, HostRows
 from dist_classicrl.engines.sharded.server import HostServer
 from dist_classicrl.errors import SettingsError
@@ -38,23 +38,30 @@ def train(run: Run, group: Group, start: Setup | Entry) -> Outcome:
     legal = None if source.simulator is None else source.simulator.legal
     dtype = run.values.dtype
     size = size_of(shape, dtype)
+    large = run.large
+    is_first = not isinstance(start, Entry) and start.is_head
     try:
         if isinstance(start, Entry):
             memory = opened_later(run.told[_TOLD], size)
+            if large is not None:
+                large.move_to(memory, is_first)
         else:
             _check_one_host(group)
-            memory = share(start, size)
+            memory = share(start, size) if large is None else share_rows(large, start)
     except BaseException:
         run.close(None)
         raise
     try:
-        rows = HostRows(shape, dtype, legal, memory.array())
-        if not isinstance(start, Entry) and start.is_head:
+        array = memory.array() if large is None else large.memory
+        run.rows = rows = HostRows(shape, dtype, legal, array)
+        if large is not None:
+            run.values, run.counts = large.rows.values, large.rows.counts
+        elif is_first:
             rows.begin_with(run.values, run.counts)
-        run.rows = rows
         return run_together(partial(RowsRoles, memory=memory), run, group, start)
     finally:
-        memory.close()
+        if large is None:
+            memory.close()
 
 
 def _check_one_host(group: Group) -> None:
