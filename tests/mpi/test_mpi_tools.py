@@ -1,9 +1,11 @@
 """Parts for programs of one's own against mpi4py's own operations, at any number of ranks."""
 
+import time
+
 import numpy as np
 import pytest
 
-from dist_classicrl.errors import SettingsError
+from dist_classicrl.errors import RankTimeoutError, RemoteRankError, SettingsError
 from dist_classicrl.mpi_tools import CompressedAllreduce, DistributedSampler
 
 TIMEOUT = 30.0
@@ -122,3 +124,22 @@ def test_more_than_there_is_cannot_be_the_largest(world):
             reduce(np.ones(4))
         with pytest.raises(SettingsError, match="flush needs a call before it"):
             reduce.flush()
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (2, 0)])
+def test_arrays_of_one_number_or_none_are_arrays(world, shape):
+    with CompressedAllreduce(world, "int16", timeout=TIMEOUT) as reduce:
+        found = reduce(np.ones(shape)) + reduce.flush()
+        np.testing.assert_allclose(found, np.full(shape, world.size))
+
+
+def test_a_rank_that_does_not_call_ends_the_wait_of_all(world, several_ranks):
+    with CompressedAllreduce(world, "int8", timeout=3.0) as reduce:
+        if world.rank != world.size - 1:
+            with pytest.raises((RankTimeoutError, RemoteRankError), match=f"from rank {world.size - 1} "):
+                reduce(np.ones(4))
+        request = world.Ibarrier()
+        deadline = time.monotonic() + TIMEOUT
+        while not request.Test():
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
