@@ -27,12 +27,8 @@ def duplicate(comm: Any, seconds: float, what: str, remedy: str) -> Any:
     return own
 
 
-def own_communicator(comm: Any, seconds: float, name: str, between_groups: bool = False) -> Any:
-    """Return a duplicate of `comm` for the object `name`, which every rank constructs, within `seconds`.
-
-    `between_groups`: whether it may be an intercommunicator. Errors are those of `finish`, and a
-    `SettingsError` if `comm` is no such communicator.
-    """
+def checked_communicator(comm: Any, between_groups: bool = False) -> Any:
+    """Return `comm` if it is an intracommunicator, or one `between_groups`; SettingsError if not."""
     from mpi4py import MPI
 
     allowed, word = (
@@ -40,6 +36,16 @@ def own_communicator(comm: Any, seconds: float, name: str, between_groups: bool 
     )
     if not isinstance(comm, allowed) or comm == MPI.COMM_NULL:
         raise SettingsError(f"comm must be {word} of mpi4py, such as mpi4py.MPI.COMM_WORLD, got {comm!r}.")
+    return comm
+
+
+def own_communicator(comm: Any, seconds: float, name: str, between_groups: bool = False) -> Any:
+    """Return a duplicate of `comm` for the object `name`, which every rank constructs, within `seconds`.
+
+    `between_groups`: whether it may be an intercommunicator. Errors are those of `finish`, and a
+    `SettingsError` if `comm` is no such communicator.
+    """
+    checked_communicator(comm, between_groups)
     what = f"all ranks to construct their {name}; every rank of the communicator has to"
     return duplicate(comm, seconds, what, f"Construct it {_OVER_THE_OTHERS}")
 

@@ -1,0 +1,145 @@
+"""Parts for programs of one's own against mpi4py's own operations, at any number of ranks."""
+
+import time
+
+import numpy as np
+import pytest
+
+from dist_classicrl.errors import RankTimeoutError, RemoteRankError, SettingsError
+from dist_classicrl.mpi_tools import CompressedAllreduce, DistributedSampler
+
+TIMEOUT = 30.0
+KINDS = [("threshold", {"threshold": 0.7}), ("top_k", {"k": 5}), ("int8", {}), ("int16", {})]
+
+
+def numbers(world, call, shape=(6, 7)):
+    return np.random.default_rng((world.rank, call)).normal(size=shape)
+
+
+def summed(world, array):
+    total = np.empty_like(array)
+    world.Allreduce(array, total)
+    return total
+
+
+@pytest.mark.parametrize("operation", ["sum", "mean"])
+@pytest.mark.parametrize(("kind", "how"), KINDS)
+def test_what_is_returned_and_flushed_is_what_allreduce_says(world, kind, how, operation):
+    with CompressedAllreduce(world, kind, operation=operation, timeout=TIMEOUT, **how) as reduce:
+        found = sum(reduce(numbers(world, call)) for call in range(5)) + reduce.flush()
+        assert not reduce.flush().any()
+    twin = sum(summed(world, numbers(world, call)) for call in range(5))
+    np.testing.assert_allclose(found, twin / (world.size if operation == "mean" else 1), atol=1e-12)
+    first = found.copy()
+    world.Bcast(first)
+    assert first.tobytes() == found.tobytes()
+
+
+@pytest.mark.parametrize(("kind", "how"), [("threshold", {"threshold": 0.0}), ("top_k", {"k": 42})])
+def test_where_everything_is_sent_one_call_is_an_allreduce(world, kind, how):
+    with CompressedAllreduce(world, kind, timeout=TIMEOUT, **how) as reduce:
+        np.testing.assert_allclose(reduce(numbers(world, 0)), summed(world, numbers(world, 0)), atol=1e-13)
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_rounded_numbers_are_off_by_half_a_quantum_of_each_message(world, bits):
+    given = numbers(world, 0)
+    with CompressedAllreduce(world, f"int{bits}", timeout=TIMEOUT) as reduce:
+        found = reduce(given)
+    twin = summed(world, given)
+    quanta = summed(world, np.array([np.abs(given).max()])) / (2 ** (bits - 1) - 1)
+    own = (np.abs(twin).max() + quanta[0]) / (2 ** (bits - 1) - 1)
+    assert np.abs(found - twin).max() <= (quanta[0] + own) / 2 * (1 + 1e-9)
+
+
+def test_fewer_bytes_are_sent_than_of_dense_arrays(world, several_ranks):
+    with CompressedAllreduce(world, "int8", timeout=TIMEOUT) as reduce:
+        reduce(numbers(world, 0, 10_000))
+        assert reduce.traffic.calls == 1
+        assert 0 < reduce.traffic.sent < reduce.traffic.dense / 7
+
+
+@pytest.mark.parametrize(
+    "bad", [np.nan * np.ones(9), np.zeros(3, complex), np.zeros(8), np.zeros(3), [[1], 2]]
+)
+def test_what_one_rank_may_not_give_is_refused_on_all_and_nothing_is_lost(world, several_ranks, bad):
+    with CompressedAllreduce(world, "top_k", k=4, timeout=TIMEOUT) as reduce:
+        first = reduce(np.arange(9.0))
+        with pytest.raises(SettingsError, match=f"rank {world.size - 1}"):
+            reduce(bad if world.rank == world.size - 1 else np.ones(9))
+        np.testing.assert_allclose(first + reduce.flush(), world.size * np.arange(9.0))
+
+
+def test_other_arguments_on_one_rank_are_refused_on_all(world, several_ranks):
+    with CompressedAllreduce(world, "top_k", k=1 + (world.rank == 1), timeout=TIMEOUT) as reduce:
+        with pytest.raises(SettingsError, match="rank 1 has kind=top_k.*k=2"):
+            reduce(np.ones(4))
+
+
+@pytest.mark.parametrize("uneven", ["keep", "drop", "pad"])
+@pytest.mark.parametrize("length", [0, 1, 7, 240])
+def test_ranks_share_the_samples_of_an_epoch(world, length, uneven):
+    sampler = DistributedSampler(length, world, seed=3, uneven=uneven)
+    shares = world.allgather(sampler.indices(2).tolist())
+    taken = sorted(sum(shares, []))
+    if uneven == "keep":
+        assert taken == list(range(length))
+    else:
+        assert len({len(share) for share in shares}) == 1
+        rest = length % world.size
+        assert len(taken) == length + (rest and (world.size - rest if uneven == "pad" else -rest))
+    if uneven == "drop":
+        assert len(set(taken)) == len(taken)
+    if uneven == "pad":
+        assert set(taken) == set(range(length))
+
+
+def test_epochs_have_orders_of_their_own_that_the_seed_repeats(world):
+    orders = [DistributedSampler(100, world, seed=s).indices(e).tolist() for s, e in [(1, 0), (1, 1), (2, 0)]]
+    assert len(set(map(tuple, orders))) == 3
+    assert DistributedSampler(100, world, seed=1).indices(0).tolist() == orders[0]
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda world: CompressedAllreduce(world, "zip"), "kind must be one of"),
+        (lambda world: CompressedAllreduce(world, "top_k"), "needs k"),
+        (lambda world: CompressedAllreduce(world, "top_k", k=0), "k must be a whole number"),
+        (lambda world: CompressedAllreduce(world, "int8", threshold=1.0), "takes no threshold"),
+        (lambda world: CompressedAllreduce(None, "int8"), "comm must be an intracommunicator"),
+        (lambda world: DistributedSampler(10, None), "comm must be an intracommunicator"),
+        (lambda world: DistributedSampler(-1, world), "length must be a whole number"),
+        (lambda world: DistributedSampler(10, world, uneven="cut"), "uneven must be one of"),
+    ],
+)
+def test_wrong_arguments_are_refused_by_name(world, make, said):
+    with pytest.raises(SettingsError, match=said):
+        make(world)
+
+
+def test_more_than_there_is_cannot_be_the_largest(world):
+    with CompressedAllreduce(world, "top_k", k=5, timeout=TIMEOUT) as reduce:
+        with pytest.raises(SettingsError, match="k must be at most the size of the array, 4, got 5"):
+            reduce(np.ones(4))
+        with pytest.raises(SettingsError, match="flush needs a call before it"):
+            reduce.flush()
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (2, 0)])
+def test_arrays_of_one_number_or_none_are_arrays(world, shape):
+    with CompressedAllreduce(world, "int16", timeout=TIMEOUT) as reduce:
+        found = reduce(np.ones(shape)) + reduce.flush()
+        np.testing.assert_allclose(found, np.full(shape, world.size))
+
+
+def test_a_rank_that_does_not_call_ends_the_wait_of_all(world, several_ranks):
+    with CompressedAllreduce(world, "int8", timeout=3.0) as reduce:
+        if world.rank != world.size - 1:
+            with pytest.raises((RankTimeoutError, RemoteRankError), match=f"from rank {world.size - 1} "):
+                reduce(np.ones(4))
+        request = world.Ibarrier()
+        deadline = time.monotonic() + TIMEOUT
+        while not request.Test():
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
