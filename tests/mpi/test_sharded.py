@@ -146,7 +146,6 @@ def test_a_signal_on_any_rank_stops_all_and_another_run_goes_on(who, folder, res
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        ({"async_updates": False}, "async_updates=True"),
         ({"compression_threshold": 0.1}, "compression_threshold=0"),
         ({"replay_ratio": 1.0}, "replay_ratio=0"),
     ],
