@@ -64,6 +64,7 @@ class FaultJob(BackgroundJob):
         pause=0.0,
         slow=False,
         saving=False,
+        by_messages=False,
         agent=None,
         train=None,
     ):
@@ -77,6 +78,7 @@ class FaultJob(BackgroundJob):
             "environment": environment,
             "pause": pause,
             "slow": slow,
+            "by_messages": by_messages,
             "agent": self.settings,
             "train": {
                 "total_steps": self.steps,

@@ -6,6 +6,7 @@ OPTIONS is a JSON object:
     environment   "lake", "taxi" (compiled), or "counted": stepped through Gymnasium, every step counted
     pause         seconds that a step of the last takes longer, until there is a file `hurry` in the folder
     slow          whether the others make few steps per second until then, which they do not by default
+    by_messages   whether owners of rows exchange walkers as on several hosts
     agent         arguments of the constructor
     train         arguments of train, total_steps among them
 
@@ -36,6 +37,7 @@ from slowly import slow_down
 
 from dist_classicrl import DistAsyncQLearning
 from dist_classicrl._hints import rank_of_environment
+from dist_classicrl.engines.supersteps import training
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.errors import TrainingStopped
 from dist_classicrl.schedules import PerVisit
@@ -125,6 +127,8 @@ options = json.loads(sys.argv[1])
 HURRY = os.path.join(options["folder"], "hurry")
 if options.get("slow"):
     slow_down(until=HURRY)
+if options.get("by_messages"):
+    training._memory = lambda run, group, start: None
 rank, replacement = rank_of_environment() or 0, False
 lines = Lines()
 logging.getLogger("dist_classicrl").addHandler(lines)

@@ -83,12 +83,16 @@ class Learned:
 
 
 def shares_of(problem, ranks, partition="hash", walkers=256, in_memory=False):
-    """Return the shares of so many ranks, compiled; `in_memory`: they exchange walkers there."""
+    """Return the shares of so many ranks, compiled; `in_memory`: they exchange walkers there.
+
+    Then they are every second one of those that the memory is for: the others were lost, or never learned.
+    """
     boxes = [None] * ranks
     if in_memory:
         sizes = walkers, *record_sizes(problem.source.simulator, problem.rule, problem.parameters)
-        memory = np.zeros(bytes_of(ranks, *sizes), np.uint8)
-        boxes = [boxes_in(memory, ranks, *sizes, own, tuple(range(ranks)), 3) for own in range(ranks)]
+        players = tuple(range(1, 2 * ranks, 2))
+        memory = np.zeros(bytes_of(2 * ranks, *sizes), np.uint8)
+        boxes = [boxes_in(memory, 2 * ranks, *sizes, own, players, 3) for own in players]
     is_alone = False if in_memory else None
     shares = [
         share_of(problem, walkers, partition, rank, ranks, is_alone, boxes[rank]) for rank in range(ranks)

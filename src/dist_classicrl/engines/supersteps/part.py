@@ -87,8 +87,8 @@ class Part:
     def _boxes(self, attempt: int, players: tuple[int, ...]) -> Boxes | None:
         if self.memory is None:
             return None
-        own, ranks = players.index(self.group.rank), self.group.wire.size
-        return boxes_in(self.memory, ranks, *_sizes(self.run), own, players, attempt)
+        ranks = self.group.wire.size
+        return boxes_in(self.memory, ranks, *_sizes(self.run), self.group.rank, players, attempt)
 
     def kernels(self) -> list[Callable[[], None]]:
         """Return what compiles what is called."""

@@ -62,7 +62,7 @@ def boxes_in(
     players: tuple[int, ...],
     attempt: int,
 ) -> Boxes:
-    """Return what rank `own` of the `players`, which are some of all `ranks`, uses in an attempt.
+    """Return what rank `own`, one of the `players`, which are some of all `ranks`, uses in an attempt.
 
     `memory` are `bytes_of` bytes, uint8, all zero before the first attempt.
     """
