@@ -2,9 +2,9 @@
 
     python tests/faults/kill_supersteps.py --runs 30
 
-The ranks learn in supersteps, and exchange walkers in memory or, every second time, by messages. After each run
-is checked what kill_workers.py checks, and that the table is bit for bit the one of a process alone, which
-nobody disturbed: whoever died when.
+The ranks learn in supersteps, and exchange walkers in memory or, every second time, by messages. After each
+run is checked what kill_workers.py checks, and that the table is bit for bit the one of a process alone,
+which nobody disturbed: whoever died when.
 """
 
 import sys

@@ -3,6 +3,7 @@
 from random import Random
 
 import kill_server
+import kill_supersteps
 import kill_workers
 import pytest
 import soak
@@ -28,6 +29,14 @@ def test_the_server_and_a_worker_are_killed():
 
 def test_the_server_and_the_next_one_are_killed_where_checkpoints_are_written():
     seen = kill_server.one_run(workers=3, companions=["server"], saving=True, chance=Random(3), **LAKE)
+    assert seen["killed"] == 2
+
+
+@pytest.mark.parametrize(
+    ("victims", "by_messages"), [(("worker", "worker"), False), (("server", "worker"), True)]
+)
+def test_owners_of_rows_are_killed(victims, by_messages):
+    seen = kill_supersteps.one_run("lake", victims, by_messages, Random(6), steps=15_000_000, span=0.3)
     assert seen["killed"] == 2
 
 

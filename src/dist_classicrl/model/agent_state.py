@@ -233,12 +233,12 @@ class AgentState:
         self._shape = table_shape(self.settings.algorithm, states, actions)
         rows = self._shape.n_rows
         self.large = self._table = None
-        if self._shape.size >= large_table.FROM_ENTRIES and self.keyed is None:
-            self.large = LargeTable(self._shape, dtype)
-            return
         try:
-            self._table = np.zeros((rows, actions), dtype), np.zeros((rows, actions), np.int64)
-        except (MemoryError, ValueError) as error:
+            if self._shape.size >= large_table.FROM_ENTRIES and self.keyed is None:
+                self.large = LargeTable(self._shape, dtype)
+            else:
+                self._table = np.zeros((rows, actions), dtype), np.zeros((rows, actions), np.int64)
+        except (MemoryError, ValueError, OverflowError, OSError) as error:
             size = rows * actions * (dtype.itemsize + 8)
             raise SettingsError(
                 f"A table of {states} states and {actions} actions needs {size / 2**30:.3g} GiB with its "
