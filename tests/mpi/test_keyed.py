@@ -9,12 +9,16 @@ from typing import NamedTuple
 import numba
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from dist_classicrl import CompiledSimulator
 from dist_classicrl.engines.supersteps import training
 from dist_classicrl.environments.pocket_cube import pocket_cube
 from dist_classicrl.errors import SettingsError, StateLimitError
 
+pytestmark = pytest.mark.skipif(
+    MPI.COMM_WORLD.size == 2, reason="as with more; each process compiles for long"
+)
 PLACED = {"placement": "sharded", "walkers": 512}
 
 

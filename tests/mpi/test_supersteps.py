@@ -8,6 +8,7 @@ import time
 
 import numba
 import pytest
+from mpi4py import MPI
 
 from dist_classicrl import TabularMDP
 from dist_classicrl.callbacks import BaseCallback
@@ -16,6 +17,10 @@ from dist_classicrl.engines.supersteps.part import Part
 from dist_classicrl.errors import RankMismatchError, SettingsError
 from dist_classicrl.learning.supersteps.share import Share
 from dist_classicrl.schedules import Linear, PerVisit
+
+pytestmark = pytest.mark.skipif(
+    MPI.COMM_WORLD.size == 2, reason="as with more; each process compiles for long"
+)
 
 
 def digest(agent):
