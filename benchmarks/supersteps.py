@@ -36,7 +36,7 @@ def run_rank(log_states: int, walkers: int, seconds: float) -> None:
         async_updates=False,
     )
     asked = {"placement": "sharded", "walkers": walkers}
-    first = agent.train(model, total_steps=20_000_000, **asked)
+    first = agent.train(model, total_steps=40_000_000, **asked)
     steps = max(10_000_000, int(seconds * first.steps_per_second))
     result = agent.train(model, total_steps=steps, **asked)
     if agent.rank == 0:

@@ -30,6 +30,14 @@ def pytest_collection_modifyitems(items):
             item.add_marker("mpi")
 
 
+@pytest.fixture
+def fast_ramp(monkeypatch):
+    """Let many walkers move in supersteps after few steps."""
+    from dist_classicrl.learning.supersteps import share
+
+    monkeypatch.setattr(share, "STEPS_PER_WALKER", 16)
+
+
 @pytest.fixture(scope="session")
 def files_of_mpirun():
     """Let each mpirun that this process starts keep its own files apart from those of any other.

@@ -40,9 +40,11 @@ from dist_classicrl._hints import rank_of_environment
 from dist_classicrl.engines.supersteps import training
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.errors import TrainingStopped
+from dist_classicrl.learning.supersteps import share as superstep_share
 from dist_classicrl.schedules import PerVisit
 
 DISCOUNT = 0.95
+superstep_share.STEPS_PER_WALKER = 16  # runs are short, and are to have many walkers
 PLACES, SLIP = 6, 0.2
 
 

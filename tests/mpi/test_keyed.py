@@ -16,9 +16,10 @@ from dist_classicrl.engines.supersteps import training
 from dist_classicrl.environments.pocket_cube import pocket_cube
 from dist_classicrl.errors import SettingsError, StateLimitError
 
-pytestmark = pytest.mark.skipif(
-    MPI.COMM_WORLD.size == 2, reason="as with more; each process compiles for long"
-)
+pytestmark = [
+    pytest.mark.usefixtures("fast_ramp"),
+    pytest.mark.skipif(MPI.COMM_WORLD.size == 2, reason="as with more; each process compiles for long"),
+]
 PLACED = {"placement": "sharded", "walkers": 512}
 
 

@@ -18,9 +18,10 @@ from dist_classicrl.errors import RankMismatchError, SettingsError
 from dist_classicrl.learning.supersteps.share import Share
 from dist_classicrl.schedules import Linear, PerVisit
 
-pytestmark = pytest.mark.skipif(
-    MPI.COMM_WORLD.size == 2, reason="as with more; each process compiles for long"
-)
+pytestmark = [
+    pytest.mark.usefixtures("fast_ramp"),
+    pytest.mark.skipif(MPI.COMM_WORLD.size == 2, reason="as with more; each process compiles for long"),
+]
 
 
 def digest(agent):

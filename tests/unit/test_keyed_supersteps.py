@@ -26,6 +26,8 @@ from dist_classicrl.learning.supersteps.share import joined
 from dist_classicrl.model import places
 from dist_classicrl.tables.keys import empty_slots
 
+pytestmark = pytest.mark.usefixtures("fast_ramp")
+
 STEPS = 100_000
 
 

@@ -24,12 +24,15 @@ from dist_classicrl.errors import (
 )
 from dist_classicrl.learning.learner import Stream
 from dist_classicrl.learning.rules.kernel import best_value, rule_function, update, value
+from dist_classicrl.learning.supersteps import share
 from dist_classicrl.learning.supersteps.kernels import WHERE, WHO, steps_at_once
 from dist_classicrl.learning.supersteps.share import Share, joined
 from dist_classicrl.model import places
 from dist_classicrl.rules import LearningRule, register, unregister
 from dist_classicrl.schedules import Constant, Linear, PerVisit
 from dist_classicrl.settings import Settings
+
+pytestmark = pytest.mark.usefixtures("fast_ramp")
 
 MASK = (1 << 64) - 1
 STRIDE = 3 * int(GAMMA)
@@ -254,7 +257,7 @@ def twin(model, tables, steps, settings, most, step_sizes):
         return int(tables.start_states[2 * slot + other])
 
     while done < steps:
-        size = min(steps_at_once(0, done, most), steps - done)
+        size = min(steps_at_once(0, done, most, share.STEPS_PER_WALKER), steps - done)
         targets = []
         for k in range(size):
             at = int(KEY) + (done + k) * STRIDE
@@ -313,14 +316,15 @@ def test_it_learns_as_plain_python_does(rate, steps, forbidden):
 def test_the_ramp():
     sizes, used = [], 0
     while used < 300_000:
-        sizes.append(steps_at_once(0, used, 256))
+        sizes.append(steps_at_once(0, used, 256, 1000))
         used += sizes[-1]
-    assert sizes[0] == 64 and sizes[-1] == 256 and sorted(sizes) == sizes
+    assert sizes[0] == 1 and sizes[-1] == 256 and sorted(sizes) == sizes
     begins = np.cumsum([0, *sizes[:-1]])
-    assert all(size <= max(64, begin // 1000) for size, begin in zip(sizes, begins, strict=True))
-    assert steps_at_once(0, 0, 1) == 1 and steps_at_once(10**9, 0, 4096) == 4096
+    assert all(size <= max(1, begin // 1000) for size, begin in zip(sizes, begins, strict=True))
+    assert steps_at_once(0, 0, 1, 1000) == 1 and steps_at_once(10**9, 0, 4096, 1000) == 4096
     # After a bend it climbs back to where all of them move.
-    assert [steps_at_once(10**9, used, 64) for used in (1001, 1002, 1004, 1008, 1024)] == [1, 2, 4, 16, 64]
+    climbs = [steps_at_once(10**9, used, 64, 1000) for used in (1001, 1002, 1004, 1008, 1024)]
+    assert climbs == [1, 2, 4, 16, 64]
 
 
 # What goes wrong
@@ -383,7 +387,7 @@ def test_a_state_where_nothing_is_legal_is_told(ranks):
 def test_walkers_are_put_only_where_they_can_be():
     problem = problem_of(garnet(), settings_of())
     shares = shares_of(problem, 2)
-    play(shares, Stream(KEY, 0), 1000, problem.rates)
+    play(shares, Stream(KEY, 0), 1500, problem.rates)
     state = joined(share.state() for share in shares)
     assert (state["walkers"][:64, WHO] >= 0).all() and (state["walkers"][64:] == -1).all()
     wrong = [
@@ -410,7 +414,8 @@ def agent(**more):
     return DistAsyncQLearning(seed=3, async_updates=False, discount_factor=0.9, **more)
 
 
-def test_an_agent_alone_learns_the_optimum_with_it():
+def test_an_agent_alone_learns_the_optimum_with_it(monkeypatch):
+    monkeypatch.undo()  # with the ramp as it is
     model = garnet(max_episode_steps=None)
     one = agent(epsilon=0.2)
     result = one.train(model, total_steps=2_000_000, placement="sharded")

@@ -42,9 +42,6 @@ from dist_classicrl.tables.blocks import lowest_bit
 from dist_classicrl.tables.lines import learn_target_as, prefetch_counts, prefetch_values
 from dist_classicrl.tables.rows import actions_of, count, value_of
 
-FEWEST = 64
-_STEPS_PER_WALKER = 1000
-
 # Words of a record: who and how far; where, by which action, and what is asked; the reward; the return.
 # A state that is a key is the last word of all, see `put_state`.
 WHO, REWARD, COLLECTED, MEMORY = 0, 2, 3, 4
@@ -106,14 +103,14 @@ class Crew(NamedTuple):
 
 
 @jit
-def steps_at_once(start, used, walkers):
+def steps_at_once(start, used, walkers, per_walker):
     """Return how many walkers move in the superstep that begins `used` steps after global step `start`.
 
-    Each makes a step. They are at most a thousandth of the steps made so far, or 64: more would learn from a
-    table that does not know yet what the first of them found out. As all are powers of two that go into
-    `used`, training may be cut at each multiple of the most, and none is cut by that.
+    Each makes a step. They are one for each `per_walker` steps made so far, and one at least: more would
+    learn from a table that does not know yet what the first of them found out. As all are powers of two that
+    go into `used`, training may be cut at each multiple of the most, and none is cut by that.
     """
-    most = max(FEWEST, (start + used) // _STEPS_PER_WALKER)
+    most = max(1, (start + used) // per_walker)
     size = 1
     while size < walkers and 2 * size <= most and used % (2 * size) == 0:
         size *= 2
@@ -439,7 +436,9 @@ def settle(crew, context, stretch, done, replies, starts):
 
 
 @jit
-def learn_alone(rule, simulation, partition, crew, context, asking, stretch, start, walkers, least):
+def learn_alone(
+    rule, simulation, partition, crew, context, asking, stretch, start, walkers, per_walker, least
+):
     """Make supersteps of a stretch, at least so many steps, where one rank owns everything: nothing is sent.
 
     `start` is the global step at which the stream of the stretch began. `crew.sizes` says how many were made.
@@ -447,7 +446,7 @@ def learn_alone(rule, simulation, partition, crew, context, asking, stretch, sta
     done = np.int64(0)  # for 0 itself numba would compile all of this once more
     crew.sizes[MADE] = 0
     while done < stretch.steps and done < least and has_room(partition, walkers):
-        size = min(steps_at_once(start, stretch.offset + done, walkers), stretch.steps - done)
+        size = min(steps_at_once(start, stretch.offset + done, walkers, per_walker), stretch.steps - done)
         wrong = depart(rule, simulation, partition, crew, context, asking, stretch, done, size)
         if wrong != FINE:
             return wrong

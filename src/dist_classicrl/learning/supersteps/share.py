@@ -61,6 +61,13 @@ from dist_classicrl.tables.shape import TableShape
 WALKERS = 1 << 14
 """By default. A constant of the run: with another one another table is learned."""
 
+STEPS_PER_WALKER = 2000
+"""So many steps have to be made for each walker that moves at once, see `steps_at_once`.
+
+With half as many, and 64 walkers at the beginning, the error on Taxi was 1.26 times that of one walker, and
+on a chain of 100 states 1.19 times.
+"""
+
 _MOST_WALKERS = 1 << 22
 _MOST_AT_ONCE = 1 << 28
 _MOST_STATES = 1 << (62 - ACTION_BITS - 2)
@@ -91,7 +98,8 @@ def supersteps(stream: Stream, rates: Rates, walkers: int, until: int) -> Iterat
         stretch = stream.stretch(rates)
         done = 0
         while done < stretch.steps and stream.used < until:
-            size = min(steps_at_once(stream.start, stream.used, walkers), stretch.steps - done)
+            at_once = steps_at_once(stream.start, stream.used, walkers, STEPS_PER_WALKER)
+            size = min(at_once, stretch.steps - done)
             yield stretch, done, size
             done += size
             stream.used += size
@@ -257,7 +265,8 @@ class Share:
         if self._is_alone:
             return [call(lambda: self._learn_stretch(NO_STEPS, 0, 0))]
         if self._boxes is not None:
-            boxes, rest = self._boxes, (self._context, self._asking, NO_STEPS, 0, self.walkers, 0, 0)
+            ramp = 0, self.walkers, STEPS_PER_WALKER
+            boxes, rest = self._boxes, (self._context, self._asking, NO_STEPS, *ramp, 0, 0)
             return [call(lambda: self._call(self._together, self._crew, boxes, *rest))]
         nobody = np.zeros(self.ranks, np.int64)
         inbox, replies = np.empty((0, self.words), np.int64), np.empty((0, self.width))
@@ -276,7 +285,8 @@ class Share:
 
     def _learn_stretch(self, stretch: Stretch, start: int, least: int) -> int:
         self._count(least + self.walkers)
-        self._call(self._learn, self._crew, self._context, self._asking, stretch, start, self.walkers, least)
+        ramp = start, self.walkers, STEPS_PER_WALKER
+        self._call(self._learn, self._crew, self._context, self._asking, stretch, *ramp, least)
         return int(self._crew.sizes[MADE])
 
     def play_together(self, stream: Stream, rates: Rates, until: int, looks: int) -> bool:
@@ -292,7 +302,8 @@ class Share:
             if boxes.state[PHASE] == 0 and boxes.state[DONE] == 0:
                 self._count(least + self.walkers)
             self._make_room()
-            rest = self._context, self._asking, stretch, stream.start, self.walkers, least, looks
+            ramp = stream.start, self.walkers, STEPS_PER_WALKER
+            rest = self._context, self._asking, stretch, *ramp, least, looks
             if not self._call(self._together, self._crew, boxes, *rest):
                 return False
             stream.used += int(boxes.state[DONE])

@@ -173,7 +173,19 @@ def _is_over(partition, crew, boxes):
 
 @jit
 def play_together(
-    rule, simulation, partition, crew, boxes, context, asking, stretch, start, walkers, least, looks
+    rule,
+    simulation,
+    partition,
+    crew,
+    boxes,
+    context,
+    asking,
+    stretch,
+    start,
+    walkers,
+    per_walker,
+    least,
+    looks,
 ):
     """Make supersteps of a stretch, at least so many steps, with the other ranks; see `learn_alone`.
 
@@ -193,7 +205,7 @@ def play_together(
             if not has_room(partition, walkers):
                 status = WAITING
                 break
-            size = min(steps_at_once(start, stretch.offset + done, walkers), stretch.steps - done)
+            size = min(steps_at_once(start, stretch.offset + done, walkers, per_walker), stretch.steps - done)
             status = depart(rule, simulation, partition, crew, context, asking, stretch, done, size)
             if status != FINE:
                 break
