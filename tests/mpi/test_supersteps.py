@@ -1,6 +1,7 @@
 """Tables whose rows are divided among the ranks: the same bits at any number of ranks and any partition."""
 
 import hashlib
+import logging
 import os
 import random
 import signal
@@ -12,6 +13,7 @@ from mpi4py import MPI
 
 from dist_classicrl import TabularMDP
 from dist_classicrl.callbacks import BaseCallback
+from dist_classicrl.engines import pace
 from dist_classicrl.engines.supersteps import training
 from dist_classicrl.engines.supersteps.part import Part
 from dist_classicrl.errors import RankMismatchError, SettingsError
@@ -149,7 +151,7 @@ def test_what_is_recorded_is_the_same_too(world, alone, make_agent, garnet):
 
 def test_a_call_goes_on_from_its_checkpoint(world, alone, make_agent, garnet, folder, restart):
     single = make_agent(async_updates=False, comm=alone)
-    truth = single.train(garnet, total_steps=200_000, **PLACED)
+    truth = single.train(garnet, total_steps=30_000, **PLACED)
 
     def stop(progress):
         if progress.steps >= 50_000:
@@ -172,7 +174,7 @@ def test_one_process_goes_on_where_many_stopped(
     world, alone, make_agent, garnet, folder, restart, several_ranks
 ):
     single = make_agent(async_updates=False, comm=alone)
-    single.train(garnet, total_steps=200_000, **PLACED)
+    single.train(garnet, total_steps=30_000, **PLACED)
 
     def stop(progress):
         if progress.steps >= 50_000:
@@ -247,3 +249,25 @@ def test_a_rank_that_leaves_costs_nothing_but_time(world, alone, make_agent, gar
         assert digest(agent) == digest(single)
         assert [event["kind"] for event in result.events] == ["left"]
     world.barrier()
+
+
+def test_a_rank_that_is_slow_is_named(world, make_agent, garnet, monkeypatch, caplog):
+    if world.size == 1:
+        pytest.skip("nobody waits")
+    settle, slow = Share.settle, world.size - 1
+
+    def slowly(self, *arguments):
+        if world.rank == slow:
+            time.sleep(0.02)
+        return settle(self, *arguments)
+
+    monkeypatch.setattr(Share, "settle", slowly)
+    monkeypatch.setattr(training, "share", no_memory)  # else they play in one compiled loop
+    monkeypatch.setattr(pace, "_WINDOW_SECONDS", 0.5)
+    with caplog.at_level(logging.WARNING, "dist_classicrl"):
+        make_agent(async_updates=False).train(garnet, total_steps=30_000, **PLACED)
+    named = [record.getMessage() for record in caplog.records if "holds the others up" in record.getMessage()]
+    if world.rank == 0:
+        assert len(named) == 1 and named[0].startswith(f"Rank {slow} on ") and "times as long" in named[0]
+    else:
+        assert not named

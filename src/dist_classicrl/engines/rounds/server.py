@@ -13,6 +13,7 @@ import numpy as np
 from dist_classicrl.comm.messages import decode, encode
 from dist_classicrl.comm.transport import Backoff
 from dist_classicrl.engines.loops import LearningOn
+from dist_classicrl.engines.pace import Pace
 from dist_classicrl.engines.roles.peers import Peer
 from dist_classicrl.engines.roles.server_base import NobodyLeft, Serving
 from dist_classicrl.engines.rounds.messages import (
@@ -31,6 +32,10 @@ from dist_classicrl.process.stop import Stop
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.maps import diverged
 from dist_classicrl.tables.shared import RoundMerge
+
+_WHY_MORE = (
+    "It carries more logical workers than they. Let logical_workers be a multiple of the ranks that learn."
+)
 
 
 def carriers(settings: Settings, workers: list[int]) -> dict[int, int]:
@@ -68,6 +73,7 @@ class RoundServer(Serving[Client]):
         self._states: dict[int, State] = {}
         self._asked: Position | None = None
         self._copied = False
+        self._pace = Pace(self.group.wire.now, self.group.host_of, _WHY_MORE)
         super().__post_init__()
 
     @property
@@ -115,6 +121,8 @@ class RoundServer(Serving[Client]):
                 self.tally.add_learned(learned)
                 carrier, size = self._carried_by[quota.worker], self._sizes[quota.worker]
                 self.reporter.count(carrier, quota.steps, learned, n_bytes=size)
+                self._pace.count(carrier, quota.steps, learned.learning_seconds)
+            self._pace.judge()
             self.report_progress()  # before a next round begins: the observer may end the run here
             states = {logical: maps.state for logical, maps in played.items() if self.may_repeat}
             self.now_at = RoundStart(number + 1, stack_by_number(states), self.tally.so_far(self.seconds))
@@ -146,15 +154,18 @@ class RoundServer(Serving[Client]):
         self._is_broken = False
         self._played: dict[int, RoundMaps] = {}
         self._sizes: dict[int, int] = {}
-        self._carried_by = carriers(self.settings, workers)
+        carried_by = carriers(self.settings, workers)
+        if carried_by != self._carried_by:
+            self._pace.begin()
+        self._carried_by = carried_by
         ready: dict[int, np.ndarray] = {}
         for peer in self.peers.present.values():
             base = -1 if peer.client.is_new else since
             peer.client.is_new = False
             if base not in ready:
                 refresh = self.table.refresh(base)
-                carried_by = tuple(self._carried_by.values())
-                ready[base] = encode(RoundOrder(self.now_at, refresh, self._attempt, order, carried_by))
+                carriers_of_all = tuple(carried_by.values())
+                ready[base] = encode(RoundOrder(self.now_at, refresh, self._attempt, order, carriers_of_all))
             message = ready[base]
             peer.channel.send(message)
             self.tally.bytes_pulled += message.size

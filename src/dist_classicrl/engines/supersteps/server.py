@@ -14,6 +14,7 @@ from dist_classicrl.comm.messages import decode, encode
 from dist_classicrl.comm.transport import Backoff
 from dist_classicrl.engines.loops import LearningOn
 from dist_classicrl.engines.outcome import Learned
+from dist_classicrl.engines.pace import Pace
 from dist_classicrl.engines.progress import Learning
 from dist_classicrl.engines.roles.peers import Peer
 from dist_classicrl.engines.roles.server_base import NobodyLeft, Serving
@@ -32,6 +33,11 @@ _PLAY_SECONDS = 0.1
 _KEEP_SECONDS = 1.0
 _KEEP_SHARE = 0.02
 """Of the time, at most, goes into telling all the table, from which they could go on without this rank."""
+
+
+_WHY_MORE = (
+    "More of the states that are visited are its own. A function as partition= can divide them more evenly."
+)
 
 
 class _Broken(Exception):
@@ -68,6 +74,7 @@ class SuperstepServer(Serving[Client]):
         self._sums = Sums(self.tally, self.cut)
         self._rate = 0.0
         self._kept_at = self.group.wire.now()
+        self._pace = Pace(self.group.wire.now, self.group.host_of, _WHY_MORE)
         self._snapshot = self.table.snapshot()
         self.table.gather = self._settle
         self.part.run.lend(self._settle)
@@ -238,6 +245,7 @@ class SuperstepServer(Serving[Client]):
             peer.channel.send(ready[since])
             self.tally.bytes_pulled += ready[since].size
         self.part.begin(self._attempt, players, self.cut)
+        self._pace.begin()
 
     def _play(self, until: int) -> None:
         begin = self.group.wire.now()
@@ -263,6 +271,8 @@ class SuperstepServer(Serving[Client]):
             tally.learning_seconds += played.learning_seconds
             tally.worker_seconds += played.worker_seconds
             self.reporter.count(rank, played.moved, spent, n_bytes=played.bytes_sent)
+            self._pace.count(rank, played.moved, played.learning_seconds)
+        self._pace.judge()
 
     def _settle(self) -> None:
         """Bring the table to what all have made."""
