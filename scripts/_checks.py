@@ -24,6 +24,8 @@ CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os
 # The core takes the least number of ranks that has all which ranks do together: a server and two workers.
 CORE_MPI_RANKS = (3,)
 MPI_RANKS = (1, 2, 4)
+# What two ranks do that four do not, the core has: a server with a single worker.
+ONLY_CORE_ON = 2
 NO_TESTS_CHOSEN = 5
 # By folder: in how many processes pytest runs its tests. More than there are cores, as many tests wait.
 PROCESSES = {"unit": max(3, CORES), "jobs": max(3, CORES), "faults": 2, "cluster": 3}
@@ -80,7 +82,7 @@ class Checks:
         with tempfile.TemporaryDirectory() as logs:
             report = Path(logs) / "report.xml"
             pytest = [sys.executable, "-m", "pytest", *self.options, *(paths or [str(folder)])]
-            if self.core:
+            if self.core or (ranks == ONLY_CORE_ON and not self.choosing):
                 pytest += ["-m", CORE[name]]
             if name in PROCESSES and not self.choosing:
                 pytest += ["-n", str(PROCESSES[name]), "--dist", SHARING.get(name, "worksteal")]
