@@ -40,7 +40,7 @@ from dist_classicrl.errors import (
     TrainingStopped,
 )
 from dist_classicrl.learning.keyed import check_keyed
-from dist_classicrl.learning.rules import contents
+from dist_classicrl.learning.rules import check_source, contents
 from dist_classicrl.membership.admission import Entry
 from dist_classicrl.membership.election import Deposed
 from dist_classicrl.membership.group import Group
@@ -119,6 +119,7 @@ class Session:
                     state.large.take_room()
                 engine = engine_for(state.settings, ranks, asked.placement, self._layout(source))
                 check_keyed(source, state.settings, ranks, engine.name)
+                check_source(state.settings, source)
                 check_asked(engine.name, asked.walkers, asked.partition)
                 if engine.name == "supersteps":
                     check_supersteps(source, state.settings)
