@@ -6,7 +6,7 @@ import pytest
 from dist_classicrl import DistAsyncQLearning, TabularMDP, rules
 from dist_classicrl.errors import EnvError, SettingsError
 from dist_classicrl.learning.rules import find, truths
-from dist_classicrl.rules import DifferentialQLearning, Sarsa
+from dist_classicrl.rules import Boltzmann, DifferentialQLearning, Sarsa
 from dist_classicrl.schedules import PerVisit
 
 DISCOUNT, EPSILON = 0.9, 0.3
@@ -65,16 +65,18 @@ def test_a_rule_learns_what_it_converges_to(name):
     assert distance(learned(name, model, discount_factor=1.0), values) < TOLERANCES.get(name, 0.05)
 
 
-def test_the_truth_of_the_soft_policy_is_its_own_value():
-    """The fixed point is what the library's solver of linear equations says of the policy that it means."""
-    agent = DistAsyncQLearning(algorithm=Sarsa(), epsilon=EPSILON, discount_factor=DISCOUNT)
-    q = truths.soft_values(GARNET, agent.settings, EPSILON)
-    policy = np.full((8, 2), EPSILON / 2.0)
-    policy[np.arange(8), q.argmax(axis=1)] += 1.0 - EPSILON
-    v = GARNET.policy_value(policy, DISCOUNT)
-    np.testing.assert_allclose((policy * q).sum(axis=1), v, rtol=1e-9)
-    optimal = GARNET.solve(DISCOUNT).q
-    assert np.abs(optimal - q).max() > 0.5  # so that no rule passes for another
+@pytest.mark.parametrize("behavior", ["epsilon_greedy", Boltzmann(1.0), np.full((8, 2), 0.5)])
+def test_the_truth_of_a_behavior_is_what_its_policy_is_worth(behavior):
+    """By the library's solver of linear equations, of the policy that the fixed point means."""
+    agent = DistAsyncQLearning(behavior=behavior, epsilon=EPSILON, discount_factor=DISCOUNT)
+    q = truths.behavior_values(GARNET, Sarsa(), agent.settings)
+    policy = np.full((8, 2), 0.5)
+    if isinstance(behavior, str):
+        policy = EPSILON * policy + (1.0 - EPSILON) * (q == q.max(axis=1, keepdims=True))
+    elif isinstance(behavior, Boltzmann):
+        policy = np.exp(q) / np.exp(q).sum(axis=1, keepdims=True)
+    np.testing.assert_allclose((policy * q).sum(axis=1), GARNET.policy_value(policy, DISCOUNT), rtol=1e-9)
+    assert np.abs(GARNET.solve(DISCOUNT).q - q).max() > 0.2  # so that no rule passes for another
 
 
 def test_differential_values_and_the_mean_reward():

@@ -41,6 +41,10 @@ _HOMES = {
         "differential_q_learning": "DifferentialQLearning",
     }.items()
 }
+_HOMES |= {
+    name: "dist_classicrl.rules.behaviors"
+    for name in ("UCB", "Boltzmann", "EpsilonGreedy", "EpsilonLadder", "FixedPolicy")
+}
 """Where the classes of hyper-parameters live that are imported from here."""
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

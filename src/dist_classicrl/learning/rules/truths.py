@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dist_classicrl.errors import ConvergenceError
+from dist_classicrl.rules.behaviors import UCB, Boltzmann, FixedPolicy, behavior_of, name_of
 from dist_classicrl.settings import Settings
 
 if TYPE_CHECKING:
@@ -36,37 +37,51 @@ def optimal_values(model: TabularMDP, parameters: Any, settings: Settings) -> np
     return model.solve(settings.discount_factor).q
 
 
-def soft_values(model: TabularMDP, settings: Settings, epsilon: float) -> np.ndarray:
-    """Return the values of the policy that is epsilon-greedy in its own values, shape (S, A).
+def behavior_values(model: TabularMDP, parameters: Any, settings: Settings) -> np.ndarray:
+    """Return the values of the behavior that follows these values, shape (S, A): what SARSA converges to.
 
     They are the fixed point of q(s, a) = E[r + gamma sum_a' pi(a' | s') q(s', a')], Sutton and Barto (2018),
-    equation 6.9, with pi epsilon-greedy in q: a contraction, as the largest value and the mean are
-    non-expansions.
+    equation 6.9, with pi the behavior at q: unique where pi is epsilon-greedy, as the largest value and the
+    mean are non-expansions, or stays as it is. UCB comes to take the best action in all but a vanishing share
+    of the visits. Of a ladder of epsilons it is the first worker's.
 
     Raises
     ------
     ConvergenceError
         If there is none, as for a discount factor of 1 without an end.
     """
+    behavior = behavior_of(settings.behavior)
     legal = model.legal_pairs()
-    n_legal = np.maximum(legal.sum(axis=1), 1)
     q = np.zeros((model.n_states, model.n_actions))
     for _ in range(_MOST_SWEEPS):
-        best = np.where(legal.any(axis=1), np.where(legal, q, -np.inf).max(axis=1), 0.0)
-        v = best + epsilon * ((q * legal).sum(axis=1) / n_legal - best)
+        shown = np.where(legal, q, -np.inf)
+        v = (_chances(behavior, shown, final_epsilon(settings)) * q).sum(axis=1)
         new = backed_up(model, v, settings.discount_factor)
         if np.abs(new - q).max() <= 1e-13 * max(1.0, np.abs(new).max()):
             return new
         q = new
     raise ConvergenceError(
-        f"The values of the epsilon-greedy policy of {model.name!r} have not settled after "
+        f"The values of the behavior {name_of(settings.behavior)!r} in {model.name!r} have not settled after "
         f"{_MOST_SWEEPS:,} sweeps at a discount factor of {settings.discount_factor:g}. Make it smaller."
     )
 
 
-def behavior_values(model: TabularMDP, parameters: Any, settings: Settings) -> np.ndarray:
-    """Return the values of the behavior that follows these values, shape (S, A): what SARSA converges to."""
-    return soft_values(model, settings, final_epsilon(settings))
+def _chances(behavior: Any, q: np.ndarray, epsilon: float) -> np.ndarray:
+    """Return the chance of each action by its values, -inf where it is illegal, shape (S, A)."""
+    if isinstance(behavior, FixedPolicy):
+        return np.asarray(behavior.probabilities)
+    acts = (q > -np.inf).any(axis=1, keepdims=True)
+    top = np.where(acts, q.max(axis=1, keepdims=True), 0.0)
+    if isinstance(behavior, Boltzmann):
+        weights = np.exp((q - top) / behavior.temperature)
+    else:
+        weights = (q == top).astype(float)
+    greedy = weights / np.where(acts, weights.sum(axis=1, keepdims=True), 1.0)
+    if isinstance(behavior, (Boltzmann, UCB)):
+        return np.asarray(greedy)
+    legal = q > -np.inf
+    uniform = legal / np.where(acts, legal.sum(axis=1, keepdims=True), 1.0)
+    return np.asarray(greedy + epsilon * (uniform - greedy))
 
 
 def relative_values(model: TabularMDP) -> tuple[np.ndarray, float]:
