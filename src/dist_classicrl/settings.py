@@ -10,6 +10,7 @@ from typing import Any
 from dist_classicrl import rules, schedules
 from dist_classicrl.checks import Checked, NumberType, OneOf, Or, RealNumber, WholeNumber, YesOrNo, setting
 from dist_classicrl.errors import SettingsError
+from dist_classicrl.rules import behaviors
 from dist_classicrl.schedules import Linear, PerVisit, Schedule, as_schedule
 
 ROUND_UPDATES = 32
@@ -29,6 +30,14 @@ class Algorithm(OneOf):
     def __call__(self, name: str, value: Any) -> Any:
         """Return it as plain data."""
         return rules.to_data(value)
+
+
+class Behavior(OneOf):
+    """How actions are chosen, as `dist_classicrl.rules.behaviors.to_data` takes and keeps it."""
+
+    def __call__(self, name: str, value: Any) -> Any:
+        """Return it as plain data."""
+        return behaviors.to_data(value)
 
 
 def checked_step_size(name: str, value: Any) -> Schedule:
@@ -104,6 +113,12 @@ class Settings(Checked):
         ByRule(Linear(1.0, 0.1, fraction=0.5)),
         checked_chance,
         "Chance of a random action; a schedule follows the global step.",
+    )
+    behavior: Any = _learning(
+        "epsilon_greedy", Behavior(tuple(behaviors.NAMED)), "How actions are chosen while learning."
+    )
+    initial_value: float = _learning(
+        0.0, RealNumber(-1e300, 1e300), "Of all entries of a new table; a large one lets all be tried."
     )
     seed: int | None = _learning(
         None, Or(None, WholeNumber(0, "None", bits=63)), "Of all random numbers; drawn if left out."

@@ -16,6 +16,7 @@ from dist_classicrl.learning.supersteps.share import (
     totals_of,
 )
 from dist_classicrl.learning.supersteps.together import boxes_in, bytes_of
+from dist_classicrl.rules.behaviors import behavior_of
 
 KEY = np.uint64(12345)
 
@@ -25,7 +26,8 @@ def problem_of(environment, settings):
     rule, parameters = find(settings.algorithm)
     shape = table_shape(settings.algorithm, source.n_states, source.n_actions)
     dtype, legal = np.dtype(settings.dtype), source.simulator.legal
-    return Problem(source, settings, Rates(settings, 1), shape, dtype, legal, False, None, rule, parameters)
+    known = source, settings, Rates(settings, 1), shape, dtype, legal, False, None, rule, parameters
+    return Problem(*known, behavior=behavior_of(settings.behavior))
 
 
 def play(shares, stream, until, rates):

@@ -111,8 +111,16 @@ class DistAsyncQLearning:
     communication_backend : str
         "mpi".
     algorithm : str or NamedTuple
-        "q_learning", or a rule of your own, by its name or its hyper-parameters; docs/learning-rules.md has
-        one.
+        A learning rule: "q_learning", or another one of docs/rules.md by its name, or its hyper-parameters,
+        such as ``DifferentialQLearning(eta=0.5)`` of `dist_classicrl.rules`; or a rule of your own, as
+        docs/learning-rules.md has one.
+    behavior : str, NamedTuple or array_like of float, shape (states, actions)
+        How actions are chosen while learning: "epsilon_greedy", "epsilon_ladder", "boltzmann" or "ucb", or
+        with hyper-parameters of its own an object such as ``Boltzmann(temperature=0.5)`` of
+        `dist_classicrl.rules`; or the chances of actions of a policy that stays as it is.
+    initial_value : float
+        Of all entries of a new table. More than can be collected lets everything be tried: values can only
+        fall then.
     dtype : str
         Of the table, "float64" or "float32". Maps and targets are float64 in either case.
     seed : int, optional
@@ -176,6 +184,8 @@ class DistAsyncQLearning:
         seed: int | None = None,
         comm: MPI.Comm | None = None,
         *,
+        behavior: str | tuple[Any, ...] | Mapping[str, Any] | npt.ArrayLike = "epsilon_greedy",
+        initial_value: float = 0.0,
         logical_workers: int = 16,
         max_states: int | None = None,
         replay_ratio: float = 0.0,

@@ -39,8 +39,9 @@ from dist_classicrl.errors import (
     StateLimitError,
     TrainingStopped,
 )
+from dist_classicrl.learning.behavior_checks import check_behavior
 from dist_classicrl.learning.keyed import check_keyed
-from dist_classicrl.learning.rules import contents
+from dist_classicrl.learning.rules import check_source, contents
 from dist_classicrl.membership.admission import Entry
 from dist_classicrl.membership.election import Deposed
 from dist_classicrl.membership.group import Group
@@ -119,6 +120,8 @@ class Session:
                     state.large.take_room()
                 engine = engine_for(state.settings, ranks, asked.placement, self._layout(source))
                 check_keyed(source, state.settings, ranks, engine.name)
+                check_source(state.settings, source)
+                check_behavior(source, state.settings, engine.name)
                 check_asked(engine.name, asked.walkers, asked.partition)
                 if engine.name == "supersteps":
                     check_supersteps(source, state.settings)

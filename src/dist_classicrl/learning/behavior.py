@@ -16,14 +16,19 @@ from dist_classicrl._jit import jit, jit_inline, overloads, picked
 from dist_classicrl._random import SHIFT_32, below
 from dist_classicrl.learning.rules.kernel import (
     best_value,
+    bits,
+    is_legal,
     mean_value,
     preference,
     rule_function,
     rule_of_type,
+    value,
 )
-from dist_classicrl.tables.rows import actions_of, any_greedy_action, greedy_action
+from dist_classicrl.rules.behaviors import UCB, Boltzmann, EpsilonGreedy, FixedPolicy
+from dist_classicrl.tables.rows import actions_of, any_greedy_action, greedy_action, visits_of
 
-_ONE_OF_2_32 = 2.0**-32
+_ONE_OF_2_32, _ONE_OF_2_53 = 2.0**-32, 2.0**-53
+_SHIFT_11 = np.uint64(11)
 
 
 class Functions(NamedTuple):
@@ -156,10 +161,6 @@ def _overload_find_best(rule, context, state, random):
 # Epsilon-greedy
 
 
-class EpsilonGreedy(NamedTuple):
-    """With chance epsilon a uniformly random legal action, else the best one, ties broken evenly."""
-
-
 @rule_function
 def _choose(behavior, rule, context, state, epsilon, random):
     explores = draws(epsilon, random)
@@ -197,3 +198,236 @@ def _expected_value(behavior, rule, context, now, step, table):
 
 
 BEHAVIORS[EpsilonGreedy] = Functions(_choose, _choose_masked, _expected_value)
+
+
+class Ladder(NamedTuple):
+    """Epsilon-greedy with a power of epsilon: a rung of `EpsilonLadder`."""
+
+    power: float
+
+
+@rule_function
+def _choose_on_rung(behavior, rule, context, state, epsilon, random):
+    return _choose(behavior, rule, context, state, epsilon**behavior.power, random)
+
+
+@jit
+def _choose_masked_on_rung(behavior, rule, context, state, masks, i, epsilon, random):
+    return _choose_masked(behavior, rule, context, state, masks, i, epsilon**behavior.power, random)
+
+
+@rule_function
+def _expected_value_on_rung(behavior, rule, context, now, step, table):
+    greedy = best_value(context, step, table)
+    return greedy + now.epsilon**behavior.power * (mean_value(context, step, table) - greedy)
+
+
+BEHAVIORS[Ladder] = Functions(_choose_on_rung, _choose_masked_on_rung, _expected_value_on_rung)
+
+
+def rung(number: int) -> float:
+    """Return van der Corput's number from 0 to 1: 0, 1/2, 1/4, 3/4, 1/8 and so on, for 0, 1, 2, .."""
+    place, found = 0.5, 0.0
+    while number:
+        found += place * (number & 1)
+        number, place = number >> 1, place / 2.0
+    return found
+
+
+# Chances that a state's values tell
+
+
+@jit_inline
+def _unit(random):
+    """Return a number from 0 to below 1, by the high 53 bits of the uint64 `random`."""
+    return np.float64(np.int64(random >> _SHIFT_11)) * _ONE_OF_2_53
+
+
+@jit_inline
+def _allows(masks, i, action):
+    return True if masks is None else masks[i, action]
+
+
+@jit_inline
+def _worth(rule, context, state, action):
+    """Return by which value an action is compared: with several tables that of their mean."""
+    return preference(rule, context, state, action) / context.table.n_tables
+
+
+@jit_inline
+def _best_worth(rule, context, state, masks, i):
+    top = -np.inf
+    for action in range(actions_of(context.table)):
+        if _allows(masks, i, action):
+            top = max(top, _worth(rule, context, state, action))
+    return top
+
+
+@jit
+def _by_temperature(behavior, rule, context, state, masks, i, random):
+    n_actions = actions_of(context.table)
+    top = _best_worth(rule, context, state, masks, i)
+    total = 0.0
+    for action in range(n_actions):
+        if _allows(masks, i, action):
+            total += np.exp((_worth(rule, context, state, action) - top) / behavior.temperature)
+    left = _unit(random) * total
+    found = 0
+    for action in range(n_actions):
+        if _allows(masks, i, action):
+            weight = np.exp((_worth(rule, context, state, action) - top) / behavior.temperature)
+            if weight > 0.0:
+                found = action
+                left -= weight
+                if left < 0.0:
+                    return action
+    return found  # rounding left a little
+
+
+@rule_function
+def _choose_by_temperature(behavior, rule, context, state, epsilon, random):
+    return _by_temperature(behavior, rule, context, state, None, 0, random)
+
+
+@rule_function
+def _choose_masked_by_temperature(behavior, rule, context, state, masks, i, epsilon, random):
+    return _by_temperature(behavior, rule, context, state, masks, i, random)
+
+
+@jit
+def _value_by_temperature(behavior, rule, context, now, step, table):
+    state, n_actions = step.next_state, actions_of(context.table)
+    row = state + table * context.table.n_states
+    top = _best_worth(rule, context, state, context.masks, step.i)
+    if top == -np.inf:
+        return 0.0
+    total = weights = 0.0
+    for action in range(n_actions):
+        if is_legal(context.table.legal, context.masks, state, n_actions, action, step.i):
+            weight = np.exp((_worth(rule, context, state, action) - top) / behavior.temperature)
+            weights += weight
+            total += weight * value(context, row, action)
+    return total / weights
+
+
+BEHAVIORS[Boltzmann] = Functions(_choose_by_temperature, _choose_masked_by_temperature, _value_by_temperature)
+
+
+# Upper confidence bounds
+
+
+@jit_inline
+def _visits(context, state, action):
+    n = np.int64(0)
+    for table in range(context.table.n_tables):
+        n += np.int64(visits_of(context.table, state + table * context.table.n_states, action))
+    return n
+
+
+@jit_inline
+def _bound(rule, context, state, action, exploration, log_visits):
+    """Return the upper bound of an action's value; infinite where it was never tried, -inf if illegal."""
+    worth = _worth(rule, context, state, action)
+    if worth == -np.inf:
+        return worth
+    n = _visits(context, state, action)
+    return worth + exploration * np.sqrt(log_visits / n) if n > 0 else np.inf
+
+
+@jit
+def _by_bound(behavior, rule, context, state, masks, i, random):
+    n_actions = actions_of(context.table)
+    visits = np.int64(0)
+    for action in range(n_actions):
+        visits += _visits(context, state, action)
+    log_visits = np.log(max(visits, 1))
+    top, n_best = -np.inf, 0
+    for action in range(n_actions):
+        if _allows(masks, i, action):
+            bound = _bound(rule, context, state, action, behavior.exploration, log_visits)
+            n_best = 1 if bound > top else n_best + (bound == top)
+            top = max(top, bound)
+    pick = below(random, n_best)
+    for action in range(n_actions):
+        if _allows(masks, i, action):
+            if _bound(rule, context, state, action, behavior.exploration, log_visits) == top:
+                if pick == 0:
+                    return action
+                pick -= 1
+    return 0
+
+
+@rule_function
+def _choose_by_bound(behavior, rule, context, state, epsilon, random):
+    return _by_bound(behavior, rule, context, state, None, 0, random)
+
+
+@rule_function
+def _choose_masked_by_bound(behavior, rule, context, state, masks, i, epsilon, random):
+    return _by_bound(behavior, rule, context, state, masks, i, random)
+
+
+@jit
+def _value_by_bound(behavior, rule, context, now, step, table):
+    state = step.next_state
+    if _best_worth(rule, context, state, context.masks, step.i) == -np.inf:
+        return 0.0
+    action = _by_bound(behavior, rule, context, state, context.masks, step.i, bits(now, 0))
+    return value(context, state + table * context.table.n_states, action)
+
+
+BEHAVIORS[UCB] = Functions(_choose_by_bound, _choose_masked_by_bound, _value_by_bound)
+
+
+# A policy that stays as it is
+
+
+@jit
+def _by_policy(behavior, context, state, masks, i, random):
+    chances = behavior.probabilities[state]
+    total, n_allowed = 0.0, 0
+    for action in range(chances.size):
+        if _allows(masks, i, action):
+            total += chances[action]
+            n_allowed += 1
+    left = _unit(random) * (total if total > 0.0 else n_allowed)
+    found = 0
+    for action in range(chances.size):
+        chance = chances[action] if total > 0.0 else 1.0
+        if _allows(masks, i, action) and chance > 0.0:
+            found = action
+            left -= chance
+            if left < 0.0:
+                return action
+    return found  # rounding left a little
+
+
+@rule_function
+def _choose_by_policy(behavior, rule, context, state, epsilon, random):
+    return _by_policy(behavior, context, state, None, 0, random)
+
+
+@rule_function
+def _choose_masked_by_policy(behavior, rule, context, state, masks, i, epsilon, random):
+    return _by_policy(behavior, context, state, masks, i, random)
+
+
+@jit
+def _value_by_policy(behavior, rule, context, now, step, table):
+    state, n_actions = step.next_state, actions_of(context.table)
+    row = state + table * context.table.n_states
+    chances = behavior.probabilities[state]
+    total = weights = rest = 0.0
+    n_legal = 0
+    for action in range(n_actions):
+        if is_legal(context.table.legal, context.masks, state, n_actions, action, step.i):
+            weights += chances[action]
+            total += chances[action] * value(context, row, action)
+            rest += value(context, row, action)
+            n_legal += 1
+    if weights > 0.0:
+        return total / weights
+    return rest / n_legal if n_legal > 0 else 0.0
+
+
+BEHAVIORS[FixedPolicy] = Functions(_choose_by_policy, _choose_masked_by_policy, _value_by_policy)

@@ -48,6 +48,7 @@ class CompiledLearner:
         self._rates = problem.rates
         self._simulator = simulator
         self._rule, self._parameters = problem.rule, problem.parameters
+        self._behavior = problem.behavior
         self._loop = jit_for(loops.learn_steps, type(simulator.tables), problem.rule.parameters)
         self._episodes: dict[int, _Episode] = {}
         self._stuck = stuck_states(simulator)
@@ -68,7 +69,7 @@ class CompiledLearner:
             simulator.max_episode_steps or NEVER,
             np.full(3, -1),
         )
-        memory = RuleMemory(self._rule, self._parameters, self.table, 1)
+        memory = RuleMemory(self._rule, self._parameters, self.table, 1, self._behavior, number)
         episode = _Episode(walker, memory, ReplayMemory.for_settings(self._settings))
         if not self._episodes:
             if self.table.n_states == simulator.n_states:  # else there is only compiled

@@ -92,10 +92,10 @@ class InterleavedLearner:
             if self._is_whole():  # else there is only compiled
                 try_out(self._simulator)
             with compiling(self._problem.rule):
-                self._call(*self._crew(), NO_STEPS)
-        self._crews[number] = self._crew()
+                self._call(*self._crew(number), NO_STEPS)
+        self._crews[number] = self._crew(number)
 
-    def _crew(self) -> tuple[Walkers, RuleMemory]:
+    def _crew(self, number: int) -> tuple[Walkers, RuleMemory]:
         problem, simulator = self._problem, self._simulator
         whole = [np.zeros(WALKERS, np.int64) for _ in range(4)]
         crew = Walkers(
@@ -112,7 +112,9 @@ class InterleavedLearner:
             made=np.zeros(1, np.int64),
             reward_that_came=np.zeros(1),
         )
-        return crew, RuleMemory(problem.rule, problem.parameters, self.table, WALKERS)
+        return crew, RuleMemory(
+            problem.rule, problem.parameters, self.table, WALKERS, problem.behavior, number
+        )
 
     def _call(self, crew: Walkers, memory: RuleMemory, stretch: Stretch) -> None:
         problem = self._problem

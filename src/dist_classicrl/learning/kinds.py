@@ -15,6 +15,7 @@ from dist_classicrl.learning.learner import Learner, Problem
 from dist_classicrl.learning.rates import Rates
 from dist_classicrl.learning.rules import find, table_shape
 from dist_classicrl.learning.supersteps import learner as supersteps
+from dist_classicrl.rules.behaviors import behavior_of
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.line_table import LineTable
 
@@ -71,6 +72,7 @@ def problem_of(
         parameters,
         walkers,
         partition,
+        behavior_of(settings.behavior),
     )
 
 

@@ -20,6 +20,7 @@ from dist_classicrl.learning.loops import Stretch
 from dist_classicrl.learning.rates import Rates
 from dist_classicrl.learning.state import State
 from dist_classicrl.rules import LearningRule
+from dist_classicrl.rules.behaviors import EpsilonGreedy
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.line_table import LineTable
 from dist_classicrl.tables.local import LocalTable
@@ -201,6 +202,8 @@ class Problem:
         How many episodes are under way where all rows are learned in supersteps; None: they are not.
     partition : "hash", "range" or callable
         Who owns which rows then.
+    behavior : NamedTuple
+        How actions are chosen, see `dist_classicrl.rules.behaviors`.
     """
 
     source: Source
@@ -215,6 +218,7 @@ class Problem:
     parameters: Any
     walkers: int | None = None
     partition: Any = "hash"
+    behavior: Any = EpsilonGreedy()
 
     @cached_property
     def table(self) -> Any:

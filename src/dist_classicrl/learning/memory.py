@@ -7,20 +7,33 @@ from typing import Any
 
 import numpy as np
 
-from dist_classicrl.learning.behavior import EpsilonGreedy
+from dist_classicrl.learning.behavior import Ladder, rung
 from dist_classicrl.learning.rules.kernel import Context
 from dist_classicrl.learning.state import RULE_ARRAYS, State, refused
 from dist_classicrl.rules import LearningRule
+from dist_classicrl.rules.behaviors import EpsilonGreedy, EpsilonLadder
 from dist_classicrl.tables.line_table import LineTable
 from dist_classicrl.tables.local import LocalTable
 
 
 class RuleMemory:
-    """What each of some walkers remembers by its rule, and what the rule shares with merge "owner"."""
+    """What each of some walkers remembers by its rule, and what the rule shares with merge "owner".
+
+    `number` is that of the worker, which `EpsilonLadder` depends on.
+    """
 
     def __init__(
-        self, rule: LearningRule, parameters: Any, table: LocalTable | LineTable, walkers: int
+        self,
+        rule: LearningRule,
+        parameters: Any,
+        table: LocalTable | LineTable,
+        walkers: int,
+        behavior: Any = EpsilonGreedy(),  # noqa: B008 - it has no state
+        number: int = 0,
     ) -> None:
+        if isinstance(behavior, EpsilonLadder):
+            behavior = Ladder(1.0 + behavior.steepness * rung(number))
+        self._behavior = behavior
         whole, real = rule.memory(parameters)
         owned = rule.n_owned(parameters, *table.shape.of_table)
         arrays = (
@@ -38,7 +51,7 @@ class RuleMemory:
         masks: np.ndarray | None = None,
     ) -> Context:
         """Return what the kernels are called with."""
-        return Context(table.arrays, step_sizes, discount, EpsilonGreedy(), masks, *self._arrays.values())
+        return Context(table.arrays, step_sizes, discount, self._behavior, masks, *self._arrays.values())
 
     def state(self, names: Sequence[str] = RULE_ARRAYS) -> State:
         """Return copies of the arrays of these names, without empty ones."""

@@ -44,7 +44,7 @@ class SteppedLearner:
             raise TypeError(f"{source.name} is not stepped")
         if number in self._batches:
             self._batches[number].close()
-        self._batches[number] = _Walkers(source.stepped, self._problem, self.totals, seed)
+        self._batches[number] = _Walkers(source.stepped, self._problem, self.totals, seed, number)
 
     def learn(self, walker: int, stream: Stream, steps: int) -> None:
         """See `Learner`."""
@@ -67,7 +67,7 @@ class SteppedLearner:
 class _Walkers:
     """A batch of environments, and the transitions that wait until a lease pays for them."""
 
-    def __init__(self, env: SteppedEnv, problem: Problem, totals: Totals, seed: int) -> None:
+    def __init__(self, env: SteppedEnv, problem: Problem, totals: Totals, seed: int, number: int) -> None:
         self._rule, self._parameters = problem.rule, problem.parameters
         self._loops = [
             jit_for(loop, problem.rule.parameters) for loop in (loops.choose_actions, loops.learn_batch)
@@ -78,7 +78,9 @@ class _Walkers:
         self._discount = problem.settings.discount_factor
         self._batch_size = problem.settings.batch_size
         self._totals = totals
-        self._memory = RuleMemory(problem.rule, self._parameters, self._table, env.n_envs)
+        self._memory = RuleMemory(
+            problem.rule, self._parameters, self._table, env.n_envs, problem.behavior, number
+        )
         self._replay = ReplayMemory.for_settings(problem.settings)
         self._actions = np.zeros(env.n_envs, np.int64)
         self._rows = np.arange(env.n_envs)

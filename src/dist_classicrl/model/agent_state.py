@@ -228,7 +228,7 @@ class AgentState:
         return True
 
     def make_table(self, states: int, actions: int) -> None:
-        """Have a table of this size, all zero; SettingsError where there is no memory for it."""
+        """Have a table of this size, all `initial_value`; SettingsError where there is no memory for it."""
         dtype = np.dtype(self.settings.dtype)
         self._shape = table_shape(self.settings.algorithm, states, actions)
         rows = self._shape.n_rows
@@ -245,6 +245,10 @@ class AgentState:
                 "visits, which cannot be had. Leave state_size and action_size out to take what the "
                 "environment needs."
             ) from error
+        if self.settings.initial_value != 0.0 and self.keyed is None:
+            if self.large is not None:
+                self.large.take_room()
+            self._shape.tables(self.values)[:] = self.settings.initial_value
 
     def corner(self, source: Source, in_rows: bool = False) -> Corner:
         """Return the part of the table that an environment uses.

@@ -11,6 +11,7 @@ from numba.core.errors import NumbaError
 
 from dist_classicrl import rules
 from dist_classicrl._jit import is_compiled
+from dist_classicrl.environments.resolve import Source
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.rules import LearningRule
 from dist_classicrl.settings import Settings
@@ -73,6 +74,13 @@ def check_settings(settings: Settings) -> None:
             f"The rule {rule.name!r} says of itself that it has no place in the reproducible mode "
             "(async_updates=False). Write async_updates=True, or take another rule."
         )
+
+
+def check_source(settings: Settings, source: Source) -> None:
+    """Raise an error of the package if the rule cannot be right in this environment."""
+    rule, parameters = find(settings.algorithm)
+    if rule.check_source is not None:
+        rule.check_source(parameters, source)
 
 
 def check_travels(rule: LearningRule) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from dist_classicrl.learning.rules.kernel import best_value, rule_function, update
+from dist_classicrl.learning.rules.truths import optimal_values
 from dist_classicrl.rules import LearningRule, register
 
 
@@ -26,7 +27,7 @@ RULE = register(
         name="q_learning",
         parameters=QLearning,
         learn=learn,
-        truth=lambda model, parameters, settings: model.solve(settings.discount_factor).q,
+        truth=optimal_values,
         can_replay=True,
         can_travel=True,
     )

@@ -13,7 +13,6 @@ from dist_classicrl.checks import is_whole
 from dist_classicrl.environments.simulate import CompiledSimulator
 from dist_classicrl.environments.trial import run_game, try_out
 from dist_classicrl.errors import ProtocolError, SettingsError
-from dist_classicrl.learning.behavior import EpsilonGreedy
 from dist_classicrl.learning.compiled import NEVER, infinite_return, stuck_states, stuck_there
 from dist_classicrl.learning.learner import Problem, Stream, check_sums
 from dist_classicrl.learning.loops import NO_STEPS, Stretch
@@ -54,6 +53,7 @@ from dist_classicrl.learning.supersteps.together import (
     Boxes,
 )
 from dist_classicrl.rules import LearningRule
+from dist_classicrl.rules.behaviors import FixedPolicy
 from dist_classicrl.tables.line_table import LineTable
 from dist_classicrl.tables.outbox import Outbox
 from dist_classicrl.tables.shape import TableShape
@@ -158,7 +158,7 @@ class Share:
             self.table.arrays,
             problem.rates.table,
             problem.settings.discount_factor,
-            EpsilonGreedy(),
+            self._behavior(),
             None,
             np.zeros((1, self._remembered[0]), np.int64),
             np.zeros((1, self._remembered[1])),
@@ -184,6 +184,13 @@ class Share:
         own = shape if states is None else TableShape(states.size, shape.n_actions, shape.n_tables)
         legal = problem.legal if states is None or problem.legal is None else problem.legal[states]
         return LineTable(own, problem.dtype, legal)
+
+    def _behavior(self) -> Any:
+        """Return how actions are chosen: of a policy its own rows."""
+        behavior, states = self._problem.behavior, self._owned.states
+        if isinstance(behavior, FixedPolicy) and states is not None:
+            return FixedPolicy(np.ascontiguousarray(behavior.probabilities[states]))
+        return behavior
 
     @property
     def _partition(self) -> Any:

@@ -12,16 +12,42 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from dist_classicrl._lazy import lazy_names
 from dist_classicrl.checks import as_float, is_flag, is_real, is_whole
 from dist_classicrl.errors import SettingsError
 
 if TYPE_CHECKING:
     import numpy as np
 
-BUILT_IN: Mapping[str, Mapping[str, Any]] = {"q_learning": {}}
+BUILT_IN: Mapping[str, Mapping[str, Any]] = {
+    "q_learning": {},
+    "sarsa": {},
+    "expected_sarsa": {},
+    "double_q_learning": {},
+    "differential_q_learning": {},
+}
 """The rules of the package, which register themselves when they are loaded, and defaults that are their own.
 
 Others are those of `dist_classicrl.settings.Settings`."""
+
+
+_HOMES = {
+    name: f"dist_classicrl.learning.rules.{module}"
+    for module, name in {
+        "q_learning": "QLearning",
+        "sarsa": "Sarsa",
+        "expected_sarsa": "ExpectedSarsa",
+        "double_q_learning": "DoubleQLearning",
+        "differential_q_learning": "DifferentialQLearning",
+    }.items()
+}
+_HOMES |= {
+    name: "dist_classicrl.rules.behaviors"
+    for name in ("UCB", "Boltzmann", "EpsilonGreedy", "EpsilonLadder", "FixedPolicy")
+}
+"""Where the classes of hyper-parameters live that are imported from here."""
+
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)
 
 
 @dataclass(frozen=True)
@@ -82,6 +108,9 @@ class LearningRule:
         Settings (`learning_rate`, `epsilon`) that it takes where none are given; `BUILT_IN` has them too.
     check : callable, optional
         Raises a `SettingsError` if a hyper-parameter is not allowed.
+    check_source : callable, optional
+        Raises an error of the package if the rule cannot be right in an environment: it gets the
+        hyper-parameters and a `Source`.
     can_replay : bool
         Whether `learn` may be called again with an old transition: its target must come from that alone.
     is_reproducible : bool
@@ -103,6 +132,7 @@ class LearningRule:
     shared: tuple[Shared, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
     check: Callable[[Any], None] | None = None
+    check_source: Callable[[Any, Any], None] | None = None
     can_replay: bool = False
     is_reproducible: bool = True
     can_travel: bool = False

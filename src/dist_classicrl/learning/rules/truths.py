@@ -1,0 +1,112 @@
+"""What rules converge to, computed from a model: the fixed points of their expected updates."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dist_classicrl.errors import ConvergenceError
+from dist_classicrl.rules.behaviors import UCB, Boltzmann, FixedPolicy, behavior_of, name_of
+from dist_classicrl.settings import Settings
+
+if TYPE_CHECKING:
+    from dist_classicrl.environments.model import TabularMDP
+
+_MOST_SWEEPS = 200_000
+_LATE = 1 << 60  # a step by which schedules have come to their end
+
+
+def final_epsilon(settings: Settings) -> float:
+    """Return the exploration rate in which a schedule ends."""
+    return float(settings.epsilon.at(_LATE))
+
+
+def backed_up(model: TabularMDP, v: np.ndarray, discount: float) -> np.ndarray:
+    """Return the mean reward and discounted value of the next state of each pair, shape (S, A)."""
+    from dist_classicrl.environments.reachability import rows_of
+
+    worth = model.outcome_reward + discount * ~model.outcome_terminated * v[model.outcome_next]
+    size = model.n_states * model.n_actions
+    sums = np.bincount(rows_of(model.outcome_ptr), weights=model.outcome_prob * worth, minlength=size)
+    return np.where(model.legal_pairs(), sums.reshape(model.n_states, model.n_actions), 0.0)
+
+
+def optimal_values(model: TabularMDP, parameters: Any, settings: Settings) -> np.ndarray:
+    """Return Q*, shape (S, A)."""
+    return model.solve(settings.discount_factor).q
+
+
+def behavior_values(model: TabularMDP, parameters: Any, settings: Settings) -> np.ndarray:
+    """Return the values of the behavior that follows these values, shape (S, A): what SARSA converges to.
+
+    They are the fixed point of q(s, a) = E[r + gamma sum_a' pi(a' | s') q(s', a')], Sutton and Barto (2018),
+    equation 6.9, with pi the behavior at q: unique where pi is epsilon-greedy, as the largest value and the
+    mean are non-expansions, or stays as it is. UCB comes to take the best action in all but a vanishing share
+    of the visits. Of a ladder of epsilons it is the first worker's.
+
+    Raises
+    ------
+    ConvergenceError
+        If there is none, as for a discount factor of 1 without an end.
+    """
+    behavior = behavior_of(settings.behavior)
+    legal = model.legal_pairs()
+    q = np.zeros((model.n_states, model.n_actions))
+    for _ in range(_MOST_SWEEPS):
+        shown = np.where(legal, q, -np.inf)
+        v = (_chances(behavior, shown, final_epsilon(settings)) * q).sum(axis=1)
+        new = backed_up(model, v, settings.discount_factor)
+        if np.abs(new - q).max() <= 1e-13 * max(1.0, np.abs(new).max()):
+            return new
+        q = new
+    raise ConvergenceError(
+        f"The values of the behavior {name_of(settings.behavior)!r} in {model.name!r} have not settled after "
+        f"{_MOST_SWEEPS:,} sweeps at a discount factor of {settings.discount_factor:g}. Make it smaller."
+    )
+
+
+def _chances(behavior: Any, q: np.ndarray, epsilon: float) -> np.ndarray:
+    """Return the chance of each action by its values, -inf where it is illegal, shape (S, A)."""
+    if isinstance(behavior, FixedPolicy):
+        return np.asarray(behavior.probabilities)
+    acts = (q > -np.inf).any(axis=1, keepdims=True)
+    top = np.where(acts, q.max(axis=1, keepdims=True), 0.0)
+    if isinstance(behavior, Boltzmann):
+        weights = np.exp((q - top) / behavior.temperature)
+    else:
+        weights = (q == top).astype(float)
+    greedy = weights / np.where(acts, weights.sum(axis=1, keepdims=True), 1.0)
+    if isinstance(behavior, (Boltzmann, UCB)):
+        return np.asarray(greedy)
+    legal = q > -np.inf
+    uniform = legal / np.where(acts, legal.sum(axis=1, keepdims=True), 1.0)
+    return np.asarray(greedy + epsilon * (uniform - greedy))
+
+
+def relative_values(model: TabularMDP) -> tuple[np.ndarray, float]:
+    """Return differential action values, centred, shape (S, A), and the best mean reward (the gain).
+
+    Relative value iteration (Puterman, 1994, section 8.5) on the process that stays where it is every second
+    step, which has no periods and the same differences up to that factor.
+
+    Raises
+    ------
+    ConvergenceError
+        If the values have not settled, as where the best mean reward depends on the start.
+    """
+    legal = model.legal_pairs()
+    v = np.zeros(model.n_states)
+    for _ in range(_MOST_SWEEPS):
+        q = backed_up(model, v, 1.0)
+        new = np.where(legal, q, -np.inf).max(axis=1)
+        change = new - v
+        if np.ptp(change) < 1e-12 * max(1.0, np.abs(v).max()):
+            gain = float(change.mean())
+            return q - gain - (q - gain)[legal].mean(), gain
+        v = 0.5 * (v + new)
+        v -= v[0]
+    raise ConvergenceError(
+        f"The differential values of {model.name!r} have not settled after {_MOST_SWEEPS:,} sweeps: does the "
+        "best mean reward depend on the state in which it starts?"
+    )

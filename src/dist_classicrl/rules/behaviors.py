@@ -1,0 +1,209 @@
+"""How actions are chosen while learning: what `behavior` may be, and what is kept of it.
+
+Each is a NamedTuple of numbers, for which `dist_classicrl.learning.behavior` has the jitted functions.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dist_classicrl.checks import as_float, is_real
+from dist_classicrl.errors import SettingsError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class EpsilonGreedy(NamedTuple):
+    """With chance epsilon a uniformly random legal action, else the best one, ties broken evenly."""
+
+
+class EpsilonLadder(NamedTuple):
+    """Epsilon-greedy, each worker with an epsilon of its own: some explore, others look at what is known.
+
+    A worker has ``epsilon ** (1 + steepness * x)``, where x is 0 for the first, and 1/2, 1/4, 3/4, 1/8 and so
+    on for the others (van der Corput's sequence), of which it does not matter how many there are. As Horgan
+    et al., "Distributed prioritized experience replay" (2018), whose workers have x = i / (N - 1).
+
+    Attributes
+    ----------
+    steepness : float
+        At least 0; theirs is 7.
+    """
+
+    steepness: float = 7.0
+
+
+class Boltzmann(NamedTuple):
+    """Legal action a with a chance that is proportional to exp(Q(s, a) / temperature); epsilon plays no part.
+
+    Sutton and Barto (2018), equation 13.2, of action values.
+
+    Attributes
+    ----------
+    temperature : float
+        Above 0, in units of values: actions whose values differ by less are chosen about as often.
+    """
+
+    temperature: float = 1.0
+
+
+class UCB(NamedTuple):
+    """The action of the largest Q(s, a) + exploration * sqrt(ln N(s) / N(s, a)); epsilon plays no part.
+
+    N counts visits. An action that was never tried comes first (Auer et al., 2002; Sutton and Barto, 2018,
+    equation 2.10).
+
+    Attributes
+    ----------
+    exploration : float
+        At least 0, in units of values.
+    """
+
+    exploration: float = 1.0
+
+
+class FixedPolicy(NamedTuple):
+    """Each action with a given chance, whatever is learned; epsilon plays no part.
+
+    Attributes
+    ----------
+    probabilities : ndarray(float64), shape (S, A)
+        Each row adds up to 1. Where a mask forbids actions, the others share what is left in proportion, and
+        evenly where nothing is.
+    """
+
+    probabilities: np.ndarray
+
+
+NAMED: Mapping[str, type] = {
+    "epsilon_greedy": EpsilonGreedy,
+    "epsilon_ladder": EpsilonLadder,
+    "boltzmann": Boltzmann,
+    "ucb": UCB,
+}
+"""What `behavior` may be by name."""
+
+POLICY = "policy"
+_BOUNDS: Mapping[str, tuple[str, Callable[[float], bool]]] = {
+    "steepness": ("at least 0", lambda value: value >= 0.0),
+    "temperature": ("above 0", lambda value: value > 0.0),
+    "exploration": ("at least 0", lambda value: value >= 0.0),
+}
+_TOLERANCE = 1e-8
+
+
+def to_data(behavior: Any) -> str | dict[str, Any]:
+    """Return a behavior as plain data for JSON: its name, and hyper-parameters that are not the defaults.
+
+    Parameters
+    ----------
+    behavior : str, NamedTuple, array_like of shape (S, A) or dict
+        A name; one of the classes here; the chances of actions; or what this function returned.
+
+    Raises
+    ------
+    SettingsError
+        If it is none, or a hyper-parameter is not allowed.
+    """
+    if isinstance(behavior, str) and behavior in NAMED:
+        return behavior
+    if isinstance(behavior, dict) and behavior.get("name") == POLICY:
+        _probabilities_of(behavior)
+        return dict(behavior)
+    if isinstance(behavior, dict) and behavior.get("name") in NAMED:
+        given = {key: value for key, value in behavior.items() if key != "name"}
+        kind = NAMED[behavior["name"]]
+        if set(given) <= set(kind._fields):  # type: ignore[attr-defined]
+            return to_data(kind(**given))
+    if isinstance(behavior, FixedPolicy):
+        return _policy_data(behavior.probabilities)
+    name = next((name for name, kind in NAMED.items() if type(behavior) is kind), None)
+    if name is not None:
+        values = _checked(behavior)
+        usual = NAMED[name]._field_defaults  # type: ignore[attr-defined]
+        changed = {key: value for key, value in values.items() if value != usual[key]}
+        return {"name": name, **changed} if changed else name
+    if not isinstance(behavior, (str, dict, type)) and hasattr(behavior, "__len__"):
+        return _policy_data(behavior)
+    hint = ""
+    if isinstance(behavior, type) and behavior in NAMED.values():
+        hint = f" Write {behavior.__name__}() for its usual hyper-parameters."
+    raise SettingsError(
+        f"behavior must be one of {', '.join(map(repr, NAMED))}, an object of dist_classicrl.rules such as "
+        "Boltzmann(temperature=0.5), or chances of actions of shape (states, actions), got "
+        f"{behavior!r}.{hint}"
+    )
+
+
+def _checked(behavior: Any) -> dict[str, float]:
+    """Return its hyper-parameters as floats; SettingsError where one is not allowed."""
+    values = {}
+    for name, value in behavior._asdict().items():
+        words, is_allowed = _BOUNDS[name]
+        if not (is_real(value) and math.isfinite(as_float(value)) and is_allowed(value)):
+            raise SettingsError(
+                f"{type(behavior).__name__}: {name} must be a finite number {words}, got {value!r}."
+            )
+        values[name] = float(value)
+    return values
+
+
+def _policy_data(probabilities: Any) -> dict[str, Any]:
+    """Return chances of actions as plain data: their bytes as text, which keeps every bit."""
+    import numpy as np
+
+    try:
+        array = np.array(probabilities, np.float64, order="C")
+    except (TypeError, ValueError):
+        array = np.zeros(0)
+    if array.ndim != 2 or array.size == 0:
+        raise SettingsError(
+            "behavior as an array must have numbers of shape (states, actions), got the shape "
+            f"{np.shape(probabilities) if array.ndim != 1 or array.size else 'of no such array'}. Write for "
+            "instance np.full((states, actions), 1 / actions)."
+        )
+    sums = array.sum(axis=1)
+    wrong = np.flatnonzero(~((array >= 0.0).all(axis=1) & (np.abs(sums - 1.0) <= _TOLERANCE)))
+    if wrong.size:
+        state = wrong[0]
+        raise SettingsError(
+            f"behavior as an array must have chances of at least 0 that add up to 1 in each row, got "
+            f"{array[state]} for state {state}, which add up to {sums[state]}. Divide each row by its sum."
+        )
+    text = base64.b64encode(array.astype("<f8").tobytes()).decode("ascii")
+    return {"name": POLICY, "shape": list(array.shape), "probabilities": text}
+
+
+def _probabilities_of(data: Mapping[str, Any]) -> np.ndarray:
+    """Return the chances that `_policy_data` made plain data of; SettingsError where it did not."""
+    import numpy as np
+
+    try:
+        states, actions = data["shape"]
+        array = np.frombuffer(base64.b64decode(data["probabilities"], validate=True), "<f8")
+        array = array.reshape(states, actions).astype(np.float64)
+        is_good = set(data) == {"name", "shape", "probabilities"} and bool((array >= 0.0).all())
+        is_good = is_good and bool((np.abs(array.sum(axis=1) - 1.0) <= _TOLERANCE).all())
+    except (KeyError, TypeError, ValueError) as error:
+        raise SettingsError(f"behavior is a policy that cannot be read ({error}). Give an array.") from error
+    if not is_good:
+        raise SettingsError("behavior is a policy whose chances do not add up to 1. Give an array.")
+    return array
+
+
+def behavior_of(data: str | Mapping[str, Any]) -> Any:
+    """Return the NamedTuple that `to_data` made plain data of."""
+    if isinstance(data, str):
+        return NAMED[data]()
+    if data["name"] == POLICY:
+        return FixedPolicy(_probabilities_of(data))
+    return NAMED[data["name"]](**{key: value for key, value in data.items() if key != "name"})
+
+
+def name_of(data: str | Mapping[str, Any]) -> str:
+    """Return the name of a behavior as plain data."""
+    return data if isinstance(data, str) else str(data["name"])

@@ -1,0 +1,154 @@
+"""How actions are chosen: as often as the formula says, what is kept of a behavior, and what is refused."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from superstep_runs import problem_of
+
+from dist_classicrl import DistAsyncQLearning, TabularMDP
+from dist_classicrl.errors import SettingsError
+from dist_classicrl.learning.behavior import rung
+from dist_classicrl.learning.loops import choose_actions
+from dist_classicrl.learning.memory import RuleMemory
+from dist_classicrl.learning.rules.q_learning import RULE, QLearning
+from dist_classicrl.learning.supersteps.keyed_share import share_of
+from dist_classicrl.rules import UCB, Boltzmann, EpsilonLadder, FixedPolicy, behaviors
+from dist_classicrl.settings import Settings
+from dist_classicrl.tables.local import LocalTable
+
+VALUES = np.array([[1.0, 0.2, 0.5]])
+CHANCES = np.array([[0.5, 0.0, 0.5]])
+SOFT = np.exp(VALUES[0] / 0.4) / np.exp(VALUES[0] / 0.4).sum()
+STEPS = 60_000
+
+
+def bandit(mask=None):
+    """Give a problem of one state, whose three actions do nothing."""
+    return TabularMDP.from_dict([{a: [(1.0, 0, 0.0, False)] for a in range(3)}], [1.0], action_mask=mask)
+
+
+def played(behavior, model, steps=STEPS, **settings):
+    """Return how often each action was played while `VALUES` stayed as they are."""
+    agent = DistAsyncQLearning(
+        behavior=behavior, learning_rate=1e-300, state_size=1, action_size=3, seed=1, **settings
+    )
+    agent.q_table = VALUES
+    agent.train(model, total_steps=steps)
+    return agent.visits[0]
+
+
+def is_drawn_from(counts, chances):
+    """Whether counts are within 4.5 standard deviations of what these chances give."""
+    n = counts.sum()
+    return bool((np.abs(counts - n * chances) <= 4.5 * np.sqrt(n * chances * (1.0 - chances))).all())
+
+
+@pytest.mark.parametrize("behavior, chances", [(Boltzmann(0.4), SOFT), (CHANCES, CHANCES[0])])
+def test_actions_are_played_as_often_as_the_formula_says(behavior, chances):
+    assert is_drawn_from(played(behavior, bandit()), chances)
+    legal = np.array([[True, False, True]])
+    only = chances * legal[0] / (chances * legal[0]).sum()
+    assert is_drawn_from(played(behavior, bandit(legal)), only)
+
+
+def test_upper_bounds_choose_as_a_twin_in_plain_python():
+    counts = np.zeros(3, int)
+    for _ in range(2_000):
+        untried = counts == 0
+        bounds = VALUES[0] + 0.7 * np.sqrt(math.log(max(counts.sum(), 1)) / np.maximum(counts, 1))
+        counts[np.argmax(np.where(untried, np.inf, bounds))] += 1
+    assert played(UCB(0.7), bandit(), 2_000).tolist() == counts.tolist()
+
+
+@pytest.mark.parametrize("behavior", [Boltzmann(0.4), UCB(0.7), FixedPolicy(CHANCES)])
+def test_masks_that_come_with_a_state_are_respected(behavior):
+    """What has no chance of its own is drawn evenly where the mask leaves nothing else."""
+    table = LocalTable(1, 3, np.dtype("float64"), None)
+    table.load(VALUES.reshape(-1), np.zeros(3, np.int64))
+    masks = np.tile([[True, True, False], [False, True, False]], (10_000, 1))
+    context = RuleMemory(RULE, QLearning(), table, 0, behavior).context(table, None, 1.0)
+    actions = np.zeros(len(masks), np.int64)
+    choose_actions(QLearning(), context, np.zeros(len(masks), np.int64), masks, 0.0, np.uint64(5), 0, actions)
+    assert (actions[1::2] == 1).all()
+    expected = {
+        Boltzmann: SOFT[:2] / SOFT[:2].sum(),
+        UCB: np.array([0.5, 0.5]),
+        FixedPolicy: np.array([1.0, 0.0]),
+    }
+    assert is_drawn_from(np.bincount(actions[::2], minlength=2), expected[type(behavior)])
+
+
+def test_a_ladder_gives_each_worker_an_epsilon_of_its_own():
+    assert [rung(n) for n in range(6)] == [0.0, 0.5, 0.25, 0.75, 0.125, 0.625]
+    model = bandit()
+    explored = {}
+    for name in ("epsilon_greedy", EpsilonLadder(2.0)):
+        counts = played(name, model, epsilon=0.3, async_updates=False, logical_workers=2)
+        explored[type(name)] = counts[1:].sum() / counts.sum()
+    assert explored[str] == pytest.approx(0.2, abs=0.01)  # two thirds of 0.3
+    assert explored[EpsilonLadder] == pytest.approx((0.2 + 2.0 / 3.0 * 0.3**2) / 2.0, abs=0.01)
+    with pytest.raises(SettingsError, match="episodes that travel between the owners of rows belong to no"):
+        agent = DistAsyncQLearning(behavior="epsilon_ladder", async_updates=False)
+        agent.train(model, total_steps=10, placement="sharded")
+
+
+def test_a_policy_is_followed_by_the_owners_of_its_rows():
+    model = TabularMDP.garnet(40, 3, 3, seed=2)
+    policy = np.random.default_rng(1).dirichlet(np.ones(3), 40)
+    problem = problem_of(model, Settings(behavior=policy))
+    for ranks, partition in ((3, "range"), (2, "hash"), (1, "hash")):
+        for rank in range(ranks):
+            share = share_of(problem, 256, partition, rank, ranks)
+            own = np.arange(40) if share._owned.states is None else share._owned.states
+            np.testing.assert_array_equal(share._context.behavior.probabilities, policy[own])
+
+
+def test_a_new_table_has_the_initial_value():
+    agent = DistAsyncQLearning(initial_value=100.0, epsilon=0.0, seed=1)
+    agent.train(TabularMDP.garnet(6, 4, 2, seed=1), total_steps=200)
+    assert (agent.visits > 0).all()  # what was tried is worth less, so that everything is
+    untouched = DistAsyncQLearning(
+        initial_value=2.5, state_size=3, action_size=2, algorithm="double_q_learning"
+    )
+    assert (untouched.q_table == 2.5).all()
+
+
+def test_what_is_kept_of_a_behavior_leads_back_to_it(tmp_path):
+    agent = DistAsyncQLearning(behavior=CHANCES, algorithm="expected_sarsa", seed=1)
+    agent.train(bandit(), total_steps=100)
+    loaded = DistAsyncQLearning.load_model(agent.save_model(tmp_path / "model.npz"))
+    assert loaded.settings == agent.settings
+    found = behaviors.behavior_of(json.loads(json.dumps(loaded.settings.behavior)))
+    np.testing.assert_array_equal(found.probabilities, CHANCES)
+    assert Settings(behavior=Boltzmann(2)).behavior == {"name": "boltzmann", "temperature": 2.0}
+    assert Settings(behavior=Boltzmann()).behavior == "boltzmann" == Settings(behavior="boltzmann").behavior
+
+
+@pytest.mark.parametrize(
+    "behavior, match",
+    [
+        ("greedy", "behavior must be one of 'epsilon_greedy', .*got 'greedy'"),
+        (Boltzmann, r"Write Boltzmann\(\) for its usual"),
+        (Boltzmann(0.0), "Boltzmann: temperature must be a finite number above 0, got 0.0"),
+        (UCB(math.nan), "UCB: exploration must be a finite number at least 0, got nan"),
+        (None, "got None"),
+        ([0.5, 0.5], r"must have numbers of shape \(states, actions\)"),
+        ([["a"]], "must have numbers of shape"),
+        ([[0.5, 0.6]], r"add up to 1 in each row, got \[0.5 0.6\] for state 0, which add up to 1.1"),
+        ([[1.5, -0.5]], "chances of at least 0"),
+        ({"name": "policy"}, "behavior is a policy that cannot be read"),
+        ({"name": "boltzmann", "heat": 1.0}, "behavior must be one of"),
+    ],
+)
+def test_what_is_no_behavior_is_refused(behavior, match):
+    with pytest.raises(SettingsError, match=match):
+        Settings(behavior=behavior)
+
+
+def test_a_policy_that_does_not_fit_the_environment_is_refused():
+    with pytest.raises(SettingsError, match=r"has the shape \(1, 3\), and .* needs \(6, 2\)"):
+        DistAsyncQLearning(behavior=CHANCES).train(TabularMDP.garnet(6, 2, 2, seed=1), total_steps=10)
+    with pytest.raises(SettingsError, match="gives action 2 a chance of 0.5 in state 0 of .* illegal"):
+        DistAsyncQLearning(behavior=CHANCES).train(bandit([[True, True, False]]), total_steps=10)

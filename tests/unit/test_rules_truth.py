@@ -1,0 +1,125 @@
+"""Each rule of the package learns what it converges to, on two problems whose answer is known."""
+
+import numpy as np
+import pytest
+
+from dist_classicrl import DistAsyncQLearning, TabularMDP, rules
+from dist_classicrl.errors import EnvError, SettingsError
+from dist_classicrl.learning.rules import find, truths
+from dist_classicrl.rules import Boltzmann, DifferentialQLearning, Sarsa
+from dist_classicrl.schedules import PerVisit
+
+DISCOUNT, EPSILON = 0.9, 0.3
+GARNET = TabularMDP.garnet(8, 2, 2, seed=1)
+"""Without an end, so that all rules can learn it."""
+
+
+def chain(n=5):
+    """Give the random walk of Sutton and Barto (2018), example 6.2, in which both actions do the same."""
+    outcomes = [
+        [(0.5, max(s - 1, 0), 0.0, s == 0), (0.5, min(s + 1, n - 1), float(s == n - 1), s == n - 1)]
+        for s in range(n)
+    ]
+    return TabularMDP.from_dict([{0: each, 1: each} for each in outcomes], np.eye(n)[n // 2])
+
+
+CHAIN = chain()
+CHAIN_VALUES = np.repeat(np.arange(1, 6) / 6.0, 2).reshape(5, 2)
+
+STAY_OR_GO = TabularMDP.from_dict(
+    [
+        {0: [(1.0, 0, 1.0, False)], 1: [(1.0, 1, 0.0, False)]},
+        {0: [(1.0, 1, 2.0, False)], 1: [(1.0, 0, 0.0, False)]},
+    ],
+    [1.0, 0.0],
+)
+"""The best mean reward is 2; with that, the values of going there, of waiting for it, and of leaving."""
+STAY_OR_GO_VALUES = np.array([[-3.0, -2.0], [0.0, -4.0]])
+
+CLOSED_FORMS = {"differential_q_learning": (STAY_OR_GO, STAY_OR_GO_VALUES)}
+TOLERANCES = {}
+
+
+def learned(algorithm, model, steps=2_000_000, **settings):
+    """Return an agent that has learned."""
+    given = {"epsilon": EPSILON, "discount_factor": DISCOUNT, "learning_rate": PerVisit(0.7), "seed": 1}
+    agent = DistAsyncQLearning(algorithm=algorithm, **(given | settings))
+    agent.train(model, total_steps=steps)
+    return agent
+
+
+def distance(agent, truth):
+    """Return how far a table is from the truth; differential values are known up to a constant."""
+    difference = agent.q_table - truth
+    if agent.settings.algorithm == "differential_q_learning":
+        difference -= difference.mean()
+    return np.abs(difference).max()
+
+
+@pytest.mark.parametrize("name", rules.BUILT_IN)
+def test_a_rule_learns_what_it_converges_to(name):
+    rule, parameters = find(name)
+    agent = learned(name, GARNET)
+    assert distance(agent, rule.truth(GARNET, parameters, agent.settings)) < TOLERANCES.get(name, 0.05)
+    model, values = CLOSED_FORMS.get(name, (CHAIN, CHAIN_VALUES))
+    assert distance(learned(name, model, discount_factor=1.0), values) < TOLERANCES.get(name, 0.05)
+
+
+@pytest.mark.parametrize("behavior", ["epsilon_greedy", Boltzmann(1.0), np.full((8, 2), 0.5)])
+def test_the_truth_of_a_behavior_is_what_its_policy_is_worth(behavior):
+    """By the library's solver of linear equations, of the policy that the fixed point means."""
+    agent = DistAsyncQLearning(behavior=behavior, epsilon=EPSILON, discount_factor=DISCOUNT)
+    q = truths.behavior_values(GARNET, Sarsa(), agent.settings)
+    policy = np.full((8, 2), 0.5)
+    if isinstance(behavior, str):
+        policy = EPSILON * policy + (1.0 - EPSILON) * (q == q.max(axis=1, keepdims=True))
+    elif isinstance(behavior, Boltzmann):
+        policy = np.exp(q) / np.exp(q).sum(axis=1, keepdims=True)
+    np.testing.assert_allclose((policy * q).sum(axis=1), GARNET.policy_value(policy, DISCOUNT), rtol=1e-9)
+    assert np.abs(GARNET.solve(DISCOUNT).q - q).max() > 0.2  # so that no rule passes for another
+
+
+def test_differential_values_and_the_mean_reward():
+    q, gain = truths.relative_values(STAY_OR_GO)
+    assert gain == pytest.approx(2.0)
+    np.testing.assert_allclose(q, STAY_OR_GO_VALUES - STAY_OR_GO_VALUES.mean(), atol=1e-9)
+    agent = learned(DifferentialQLearning(eta=0.5), STAY_OR_GO)
+    assert agent._state.values.reshape(-1)[4] == pytest.approx(2.0, abs=0.02)
+    with pytest.raises(EnvError, match="has episodes that terminate, and differential_q_learning is for"):
+        learned(DifferentialQLearning(), CHAIN)
+    with pytest.raises(SettingsError, match="eta must be above 0, got 0"):
+        DistAsyncQLearning(algorithm=DifferentialQLearning(eta=0.0))
+
+
+def bait(n_actions=8):
+    """Give the problem of Sutton and Barto (2018), figure 6.5: what is on the left looks good by chance.
+
+    State 0: action 0 leads to state 1, others end. There each action ends with 1 or -1, in the mean -0.1.
+    """
+    prizes = [(0.45, 1, 1.0, True), (0.55, 1, -1.0, True)]
+    start = {a: [(1.0, 1, 0.0, False)] if a == 0 else [(1.0, 0, 0.0, True)] for a in range(n_actions)}
+    return TabularMDP.from_dict([start, dict.fromkeys(range(n_actions), prizes)], [1.0, 0.0])
+
+
+def test_double_q_learning_is_less_optimistic_of_what_chance_has_given():
+    """The bait is worth -0.1: Q-learning takes the luckiest of 8 estimates for its value."""
+    settings = {"learning_rate": 0.2, "epsilon": 0.5, "discount_factor": 1.0}
+    found = {
+        name: np.mean([learned(name, bait(), 200, seed=seed, **settings).q_table[0, 0] for seed in range(20)])
+        for name in ("q_learning", "double_q_learning")
+    }
+    assert found["q_learning"] > 0.05 and found["double_q_learning"] < 0.0
+
+
+def test_sarsa_takes_the_safe_way_and_q_learning_the_edge_of_the_cliff():
+    """Example 6.6: Q-learning's way is the shortest, -13, and while both explore SARSA collects more."""
+    model = TabularMDP.from_gymnasium("CliffWalking-v1")
+    way, collected = {}, {}
+    for rule in ("q_learning", "sarsa", "expected_sarsa"):
+        settings = {"learning_rate": 0.1, "epsilon": 0.1, "discount_factor": 1.0}
+        agent = learned(rule, model, 300_000, **settings)
+        collected[rule] = agent.train(model, total_steps=300_000).mean_return
+        way[rule] = agent.evaluate(model, episodes=1).mean_return
+    assert way["q_learning"] == -13.0
+    for rule in ("sarsa", "expected_sarsa"):
+        assert -20.0 <= way[rule] <= -15.0 and collected[rule] > collected["q_learning"] + 10.0
