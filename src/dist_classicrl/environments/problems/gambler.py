@@ -22,7 +22,7 @@ def gambler(p_heads: float = 0.4, goal: int = 100, max_episode_steps: int | None
     p + (1 - p) F(2c - 1) above. The mean over all capitals is 0.399064 with the defaults, and with 25, 50 and
     75 of 100 it is 0.16, 0.4 and 0.64.
 
-    Train: ``dist-classicrl train --env dist_classicrl/Gambler-v0 --discount-factor 1 --steps 10000000``.
+    Train: ``dist-classicrl train dist_classicrl/Gambler-v0 --discount-factor 1 --total-steps 10000000``.
 
     Parameters
     ----------

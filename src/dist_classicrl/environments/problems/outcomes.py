@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import lgamma, log, sqrt
 from typing import Any
 
 import numpy as np
@@ -48,9 +49,15 @@ def model_of_outcomes(
     )
 
 
-def poisson(mean: float, most: int) -> np.ndarray:
-    """Return the chances of 0 to ``most - 1``, and of `most` or more, float64, shape (most + 1,)."""
-    from math import exp, lgamma, log
+def poisson_tails(mean: float, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the chance of k, that of k or more, and the mean of these, for k from 0 to ``size - 1``.
 
-    chance = np.array([exp(k * log(mean) - mean - lgamma(k + 1)) for k in range(most)])
-    return np.append(chance, max(0.0, 1.0 - chance.sum()))
+    Each is float64 of shape (size,). Tails are summed from far outside, so that small ones are right.
+    """
+    far = size + int(mean + 20 * sqrt(mean) + 60)
+    k = np.arange(far)
+    chance = np.exp(k * log(mean) - mean - np.array([lgamma(i + 1.0) for i in k]))
+    tail = chance[::-1].cumsum()[::-1]
+    moment = (k * chance)[::-1].cumsum()[::-1]
+    beyond = np.divide(moment, tail, out=k.astype(float), where=tail > 0)
+    return chance[:size], tail[:size] / tail[0], beyond[:size]

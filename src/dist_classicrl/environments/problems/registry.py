@@ -24,7 +24,7 @@ _HERE = __name__.rpartition(".")[0]
 class Problem:
     """A problem whose answer is known.
 
-    `id` is what `train`, `gymnasium.make` and ``--env`` take. Sizes and the optimum are those with the
+    `id` is what `train`, `gymnasium.make` and the command line take. Sizes and the optimum are those with the
     default arguments.
 
     Attributes
@@ -194,4 +194,92 @@ _add(
     (101, 51),
     0.399064,
     "closed form of bold play (Dubins and Savage 1965); Sutton and Barto, example 4.3",
+)
+_add(
+    "JacksCarRental-v0",
+    "Cars are moved overnight between two locations whose customers come and return them by chance.",
+    "car_rental:car_rental",
+    (441, 11),
+    574.9483,
+    "value iteration; the policy of Sutton and Barto, figure 4.2",
+    limit=100,
+    discount=0.9,
+)
+_add(
+    "AccessControl-v0",
+    "Customers of four classes ask for one of ten servers: who should be turned away?",
+    "queues:access_control",
+    (44, 2),
+    2.747642,
+    "policy iteration (Sutton and Barto, example 10.2)",
+    limit=1_000,
+    discount=None,
+)
+_add(
+    "Admission-v0",
+    "Each customer who is let into a queue pays, and costs while it waits.",
+    "queues:admission",
+    (21, 2),
+    3.035669,
+    "closed form (Naor 1969)",
+    limit=1_000,
+    discount=None,
+)
+_add(
+    "Routing-v0",
+    "Each customer is sent to one of two queues.",
+    "queues:routing",
+    (256, 2),
+    -1.048883,
+    "policy iteration; the shorter queue is best (Winston 1977)",
+    limit=1_000,
+    discount=None,
+)
+_add(
+    "MachineReplacement-v0",
+    "A machine costs more the more it is worn, until it is replaced.",
+    "maintenance:machine_replacement",
+    (10, 2),
+    -2.727273,
+    "closed form of the renewal-reward theorem",
+    limit=1_000,
+    discount=None,
+)
+_add(
+    "DynamicPricing-v0",
+    "A stock is to be sold by a deadline to customers who buy the rather the less it costs.",
+    "pricing:dynamic_pricing",
+    (300, 16),
+    7.002104,
+    "value iteration; near the closed form of Gallego and van Ryzin (1994)",
+)
+_add(
+    "Inventory-v0",
+    "Orders have a set-up cost, and customers wait: (s, S) policies are best.",
+    "inventory:inventory",
+    (71, 71),
+    -35.021555,
+    "policy iteration; Zheng and Federgruen (1991) have 35.022",
+    limit=1_000,
+    discount=None,
+)
+_add(
+    "LostSales-v0",
+    "An order comes some periods later, and customers do not wait.",
+    "inventory:lost_sales",
+    (275, 11),
+    -4.395295,
+    "value iteration; Zipkin (2008) has 4.40",
+    limit=1_000,
+    discount=None,
+)
+_add(
+    "MultiProduct-v0",
+    "Of several products only one can be ordered in a period; up to millions of states.",
+    "inventory:multi_product",
+    (1_000, 4),
+    263.9853,
+    "value iteration",
+    limit=1_000,
+    discount=0.99,
 )

@@ -26,7 +26,7 @@ def random_walk(
     of state s, counted from 0, is ``left_reward + (right_reward - left_reward) (s + 1) / (n_states + 1)``; in
     the middle of the default walk it is 0.
 
-    Train: ``dist-classicrl train --env dist_classicrl/RandomWalk-v0 --discount-factor 1 --steps 1000000``.
+    Train: ``dist-classicrl train dist_classicrl/RandomWalk-v0 --discount-factor 1 --total-steps 1000000``.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ def chain(
     its mean reward per step is ``(1 - slip)**n_states * end_reward + slip * back_reward``, which is 3.6768
     with the defaults (Strens: 3,677 in 1,000 steps).
 
-    Train: ``dist-classicrl train --env dist_classicrl/Chain-v0 --steps 1000000``.
+    Train: ``dist-classicrl train dist_classicrl/Chain-v0 --total-steps 1000000``.
 
     Parameters
     ----------
@@ -121,7 +121,7 @@ def river_swim(
     The best policy with the defaults always swims to the right. Its states are a birth-death chain, of which
     the last one has the share 3601.5 / 8402.5 of the time: so the mean reward per step is 0.428622.
 
-    Train: ``dist-classicrl train --env dist_classicrl/RiverSwim-v0 --steps 5000000``.
+    Train: ``dist-classicrl train dist_classicrl/RiverSwim-v0 --total-steps 5000000``.
 
     Parameters
     ----------
@@ -173,7 +173,7 @@ def deep_sea(
     policy always moves to the right and collects ``treasure - move_cost``, 0.99, where that is above 0,
     without discount.
 
-    Train: ``dist-classicrl train --env dist_classicrl/DeepSea-v0 --discount-factor 1 --steps 1000000``.
+    Train: ``dist-classicrl train dist_classicrl/DeepSea-v0 --discount-factor 1 --total-steps 1000000``.
 
     Parameters
     ----------
