@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dist_classicrl._lazy import lazy_names
+from dist_classicrl._lazy import after_import, lazy_names
 from dist_classicrl._version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -55,3 +55,6 @@ __all__ = [
 
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)
+
+# Since 1.0 Gymnasium has no entry points for packages: only what is imported can tell it of environments.
+after_import("gymnasium", "dist_classicrl.environments.problems.registry:register_all")

@@ -1,10 +1,11 @@
-"""Public names of a package, imported when they are first asked for, so that importing it is quick."""
+"""What is imported when it is first asked for, so that importing this package is quick."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from typing import Any
 
 
@@ -24,3 +25,38 @@ def lazy_names(
         return sorted({*vars(sys.modules[package]), *homes})
 
     return get, names
+
+
+def after_import(module: str, function: str) -> None:
+    """Call ``module:function`` once `module` is imported: now, or at the end of its import."""
+    if module in sys.modules:
+        _call(function)
+    else:
+        sys.meta_path.insert(0, _Waiting(module, function))
+
+
+def _call(path: str) -> None:
+    module, _, name = path.partition(":")
+    getattr(importlib.import_module(module), name)()
+
+
+class _Waiting:
+    """Stands before the finders of modules until one of them is imported."""
+
+    def __init__(self, module: str, function: str) -> None:
+        self.module, self.function = module, function
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != self.module:
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_call(module: Any) -> None:
+                execute(module)
+                _call(self.function)
+
+            spec.loader.exec_module = execute_and_call  # type: ignore[method-assign]
+        return spec

@@ -122,6 +122,8 @@ def _meant_function(name: str) -> str:
 def _of_gymnasium(name: str, arguments: dict[str, Any]) -> Any:
     import gymnasium
 
+    from dist_classicrl.environments.problems import registry
+
     module, _, own_name = name.rpartition(":")
     if module:
         _imported(module)  # it registers the name
@@ -133,6 +135,9 @@ def _of_gymnasium(name: str, arguments: dict[str, Any]) -> Any:
     entry: Any = spec.entry_point
     creator = gymnasium.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry
     known = _parameters(creator, gymnasium.make)
+    if "problem" in spec.kwargs and spec.namespace == registry.NAMESPACE:
+        known.remove("problem")
+        known += registry.problem_of(own_name).arguments
     return _checked(factory, name, arguments, known)
 
 

@@ -12,15 +12,18 @@ from dist_classicrl._lazy import lazy_names
 
 if TYPE_CHECKING:
     from dist_classicrl.environments.model import TabularMDP
+    from dist_classicrl.environments.problems.registry import Problem, registry
     from dist_classicrl.environments.sampling.function_model import FunctionMDP
     from dist_classicrl.environments.tictactoe.env import TicTacToeEnv
 
-__all__ = ["FunctionMDP", "TabularMDP", "TicTacToeEnv"]
+__all__ = ["FunctionMDP", "Problem", "TabularMDP", "TicTacToeEnv", "registry"]
 
 _HOMES = {
     "FunctionMDP": "dist_classicrl.environments.sampling.function_model",
+    "Problem": "dist_classicrl.environments.problems.registry",
     "TabularMDP": "dist_classicrl.environments.model",
     "TicTacToeEnv": "dist_classicrl.environments.tictactoe.env",
+    "registry": "dist_classicrl.environments.problems.registry",
 }
 
 

@@ -223,10 +223,17 @@ def factory_of(env: Any) -> Callable[[], Any] | None:
 
 def _known_instance(env: Any, use_action_mask: bool | None) -> CompiledSimulator | None:
     """Return compiled code that is known to be the same process as `env`, or None."""
+    from dist_classicrl.environments.problems.env import ProblemEnv
     from dist_classicrl.environments.tictactoe.env import TicTacToeEnv
 
     if type(env.unwrapped) is TicTacToeEnv:
         return _tictactoe(env, use_action_mask)
+    if type(env.unwrapped) is ProblemEnv:
+        try:
+            problem, limits = unwrap_unchanged(env)
+        except EnvError:
+            return None
+        return problem.simulator(min(limits, default=None))
     model = known_model(env, use_action_mask=bool(use_action_mask))
     return None if model is None else CompiledSimulator.from_model(model)
 

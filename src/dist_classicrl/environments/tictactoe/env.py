@@ -50,7 +50,7 @@ class TicTacToeEnv(gymnasium.Env[Any, Any]):
     **Illegal actions**: playing a taken square loses the game at once, reward -1, with the board left as it
     is. With ``illegal_action="raise"`` it raises an error instead. A number outside 0 to 8 always raises.
 
-    It is registered as "dist_classicrl/TicTacToe-v0", which ``gymnasium.make`` finds once this module is
+    It is registered as "dist_classicrl/TicTacToe-v0", which ``gymnasium.make`` finds once this package is
     imported.
 
     Parameters
@@ -245,6 +245,3 @@ class TicTacToeEnv(gymnasium.Env[Any, Any]):
 
     def _info(self) -> dict[str, Any]:
         return {"action_mask": self._rules.legal[self._state].astype(np.int8)}
-
-
-gymnasium.register(id=ENV_ID, entry_point=f"{__name__}:TicTacToeEnv")

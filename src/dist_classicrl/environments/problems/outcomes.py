@@ -1,0 +1,63 @@
+"""A model of arrays that have an axis for the outcomes of each pair."""
+
+from __future__ import annotations
+
+from math import lgamma, log, sqrt
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dist_classicrl.environments.model import TabularMDP
+
+
+def model_of_outcomes(
+    probability: npt.ArrayLike,
+    next_state: npt.ArrayLike,
+    reward: npt.ArrayLike,
+    terminated: npt.ArrayLike = False,
+    *,
+    start: int | npt.ArrayLike,
+    name: str,
+    max_episode_steps: int | None,
+    grid_shape: tuple[int, int] | None = None,
+) -> TabularMDP:
+    """Return the model whose arrays broadcast to the shape (states, actions, outcomes).
+
+    Outcomes of probability 0 are left out. `start` is a state, or the distribution of the first one.
+    """
+    shape = np.broadcast_shapes(*map(np.shape, (probability, next_state, reward, terminated)))
+    S, A, most = shape
+
+    def flat(values: npt.ArrayLike, dtype: Any) -> np.ndarray:
+        return np.broadcast_to(np.asarray(values, dtype=dtype), shape).reshape(-1)
+
+    if np.ndim(start) == 0:
+        start = np.arange(S) == start
+    return TabularMDP(
+        n_states=S,
+        n_actions=A,
+        outcome_ptr=np.arange(0, S * A * most + 1, most),
+        outcome_prob=flat(probability, float),
+        outcome_next=flat(next_state, np.int64),
+        outcome_reward=flat(reward, float),
+        outcome_terminated=flat(terminated, bool),
+        start_prob=np.asarray(start, dtype=float),
+        max_episode_steps=max_episode_steps,
+        name=name,
+        grid_shape=grid_shape,
+    )
+
+
+def poisson_tails(mean: float, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the chance of k, that of k or more, and the mean of these, for k from 0 to ``size - 1``.
+
+    Each is float64 of shape (size,). Tails are summed from far outside, so that small ones are right.
+    """
+    far = size + int(mean + 20 * sqrt(mean) + 60)
+    k = np.arange(far)
+    chance = np.exp(k * log(mean) - mean - np.array([lgamma(i + 1.0) for i in k]))
+    tail = chance[::-1].cumsum()[::-1]
+    moment = (k * chance)[::-1].cumsum()[::-1]
+    beyond = np.divide(moment, tail, out=k.astype(float), where=tail > 0)
+    return chance[:size], tail[:size] / tail[0], beyond[:size]
