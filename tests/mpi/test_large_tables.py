@@ -1,6 +1,8 @@
 """Tables that all ranks of a host have once, as rows alone, between calls of `train` as well."""
 
 import hashlib
+import os
+import signal
 from dataclasses import replace
 
 import numpy as np
@@ -10,8 +12,10 @@ from mpi4py import MPI
 from dist_classicrl import DistAsyncQLearning, TabularMDP, _memory
 from dist_classicrl.callbacks import BaseCallback
 from dist_classicrl.checkpoint import arrays as array_files
+from dist_classicrl.engines.run import Run
 from dist_classicrl.engines.sharded import host_memory
 from dist_classicrl.errors import SettingsError
+from dist_classicrl.learning.supersteps.share import Share
 from dist_classicrl.model import places
 from dist_classicrl.tables import large_table
 
@@ -140,6 +144,61 @@ def test_checkpoints_are_written_while_others_learn(folder):
         np.testing.assert_array_equal(loaded.q_table, learner.q_table)
         np.testing.assert_array_equal(loaded.visits, learner.visits)
     WORLD.barrier()
+
+
+SUPERSTEPS = {"placement": "sharded", "walkers": 512}
+
+
+def learned_in_supersteps(calls, comm=None, **asked):
+    learner = agent(async_updates=False, comm=comm)
+    for steps in calls:
+        learner.train(MODEL, total_steps=steps, **SUPERSTEPS, **asked)
+    return learner
+
+
+def stop_from(step):
+    """Return what asks for a stop at the first report of a call after so many of its steps."""
+
+    def report(progress):
+        if progress.steps >= step:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    return report
+
+
+def bits_of(learner):
+    """Return the table and the visits, in the types of a small one, as a digest."""
+    visits = np.ascontiguousarray(learner.visits, np.int64)
+    return hashlib.sha256(np.ascontiguousarray(learner.q_table).tobytes() + visits.tobytes()).hexdigest()
+
+
+@pytest.mark.skipif(WORLD.size == 2, reason="as with more; each process compiles for long")
+@pytest.mark.parametrize("partition", ["hash", "range"])
+def test_owners_of_rows_learn_in_place_what_they_learn_in_copies(monkeypatch, folder, partition):
+    calls = [60_001, 120_000]
+    with monkeypatch.context() as patch:
+        patch.setattr(large_table, "FROM_ENTRIES", 1 << 25)
+        truth = bits_of(learned_in_supersteps(calls, MPI.COMM_SELF))
+
+    def no_copy(*arguments):
+        raise AssertionError("a whole table was told or divided")
+
+    monkeypatch.setattr(Run, "take", no_copy)
+    monkeypatch.setattr(Share, "load", no_copy)
+    learner = learned_in_supersteps(calls, partition=partition)
+    assert is_large(learner) and bits_of(learner) == truth and all_have_the_same(learner)
+
+    # Stopped in the middle of each call, it goes on alone, and ends with all ranks.
+    kept = {"checkpoint_dir": folder, "stop_signals": ["SIGUSR1"], "partition": partition}
+    with pytest.raises(SystemExit):
+        learned_in_supersteps(calls, progress=stop_from(30_000), **kept)
+    places._agents.clear()
+    if WORLD.rank == 0:
+        with pytest.raises(SystemExit):
+            learned_in_supersteps(calls, MPI.COMM_SELF, progress=stop_from(70_000), **kept)
+    WORLD.barrier()
+    places._agents.clear()
+    assert bits_of(learned_in_supersteps(calls, **kept)) == truth
 
 
 @pytest.mark.parametrize("settings", [{}, {"async_updates": False, "logical_workers": 2}])

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl.agent.checkpoint_body import checkpoint_fault
-from dist_classicrl.checkpoint.folder import Saved
+from dist_classicrl.checkpoint.folder import CheckpointFolder, Saved
 from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.engines.run import Resumed
 from dist_classicrl.engines.saving import MODES
@@ -22,7 +22,7 @@ from dist_classicrl.learning.learner import TAKEN
 from dist_classicrl.learning.state import unstack_states
 from dist_classicrl.model.agent_state import AgentState, Pending
 from dist_classicrl.model.model_file import all_finite
-from dist_classicrl.model.places import Place
+from dist_classicrl.model.places import Place, PlaceName
 from dist_classicrl.schedules import Schedule, from_dict, to_dict
 from dist_classicrl.tables.shape import TableShape
 
@@ -173,6 +173,26 @@ def put_table_back(state: AgentState) -> None:
         keyed.put(pending.keys, pending.legal, pending.values, pending.counts)
     elif pending is not None:
         state.put(pending.values, pending.counts)
+
+
+def put_back_to_call(
+    state: AgentState, folder: CheckpointFolder, place: PlaceName, begin: int, end: int
+) -> Resumed | None:
+    """Let the agent's table be that of the newest checkpoint that the call from `begin` to `end` has written.
+
+    Return what it says besides; None: there is none. CheckpointError where none can be used.
+    """
+    saved = folder.read_newest()
+    if saved is None or saved.body.get("run") != place.run:
+        return None
+    if saved.body.get("call") != {"begin": begin, "end": end}:
+        return None
+    if (fault := checkpoint_fault(saved)) is not None:
+        raise _refused(saved, fault)
+    body = saved.body
+    state.put(*_what_fits(state, saved.arrays, True))
+    learners = _learners(state, saved)
+    return Resumed(saved.url, body["steps"] - begin, body["tally"], body["mode"], None, learners)
 
 
 def _refused(saved: Saved, fault: str) -> CheckpointError:

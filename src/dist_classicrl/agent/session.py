@@ -15,6 +15,7 @@ from typing import Any
 from dist_classicrl.agent.agreement import Agreement, Alone
 from dist_classicrl.agent.beginning import Beginning, adopt, begin_call
 from dist_classicrl.agent.checkpoint_body import constant_arrays, description
+from dist_classicrl.agent.checkpoints import put_back_to_call
 from dist_classicrl.agent.observer import CallbackObserver
 from dist_classicrl.agent.request import Request
 from dist_classicrl.agent.result import TrainingResult
@@ -25,7 +26,7 @@ from dist_classicrl.comm import envelope
 from dist_classicrl.engines.engine import Engine, Layout, engine_for, engine_named, learns_in_rows
 from dist_classicrl.engines.outcome import Outcome, Tally
 from dist_classicrl.engines.progress import Observer
-from dist_classicrl.engines.run import LossPolicy, Run
+from dist_classicrl.engines.run import LossPolicy, Resumed, Run
 from dist_classicrl.engines.saving import Saver, note_finished
 from dist_classicrl.engines.sharded.host_memory import share_rows
 from dist_classicrl.engines.supersteps.checks import check_asked, check_supersteps
@@ -88,7 +89,7 @@ class Session:
             state.take_note_of(source)
             until_training.pop_all()  # the engine closes the environment
         start = None if isinstance(agreement, Alone) else agreement
-        return self._train(engine, source, beginning, place, start)
+        return self._train(engine, source, beginning, place, start, in_rows)
 
     def join(self, entry: Entry) -> TrainingResult:
         """Train with those who have begun already."""
@@ -98,7 +99,7 @@ class Session:
         engine = engine_named(
             entry.told["engine"], self.state.settings, beginning.ranks, self.asked.placement
         )
-        return self._train(engine, source, beginning, None, entry)
+        return self._train(engine, source, beginning, None, entry, entry.told["in_rows"])
 
     def _settle(
         self, agreement: Agreement, ranks: int, error: BaseException | None, until_training: ExitStack
@@ -135,10 +136,8 @@ class Session:
     def _in_rows(self, source: Source, engine: Engine) -> bool:
         """Whether the engine learns in the rows of the agent's large table."""
         state = self.state
-        is_compiled = source.simulator is not None
-        return state.fills(source) and learns_in_rows(
-            engine, state.settings, is_compiled, self.asked.placement
-        )
+        layout = self._layout(source)
+        return state.fills(source) and learns_in_rows(engine, state.settings, layout, self.asked.placement)
 
     def _layout(self, source: Source) -> Layout:
         hosts = {0} if self.group is None else {self.group.host_of(rank) for rank in self.group.view.members}
@@ -238,9 +237,10 @@ class Session:
         beginning: Beginning,
         place: Place | None,
         start: Setup | Entry | None,
+        in_rows: bool,
     ) -> TrainingResult:
         state, asked, settings = self.state, self.asked, self.state.settings
-        corner = state.corner(source, self._in_rows(source, engine))
+        corner = state.corner(source, in_rows)
         state.environment = source.identity
         callbacks = callback_list(asked.callbacks)
         interval = math.inf if self.shown is None else REPORT_SECONDS
@@ -268,8 +268,9 @@ class Session:
                 resumed=beginning.resumed,
                 generation=beginning.generation,
                 policy=LossPolicy(settings.on_failure, settings.min_workers, settings.max_replacements),
-                told={**beginning.to_dict(), "engine": engine.name},
+                told={**beginning.to_dict(), "engine": engine.name, "in_rows": in_rows},
                 take_over_saving=partial(self._take_over_saving, source, beginning, rank),
+                reload=partial(self._reload, beginning),
                 wants_to_leave=lambda: state.leaving.why,
                 is_sharded=asked.placement == "sharded",
                 lend=corner.put_back_when_read,
@@ -352,6 +353,19 @@ class Session:
             logger.warning("Rank %d cannot save the run, and goes on without: %s", rank, error)
             return None
         return self._saver(source, beginning, place)
+
+    def _reload(self, beginning: Beginning) -> Resumed | None:
+        """Bring the table to the last checkpoint of a call; return what that says, None if there is none."""
+        if self.plan is None or beginning.place is None:
+            return None
+        try:
+            place = self.state.places.of(self.plan)
+            return put_back_to_call(
+                self.state, place.folder, beginning.place, beginning.begin, beginning.asked
+            )
+        except CheckpointError as error:
+            logger.warning("There is no table to go back to: %s", error)
+            return None
 
 
 def _told_apart(now: Identity, before: Identity) -> str:

@@ -66,6 +66,8 @@ class Kind(IntEnum):
     ROWS = 34  # the answer
     KEEP = 35  # server: the whole table
     WALKERS = 36  # between owners of rows: walkers, or the targets that they asked for
+    HALT = 41  # supersteps, server: touch no rows until the next BEGIN
+    HALTED = 42  # the answer
 
 
 _KINDS = {int(kind): kind for kind in Kind}

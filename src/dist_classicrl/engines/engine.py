@@ -162,11 +162,13 @@ def engine_for(settings: Settings, ranks: int, placement: Any, layout: Layout = 
     return next(engine for engine in _BUILT_IN if engine.suits(settings, ranks))
 
 
-def learns_in_rows(engine: Engine, settings: Settings, is_compiled: bool, placement: Any) -> bool:
+def learns_in_rows(engine: Engine, settings: Settings, layout: Layout, placement: Any) -> bool:
     """Whether an engine learns in a table of rows that it is given, and needs no other."""
     if engine is _SHARDED:
         return True
-    is_interleaved = is_compiled and settings.replay_ratio == 0.0
+    if engine is _SUPERSTEPS:
+        return layout.hosts == 1
+    is_interleaved = layout.is_compiled and settings.replay_ratio == 0.0
     return engine is _LOCAL and settings.async_updates and (is_interleaved or placement == "sharded")
 
 

@@ -145,6 +145,7 @@ class Counters:
 
 
 _COUNTERS = [each.name for each in fields(Counters)]
+_LEARNED = ("steps", "episodes", "returns", "lengths", "td_errors")
 
 
 def _typed(data: Mapping[str, float]) -> dict[str, Any]:
@@ -239,6 +240,18 @@ class Tally(Counters):
                 "reported": counted.reported.counted(),
             }
         )
+
+    def go_back_to(self, data: Mapping[str, Any]) -> None:
+        """Be at the steps at which `to_dict` returned `data`, which are to be made again from there on.
+
+        What was sent, how long it took, and what was reported since then stays.
+        """
+        there = Tally(total_steps=self.total_steps)
+        there._take(data)
+        for name in _COUNTERS:
+            own, then = getattr(self, name), getattr(there, name)
+            setattr(self, name, then if name in _LEARNED else max(own, then))
+        self.reported = max(self.reported, there.reported, key=lambda counters: counters.steps)
 
     def end_as(self, result: Mapping[str, Any]) -> None:
         """Be what it was at the end of a call with this `Outcome.to_dict`."""

@@ -224,6 +224,8 @@ class Reporter:
 
     def is_due(self, seconds: float, now: bool = False) -> bool:
         """Whether to report, `seconds` after this process began: it is time, or `now` if there is news."""
+        if self.tally.steps < self.tally.reported.steps:  # what is made again after a loss was reported
+            return False
         if self.is_at_step or seconds >= self._next:
             return True
         return now and self.every < math.inf and self.tally.steps > self.tally.reported.steps

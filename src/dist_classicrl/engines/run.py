@@ -97,6 +97,8 @@ class Run:
     told: dict[str, Any] = field(default_factory=dict)  # to a rank that joins in the middle
     #: Returns a saver for this rank, which has to serve in place of one that was lost; None: it cannot save.
     take_over_saving: Callable[[], Saver | None] | None = None
+    #: Brings `large` to the last checkpoint of this call, and returns what that says; None: there is none.
+    reload: Callable[[], Resumed | None] | None = None
     wants_to_leave: Callable[[], str | None] = lambda: None  # why this rank is to leave in good order
     #: Takes what brings `values` and `counts` up to date, to be called before anybody else reads them.
     lend: Callable[[Callable[[], None]], None] = lambda settle: None

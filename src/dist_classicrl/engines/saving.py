@@ -155,10 +155,19 @@ class Saver:
             self._arrays(values, counts, position), self._body(position), self.description["run"]
         )
 
-    def save_and_wait(self, values: np.ndarray, counts: np.ndarray, position: Position) -> None:
-        """Write a checkpoint of what may change as soon as this returns."""
+    def save_and_wait(
+        self,
+        values: np.ndarray,
+        counts: np.ndarray,
+        position: Position,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Write a checkpoint of what may change as soon as this returns.
+
+        `meanwhile` is called every 50 ms.
+        """
         self.save(values, counts, position)
-        self._wait(math.inf, lambda: None)
+        self._wait(math.inf, meanwhile)
 
     def save_last(
         self,

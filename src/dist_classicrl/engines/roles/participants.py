@@ -294,6 +294,8 @@ class Participant(Generic[W, S]):
             lost = [event for event in self.group.events.entries if event["kind"] == "excluded"]
             server.members.lost_before += [(event["rank"], event["detail"]) for event in lost]
         with _heard(self.group, lambda: server.channels, server.beat):
+            if self._final is None:
+                server.make_ready()
             run.reporter.begin(server.seconds, server.who_learns())
             if self._final is None:
                 return self._serve(server)

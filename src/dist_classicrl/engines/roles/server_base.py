@@ -54,6 +54,9 @@ class Serving(Service[Client]):
 
     # What an engine does, besides what its `Service` does when workers change
 
+    def make_ready(self) -> None:
+        """Do what has to be done before anybody is told how far the run is; it raises what `run` does."""
+
     @abstractmethod
     def run(self) -> Stop | None:
         """Serve until all steps have been made, or until the run is to stop: return why, in that case.

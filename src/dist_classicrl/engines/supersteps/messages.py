@@ -77,6 +77,22 @@ class Rows:
     keys: np.ndarray | None = None  # int64: of the states, where they are such
 
 
+@message(Kind.HALT)
+@dataclass(frozen=True)
+class Halt:
+    """The server's: a rank was lost in the middle of a superstep; touch no rows until the next `Begin`."""
+
+    attempt: int
+
+
+@message(Kind.HALTED)
+@dataclass(frozen=True)
+class Halted:
+    """The answer."""
+
+    attempt: int
+
+
 @message(Kind.KEEP)
 @dataclass(frozen=True)
 class Keep:

@@ -6,7 +6,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,16 +16,18 @@ from dist_classicrl.comm import envelope
 from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.comm.transport import Backoff, Channel
 from dist_classicrl.engines.outcome import Tally
-from dist_classicrl.engines.run import Run
+from dist_classicrl.engines.run import Resumed, Run
 from dist_classicrl.engines.supersteps.messages import Cut, Played, Rows
 from dist_classicrl.errors import ProtocolError, StateLimitError
 from dist_classicrl.learning.learner import Stream
 from dist_classicrl.learning.rates import Rates
 from dist_classicrl.learning.rules import find
+from dist_classicrl.learning.state import State
 from dist_classicrl.learning.supersteps.keyed_share import KeyedShare, in_key_order, share_of
 from dist_classicrl.learning.supersteps.share import Share, record_sizes, supersteps, totals_of
 from dist_classicrl.learning.supersteps.together import Boxes, boxes_in, bytes_of
 from dist_classicrl.membership.group import Group
+from dist_classicrl.tables.maps import Refresh
 
 _TEND_SECONDS = 0.01
 _SPINS = 50
@@ -38,10 +40,19 @@ _LOOKS = 5000
 def first_cut(run: Run) -> Cut:
     """Return where a call begins, or goes on from a checkpoint."""
     stream = run.alone_stream()
-    resumed = run.resumed
+    return Cut(stream.start, stream.used, stream.last, _walkers_of(run.resumed))
+
+
+def cut_at(run: Run, saved: Resumed) -> Cut:
+    """Return where a call was when it was `saved`, by a process that has begun it with this `run`."""
+    first = first_cut(run)
+    before = 0 if run.resumed is None else run.resumed.made
+    return replace(first, used=first.used + saved.made - before, walkers=_walkers_of(saved))
+
+
+def _walkers_of(resumed: Resumed | None) -> State:
     is_same = resumed is not None and resumed.mode == "supersteps" and 0 in resumed.learners
-    walkers = resumed.learners[0] if resumed is not None and is_same else {}
-    return Cut(stream.start, stream.used, stream.last, walkers)
+    return resumed.learners[0] if resumed is not None and is_same else {}
 
 
 class Sums:
@@ -195,9 +206,16 @@ class Part:
         keys = share.keys.view(np.int64) if isinstance(share, KeyedShare) else None
         return Rows(self.attempt, *share.rows(), share.state(), keys)
 
+    def take(self, refresh: Refresh) -> None:
+        """Let the run's table be a whole one that the server has told, where each rank has one."""
+        if self.run.large is None:
+            self.run.take(refresh)
+
     def gather(self, rows: list[Rows]) -> None:
         """Write the rows of all players, in their order, into the run's table."""
         run = self.run
+        if run.large is not None:  # they are there
+            return
         if run.keyed is None:
             for number, told in enumerate(rows):
                 share = self.share(number, len(rows))

@@ -18,7 +18,7 @@ from dist_classicrl.engines.pace import Pace
 from dist_classicrl.engines.progress import Learning
 from dist_classicrl.engines.roles.peers import Peer
 from dist_classicrl.engines.roles.server_base import NobodyLeft, Serving
-from dist_classicrl.engines.saving import Position
+from dist_classicrl.engines.saving import Position, Saver
 from dist_classicrl.engines.supersteps.messages import Begin, Cut, Keep, Play, Played, Rows, TellRows
 from dist_classicrl.engines.supersteps.part import Part, Sums
 from dist_classicrl.engines.supersteps.table import GatheredTable
@@ -193,14 +193,18 @@ class SuperstepServer(Serving[Client]):
                 saver.begin(here)
                 self.report_progress(now=True)
                 self._settle()
-                if self.part.run.keyed is not None:  # there may be other arrays now
-                    self._snapshot = self.table.snapshot()
-                self._snapshot.copy_now()
-                saver.save(self._snapshot.values, self._snapshot.counts, self.position)
+                self._save(saver)
         if self.group.wire.now() > self._kept_at + self._seconds_between_copies():
             self._settle()
             self._keep()
         return None
+
+    def _save(self, saver: Saver) -> None:
+        """Save the table of the last cut."""
+        if self.part.run.keyed is not None:  # there may be other arrays now
+            self._snapshot = self.table.snapshot()
+        self._snapshot.copy_now()
+        saver.save(self._snapshot.values, self._snapshot.counts, self.position)
 
     def _seconds_between_copies(self) -> float:
         n_bytes = self.table.values.nbytes + self.table.counts.nbytes
@@ -217,7 +221,7 @@ class SuperstepServer(Serving[Client]):
 
     def _advance(self, until: int) -> None:
         """Let all make supersteps up to step `until` of the stream, whoever is lost meanwhile."""
-        while self._used < until:
+        while self._used < until or self._is_broken:
             if self._must_begin and not self._is_broken:
                 self._settle()
             try:

@@ -50,3 +50,12 @@ class GatheredTable(SharedTable):
     def settle(self) -> None:
         """Bring `values` and `counts` up to date."""
         self.gather()
+
+
+class RowsInPlace(GatheredTable):
+    """A run's whole table where all ranks have its rows: there is nothing of it to tell, but the version."""
+
+    def refresh(self, since: int) -> Refresh:
+        """See `GatheredTable`."""
+        nothing = np.zeros(0, np.int64)
+        return Refresh(since, self.version, None if since < 0 else nothing, np.zeros(0), nothing)

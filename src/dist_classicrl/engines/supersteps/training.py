@@ -11,13 +11,15 @@ import numpy as np
 from dist_classicrl.engines.local import training as local
 from dist_classicrl.engines.loops import LearningOn, StepLoop
 from dist_classicrl.engines.outcome import Outcome
+from dist_classicrl.engines.roles.messages import Final
 from dist_classicrl.engines.roles.participants import Roles, run_together
 from dist_classicrl.engines.run import Run
-from dist_classicrl.engines.sharded.host_memory import HostMemory, opened_later, share
+from dist_classicrl.engines.sharded.host_memory import HostMemory, opened_later, share, share_rows
 from dist_classicrl.engines.supersteps.messages import Cut
 from dist_classicrl.engines.supersteps.part import Part, Sums, first_cut, shared_bytes
+from dist_classicrl.engines.supersteps.rows_server import RowsServer
 from dist_classicrl.engines.supersteps.server import SuperstepServer
-from dist_classicrl.engines.supersteps.table import GatheredTable
+from dist_classicrl.engines.supersteps.table import GatheredTable, RowsInPlace
 from dist_classicrl.engines.supersteps.worker import SuperstepWorker
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.learning.learner import Learner
@@ -30,6 +32,7 @@ from dist_classicrl.membership.handshake import Setup
 from dist_classicrl.tables.shared import SharedTable
 
 _TOLD = "memory"
+_TOLD_ROWS = "rows"
 
 
 def train(run: Run, group: Group | None, start: Setup | Entry | None) -> Outcome:
@@ -40,6 +43,7 @@ def train(run: Run, group: Group | None, start: Setup | Entry | None) -> Outcome
     memory: HostMemory | None = None
     try:
         try:
+            _share_rows(run, start)
             memory = _memory(run, group, start)
         except BaseException:
             run.close(None)
@@ -49,6 +53,20 @@ def train(run: Run, group: Group | None, start: Setup | Entry | None) -> Outcome
     finally:
         if memory is not None:
             memory.close()
+
+
+def _share_rows(run: Run, start: Setup | Entry) -> None:
+    """Let all ranks have the rows of a table that is there once."""
+    large = run.large
+    if large is None:
+        return
+    if isinstance(start, Entry):
+        large.move_to(opened_later(run.told[_TOLD_ROWS], large.size), False)
+    else:
+        share_rows(large, start)
+    run.told[_TOLD_ROWS] = large.shared.told
+    run.rows = large.rows
+    run.values, run.counts = large.rows.values, large.rows.counts
 
 
 def _memory(run: Run, group: Group, start: Setup | Entry) -> HostMemory | None:
@@ -106,13 +124,13 @@ class SuperstepRoles(Roles[SuperstepWorker, SuperstepServer]):
 
     def board(self, version: int = 0, applied: dict[int, int] | None = None) -> GatheredTable:
         """See `Roles`."""
-        return GatheredTable(self.run, version)
+        return (GatheredTable if self.run.large is None else RowsInPlace)(self.run, version)
 
     def server(self, table: SharedTable, cut: Cut | None = None) -> SuperstepServer:
         """See `Roles`; in place of one that was lost it goes on from `cut`."""
         run, group = self.run, self.group
         assert isinstance(table, GatheredTable)  # from `board`
-        return SuperstepServer(
+        return (SuperstepServer if run.large is None else RowsServer)(
             group,
             table,
             run.policy,
@@ -127,10 +145,16 @@ class SuperstepRoles(Roles[SuperstepWorker, SuperstepServer]):
         )
 
     def successor(self, worker: SuperstepWorker) -> SuperstepServer:
-        """See `Roles`: it begins where its own table is."""
+        """See `Roles`: it begins where its own table is, or with a checkpoint of one that is there once."""
+        if self.run.large is not None:
+            return self.server(self.board(worker.begun_with.version + 1), first_cut(self.run))
         if worker.cut.tally is not None:
             self.run.tally.take_over(worker.cut.tally)
         return self.server(self.board(worker.begun_with.version + 1), worker.cut)
+
+    def take(self, final: Final) -> None:
+        """See `Roles`."""
+        self._part.take(final.refresh)
 
     def learner_alone(self, server: SuperstepServer) -> LearningOn:
         """Raise RuntimeError: the server owns rows itself, and goes on with those of others."""

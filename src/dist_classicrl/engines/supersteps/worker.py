@@ -9,7 +9,7 @@ from dist_classicrl.comm.messages import decode, encode
 from dist_classicrl.comm.transport import Backoff, Channel
 from dist_classicrl.engines.roles.messages import Final
 from dist_classicrl.engines.roles.worker_base import Working
-from dist_classicrl.engines.supersteps.messages import Begin, Cut, Keep, Play, TellRows
+from dist_classicrl.engines.supersteps.messages import Begin, Cut, Halt, Halted, Keep, Play, TellRows
 from dist_classicrl.engines.supersteps.part import Part
 from dist_classicrl.errors import ProtocolError
 from dist_classicrl.membership.election import Base
@@ -33,7 +33,7 @@ class SuperstepWorker(Working):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._orders: deque[Begin | Play | TellRows] = deque()
+        self._orders: deque[Begin | Play | TellRows | Halt] = deque()
         self._leaving = False
 
     @property
@@ -74,7 +74,7 @@ class SuperstepWorker(Working):
             self.await_release()
         return self.final
 
-    def _obey(self, order: Begin | Play | TellRows) -> None:
+    def _obey(self, order: Begin | Play | TellRows | Halt) -> None:
         part = self.part
         match order:
             case Begin():
@@ -84,11 +84,14 @@ class SuperstepWorker(Working):
                 self.channel.send(encode(part.play(order.until, self._tend)))
             case TellRows() if order.attempt == part.attempt:
                 self.channel.send(encode(part.rows()))
+            case Halt():
+                part.close()
+                self.channel.send(encode(Halted(order.attempt)))
 
     def _keep(self, refresh: Refresh, cut: Cut) -> None:
-        term, base, run = self.group.view.term, self.begun_with, self.part.run
+        term, base = self.group.view.term, self.begun_with
         if refresh.entries is None:
-            run.take(refresh)
+            self.part.take(refresh)
         elif refresh.since != base.version or base.term != term or refresh.entries.size:
             raise ProtocolError(
                 f"A table from version {refresh.since} on came to a base of version {base.version}."
@@ -119,7 +122,7 @@ class SuperstepWorker(Working):
     def _take_in(self) -> None:
         while self.final is None and (message := self.channel.poll()) is not None:
             match decode(message):
-                case Begin() as order:
+                case (Begin() | Halt()) as order:
                     self._orders.clear()  # they were of what came before
                     self._orders.append(order)
                     self.note_server_progress()

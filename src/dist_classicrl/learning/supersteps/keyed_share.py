@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dist_classicrl._jit import jit, jit_for
+from dist_classicrl._jit import jit_for
 from dist_classicrl.errors import SettingsError, StateLimitError
 from dist_classicrl.learning.keyed_table import KeyedTable
 from dist_classicrl.learning.learner import Problem
@@ -15,18 +15,13 @@ from dist_classicrl.learning.supersteps.partition import (
     NO_LIMIT,
     ByKey,
     check_partition,
+    find_own,
     owned_by,
-    owner_of,
 )
+from dist_classicrl.learning.supersteps.row_share import RowShare
 from dist_classicrl.learning.supersteps.share import Share
 from dist_classicrl.learning.supersteps.together import IS_OVER
 from dist_classicrl.tables.shape import TableShape
-
-
-@jit
-def _find_own(partition: Any, keys: np.ndarray, rank: int, is_own: np.ndarray) -> None:
-    for i in range(keys.size):
-        is_own[i] = owner_of(partition, keys[i]) == rank
 
 
 class KeyedShare(Share):
@@ -136,7 +131,7 @@ class KeyedShare(Share):
 
     def _is_own(self, states: np.ndarray) -> np.ndarray:
         is_own = np.empty(states.size, bool)
-        find = jit_for(_find_own, type(self._simulator.tables), self._kind_of_partition)
+        find = jit_for(find_own, type(self._simulator.tables), self._kind_of_partition)
         find(self._partition, np.ascontiguousarray(states), self._rank, is_own)
         return is_own
 
@@ -180,5 +175,9 @@ def in_key_order(
 
 
 def share_of(problem: Problem, *arguments: Any, **more: Any) -> Share:
-    """Return the share of a problem that `Share`, or a `KeyedShare` where states are keys, is called with."""
-    return (Share if problem.source.keys is None else KeyedShare)(problem, *arguments, **more)
+    """Return the share of a problem that `Share` is called with.
+
+    It is a `KeyedShare` where states are keys, and a `RowShare` where the problem has rows.
+    """
+    rows: type[Share] = Share if problem.rows is None else RowShare
+    return (rows if problem.source.keys is None else KeyedShare)(problem, *arguments, **more)

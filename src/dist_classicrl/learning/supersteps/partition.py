@@ -1,7 +1,8 @@
 """Which rank owns which states, and where an owner has their rows: jitted functions, picked by a class.
 
 A rank's rows are its states in their order. Where those are not one range, a bit for each state tells which
-are its own, and so many bits before a state's are set as its row says.
+are its own, and so many bits before a state's are set as its row says. In a table that is there once for all
+ranks no bits are kept: the row of a state is where it is in the whole table.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Spread(NamedTuple):
     """The owner of a state is a hash of it."""
 
     ranks: int
-    words: np.ndarray  # uint64: its own states, a bit each
+    words: np.ndarray  # uint64: its own states, a bit each; none where the row of a state is its number
     before: np.ndarray  # int64: how many there are before each word
 
 
@@ -168,7 +169,7 @@ def _overload_row_of(partition, state):
         return lambda partition, state: state - partition.first
     if kind is ByKey:
         return lambda partition, state: row_for(partition.game, state)
-    return lambda partition, state: number_of(partition.words, partition.before, state)
+    return lambda partition, state: _row_of_own(partition.words, partition.before, state)
 
 
 @overloads(row_ahead, inline=True)
@@ -279,14 +280,29 @@ def _hashed(state, ranks):
     return np.int64((high * np.uint64(ranks)) >> SHIFT_32)
 
 
+@jit_inline
+def _row_of_own(words, before, state):
+    return number_of(words, before, state) if words.size else np.int64(state)
+
+
+@jit
+def find_own(partition, states, rank, is_own):
+    """Fill `is_own`: whether `rank` owns each of these states."""
+    for i in range(states.size):
+        is_own[i] = owner_of(partition, states[i]) == rank
+
+
 @jit
 def _own(partition, rank, ranks, n_states, words):
-    """Set the bits of the states of `rank`; return the first state that has no owner, and -1 if all have."""
+    """Set the bits of the states of `rank`; return the first state that has no owner, and -1 if all have.
+
+    Without `words` none is set.
+    """
     for state in range(n_states):
         owner = owner_of(partition, np.int64(state))
         if not 0 <= owner < ranks:
             return state
-        if owner == rank:
+        if owner == rank and words.size:
             set_numbers(words, state)
     return -1
 
@@ -303,18 +319,23 @@ def check_partition(partition: Any) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Owned:
-    """The states of one rank: what kernels are called with, and the states by their rows, or None for all."""
+    """The states of one rank: what kernels are called with, and the states by their rows.
+
+    None: the row of a state is its number.
+    """
 
     arrays: Any
     states: np.ndarray | None
 
 
-def owned_by(partition: Any, n_states: int, rank: int, ranks: int, is_alone: bool = False) -> Owned:
+def owned_by(
+    partition: Any, n_states: int, rank: int, ranks: int, is_alone: bool = False, in_place: bool = False
+) -> Owned:
     """Return what `rank` owns of so many states.
 
     `partition` is "hash", which divides them evenly, "range", or a jitted function that returns the owner of
     a state. SettingsError if it is something else, or what it returns is no rank. `is_alone`: there never is
-    another rank.
+    another rank. `in_place`: the rows of all ranks are in one table, each where its state is.
     """
     check_partition(partition)
     is_function = not isinstance(partition, str)
@@ -323,10 +344,14 @@ def owned_by(partition: Any, n_states: int, rank: int, ranks: int, is_alone: boo
     if partition == "range":
         size = -(-n_states // ranks)
         first = min(rank * size, n_states)
+        if in_place:
+            return Owned(Range(size, 0), None)
         return Owned(Range(size, first), np.arange(first, min(first + size, n_states)))
-    words = np.zeros(-(-n_states // 64), np.uint64)
+    words = np.zeros(0 if in_place else -(-n_states // 64), np.uint64)
     kind: Any = _class_for(partition) if is_function else Spread
     arrays = kind(ranks, words, np.zeros(words.size, np.int64))
+    if in_place and not is_function:
+        return Owned(arrays, None)
     own = jit_for(_own, type(arrays))
     wrong = own(arrays, rank, ranks, n_states, words)
     if wrong >= 0:
@@ -334,6 +359,8 @@ def owned_by(partition: Any, n_states: int, rank: int, ranks: int, is_alone: boo
             f"partition gives state {wrong} to {partition(wrong)!r}, which is no rank: with {ranks} of them "
             f"it must return whole numbers from 0 to {ranks - 1}, for each of the {n_states} states."
         )
+    if in_place:
+        return Owned(arrays, None)
     numbering(words, arrays.before)
     return Owned(arrays, np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")))
 

@@ -1,0 +1,163 @@
+"""The server of supersteps where the table is there once for all ranks, who write their rows in place.
+
+Nobody has another table to go back to. When a rank is lost in the middle of a superstep, all others stop, the
+rows are read from the last checkpoint of the call, and the same steps are made again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from dist_classicrl.comm.messages import decode, encode
+from dist_classicrl.comm.transport import Backoff
+from dist_classicrl.engines.roles.messages import Leave
+from dist_classicrl.engines.roles.peers import Peer
+from dist_classicrl.engines.saving import Saver
+from dist_classicrl.engines.supersteps.messages import Halt, Halted
+from dist_classicrl.engines.supersteps.part import Sums, cut_at
+from dist_classicrl.engines.supersteps.server import Client, SuperstepServer
+from dist_classicrl.errors import RankLostError
+from dist_classicrl.process.stop import Stop
+
+T = TypeVar("T")
+
+_LOOK_SECONDS = 0.05
+
+
+@dataclass
+class RowsServer(SuperstepServer):
+    """Serves one call of `train` whose table is in memory that all ranks share.
+
+    In place of a server that was lost, which may have been in the middle of a superstep, it begins with
+    `make_ready`.
+    """
+
+    def __post_init__(self) -> None:
+        #: Whether the rows are those of the last cut.
+        self._is_at_cut = self.knows_all
+        self._halted: set[int] = set()
+        self._leaves: list[tuple[Peer[Client], Leave]] = []
+        super().__post_init__()
+
+    def make_ready(self) -> None:
+        """See `Serving`: go back to the last checkpoint, unless nothing was made."""
+        if not self._is_at_cut:
+            self._go_back()
+
+    def has_lost(self, rank: int) -> int:
+        """Divide the rows anew, without it, after going back where anything was made since the last cut."""
+        if self._is_at_cut:
+            self._must_begin = True
+            return 0
+        return super().has_lost(rank)
+
+    def take_in(self, peer: Peer[Client], message: np.ndarray) -> None:
+        """See `SuperstepServer`. Who leaves is let go between two supersteps, so that its rows are whole."""
+        match decode(message):
+            case Halted(attempt):
+                if attempt == self._attempt:
+                    self._halted.add(peer.rank)
+            case Leave() as leave:
+                self._leaves.append((peer, leave))
+            case _:
+                super().take_in(peer, message)
+
+    # Supersteps
+
+    def _look(self) -> Stop | None:
+        leaves, self._leaves = self._leaves, []
+        if leaves:
+            self._settle()
+            for peer, leave in leaves:
+                if self.peers.present.get(peer.rank) is peer:
+                    self.members.let_go(peer, leave)
+        return super()._look()
+
+    def _save(self, saver: Saver) -> None:
+        """See `SuperstepServer`: there is no memory for a copy, so all wait until it is written."""
+        saver.save_and_wait(self.table.values, self.table.counts, self.position, self.keep_alive)
+
+    def _seconds_between_copies(self) -> float:
+        return math.inf
+
+    def _begin(self) -> None:
+        if not self._is_at_cut:
+            self._go_back()
+        super()._begin()
+
+    def _play(self, until: int) -> None:
+        self._is_at_cut = False
+        super()._play(until)
+
+    def _gather(self) -> None:
+        super()._gather()
+        self._is_at_cut = True
+
+    # After a loss
+
+    def _go_back(self) -> None:
+        """Bring the rows to the last checkpoint of this call; RankLostError if there is none."""
+        self._halt_all()
+        run = self.part.run
+        saved = None if run.reload is None else self._meanwhile_alive(run.reload)
+        if saved is None:
+            raise RankLostError(
+                "A rank was lost in the middle of a superstep, while rows of the table that all ranks share "
+                "were being written, and there is no checkpoint of this call to go back to: what was learned "
+                "is lost. Start the job again. With train(..., checkpoint_dir=..., checkpoint_interval=...) "
+                "a loss costs the steps since the last checkpoint, and no more."
+            )
+        self.cut = cut_at(run, saved)
+        self._used = self.cut.used
+        self.tally.go_back_to(saved.tally)
+        self._sums = Sums(self.tally, self.cut)
+        self.table.overwritten()
+        self._is_at_cut = self._must_begin = True
+        self._is_broken = False
+
+    def _halt_all(self) -> None:
+        """Wait until all others have stopped; RankLostError if one may go on that is not heard any more."""
+        self.part.close()
+        self._attempt += 1
+        self._halted = set()
+        message, asked = encode(Halt(self._attempt)), set(self.peers.present)
+        for peer in self.peers.present.values():
+            peer.channel.send(message)
+        writers = asked.union(self.part.players, (rank for rank, _ in self.members.lost_before))
+        writers -= {self.group.rank}
+        backoff, begin = Backoff(self.group.wire.sleep), self.group.wire.now()
+        while missing := writers - self._halted - self.group.dead:
+            is_there = not missing.isdisjoint(self.peers.present)
+            if not is_there and self.group.wire.now() > begin + self.group.timing.silence:
+                raise _may_go_on(missing)
+            self._look_around_anyhow()
+            backoff.wait()
+
+    def _look_around_anyhow(self) -> None:
+        woken = self.wake()
+        self.receive()
+        self.look_around(woken)
+
+    def _meanwhile_alive(self, work: Callable[[], T]) -> T:
+        """Return what `work` does, in a thread, while this rank says that it is there."""
+        with ThreadPoolExecutor(1, "reload") as threads:
+            result = threads.submit(work)
+            while not wait([result], _LOOK_SECONDS).done:
+                self.keep_alive()
+        return result.result()
+
+
+def _may_go_on(ranks: set[int]) -> RankLostError:
+    several = ", ".join(map(str, sorted(ranks)))
+    return RankLostError(
+        f"Rank {several} was taken for lost in the middle of a superstep, but MPI does not say that it has "
+        "died: it may go on to write rows of the table that all ranks share, and what was learned is lost. "
+        "Start the job again; it goes on from the last checkpoint, where there is one (checkpoint_dir=). "
+        "heartbeat_timeout= says for how long a rank may be silent."
+    )
