@@ -88,6 +88,7 @@ class Checks:
                 pytest += ["-n", str(PROCESSES[name]), "--dist", SHARING.get(name, "worksteal")]
             # mpirun gives its ranks a terminal of their own, so pytest cannot tell.
             pytest += ["--color", "yes" if sys.stdout.isatty() else "no"]
+            pytest += [] if self.choosing else ["--durations=8", "--durations-min=5"]
             if ranks:
                 quiet = [sys.executable, str(ROOT / "scripts" / "_rank.py"), logs]
                 # A stuck rank ends the job and shows where; ranks must not write to one cache at a time.
