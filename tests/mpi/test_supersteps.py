@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 from dist_classicrl import TabularMDP
 from dist_classicrl.callbacks import BaseCallback
-from dist_classicrl.engines import pace
+from dist_classicrl.engines import laggards
 from dist_classicrl.engines.supersteps import training
 from dist_classicrl.engines.supersteps.part import Part
 from dist_classicrl.errors import RankMismatchError, SettingsError
@@ -263,7 +263,7 @@ def test_a_rank_that_is_slow_is_named(world, make_agent, garnet, monkeypatch, ca
 
     monkeypatch.setattr(Share, "settle", slowly)
     monkeypatch.setattr(training, "share", no_memory)  # else they play in one compiled loop
-    monkeypatch.setattr(pace, "_WINDOW_SECONDS", 0.5)
+    monkeypatch.setattr(laggards, "_WINDOW_SECONDS", 0.5)
     with caplog.at_level(logging.WARNING, "dist_classicrl"):
         make_agent(async_updates=False).train(garnet, total_steps=30_000, **PLACED)
     named = [record.getMessage() for record in caplog.records if "holds the others up" in record.getMessage()]

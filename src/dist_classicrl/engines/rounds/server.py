@@ -12,8 +12,8 @@ import numpy as np
 
 from dist_classicrl.comm.messages import decode, encode
 from dist_classicrl.comm.transport import Backoff
+from dist_classicrl.engines.laggards import Laggards
 from dist_classicrl.engines.loops import LearningOn
-from dist_classicrl.engines.pace import Pace
 from dist_classicrl.engines.roles.peers import Peer
 from dist_classicrl.engines.roles.server_base import NobodyLeft, Serving
 from dist_classicrl.engines.rounds.messages import (
@@ -73,7 +73,7 @@ class RoundServer(Serving[Client]):
         self._states: dict[int, State] = {}
         self._asked: Position | None = None
         self._copied = False
-        self._pace = Pace(self.group.wire.now, self.group.host_of, _WHY_MORE)
+        self._laggards = Laggards(self.group.wire.now, self.group.host_of, _WHY_MORE)
         super().__post_init__()
 
     @property
@@ -121,8 +121,8 @@ class RoundServer(Serving[Client]):
                 self.tally.add_learned(learned)
                 carrier, size = self._carried_by[quota.worker], self._sizes[quota.worker]
                 self.reporter.count(carrier, quota.steps, learned, n_bytes=size)
-                self._pace.count(carrier, quota.steps, learned.learning_seconds)
-            self._pace.judge()
+                self._laggards.count(carrier, quota.steps, learned.learning_seconds)
+            self._laggards.judge()
             self.report_progress()  # before a next round begins: the observer may end the run here
             states = {logical: maps.state for logical, maps in played.items() if self.may_repeat}
             self.now_at = RoundStart(number + 1, stack_by_number(states), self.tally.so_far(self.seconds))
@@ -156,7 +156,7 @@ class RoundServer(Serving[Client]):
         self._sizes: dict[int, int] = {}
         carried_by = carriers(self.settings, workers)
         if carried_by != self._carried_by:
-            self._pace.begin()
+            self._laggards.begin()
         self._carried_by = carried_by
         ready: dict[int, np.ndarray] = {}
         for peer in self.peers.present.values():

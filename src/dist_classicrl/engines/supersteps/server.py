@@ -12,9 +12,9 @@ import numpy as np
 
 from dist_classicrl.comm.messages import decode, encode
 from dist_classicrl.comm.transport import Backoff
+from dist_classicrl.engines.laggards import Laggards
 from dist_classicrl.engines.loops import LearningOn
 from dist_classicrl.engines.outcome import Learned
-from dist_classicrl.engines.pace import Pace
 from dist_classicrl.engines.progress import Learning
 from dist_classicrl.engines.roles.peers import Peer
 from dist_classicrl.engines.roles.server_base import NobodyLeft, Serving
@@ -74,7 +74,7 @@ class SuperstepServer(Serving[Client]):
         self._sums = Sums(self.tally, self.cut)
         self._rate = 0.0
         self._kept_at = self.group.wire.now()
-        self._pace = Pace(self.group.wire.now, self.group.host_of, _WHY_MORE)
+        self._laggards = Laggards(self.group.wire.now, self.group.host_of, _WHY_MORE)
         self._snapshot = self.table.snapshot()
         self.table.gather = self._settle
         self.part.run.lend(self._settle)
@@ -249,7 +249,7 @@ class SuperstepServer(Serving[Client]):
             peer.channel.send(ready[since])
             self.tally.bytes_pulled += ready[since].size
         self.part.begin(self._attempt, players, self.cut)
-        self._pace.begin()
+        self._laggards.begin()
 
     def _play(self, until: int) -> None:
         begin = self.group.wire.now()
@@ -275,8 +275,8 @@ class SuperstepServer(Serving[Client]):
             tally.learning_seconds += played.learning_seconds
             tally.worker_seconds += played.worker_seconds
             self.reporter.count(rank, played.moved, spent, n_bytes=played.bytes_sent)
-            self._pace.count(rank, played.moved, played.learning_seconds)
-        self._pace.judge()
+            self._laggards.count(rank, played.moved, played.learning_seconds)
+        self._laggards.judge()
 
     def _settle(self) -> None:
         """Bring the table to what all have made."""

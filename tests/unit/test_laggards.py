@@ -2,7 +2,7 @@
 
 import logging
 
-from dist_classicrl.engines.pace import Pace
+from dist_classicrl.engines.laggards import Laggards
 
 
 class Clock:
@@ -15,13 +15,13 @@ class Clock:
 def windows(caplog, *each):
     """Return what is said of windows of 6 s, in which ranks make so many steps in so many seconds."""
     clock = Clock()
-    pace = Pace(clock, lambda rank: f"node{rank}", "Divide them otherwise.")
+    laggards = Laggards(clock, lambda rank: f"node{rank}", "Divide them otherwise.")
     with caplog.at_level(logging.WARNING, "dist_classicrl"):
         for done in each:
             clock.seconds += 6.0
             for rank, (steps, seconds) in done.items():
-                pace.count(rank, steps, seconds)
-            pace.judge()
+                laggards.count(rank, steps, seconds)
+            laggards.judge()
     return [record.getMessage() for record in caplog.records]
 
 
@@ -49,10 +49,10 @@ def test_nobody_is_named_where_all_wait_for_messages_or_are_about_as_busy(caplog
 
 def test_before_the_window_has_passed_nobody_is_named(caplog):
     clock = Clock()
-    pace = Pace(clock, str, "")
+    laggards = Laggards(clock, str, "")
     clock.seconds = 4.9
-    pace.count(0, 1, 4.9)
-    pace.count(1, 1, 0.1)
+    laggards.count(0, 1, 4.9)
+    laggards.count(1, 1, 0.1)
     with caplog.at_level(logging.WARNING, "dist_classicrl"):
-        pace.judge()
+        laggards.judge()
     assert not caplog.records

@@ -25,7 +25,7 @@ class Work:
 
 
 @dataclass
-class Pace:
+class Laggards:
     """Judges what ranks have done every few seconds of `now`; each is named once, with its `host_of`.
 
     `why_more` tells why a rank may have more to do than others, and what to write instead.
