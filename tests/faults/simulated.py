@@ -416,6 +416,7 @@ class _Run(Run):
         self.story, self.wire = self.source.story, self.source.wire
         self.source.simulator = None
         super().__post_init__()
+        self.pace = replace(self.pace, may_grow=self.settings.sync_frequency == "auto")
         # In the reproducible mode rounds can be played again only where an environment is compiled.
         self.source.simulator = None if self.settings.async_updates else "compiled"
 

@@ -133,6 +133,8 @@ def test_what_is_abandoned_leaves_nothing_behind():
     player = RoundPlayer(learner)
     quotas = next_round(settings, 1, 0, 10_000, 3)
     assert player.part(quotas[:2], lambda: False) is None
+    with pytest.raises(ZeroDivisionError):
+        player.part(quotas[:2], lambda: 1 / 0)
     whole = play_all(RoundPlayer(learner_of(MODEL, settings, 4, range(4))), quotas)[0]
     for number in range(4):
         learner.add(number, None, 0)  # as new

@@ -157,6 +157,8 @@ class RoundPlayer:
         `goes_on` is called now and then; None is returned where it says no. Else the part, and what each of
         the workers adds to `Totals`, float64 of shape (workers, 4).
         """
+        if self._sums.size:  # of a part that was not brought to its end, maybe by an error
+            self._sums.take()
         totals = []
         at = 0
         while at < len(quotas):
@@ -165,7 +167,6 @@ class RoundPlayer:
             totals.append(self._learn(some))
             at += len(some)
             if not goes_on():
-                self._sums.take()
                 return None
         return Part(quotas[0].worker, len(quotas), self._sums.take()), np.concatenate(totals)
 
