@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from dist_classicrl.settings import ROUND_UPDATES, Settings
 from dist_classicrl.tables import kernels
 from dist_classicrl.tables.round_merge import MapSums, Part, parts_of
 
-MOVING_LOAD = 0.25
+MOVING_LOAD = 0.5
 """N k a of a round up to which it learns nearly as much as its steps could, while values still move."""
 
 SETTLED_LOAD = 16.0
@@ -31,8 +31,7 @@ _LOOKS = 5
 _LONGEST_CALL = 1 << 20
 
 
-@dataclass(frozen=True)
-class Quota:
+class Quota(NamedTuple):
     """What one logical worker, counted from 0, does in one round: `steps` steps from global step `start` on.
 
     They may be none in the last round. Their random stream has this `key`.
@@ -91,19 +90,22 @@ class Pace:
 
     def after(self, steps: int, load: float, values: np.ndarray, settings: Settings) -> Pace:
         """Return the pace after a round of so many `steps` with an N k a of `load`, merged in `values`."""
-        pace = replace(self, made=self.made + steps)
+        made = self.made + steps
         if not self.may_grow:
-            return pace
-        if pace.made >= _LOOK_GROWTH * self.looked:
-            pace = pace._look(values)
-        most = min(_LONGEST, pace.made // (_LONGEST_SHARE * settings.logical_workers * settings.batch_size))
+            return replace(self, made=made)
+        looks = self._look(values, made) if made >= _LOOK_GROWTH * self.looked else self._looks
+        most = min(_LONGEST, made // (_LONGEST_SHARE * settings.logical_workers * settings.batch_size))
         wanted = 2 * self.updates
-        fits = SETTLED_LOAD if not pace.is_moving else MOVING_LOAD
+        fits = MOVING_LOAD if looks[-1] else SETTLED_LOAD
         if load * wanted > fits * self.updates:
             wanted = int(self.updates * fits / load)
-        return replace(pace, updates=max(ROUND_UPDATES, min(wanted, most)))
+        return Pace(max(ROUND_UPDATES, min(wanted, most)), True, made, *looks)
 
-    def _look(self, values: np.ndarray) -> Pace:
+    @property
+    def _looks(self) -> tuple[int, float, tuple[int, ...], bool]:
+        return self.looked, self.mean, self.ways, self.is_moving
+
+    def _look(self, values: np.ndarray, made: int) -> tuple[int, float, tuple[int, ...], bool]:
         mean, size = kernels.mean_and_size(values, 1)
         ways = self.ways
         if self.looked:
@@ -111,7 +113,7 @@ class Pace:
             ways = (*ways, 0 if abs(change) <= _STILL * size else 1 if change > 0.0 else -1)[-_LOOKS:]
         turns = sum(way == 0 or way != before for before, way in zip(ways, ways[1:], strict=False))
         is_moving = turns < 2 if self.is_moving else turns == 0 and len(ways) == _LOOKS
-        return replace(self, looked=self.made, mean=float(mean), ways=ways, is_moving=is_moving)
+        return made, float(mean), ways, is_moving
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data for JSON."""
