@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from typing import Any
 
 import numpy as np
 
@@ -23,12 +24,14 @@ LOW_32 = np.uint64(0xFFFFFFFF)
 _S27, _S30, _S31, SHIFT_32 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(32)
 
 
-@jit_inline
-def mix(z):
-    """Turn the uint64 counter `z` into 64 uniform random bits."""
+def _mix(z: Any) -> Any:
+    """Turn the uint64 counter `z`, or an array of such, into 64 uniform random bits."""
     z = (z ^ (z >> _S30)) * _MULTIPLIER_1
     z = (z ^ (z >> _S27)) * _MULTIPLIER_2
     return z ^ (z >> _S31)
+
+
+mix = jit_inline(_mix)
 
 
 @jit_inline
@@ -47,6 +50,15 @@ def stream_key(seed: int, *purpose: int | str) -> np.uint64:
     """
     text = "/".join(str(part) for part in (seed, *purpose))
     return np.uint64(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little"))
+
+
+def stream_keys(count: int, seed: int, *purpose: int | str) -> np.ndarray:
+    """Return the keys of `count` streams of one purpose, uint64 of shape (count,).
+
+    They are draws of the stream of that key, which takes a tenth of the time of as many hashes.
+    """
+    keys: np.ndarray = _mix(stream_key(seed, *purpose) + GAMMA * np.arange(1, count + 1, dtype=np.uint64))
+    return keys
 
 
 def fresh_seed() -> int:

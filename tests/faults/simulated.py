@@ -19,7 +19,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -30,6 +31,7 @@ from simulated_network import Conditions, Plan, SimNetwork, SimWire, simulated_t
 from dist_classicrl._steps import next_multiple
 from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.comm.messages import decode
+from dist_classicrl.engines import schedule
 from dist_classicrl.engines.engine import engine_for
 from dist_classicrl.engines.outcome import Outcome, Tally
 from dist_classicrl.engines.progress import Observer, Progress, Reporter
@@ -39,7 +41,7 @@ from dist_classicrl.engines.roles.server_base import NobodyLeft, Serving
 from dist_classicrl.engines.roles.worker_base import ServerLost, Working
 from dist_classicrl.engines.run import LossPolicy, Resumed, Run
 from dist_classicrl.engines.saving import Position
-from dist_classicrl.engines.schedule import play, rounds, steps_before
+from dist_classicrl.engines.schedule import Pace, RoundPlayer, next_round, play_all
 from dist_classicrl.errors import CutOffError, RankLostError, RankTimeoutError, RemoteRankError
 from dist_classicrl.learning.learner import Stream, Totals
 from dist_classicrl.learning.rates import Rates
@@ -51,12 +53,16 @@ from dist_classicrl.membership.heartbeat import Beat
 from dist_classicrl.membership.view import View
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.local import LocalTable
+from dist_classicrl.tables.round_merge import RoundMerge
 from dist_classicrl.tables.rows import ROW_FUNCTIONS, TableArrays
-from dist_classicrl.tables.shared import RoundMerge, SharedTable
+from dist_classicrl.tables.shared import SharedTable
 
 INTERVAL, SILENCE, STUCK = 0.2, 1.0, 12.0
 EVENT_STEPS = 37
 ENTRIES, SHARED = 4096, 8
+# So that the length of rounds changes often in runs of hundreds of steps.
+schedule.ROUND_UPDATES, schedule._LONGEST_SHARE, schedule.MOVING_LOAD = 3, 2, 3.0
+
 SETUP_SECONDS, LINGER = 8.0, 1.0
 LONGEST_STEP = 0.25 * SILENCE
 TIMING = Timing(INTERVAL, SILENCE, STUCK)
@@ -410,6 +416,7 @@ class _Run(Run):
         self.story, self.wire = self.source.story, self.source.wire
         self.source.simulator = None
         super().__post_init__()
+        self.pace = replace(self.pace, may_grow=self.settings.sync_frequency == "auto")
         # In the reproducible mode rounds can be played again only where an environment is compiled.
         self.source.simulator = None if self.settings.async_updates else "compiled"
 
@@ -729,6 +736,16 @@ class Calls(Story):
                 break
 
 
+@dataclass
+class _Undisturbed:
+    """What rounds come to that nobody disturbs."""
+
+    table: SharedTable
+    learner: _ChainedLearner
+    ends: list[int]  # steps of the last call at the end of each round
+    pace: Pace
+
+
 class Rounds(Calls):
     """The same in the reproducible mode: whoever dies, the bits are those of a run in which nobody does."""
 
@@ -741,7 +758,7 @@ class Rounds(Calls):
     def random_settings(self, rng: random.Random) -> Settings:
         """Return those that the protocol depends on."""
         return Settings(
-            sync_frequency=rng.choice([5, 20, 50]),
+            sync_frequency=rng.choice(["auto", 5, 20, 50]),
             batch_size=1,
             logical_workers=rng.choice([2, 5, 8]),
             async_updates=False,
@@ -750,39 +767,53 @@ class Rounds(Calls):
 
     def tables_of(self, records: _Records) -> list[int]:
         """Return the steps at the end of each round."""
-        steps = self.steps - records.begin
-        per_round = [
-            sum(quota.steps for quota in quotas) for quotas in rounds(self.settings, records.begin, steps)
-        ]
-        return list(itertools.accumulate(per_round, initial=records.begin))
+        number = next(i for i, each in enumerate(self.records) if each is records)
+        return [0, *self._without_deaths(number + 1).ends]
 
     def random_earlier(self, rng: random.Random) -> int:
         """Return how many steps an earlier job has made, in whole rounds."""
-        number = len(list(rounds(self.settings, 0, self.steps)))
-        return steps_before(self.settings, rng.randrange(number // 2 + 1), self.steps)
+        ends = [0, *self._without_deaths(1).ends]
+        return ends[rng.randrange(len(ends) // 2 + 1)]
 
     def beginning(self) -> tuple[np.ndarray, np.ndarray, dict[int, dict[str, np.ndarray]]]:
         """Return the table with the steps that an earlier job has made, and its learners' state."""
-        table, learner = self._without_deaths([range(self.earlier)])
-        return table.values, table.counts, {number: learner.state(number) for number in learner.walkers}
+        table, learner = self._earlier_job.table, self._earlier_job.learner
+        states = {number: learner.state(number) for number in learner.walkers}
+        return table.values.copy(), table.counts.copy(), states
 
-    def _without_deaths(self, calls: Sequence[range]) -> tuple[SharedTable, _ChainedLearner]:
-        """Return what a run of these calls comes to in which nobody dies."""
+    @cached_property
+    def _earlier_job(self) -> _Undisturbed:
+        return self._without_deaths(1, self.earlier)
+
+    def resumed(self) -> Resumed | None:
+        """Return what the checkpoint of the earlier job says of the first call."""
+        resumed = super().resumed()
+        return None if resumed is None else replace(resumed, pace=self._earlier_job.pace.to_dict())
+
+    def _without_deaths(self, calls: int, until: int | None = None) -> _Undisturbed:
+        """Return what a run of so many calls comes to in which nobody dies; the last one up to a step."""
         right = SharedTable(np.zeros(ENTRIES), np.zeros(ENTRIES, np.int64))
         learner = _ChainedLearner(self, None, right.values.dtype)
-        merge = RoundMerge(right)
-        for steps in calls:
+        merge, player = RoundMerge(right), RoundPlayer(learner)
+        for call in range(calls):
             for number in range(self.settings.logical_workers):
                 learner.add(number)
-            for quotas in rounds(self.settings, steps.start, len(steps)):
+            ends: list[int] = []
+            pace, made = Pace.first(self.settings, True), 0
+            while made < (self.steps if until is None or call + 1 < calls else until):
+                start, left = call * self.steps + made, self.steps - made
+                quotas = next_round(self.settings, pace.updates, start, left, 1)
                 version = right.version
-                merge.merge([play(quota, learner, 1) for quota in quotas])
+                load = merge.merge(play_all(player, quotas)[0])
                 learner.table.rebase(right.refresh(version), [])
-        return right, learner
+                steps = sum(quota.steps for quota in quotas)
+                pace = pace.after(steps, load, right.values, self.settings)
+                made += steps
+                ends.append(made)
+        return _Undisturbed(right, learner, ends, pace)
 
     def _check_table(self, values: np.ndarray, counts: np.ndarray) -> None:
-        calls = [range(call * self.steps, (call + 1) * self.steps) for call in range(self.calls)]
-        right, _ = self._without_deaths(calls)
+        right = self._without_deaths(self.calls).table
         self.claim(np.array_equal(values, right.values), "the values are not those of a run without deaths")
         self.claim(np.array_equal(counts, right.counts), "the counts are not those of a run without deaths")
 
@@ -804,8 +835,8 @@ class RoundEnds(Rounds):
 
     def random_earlier(self, rng: random.Random) -> int:
         """Return how many steps an earlier job has made: all but the last round or two."""
-        number = len(list(rounds(self.settings, 0, self.steps)))
-        return steps_before(self.settings, max(0, number - rng.choice([1, 1, 2])), self.steps)
+        ends = [0, *self._without_deaths(1).ends]
+        return ends[max(0, len(ends) - 1 - rng.choice([1, 1, 2]))]
 
 
 class Cuts(Calls):

@@ -5,12 +5,14 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from made_learners import learn_transitions
+from round_parts import merge_maps
 from slow_server import limited
 
 from dist_classicrl.tables import kernels
 from dist_classicrl.tables.local import LocalTable
 from dist_classicrl.tables.maps import PackedMap, Refresh, index_dtype
-from dist_classicrl.tables.shared import RoundMerge, SharedTable
+from dist_classicrl.tables.round_merge import RoundMerge
+from dist_classicrl.tables.shared import SharedTable
 
 SIZE = 24
 
@@ -233,7 +235,7 @@ def test_applying_rounds_a_float32_table_once():
 
 def round_merge(start, maps, dtype="f8"):
     shared = SharedTable(np.array(start, dtype), np.zeros(len(start), np.int64))
-    RoundMerge(shared).merge(maps)
+    merge_maps(RoundMerge(shared), maps)
     return shared
 
 
@@ -309,11 +311,11 @@ def test_a_round_starts_from_nothing_of_the_one_before():
     maps = [packed([1, 2], [0.5, 0.25], [1.0, 2.0], [1, 2]), packed([2], [0.5], [1.0], [1])]
     shared = SharedTable(np.zeros(4), np.zeros(4, np.int64))
     merge = RoundMerge(shared)
-    merge.merge(maps)
-    merge.merge(maps[1:])
+    merge_maps(merge, maps)
+    merge_maps(merge, maps[1:])
     twice = SharedTable(np.zeros(4), np.zeros(4, np.int64))
-    RoundMerge(twice).merge(maps)
-    RoundMerge(twice).merge(maps[1:])
+    merge_maps(RoundMerge(twice), maps)
+    merge_maps(RoundMerge(twice), maps[1:])
     assert shared.values.tolist() == twice.values.tolist() and shared.counts.tolist() == twice.counts.tolist()
     assert shared.version == 2 and shared.refresh(1).entries.tolist() == [2]
 

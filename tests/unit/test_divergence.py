@@ -3,13 +3,15 @@
 import gymnasium
 import numpy as np
 import pytest
+from round_parts import merge_maps
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP
 from dist_classicrl.errors import DivergenceError, SettingsError
 from dist_classicrl.learning.learner import Totals
 from dist_classicrl.tables.local import LocalTable
 from dist_classicrl.tables.maps import PackedMap
-from dist_classicrl.tables.shared import RoundMerge, SharedTable
+from dist_classicrl.tables.round_merge import RoundMerge
+from dist_classicrl.tables.shared import SharedTable
 
 
 def pays(reward, ends=True):
@@ -113,9 +115,9 @@ def test_no_round_is_merged_into_what_is_no_number(shift):
     table = SharedTable(np.ones(4, np.float32), np.zeros(4, np.int64))
     merge = RoundMerge(table)
     with pytest.raises(DivergenceError, match="The merge of a round would make entry 1 of the table infin"):
-        merge.merge([map_of([0], [0.5], [1.0]), map_of([1], [0.5], [shift])])
+        merge_maps(merge, [map_of([0], [0.5], [1.0]), map_of([1], [0.5], [shift])])
     assert np.isfinite(table.values).all() and table.values[1] == 1.0
-    merge.merge([map_of([1], [0.5], [1.0])])  # and nothing of it is left over
+    merge_maps(merge, [map_of([1], [0.5], [1.0])])  # and nothing of it is left over
     assert table.values[1] == 1.5
 
 

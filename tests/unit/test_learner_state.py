@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from made_learners import learner_of
+from round_parts import play_rounds
 
-from dist_classicrl.engines.schedule import play, rounds
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.simulate import CompiledSimulator
 from dist_classicrl.environments.tictactoe import simulator as tictactoe
@@ -21,9 +21,10 @@ from dist_classicrl.learning.state import MASKS, REPLAY_ARRAYS, check_replay, st
 from dist_classicrl.schedules import Linear, PerVisit
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.local import LocalTable
+from dist_classicrl.tables.round_merge import RoundMerge
 from dist_classicrl.tables.rows import VISIT_MASK
 from dist_classicrl.tables.shape import TableShape
-from dist_classicrl.tables.shared import RoundMerge, SharedTable
+from dist_classicrl.tables.shared import SharedTable
 
 KEY = np.uint64(2026)
 STEPS, CUT, START = 10_000, 3_777, 500
@@ -148,11 +149,7 @@ def test_rounds_go_on_the_same_to_the_bit(name, ratio, dtype):
         return SharedTable(values, counts), learner
 
     def go_on(shared, learner, start, steps):
-        merge = RoundMerge(shared)
-        for quotas in rounds(settings, start, steps):
-            version = shared.version
-            merge.merge([play(quota, learner, 9) for quota in quotas])
-            learner.table.rebase(shared.refresh(version), [])
+        play_rounds(shared, RoundMerge(shared), learner, settings, start, steps, 9)
 
     size = learner_of(env, settings).table.q.size
     whole, all_at_once = begin(np.zeros(size, dtype), np.zeros(size, np.int64), [])

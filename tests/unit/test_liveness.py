@@ -14,10 +14,11 @@ from dist_classicrl.engines.outcome import Tally
 from dist_classicrl.engines.progress import Observer, Reporter
 from dist_classicrl.engines.roles.server_base import NobodyLeft
 from dist_classicrl.engines.roles.worker_base import ServerLost
-from dist_classicrl.engines.rounds import worker as worker_of_rounds
 from dist_classicrl.engines.rounds.messages import Order, RoundOrder, RoundStart
 from dist_classicrl.engines.rounds.server import RoundServer
+from dist_classicrl.engines.rounds.worker import RoundWorker
 from dist_classicrl.engines.run import LossPolicy
+from dist_classicrl.engines.schedule import Pace
 from dist_classicrl.engines.server.leases import Lease, LeaseBook
 from dist_classicrl.engines.server.messages import Reply
 from dist_classicrl.engines.server.server import Server
@@ -37,6 +38,7 @@ STUCK = 40.0
 INTERVAL = SILENCE / 4.0
 FAILED = encode(Failed(2, "here", "OSError: no map", "", False))
 SETTINGS = Settings(async_updates=False, logical_workers=3, sync_frequency=1, batch_size=1)
+PACE = Pace.first(SETTINGS, True)
 
 
 class Enough(Exception):
@@ -75,7 +77,7 @@ def serve(async_updates, channel, report, *others):
         leases = LeaseBook(0, 100, [1, *(other.peer for other in others)], 10)
         serving = Server(*common, leases=leases)
     else:
-        serving = RoundServer(*common, settings=SETTINGS, start=0, steps=100)
+        serving = RoundServer(*common, settings=SETTINGS, start=0, steps=100, first=RoundStart(PACE))
     try:
         serving.run()
     finally:
@@ -144,27 +146,25 @@ def test_ranks_whose_main_loops_hang_are_not_cut_off(async_updates, progress, ra
 
 def order(since, version, number):
     refresh = Refresh(since, version, None, np.zeros(4), np.zeros(4, np.int64))
-    return encode(RoundOrder(RoundStart(number), refresh, number + 1, Order.GO_ON, (1, 1, 1)))
+    return encode(
+        RoundOrder(RoundStart(PACE, number, 3 * number), refresh, number + 1, Order.GO_ON, (1, 1, 1))
+    )
 
 
 @pytest.fixture
-def play_rounds(monkeypatch):
+def play_rounds():
     """Give a function that plays one round of three parts over a channel, each part for `seconds`."""
 
     def run(channel, seconds):
         played = []
 
-        def play(quota, learner, seed):
-            played.append(quota.worker)
+        def learn(walker, stream, steps):
+            played.append(walker)
             time.sleep(seconds)
-            return learner.table.pack()
 
-        monkeypatch.setattr(worker_of_rounds, "play", play)
-        learner = SimpleNamespace(table=LocalTable(2, 2, np.dtype("f8")), totals=Totals())
+        learner = SimpleNamespace(table=LocalTable(2, 2, np.dtype("f8")), totals=Totals(), learn=learn)
         begun = []
-        worker = worker_of_rounds.RoundWorker(
-            group(1, channel), learner, begun.extend, SETTINGS, 0, 3, 7, False, Base()
-        )
+        worker = RoundWorker(group(1, channel), learner, begun.extend, SETTINGS, 0, 6, 7, PACE, False, Base())
         worker.follow_on(channel)
         try:
             return worker.run()
@@ -184,8 +184,8 @@ def test_a_worker_that_was_busy_waits_for_others_from_then_on(play_rounds):
     channel = TimedChannel(0, *coming)
     final = play_rounds(channel, 0.7 * SILENCE)
     assert final.refresh.version == 1
-    assert channel.begun == channel.played == [0, 1, 2]
-    assert channel.kinds_sent.count(Kind.ROUND) == 3
+    assert channel.begun == [0, 1, 2] and channel.played == [0, 1, 2, 0]  # the end comes in a next round
+    assert channel.kinds_sent.count(Kind.ROUND) == 1
     assert channel.kinds_sent[-1] is Kind.BYE
     assert channel.kinds_sent.count(Kind.BEAT) >= 3 * 3  # at least three in each limit of silence
 

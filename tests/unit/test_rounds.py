@@ -3,13 +3,25 @@
 import numpy as np
 import pytest
 from made_learners import learner_of
+from round_parts import sums_of
 
+from dist_classicrl import DistAsyncQLearning
 from dist_classicrl.engines.rounds.server import carriers
-from dist_classicrl.engines.schedule import play, round_steps, rounds
+from dist_classicrl.engines.schedule import (
+    MOVING_LOAD,
+    SETTLED_LOAD,
+    Pace,
+    RoundPlayer,
+    next_round,
+    play_all,
+)
 from dist_classicrl.environments.model import TabularMDP
+from dist_classicrl.learning.learner import Stream
 from dist_classicrl.schedules import Linear, PerVisit
 from dist_classicrl.settings import ROUND_UPDATES, Settings
-from dist_classicrl.tables.shared import RoundMerge, SharedTable
+from dist_classicrl.tables import kernels
+from dist_classicrl.tables.round_merge import Part, RoundMerge, group_size, parts_of
+from dist_classicrl.tables.shared import SharedTable
 
 MODEL = TabularMDP.garnet(15, 3, 3, seed=1, max_episode_steps=40)
 
@@ -17,62 +29,201 @@ MODEL = TabularMDP.garnet(15, 3, 3, seed=1, max_episode_steps=40)
 @pytest.mark.parametrize("steps", [0, 1, 5, 16, 95, 96, 97, 1000])
 @pytest.mark.parametrize("workers", [1, 3, 16])
 def test_quotas_are_the_steps_cut_into_rounds(workers, steps):
-    settings = Settings(async_updates=False, logical_workers=workers, sync_frequency=2, batch_size=3)
-    at = 700
-    dealt = list(rounds(settings, 700, steps))
-    for number, quotas in enumerate(dealt):
+    settings = Settings(async_updates=False, logical_workers=workers, batch_size=3)
+    at, end, keys = 700, 700 + steps, []
+    while at < end:
+        quotas = next_round(settings, 2, at, end - at, 1)
         assert [quota.worker for quota in quotas] == list(range(workers))
         sizes = [quota.steps for quota in quotas]
         assert max(sizes) - min(sizes) <= 1 and max(sizes) > 0
-        if number + 1 < len(dealt):
-            assert sizes == [6] * workers
         for quota in quotas:
             assert quota.start == at
             at += quota.steps
-    assert at == 700 + steps
+            keys.append(int(quota.key))
+        if at < end:
+            assert sizes == [6] * workers
+    assert at == end
+    assert len(set(keys)) == len(keys)
 
 
-def test_auto_is_a_fixed_number():
-    assert round_steps(Settings(batch_size=10)) == 10 * ROUND_UPDATES == 320
-    assert round_steps(Settings(batch_size=10, sync_frequency=7)) == 70
+def test_logical_workers_of_a_rank_are_neighbors_and_none_has_more_than_one_must():
+    for n_workers in (1, 10, 16, 17):
+        settings = Settings(async_updates=False, logical_workers=n_workers)
+        for n_ranks in range(1, 20):
+            carried = list(carriers(settings, list(range(1, n_ranks + 1))).values())
+            assert len(carried) == n_workers and carried == sorted(carried)
+            assert max(map(carried.count, carried)) == -(-n_workers // n_ranks)
 
 
-def test_logical_workers_are_spread_evenly():
-    settings = Settings(async_updates=False, logical_workers=10)
-    carried = carriers(settings, [1, 2, 5])
-    assert sorted(carried) == list(range(10))
-    counts = [list(carried.values()).count(rank) for rank in (1, 2, 5)]
-    assert sorted(counts) == [3, 3, 4]
+@pytest.mark.parametrize("n_workers", [1, 2, 5, 16, 17, 100])
+def test_parts_are_whole_groups_or_single_workers(n_workers):
+    size = group_size(n_workers)
+    assert size**2 >= n_workers > (size // 2) ** 2
+    for first in range(n_workers):
+        for end in range(first, n_workers + 1):
+            parts = list(parts_of(first, end, n_workers))
+            assert [worker for part in parts for worker in part] == list(range(first, end))
+            for part in parts:
+                is_group = part.start % size == 0 and part.stop == min(part.start + size, n_workers)
+                assert is_group or len(part) == 1
 
 
-@pytest.mark.parametrize("learning_rate", [0.3, PerVisit(0.7)])
-def test_the_table_is_the_same_bits_whoever_plays(learning_rate):
-    settings = Settings(
-        async_updates=False, logical_workers=5, sync_frequency=3, batch_size=10,
-        learning_rate=learning_rate, epsilon=Linear(1.0, 0.1, 1500),
-    )  # fmt: skip
+def slowly_merged(learner, shared, merge, quotas):
+    """Play a round and merge it in plain steps: each worker's maps, then groups by hand; return N k a."""
+    table, parts = learner.table, []
+    for quota in quotas:
+        learner.learn(quota.worker, Stream(quota.key, quota.start), quota.steps)
+        packed = table.pack()
+        table.undo(packed)
+        parts.append(Part(quota.worker, 1, sums_of(packed)))
+    return merge.merge(parts)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"learning_rate": 0.3},
+        {"learning_rate": PerVisit(0.7), "epsilon": 0.2},
+        {"learning_rate": PerVisit(0.7), "replay_ratio": 0.5, "buffer_size": 50},
+    ],
+    ids=["constant", "per visit", "replay"],
+)
+def test_the_table_is_the_same_bits_whoever_plays(settings):
+    settings = Settings(**{
+        "async_updates": False, "logical_workers": 6, "sync_frequency": 3, "batch_size": 10,
+        "epsilon": Linear(1.0, 0.1, 1500), **settings,
+    })  # fmt: skip
 
     def trained(ranks):
         shared = SharedTable(np.zeros(45), np.zeros(45, np.int64))
         merge = RoundMerge(shared)
-        learners = [learner_of(MODEL, settings, 5, range(rank, 5, ranks)) for rank in range(ranks)]
+        each = -(-6 // max(1, ranks))
+        learners = [learner_of(MODEL, settings, 6, range(6)) for _ in range(max(1, ranks))]
+        players = [RoundPlayer(learner) for learner in learners]
         rng = np.random.default_rng(ranks)
-        for quotas in rounds(settings, 0, 1517):
-            maps = {}
-            for i in rng.permutation(5):  # ranks are not equally fast
-                learner = learners[i % ranks]
-                table = learner.table
-                before = table.q.copy(), table.visits.copy()
-                maps[int(i)] = play(quotas[i], learner, seed=9)
-                assert table.q.tolist() == before[0].tolist() and table.visits.tolist() == before[1].tolist()
+        loads, start = [], 0
+        while start < 1517:
+            quotas = next_round(settings, 3, start, 1517 - start, 9)
             version = shared.version
-            merge.merge([maps[logical] for logical in range(5)])
+            if ranks == 0:
+                loads.append(slowly_merged(learners[0], shared, merge, quotas))
+            else:
+                parts = {}
+                for rank in rng.permutation(ranks):  # they are not equally fast
+                    table = learners[rank].table
+                    before = table.q.copy(), table.visits.copy()
+                    for some in parts_of(rank * each, min(6, (rank + 1) * each), 6):
+                        parts[some.start], _ = players[rank].part(quotas[some.start : some.stop])
+                    assert np.array_equal(table.q, before[0]) and np.array_equal(table.visits, before[1])
+                loads.append(merge.merge([parts[first] for first in sorted(parts)]))
             for table in (learner.table for learner in learners):
                 table.rebase(shared.refresh(version), [])
-                assert table.q.tolist() == shared.values.tolist()
-                assert table.visits.tolist() == shared.counts.tolist()
+                assert np.array_equal(table.q, shared.values) and np.array_equal(table.visits, shared.counts)
+            start += sum(quota.steps for quota in quotas)
         assert shared.counts.sum() == 1517
-        return shared.values.tobytes(), shared.counts.tobytes()
+        return shared.values.tobytes(), shared.counts.tobytes(), loads
 
-    expected = trained(1)
-    assert [trained(ranks) for ranks in (2, 3, 5)] == [expected] * 3
+    expected = trained(0)
+    assert [trained(ranks) for ranks in (1, 2, 3, 6)] == [expected] * 4
+
+
+def test_what_is_abandoned_leaves_nothing_behind():
+    settings = Settings(async_updates=False, logical_workers=4, replay_ratio=0.5, buffer_size=10)
+    learner = learner_of(MODEL, settings, 4, range(4))
+    player = RoundPlayer(learner)
+    quotas = next_round(settings, 1, 0, 10_000, 3)
+    assert player.part(quotas[:2], lambda: False) is None
+    with pytest.raises(ZeroDivisionError):
+        player.part(quotas[:2], lambda: 1 / 0)
+    whole = play_all(RoundPlayer(learner_of(MODEL, settings, 4, range(4))), quotas)[0]
+    for number in range(4):
+        learner.add(number, None, 0)  # as new
+    again, _ = play_all(player, quotas)
+    assert [[a.tobytes() for a in part.sums] for part in again] == [
+        [a.tobytes() for a in part.sums] for part in whole
+    ]
+
+
+def test_the_logarithm_of_weights_is_near_enough():
+    for weight in [1.0, 0.999, 0.75, 0.5000001, 0.5, 1e-3, 2.0**-1022]:
+        assert kernels.halvings(weight) == pytest.approx(-np.log2(weight), abs=0.09)
+    assert kernels.halvings(1.0) == 0.0 and kernels.halvings(0.25) == 2.0
+    assert kernels.halvings(0.0) == kernels.halvings(1e-320) == 1023.0
+
+
+# The length of rounds
+
+
+SETTINGS = Settings(async_updates=False, batch_size=10)
+
+
+def paces(values_of, load, rounds, settings=SETTINGS, is_compiled=True):
+    """Return the pace after each of so many rounds, whose table is `values_of` the steps made."""
+    pace, found = Pace.first(settings, is_compiled), []
+    for _ in range(rounds):
+        steps = pace.updates * settings.logical_workers * settings.batch_size
+        values = np.full(8, values_of(pace.made + steps))
+        pace = pace.after(steps, load(pace.updates), values, settings)
+        found.append(pace)
+    return found
+
+
+def test_rounds_are_short_while_values_move_and_grow_once_they_stand():
+    def load(updates):
+        return 1.0 * updates / ROUND_UPDATES
+
+    moving = paces(lambda made: float(made), load, 300)
+    assert {pace.updates for pace in moving} == {ROUND_UPDATES} and moving[-1].is_moving
+    for values_of in (lambda made: 5.0, lambda made: 5.0 + (made // 5120) % 2):  # still; up and down
+        settled = paces(values_of, load, 300)
+        assert not settled[-1].is_moving
+        assert load(settled[-1].updates) == pytest.approx(SETTLED_LOAD, rel=0.1)
+    few = paces(lambda made: float(made), lambda updates: 1e-4 * updates, 3000)  # hardly any visits
+    assert few[-1].updates * 1e-4 == pytest.approx(MOVING_LOAD, rel=0.1)
+    for before, pace in zip(few, few[1:], strict=False):
+        assert pace.updates <= 2 * before.updates
+        assert pace.updates * 160 <= max(pace.made / 32, ROUND_UPDATES * 160)
+
+
+def test_values_that_move_again_make_rounds_short_again():
+    end = 200 * 5120
+    found = paces(lambda made: 5.0 + max(0, made - end), lambda updates: updates / ROUND_UPDATES, 600)
+    longest = max(found, key=lambda pace: pace.updates)
+    assert longest.updates > 8 * ROUND_UPDATES and longest.made < 3 * end
+    assert found[-1].is_moving and found[-1].updates == ROUND_UPDATES
+
+
+def test_rounds_are_as_long_as_asked_for_or_as_an_environment_that_is_stepped_needs():
+    fixed = Settings(async_updates=False, sync_frequency=7, batch_size=10)
+    assert {pace.updates for pace in paces(lambda made: 5.0, lambda updates: 0.0, 50, fixed)} == {7}
+    stepped = paces(lambda made: 5.0, lambda updates: 0.0, 50, is_compiled=False)
+    assert {pace.updates for pace in stepped} == {ROUND_UPDATES}
+
+
+def test_the_pace_goes_through_files_and_nothing_else_passes_for_one():
+    pace = paces(lambda made: 5.0 + (made // 5120) % 2, lambda updates: 0.1, 40)[-1]
+    data = pace.to_dict()
+    assert Pace.is_described_by(data) and Pace.from_dict(data) == pace
+    wrong = [
+        ("updates", 0), ("updates", 1.5), ("may_grow", 1), ("made", -1), ("looked", pace.made + 1),
+        ("mean", float("nan")), ("mean", 1), ("ways", [2]), ("ways", [0] * 6), ("ways", "0"),
+    ]  # fmt: skip
+    for name, value in wrong:
+        assert not Pace.is_described_by({**data, name: value}), name
+    for other in (None, {}, {**data, "more": 1}, [data]):
+        assert not Pace.is_described_by(other)
+
+
+def test_a_call_of_train_makes_its_rounds_longer(monkeypatch):
+    lengths = []
+    after = Pace.after
+
+    def noting(self, steps, *rest):
+        lengths.append(steps)
+        return after(self, steps, *rest)
+
+    monkeypatch.setattr(Pace, "after", noting)
+    agent = DistAsyncQLearning(seed=1, async_updates=False, discount_factor=0.9)
+    agent.train(MODEL, total_steps=3_000_000)
+    assert sum(lengths) == 3_000_000
+    assert lengths[0] == 16 * 32 * ROUND_UPDATES < max(lengths) <= 3_000_000 / 32

@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
+from round_parts import merge_maps
 
 from dist_classicrl.tables import snapshot as module
 from dist_classicrl.tables.maps import PackedMap, index_dtype
-from dist_classicrl.tables.shared import RoundMerge, SharedTable
+from dist_classicrl.tables.round_merge import RoundMerge
+from dist_classicrl.tables.shared import SharedTable
 from dist_classicrl.tables.snapshot import SLICE_ENTRIES, TableSnapshot
 
 
@@ -43,7 +45,7 @@ def test_a_copy_is_the_table_at_its_end(monkeypatch, seed, in_rounds, dtype):
         what = rng.random()
         if what < 0.5:
             if in_rounds:
-                merge.merge([random_maps(size, rng) for _ in range(3)])
+                merge_maps(merge, [random_maps(size, rng) for _ in range(3)])
             else:
                 sequence += 1
                 assert table.apply(1, sequence, random_maps(size, rng))

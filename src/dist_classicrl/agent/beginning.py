@@ -203,8 +203,9 @@ def resumed_of(state: AgentState, begin: int) -> Resumed | None:
     nothing = Tally(total_steps=0, steps=made, reported=Counters(steps=made)).to_dict(0.0)
     if made == 0:  # between two calls: this one begins new episodes, as it would have without a stop
         return Resumed(resumed.checkpoint, 0, nothing, resumed.mode)
-    tally = resumed.tally if pending.begin == begin else nothing
-    return replace(resumed, made=made, tally={**tally, "steps": made})
+    if pending.begin != begin:
+        return replace(resumed, made=made, tally=nothing, pace=None)
+    return replace(resumed, made=made, tally={**resumed.tally, "steps": made})
 
 
 def tell(found: Beginning | None, agreement: Agreement) -> Beginning:

@@ -13,6 +13,7 @@ from dist_classicrl._version import __version__
 from dist_classicrl.checkpoint.folder import Saved
 from dist_classicrl.engines.outcome import Outcome, Tally
 from dist_classicrl.engines.saving import MODES
+from dist_classicrl.engines.schedule import Pace
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.environments.stepped import space_data
 from dist_classicrl.model.agent_state import AgentState
@@ -67,6 +68,9 @@ def checkpoint_fault(saved: Saved) -> str | None:
         return f"it has {steps} steps, and its call goes from {call['begin']} to {call['end']}"
     if stream is not None and stream["start"] + stream["used"] != steps:
         return f"it has {steps} steps, and its stream is {stream!r}"
+    pace = body.get("pace")  # older ones have none
+    if pace is not None and not Pace.is_described_by(pace):
+        return f"its pace is {reprlib.repr(pace)}"
     if not saved.name.endswith(f"-{body['run']}"):
         return f"its run is {body['run']!r}"
     q_table, exact = arrays["q_table"], arrays.get("exact")

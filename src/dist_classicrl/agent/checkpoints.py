@@ -85,11 +85,11 @@ def find(state: AgentState, source: Source, place: Place, plan: CheckpointPlan, 
     values, counts = _what_fits(state, arrays, fits)
     if not all_finite(values):
         raise _refused(saved, f"its values are too large for a table of {values.dtype}")
-    stream, exact, environment = None, None, None
+    stream, exact, environment, pace = None, None, None, None
     learners: dict[int, dict[str, np.ndarray]] = {}
     if fits:
         stream = None if body["stream"] is None else (body["stream"]["start"], body["stream"]["used"])
-        exact = arrays.get("exact")
+        exact, pace = arrays.get("exact"), body.get("pace")
         environment = Identity.from_dict(body["environment"]) or source.identity
         if (
             exact is not None
@@ -100,7 +100,7 @@ def find(state: AgentState, source: Source, place: Place, plan: CheckpointPlan, 
         learners = _learners(state, saved)
     begin = body["call"]["begin"]
     made = body["steps"] - begin
-    resumed = Resumed(saved.url, made, body["tally"], body["mode"], stream, learners, exact)
+    resumed = Resumed(saved.url, made, body["tally"], body["mode"], stream, learners, exact, pace)
     return Found(
         name=saved.name,
         steps=body["steps"],

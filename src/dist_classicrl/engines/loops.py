@@ -15,12 +15,12 @@ from dist_classicrl.engines.outcome import Learned
 from dist_classicrl.engines.progress import Company
 from dist_classicrl.engines.run import Run
 from dist_classicrl.engines.saving import Position
-from dist_classicrl.engines.schedule import play, rounds
+from dist_classicrl.engines.schedule import Pace, RoundPlayer, next_round, play_all
 from dist_classicrl.errors import CheckpointFencedError, DivergenceError
 from dist_classicrl.learning.learner import Learner, check_sums
 from dist_classicrl.learning.state import State, stack_states
-from dist_classicrl.tables.maps import PackedMap
-from dist_classicrl.tables.shared import RoundMerge, SharedTable
+from dist_classicrl.tables.round_merge import RoundMerge
+from dist_classicrl.tables.shared import SharedTable
 
 _SLICE_SECONDS = 0.05
 _FIRST_SLICE_COMPILED = 4096
@@ -32,6 +32,8 @@ _FOLD_SHARE = 0.02
 
 class Loop(ABC):
     """What both ways to learn alone have in common: when to save and to stop."""
+
+    rounds = 0  # that were played, where rounds are
 
     def __init__(self, run: Run, learner: Learner, company: Company | None = None) -> None:
         self._run = run
@@ -266,22 +268,25 @@ class RoundLoop(Loop):
     def _learn_all(self) -> None:
         run, learner = self._run, self._learner
         shared = SharedTable(run.values, run.counts)
-        merge = RoundMerge(shared)
-        for quotas in rounds(run.settings, run.start, run.steps):
-            maps: list[PackedMap] = []
+        merge, player = RoundMerge(shared), RoundPlayer(learner)
+        while run.kept < run.steps:
             before = time.perf_counter()
-            for quota in quotas:
-                maps.append(play(quota, learner, run.seed))
-                run.tally.add_learned(Learned.of(learner.totals.take()))
+            start, left = run.start + run.kept, run.steps - run.kept
+            quotas = next_round(run.settings, run.pace.updates, start, left, run.seed)
+            parts, totals = play_all(player, quotas)
+            for each in totals:
+                run.tally.add_learned(Learned.of(each))
             seconds = time.perf_counter() - before
             spent = Learned(learning_seconds=seconds, worker_seconds=seconds)
             version = shared.version
-            merge.merge(maps)
+            load = merge.merge(parts)
             learner.table.rebase(shared.refresh(version), [])
             made = sum(quota.steps for quota in quotas)
+            run.pace = run.pace.after(made, load, run.values, run.settings)
+            self.rounds += 1
             run.tally.steps += made
             run.kept += made
-            run.tally.pushes += len(quotas)
+            run.tally.pushes += len(totals)
             run.reporter.count(self.own.rank, made, spent)
             goes_on = self.report()
             if run.kept < run.steps:
@@ -303,6 +308,7 @@ class RoundLoop(Loop):
             run.tally.to_dict(self.seconds),
             "rounds",
             learners=self.learners() if whole else {},
+            pace=run.pace.to_dict(),
         )
 
 
@@ -319,7 +325,7 @@ class LearningOn:
         self._tally = run.tally
         # What is left counts on in the same tally.
         self._rest = replace(run, start=run.start + done, steps=run.steps - done, resumed=None)
-        self._rest.tally, self._rest.reporter = run.tally, run.reporter
+        self._rest.tally, self._rest.reporter, self._rest.pace = run.tally, run.reporter, run.pace
         self._loop = loop(self._rest, learner, company)
         self._loop.begin = time.perf_counter() - seconds
 
@@ -327,6 +333,16 @@ class LearningOn:
     def made(self) -> int:
         """Steps that were made here."""
         return self._rest.kept
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that were played here."""
+        return self._loop.rounds
+
+    @property
+    def pace(self) -> Pace:
+        """That of the next round."""
+        return self._rest.pace
 
     @property
     def learners(self) -> State:

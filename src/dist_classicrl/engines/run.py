@@ -14,6 +14,7 @@ from dist_classicrl._random import stream_key
 from dist_classicrl.engines.outcome import Tally
 from dist_classicrl.engines.progress import Observer, Reporter
 from dist_classicrl.engines.saving import Saver
+from dist_classicrl.engines.schedule import Pace
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.errors import EnvError, TrainingStopped
 from dist_classicrl.learning.kinds import new_learner, problem_of
@@ -49,6 +50,7 @@ class Resumed:
     stream: tuple[int, int] | None = None  # start and steps used of the stream of a process that learns alone
     learners: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)  # empty: new episodes begin
     exact: np.ndarray | None = None  # float64, to go on with alone where the table's own type is shorter
+    pace: dict[str, Any] | None = None  # `Pace.to_dict`: how long the next round is, in the reproducible mode
 
     def without_arrays(self) -> dict[str, Any]:
         """Return what ranks need that play rounds, without the learners, as plain data for JSON."""
@@ -108,6 +110,7 @@ class Run:
     rows: Any = None  # a `LineTable` in which this rank's learner is to learn
     walkers: int | None = None  # how many episodes are under way where all learn in supersteps
     partition: Any = "hash"  # who owns which rows then
+    pace: Pace = field(init=False)  # of the next round, in the reproducible mode
 
     def __post_init__(self) -> None:
         self._has_used_source = False
@@ -124,6 +127,9 @@ class Run:
         # In the reproducible mode the clock of per-visit step sizes counts logical workers, wherever they
         # run.
         self.logical = None if self.settings.async_updates else self.settings.logical_workers
+        self.pace = Pace.first(self.settings, self.source.simulator is not None)
+        if resumed is not None and resumed.mode == "rounds" and resumed.pace is not None:
+            self.pace = Pace.from_dict(resumed.pace)
         #: Steps that `values` and `counts` contain, for a run that does not come to its end.
         self.kept = 0
         #: Saves what is there after an error, once the other ranks know of it.
@@ -268,4 +274,4 @@ class Run:
         elif serves:
             warm_up_server(table, self.logical is not None)
         else:
-            warm_up_worker(table)
+            warm_up_worker(table, self.logical is not None)

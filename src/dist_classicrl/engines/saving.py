@@ -47,6 +47,7 @@ class Position:
     learners: Mapping[str, np.ndarray] = field(default_factory=dict)  # stacked, if they go on as they are
     states: Mapping[str, np.ndarray] = field(default_factory=dict)  # "keys" and more, where states have such
     exact: np.ndarray | None = None  # float64, to go on with alone where the table's own type is shorter
+    pace: dict[str, Any] | None = None  # `Pace.to_dict`, where rounds are played
 
 
 def note_finished(
@@ -289,6 +290,7 @@ class Saver:
             "steps": position.steps,
             "mode": position.mode,
             "stream": position.stream,
+            "pace": position.pace,
             "version": position.version,
             "applied": position.applied,
             "tally": position.tally,

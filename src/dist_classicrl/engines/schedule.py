@@ -1,68 +1,197 @@
 """The reproducible mode's schedule: rounds of fixed quotas over a constant number of logical workers.
 
-Everything here depends on the settings and the number of steps alone, never on ranks or time.
+Everything here depends on the settings, the number of steps and the table alone, never on ranks or time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
 
-from dist_classicrl._random import stream_key
+import numpy as np
+
+from dist_classicrl._random import stream_keys
 from dist_classicrl.learning.learner import Learner, Stream
 from dist_classicrl.settings import ROUND_UPDATES, Settings
-from dist_classicrl.tables.maps import PackedMap
+from dist_classicrl.tables import kernels
+from dist_classicrl.tables.round_merge import MapSums, Part, parts_of
+
+MOVING_LOAD = 0.5
+"""N k a of a round up to which it learns nearly as much as its steps could, while values still move."""
+
+SETTLED_LOAD = 16.0
+"""Likewise once they only go up and down: then rounds cost no accuracy."""
+
+_LONGEST = 128 * ROUND_UPDATES
+_LONGEST_SHARE = 32  # a round has at most one in so many of the steps made before
+_LOOK_GROWTH = 1.25
+_STILL = 5e-4
+_LOOKS = 5
+_LONGEST_CALL = 1 << 20
 
 
-@dataclass(frozen=True)
-class Quota:
+class Quota(NamedTuple):
     """What one logical worker, counted from 0, does in one round: `steps` steps from global step `start` on.
 
-    They may be none in the last round.
+    They may be none in the last round. Their random stream has this `key`.
     """
 
     worker: int
     start: int
     steps: int
+    key: np.uint64
 
 
-def round_steps(settings: Settings) -> int:
-    """Return the steps of a logical worker in a full round.
+def next_round(settings: Settings, updates: int, start: int, steps: int, seed: int) -> list[Quota]:
+    """Return the quotas of a round of so many updates, where `steps` are left from global step `start` on.
 
-    They are ``sync_frequency * batch_size``, "auto" being 32 updates.
-    """
-    updates = ROUND_UPDATES if settings.sync_frequency == "auto" else int(settings.sync_frequency)
-    return updates * settings.batch_size
-
-
-def steps_before(settings: Settings, number: int, steps: int) -> int:
-    """Return how many of a call's `steps` are made before its round `number`."""
-    return min(steps, number * settings.logical_workers * round_steps(settings))
-
-
-def rounds(settings: Settings, start: int, steps: int) -> Iterator[list[Quota]]:
-    """Yield each round's quotas, for `steps` steps from global step `start` on.
-
-    The last round deals out what is left as evenly as it goes.
+    There are fewer in the last round, which deals out what is left as evenly as it goes.
     """
     workers = settings.logical_workers
-    full = workers * round_steps(settings)
-    end = start + steps
-    while start < end:
-        share, more = divmod(min(full, end - start), workers)
-        quotas = []
-        for worker in range(workers):
-            size = share + (worker < more)
-            quotas.append(Quota(worker, start, size))
-            start += size
-        yield quotas
+    keys = stream_keys(workers, seed, "round", start)  # a global step belongs to one round alone
+    share, more = divmod(min(workers * updates * settings.batch_size, steps), workers)
+    quotas = []
+    for worker in range(workers):
+        size = share + (worker < more)
+        quotas.append(Quota(worker, start, size, keys[worker]))
+        start += size
+    return quotas
 
 
-def play(quota: Quota, learner: Learner, seed: int) -> PackedMap:
-    """Let a logical worker do its quota from the base of the table, left as it was; return its maps."""
-    # A global step belongs to one quota alone, so it names the quota's random stream.
-    stream = Stream(stream_key(seed, "round", quota.worker, quota.start), quota.start)
-    learner.learn(quota.worker, stream, quota.steps)
-    packed = learner.table.pack()
-    learner.table.undo(packed)
-    return packed
+@dataclass(frozen=True)
+class Pace:
+    """How long the next round of a call is, and what that follows from: the rounds before and the table.
+
+    With ``sync_frequency="auto"`` and a compiled environment rounds grow from `ROUND_UPDATES` updates of each
+    logical worker: as long as the table's mean moves one way, up to an N k a of `MOVING_LOAD`, and up to
+    `SETTLED_LOAD` once it goes up and down, or stands. A round at most doubles, has at most a 32nd of the
+    steps that were made before, and never more than 4,096 updates.
+
+    The mean is looked at whenever a quarter more steps have been made. It has settled when among the last
+    four changes two have turned round, and moves again when none has; a change of less than 0.05 % of the
+    mean size counts as a turn.
+    """
+
+    updates: int  # of each logical worker
+    may_grow: bool
+    made: int = 0  # steps of this call
+    looked: int = 0  # how many had been made at the last look
+    mean: float = 0.0  # what it saw
+    ways: tuple[int, ...] = ()  # of the last changes of the mean: 1 up, -1 down, 0 neither
+    is_moving: bool = True
+
+    @classmethod
+    def first(cls, settings: Settings, is_compiled: bool) -> Pace:
+        """Return the pace of a call's first round."""
+        if settings.sync_frequency == "auto":
+            return cls(ROUND_UPDATES, is_compiled)
+        return cls(int(settings.sync_frequency), False)
+
+    def after(self, steps: int, load: float, values: np.ndarray, settings: Settings) -> Pace:
+        """Return the pace after a round of so many `steps` with an N k a of `load`, merged in `values`."""
+        made = self.made + steps
+        if not self.may_grow:
+            return replace(self, made=made)
+        looks = self._look(values, made) if made >= _LOOK_GROWTH * self.looked else self._looks
+        most = min(_LONGEST, made // (_LONGEST_SHARE * settings.logical_workers * settings.batch_size))
+        wanted = 2 * self.updates
+        fits = MOVING_LOAD if looks[-1] else SETTLED_LOAD
+        if load * wanted > fits * self.updates:
+            wanted = int(self.updates * fits / load)
+        return Pace(max(ROUND_UPDATES, min(wanted, most)), True, made, *looks)
+
+    @property
+    def _looks(self) -> tuple[int, float, tuple[int, ...], bool]:
+        return self.looked, self.mean, self.ways, self.is_moving
+
+    def _look(self, values: np.ndarray, made: int) -> tuple[int, float, tuple[int, ...], bool]:
+        mean, size = kernels.mean_and_size(values, 1)
+        ways = self.ways
+        if self.looked:
+            change = mean - self.mean
+            ways = (*ways, 0 if abs(change) <= _STILL * size else 1 if change > 0.0 else -1)[-_LOOKS:]
+        turns = sum(way == 0 or way != before for before, way in zip(ways, ways[1:], strict=False))
+        is_moving = turns < 2 if self.is_moving else turns == 0 and len(ways) == _LOOKS
+        return made, float(mean), ways, is_moving
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain data for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Pace:
+        """Return what `to_dict` described."""
+        return cls(**{**data, "ways": tuple(data["ways"])})
+
+    @classmethod
+    def is_described_by(cls, data: Any) -> bool:
+        """Whether `data`, which was read from a file, is what `to_dict` returns."""
+        model = asdict(cls(1, True))
+        if not isinstance(data, dict) or set(data) != set(model):
+            return False
+        ways = data["ways"]
+        return (
+            all(type(data[name]) is type(value) for name, value in model.items() if name != "ways")
+            and 0 < data["updates"] < 2**31
+            and 0 <= data["looked"] <= data["made"] < 2**63
+            and abs(data["mean"]) < 2.0**1023
+            and isinstance(ways, list | tuple)
+            and len(ways) <= _LOOKS
+            and all(type(way) is int and -1 <= way <= 1 for way in ways)
+        )
+
+
+class RoundPlayer:
+    """Lets a learner do quotas of its logical workers, and adds up what these learn."""
+
+    def __init__(self, learner: Learner) -> None:
+        self._learner: Any = learner
+        self._sums = MapSums(learner.table.q.size)
+        #: Whether several walkers can be let learn by one call, see `CompiledLearner.learn_apart`.
+        self._is_quick = getattr(learner, "learns_apart", False)
+
+    def part(
+        self, quotas: Sequence[Quota], goes_on: Callable[[], bool] = lambda: True
+    ) -> tuple[Part, np.ndarray] | None:
+        """Do the quotas of a `Part`, each from the base of the table, which is left as it was.
+
+        `goes_on` is called now and then; None is returned where it says no. Else the part, and what each of
+        the workers adds to `Totals`, float64 of shape (workers, 4).
+        """
+        if self._sums.size:  # of a part that was not brought to its end, maybe by an error
+            self._sums.take()
+        totals = []
+        at = 0
+        while at < len(quotas):
+            many = _LONGEST_CALL // max(1, quotas[at].steps) if self._is_quick else 1
+            some = quotas[at : at + max(1, many)]
+            totals.append(self._learn(some))
+            at += len(some)
+            if not goes_on():
+                return None
+        return Part(quotas[0].worker, len(quotas), self._sums.take()), np.concatenate(totals)
+
+    def _learn(self, quotas: Sequence[Quota]) -> np.ndarray:
+        learner, sums = self._learner, self._sums
+        if self._is_quick:
+            keys = np.array([quota.key for quota in quotas])
+            steps = [quota.steps for quota in quotas]
+            together: np.ndarray | None = learner.learn_apart(
+                [quota.worker for quota in quotas], keys, quotas[0].start, steps, sums
+            )
+            if together is not None:
+                return together
+        totals = []
+        for quota in quotas:
+            learner.learn(quota.worker, Stream(quota.key, quota.start), quota.steps)
+            sums.fold(learner.table)
+            totals.append(learner.totals.take())
+        return np.array(totals)
+
+
+def play_all(player: RoundPlayer, quotas: Sequence[Quota]) -> tuple[list[Part], np.ndarray]:
+    """Return the parts of a whole round, and what its logical workers add to `Totals`."""
+    played = [player.part(quotas[some.start : some.stop]) for some in parts_of(0, len(quotas), len(quotas))]
+    done = [each for each in played if each is not None]
+    return [part for part, _ in done], np.concatenate([totals for _, totals in done])

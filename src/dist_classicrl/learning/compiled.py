@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,12 +14,13 @@ from dist_classicrl.environments.simulate import CompiledSimulator
 from dist_classicrl.environments.trial import run_game, try_out
 from dist_classicrl.errors import ActionMaskError, DivergenceError
 from dist_classicrl.learning import loops
-from dist_classicrl.learning.learner import Problem, Stream, Totals
-from dist_classicrl.learning.loops import NO_STEPS, Stretch, Walker
+from dist_classicrl.learning.learner import Problem, Stream, Totals, check_sums
+from dist_classicrl.learning.loops import NO_QUOTAS, NO_STEPS, Quotas, Stretch, Walker, Walkers
 from dist_classicrl.learning.memory import RuleMemory
 from dist_classicrl.learning.replay import ReplayMemory
 from dist_classicrl.learning.rules import compiling
 from dist_classicrl.learning.state import State, check_arrays, check_position, check_replay
+from dist_classicrl.tables.round_merge import MapSums
 
 NEVER = 1 << 62
 """The time limit of an episode that has none."""
@@ -31,6 +33,29 @@ class _Episode:
     walker: Walker
     memory: RuleMemory
     replay: ReplayMemory | None
+
+
+@dataclass
+class _Together:
+    """All walkers of a learner in common arrays, of which those of each episode are views."""
+
+    walkers: Walkers
+    memory: RuleMemory
+    rows: dict[int, int]  # by the number of a walker
+
+    @classmethod
+    def of(cls, episodes: dict[int, _Episode]) -> _Together:
+        numbers = sorted(episodes)
+        every = [episodes[number] for number in numbers]
+        arrays = {name: np.stack([getattr(one.walker, name) for one in every]) for name in _WRITTEN}
+        walkers = Walkers(time_limit=every[0].walker.time_limit, **arrays)
+        for row, one in enumerate(every):
+            one.walker = one.walker._replace(**{name: getattr(walkers, name)[row] for name in _WRITTEN})
+        memory = RuleMemory.together([one.memory for one in every])
+        return cls(walkers, memory, {number: row for row, number in enumerate(numbers)})
+
+
+_WRITTEN = ("memory", "position", "collected", "came")
 
 
 class CompiledLearner:
@@ -52,6 +77,15 @@ class CompiledLearner:
         self._loop = jit_for(loops.learn_steps, type(simulator.tables), problem.rule.parameters)
         self._episodes: dict[int, _Episode] = {}
         self._stuck = stuck_states(simulator)
+        self._apart = jit_for(loops.learn_apart, type(simulator.tables), problem.rule.parameters)
+        self._together: _Together | None = None
+        #: Whether `learn_apart` can be called: nothing has to be looked at between two walkers.
+        self.learns_apart = not (
+            problem.is_alone
+            or problem.settings.async_updates
+            or problem.settings.replay_ratio > 0.0
+            or (self._stuck is not None and self._stuck.size)
+        )
 
     @property
     def walkers(self) -> list[int]:
@@ -75,9 +109,14 @@ class CompiledLearner:
             if self.table.n_states == simulator.n_states:  # else there is only compiled
                 try_out(simulator)
             nowhere = walker._replace(memory=walker.memory.copy(), position=walker.position.copy())
+            nobody = _Episode(nowhere, memory, episode.replay)
             with compiling(self._rule):
-                self._call(_Episode(nowhere, memory, episode.replay), NO_STEPS)
+                self._call(nobody, NO_STEPS)
+                if self.learns_apart:
+                    together = _Together.of({0: nobody})
+                    self._call_apart(together, 0, NO_QUOTAS, MapSums(self.table.q.size), np.zeros((0, 4)))
         self._episodes[number] = episode
+        self._together = None
 
     def _call(self, episode: _Episode, stretch: Stretch) -> None:
         context = episode.memory.context(self.table, self._rates.table, self._settings.discount_factor)
@@ -106,6 +145,67 @@ class CompiledLearner:
             self._check_not_stuck(self._stuck)
         if not math.isfinite(collected := episode.walker.collected[0]):
             raise infinite_return(collected)
+
+    def learn_apart(
+        self, walkers: Sequence[int], keys: np.ndarray, start: int, steps: Sequence[int], sums: MapSums
+    ) -> np.ndarray | None:
+        """Let each of some walkers learn from the base of the table, and add what it learned to `sums`.
+
+        The table is the base afterwards. It is what `learn` and `MapSums.fold` do for one after the other, of
+        the streams with these `keys` which begin at global step `start`, and where the one before ends.
+
+        Returns
+        -------
+        ndarray(float64), shape (walkers, 4), or None
+            What each would have added to `Totals`; None: nothing was done, since rates are on several lines,
+            or the walkers do not follow each other.
+        """
+        if self._together is None:
+            self._together = _Together.of(self._episodes)
+        together, rows = self._together, self._together.rows
+        later = np.cumsum([0, *steps[:-1]])
+        step_size, epsilon, end = self._rates.at(start)
+        first = rows[walkers[0]]
+        if start + sum(steps) > end or any(rows[n] != first + i for i, n in enumerate(walkers)):
+            return None
+        quotas = Quotas(keys, np.asarray(steps, np.int64), later, step_size, epsilon)
+        totals = np.zeros((len(walkers), 4))
+        self._call_apart(together, first, quotas, sums, totals)
+        for row in totals:
+            check_sums(row)
+        collected = together.walkers.collected
+        if not np.isfinite(collected).all():
+            raise infinite_return(collected[~np.isfinite(collected)][0])
+        return totals
+
+    def _call_apart(
+        self, together: _Together, first: int, quotas: Quotas, sums: MapSums, totals: np.ndarray
+    ) -> None:
+        table, simulator = self.table, self._simulator
+        context = together.memory.context(table, self._rates.table, self._settings.discount_factor)
+        came, reward, told = np.full(3, -1), np.zeros(1), np.array([sums.size, -1])
+        run_game(
+            simulator,
+            came,
+            reward,
+            self._apart,
+            self._parameters,
+            simulator.tables,
+            together.walkers,
+            first,
+            context,
+            quotas,
+            table.base,
+            table.limit,
+            sums.arrays,
+            told,
+            totals,
+            came,
+            reward,
+        )
+        sums.size, lost = told.tolist()
+        if lost >= 0:
+            raise table.diverged(lost)
 
     def _check_not_stuck(self, states: np.ndarray) -> None:
         n_tables = len(self._rule.tables)

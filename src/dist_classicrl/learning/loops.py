@@ -16,6 +16,7 @@ from dist_classicrl.environments.simulate import advance, begin, is_wrong, note
 from dist_classicrl.learning.behavior import choose, choose_legal
 from dist_classicrl.learning.replay import learn_again
 from dist_classicrl.learning.rules.kernel import Learned, Now, Transition, learn, on_action
+from dist_classicrl.tables.kernels import fold_maps
 from dist_classicrl.tables.rows import actions_of
 
 DRAWS_PER_STEP = 3
@@ -56,6 +57,29 @@ class Walker(NamedTuple):
     collected: np.ndarray
     time_limit: int  # steps after which an episode is truncated
     came: np.ndarray  # int64, shape (3,), written: what was wrong, see `note`
+
+
+class Quotas(NamedTuple):
+    """What each of some walkers does from the same table, N of them; rates are as in `Stretch`."""
+
+    keys: np.ndarray  # uint64, shape (N,): their random streams
+    steps: np.ndarray  # int64, shape (N,)
+    later: np.ndarray  # int64, shape (N,): how far behind the first one's first step theirs is on the lines
+    step_size: Line
+    epsilon: Line
+
+
+NO_QUOTAS = Quotas(np.zeros(0, np.uint64), np.zeros(0, np.int64), np.zeros(0, np.int64), NO_LINE, NO_LINE)
+
+
+class Walkers(NamedTuple):
+    """Episodes under way, N of them, each row as the array of this name in `Walker`."""
+
+    memory: np.ndarray  # int64, shape (N, M)
+    position: np.ndarray  # int64, shape (N, 2)
+    collected: np.ndarray  # float64, shape (N, 1)
+    time_limit: int
+    came: np.ndarray  # int64, shape (N, 3)
 
 
 class Batch(NamedTuple):
@@ -146,6 +170,46 @@ def learn_steps(rule, simulation, walker, context, replay, stretch, totals):
     table.n_touched[0] = learned.touched
     totals[3] = learned.error
     return is_bad
+
+
+@jit
+def learn_apart(
+    rule, simulation, walkers, first, context, quotas, base, limit, sums, told, totals, came, reward
+):
+    """Let walkers do their quotas one after the other, each from the same table, and add up their maps.
+
+    Quota i is that of walker ``first + i``, and adds to row i of `totals`, float64 of shape (N, 4). The table
+    goes back to its `base` after each. For this and for `sums` see `tables.kernels.fold_maps`, which is told
+    the first of `told`, int64 of shape (2,), and whose results are written there. Return what `learn_steps`
+    does: then `came` and `reward`, float64 of shape (1,), are what it wrote.
+    """
+    told[1] = -1
+    for i in range(quotas.steps.size):
+        row = first + i
+        walker = Walker(
+            row,
+            walkers.memory[row],
+            walkers.position[row],
+            walkers.collected[row],
+            walkers.time_limit,
+            walkers.came[row],
+        )
+        later = quotas.later[i]
+        stretch = Stretch(
+            quotas.keys[i],
+            0,
+            quotas.steps[i],
+            Line(quotas.step_size.value, quotas.step_size.slope, quotas.step_size.at + later),
+            Line(quotas.epsilon.value, quotas.epsilon.slope, quotas.epsilon.at + later),
+        )
+        if learn_steps(rule, simulation, walker, context, None, stretch, totals[i]):
+            for place in range(came.size):
+                came[place] = walker.came[place]
+            reward[0] = walker.collected[0]
+            return True
+        told[0], lost = fold_maps(context.table, base, limit, False, sums, told[0])
+        told[1] = max(told[1], lost)
+    return False
 
 
 @jit

@@ -43,6 +43,20 @@ class RuleMemory:
         )
         self._arrays: State = dict(zip(RULE_ARRAYS, arrays, strict=True))
 
+    @classmethod
+    def together(cls, memories: Sequence[RuleMemory]) -> RuleMemory:
+        """Return one for the walkers of several, whose arrays become views of its own."""
+        both = cls.__new__(cls)
+        both._arrays = {
+            name: np.concatenate([each._arrays[name] for each in memories]) for name in RULE_ARRAYS
+        }
+        first = 0
+        for each in memories:
+            end = first + len(each._arrays[RULE_ARRAYS[0]])
+            each._arrays = {name: array[first:end] for name, array in both._arrays.items()}
+            first = end
+        return both
+
     def context(
         self,
         table: LocalTable | LineTable,

@@ -120,6 +120,11 @@ def stack_states(states: list[State]) -> State:
     return stacked
 
 
+def join_states(stacked: list[State]) -> State:
+    """Return stacked states, of the same names, as one of all their learners, in this order."""
+    return {name: np.concatenate([state[name] for state in stacked]) for name in stacked[0]}
+
+
 def unstack_states(arrays: State, n: int) -> list[State]:
     """Return the states of `n` learners that `stack_states` made one of, as views; else CheckpointError."""
     for name, array in arrays.items():

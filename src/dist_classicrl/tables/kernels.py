@@ -8,6 +8,7 @@ float64. `stamp`, ndarray(int32) of shape (R * A,), marks entries with the numbe
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -20,12 +21,15 @@ _SHIFT_REPLAYS = 32
 _SENT_ANYWAY = np.uint64(7)
 _LOAD_SAMPLE = 512
 
+_LN_2 = 0.6931471805599453
+_LEAST_WEIGHT = 2.0**-1022  # below, numbers are denormal
+
 SHARED_LOAD = 4.0
 """-ln of the weight that the maps of all who worked on an entry at once may leave to what was there."""
 
 
 class RoundSums(NamedTuple):
-    """The order-free sums of a round, by entry; each of shape (R * A,)."""
+    """The order-free sums of the maps of some logical workers, by entry; each of shape (R * A,)."""
 
     weight: np.ndarray  # float64: the product of the maps' weights
     targets: np.ndarray  # float64: the sum of k y with y = b / (1 - w); of maps that only add, the sum of b
@@ -286,35 +290,85 @@ def collect_new(entries, stamp, now, out, size):
 
 
 @jit
-def merge_one(maps, sums, n_seen):
-    """Add one logical worker's maps to a round's sums, and return the number of entries seen so far.
+def fold_maps(table, base, limit, with_replays, sums, n_seen):
+    """Add the maps of a table to sums, and put the table back to its `base`, as if nothing had been learned.
 
-    A map whose weight is exactly 1 has no target: it moves nothing, or only adds.
+    Return the number of entries seen so far, and an entry whose value is beyond `limit` or no number, -1 if
+    there is none.
     """
-    for i in range(maps.entries.size):
-        entry = maps.entries[i]
-        if sums.visits[entry] < 0:
-            sums.visits[entry] = 0
-            sums.weight[entry] = 1.0
-            sums.targets[entry] = 0.0
-            sums.updates[entry] = 0.0
-            sums.seen[n_seen] = entry
-            n_seen += 1
-        sums.visits[entry] += maps.visits[i]
-        weight, shift = maps.weight[i], maps.shift[i]
-        if weight < 1.0:
-            share = max(np.float64(maps.visits[i]) + _replays(maps.replays, i), 1.0)  # see `unvisited`
-            sums.weight[entry] *= weight
-            sums.targets[entry] += share * (shift / (1.0 - weight))
-            sums.updates[entry] += share
-        elif shift != 0.0:
-            sums.targets[entry] += shift
+    n_actions = actions_of(table)
+    lost = -1
+    n_touched = table.n_touched[0]
+    for i in range(n_touched):
+        entry = table.touched[i]
+        weight, shift, updates = table.weight[entry], table.shift[entry], table.updates[entry]
+        if not (abs(table.q[entry]) <= limit and abs(shift) < np.inf):
+            lost = entry
+        replays = np.float64(updates >> _SHIFT_REPLAYS) if with_replays else 0.0
+        n_seen = _add_map(sums, n_seen, entry, weight, shift, updates & VISIT_MASK, replays)
+        _set_identity(table, entry)
+        table.q[entry] = base[entry]
+    last = -1
+    for i in range(n_touched):
+        row = table.touched[i] // n_actions
+        if row != last:
+            refresh_row(table.q, table.best, table.greedy, row, n_actions)
+            last = row
+    table.n_touched[0] = 0
+    return n_seen, lost
+
+
+@jit_inline
+def _add_map(sums, n_seen, entry, weight, shift, visits, replays):
+    """Add a map to sums. One whose weight is exactly 1 has no target: it moves nothing, or only adds."""
+    n_seen = _see(sums, n_seen, entry)
+    sums.visits[entry] += visits
+    if weight < 1.0:
+        share = max(np.float64(visits) + replays, 1.0)  # see `unvisited`
+        sums.weight[entry] *= weight
+        sums.targets[entry] += share * (shift / (1.0 - weight))
+        sums.updates[entry] += share
+    elif shift != 0.0:
+        sums.targets[entry] += shift
     return n_seen
 
 
 @jit_inline
-def _replays(replays, i):
-    return 0.0 if replays is None else np.float64(replays[i])
+def _see(sums, n_seen, entry):
+    if sums.visits[entry] < 0:
+        sums.visits[entry] = 0
+        sums.weight[entry] = 1.0
+        sums.targets[entry] = 0.0
+        sums.updates[entry] = 0.0
+        sums.seen[n_seen] = entry
+        n_seen += 1
+    return n_seen
+
+
+@jit
+def add_sums(part, sums, n_seen):
+    """Add the sums of other logical workers, a `PackedSums`, and return the number of entries seen so far."""
+    for i in range(part.entries.size):
+        entry = part.entries[i]
+        n_seen = _see(sums, n_seen, entry)
+        sums.weight[entry] *= part.weight[i]
+        sums.targets[entry] += part.targets[i]
+        sums.updates[entry] += part.updates[i]
+        sums.visits[entry] += part.visits[i]
+    return n_seen
+
+
+@jit
+def take_sums(sums, n_seen, part):
+    """Move sums into the `PackedSums` `part`, and make room for the next ones."""
+    for i in range(n_seen):
+        entry = sums.seen[i]
+        part.entries[i] = entry
+        part.weight[i] = sums.weight[entry]
+        part.targets[i] = sums.targets[entry]
+        part.updates[i] = sums.updates[entry]
+        part.visits[i] = sums.visits[entry]
+        sums.visits[entry] = -1
 
 
 @jit
@@ -322,21 +376,39 @@ def merge_finish(sums, n_seen, values, counts, limit):
     """Apply a round's sums, Q = W Q + (1 - W) (sum of k y) / (sum of k), and make room for the next round.
 
     To an entry that was only added to, what was added is added. A value that would be beyond `limit`, or no
-    number, stays as it was. Return such an entry, or else -1.
+    number, stays as it was. Return such an entry, or else -1; and the mean of -ln W over the visits, which is
+    N k a of N logical workers in the usual case, as `halvings` has it.
     """
     lost = -1
+    load = 0.0
+    total = 0.0
     for i in range(n_seen):
         entry = sums.seen[i]
         value = np.float64(values[entry])
+        visits = sums.visits[entry]
         if sums.updates[entry] > 0.0:
             weight = sums.weight[entry]
             value = weight * value + (1.0 - weight) * (sums.targets[entry] / sums.updates[entry])
+            load += visits * halvings(weight)
+            total += visits
         elif sums.targets[entry] != 0.0:
             value += sums.targets[entry]
         if abs(value) <= limit:
             values[entry] = value
         else:
             lost = entry
-        counts[entry] += sums.visits[entry]
+        counts[entry] += visits
         sums.visits[entry] = -1
-    return lost
+    return lost, (_LN_2 * load / total if total > 0.0 else 0.0)
+
+
+@jit_inline
+def halvings(weight):
+    """Return -log2 of a weight from 0 to 1, off by at most 0.09 and at most 1023; the same on every machine.
+
+    A logarithm of the system's library is not.
+    """
+    if weight < _LEAST_WEIGHT:
+        return 1023.0
+    fraction, exponent = math.frexp(weight)
+    return 2.0 * (1.0 - fraction) - exponent

@@ -49,7 +49,7 @@ class LocalTable:
         self.touched = np.zeros(size + 1, np.int64)
         self.n_touched = np.zeros(1, np.int64)
         self.base = np.zeros(size, dtype)
-        self._limit = float(np.finfo(dtype).max)
+        self.limit = float(np.finfo(dtype).max)
         self._stamp = np.zeros(size, np.int32)
         self._stamp_now = 0
         self._index_dtype = index_dtype(size)
@@ -116,10 +116,18 @@ class LocalTable:
         count = int(self.n_touched[0])
         packed = PackedMap.empty(count, self._index_dtype, self.with_replays)
         least = 0.0 if flush else threshold
-        taken, lost = kernels.pack_maps(self.arrays, self.base, least, np.uint64(key), self._limit, packed)
+        taken, lost = kernels.pack_maps(self.arrays, self.base, least, np.uint64(key), self.limit, packed)
         if lost >= 0:
-            raise self._diverged(int(lost))
+            raise self.diverged(int(lost))
         return packed.first(taken)
+
+    def fold(self, sums: kernels.RoundSums, n_seen: int) -> tuple[int, int]:
+        """Add the maps accumulated since the base to `sums`, and put the table back to the base.
+
+        Return what `kernels.fold_maps` does.
+        """
+        seen, lost = kernels.fold_maps(self.arrays, self.base, self.limit, self.with_replays, sums, n_seen)
+        return seen, lost
 
     def settle(self, values: np.ndarray, counts: np.ndarray) -> None:
         """Bring a whole table, `values` and `counts` of shape (S * A,), to what was learned since it was.
@@ -127,11 +135,12 @@ class LocalTable:
         The values here are exact: to apply maps would only add rounding. DivergenceError if one has grown
         beyond what the table can hold; then nothing is written.
         """
-        lost = kernels.settle_maps(self.arrays, self._limit, values, counts)
+        lost = kernels.settle_maps(self.arrays, self.limit, values, counts)
         if lost >= 0:
-            raise self._diverged(int(lost))
+            raise self.diverged(int(lost))
 
-    def _diverged(self, entry: int) -> DivergenceError:
+    def diverged(self, entry: int) -> DivergenceError:
+        """Return the error for an entry that has grown beyond what the server's table can hold."""
         return diverged(f"{self.shape.name_of(entry)} is {self.q[entry]}", self.base.dtype)
 
     def undo(self, packed: PackedMap) -> None:

@@ -60,6 +60,27 @@ class PackedMap(NamedTuple):
         return self.entries.size
 
 
+class PackedSums(NamedTuple):
+    """The order-free sums of the maps of some logical workers, ready to send; each array of shape (m,)."""
+
+    entries: np.ndarray  # int32 or int64: each entry at most once
+    weight: np.ndarray  # float64: the product of the maps' weights
+    targets: np.ndarray  # float64: the sum of k y with y = b / (1 - w); of maps that only add, the sum of b
+    updates: np.ndarray  # float64: the sum of k: the updates, replayed ones included
+    visits: np.ndarray  # int64
+
+    @classmethod
+    def empty(cls, size: int, index_dtype: np.dtype) -> PackedSums:
+        """Return room for the sums of `size` entries."""
+        return cls(
+            np.empty(size, index_dtype),
+            np.empty(size),
+            np.empty(size),
+            np.empty(size),
+            np.empty(size, np.int64),
+        )
+
+
 @dataclass(frozen=True)
 class Refresh:
     """What a worker needs to bring its base from version `since` of the server's table to `version`."""

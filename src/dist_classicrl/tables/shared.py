@@ -152,38 +152,3 @@ class SharedTable:
             whole = Refresh(-1, self.version, None, self.values.copy(), self.counts.copy())
             self._cache[-1] = whole
         return whole
-
-
-class RoundMerge:
-    """Merges the maps of all logical workers of a round into a `SharedTable`, in the order of their ids.
-
-    The order-free form: W = product of w_i, Q = W Q + (1 - W) (sum of k_i y_i) / (sum of k_i), y_i = b_i / (1
-    - w_i).
-    """
-
-    def __init__(self, table: SharedTable) -> None:
-        size = table.values.size
-        self._table = table
-        self._sums = kernels.RoundSums(
-            np.empty(size),
-            np.empty(size),
-            np.empty(size),
-            np.full(size, -1, np.int64),
-            np.empty(size, table.index_dtype),
-        )
-
-    def merge(self, maps: list[PackedMap]) -> None:
-        """Apply one round: `maps` of logical workers 0, 1, 2, ...
-
-        DivergenceError where it takes a value beyond what the table can hold, which then stays as it was.
-        """
-        size = 0
-        for packed in maps:
-            size = kernels.merge_one(packed, self._sums, size)
-        table = self._table
-        lost = int(kernels.merge_finish(self._sums, size, table.values, table.counts, table.limit))
-        if lost >= 0:
-            raise diverged(
-                f"The merge of a round would make entry {lost} of the table infinite", table.values.dtype
-            )
-        self._table.changed(self._sums.seen[:size].copy())

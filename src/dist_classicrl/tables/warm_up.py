@@ -7,12 +7,19 @@ import numpy as np
 from dist_classicrl.tables import kernels
 from dist_classicrl.tables.local import LocalTable
 from dist_classicrl.tables.maps import PackedMap, Refresh
-from dist_classicrl.tables.shared import RoundMerge, SharedTable
+from dist_classicrl.tables.round_merge import MapSums, Part, RoundMerge
+from dist_classicrl.tables.shared import SharedTable
 from dist_classicrl.tables.snapshot import TableSnapshot
 
 
-def warm_up_worker(table: LocalTable) -> None:
+def warm_up_worker(table: LocalTable, plays_rounds: bool) -> None:
     """Get ready what a worker does with its table besides learning."""
+    if plays_rounds:
+        sums = MapSums(table.q.size)
+        sums.fold(table)
+        sums.take()
+        _rebase(table, [])
+        return
     nothing = table.pack()
     _rebase(table, [nothing])
     table.undo(nothing)
@@ -34,17 +41,24 @@ def warm_up_rounds(table: LocalTable) -> None:
     _rebase(table, [])
 
 
+def _fold(table: LocalTable, shared: SharedTable) -> None:
+    """Add up what two logical workers have learned, which is nothing, and merge it."""
+    sums = MapSums(table.q.size)
+    sums.fold(table)
+    RoundMerge(shared).merge([Part(0, 2, sums.take())])
+
+
 def warm_up_server(table: LocalTable, merges_rounds: bool) -> None:
     """Get ready what a server does with its table, to which workers with tables like `table` push."""
-    nothing = table.pack()
     values, counts = np.zeros_like(table.base), np.zeros_like(table.visits)
     shared = SharedTable(values, counts)
-    if merges_rounds:
-        RoundMerge(shared).merge([nothing])
+    if merges_rounds:  # it plays them, too, if it loses all its workers
+        kernels.mean_and_size(values, 1)
+        _fold(table, shared)
     else:
         snapshot = TableSnapshot(values, counts)
         snapshot.begin()
         shared.watch(snapshot)
-        shared.apply(1, 1, nothing)
+        shared.apply(1, 1, table.pack())
         table.settle(values, counts)  # a server that loses all its workers learns by itself
     shared.refresh(0)

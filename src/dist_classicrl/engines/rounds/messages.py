@@ -9,9 +9,11 @@ import numpy as np
 
 from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.comm.messages import decode, encode, message
-from dist_classicrl.engines.outcome import Counted, Learned
+from dist_classicrl.engines.outcome import Counted
+from dist_classicrl.engines.schedule import Pace
 from dist_classicrl.learning.state import State, stack_states, unstack_states
-from dist_classicrl.tables.maps import PackedMap, Refresh
+from dist_classicrl.tables.maps import Refresh
+from dist_classicrl.tables.round_merge import Part, parts_of
 
 
 class Order(IntEnum):
@@ -29,7 +31,9 @@ class RoundStart:
     The learners' states are stacked; there are none where learners are as new, or only their carriers know.
     """
 
+    pace: Pace
     number: int = 0
+    made: int = 0  # steps before it, of those that were to be made when this process began
     learners: dict[str, np.ndarray] = field(default_factory=dict)
     tally: Counted | None = None  # none at the very beginning
 
@@ -49,13 +53,25 @@ class RoundOrder:
 @message(Kind.ROUND)
 @dataclass(frozen=True)
 class RoundMaps:
-    """A worker's: what one logical worker has learned in an attempt at a round."""
+    """A worker's: what its logical workers, which follow each other, learned in an attempt at a round."""
 
     attempt: int
-    logical: int
-    learned: Learned
-    maps: PackedMap
-    state: dict[str, np.ndarray]  # of its learner afterwards; empty where rounds cannot be played again
+    first: int  # of the logical workers
+    steps: int  # of all of them
+    learning_seconds: float
+    worker_seconds: float
+    totals: np.ndarray  # float64: what each adds to `Totals`, one after the other
+    parts: tuple[Part, ...]
+    learners: dict[str, np.ndarray]  # stacked states afterwards; empty where rounds cannot be played again
+
+    def is_of(self, carried: range, logical_workers: int) -> bool:
+        """Whether it is what whoever carries these of so many logical workers is to send."""
+        parts = [range(part.first, part.first + part.count) for part in self.parts]
+        return (
+            parts == list(parts_of(carried.start, carried.stop, logical_workers))
+            and self.first == carried.start
+            and self.totals.size == 4 * len(carried)
+        )
 
 
 @message(Kind.STATE)

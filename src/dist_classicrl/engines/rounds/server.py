@@ -14,6 +14,7 @@ from dist_classicrl.comm.messages import decode, encode
 from dist_classicrl.comm.transport import Backoff
 from dist_classicrl.engines.laggards import Laggards
 from dist_classicrl.engines.loops import LearningOn
+from dist_classicrl.engines.outcome import Learned
 from dist_classicrl.engines.roles.peers import Peer
 from dist_classicrl.engines.roles.server_base import NobodyLeft, Serving
 from dist_classicrl.engines.rounds.messages import (
@@ -25,13 +26,12 @@ from dist_classicrl.engines.rounds.messages import (
     stack_by_number,
 )
 from dist_classicrl.engines.saving import Position
-from dist_classicrl.engines.schedule import rounds, steps_before
 from dist_classicrl.errors import ProtocolError, RankLostError
-from dist_classicrl.learning.state import State
+from dist_classicrl.learning.state import State, join_states
 from dist_classicrl.process.stop import Stop
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.maps import diverged
-from dist_classicrl.tables.shared import RoundMerge
+from dist_classicrl.tables.round_merge import RoundMerge
 
 _WHY_MORE = (
     "It carries more logical workers than they. Let logical_workers be a multiple of the ranks that learn."
@@ -39,8 +39,12 @@ _WHY_MORE = (
 
 
 def carriers(settings: Settings, workers: list[int]) -> dict[int, int]:
-    """Return which rank carries each logical worker."""
-    return {logical: workers[logical % len(workers)] for logical in range(settings.logical_workers)}
+    """Return which rank carries each logical worker: neighbors, whose maps it adds up.
+
+    Each rank but the last ones carries as many as any must: a round waits for who has most to do.
+    """
+    each = -(-settings.logical_workers // len(workers))
+    return {logical: workers[logical // each] for logical in range(settings.logical_workers)}
 
 
 @dataclass
@@ -59,13 +63,13 @@ class RoundServer(Serving[Client]):
     settings: Settings = field(kw_only=True)
     start: int = field(kw_only=True)  # first global step of the whole run
     steps: int = field(kw_only=True)
-    first: RoundStart = field(default_factory=RoundStart, kw_only=True)  # where this server begins
+    first: RoundStart = field(kw_only=True)  # where this server begins
     #: Whether a round can be played again: all learners' state goes along with it.
     may_repeat: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
         self.now_at = self.first
-        self.made = steps_before(self.settings, self.first.number, self.steps)
+        self.made = self.first.made
         self._snapshot = self.table.snapshot()
         self._attempt = 0
         self._carried_by: dict[int, int] = {}
@@ -91,6 +95,7 @@ class RoundServer(Serving[Client]):
             "rounds",
             version=self.table.version,
             learners=stack_by_number(self._states) if complete else {},
+            pace=self.now_at.pace.to_dict(),
         )
 
     def run(self) -> Stop | None:
@@ -100,8 +105,7 @@ class RoundServer(Serving[Client]):
         """
         merge = RoundMerge(self.table)
         since = -1
-        todo = rounds(self.settings, self.start + self.made, self.steps - self.made)
-        for number, quotas in enumerate(todo, self.now_at.number):
+        while self.made < self.steps:
             if self.reporter.wants_end:
                 return None
             stop, order = self._next_order()
@@ -110,22 +114,25 @@ class RoundServer(Serving[Client]):
             self._collect(order)
             if stop is not None:
                 return stop
-            played = self._played
+            played = sorted(self._played.items(), key=lambda each: each[1].first)
             since = self.table.version
-            merge.merge([played[quota.worker].maps for quota in quotas])
-            made = sum(quota.steps for quota in quotas)
+            load = merge.merge([part for _, maps in played for part in maps.parts])
+            made = sum(maps.steps for _, maps in played)
             self.made += made
             self.tally.steps += made
-            for quota in quotas:
-                learned = played[quota.worker].learned
-                self.tally.add_learned(learned)
-                carrier, size = self._carried_by[quota.worker], self._sizes[quota.worker]
-                self.reporter.count(carrier, quota.steps, learned, n_bytes=size)
-                self._laggards.count(carrier, quota.steps, learned.learning_seconds)
+            for rank, maps in played:
+                for totals in maps.totals.reshape(-1, 4):
+                    self.tally.add_learned(Learned.of(totals))
+                spent = Learned(learning_seconds=maps.learning_seconds, worker_seconds=maps.worker_seconds)
+                self.reporter.count(rank, maps.steps, spent, n_bytes=self._sizes[rank])
+                self._laggards.count(rank, maps.steps, maps.learning_seconds)
             self._laggards.judge()
-            self.report_progress()  # before a next round begins: the observer may end the run here
-            states = {logical: maps.state for logical, maps in played.items() if self.may_repeat}
-            self.now_at = RoundStart(number + 1, stack_by_number(states), self.tally.so_far(self.seconds))
+            # A next round begins here, before the observer hears of it, who may end the run.
+            pace = self.now_at.pace.after(made, load, self.table.values, self.settings)
+            learners = join_states([maps.learners for _, maps in played]) if self.may_repeat else {}
+            self.now_at = RoundStart(pace, self.now_at.number + 1, self.made, learners)
+            self.report_progress()
+            self.now_at = replace(self.now_at, tally=self.tally.so_far(self.seconds))
         return None
 
     def _next_order(self) -> tuple[Stop | None, Order]:
@@ -152,7 +159,7 @@ class RoundServer(Serving[Client]):
             raise NobodyLeft
         self._attempt += 1
         self._is_broken = False
-        self._played: dict[int, RoundMaps] = {}
+        self._played: dict[int, RoundMaps] = {}  # by rank, as their sizes in bytes
         self._sizes: dict[int, int] = {}
         carried_by = carriers(self.settings, workers)
         if carried_by != self._carried_by:
@@ -186,7 +193,7 @@ class RoundServer(Serving[Client]):
         """Wait for all maps of a round, or all states at the end; begin it again if somebody is lost."""
         is_end = order is Order.TELL_STATE_AND_WAIT
         backoff = Backoff(self.group.wire.sleep)
-        while len(self._states if is_end else self._played) < len(self._carried_by):
+        while self._lacks(is_end):
             woken = self.wake()
             # What each worker said up to here is received before anybody's silence is judged.
             arrived = self.receive()
@@ -200,6 +207,11 @@ class RoundServer(Serving[Client]):
             else:
                 backoff.wait()
 
+    def _lacks(self, is_end: bool) -> bool:
+        if is_end:
+            return len(self._states) < len(self._carried_by)
+        return len(self._played) < len(set(self._carried_by.values()))
+
     def take_in(self, peer: Peer[Client], message: np.ndarray) -> None:
         """Take in a logical worker's maps, a learner's state, or what any worker may send."""
         match decode(message):
@@ -211,25 +223,29 @@ class RoundServer(Serving[Client]):
                 self.take_in_common(peer, told)
 
     def _take_in_maps(self, peer: Peer[Client], size: int, maps: RoundMaps) -> None:
-        rank, logical = peer.rank, maps.logical
+        rank = peer.rank
         if maps.attempt < self._attempt:  # of a round that is played again
             return
-        is_due = maps.attempt == self._attempt and logical not in self._played
-        if not is_due or self._carried_by.get(logical) != rank:
+        carried = [logical for logical, carrier in self._carried_by.items() if carrier == rank]
+        is_due = maps.attempt == self._attempt and carried and rank not in self._played
+        if not is_due or not maps.is_of(range(carried[0], carried[-1] + 1), len(self._carried_by)):
             raise ProtocolError(
-                f"Worker {rank} sent attempt {maps.attempt} of logical worker {logical} in attempt "
-                f"{self._attempt}, where it is not due."
+                f"Worker {rank} sent attempt {maps.attempt} of {len(maps.parts)} parts from logical worker "
+                f"{maps.first} on in attempt {self._attempt}, where they are not due."
             )
-        if not np.isfinite(maps.maps.shift).all():
-            what = f"What rank {rank} learned as logical worker {logical} is no finite number"
-            raise diverged(what, self.table.values.dtype)
+        for part in maps.parts:
+            if not np.isfinite(part.sums.targets).all():
+                last = part.first + part.count - 1
+                who = str(part.first) if part.count == 1 else f"{part.first} to {last}"
+                what = f"What rank {rank} learned as logical worker {who} is no finite number"
+                raise diverged(what, self.table.values.dtype)
         self.members.note_push(peer)
-        self._played[logical] = maps
-        self._sizes[logical] = size
-        self.tally.pushes += 1
+        self._played[rank] = maps
+        self._sizes[rank] = size
+        self.tally.pushes += len(carried)
         self.tally.bytes_pushed += size
-        self.tally.learning_seconds += maps.learned.learning_seconds
-        self.tally.worker_seconds += maps.learned.worker_seconds
+        self.tally.learning_seconds += maps.learning_seconds
+        self.tally.worker_seconds += maps.worker_seconds
 
     def _take_in_state(self, rank: int, told: WalkerState) -> None:
         """Keep the state of a logical worker's learner, and save if it was the last that lacked."""
@@ -263,8 +279,9 @@ class RoundServer(Serving[Client]):
         """Count rounds that this rank played itself, in the table as it is now."""
         self.made += alone.made
         self.table.overwritten()
-        number = self.now_at.number + -(-alone.made // steps_before(self.settings, 1, self.steps))
-        self.now_at = RoundStart(number, alone.learners, self.tally.so_far(self.seconds))
+        number = self.now_at.number + alone.rounds
+        tally = self.tally.so_far(self.seconds)
+        self.now_at = RoundStart(alone.pace, number, self.made, alone.learners, tally)
 
     def new_client(self, is_first: bool) -> Client:
         """Return what there is to know of a worker: who joins later needs the whole table."""

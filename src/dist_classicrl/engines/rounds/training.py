@@ -48,6 +48,7 @@ class RoundRoles(Roles[RoundWorker, RoundServer]):
             run.start,
             run.steps,
             run.seed,
+            run.pace,
             self._may_repeat,
             base,
             watch=run.watch,
@@ -74,7 +75,7 @@ class RoundRoles(Roles[RoundWorker, RoundServer]):
             start=run.start,
             steps=run.steps,
             saver=run.saver,
-            first=RoundStart() if first is None else first,
+            first=RoundStart(run.pace) if first is None else first,
             may_repeat=self._may_repeat,
         )
 
@@ -95,4 +96,5 @@ class RoundRoles(Roles[RoundWorker, RoundServer]):
         if server.now_at.learners:
             for logical, state in enumerate(unstack_states(server.now_at.learners, n_workers)):
                 learner.restore(logical, state)
+        self.run.pace = server.now_at.pace
         return LearningOn(self.run, learner, RoundLoop, server.made, server.seconds, server.company)

@@ -6,19 +6,21 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from dist_classicrl.comm.messages import decode, encode
 from dist_classicrl.comm.transport import Backoff, Channel
-from dist_classicrl.engines.outcome import Learned
 from dist_classicrl.engines.roles.messages import Final
 from dist_classicrl.engines.roles.worker_base import Working
 from dist_classicrl.engines.rounds.messages import Order, RoundMaps, RoundOrder, RoundStart, WalkerState
-from dist_classicrl.engines.schedule import Quota, play, rounds, steps_before
+from dist_classicrl.engines.schedule import Pace, Quota, RoundPlayer, next_round
 from dist_classicrl.errors import ProtocolError, RankLostError
 from dist_classicrl.learning.learner import Learner
-from dist_classicrl.learning.state import State, unstack_states
+from dist_classicrl.learning.state import State, stack_states, unstack_states
 from dist_classicrl.membership.election import Base
 from dist_classicrl.membership.group import POLL_SECONDS
 from dist_classicrl.settings import Settings
+from dist_classicrl.tables.round_merge import parts_of
 
 
 @dataclass(eq=False)
@@ -34,12 +36,14 @@ class RoundWorker(Working):
     start: int  # first global step of the whole run
     steps: int  # of the whole run
     seed: int
+    pace: Pace  # of the first round
     may_repeat: bool  # see `RoundServer`
     begun_with: Base  # how new the table is, as the last round began with it
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.round = RoundStart()
+        self.round = RoundStart(self.pace)
+        self._player = RoundPlayer(self.learner)
         self.carried: list[int] = []
         self._has_played = self._has_finished = False
         self._leaving = False
@@ -147,26 +151,44 @@ class RoundWorker(Working):
     def _play_round(self, order: RoundOrder) -> None:
         """Play this rank's part of the round, unless the server begins it anew meanwhile."""
         self._order = None
-        made = steps_before(self.settings, order.start.number, self.steps)
-        quotas = next(iter(rounds(self.settings, self.start + made, self.steps - made)), [])
-        for quota in quotas:
-            if quota.worker in self.carried:
-                self._play(order.attempt, quota)
-                self._look()
-                if self._order is not None or self.final is not None:
-                    return
+        if self.carried:
+            made, pace = order.start.made, order.start.pace
+            quotas = next_round(self.settings, pace.updates, self.start + made, self.steps - made, self.seed)
+            if not self._play(order.attempt, quotas[self.carried[0] : self.carried[-1] + 1]):
+                return
         self._has_finished = True
 
-    def _play(self, attempt: int, quota: Quota) -> None:
-        learner = self.learner
+    def _play(self, attempt: int, quotas: list[Quota]) -> bool:
+        """Do these quotas and tell what was learned, unless the server begins the round anew meanwhile."""
         self._has_played = True
+        first = quotas[0].worker
         begin = time.perf_counter()
-        packed = play(quota, learner, self.seed)
+        parts, totals = [], []
+        for some in parts_of(first, first + len(quotas), self.settings.logical_workers):
+            played = self._player.part(quotas[some.start - first : some.stop - first], self._goes_on)
+            if played is None:
+                return False
+            parts.append(played[0])
+            totals.append(played[1])
         now = time.perf_counter()
-        learned = Learned.of(learner.totals.take(), now - begin, now - self._told)
+        learning, passed = now - begin, now - self._told
         self._told = now
-        after = learner.state(quota.worker) if self.may_repeat else {}
-        self.channel.send(encode(RoundMaps(attempt, quota.worker, learned, packed, after)))
+        steps = sum(quota.steps for quota in quotas)
+        learners = self.learner_states() if self.may_repeat else {}
+        every = np.concatenate(totals).ravel()
+        self.channel.send(
+            encode(RoundMaps(attempt, first, steps, learning, passed, every, tuple(parts), learners))
+        )
+        return True
+
+    def learner_states(self) -> State:
+        """Return the stacked states of the logical workers that this rank carries."""
+        return stack_states([self.learner.state(logical) for logical in self.carried])
+
+    def _goes_on(self) -> bool:
+        """Look around, and return whether the round still counts."""
+        self._look()
+        return self._order is None and self.final is None
 
     def _look(self) -> None:
         """Look now and then for what cannot wait for the end of this rank's part of the round."""
