@@ -125,16 +125,16 @@ def test_without_a_rank_that_leaves_others_step_its_environments(world, make_age
     play = Part.play
 
     def leaving(self, until, tend):
-        if world.rank == world.size - 1 and until > 3_000:
+        if world.rank == world.size - 1 and until > 1_000:
             agent.leave()
         return play(self, until, tend)
 
     monkeypatch.setattr(Part, "play", leaving)
     try:
-        result = agent.train(limited(LAKES["dense"]), total_steps=20_000, **PLACED)
+        result = agent.train(limited(LAKES["dense"]), total_steps=6_000, **PLACED)
     except SystemExit:
         assert world.rank == world.size - 1
     else:
-        assert result.steps == agent.visits.sum() == 20_000
+        assert result.steps == agent.visits.sum() == 6_000
         assert [event["kind"] for event in result.events] == ["left"]
     world.barrier()
