@@ -51,6 +51,12 @@ def test_without_a_checkpoint_the_loss_of_rows_that_are_there_once_is_named_on_a
     kill_supersteps.one_loss_without_checkpoint("server", ranks=3)
 
 
+def test_owners_of_rows_that_step_environments_are_killed():
+    victims = ("worker", "server")
+    seen = kill_supersteps.one_run("counted", victims, False, Random(7), steps=12_000, span=0.5)
+    assert seen["killed"] == 2
+
+
 def test_a_worker_and_the_server_are_stopped_and_let_in_again():
     seen = stop_and_continue.one_run("counted", True, True, Random(4), steps=30_000, pause=2e-3)
     assert seen["killed"] == 0

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from functools import partial
+from itertools import cycle
 
 import gymnasium
 import numpy as np
@@ -17,6 +18,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tu
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from dist_classicrl import DistAsyncQLearning
+from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.environments.stepped import spaces
 from dist_classicrl.environments.stepped.make import make_stepped
 from dist_classicrl.errors import (
@@ -502,19 +504,35 @@ def test_what_is_no_environment_is_refused():
         make_stepped(lambda: Actions(next(actions)), 2)
 
 
-def test_tables_too_large_are_refused_and_what_was_made_is_closed(monkeypatch):
+@pytest.mark.parametrize("style", ["info", "dict"])
+def test_the_first_of_a_batch_can_be_stepped_and_the_others_stay(style, monkeypatch):
+    stepped, first = make_stepped(lambda: Timetable(style), 3), cycle((3, 1, 1, 2, 3))
+
+    def step(actions):
+        n = next(first)
+        stepped.step_first(n, actions[:n])
+
+    monkeypatch.setattr(stepped, "step", step)
+    transitions, episodes = by_stepping(stepped, seed=4, calls=20)
+    assert [len(each) for each in transitions] == [20, 12, 8]
+    for e in range(3):
+        assert (transitions[e], episodes[e]) == by_hand(style, 4 + e, len(transitions[e]))
+
+
+def test_too_many_actions_are_refused_and_too_many_states_are_keys(monkeypatch):
     made = []
 
     def make():
         made.append(Timetable())
         return made[-1]
 
-    monkeypatch.setattr(spaces, "MAX_TABLE_BYTES", N_STATES * N_ACTIONS * 8 - 1)
-    with pytest.raises(SpaceError, match=f"takes {N_STATES * N_ACTIONS * 8:,} bytes"):
+    monkeypatch.setattr(spaces, "MAX_TABLE_BYTES", N_ACTIONS * 8 - 1)
+    with pytest.raises(SpaceError, match=f"takes {N_ACTIONS * 8:,} bytes"):
         make_stepped(make, 3)
     assert len(made) == 3 and all(env.closed for env in made)
-    monkeypatch.setattr(spaces, "MAX_TABLE_BYTES", N_STATES * N_ACTIONS * 8)
-    make_stepped(make, 3)
+    for room, keys in ((N_STATES * N_ACTIONS * 8 - 1, np.int64), (N_STATES * N_ACTIONS * 8, None)):
+        monkeypatch.setattr(spaces, "MAX_TABLE_BYTES", room)
+        assert resolve(make, 3, None).keys == keys
     with pytest.raises(SpaceError, match="DiscretizeObservation"):
         make_stepped(Fixed(Box(0.0, 1.0, (1,)), None))
 

@@ -455,8 +455,3 @@ def test_what_an_agent_learns_alone_any_number_of_shares_learns():
     values, counts = whole(problem, shares)
     np.testing.assert_array_equal(values.reshape(one.q_table.shape), one.q_table)
     np.testing.assert_array_equal(counts.reshape(one.q_table.shape), one.visits)
-
-
-def test_a_stepped_environment_is_refused():
-    with pytest.raises(SettingsError, match="need an environment that is compiled code"):
-        agent().train("Blackjack-v1", total_steps=100, placement="sharded")

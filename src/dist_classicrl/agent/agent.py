@@ -293,7 +293,7 @@ class DistAsyncQLearning:
         from dist_classicrl.model.keyed import KeyedValues
 
         keyed = self._state.keyed
-        return rows if keyed is None else KeyedValues(keyed.index, rows)
+        return rows if keyed is None else KeyedValues(keyed.index.by_key, rows)
 
     @property
     def max_states(self) -> int | None:

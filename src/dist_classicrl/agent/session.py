@@ -125,7 +125,7 @@ class Session:
                 check_behavior(source, state.settings, engine.name)
                 check_asked(engine.name, asked.walkers, asked.partition)
                 if engine.name == "supersteps":
-                    check_supersteps(source, state.settings)
+                    check_supersteps(source, state.settings, asked.walkers)
                 found, described = (source, engine), self._description(source, engine, steps)
         except BaseException as caught:  # whatever it is, the others must hear of it
             error = caught

@@ -119,6 +119,10 @@ class Layout:
     is_compiled: bool = False  # whether all of the environment is compiled code
     is_keyed: bool = False  # whether its states are keys
 
+    def takes_owners(self, ranks: int) -> bool:
+        """Whether states are keys that need owners: of several ranks, or of environments that are stepped."""
+        return self.is_keyed and (ranks > 1 or not self.is_compiled)
+
 
 def engine_for(settings: Settings, ranks: int, placement: Any, layout: Layout = Layout()) -> Engine:
     """Return the engine that trains over so many ranks; 1: a process alone.
@@ -137,15 +141,15 @@ def engine_for(settings: Settings, ranks: int, placement: Any, layout: Layout = 
     if placement == "sharded":
         if (why := _is_replicated_only(settings)) is not None:
             raise SettingsError(f'placement="sharded" cannot be had with {why}.')
-        if not settings.async_updates or layout.hosts > 1 or (layout.is_keyed and ranks > 1):
+        if not settings.async_updates or layout.hosts > 1 or layout.takes_owners(ranks):
             return _SUPERSTEPS
         return _LOCAL if ranks == 1 else _SHARDED
     for each in reversed(_registered.values()):
         if each.suits(settings, ranks):
             return each
-    if placement == "auto" and ranks > 1 and layout.is_keyed:
+    if placement == "auto" and layout.takes_owners(ranks):
         if (why := _is_replicated_only(settings)) is not None:
-            raise SettingsError(f"States that are keys cannot be learned on several ranks with {why}.")
+            raise SettingsError(f"States that are keys cannot be learned by their owners with {why}.")
         logger.info(
             "States are keys, which nobody has counted: each rank owns those that a hash gives it, and "
             "episodes travel between the owners in supersteps, so that a seed makes the same table on any "
@@ -167,7 +171,7 @@ def learns_in_rows(engine: Engine, settings: Settings, layout: Layout, placement
     if engine is _SHARDED:
         return True
     if engine is _SUPERSTEPS:
-        return True
+        return layout.is_compiled
     is_interleaved = layout.is_compiled and settings.replay_ratio == 0.0
     return engine is _LOCAL and settings.async_updates and (is_interleaved or placement == "sharded")
 

@@ -206,10 +206,11 @@ class Run:
             )
         for number in numbers:
             is_shared = source.simulator is not None or not self._has_used_source
-            learner.add(number, source if is_shared else source.another(), self._environment_seed(number))
+            learner.add(number, source if is_shared else source.another(), self.environment_seed(number))
             self._has_used_source = True
 
-    def _environment_seed(self, number: int) -> int:
+    def environment_seed(self, number: int) -> int:
+        """Return what the environments of one walker of a learner are seeded with."""
         return int(stream_key(self.seed, "environment", number, self.start) >> np.uint64(33))
 
     def alone_stream(self) -> Stream:
@@ -262,7 +263,7 @@ class Run:
         """
 
         def learn() -> None:
-            self.learner(rates, 1).add(0, self.source, self._environment_seed(0))
+            self.learner(rates, 1).add(0, self.source, self.environment_seed(0))
 
         return [learn, partial(self.compile, rates, False), partial(self.compile, rates, True)]
 

@@ -1,11 +1,53 @@
-"""Compiled games whose states are 64-bit keys: nobody has counted them."""
+"""Environments whose states are 64-bit keys: nobody has counted them."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from dist_classicrl._jit import as_called_by_kernels, jit, jit_for, overloads
 from dist_classicrl.environments.simulate import GAMES, CompiledSimulator, game_of
+
+
+class KeyedProcess(Protocol):
+    """What a table whose states are keys has to know of an environment."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+
+    @property
+    def n_actions(self) -> int:
+        """How many actions there are."""
+
+    @property
+    def tables(self) -> Any:
+        """A NamedTuple, by whose class kernels find what the process is."""
+
+    @property
+    def keys(self) -> np.dtype | None:
+        """int64 or uint64."""
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether a function of it tells what is legal in a state."""
+
+
+class Elsewhere(NamedTuple):
+    """What kernels see of an environment that is stepped: they ask it nothing."""
+
+
+@dataclass(frozen=True)
+class PackedStates:
+    """An environment that is stepped, whose observations are keys: see `KeyedProcess`."""
+
+    name: str
+    n_actions: int
+    tables: Elsewhere = Elsewhere()
+    keys: np.dtype = np.dtype(np.int64)
+    has_mask: bool = False
 
 
 def as_key(simulation, key):

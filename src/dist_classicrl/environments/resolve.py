@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dist_classicrl.environments.identity import Identity
+from dist_classicrl.environments.keyed import KeyedProcess, PackedStates
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.sampling.alias import ModelTables
 from dist_classicrl.environments.sampling.function_model import FunctionMDP
@@ -42,16 +43,25 @@ class Source:
     n_actions: int
     simulator: CompiledSimulator | None
     stepped: SteppedEnv | None
-    make_another: Callable[[], SteppedEnv] | None  # None where one stepped instance is all there is
+    #: Makes so many copies, by default as many; None where one stepped instance is all there is.
+    make_another: Callable[..., SteppedEnv] | None
     fingerprint: str  # equal on two ranks where the environment is
     name: str
     is_batch: bool = False  # a vector environment
     recipe: tuple[str, dict[str, Any]] = ("", {})  # see `recipe_of`
+    is_keyed: bool = False  # whether it is stepped, and its states are keys: too many for a table of them all
 
     @property
     def keys(self) -> np.dtype | None:
         """What states are where they are keys: int64 or uint64. None: they count from 0 on."""
-        return None if self.simulator is None else self.simulator.keys
+        return None if self.game is None else self.game.keys
+
+    @property
+    def game(self) -> KeyedProcess | None:
+        """What a table of keys has to know of it; None where it is stepped and its states count."""
+        if self.stepped is None:
+            return self.simulator
+        return PackedStates(self.name, self.n_actions) if self.is_keyed else None
 
     @property
     def identity(self) -> Identity:
@@ -68,11 +78,19 @@ class Source:
             *self.recipe,
         )
 
-    def another(self) -> Source:
-        """Return the same with environments of its own; only where `make_another` is there."""
+    def another(self, n_envs: int | None = None) -> Source:
+        """Return the same with environments of its own, as many or `n_envs`; only where `make_another` is."""
         if self.make_another is None:
             raise EnvError(f"{self.name} is one instance and cannot be made again.")
-        return replace(self, stepped=self.make_another())
+        return replace(self, stepped=self.make_another(*(() if n_envs is None else (n_envs,))))
+
+    def with_envs(self, n_envs: int) -> Source:
+        """Return the same with so many stepped environments; if they are others, those here are closed."""
+        if self.stepped is None or self.stepped.n_envs == n_envs:
+            return self
+        if self.make_another is not None:
+            self.close()
+        return self.another(n_envs)
 
     def close(self) -> None:
         """Close what was made here."""
@@ -80,13 +98,20 @@ class Source:
             self.stepped.close()
 
 
-def resolve(env: Any, n_envs: int, use_action_mask: bool | None, compile_env: bool = True) -> Source:
+def resolve(
+    env: Any,
+    n_envs: int,
+    use_action_mask: bool | None,
+    compile_env: bool = True,
+    max_states: int | None = None,
+) -> Source:
     """Return what a user passes as `env` as a `Source`.
 
     For `n_envs` and `use_action_mask` see `make_stepped`; False also takes the mask from a TabularMDP or its
     simulator, with a SettingsError where it cannot be left out. Without `compile_env` a Gymnasium environment
-    is stepped even where compiled code for the same process is known. EnvError where `env` cannot be learned
-    in: the classes below it say why.
+    is stepped even where compiled code for the same process is known. Where one that is stepped has more
+    states than `max_states`, or than a table has room for, they are keys. EnvError where `env` cannot be
+    learned in: the classes below it say why.
     """
     if use_action_mask is False and isinstance(env, (TabularMDP, FunctionMDP, CompiledSimulator)):
         env = _without_mask(env)
@@ -100,6 +125,7 @@ def resolve(env: Any, n_envs: int, use_action_mask: bool | None, compile_env: bo
 
     from dist_classicrl.environments.stepped.batches import VectorEnvs
     from dist_classicrl.environments.stepped.make import make_stepped
+    from dist_classicrl.environments.stepped.spaces import has_room
 
     factory = factory_of(env)
     probes: list[Any] = []
@@ -119,13 +145,16 @@ def resolve(env: Any, n_envs: int, use_action_mask: bool | None, compile_env: bo
         assert factory is not None  # only then it is called
         return probes.pop() if probes else factory()
 
-    def make() -> SteppedEnv:
-        return make_stepped(env if factory is None else make_one, n_envs, use_action_mask=use_action_mask)
+    def make(n_envs: int = n_envs) -> SteppedEnv:
+        what = env if factory is None else make_one
+        return make_stepped(what, n_envs, use_action_mask=use_action_mask)
 
     stepped = make()
+    n_states, n_actions = stepped.n_states, stepped.n_actions
+    is_keyed = (max_states is not None and n_states > max_states) or not has_room(n_states, n_actions)
     return Source(
-        n_states=stepped.n_states,
-        n_actions=stepped.n_actions,
+        n_states=0 if is_keyed else n_states,
+        n_actions=n_actions,
         simulator=None,
         stepped=stepped,
         make_another=None if factory is None else make,
@@ -133,6 +162,7 @@ def resolve(env: Any, n_envs: int, use_action_mask: bool | None, compile_env: bo
         name=_name(stepped.describe()["environment"]),
         is_batch=isinstance(stepped, VectorEnvs),
         recipe=recipe,
+        is_keyed=is_keyed,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from dist_classicrl._jit import jit_for
 from dist_classicrl._random import fresh_seed, stream_key
 from dist_classicrl._words import counted
 from dist_classicrl.checks import WholeNumber
-from dist_classicrl.environments.resolve import Source, resolve
+from dist_classicrl.environments.resolve import Source
 from dist_classicrl.environments.simulate import CompiledSimulator
 from dist_classicrl.environments.trial import compiling, run_game
 from dist_classicrl.errors import SettingsError
@@ -123,7 +124,7 @@ def evaluate(
     seed = agent.seed if seed is None else _SEED("seed", seed)
     seed = fresh_seed() if seed is None else seed
     episodes, max_steps = _EPISODES("episodes", episodes), _STEPS("max_steps", max_steps)
-    source = resolve(env, min(settings.n_envs, episodes), settings.use_action_mask)
+    source = agent.resolved(env, min(settings.n_envs, episodes))
     try:
         if source.keys is not None or agent.keyed is not None:
             return _evaluate_keyed(source, agent, episodes, seed, max_steps)
@@ -154,12 +155,21 @@ def _evaluate_keyed(
 ) -> EvaluationResult:
     """Play in a game whose states are keys; where nothing is known, one of the legal actions is drawn."""
     keyed, simulator = agent.keyed, source.simulator
-    if keyed is None or simulator is None or source.keys is None or source.n_actions != agent.shape.n_actions:
+    if keyed is None or source.keys is None or source.n_actions != agent.shape.n_actions:
         raise SettingsError(
             f"{source.name} is not what was trained in: of the table and the environment one has keys as "
             "states, or they have different actions. Evaluate in the environment that was trained in."
         )
     values = agent.q_table
+    if simulator is None:
+        assert source.stepped is not None  # a Source has one of the two
+        index, whole = keyed.index.by_key, np.concatenate([values, np.zeros((1, source.n_actions))])
+
+        def rows(keys: np.ndarray) -> np.ndarray:
+            return index.encode_any(keys)[0]
+
+        table_of_rows = _table_of(whole.astype(values.dtype), None)
+        return _evaluate_stepped(source.stepped, table_of_rows, episodes, seed, max_steps, rows)
     table = KeyedTable(simulator, Settings(), values.dtype, keyed.keys.size)
     table.load_keys(keyed.keys, values.reshape(-1), np.zeros(values.size, np.int64))
     return _play(simulator, table.game(), table.arrays, 1, episodes, seed, max_steps)
@@ -209,9 +219,17 @@ def _play(
 
 
 def _evaluate_stepped(
-    env: SteppedEnv, table: LocalTable | LineTable, episodes: int, seed: int, max_steps: int
+    env: SteppedEnv,
+    table: LocalTable | LineTable,
+    episodes: int,
+    seed: int,
+    max_steps: int,
+    rows_of: Callable[[np.ndarray], np.ndarray] = np.asarray,
 ) -> EvaluationResult:
-    """Play in a batch, where each environment has a share of the episodes: short ones are not preferred."""
+    """Play in a batch, where each environment has a share of the episodes: short ones are not preferred.
+
+    `rows_of` returns the rows of states.
+    """
     shares = np.full(env.n_envs, episodes // env.n_envs)
     shares[: episodes % env.n_envs] += 1
     returns: list[float] = []
@@ -223,7 +241,7 @@ def _evaluate_stepped(
     draws = cut_off = 0
     env.reset(int(stream_key(seed, "evaluation environment") >> np.uint64(33)))
     while len(returns) < episodes:
-        choose_actions(Q_LEARNING, context, env.states, env.masks, 0.0, key, draws, actions)
+        choose_actions(Q_LEARNING, context, rows_of(env.states), env.masks, 0.0, key, draws, actions)
         draws += env.n_envs
         env.step(actions)
         running += env.rewards * env.valid

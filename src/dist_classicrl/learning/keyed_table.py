@@ -8,7 +8,7 @@ import numpy as np
 
 from dist_classicrl._jit import jit, jit_for
 from dist_classicrl._memory import memory_left, zeros
-from dist_classicrl.environments.simulate import CompiledSimulator
+from dist_classicrl.environments.keyed import KeyedProcess
 from dist_classicrl.errors import ActionMaskError, SettingsError, StateLimitError
 from dist_classicrl.learning.keyed_game import IS_FULL, LIMIT, ROWS, STUCK, KeyedGame, enter_keys
 from dist_classicrl.learning.rules import table_shape
@@ -66,7 +66,7 @@ class KeyedTable(LineTable):
 
     Parameters
     ----------
-    simulator : CompiledSimulator
+    simulator : KeyedProcess
     settings : Settings
         Its rule says which tables there are, `max_states` how many states there may be.
     dtype : dtype
@@ -81,7 +81,7 @@ class KeyedTable(LineTable):
 
     def __init__(
         self,
-        simulator: CompiledSimulator,
+        simulator: KeyedProcess,
         settings: Settings,
         dtype: np.dtype,
         limit: int | None = None,
@@ -206,7 +206,7 @@ class KeyedTable(LineTable):
 
 
 def _limit(
-    simulator: CompiledSimulator, settings: Settings, dtype: np.dtype, owners: int, spare: int
+    simulator: KeyedProcess, settings: Settings, dtype: np.dtype, owners: int, spare: int
 ) -> tuple[int, str]:
     """Return how many states there may be, and why."""
     asked = settings.max_states

@@ -309,9 +309,15 @@ class AgentState:
         self.take_note_of(source)
         return source
 
+    def resolved(self, env: Any, n_envs: int) -> Source:
+        """Return `env` as a `Source`; if it is stepped, its states are keys where those of the table are."""
+        has_keys = self.keyed is not None and self.keyed.keys.size > 0
+        most = 0 if has_keys else self.settings.max_states
+        return resolve(env, n_envs, self.settings.use_action_mask, max_states=most)
+
     def look_at(self, env: Any) -> Source:
         """Return `env` as a `Source` that the table has room for; where there is no table yet, make it."""
-        source = resolve(env, self.settings.n_envs, self.settings.use_action_mask)
+        source = self.resolved(env, self.settings.n_envs)
         try:
             if source.keys is not None:
                 self._check_keyed(source)
@@ -401,7 +407,7 @@ class AgentState:
     def check_made_for(self, env: Any) -> None:
         """Raise EnvError if a table took its size from an environment of another size than `env` has."""
         settings = self.settings
-        source = resolve(env, 1, settings.use_action_mask)
+        source = self.resolved(env, 1)
         source.close()
         states, actions = self.shape.of_table
         if (self.keyed is None) != (source.keys is None):

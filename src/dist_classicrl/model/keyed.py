@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dist_classicrl.environments.keyed import legal_actions
 from dist_classicrl.errors import OutsideSpaceError
-from dist_classicrl.model.lookup import Lookup, as_array
+from dist_classicrl.model.lookup import Lookup, as_array, tried
 from dist_classicrl.tables.keys import find_rows, slots_of
 
 if TYPE_CHECKING:
     from dist_classicrl.environments.simulate import CompiledSimulator
+    from dist_classicrl.environments.stepped.spaces import SpaceIndex
     from dist_classicrl.model.agent_state import AgentState
 
 _BATCHES = (np.ndarray, list)
@@ -25,16 +26,23 @@ class KeyIndex:
     """The keys of the states in a table, int64 or uint64, in the order of its rows.
 
     It stands where other environments have a `SpaceIndex` between observations and states: a key is an
-    observation, and its row the state. One that is not known has the row behind the last.
+    observation, or the number that `packing` gives it, and its row the state. One that is not known has the
+    row behind the last.
     """
 
     keys: np.ndarray
     slots: np.ndarray
+    packing: SpaceIndex | None = None
 
     @classmethod
-    def of(cls, keys: np.ndarray) -> KeyIndex:
+    def of(cls, keys: np.ndarray, packing: SpaceIndex | None = None) -> KeyIndex:
         """Return what finds keys; ValueError where one is there twice."""
-        return cls(keys, slots_of(keys))
+        return cls(keys, slots_of(keys), packing)
+
+    @property
+    def by_key(self) -> KeyIndex:
+        """The same for keys as they are."""
+        return replace(self, packing=None)
 
     @property
     def n(self) -> int:
@@ -44,7 +52,8 @@ class KeyIndex:
     @property
     def space(self) -> str:
         """What keys are."""
-        return f"the {self.n:,} keys of {self.keys.dtype} that were met"
+        packed = "" if self.packing is None else f", each an observation of {self.packing.space}"
+        return f"the {self.n:,} keys of {self.keys.dtype} that were met{packed}"
 
     def rows(self, keys: np.ndarray) -> np.ndarray:
         """Return the row of each key, -1 where it has none."""
@@ -55,8 +64,11 @@ class KeyIndex:
     def checked(self, given: Any) -> tuple[np.ndarray, bool]:
         """Return one key or a batch of them as an array, and whether it is a batch.
 
-        OutsideSpaceError where there is something else among them.
+        They are given as observations where these are packed. OutsideSpaceError where there is something else
+        among them.
         """
+        if self.packing is not None:
+            return self.packing.encode_any(given)
         array = as_array(given)
         if array.ndim == 1 and array.size == 0 and isinstance(given, _BATCHES):
             array = array.astype(self.keys.dtype)
@@ -89,9 +101,10 @@ class KeyIndex:
         rows = self.rows(keys)
         return np.where(rows < 0, self.n, rows), is_batch
 
-    def decode(self, row: int) -> int:
-        """Return the key of a row."""
-        return int(self.keys[row])
+    def decode(self, row: int) -> Any:
+        """Return the key of a row, or the observation that was packed."""
+        key = int(self.keys[row])
+        return key if self.packing is None else self.packing.decode(key)
 
 
 class KeyedRows:
@@ -111,8 +124,9 @@ class KeyedRows:
     def index(self) -> KeyIndex:
         """What finds them."""
         self._agent.freshen_table()
-        if self._index is None or self._index.keys is not self.keys:
-            self._index = KeyIndex.of(self.keys)
+        packing = self._agent.observations
+        if self._index is None or self._index.keys is not self.keys or self._index.packing is not packing:
+            self._index = KeyIndex.of(self.keys, packing)
         return self._index
 
     def know(self, game: CompiledSimulator) -> None:
@@ -128,8 +142,7 @@ class KeyedRows:
         agent, known = self._agent, self.keys.size
         first = known if np.array_equal(keys[:known], self.keys) else 0
         if first != keys.size:
-            assert self.game is not None  # it is learned in
-            legal = legal_actions(self.game, keys[first:])
+            legal = None if self.game is None else legal_actions(self.game, keys[first:])
             if legal is not None:
                 assert agent.legal is not None  # see `know`
                 agent.legal = np.concatenate([agent.legal[:first], legal])
@@ -154,20 +167,44 @@ class KeyedRows:
     def lookup(self) -> KeyedLookup:
         """Return what the table says for keys, while it goes on learning."""
         agent = self._agent
-        return KeyedLookup(self.index, agent.q_table, agent.legal, self.game)
+        visits = agent.visits if agent.has_told_masks else None
+        obeys_masks = agent.settings.use_action_mask is not False
+        return KeyedLookup(
+            self.index, agent.q_table, agent.legal, self.game, agent.actions, visits, obeys_masks
+        )
 
 
 class KeyedLookup(Lookup):
-    """Values and greedy actions by keys. What is not known has the values that all states begin with, 0."""
+    """Values and greedy actions by keys. What is not known has the values that all states begin with, 0.
 
-    def __init__(self, index: KeyIndex, values: np.ndarray, legal: np.ndarray | None, game: Any) -> None:
-        def rows(states: np.ndarray) -> np.ndarray:
-            found = np.zeros((states.size, values.shape[1]))
+    `visits` are given where action masks may have been told only as states were met.
+    """
+
+    def __init__(
+        self,
+        index: KeyIndex,
+        values: np.ndarray,
+        legal: np.ndarray | None,
+        game: Any,
+        actions: SpaceIndex | None = None,
+        visits: np.ndarray | None = None,
+        obeys_masks: bool = True,
+    ) -> None:
+        def rows_of(table: np.ndarray, states: np.ndarray) -> np.ndarray:
+            found = np.zeros((states.size, table.shape[1]))
             is_known = states < index.n
-            found[is_known] = values[states[is_known]]
+            found[is_known] = table[states[is_known]]
             return found
 
-        super().__init__(index.n + 1, rows, legal, index)  # type: ignore[arg-type]
+        super().__init__(
+            index.n + 1,
+            lambda states: rows_of(values, states),
+            legal,
+            index,  # type: ignore[arg-type]
+            actions,
+            obeys_masks=obeys_masks,
+            tried=None if visits is None else lambda at: tried(rows_of(values, at), rows_of(visits, at)),
+        )
         object.__setattr__(self, "game", game)
 
     game: CompiledSimulator | None

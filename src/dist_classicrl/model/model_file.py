@@ -215,7 +215,8 @@ def model_of(about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Save
     environment = Identity.from_dict(about.get("environment"))
     indices = space_data.from_data(about.get("spaces"))  # files have not always had them
     for index, allowed, what in zip(indices, q_table.shape, ("observation", "action"), strict=True):
-        if index is not None and index.n > allowed:
+        is_packed = what == "observation" and "keys" in arrays
+        if index is not None and index.n > allowed and not is_packed:
             raise ValueError(f"its {what} space has {index.n:,} values, and its table {allowed:,}")
     return SavedModel(
         settings, q_table, visits, steps, actions, legal, others, environment, *indices, arrays.get("keys")

@@ -70,7 +70,10 @@ class Policy:
     def lookup(self) -> Lookup:
         """What the table says for observations."""
         if isinstance(self.observations, KeyIndex):
-            return KeyedLookup(self.observations, self.q, self.legal, self.game)
+            visits = self.visits if self.has_told_masks else None
+            return KeyedLookup(
+                self.observations, self.q, self.legal, self.game, self.actions, visits, self.obeys_masks
+            )
         return Lookup(
             self.n_states,
             lambda states: self.q[states].astype(np.float64),
@@ -191,7 +194,7 @@ def policy_of(agent: AgentState, env: Any = None, is_copy: bool = False) -> Poli
         agent.get_to_know(env).close()
     states, actions = agent.shape.of_table if agent.keyed is None else agent.q_table.shape
     keyed = agent.keyed
-    states = states if agent.observations is None else agent.observations.n
+    states = states if agent.observations is None or keyed is not None else agent.observations.n
     actions = agent.n_actions or actions
     if is_copy:
         agent.check_room_for_copy(

@@ -82,10 +82,11 @@ def _grid_of(env: Any, source: Source) -> Grid:
     model = None if source.simulator is None else source.simulator.model
     labels = labels_of(env)
     letters = labels.letters
-    if source.stepped is not None and letters is None and len(source.stepped.observations.sizes) == 2:
+    stepped = None if source.is_keyed else source.stepped
+    if stepped is not None and letters is None and len(stepped.observations.sizes) == 2:
         if source.make_another is not None:  # not the caller's own
-            source.stepped.reset()  # so it says whether it has masks
-        return _plane(source.name, source.stepped, labels.actions)
+            stepped.reset()  # so it says whether it has masks
+        return _plane(source.name, stepped, labels.actions)
     if model is None or letters is None:
         raise PlotError(
             f"{source.name} is no grid that is known, so it has no map. Those that have one are Gymnasium's "

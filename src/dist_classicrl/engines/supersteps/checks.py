@@ -9,6 +9,7 @@ from dist_classicrl.errors import SettingsError
 from dist_classicrl.learning.rules import check_travels, find
 from dist_classicrl.learning.supersteps.partition import check_partition
 from dist_classicrl.learning.supersteps.share import check_walkers
+from dist_classicrl.learning.supersteps.stepped_share import WALKERS
 from dist_classicrl.settings import Settings
 
 
@@ -27,12 +28,19 @@ def check_asked(engine: str, walkers: Any, partition: Any) -> None:
             )
 
 
-def check_supersteps(source: Source, settings: Settings) -> None:
+def check_supersteps(source: Source, settings: Settings, walkers: int | None = None) -> None:
     """Raise SettingsError where an environment cannot be learned in supersteps with these settings."""
-    if source.simulator is None:
+    if source.is_batch:
         raise SettingsError(
-            f"Walkers that travel between the owners of rows need an environment that is compiled code, and "
-            f'{source.name} is stepped in Python. Write placement="replicated".'
+            f"{source.name} is a vector environment, which steps all of its environments at a time, and in "
+            "supersteps each rank steps those that it has of the run's. Give the id of one environment, or a "
+            "function that makes one."
+        )
+    if source.stepped is not None and source.make_another is None and walkers != 1:
+        raise SettingsError(
+            f"{source.name} is one instance, and supersteps need walkers={walkers or WALKERS} environments, "
+            "whose number is the same on any number of ranks. Give its id or a function that makes it, or "
+            "write walkers=1."
         )
     if settings.on_failure == "replace":
         raise SettingsError(

@@ -23,8 +23,10 @@ from dist_classicrl.learning.learner import Stream
 from dist_classicrl.learning.rates import Rates
 from dist_classicrl.learning.rules import find
 from dist_classicrl.learning.state import State
-from dist_classicrl.learning.supersteps.keyed_share import KeyedShare, in_key_order, share_of
+from dist_classicrl.learning.supersteps.keyed_share import KeyedShare, in_key_order
 from dist_classicrl.learning.supersteps.share import Share, record_sizes, supersteps, totals_of
+from dist_classicrl.learning.supersteps.shares import share_of
+from dist_classicrl.learning.supersteps.stepped_share import Exchanges, SteppedShare
 from dist_classicrl.learning.supersteps.together import Boxes, boxes_in, bytes_of
 from dist_classicrl.membership.group import Group
 from dist_classicrl.tables.maps import Refresh
@@ -127,6 +129,11 @@ class Part:
             share.load(run.values, run.counts)
         if cut.walkers:
             self._share.restore(cut.walkers)
+        if isinstance(share, SteppedShare):
+            # One at least, for its spaces.
+            run.source = run.source.with_envs(max(1, share.n_envs))
+            envs: Any = run.source.stepped  # which can be stepped one by one, see `check_supersteps`
+            share.begin(envs, run.environment_seed(0), cut.start + cut.used)
         self.stream = Stream(stream_key(run.seed, "alone", cut.start), cut.start, cut.used, last=cut.last)
         if self.memory is None:
             tag = self.group.tag_between_workers(attempt)
@@ -145,7 +152,10 @@ class Part:
         What that raises ends it, somewhere in the middle: then there has to be another `begin`.
         """
         begun = time.perf_counter()
-        if self.memory is None:
+        if isinstance(self._share, SteppedShare):
+            moved, n_bytes, learning = self._play_stepped(self._share, until, tend)
+            seconds = time.perf_counter() - begun
+        elif self.memory is None:
             moved, n_bytes, learning = self._play_by_messages(until, tend)
             seconds = time.perf_counter() - begun
         else:
@@ -204,6 +214,37 @@ class Part:
                     self.stream.used += size  # as the loop does, which ends here
                     break
         return moved, n_bytes, learning
+
+    def _play_stepped(
+        self, share: SteppedShare, until: int, tend: Callable[[], None]
+    ) -> tuple[int, int, float]:
+        self._n_sent, self._learned = 0, 0.0
+        moved = 0
+        for stretch, done, size in supersteps(self.stream, self.rates, share.walkers, until):
+            self._follow(share.superstep(stretch, done, size), tend)
+            moved += share.moved
+            if share.has_to_end:
+                self.stream.used += size  # as the loop does, which ends here
+                break
+        self._follow(share.settle_all(), tend)
+        return moved, self._n_sent, self._learned
+
+    def _follow(self, steps: Exchanges, tend: Callable[[], None]) -> None:
+        """Exchange what the steps of a superstep give."""
+        came = None
+        while True:
+            before = time.perf_counter()
+            try:
+                parts = next(steps) if came is None else steps.send(came)
+            except StopIteration:
+                return
+            finally:
+                self._learned += time.perf_counter() - before
+            words = parts[self._own].shape[1]
+            received = self._exchange(parts, np.int64, words, tend)
+            came = [part.reshape(-1, words) for part in received]
+            came[self._own] = parts[self._own]
+            self._n_sent += sum(part.nbytes for part in parts) - parts[self._own].nbytes
 
     def rows(self) -> Rows:
         """Return its rows, and the state of its walkers."""

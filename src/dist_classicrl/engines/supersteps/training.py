@@ -25,6 +25,7 @@ from dist_classicrl.errors import SettingsError
 from dist_classicrl.learning.learner import Learner
 from dist_classicrl.learning.rates import Rates
 from dist_classicrl.learning.supersteps.share import WALKERS
+from dist_classicrl.learning.supersteps.stepped_share import WALKERS as STEPPED
 from dist_classicrl.membership.admission import Entry
 from dist_classicrl.membership.election import Base
 from dist_classicrl.membership.group import Group
@@ -37,8 +38,10 @@ _TOLD_ROWS = "rows"
 
 def train(run: Run, group: Group | None, start: Setup | Entry | None) -> Outcome:
     """Train as `Engine.train` says."""
-    run.walkers, run.logical = run.walkers or WALKERS, None
+    is_stepped = run.source.stepped is not None
+    run.walkers, run.logical = run.walkers or (STEPPED if is_stepped else WALKERS), None
     if group is None or start is None:
+        run.source = run.source.with_envs(run.walkers)
         return local.train(run, make_loop=SuperstepLoop)
     memory: HostMemory | None = None
     try:
@@ -70,7 +73,12 @@ def _share_rows(run: Run, start: Setup | Entry) -> None:
 
 
 def _memory(run: Run, group: Group, start: Setup | Entry) -> HostMemory | None:
-    """Return the memory in which the ranks exchange walkers; None: they are on several hosts, or cannot."""
+    """Return the memory in which the ranks exchange walkers.
+
+    None: they exchange messages, since they are on several hosts, or cannot have it, or step environments.
+    """
+    if run.source.simulator is None:  # it is Python that takes the time
+        return None
     size = shared_bytes(run, group.wire.size)
     if isinstance(start, Entry):
         told = run.told[_TOLD]

@@ -78,7 +78,7 @@ class SteppedEnv:
         self.actions = SpaceIndex(action_space, "action")
         self.n_states = self.observations.n
         self.n_actions = self.actions.n
-        check_table_size(self.n_states, self.n_actions)
+        check_table_size(1, self.n_actions)
         self._description = describe_env(env)
         if use_action_mask is None:
             # Who puts a mask into the observation means it.
@@ -170,8 +170,8 @@ class SteppedEnv:
         """Return the SHA-256 of `describe()` without `n_envs`, which is not part of the problem."""
         return digest({key: value for key, value in self.describe().items() if key != "n_envs"})
 
-    def _take(self, rewards: Any, terminated: Any, truncated: Any) -> None:
-        """Take what a step of every environment gave, one value each; EnvError if that is of another kind."""
+    def _take(self, n: int, rewards: Any, terminated: Any, truncated: Any) -> None:
+        """Take what a step of the first `n` gave, one value each; EnvError if that is of another kind."""
         given = (
             ("reward", rewards, "fiub", self.rewards),
             ("value of terminated", terminated, "biu", self.terminated),
@@ -182,9 +182,9 @@ class SteppedEnv:
                 array = np.array(values)
             except Exception:  # ragged, or no numbers: errors of many kinds
                 array = np.empty(0)
-            if array.dtype.kind not in kinds or array.shape != out.shape:
+            if array.dtype.kind not in kinds or array.shape != (n,):
                 raise _not_one_each(what, values, kinds)
-            out[:] = array
+            out[:n] = array
 
     def _settle(self, actions: np.ndarray) -> np.ndarray:
         """Check the rewards, count the step, and return the numbers of the environments whose episode ended.

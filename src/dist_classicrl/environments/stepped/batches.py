@@ -44,18 +44,37 @@ class LoopedEnvs(SteppedEnv):
                     f"{first.action_space}. The factory must make equal environments."
                 )
         self._envs = envs
-        # What the last step of each environment returned.
-        self._observations: list[Any] = [None] * self.n_envs
-        self._given: tuple[list[Any], ...] = tuple([None] * self.n_envs for _ in range(3))
-        self._infos: list[dict[str, Any]] = [{}] * self.n_envs
 
     def _reset(self, seed: int | None) -> None:
-        self._restart(self._rows, seed)
+        self._restart(self._rows, None if seed is None else [seed + e for e in range(self.n_envs)])
+
+    def begin(self, rows: np.ndarray, seeds: list[int]) -> None:
+        """Begin episodes in the environments `rows`, int64 (R,), each seeded with its own of `seeds`.
+
+        The others stay where they are.
+        """
+        self._returns[rows] = 0.0
+        self._lengths[rows] = 0
+        self._restart(rows, seeds)
+        self._check_not_blocked()
 
     def step(self, actions: np.ndarray) -> None:
         """Take one action in every environment, see `SteppedEnv.step`."""
-        envs, observations, infos = self._envs, self._observations, self._infos
-        rewards, terminated, truncated = self._given
+        self.step_first(self.n_envs, actions)
+
+    def step_first(self, n: int, actions: np.ndarray) -> None:
+        """Take one action in each of the first `n` environments, and leave the others where they are.
+
+        Those are not `valid` then. Otherwise as `step`; `actions` has the shape (n,).
+        """
+        if n < self.n_envs:
+            self.next_states[n:] = self.states[n:]
+            self._next_masks[n:] = self._masks[n:]
+        if self.n_valid != n:
+            self.valid[:n], self.valid[n:] = True, False
+            self.n_valid = n
+        envs = self._envs
+        observations, rewards, terminated, truncated, infos = _rooms(n)
         for e, action in enumerate(self.actions.decode_each(actions)):
             result = envs[e].step(action)
             try:  # not `unpacked`: a call more would cost as much as a step of some environments
@@ -66,21 +85,22 @@ class LoopedEnvs(SteppedEnv):
             e = next(e for e, info in enumerate(infos) if not isinstance(info, dict))
             step = observations[e], rewards[e], terminated[e], truncated[e], infos[e]
             raise not_returned(step, STEP, e)
-        self._take(rewards, terminated, truncated)
-        self.observations.encode_each(observations, self.next_states)
-        self._read_masks(observations, infos, self._rows, self._next_masks)
+        self._take(n, rewards, terminated, truncated)
+        self.observations.encode_each(observations, self.next_states[:n])
+        self._read_masks(observations, infos, self._rows[:n], self._next_masks)
         ended = self._settle(actions)
         if len(ended):
             self._restart(ended, None)
         self._check_not_blocked()
 
-    def _restart(self, rows: np.ndarray, seed: int | None) -> None:
+    def _restart(self, rows: np.ndarray, seeds: list[int] | None) -> None:
         """Reset the environments `rows` and write where they stand now."""
         numbers = rows.tolist()
+        given = [None] * len(numbers) if seeds is None else seeds
         try:
             results = [
-                unpacked(self._envs[e].reset(seed=None if seed is None else seed + e), RESET, e)
-                for e in numbers
+                unpacked(self._envs[e].reset(seed=seed), RESET, e)
+                for e, seed in zip(numbers, given, strict=True)
             ]
         except TypeError as error:
             if "unexpected keyword argument 'seed'" not in str(error):
@@ -134,7 +154,7 @@ class VectorEnvs(SteppedEnv):
             observations, rewards, terminated, truncated, infos = unpacked(
                 self._env.step(self.actions.decode_batch(actions)), STEP
             )
-        self._take(rewards, terminated, truncated)
+        self._take(self.n_envs, rewards, terminated, truncated)
         self.observations.encode_batch(observations, self.next_states)
         self._read_masks(observations, infos, self._rows, self._next_masks)
         self.valid[:] = True
@@ -201,6 +221,11 @@ class VectorEnvs(SteppedEnv):
                 self._write_masks(given if len(rows) == self.n_envs else given[rows], rows, masks)
             elif self._has_masks:
                 masks[rows] = True
+
+
+def _rooms(n: int) -> Iterator[list[Any]]:
+    """Give room for all that n steps return, a list each."""
+    return ([None] * n for _ in STEP.split(","))
 
 
 def _check_has_spaces(env: gymnasium.Env | VectorEnv, *names: str) -> None:

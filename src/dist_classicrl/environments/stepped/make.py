@@ -42,8 +42,8 @@ def make_stepped(
     action, and its compiled model leaves the mask out as well unless asked. If they are not, every
     action is legal. The mask is no part of the state in any case.
 
-    SpaceError if a space is not finite, or the table too large; ActionMaskError if the space of the mask in a
-    Dict observation doesn't fit the actions; EnvError if `env` is none of the above.
+    SpaceError if a space is not finite, or has more than 2**62 values; ActionMaskError if the space of the
+    mask in a Dict observation doesn't fit the actions; EnvError if `env` is none of the above.
     """
     if n_envs < 1:
         raise SettingsError(f"n_envs={n_envs} is not allowed: use 1 or more, for instance 16.")
@@ -87,14 +87,16 @@ def _from_factory(
             return VectorEnvs(made[0], use_action_mask, owned=made)
         while len(made) < n_envs:
             made.append(factory())
-        for e, env in enumerate(made):
+        seen: set[int] = set()
+        for env in made:
             if not isinstance(env, gymnasium.Env):
                 raise EnvError(f"The factory returned {env!r}. It must return a gymnasium.Env.")
-            if any(env.unwrapped is other.unwrapped for other in made[:e]):
+            if id(env.unwrapped) in seen:
                 raise EnvError(
                     f"The factory returned the same {env} twice. It must make a new environment at every "
                     f"call, or give the instance itself instead of a factory."
                 )
+            seen.add(id(env.unwrapped))
         return LoopedEnvs(made, use_action_mask, owned=made)
     except BaseException:
         for env in made:

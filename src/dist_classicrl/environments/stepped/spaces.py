@@ -72,7 +72,7 @@ class SpaceIndex:
         if bits > MAX_INDEX_BITS:
             raise SpaceError(
                 f"The {role} space {space_text(space)} has about 10^{bits * math.log10(2):.0f} values, more "
-                f"than any table can hold. Leave out what does not matter, or merge values that mean the "
+                f"than 62 bits can tell apart. Leave out what does not matter, or merge values that mean the "
                 f"same, with gymnasium.wrappers.Transform{role.capitalize()}."
             )
         if any(abs(first) > 2**MAX_INDEX_BITS for _, _, _, start, _ in digits for first in start):
@@ -286,10 +286,15 @@ class SpaceIndex:
         ]
 
 
+def has_room(n_states: int, n_actions: int) -> bool:
+    """Return whether a table of so many states is not too large."""
+    return n_states * n_actions * 8 <= MAX_TABLE_BYTES
+
+
 def check_table_size(n_states: int, n_actions: int) -> None:
     """Raise `SpaceError` if a float64 table of `n_states` times `n_actions` entries is too large."""
-    needed, most = n_states * n_actions * 8, MAX_TABLE_BYTES
-    if needed > most:
+    if not has_room(n_states, n_actions):
+        needed, most = n_states * n_actions * 8, MAX_TABLE_BYTES
         raise SpaceError(
             f"A table of {n_states:,} states times {n_actions:,} actions takes {needed:,} bytes "
             f"({needed / 2**30:,.1f} GiB), and at most {most:,} ({most / 2**30:,.1f} GiB) are "

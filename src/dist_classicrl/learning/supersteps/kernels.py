@@ -56,7 +56,7 @@ MOVED, BEGUN, MADE, ASKED = range(4)
 
 FINE, WRONG_GAME, WRONG_RULE, WRONG_RECORD = 0, 1, 2, 3
 
-_OF_KEYS = 0x5851F42D4C957F2D  # tells the names of entries of several tables apart
+OF_KEYS = 0x5851F42D4C957F2D  # tells the names of entries of several tables apart
 
 BLOCK = 32
 """Walkers between whose passes memory has time to come."""
@@ -139,12 +139,14 @@ def _gather(crew, size):
 
 
 @jit_inline
-def _at(stretch, done, identity):
+def counter_at(stretch, done, identity):
+    """Return where the random numbers of a walker's step begin."""
     return stretch.key + np.uint64(stretch.offset + done + identity) * STEP_STRIDE
 
 
 @jit_inline
-def _now(stretch, number, random):
+def moment(stretch, number, random):
+    """Return the moment of step `number` of a stretch."""
     return Now(on_line(stretch.step_size, number), on_line(stretch.epsilon, number), random ^ GAMMA, 0, 1)
 
 
@@ -162,14 +164,13 @@ def _begin(simulation, crew, record, random):
 
 
 @jit_inline
-def _learn(rule, crew, asking, now, step, record, reals, targets, at):
+def find_target(rule, first, asking, now, step, record, reals, targets, at):
     """Put the target of a step into a row of `targets`; return whether the rule gave one, and one only.
 
-    What the rule remembers of the walker is in the record.
+    What the rule remembers of the walker is in the record, from word `first` on.
     """
     outbox = asking.table
     outbox.put[1] = 0
-    first = MEMORY + crew.memory_size
     whole = asking.whole.shape[1]
     for i in range(whole):
         asking.whole[0, i] = record[first + i]
@@ -216,7 +217,7 @@ def _begin_walkers(simulation, partition, crew, stretch, done, size):
     for identity in range(crew.sizes[BEGUN], size):
         record = crew.records[identity]
         record[:] = 0
-        state, is_state = _begin(simulation, crew, record, mix(~_at(stretch, done, identity)))
+        state, is_state = _begin(simulation, crew, record, mix(~counter_at(stretch, done, identity)))
         if not is_state:
             return WRONG_GAME
         if owner_of(partition, state) == crew.rank:
@@ -244,7 +245,7 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
     `asking` is the context with an `Outbox`. Return `FINE`, or what is wrong.
     """
     table, records, reals = context.table, crew.records, crew.reals
-    n_actions = actions_of(table)
+    n_actions, remembered = actions_of(table), MEMORY + crew.memory_size
     crew.n_out[:] = 0
     if crew.sizes[BEGUN] < size:
         wrong = _begin_walkers(simulation, partition, crew, stretch, done, size)
@@ -258,7 +259,7 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
         for k in range(first, last):
             identity = crew.numbers[k]
             state = state_in(partition, records, identity)
-            at = _at(stretch, done, identity)
+            at = counter_at(stretch, done, identity)
             random = mix(at)
             epsilon = on_line(stretch.epsilon, done + identity)
             action = choose(context.behavior, rule, context, crew.rows[k], epsilon, random)
@@ -269,7 +270,7 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
         n_here = 0
         for k in range(first, last):
             j = k - first
-            random = mix(_at(stretch, done, crew.numbers[k]) + GAMMA)
+            random = mix(counter_at(stretch, done, crew.numbers[k]) + GAMMA)
             record, action = records[crew.numbers[k]], crew.actions[k]
             state = state_in(partition, records, crew.numbers[k])
             note(simulation, crew.came, state, action)
@@ -303,7 +304,7 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
             identity = crew.numbers[k]
             record, real = records[identity], reals[identity]
             elapsed = record[WHO] & MOST_ELAPSED
-            at = _at(stretch, done, identity)
+            at = counter_at(stretch, done, identity)
             action, next_state = crew.actions[k], crew.next_states[j]
             reward, terminated, owner = crew.rewards[j], crew.terminated[j], crew.owners[j]
             elapsed = min(elapsed + 1, MOST_ELAPSED)
@@ -314,8 +315,8 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
             if i < n_here:
                 row = crew.next_rows[j]
                 step = Transition(row, action, reward, row, terminated, truncated, 0)
-                now = _now(stretch, done + identity, mix(at))
-                if not _learn(rule, crew, asking, now, step, record, real, crew.targets, k):
+                now = moment(stretch, done + identity, mix(at))
+                if not find_target(rule, remembered, asking, now, step, record, real, crew.targets, k):
                     return WRONG_RULE
             if has_ended:
                 if owner != crew.rank:
@@ -361,7 +362,7 @@ def answer(rule, partition, crew, asking, stretch, done, inbox, inbox_reals, sta
 
     The records of rank r are `counts[r]` from ``starts[r]`` on.
     """
-    table = asking.table
+    table, remembered = asking.table, MEMORY + crew.memory_size
     for rank in range(starts.size):
         for first in range(starts[rank], starts[rank] + counts[rank], BLOCK):
             last = min(first + BLOCK, starts[rank] + counts[rank])
@@ -387,8 +388,8 @@ def answer(rule, partition, crew, asking, stretch, done, inbox, inbox_reals, sta
                 row = crew.next_rows[i - first]
                 action = (where >> 2) & _ACTION_MASK
                 step = Transition(row, action, inbox_reals[i, REWARD], row, False, asks == ASKS, 0)
-                now = _now(stretch, done + identity, mix(_at(stretch, done, identity)))
-                if not _learn(rule, crew, asking, now, step, inbox[i], inbox_reals[i], replies, i):
+                now = moment(stretch, done + identity, mix(counter_at(stretch, done, identity)))
+                if not find_target(rule, remembered, asking, now, step, inbox[i], inbox_reals[i], replies, i):
                     return WRONG_RULE
                 if asks == MOVES:
                     _take_in(crew, inbox, i, identity)
@@ -413,7 +414,7 @@ def settle(crew, context, stretch, done, replies, starts):
     table = context.table
     n_actions = actions_of(table)
     n_moved = crew.sizes[MOVED]
-    of_a_table = crew.n_states * n_actions if crew.n_states > 0 else _OF_KEYS
+    of_a_table = crew.n_states * n_actions if crew.n_states > 0 else OF_KEYS
     for i in range(crew.sizes[ASKED]):
         asked = crew.asked[i]
         for j in range(crew.targets.shape[1]):
@@ -422,17 +423,23 @@ def settle(crew, context, stretch, done, replies, starts):
         ahead = min(k + BLOCK // 2, n_moved - 1)
         prefetch_values(table, crew.rows[ahead])
         prefetch_counts(table, crew.rows[ahead], crew.actions[ahead])
-        target = crew.targets[k, 0]
         number = np.int64(crew.targets[k, 1]) if crew.targets.shape[1] > 1 else 0
-        row, action = crew.rows[k] + number * table.n_states, crew.actions[k]
-        now = _now(stretch, done + crew.numbers[k], np.uint64(0))
-        size = step_size(context, now, row, action)
-        error = abs(target - value_of(table, row, action))
-        if error < np.inf:
-            add_exactly(crew.errors, error)
-        count(table, row, action, 1, 0)
         name = np.uint64(crew.pairs[k] + number * of_a_table)
-        learn_target_as(table, row, action, target, size, name)
+        row = crew.rows[k] + number * table.n_states
+        now = moment(stretch, done + crew.numbers[k], np.uint64(0))
+        move_entry(context, now, row, crew.actions[k], crew.targets[k, 0], name, crew.errors)
+
+
+@jit_inline
+def move_entry(context, now, row, action, target, name, errors):
+    """Move an entry towards its target, which is a visit; `name` is the same on whichever rank it is."""
+    table = context.table
+    size = step_size(context, now, row, action)
+    error = abs(target - value_of(table, row, action))
+    if error < np.inf:
+        add_exactly(errors, error)
+    count(table, row, action, 1, 0)
+    learn_target_as(table, row, action, target, size, name)
 
 
 @jit

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl._jit import jit_for
+from dist_classicrl.environments.keyed import KeyedProcess
 from dist_classicrl.errors import SettingsError, StateLimitError
 from dist_classicrl.learning.keyed_table import KeyedTable
-from dist_classicrl.learning.learner import Problem
 from dist_classicrl.learning.supersteps.partition import (
     NEW_PER_STEP,
     NO_LIMIT,
@@ -18,7 +18,6 @@ from dist_classicrl.learning.supersteps.partition import (
     find_own,
     owned_by,
 )
-from dist_classicrl.learning.supersteps.row_share import RowShare
 from dist_classicrl.learning.supersteps.share import Share
 from dist_classicrl.learning.supersteps.together import IS_OVER
 from dist_classicrl.tables.shape import TableShape
@@ -36,7 +35,7 @@ class KeyedShare(Share):
         check_partition(partition)
         if partition == "range":
             raise SettingsError(
-                f"{self._simulator.name} has keys as states, which partition='range' cannot divide: nobody "
+                f"{self._game.name} has keys as states, which partition='range' cannot divide: nobody "
                 'knows which there are. Write partition="hash", or a function compiled with numba.njit that '
                 "returns the rank which owns a key."
             )
@@ -47,7 +46,13 @@ class KeyedShare(Share):
         self._is_over = False
         # What a superstep adds beyond the limit has room, too, wherever it comes.
         spare = 2 * NEW_PER_STEP * self.walkers
-        return KeyedTable(self._simulator, settings, self._problem.dtype, owners=self.ranks, spare=spare)
+        return KeyedTable(self._game, settings, self._problem.dtype, owners=self.ranks, spare=spare)
+
+    @property
+    def _game(self) -> KeyedProcess:
+        game = self._problem.source.game
+        assert game is not None  # states are keys
+        return game
 
     @property
     def _partition(self) -> ByKey:
@@ -131,7 +136,7 @@ class KeyedShare(Share):
 
     def _is_own(self, states: np.ndarray) -> np.ndarray:
         is_own = np.empty(states.size, bool)
-        find = jit_for(find_own, type(self._simulator.tables), self._kind_of_partition)
+        find = jit_for(find_own, type(self._game.tables), self._kind_of_partition)
         find(self._partition, np.ascontiguousarray(states), self._rank, is_own)
         return is_own
 
@@ -172,12 +177,3 @@ def in_key_order(
         for i in (1, 2)
     ]
     return keys[order], arrays[0], arrays[1]
-
-
-def share_of(problem: Problem, *arguments: Any, **more: Any) -> Share:
-    """Return the share of a problem that `Share` is called with.
-
-    It is a `KeyedShare` where states are keys, and a `RowShare` where the problem has rows.
-    """
-    rows: type[Share] = Share if problem.rows is None else RowShare
-    return (rows if problem.source.keys is None else KeyedShare)(problem, *arguments, **more)

@@ -7,8 +7,10 @@ from typing import Any
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.learning.learner import Problem, Stream, Totals
 from dist_classicrl.learning.state import State
-from dist_classicrl.learning.supersteps.keyed_share import InKeyOrder, share_of
+from dist_classicrl.learning.supersteps.keyed_share import InKeyOrder
 from dist_classicrl.learning.supersteps.share import totals_of
+from dist_classicrl.learning.supersteps.shares import share_of
+from dist_classicrl.learning.supersteps.stepped_share import SteppedShare
 
 
 def suits(problem: Problem) -> bool:
@@ -17,7 +19,7 @@ def suits(problem: Problem) -> bool:
 
 
 class SuperstepLearner:
-    """Learns in a compiled environment with many episodes at a time, as any number of ranks would.
+    """Learns with many episodes at a time, as any number of ranks would.
 
     See `Learner`; to the engine all of them are one walker. A call of `learn` ends where a superstep does, as
     do the steps that are counted in the stream. What it counts is exact, and all of it in `totals`.
@@ -30,6 +32,7 @@ class SuperstepLearner:
         assert problem.walkers is not None  # see `suits`
         self._share = share_of(problem, problem.walkers, problem.partition)
         self._rates = problem.rates
+        self._begins: tuple[Any, int] | None = None  # environments that are stepped, and their seed
         #: A `LineTable`; one that is alone is asked to load, settle and tell what is exact, nothing else.
         self.table: Any = self._share.table if problem.source.keys is None else InKeyOrder(self._share.table)
         self.totals = Totals()
@@ -39,12 +42,18 @@ class SuperstepLearner:
         """See `Learner`."""
         self._share.compile()
         self.walkers = [number]
+        if source.stepped is not None:
+            self._begins = source.stepped, seed
 
     def learn(self, walker: int, stream: Stream, steps: int) -> None:
         """See `Learner`."""
-        self._share.learn_alone(stream, self._rates, stream.used + steps)
-        self._share.check()
-        self.totals.values[:] = totals_of(self._share.counted())
+        share = self._share
+        if self._begins is not None and isinstance(share, SteppedShare):
+            share.begin(*self._begins, stream.start + stream.used)
+            self._begins = None
+        share.learn_alone(stream, self._rates, stream.used + steps)
+        share.check()
+        self.totals.values[:] = totals_of(share.counted())
 
     def state(self, walker: int) -> State:
         """See `Learner`."""

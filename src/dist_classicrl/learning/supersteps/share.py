@@ -134,26 +134,13 @@ class Share:
         is_alone: bool | None = None,
         boxes: Boxes | None = None,
     ) -> None:
-        simulator = problem.source.simulator
-        assert simulator is not None  # see `dist_classicrl.engines.supersteps.checks`
-        shape = problem.shape
-        if shape.n_states > _MOST_STATES or shape.n_actions > 1 << ACTION_BITS:
-            raise SettingsError(
-                f"Walkers that travel can be in at most {_MOST_STATES:,} states with {1 << ACTION_BITS:,} "
-                f"actions each, got {shape.n_states:,} and {shape.n_actions:,}."
-            )
-        self.ranks, self.walkers, self.n_tables = ranks, walkers, shape.n_tables
-        self._problem, self._simulator, self._rank = problem, simulator, rank
-        self._whole = shape
+        self.ranks, self.walkers, self.n_tables = ranks, walkers, problem.shape.n_tables
+        self._problem, self._rank, self._whole = problem, rank, problem.shape
         self._is_alone = ranks == 1 if is_alone is None else is_alone
         #: Its rows.
         self.table: Any = self._own(partition)
         #: What its rule remembers of a walker: how many whole numbers, and real ones.
         self._remembered = problem.rule.memory(problem.parameters)
-        #: How many numbers a record has, and a reply.
-        self.words, self.width = record_sizes(simulator, problem.rule, problem.parameters)
-        self._stuck = stuck_states(simulator)
-        self._crew = self._new_crew(boxes)
         context = Context(
             self.table.arrays,
             problem.rates.table,
@@ -166,13 +153,30 @@ class Share:
         )
         self._context = context
         self._asking = context._replace(table=Outbox.of(self.table.arrays))
+        self._boxes = boxes
+        self._stuck: np.ndarray | None = None
+        self._added = 0
+        self._set_up()
+
+    def _set_up(self) -> None:
+        """Get ready what moves walkers."""
+        problem, shape, simulator = self._problem, self._whole, self._problem.source.simulator
+        assert simulator is not None  # see `share_of`
+        if shape.n_states > _MOST_STATES or shape.n_actions > 1 << ACTION_BITS:
+            raise SettingsError(
+                f"Walkers that travel can be in at most {_MOST_STATES:,} states with {1 << ACTION_BITS:,} "
+                f"actions each, got {shape.n_states:,} and {shape.n_actions:,}."
+            )
+        self._simulator = simulator
+        #: How many numbers a record has, and a reply.
+        self.words, self.width = record_sizes(simulator, problem.rule, problem.parameters)
+        self._stuck = stuck_states(simulator)
+        self._crew: Any = self._new_crew(self._boxes)
         parts = type(simulator.tables), problem.rule.parameters, self._kind_of_partition
         self._depart = jit_for(kernels.depart, *parts)
         self._answer = jit_for(kernels.answer, *parts)
         self._learn = jit_for(kernels.learn_alone, *parts)
         self._together = jit_for(together.play_together, *parts)
-        self._boxes = boxes
-        self._added = 0
 
     # Rows
 
@@ -514,20 +518,26 @@ class Share:
         bits[here] = 1
         crew.here[:] = np.packbits(bits, bitorder="little").view(np.int64)
         crew.sizes[BEGUN] = begun
-        # What was counted is counted once.
-        counted = np.split(state["counted"], [2, 2 + sums.PARTS])
-        for own, of_all in zip((crew.ends, crew.returns, crew.errors), counted, strict=True):
+        self._restore_counted(state["counted"])
+
+    def _restore_counted(self, counted: np.ndarray) -> None:
+        """Put back what all shares have counted, so that it is counted once."""
+        crew = self._crew
+        parts = np.split(counted, [2, 2 + sums.PARTS])
+        for own, of_all in zip((crew.ends, crew.returns, crew.errors), parts, strict=True):
             own[:] = of_all if self._rank == 0 else 0
 
 
 def joined(states: Iterable[State]) -> State:
     """Return the states of all shares of a run as one."""
     states = list(states)
-    walkers = states[0]["walkers"].copy()
-    for state in states[1:]:
-        is_here = state["walkers"][:, WHO] >= 0
-        walkers[is_here] = state["walkers"][is_here]
-    return {"walkers": walkers, "counted": np.sum([state["counted"] for state in states], axis=0)}
+    one = {"counted": np.sum([state["counted"] for state in states], axis=0)}
+    if "walkers" in states[0]:  # those of stepped environments begin anew
+        walkers = one["walkers"] = states[0]["walkers"].copy()
+        for state in states[1:]:
+            is_here = state["walkers"][:, WHO] >= 0
+            walkers[is_here] = state["walkers"][is_here]
+    return one
 
 
 COUNTED = 2 + 2 * sums.PARTS

@@ -1,0 +1,145 @@
+"""What owners of rows do for environments that are stepped elsewhere: jitted, over the records of all ranks.
+
+An environment stays with the rank that steps it. That rank *asks* the owner of its state for an action, then
+*questions* the owner of the state that the step led to for a target, and tells the target with its next
+asking to the owner of the entry, who moves it before anybody chooses again.
+
+What is drawn, and in which order entries are moved, is as in `dist_classicrl.learning.supersteps.kernels`:
+where environments do the same in both, so do the tables, to the bit.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dist_classicrl._jit import jit, jit_inline
+from dist_classicrl._random import mix
+from dist_classicrl.learning.behavior import choose, choose_masked
+from dist_classicrl.learning.loops import on_line
+from dist_classicrl.learning.rules.kernel import Transition
+from dist_classicrl.learning.supersteps.kernels import (
+    FINE,
+    MEMORY,
+    OF_KEYS,
+    REWARD,
+    WRONG_RECORD,
+    WRONG_RULE,
+    counter_at,
+    find_target,
+    moment,
+    move_entry,
+)
+from dist_classicrl.learning.supersteps.partition import owner_of, row_of
+from dist_classicrl.learning.supersteps.sums import add_exactly
+from dist_classicrl.tables.rows import actions_of
+
+# Words of what is asked: who, in which state, and `CHOOSES` with a bit for each legal action, or else the
+# entry to be moved among those of the state, and its target.
+WHO, STATE, ENTRY, DATA = range(4)
+CHOOSES = -1
+
+# Words of a question, which has the reward where any record has it: the legal actions of the next state
+# follow, then what the rule remembers.
+WHAT = 3
+TERMINATED, TRUNCATED, ACTION_SHIFT = 1, 2, 2
+
+
+@jit
+def owners_of(partition, states, owners):
+    """Fill `owners` with the ranks that own `states`, both int64 of shape (n,)."""
+    for i in range(states.size):
+        owners[i] = owner_of(partition, states[i])
+
+
+@jit_inline
+def _is_here(partition, rank, n_states, walkers, record):
+    """Return whether a record is of an environment of the run, and for this rank."""
+    is_walker = np.uint64(record[WHO]) < np.uint64(walkers)
+    is_state = np.uint64(record[STATE]) <= np.uint64(n_states - 1)
+    return is_walker and is_state and owner_of(partition, record[STATE]) == rank
+
+
+@jit_inline
+def _allow(record, first, allowed):
+    """Unpack the legal actions of a record; return whether all are."""
+    n_legal = 0
+    for action in range(allowed.shape[1]):
+        is_legal = (record[first + (action >> 6)] >> (action & 63)) & 1 == 1
+        allowed[0, action] = is_legal
+        n_legal += is_legal
+    return n_legal == allowed.shape[1]
+
+
+@jit
+def choose_for(rule, partition, context, place, stretch, done, records, allowed, actions):
+    """Choose the actions that are asked for, by the table of this rank; fill `actions`, int64 of shape (n,).
+
+    `place` are rank, states, and environments of the run. Return `FINE`, or what is wrong.
+    """
+    rank, n_states, walkers = place
+    for i in range(records.shape[0]):
+        record = records[i]
+        if not _is_here(partition, rank, n_states, walkers, record):
+            return WRONG_RECORD
+        row, identity = row_of(partition, record[STATE]), record[WHO]
+        random = mix(counter_at(stretch, done, identity))
+        epsilon = on_line(stretch.epsilon, done + identity)
+        if _allow(record, DATA, allowed):
+            actions[i] = choose(context.behavior, rule, context, row, epsilon, random)
+        else:
+            actions[i] = choose_masked(context.behavior, rule, context, row, allowed, 0, epsilon, random)
+    return FINE
+
+
+@jit
+def answer_for(rule, partition, asking, place, stretch, done, records, reals, remembered, targets):
+    """Compute the targets that are asked for, a row of `targets` each; `asking` has masks for one state.
+
+    What the rule remembers is in the records from word `remembered` on, and written there.
+    """
+    rank, n_states, walkers = place
+    for i in range(records.shape[0]):
+        record = records[i]
+        if not _is_here(partition, rank, n_states, walkers, record):
+            return WRONG_RECORD
+        _allow(record, MEMORY, asking.masks)
+        what, row = record[WHAT], row_of(partition, record[STATE])
+        if np.uint64(what >> ACTION_SHIFT) >= np.uint64(asking.table.n_actions):
+            return WRONG_RECORD
+        is_over, is_cut = what & TERMINATED != 0, what & TRUNCATED != 0
+        step = Transition(row, what >> ACTION_SHIFT, reals[i, REWARD], row, is_over, is_cut, 0)
+        number = done + record[WHO]
+        now = moment(stretch, number, mix(counter_at(stretch, done, record[WHO])))
+        if not find_target(rule, remembered, asking, now, step, record, reals[i], targets, i):
+            return WRONG_RULE
+    return FINE
+
+
+@jit
+def settle_for(partition, context, place, stretch, done, records, reals, errors):
+    """Move the entries of the records, which are in the order of identities, towards their targets."""
+    table = context.table
+    rank, n_states, walkers = place
+    n_actions = actions_of(table)
+    of_a_table = n_states * n_actions if n_states > 0 else OF_KEYS
+    for i in range(records.shape[0]):
+        record = records[i]
+        is_entry = np.uint64(record[ENTRY]) < np.uint64(n_actions * table.n_tables)
+        if not (is_entry and _is_here(partition, rank, n_states, walkers, record)):
+            return WRONG_RECORD
+        number, action = divmod(record[ENTRY], n_actions)
+        row = row_of(partition, record[STATE]) + number * table.n_states
+        name = np.uint64(record[STATE] * n_actions + action + number * of_a_table)
+        now = moment(stretch, done + record[WHO], np.uint64(0))
+        move_entry(context, now, row, action, reals[i, DATA], name, errors)
+    return FINE
+
+
+@jit
+def add_all(parts, values, infinite):
+    """Add `values` exactly to `parts`; one that is no finite number is put into `infinite`."""
+    for value in values:
+        if abs(value) < np.inf:
+            add_exactly(parts, value)
+        else:
+            infinite[0] = value
