@@ -13,7 +13,7 @@ from dist_classicrl.learning.behavior import rung
 from dist_classicrl.learning.loops import choose_actions
 from dist_classicrl.learning.memory import RuleMemory
 from dist_classicrl.learning.rules.q_learning import RULE, QLearning
-from dist_classicrl.learning.supersteps.keyed_share import share_of
+from dist_classicrl.learning.supersteps.shares import share_of
 from dist_classicrl.rules import UCB, Boltzmann, EpsilonLadder, FixedPolicy, behaviors
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.local import LocalTable

@@ -20,6 +20,7 @@ from dist_classicrl.learning.memory import RuleMemory
 from dist_classicrl.learning.replay import ReplayMemory
 from dist_classicrl.learning.rules import compiling
 from dist_classicrl.learning.state import State, check_arrays, check_position, check_replay
+from dist_classicrl.rules.behaviors import EpsilonLadder
 from dist_classicrl.tables.round_merge import MapSums
 
 NEVER = 1 << 62
@@ -79,10 +80,11 @@ class CompiledLearner:
         self._stuck = stuck_states(simulator)
         self._apart = jit_for(loops.learn_apart, type(simulator.tables), problem.rule.parameters)
         self._together: _Together | None = None
-        #: Whether `learn_apart` can be called: nothing has to be looked at between two walkers.
+        #: Whether `learn_apart` can be called: walkers act alike, and nothing is looked at between two.
         self.learns_apart = not (
             problem.is_alone
             or problem.settings.async_updates
+            or isinstance(problem.behavior, EpsilonLadder)
             or problem.settings.replay_ratio > 0.0
             or (self._stuck is not None and self._stuck.size)
         )

@@ -45,8 +45,9 @@ class RuleMemory:
 
     @classmethod
     def together(cls, memories: Sequence[RuleMemory]) -> RuleMemory:
-        """Return one for the walkers of several, whose arrays become views of its own."""
+        """Return one for the walkers of several with one behavior, whose arrays become views of its own."""
         both = cls.__new__(cls)
+        both._behavior = memories[0]._behavior
         both._arrays = {
             name: np.concatenate([each._arrays[name] for each in memories]) for name in RULE_ARRAYS
         }

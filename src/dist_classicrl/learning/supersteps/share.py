@@ -191,10 +191,10 @@ class Share:
 
     def _behavior(self) -> Any:
         """Return how actions are chosen: of a policy its own rows."""
-        behavior, states = self._problem.behavior, self._owned.states
-        if isinstance(behavior, FixedPolicy) and states is not None:
-            return FixedPolicy(np.ascontiguousarray(behavior.probabilities[states]))
-        return behavior
+        behavior = self._problem.behavior
+        if not isinstance(behavior, FixedPolicy) or self._owned.states is None:
+            return behavior
+        return FixedPolicy(np.ascontiguousarray(behavior.probabilities[self._owned.states]))
 
     @property
     def _partition(self) -> Any:
