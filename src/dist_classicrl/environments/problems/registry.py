@@ -283,3 +283,39 @@ _add(
     limit=1_000,
     discount=0.99,
 )
+_add(
+    "Gridworld-v0",
+    "A map in text; in the default one a key opens the way to another key, and that the way to the goal.",
+    "gridworlds:gridworld",
+    (256, 4),
+    -19.0,
+    "the length of the shortest way",
+    limit=1_000,
+)
+_add(
+    "WindyGridworld-v0",
+    "A wind pushes the walker upwards.",
+    "gridworlds:windy_gridworld",
+    (70, 4),
+    -15.0,
+    "Sutton and Barto, example 6.5",
+    limit=1_000,
+)
+_add(
+    "DynaMaze-v0",
+    "A maze in which nothing but the goal gives a reward.",
+    "gridworlds:dyna_maze",
+    (54, 4),
+    0.95**13,
+    "Sutton and Barto, example 8.1: 14 steps",
+    limit=1_000,
+    discount=0.95,
+)
+_add(
+    "Blackjack-v0",
+    "Hit or stick against a dealer who stands on 17.",
+    "blackjack:blackjack",
+    (704, 2),
+    -0.046556,
+    "value iteration; the policy of Sutton and Barto, figure 5.2",
+)
