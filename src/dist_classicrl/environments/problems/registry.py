@@ -319,3 +319,30 @@ _add(
     -0.046556,
     "value iteration; the policy of Sutton and Barto, figure 5.2",
 )
+_add(
+    "CartPole-v0",
+    "Keep a pole upright on a cart that is pushed to the left and the right, observed in bins.",
+    "control:cart_pole",
+    (2_592, 2),
+    None,
+    "not known: bins are no Markov process",
+    limit=500,
+)
+_add(
+    "MountainCar-v0",
+    "A car whose engine is too weak has to swing out of a valley, observed in bins.",
+    "control:mountain_car",
+    (1_600, 3),
+    None,
+    "not known: bins are no Markov process",
+    limit=200,
+)
+_add(
+    "Acrobot-v0",
+    "A pendulum of two links has to swing up by the joint between them, observed in bins.",
+    "control:acrobot",
+    (20_736, 3),
+    None,
+    "not known: bins are no Markov process",
+    limit=500,
+)
