@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -195,3 +196,18 @@ def test_what_is_not_there_is_refused():
     for wrong in (2, -1, 0.5):
         with pytest.raises(IllegalActionError, match="integer from 0 to 1"):
             env.step(wrong)
+
+
+def test_the_gallery_shows_them_all():
+    docs = Path(__file__).resolve().parents[2] / "docs"
+    page, reference = (docs / "problems.md").read_text(), (docs / "reference" / "problems.md").read_text()
+    for name in NAMES:
+        problem = PROBLEMS[f"dist_classicrl/{name}"]
+        (row,) = (line for line in page.splitlines() if f"[`{name}`]" in line)
+        assert problem.summary in row and problem.source in row
+        assert f"{problem.n_states:,} x {problem.n_actions}" in row
+        assert problem.optimum is None or f"{problem.optimum:.6g}" in row
+        assert f"::: {problem.path.replace(':', '.')}\n" in reference
+        assert (
+            f"figures/problems/{name}.png" in row and (docs / "figures" / "problems" / f"{name}.png").exists()
+        )

@@ -325,7 +325,7 @@ _add(
     "control:cart_pole",
     (2_592, 2),
     None,
-    "not known: bins are no Markov process",
+    "not known; 500.0 after 5 million steps of Q-learning",
     limit=500,
 )
 _add(
@@ -334,7 +334,7 @@ _add(
     "control:mountain_car",
     (1_600, 3),
     None,
-    "not known: bins are no Markov process",
+    "not known; -113.0 after 20 million steps of Q-learning",
     limit=200,
 )
 _add(
@@ -343,6 +343,6 @@ _add(
     "control:acrobot",
     (20_736, 3),
     None,
-    "not known: bins are no Markov process",
+    "not known; -102.8 after 20 million steps of Q-learning",
     limit=500,
 )
