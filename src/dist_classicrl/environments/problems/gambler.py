@@ -6,7 +6,7 @@ import numpy as np
 
 from dist_classicrl.checks import RealNumber, WholeNumber
 from dist_classicrl.environments.model import TabularMDP
-from dist_classicrl.environments.problems.outcomes import model_of_outcomes
+from dist_classicrl.environments.problems.outcomes import check_size, model_of_outcomes
 
 
 def gambler(p_heads: float = 0.4, goal: int = 100, max_episode_steps: int | None = None) -> TabularMDP:
@@ -38,7 +38,8 @@ def gambler(p_heads: float = 0.4, goal: int = 100, max_episode_steps: int | None
         An argument is not allowed.
     """
     p = RealNumber(0.0, 1.0)("p_heads", p_heads)
-    goal = WholeNumber(2, bits=16)("goal", goal)
+    goal = WholeNumber(2)("goal", goal)
+    check_size("Gambler", 2 * (goal + 1) * (goal // 2 + 1))
     capital = np.arange(goal + 1)[:, None, None]
     stake = np.minimum(np.arange(goal // 2 + 1)[None, :, None], np.minimum(capital, goal - capital))
     follow = capital + stake * np.array([1, -1])

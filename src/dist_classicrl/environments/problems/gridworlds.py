@@ -9,7 +9,7 @@ import numpy as np
 
 from dist_classicrl.checks import RealNumber, YesOrNo, is_whole
 from dist_classicrl.environments.model import TabularMDP
-from dist_classicrl.environments.problems.outcomes import model_of_outcomes
+from dist_classicrl.environments.problems.outcomes import check_size, model_of_outcomes
 from dist_classicrl.errors import SettingsError
 
 #: Rows and columns of left, down, right, up, the four diagonal moves, and staying.
@@ -91,6 +91,7 @@ def gridworld(
     gains = {"G": _REWARD("goal_reward", goal_reward), "H": _REWARD("hole_reward", hole_reward)}
     grid = _Grid(board, tuple(key for key in _KEYS if key in board))
     n_states = board.size << len(grid.keys)
+    check_size("Gridworld", n_states * moves * (moves + 1) * len(gusts))
     # Where each move leads in each gust; then a pair has its own move's, and all of them where it slips.
     reached = np.array(
         [
