@@ -102,7 +102,7 @@ def test_gymnasium_makes_them_and_finds_nothing_wrong(name):
         check_env(gymnasium.make(f"dist_classicrl/{name}").unwrapped)
 
 
-@pytest.mark.parametrize("name", ["RiverSwim-v0"])
+@pytest.mark.parametrize("name", ["RiverSwim-v0", "Blackjack-v0"])
 def test_stepped_by_gymnasium_they_are_the_same_process(name):
     """How often each outcome comes, against its probability: chi squared over all pairs that were met."""
     model, env = model_of(name), gymnasium.make(f"dist_classicrl/{name}")

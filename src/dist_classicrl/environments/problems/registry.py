@@ -203,7 +203,7 @@ _add(
     "Gambler-v0",
     "Stake on a biased coin until the goal or nothing is left.",
     "gambler:gambler",
-    (101, 51),
+    (101, 50),
     0.399064,
     "closed form of bold play (Dubins and Savage 1965); Sutton and Barto, example 4.3",
 )
