@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -14,6 +15,7 @@ from gymnasium.utils.env_checker import check_env
 from dist_classicrl import DistAsyncQLearning
 from dist_classicrl.cli.environment import make
 from dist_classicrl.environments import registry
+from dist_classicrl.environments.labels import labels_of
 from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.errors import EnvError, IllegalActionError, SettingsError
 
@@ -100,7 +102,7 @@ def test_gymnasium_makes_them_and_finds_nothing_wrong(name):
         check_env(gymnasium.make(f"dist_classicrl/{name}").unwrapped)
 
 
-@pytest.mark.parametrize("name", ["RiverSwim-v0"])
+@pytest.mark.parametrize("name", ["RiverSwim-v0", "Blackjack-v0"])
 def test_stepped_by_gymnasium_they_are_the_same_process(name):
     """How often each outcome comes, against its probability: chi squared over all pairs that were met."""
     model, env = model_of(name), gymnasium.make(f"dist_classicrl/{name}")
@@ -159,6 +161,16 @@ def test_every_form_of_a_problem_is_compiled_with_its_arguments_and_its_time_lim
     assert resolve(name, 1, None, compile_env=False).simulator is None
 
 
+def test_actions_have_names_where_they_are_no_numbers():
+    labels = labels_of(gymnasium.make("dist_classicrl/WindyGridworld-v0"))
+    assert labels.actions == ("left", "down", "right", "up") and labels.letters.shape == (7, 10)
+    assert labels_of("dist_classicrl/Blackjack-v0").actions == ("stick", "hit")
+    assert labels_of("dist_classicrl/MountainCar-v0").actions == ("backward", "none", "forward")
+    assert labels_of("dist_classicrl/Gambler-v0").actions is None
+    named = [each for each in PROBLEMS.values() if each.actions]
+    assert len(named) > 10 and all(len(each.actions) >= each.n_actions for each in named)
+
+
 def test_gymnasium_knows_them_once_both_are_imported():
     """In either order; and nothing of Gymnasium is imported before."""
     said = "print(gymnasium.make('dist_classicrl/Chain-v0').observation_space.n)"
@@ -195,3 +207,49 @@ def test_what_is_not_there_is_refused():
     for wrong in (2, -1, 0.5):
         with pytest.raises(IllegalActionError, match="integer from 0 to 1"):
             env.step(wrong)
+
+
+@pytest.mark.parametrize(
+    "name, wrong, said",
+    [
+        (
+            "RandomWalk-v0",
+            {"n_states": 10**30 + 1},
+            "2,000,000,.* outcomes, and at most 33,554,432",
+        ),
+        ("RiverSwim-v0", {"forward": 0.7, "backward": 0.4}, "add up to at most 1, got 0.7 and 0.4"),
+        ("DeepSea-v0", {"size": 10_000}, "200,000,000 outcomes"),
+        ("Gambler-v0", {"goal": 100_000}, "outcomes, and at most"),
+        ("JacksCarRental-v0", {"max_cars": 60}, "outcomes, and at most"),
+        ("AccessControl-v0", {"n_servers": 1_000, "payments": [1.0] * 5}, "outcomes, and at most"),
+        ("AccessControl-v0", {"payments": "high"}, "payments must be a list of finite numbers"),
+        ("Routing-v0", {"max_customers": 3_000}, "outcomes, and at most"),
+        ("DynamicPricing-v0", {"periods": 10**6}, "outcomes, and at most"),
+        ("Inventory-v0", {"highest": 1_000}, "outcomes, and at most"),
+        ("Inventory-v0", {"lowest": 3}, "lowest must be a whole number of at most 0, got 3"),
+        ("LostSales-v0", {"mean_demand": 1e9}, "mean_demand must be at most 10,000"),
+        ("LostSales-v0", {"lead_time": 20}, "lead_time=20 makes .* states, and fewer than"),
+        ("Gridworld-v0", {"desc": ["." * 1_000] * 400, "moves": 9}, "36,000,000 outcomes"),
+        ("Chain-v0", {"slip": -0.1}, "slip must be a number from 0 to 1"),
+        ("Admission-v0", {"arrival_rate": 0.0}, "arrival_rate must be a finite number above 0"),
+        ("MachineReplacement-v0", {"running_cost": float("nan")}, "running_cost must be a number"),
+    ],
+)
+def test_what_is_too_large_or_makes_no_sense_is_refused(name, wrong, said):
+    with pytest.raises(SettingsError, match=said):
+        PROBLEMS[f"dist_classicrl/{name}"].make(**wrong)
+
+
+def test_the_gallery_shows_them_all():
+    docs = Path(__file__).resolve().parents[2] / "docs"
+    page, reference = (docs / "problems.md").read_text(), (docs / "reference" / "problems.md").read_text()
+    for name in NAMES:
+        problem = PROBLEMS[f"dist_classicrl/{name}"]
+        (row,) = (line for line in page.splitlines() if f"[`{name}`]" in line)
+        assert problem.summary in row and problem.source in row
+        assert f"{problem.n_states:,} x {problem.n_actions}" in row
+        assert problem.optimum is None or f"{problem.optimum:.6g}" in row
+        assert f"::: {problem.path.replace(':', '.')}\n" in reference
+        assert (
+            f"figures/problems/{name}.png" in row and (docs / "figures" / "problems" / f"{name}.png").exists()
+        )

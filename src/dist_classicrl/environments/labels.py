@@ -35,8 +35,9 @@ class Labels:
 def labels_of(env: Any) -> Labels:
     """Return the names in `env`, which is what `resolve` takes; an environment is only read, never stepped.
 
-    Those of Gymnasium's toy-text environments and of TicTacToe are known, with any map, and the map of a
-    `TabularMDP` that has a `grid_shape`. Wrappers must be of kinds that change nothing.
+    Those of Gymnasium's toy-text environments, of the registry's problems and of TicTacToe are known, with
+    any map, and the map of a `TabularMDP` that has a `grid_shape`. Wrappers must be of kinds that change
+    nothing.
     """
     if isinstance(env, CompiledSimulator):
         env = env.model
@@ -64,6 +65,7 @@ def _of_known(base: Any) -> Labels:
     from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
     from gymnasium.envs.toy_text.taxi import TaxiEnv
 
+    from dist_classicrl.environments.problems.env import ProblemEnv
     from dist_classicrl.environments.tictactoe.env import TicTacToeEnv
     from dist_classicrl.environments.tictactoe.rules import rules
 
@@ -82,6 +84,10 @@ def _of_known(base: Any) -> Labels:
         )
     if kind is BlackjackEnv:
         return Labels(("stick", "hit"))
+    if kind is ProblemEnv:
+        names = base.problem.actions[: base.model.n_actions]
+        shape = getattr(base.model, "grid_shape", None)
+        return Labels(names or None, None if shape is None else np.full(shape, " "))
     if kind is TicTacToeEnv:
         boards = rules(base.agent_plays).boards
         return Labels(boards=boards, state=lambda state: board_text(boards[state]))

@@ -6,7 +6,7 @@ import numpy as np
 
 from dist_classicrl.checks import WholeNumber, YesOrNo
 from dist_classicrl.environments.model import TabularMDP
-from dist_classicrl.environments.problems.outcomes import model_of_outcomes, poisson_tails
+from dist_classicrl.environments.problems.outcomes import check_size, model_of_outcomes, poisson_tails
 
 _REQUESTS, _RETURNS = (3.0, 4.0), (3.0, 2.0)
 _RENT, _MOVE, _PARKING = 10.0, 2.0, 4.0
@@ -44,8 +44,9 @@ def car_rental(
     SettingsError
         An argument is not allowed.
     """
-    most = WholeNumber(1, bits=6)("max_cars", max_cars)
-    moves = WholeNumber(1, bits=6)("max_moves", max_moves)
+    most = WholeNumber(1)("max_cars", max_cars)
+    moves = WholeNumber(1)("max_moves", max_moves)
+    check_size("JacksCarRental", (most + 1) ** 4 * (2 * moves + 1))
     modified = YesOrNo()("modified", modified)
     first, second = np.divmod(np.arange((most + 1) ** 2)[:, None], most + 1)
     moved = np.clip(np.arange(-moves, moves + 1), -second, first)

@@ -6,16 +6,17 @@ import numpy as np
 
 from dist_classicrl.checks import RealNumber, WholeNumber
 from dist_classicrl.environments.model import TabularMDP
-from dist_classicrl.environments.problems.outcomes import model_of_outcomes
+from dist_classicrl.environments.problems.outcomes import check_size, model_of_outcomes
 
 
 def gambler(p_heads: float = 0.4, goal: int = 100, max_episode_steps: int | None = None) -> TabularMDP:
     """Return the gambler's problem of Sutton and Barto, example 4.3.
 
-    The state is the gambler's capital. Action a stakes a on a coin, at most what there is and what is missing
-    to the goal: a larger stake is that one. With heads, of chance `p_heads`, the stake is won, else lost. The
-    reward is 1 where the goal is reached. Episodes begin with any capital from 1 to ``goal - 1``; nothing
-    else ends them, so a stake of 0 waits.
+    The state is the gambler's capital. Action a stakes ``a + 1`` on a coin, at most what there is and what is
+    missing to the goal: a larger stake is that one. With heads, of chance `p_heads`, the stake is won, else
+    lost. The reward is 1 where the goal is reached. Episodes begin with any capital from 1 to ``goal - 1``.
+    The book allows to stake nothing, too: that has the value of the best stake, and a policy that does it
+    never ends.
 
     Where `p_heads` is at most 1/2 bold play is best (Dubins and Savage, "How to gamble if you must", 1965):
     stake as much as is allowed. With c the share of the goal, its value is F(c) = p F(2c) up to 1/2, and
@@ -38,9 +39,10 @@ def gambler(p_heads: float = 0.4, goal: int = 100, max_episode_steps: int | None
         An argument is not allowed.
     """
     p = RealNumber(0.0, 1.0)("p_heads", p_heads)
-    goal = WholeNumber(2, bits=16)("goal", goal)
+    goal = WholeNumber(2)("goal", goal)
+    check_size("Gambler", 2 * (goal + 1) * (goal // 2))
     capital = np.arange(goal + 1)[:, None, None]
-    stake = np.minimum(np.arange(goal // 2 + 1)[None, :, None], np.minimum(capital, goal - capital))
+    stake = np.minimum(np.arange(1, goal // 2 + 1)[None, :, None], np.minimum(capital, goal - capital))
     follow = capital + stake * np.array([1, -1])
     wins = (follow == goal) & (capital < goal)
     return model_of_outcomes(

@@ -7,9 +7,14 @@ from typing import NamedTuple
 import numpy as np
 
 from dist_classicrl._jit import jit
-from dist_classicrl.checks import RealNumber, WholeNumber, checked_positive
+from dist_classicrl.checks import RealNumber, WholeNumber, is_whole
 from dist_classicrl.environments.model import TabularMDP
-from dist_classicrl.environments.problems.outcomes import model_of_outcomes, poisson_tails
+from dist_classicrl.environments.problems.outcomes import (
+    check_size,
+    checked_mean,
+    model_of_outcomes,
+    poisson_tails,
+)
 from dist_classicrl.environments.sampling.function_model import FunctionMDP
 from dist_classicrl.errors import SettingsError
 
@@ -45,11 +50,11 @@ def inventory(
     Parameters
     ----------
     mean_demand : float
-        Pieces a period, above 0.
+        Pieces a period, above 0 and at most 10,000.
     setup_cost, holding_cost, backorder_cost : float
         At least 0.
     lowest, highest : int
-        The lowest level, at most 0, and the highest one, above it.
+        The lowest level, at most 0, and the highest one, at least 1.
     max_episode_steps : int, optional
 
     Raises
@@ -57,11 +62,14 @@ def inventory(
     SettingsError
         An argument is not allowed.
     """
-    mean = checked_positive("mean_demand", mean_demand)
+    mean = checked_mean("mean_demand", mean_demand)
     setup = _COST("setup_cost", setup_cost)
     hold, wait = _COST("holding_cost", holding_cost), _COST("backorder_cost", backorder_cost)
-    highest = WholeNumber(1, bits=12)("highest", highest)
-    backlog = WholeNumber(0, bits=12)("-lowest", -lowest if isinstance(lowest, int) else lowest)
+    highest = WholeNumber(1)("highest", highest)
+    if not is_whole(lowest) or lowest > 0:
+        raise SettingsError(f"lowest must be a whole number of at most 0, got {lowest!r}.")
+    backlog = -int(lowest)
+    check_size("Inventory", (backlog + highest + 1) ** 3)
     level = np.arange(-backlog, highest + 1)
     n = level.size
     chance, at_least, mean_beyond = poisson_tails(mean, n)
@@ -156,7 +164,7 @@ def lost_sales(
         Periods, at least 1. The number of states is ``(max_stock + 1) (max_order + 1)^(lead_time - 1)``;
         where it is large the model is not stored, see `TabularMDP.from_function`.
     mean_demand : float
-        Pieces a period, above 0.
+        Pieces a period, above 0 and at most 10,000.
     holding_cost, lost_sale_cost : float
         At least 0.
     max_stock, max_order : int
@@ -172,7 +180,7 @@ def lost_sales(
     stocks = WholeNumber(1, bits=12)("max_stock", max_stock) + 1
     orders = WholeNumber(1, bits=12)("max_order", max_order) + 1
     _require_states(f"lead_time={lead}", stocks * orders ** (lead - 1), "max_order")
-    tails = poisson_tails(checked_positive("mean_demand", mean_demand), stocks)
+    tails = poisson_tails(checked_mean("mean_demand", mean_demand), stocks)
     costs = _COST("holding_cost", holding_cost), _COST("lost_sale_cost", lost_sale_cost)
     return TabularMDP.from_function(
         _sell,

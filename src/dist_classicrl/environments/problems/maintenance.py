@@ -6,7 +6,7 @@ import numpy as np
 
 from dist_classicrl.checks import RealNumber, WholeNumber
 from dist_classicrl.environments.model import TabularMDP
-from dist_classicrl.environments.problems.outcomes import model_of_outcomes
+from dist_classicrl.environments.problems.outcomes import check_size, model_of_outcomes
 
 _AMOUNT = RealNumber(0.0, 1e9)
 
@@ -48,7 +48,8 @@ def machine_replacement(
     SettingsError
         An argument is not allowed.
     """
-    n = WholeNumber(2, bits=20)("n_states", n_states)
+    n = WholeNumber(2)("n_states", n_states)
+    check_size("MachineReplacement", 4 * n)
     chance = RealNumber(0.0, 1.0)("wear", wear)
     running = _AMOUNT("running_cost", running_cost)
     replacement = _AMOUNT("replacement_cost", replacement_cost)

@@ -8,7 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dist_classicrl.checks import checked_positive
 from dist_classicrl.environments.model import TabularMDP
+from dist_classicrl.errors import SettingsError
+
+MOST_OUTCOMES = 1 << 25
+"""That are stored: about 1 GB, and as much again while they are made."""
 
 
 def model_of_outcomes(
@@ -47,6 +52,23 @@ def model_of_outcomes(
         name=name,
         grid_shape=grid_shape,
     )
+
+
+def check_size(name: str, outcomes: int) -> None:
+    """Refuse a model whose outcomes would be too many to store."""
+    if outcomes > MOST_OUTCOMES:
+        raise SettingsError(
+            f"{name} of this size has {outcomes:,} outcomes, and at most {MOST_OUTCOMES:,} are stored. Give "
+            "smaller numbers."
+        )
+
+
+def checked_mean(name: str, value: Any) -> float:
+    """Return the mean of a Poisson distribution; SettingsError where it is none, or above 10,000."""
+    mean = checked_positive(name, value)
+    if mean > 10_000:
+        raise SettingsError(f"{name} must be at most 10,000, got {value!r}.")
+    return mean
 
 
 def poisson_tails(mean: float, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -6,7 +6,7 @@ import numpy as np
 
 from dist_classicrl.checks import RealNumber, WholeNumber, checked_positive
 from dist_classicrl.environments.model import TabularMDP
-from dist_classicrl.environments.problems.outcomes import model_of_outcomes
+from dist_classicrl.environments.problems.outcomes import check_size, model_of_outcomes
 
 
 def dynamic_pricing(
@@ -48,10 +48,11 @@ def dynamic_pricing(
     SettingsError
         An argument is not allowed.
     """
-    pieces = WholeNumber(1, bits=16)("stock", stock)
-    T = WholeNumber(1, bits=16)("periods", periods)
+    pieces = WholeNumber(1)("stock", stock)
+    T = WholeNumber(1)("periods", periods)
     comes = RealNumber(0.0, 1.0)("arrival_probability", arrival_probability)
-    prices = WholeNumber(1, bits=12)("n_prices", n_prices)
+    prices = WholeNumber(1)("n_prices", n_prices)
+    check_size("DynamicPricing", 2 * T * (pieces + 1) * prices)
     price = checked_positive("max_price", max_price) * np.arange(1, prices + 1) / prices
     time, left = np.divmod(np.arange(T * (pieces + 1))[:, None, None], pieces + 1)
     sold = np.array([1, 0])

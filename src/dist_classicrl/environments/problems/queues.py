@@ -9,7 +9,7 @@ import numpy as np
 
 from dist_classicrl.checks import RealNumber, WholeNumber, checked_positive
 from dist_classicrl.environments.model import TabularMDP
-from dist_classicrl.environments.problems.outcomes import model_of_outcomes
+from dist_classicrl.environments.problems.outcomes import check_size, model_of_outcomes
 from dist_classicrl.errors import SettingsError
 
 _CHANCE = RealNumber(0.0, 1.0)
@@ -38,7 +38,7 @@ def access_control(
     Parameters
     ----------
     n_servers : int
-        At least 1.
+        From 1 to 1,023.
     free_probability : float
         Of a busy server in a step, from 0 to 1.
     payments : sequence of float
@@ -54,6 +54,7 @@ def access_control(
     p = _CHANCE("free_probability", free_probability)
     pays = _numbers("payments", payments)
     K = pays.size
+    check_size("AccessControl", 2 * ((N + 1) * K) ** 2)
     becoming_free = np.array(
         [[comb(busy, k) * p**k * (1 - p) ** (busy - k) for k in range(N + 1)] for busy in range(N + 1)]
     )
@@ -114,7 +115,8 @@ def admission(
     comes = checked_positive("arrival_rate", arrival_rate)
     serves = checked_positive("service_rate", service_rate)
     brings, waits = _AMOUNT("reward", reward), _AMOUNT("waiting_cost", waiting_cost)
-    N = WholeNumber(1, bits=16)("max_customers", max_customers)
+    N = WholeNumber(1)("max_customers", max_customers)
+    check_size("Admission", 4 * (N + 1))
     rate = comes + serves
     there = np.arange(N + 1)[:, None, None]
     is_in = (np.arange(2) == 1)[:, None] & (np.arange(2) == 0) & (there < N)  # outcomes: arrival, service
@@ -169,7 +171,8 @@ def routing(
     if serves.size != 2 or not (serves > 0).all():
         raise SettingsError(f"service_rates must be two numbers above 0, got {service_rates!r}.")
     cost = _AMOUNT("loss_cost", loss_cost)
-    N = WholeNumber(1, bits=10)("max_customers", max_customers)
+    N = WholeNumber(1)("max_customers", max_customers)
+    check_size("Routing", 6 * (N + 1) ** 2)
     rate = comes + serves.sum()
     queues = np.stack(np.divmod(np.arange((N + 1) ** 2), N + 1), axis=1)
     joined = queues[:, None] + np.eye(2, dtype=np.int64)  # state, action, queue

@@ -44,6 +44,8 @@ class Problem:
         The value of the best policy, over the distribution of the first state. None: not known.
     source : str
         Where the optimum is published, or how it was computed.
+    actions : tuple of str
+        What the actions are called; none where they are numbers.
     """
 
     id: str
@@ -55,6 +57,7 @@ class Problem:
     discount_factor: float | None
     optimum: float | None
     source: str
+    actions: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return (
@@ -134,6 +137,10 @@ def register_all() -> None:
 
 
 _PROBLEMS: dict[str, Problem] = {}
+_MOVES = (
+    *("left", "down", "right", "up"),
+    *("left and down", "right and down", "right and up", "left and up", "stay"),
+)
 
 
 def _add(
@@ -146,9 +153,12 @@ def _add(
     *,
     limit: int | None = None,
     discount: float | None = 1.0,
+    actions: tuple[str, ...] = (),
 ) -> None:
     full = f"{NAMESPACE}/{name}"
-    _PROBLEMS[full] = Problem(full, summary, f"{_HERE}.{path}", *sizes, limit, discount, optimum, source)
+    _PROBLEMS[full] = Problem(
+        full, summary, f"{_HERE}.{path}", *sizes, limit, discount, optimum, source, actions
+    )
 
 
 _add(
@@ -168,6 +178,7 @@ _add(
     "closed form; Strens (2000) has 3,677 for 1,000 steps",
     limit=1_000,
     discount=None,
+    actions=("on", "back"),
 )
 _add(
     "RiverSwim-v0",
@@ -178,6 +189,7 @@ _add(
     "closed form of a birth-death chain",
     limit=1_000,
     discount=None,
+    actions=("left", "right"),
 )
 _add(
     "DeepSea-v0",
@@ -191,7 +203,7 @@ _add(
     "Gambler-v0",
     "Stake on a biased coin until the goal or nothing is left.",
     "gambler:gambler",
-    (101, 51),
+    (101, 50),
     0.399064,
     "closed form of bold play (Dubins and Savage 1965); Sutton and Barto, example 4.3",
 )
@@ -214,6 +226,7 @@ _add(
     "policy iteration (Sutton and Barto, example 10.2)",
     limit=1_000,
     discount=None,
+    actions=("send away", "let in"),
 )
 _add(
     "Admission-v0",
@@ -224,6 +237,7 @@ _add(
     "closed form (Naor 1969)",
     limit=1_000,
     discount=None,
+    actions=("send away", "let in"),
 )
 _add(
     "Routing-v0",
@@ -234,6 +248,7 @@ _add(
     "policy iteration; the shorter queue is best (Winston 1977)",
     limit=1_000,
     discount=None,
+    actions=("queue 0", "queue 1"),
 )
 _add(
     "MachineReplacement-v0",
@@ -244,6 +259,7 @@ _add(
     "closed form of the renewal-reward theorem",
     limit=1_000,
     discount=None,
+    actions=("run", "replace"),
 )
 _add(
     "DynamicPricing-v0",
@@ -282,4 +298,73 @@ _add(
     "value iteration",
     limit=1_000,
     discount=0.99,
+)
+_add(
+    "Gridworld-v0",
+    "A map in text; in the default one a key opens the way to another key, and that the way to the goal.",
+    "gridworlds:gridworld",
+    (256, 4),
+    -19.0,
+    "the length of the shortest way",
+    limit=1_000,
+    actions=_MOVES,
+)
+_add(
+    "WindyGridworld-v0",
+    "A wind pushes the walker upwards.",
+    "gridworlds:windy_gridworld",
+    (70, 4),
+    -15.0,
+    "Sutton and Barto, example 6.5",
+    limit=1_000,
+    actions=_MOVES,
+)
+_add(
+    "DynaMaze-v0",
+    "A maze in which nothing but the goal gives a reward.",
+    "gridworlds:dyna_maze",
+    (54, 4),
+    0.95**13,
+    "Sutton and Barto, example 8.1: 14 steps",
+    limit=1_000,
+    discount=0.95,
+    actions=_MOVES,
+)
+_add(
+    "Blackjack-v0",
+    "Hit or stick against a dealer who stands on 17.",
+    "blackjack:blackjack",
+    (704, 2),
+    -0.046556,
+    "value iteration; the policy of Sutton and Barto, figure 5.2",
+    actions=("stick", "hit"),
+)
+_add(
+    "CartPole-v0",
+    "Keep a pole upright on a cart that is pushed to the left and the right, observed in bins.",
+    "control:cart_pole",
+    (2_592, 2),
+    None,
+    "not known; 500.0 after 5 million steps of Q-learning",
+    limit=500,
+    actions=("left", "right"),
+)
+_add(
+    "MountainCar-v0",
+    "A car whose engine is too weak has to swing out of a valley, observed in bins.",
+    "control:mountain_car",
+    (1_600, 3),
+    None,
+    "not known; -113.0 after 20 million steps of Q-learning",
+    limit=200,
+    actions=("backward", "none", "forward"),
+)
+_add(
+    "Acrobot-v0",
+    "A pendulum of two links has to swing up by the joint between them, observed in bins.",
+    "control:acrobot",
+    (20_736, 3),
+    None,
+    "not known; -102.8 after 20 million steps of Q-learning",
+    limit=500,
 )

@@ -6,7 +6,7 @@ import numpy as np
 
 from dist_classicrl.checks import Or, RealNumber, WholeNumber
 from dist_classicrl.environments.model import TabularMDP
-from dist_classicrl.environments.problems.outcomes import model_of_outcomes
+from dist_classicrl.environments.problems.outcomes import check_size, model_of_outcomes
 from dist_classicrl.errors import SettingsError
 
 _CHANCE = RealNumber(0.0, 1.0)
@@ -41,7 +41,8 @@ def random_walk(
     SettingsError
         An argument is not allowed.
     """
-    n = WholeNumber(1, bits=24)("n_states", n_states)
+    n = WholeNumber(1)("n_states", n_states)
+    check_size("RandomWalk", 2 * n)
     if n % 2 == 0:
         raise SettingsError(f"n_states must be odd, so that there is a middle to begin in, got {n_states!r}.")
     left, right = _REWARD("left_reward", left_reward), _REWARD("right_reward", right_reward)
@@ -89,7 +90,8 @@ def chain(
     SettingsError
         An argument is not allowed.
     """
-    n = WholeNumber(2, bits=24)("n_states", n_states)
+    n = WholeNumber(2)("n_states", n_states)
+    check_size("Chain", 4 * n)
     slips = _CHANCE("slip", slip)
     back, end = _REWARD("back_reward", back_reward), _REWARD("end_reward", end_reward)
     state = np.arange(n)[:, None, None]
@@ -137,14 +139,19 @@ def river_swim(
     SettingsError
         An argument is not allowed.
     """
-    n = WholeNumber(3, bits=24)("n_states", n_states)
+    n = WholeNumber(3)("n_states", n_states)
+    check_size("RiverSwim", 6 * n)
     on = _CHANCE("forward", forward)
-    back = RealNumber(0.0, 1.0 - on)("backward", backward)
+    back = _CHANCE("backward", backward)
+    if on + back > 1.0 + 1e-12:
+        raise SettingsError(
+            f"forward and backward must add up to at most 1, got {forward!r} and {backward!r}."
+        )
     small, large = _REWARD("small_reward", small_reward), _REWARD("large_reward", large_reward)
     state = np.arange(n)
     goes_on = np.where(state == 0, 0.6, np.where(state == n - 1, 0.0, on))
     goes_back = np.where(state == 0, 0.0, np.where(state == n - 1, 0.4, back))
-    right = np.stack((goes_back, 1.0 - goes_on - goes_back, goes_on), axis=1)
+    right = np.stack((goes_back, np.maximum(1.0 - goes_on - goes_back, 0.0), goes_on), axis=1)
     left = np.broadcast_to([1.0, 0.0, 0.0], right.shape)
     reward = np.zeros((n, 2, 1))
     reward[0, 0], reward[-1, 1] = small, large
@@ -178,7 +185,7 @@ def deep_sea(
     Parameters
     ----------
     size : int
-        Rows and columns, from 2 to 4,096. States are ``row * size + column``.
+        Rows and columns, at least 2. States are ``row * size + column``.
     move_cost, treasure : float
     seed : int, optional
         In each cell it is drawn which of the two actions moves to the right. None: action 1 does.
@@ -189,7 +196,8 @@ def deep_sea(
     SettingsError
         An argument is not allowed.
     """
-    N = WholeNumber(2, bits=12)("size", size)
+    N = WholeNumber(2)("size", size)
+    check_size("DeepSea", 2 * N * N)
     cost, prize = _REWARD("move_cost", move_cost), _REWARD("treasure", treasure)
     seed = Or(None, WholeNumber(0))("seed", seed)
     swapped = np.zeros(N * N, bool) if seed is None else np.random.default_rng(seed).random(N * N) < 0.5
