@@ -1,8 +1,8 @@
 """How much time exact solutions of large models take.
 
 The model is a Garnet, 8 actions, 2 next states a pair; to make it is not counted, nor is compiling.
-Discounted: discount factor 0.95, until the bound on the error is below 1e-6, on all cores and on one. Average
-reward: until the gain is known to 1e-6. The others are one step of a finite horizon, and the value of a policy.
+Discounted: discount factor 0.95, until the bound on the error is below 1e-6, on all cores and on one.
+Average reward: until the gain is known to 1e-6. Then one step of a finite horizon, and the value of a policy.
 """
 
 from __future__ import annotations
