@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from dist_classicrl.errors import ConvergenceError, SettingsError
 
 if TYPE_CHECKING:
     from dist_classicrl.environments.model import TabularMDP
-    from dist_classicrl.environments.sampling.function_model import FunctionMDP
 
 #: Up to this many states a policy's value comes from one dense linear system, above it from sweeps.
 DENSE_STATES = 2_000
@@ -182,7 +181,22 @@ def to_value(sweeps: Sweeps, max_sweeps: int = MOST_SWEEPS) -> None:
     )
 
 
-def checked_policy(model: TabularMDP | FunctionMDP, policy: Any) -> np.ndarray:
+class Pairs(Protocol):
+    """States and actions, of which some are legal."""
+
+    @property
+    def n_states(self) -> int:
+        """S."""
+
+    @property
+    def n_actions(self) -> int:
+        """A."""
+
+    def legal_pairs(self) -> np.ndarray:
+        """Return the legal pairs, bool, shape (S, A)."""
+
+
+def checked_policy(model: Pairs, policy: Any) -> np.ndarray:
     """Return the policy as probabilities, float64, shape (S, A), zero in states without legal actions."""
     given = np.asarray(policy)
     S, A = model.n_states, model.n_actions
