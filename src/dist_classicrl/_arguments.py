@@ -77,7 +77,7 @@ _NEEDED = {
 }
 
 _ATTRIBUTES = {
-    "train(env, total_steps=100_000)": "fit learn",
+    "train(env, total_steps=100_000)": "fit",
     "predict(observation)": "act choose_action get_action select_action",
     "policy": "pi",
     "action_values(observation)": "get_q q_values",

@@ -46,6 +46,10 @@ class ConvergenceError(DistClassicRLError, ArithmeticError):
     """Values do not converge, or not within the sweeps allowed."""
 
 
+class DataError(DistClassicRLError, ValueError):
+    """Logged transitions cannot be read or learned from, or do not tell what was asked of them."""
+
+
 class EnvMismatchError(EnvError):
     """A table is to be trained on in another environment than the one that it was learned in."""
 

@@ -84,7 +84,7 @@ def test_an_argument_by_another_name(call, words):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("learn", r"it is called train\(env, total_steps=100_000\) here"),
+        ("fit", r"it is called train\(env, total_steps=100_000\) here"),
         ("save", r"save_model\(path\)"),
         ("load", r"load_model\(path\)"),
         ("num_timesteps", "called steps here"),

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from dist_classicrl.environments import policy_value, solve
 from dist_classicrl.environments.model import TabularMDP
+from dist_classicrl.environments.solvers import policy_value
 from dist_classicrl.errors import ConvergenceError, SettingsError
 
 
@@ -177,7 +177,7 @@ def test_undiscounted_policy_does_not_go_round_for_nothing():
 def test_infinite_values_are_an_error_at_discount_one():
     model = TabularMDP.from_dict({0: [[(1.0, 0, 1.0, False)], [(1.0, 0, 0.0, True)]]}, [1.0])
     with pytest.raises(ConvergenceError, match="discount factor below 1"):
-        solve.solve(model, 1.0, max_sweeps=2_000)
+        model.solve(1.0, max_iterations=2_000)
     with pytest.raises(ConvergenceError, match="no value in state 0"):
         model.policy_value(np.array([0]), 1.0)
     assert model.policy_value(np.array([1]), 1.0)[0] == 0.0
@@ -202,7 +202,7 @@ def brute_force_value(model, probability, discount, sweeps):
     return v
 
 
-@pytest.mark.parametrize("dense_states", [2_000, 0])
+@pytest.mark.parametrize("dense_states", [2_000, -1])
 @pytest.mark.parametrize("discount", [0.0, 0.9, 1.0])
 def test_policy_value_agrees_with_plain_evaluation(monkeypatch, dense_states, discount):
     monkeypatch.setattr(policy_value, "DENSE_STATES", dense_states)
@@ -220,7 +220,7 @@ def test_policy_value_agrees_with_plain_evaluation(monkeypatch, dense_states, di
         np.testing.assert_allclose(model.policy_value(actions, discount), expected, atol=1e-9)
 
 
-@pytest.mark.parametrize("dense_states", [2_000, 0])
+@pytest.mark.parametrize("dense_states", [2_000, -1])
 def test_undiscounted_policy_value_with_loops_that_pay_nothing(monkeypatch, dense_states):
     monkeypatch.setattr(policy_value, "DENSE_STATES", dense_states)
     # 0 -> 1 or 2 with even odds; 1 waits for ever at no reward; 2 pays 4 and ends.

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from dist_classicrl.callbacks.base import CallbacksLike
+    from dist_classicrl.data.result import BatchResult
     from dist_classicrl.engines.engine import Engine
     from dist_classicrl.environments.resolve import EnvLike
     from dist_classicrl.model.keyed import KeyedValues
@@ -495,6 +496,60 @@ class DistAsyncQLearning:
         from dist_classicrl.agent.training import train
 
         return train(self, self._state, Request.of(given), self._comm)
+
+    @named_arguments("learn")
+    def learn(
+        self,
+        transitions: Any,
+        epochs: int = 10,
+        method: Literal["incremental", "sweeps"] = "incremental",
+    ) -> BatchResult:
+        """Learn from transitions that were logged, without an environment; every rank calls this.
+
+        Actions that are in no transition of a state play no part in the value of that state, and a state in
+        which none was taken is worth 0. Afterwards `q_table` is the same array of numbers on every rank.
+        `visits` counts what was learned, `steps` does not: these are no steps of an environment. `train` goes
+        on from there.
+
+        Parameters
+        ----------
+        transitions : Transitions, dict, NamedTuple, str, path, Minari data set, or iterable of episodes
+            What `dist_classicrl.data.Transitions.of` takes, the same on every rank. Where the agent has no
+            table yet, it gets one for the largest state and action.
+        epochs : int
+            Times that "incremental" learns each transition.
+        method : str
+            "incremental" learns transition by transition with the agent's step sizes, in an order that the
+            seed draws anew for each epoch. Ranks divide each epoch, and merge what they have learned before
+            the entries that are learned most have forgotten what they were. "sweeps" solves the model that
+            the transitions suggest, in which the targets of a pair are averaged: exact, on rank 0, and the
+            same bits at any number of ranks.
+
+        Returns
+        -------
+        BatchResult
+            With the coverage of the table.
+
+        Raises
+        ------
+        SettingsError
+            If an argument is not allowed, or the rule is none that learns from logged transitions.
+        DataError
+            If the transitions cannot be read, or do not fit into the table.
+        RewardError
+            If a reward is NaN or infinite.
+        ConvergenceError
+            If at discount factor 1 the transitions lead nowhere, and the method is "sweeps".
+        DivergenceError
+            If values grow beyond what the table can hold.
+        RankMismatchError
+            If ranks have different transitions or settings.
+        RemoteRankError, RankTimeoutError, RankLostError
+            If another rank raised an exception, did not call `learn` within `timeout`, or died.
+        """
+        from dist_classicrl.agent.batch import learn
+
+        return learn(self._state, transitions, epochs, method, self._comm)
 
     def leave(self, why: str = "leave() was called") -> None:
         """Let this worker leave the training in good order, from another thread or a callback.

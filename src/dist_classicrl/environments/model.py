@@ -23,8 +23,15 @@ from dist_classicrl.environments.model_making import Making
 from dist_classicrl.errors import ActionMaskError, ModelError
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from dist_classicrl.environments.sampling.alias import ModelTables
-    from dist_classicrl.environments.solve import Solution
+    from dist_classicrl.environments.solvers.solution import (
+        AverageSolution,
+        FiniteHorizonSolution,
+        PolicyGain,
+        Solution,
+    )
 
 _OUTCOME_FIELDS = ("outcome_ptr", "outcome_prob", "outcome_next", "outcome_reward", "outcome_terminated")
 
@@ -203,25 +210,140 @@ class TabularMDP(Making):
 
         return packing.compile_model(self, states)
 
-    def solve(self, discount_factor: float, tolerance: float = 1e-10) -> Solution:
-        """Return the optimal values and a policy that attains them; see `environments.solve.solve`.
+    # Solvers are imported where they are used: they bring numba, which a program that only makes models does
+    # not need.
 
-        The values are those of the process without its time limit.
+    def solve(
+        self,
+        discount_factor: float,
+        tolerance: float = 1e-10,
+        method: str = "modified_policy_iteration",
+        max_iterations: int = 100_000,
+    ) -> Solution:
+        """Return the optimal values and a policy that attains them.
+
+        The values are those of the process without its time limit. Sweeps run in threads on all cores, and
+        what comes out does not depend on how many there are.
+
+        Parameters
+        ----------
+        discount_factor : float
+            From 0 to 1. At 1 the values must be finite, as they are where every policy ends or waiting has
+            a cost.
+        tolerance : float
+            Largest error of a value; above 0. For discount factors g below 1 sweeps stop when the bound on
+            the error, ``g / (1 - g)`` times the largest change of a value, is below it, at 1 when the error
+            is that a geometric series predicts from the last two changes.
+        method : str
+            "modified_policy_iteration", "value_iteration" or "policy_iteration" (Puterman 1994, sections
+            6.3 to 6.5). The first is the fastest for large models; the last is exact to rounding up to
+            2,000 states, and where episodes end late needs the fewest iterations. At discount factor 1 it
+            begins with a policy that ends wherever one can, and the first is value iteration.
+        max_iterations : int
+            Improving sweeps before it gives up; at least 1.
+
+        Raises
+        ------
+        SettingsError
+            An argument is outside what is allowed.
+        ConvergenceError
+            The sweeps were used up: the values are infinite, or need more sweeps.
         """
-        # Imported here: it brings numba, which a program that only makes models does not need.
-        from dist_classicrl.environments import solve
+        from dist_classicrl.environments.solvers import discounted
 
-        return solve.solve(self, discount_factor, tolerance)
+        return discounted.solve(self, discount_factor, tolerance, method, max_iterations)
+
+    def solve_finite_horizon(
+        self,
+        horizon: int | None = None,
+        discount_factor: float = 1.0,
+        final_values: npt.ArrayLike | None = None,
+    ) -> FiniteHorizonSolution:
+        """Return the optimal values and actions of each of the first `horizon` steps, exact but for rounding.
+
+        Backward induction (Puterman 1994, section 4.5). With the model's own time limit these are the
+        values of its episodes, time limit included. Memory is needed for two numbers a state and step.
+
+        Parameters
+        ----------
+        horizon : int, optional
+            Steps; at least 1. None: `max_episode_steps`.
+        discount_factor : float
+            From 0 to 1.
+        final_values : array_like of float, shape (S,), optional
+            What a state is worth after the last step. None: nothing.
+
+        Raises
+        ------
+        SettingsError
+            An argument is outside what is allowed.
+        """
+        from dist_classicrl.environments.solvers import finite_horizon
+        from dist_classicrl.environments.solvers.rows import RowsProcess
+
+        return finite_horizon.solve(
+            lambda: RowsProcess.of_model(self),
+            horizon,
+            self.max_episode_steps,
+            discount_factor,
+            final_values,
+        )
+
+    def solve_average_reward(
+        self,
+        tolerance: float = 1e-10,
+        method: str = "relative_value_iteration",
+        max_iterations: int = 100_000,
+    ) -> AverageSolution:
+        """Return the largest average reward of a step, and a policy that has it.
+
+        An episode that ends begins anew from `start_prob`, so that every process goes on for ever; the time
+        limit is ignored. Chains that are gone round are no trouble: see `PolicyGain.periods`.
+
+        Parameters
+        ----------
+        tolerance : float
+            Largest error of the gain; above 0.
+        method : str
+            "relative_value_iteration" finds one gain for all states, with bounds on it that hold whatever
+            the model (Puterman 1994, section 8.5). "policy_iteration" finds the gain of each state, also
+            where they differ (multichain models: section 9.2), exactly, for up to 2,000 states.
+        max_iterations : int
+            Improving sweeps before it gives up; at least 1.
+
+        Raises
+        ------
+        SettingsError
+            An argument is outside what is allowed.
+        ConvergenceError
+            The gain depends on the state, and the method is relative value iteration; or the sweeps were
+            used up.
+        """
+        from dist_classicrl.environments.solvers import average
+
+        return average.solve(self, tolerance, method, max_iterations)
 
     def policy_value(self, policy: np.ndarray, discount_factor: float) -> np.ndarray:
-        """Return the exact value of a policy; see `environments.policy_value.policy_value`.
+        """Return the exact value of a policy; see `environments.solvers.policy_value.policy_value`.
 
         `policy` is an action per state, int, shape (S,), or probabilities, float, shape (S, A). The values,
         float64, shape (S,), are those of the process without its time limit.
         """
-        from dist_classicrl.environments import policy_value
+        from dist_classicrl.environments.solvers import policy_value
 
         return policy_value.policy_value(self, policy, discount_factor)
+
+    def policy_gain(
+        self, policy: np.ndarray, tolerance: float = 1e-10, max_iterations: int = 100_000
+    ) -> PolicyGain:
+        """Return the average reward of a policy, as `policy_value` takes it; see `solve_average_reward`.
+
+        Up to 2,000 states linear equations give it, of each state by itself. Above, sweeps give the one gain
+        of all states; ConvergenceError where they have several, or where the sweeps are used up.
+        """
+        from dist_classicrl.environments.solvers import average
+
+        return average.policy_gain(self, policy, tolerance, max_iterations)
 
     def start_value(self, v: np.ndarray) -> float:
         """Return the mean of the state values `v`, shape (S,), over the start distribution."""

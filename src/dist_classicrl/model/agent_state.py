@@ -132,6 +132,11 @@ class AgentState:
         return self._fresh_table()[1]
 
     @property
+    def has_table(self) -> bool:
+        """Whether there is a table, of whatever size."""
+        return self._shape is not None
+
+    @property
     def shape(self) -> TableShape:
         """What stands in which row of `values`."""
         if self._shape is None:

@@ -201,13 +201,13 @@ def _packing(jit: Callable[..., Any], allowed: Any, gather: Any) -> tuple[Any, .
 def _value_of(jit: Callable[..., Any], transition: Any, n_outcomes: int) -> Any:
     @jit(**_INLINE)
     def value_of(data, state, action, discount, v):
-        """Return the value of a pair when the states are worth `v`."""
+        """Return the value of a pair when states are worth `v`, whose last entry is the worth of an end."""
         value = total = 0.0
         for number in range(n_outcomes):
             chance, next_state, reward, terminated = transition(data, state, action, number)
             if chance > 0:
                 total += chance
-                value += chance * (reward if terminated else reward + discount * v[np.int64(next_state)])
+                value += chance * (reward + discount * v[v.size - 1 if terminated else np.int64(next_state)])
         return value / total if abs(total - 1.0) > ROUNDING_TOLERANCE else value
 
     return value_of
@@ -216,7 +216,7 @@ def _value_of(jit: Callable[..., Any], transition: Any, n_outcomes: int) -> Any:
 def _sweeps(jit: Callable[..., Any], allowed: Any, value_of: Any) -> tuple[Any, ...]:
     @jit
     def lowest(place, low, high, v):
-        """Return the lowest mean reward of a pair. `v` is 0 everywhere."""
+        """Return the lowest mean reward of a pair. `v` is 0 everywhere, as long as in the other sweeps."""
         least = np.inf
         for state in range(low, high):
             for action in range(place.n_actions):
@@ -226,7 +226,10 @@ def _sweeps(jit: Callable[..., Any], allowed: Any, value_of: Any) -> tuple[Any, 
 
     @jit
     def improve(place, low, high, discount, v, new, policy):
-        """Write the values and actions that are best when states are worth `v`; return the largest change."""
+        """Write the values and actions that are best when states are worth `v`; return the largest change.
+
+        `new` may be `v`.
+        """
         change = 0.0
         for state in range(low, high):
             best = -np.inf
@@ -236,8 +239,10 @@ def _sweeps(jit: Callable[..., Any], allowed: Any, value_of: Any) -> tuple[Any, 
                     if value > best:
                         best = value
                         policy[state] = action
-            new[state] = best if best > -np.inf else 0.0
-            change = max(change, abs(new[state] - v[state]))
+            if best == -np.inf:
+                best = 0.0
+            change = max(change, abs(best - v[state]))
+            new[state] = best
         return change
 
     @jit
@@ -257,20 +262,17 @@ def _sweeps(jit: Callable[..., Any], allowed: Any, value_of: Any) -> tuple[Any, 
                 for action in range(place.n_actions):
                     if weights[state, action] > 0.0:
                         value += weights[state, action] * value_of(place.data, state, action, discount, v)
-            new[state] = value
             change = max(change, abs(value - v[state]))
+            new[state] = value
         return change
 
     @jit
-    def values(place, low, high, discount, v, q, new, policy):
-        """Write the value of each legal pair, shape (S, A), and the best value and action of each state."""
+    def values(place, low, high, discount, v, q):
+        """Write the value of each legal pair, shape (S, A)."""
         for state in range(low, high):
-            new[state], policy[state] = 0.0, -1
             for action in range(place.n_actions):
                 if allowed(place, state, action):
                     q[state, action] = value_of(place.data, state, action, discount, v)
-                    if policy[state] < 0 or q[state, action] > new[state]:
-                        new[state], policy[state] = q[state, action], action
 
     return lowest, improve, evaluate, values
 

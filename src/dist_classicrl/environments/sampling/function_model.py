@@ -19,9 +19,7 @@ from dist_classicrl.environments.model_checks import (
     checked_start,
     positive_int,
 )
-from dist_classicrl.environments.policy_value import checked_policy
 from dist_classicrl.environments.sampling import function_checks as checks
-from dist_classicrl.environments.sampling import function_solve
 from dist_classicrl.environments.sampling.alias import ModelTables, Slots, Work
 from dist_classicrl.environments.sampling.function_kernels import (
     FAULT_SIZE,
@@ -34,10 +32,21 @@ from dist_classicrl.environments.sampling.function_source import add_function, a
 from dist_classicrl.environments.sampling.packing import check_n_states, even_starts, pack, start_slots
 from dist_classicrl.environments.sampling.ranges import Rows, in_ranges
 from dist_classicrl.environments.simulate import CompiledSimulator
+from dist_classicrl.environments.solvers import average, finite_horizon, function_process
+from dist_classicrl.environments.solvers.function_process import FunctionProcess
+from dist_classicrl.environments.solvers.policy_value import checked_policy
+from dist_classicrl.environments.solvers.process import check_limits
 from dist_classicrl.errors import ModelError, OutsideSpaceError
 
 if TYPE_CHECKING:
-    from dist_classicrl.environments.solve import Solution
+    import numpy.typing as npt
+
+    from dist_classicrl.environments.solvers.solution import (
+        AverageSolution,
+        FiniteHorizonSolution,
+        PolicyGain,
+        Solution,
+    )
 
 _TRIED = 1 << 24
 """Outcomes that are looked at when a model is made: some tenths of a second."""
@@ -289,26 +298,71 @@ class FunctionMDP:
             f"{self.n_outcomes:,} outcomes, max_episode_steps={self.max_episode_steps})"
         )
 
-    def solve(self, discount_factor: float, tolerance: float = 1e-10) -> Solution:
+    def _process(self, weights: np.ndarray | None = None) -> FunctionProcess:
+        self._rely_on_all()
+        return FunctionProcess(self._kernels(), self._everywhere, weights)
+
+    def solve(
+        self,
+        discount_factor: float,
+        tolerance: float = 1e-10,
+        method: str = "modified_policy_iteration",
+        max_iterations: int = 100_000,
+    ) -> Solution:
         """Return the optimal values and a policy that attains them, as `TabularMDP.solve` does.
 
-        Needed is memory for three numbers a state and one a pair. ConvergenceError at discount factor 1,
-        where values may be infinite, which takes the transitions as arrays to find out.
+        Needed is memory for three numbers a state and one a pair. "policy_iteration" needs arrays.
+        ConvergenceError at discount factor 1, where values may be infinite, which takes the transitions as
+        arrays to find out.
         """
-        self._rely_on_all()
-        return function_solve.solve(self._kernels(), self._everywhere, discount_factor, tolerance)
+        process, legal = self._process(), self.legal_pairs()
+        return function_process.solve(process, legal, discount_factor, tolerance, method, max_iterations)
+
+    def solve_finite_horizon(
+        self,
+        horizon: int | None = None,
+        discount_factor: float = 1.0,
+        final_values: npt.ArrayLike | None = None,
+    ) -> FiniteHorizonSolution:
+        """Return the optimal values and actions of each step, as `TabularMDP.solve_finite_horizon` does."""
+        return finite_horizon.solve(
+            self._process, horizon, self.max_episode_steps, discount_factor, final_values
+        )
+
+    def solve_average_reward(
+        self, tolerance: float = 1e-10, max_iterations: int = 100_000
+    ) -> AverageSolution:
+        """Return the largest average reward, as `TabularMDP.solve_average_reward` does, by value iteration.
+
+        ModelError where the start distribution is not known, since an episode that ends begins anew.
+        """
+        check_limits(tolerance, max_iterations)
+        start_prob, legal = self.start_prob, self.legal_pairs()
+        return average.of_process(
+            self._process(), legal, start_prob, tolerance, max_iterations, lambda: False
+        )
+
+    def _policy(self, policy: Any) -> tuple[FunctionProcess, np.ndarray]:
+        """Return what evaluates a policy, and its actions, empty where it has probabilities."""
+        actions = as_array("policy", policy)
+        one_each = actions.shape == (self.n_states,) and actions.dtype.kind in "iu" and not self.has_mask
+        if one_each and actions.min() >= 0 and actions.max() < self.n_actions:
+            return self._process(), actions.astype(np.int64)
+        return self._process(checked_policy(self, actions)), np.zeros(0, np.int64)
 
     def policy_value(self, policy: np.ndarray, discount_factor: float) -> np.ndarray:
         """Return the value of a policy, as `TabularMDP.policy_value` does; for discounts see `solve`."""
-        actions, weights = as_array("policy", policy), np.zeros((0, 0))
-        one_each = actions.shape == (self.n_states,) and actions.dtype.kind in "iu" and not self.has_mask
-        if one_each and actions.min() >= 0 and actions.max() < self.n_actions:
-            actions = actions.astype(np.int64)
-        else:
-            weights, actions = checked_policy(self, actions), np.zeros(0, np.int64)
-        place = self._everywhere
-        self._rely_on_all()
-        return function_solve.policy_value(self._kernels(), place, actions, weights, discount_factor)
+        return function_process.policy_value(*self._policy(policy), discount_factor)
+
+    def policy_gain(
+        self, policy: np.ndarray, tolerance: float = 1e-10, max_iterations: int = 100_000
+    ) -> PolicyGain:
+        """Return the average reward of a policy, as `TabularMDP.policy_gain` does, by sweeps."""
+        check_limits(tolerance, max_iterations)
+        start_prob, acting = self.start_prob, np.any(self.legal_pairs(), axis=1)
+        return average.gain_of_process(
+            *self._policy(policy), start_prob, acting, tolerance, max_iterations, lambda: False
+        )
 
     def start_value(self, v: np.ndarray) -> float:
         """Return the mean of the state values `v`, shape (S,), over the start distribution."""

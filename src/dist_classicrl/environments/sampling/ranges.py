@@ -38,16 +38,19 @@ class Rows:
             raise ModelError(f"state {outside[0]} is asked for; states are 0 to {n_states - 1}")
 
 
-def in_ranges(work: Callable[[int, int], Any], n: int) -> list[Any]:
+def in_ranges(work: Callable[[int, int], Any], n: int, size: int | None = None) -> list[Any]:
     """Call `work(low, high)` for ranges that make up ``range(n)``; return what it returned, in their order.
 
-    It is called in threads, one for each core that falls to this process, which is worth it where it
-    releases the GIL. An exception is that of the lowest range that had one.
+    Each has `size` rows, the last one what is left; None: as many as suit the cores. It is called in threads,
+    one for each core that falls to this process, which is worth it where it releases the GIL. An exception is
+    that of the lowest range that had one.
     """
     cores = usable_cores() // (local_size_of_environment() or 1)
     parts = min(n // _WORTH_A_THREAD, cores * _RANGES_PER_CORE) if cores > 1 else 1
-    if parts < 2:
-        return [work(0, n)]
-    bounds = [n * part // parts for part in range(parts + 1)]
+    bounds = [n * part // parts for part in range(parts + 1)] if parts > 1 else [0, n]
+    if size is not None:
+        bounds = [*range(0, n, size), n]
+    if len(bounds) < 3 or cores < 2:
+        return [work(low, high) for low, high in zip(bounds[:-1], bounds[1:], strict=True)]
     with ThreadPoolExecutor(cores) as pool:
         return list(pool.map(work, bounds[:-1], bounds[1:]))

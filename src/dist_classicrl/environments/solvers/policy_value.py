@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from dist_classicrl._jit import compiled_for, jit
+from dist_classicrl._jit import jit
 from dist_classicrl.environments import reachability
 from dist_classicrl.environments.model_checks import PROBABILITY_TOLERANCE
-from dist_classicrl.environments.sweeps import ROUNDING, OngoingRows, checked_discount, error_bound, evaluate
+from dist_classicrl.environments.solvers.process import Sweeps, checked_discount, error_bound
+from dist_classicrl.environments.solvers.rows import OngoingRows, RowsProcess
 from dist_classicrl.errors import ConvergenceError, SettingsError
 
 if TYPE_CHECKING:
     from dist_classicrl.environments.model import TabularMDP
-    from dist_classicrl.environments.sampling.function_model import FunctionMDP
 
 #: Up to this many states a policy's value comes from one dense linear system, above it from sweeps.
 DENSE_STATES = 2_000
@@ -50,20 +49,42 @@ def policy_value(model: TabularMDP, policy: np.ndarray, discount_factor: float) 
         The discount factor is 1 and rewards go on for ever.
     """
     discount = checked_discount(discount_factor)
-    chain = _chain(model, checked_policy(model, policy))
-    active = np.ones(model.n_states, dtype=bool) if discount < 1.0 else _rewarded_states(chain)
-    if model.n_states <= DENSE_STATES:
-        return _value_by_linear_system(chain, active, discount)
-    return _value_by_sweeps(chain, active, discount)
+    return _value(chain_of(model, checked_policy(model, policy)), discount)
 
 
-def _chain(model: TabularMDP, probability: np.ndarray) -> OngoingRows:
+def value_of_actions(model: TabularMDP, policy: np.ndarray, discount: float) -> np.ndarray:
+    """Do what `policy_value` does for actions that are legal; -1 where none is."""
+    acting = np.flatnonzero(policy >= 0)
+    pair = acting * model.n_actions + policy[acting]
+    return _value(_chain_of_pairs(model, pair, np.ones(pair.size)), discount)
+
+
+def chain_of(model: TabularMDP, probability: np.ndarray, keep_ends: bool = False) -> OngoingRows:
     """Return the Markov reward process of a policy given as probabilities, shape (S, A)."""
     used = np.flatnonzero(probability.reshape(-1) > 0)
-    outcome = reachability.elements_of(model.outcome_ptr, used)
-    pair = np.repeat(used, model.outcome_ptr[used + 1] - model.outcome_ptr[used])
-    weight = probability.reshape(-1)[pair] * model.outcome_prob[outcome]
-    return OngoingRows.of_rows(pair // model.n_actions, model.n_states, weight, outcome, model)
+    return _chain_of_pairs(model, used, probability.reshape(-1)[used], keep_ends)
+
+
+def _chain_of_pairs(
+    model: TabularMDP, pair: np.ndarray, probability: np.ndarray, keep_ends: bool = False
+) -> OngoingRows:
+    outcome = reachability.elements_of(model.outcome_ptr, pair)
+    sizes = model.outcome_ptr[pair + 1] - model.outcome_ptr[pair]
+    weight = np.repeat(probability, sizes) * model.outcome_prob[outcome]
+    state = np.repeat(pair // model.n_actions, sizes)
+    return OngoingRows.of_rows(state, model.n_states, weight, outcome, model, keep_ends)
+
+
+def _value(chain: OngoingRows, discount: float) -> np.ndarray:
+    active = np.ones(chain.reward.size, dtype=bool) if discount < 1.0 else _rewarded_states(chain)
+    return value_within(chain, active, discount)
+
+
+def value_within(chain: OngoingRows, active: np.ndarray, discount: float) -> np.ndarray:
+    """Return the value of each state of a chain when those that are not `active` are worth 0."""
+    if chain.reward.size <= DENSE_STATES + 1:  # average rewards have a node for the end
+        return _value_by_linear_system(chain, active, discount)
+    return _value_by_sweeps(chain, active, discount)
 
 
 def _rewarded_states(chain: OngoingRows) -> np.ndarray:
@@ -140,30 +161,42 @@ def solve_in_place(a: np.ndarray, b: np.ndarray, ends: np.ndarray) -> int:
 def _value_by_sweeps(
     chain: OngoingRows, active: np.ndarray, discount: float, max_sweeps: int = MOST_SWEEPS
 ) -> np.ndarray:
-    v = np.zeros(active.size)
-    row = np.where(active, np.arange(active.size), -1)
-    sweep = compiled_for(evaluate, chain, row, discount, v)
-    to_value(lambda: sweep(chain, row, discount, v), v, discount, max_sweeps)
-    return v
+    sweeps = Sweeps(RowsProcess.of_chain(chain), discount)
+    sweeps.policy[active] = 0
+    to_value(sweeps, max_sweeps)
+    return sweeps.v[:-1]
 
 
-def to_value(
-    sweep: Callable[[], float], v: np.ndarray, discount: float, max_sweeps: int = MOST_SWEEPS
-) -> None:
-    """Call a sweep, which returns the largest change that it makes, until `v` is the value of a policy."""
+def to_value(sweeps: Sweeps, max_sweeps: int = MOST_SWEEPS) -> None:
+    """Sweep until the values are those of the policy."""
     previous = 0.0
     for _ in range(max_sweeps):
-        change = sweep()
-        if error_bound(change, previous, discount) < POLICY_TOLERANCE or change <= ROUNDING * np.abs(v).max():
+        change = sweeps.evaluate()
+        if error_bound(change, previous, sweeps.discount) < POLICY_TOLERANCE or sweeps.is_rounding(change):
             return
         previous = change
     raise ConvergenceError(
-        f"the policy's values at discount factor {discount} still changed by {change:.3g} in sweep "
+        f"the policy's values at discount factor {sweeps.discount} still changed by {change:.3g} in sweep "
         f"{max_sweeps}; use a smaller discount factor"
     )
 
 
-def checked_policy(model: TabularMDP | FunctionMDP, policy: Any) -> np.ndarray:
+class Pairs(Protocol):
+    """States and actions, of which some are legal."""
+
+    @property
+    def n_states(self) -> int:
+        """S."""
+
+    @property
+    def n_actions(self) -> int:
+        """A."""
+
+    def legal_pairs(self) -> np.ndarray:
+        """Return the legal pairs, bool, shape (S, A)."""
+
+
+def checked_policy(model: Pairs, policy: Any) -> np.ndarray:
     """Return the policy as probabilities, float64, shape (S, A), zero in states without legal actions."""
     given = np.asarray(policy)
     S, A = model.n_states, model.n_actions

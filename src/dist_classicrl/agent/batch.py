@@ -1,0 +1,252 @@
+"""`learn`: logged transitions become an agent's table, alone or divided over ranks."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dist_classicrl._random import fresh_seed
+from dist_classicrl.checks import checked_whole
+from dist_classicrl.comm.collectives import own_communicator
+from dist_classicrl.comm.rooted import RootedCollectives
+from dist_classicrl.comm.world import find_world
+from dist_classicrl.data.coverage import Coverage
+from dist_classicrl.data.empirical import empirical_model
+from dist_classicrl.data.result import BatchResult
+from dist_classicrl.data.transitions import Transitions
+from dist_classicrl.errors import DivergenceError, RankMismatchError, SettingsError
+from dist_classicrl.learning import rules
+from dist_classicrl.learning.logged import LoggedLearner
+from dist_classicrl.model.agent_state import AgentState
+from dist_classicrl.tables.maps import PackedMap
+from dist_classicrl.tables.shared import RoundMerge, SharedTable
+
+METHODS = ("incremental", "sweeps")
+
+#: Rules whose targets depend on the transition alone, and not on how actions are chosen.
+RULES = ("q_learning", "double_q_learning")
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """What a rank has prepared: what is learned, and how, which must be the same on all."""
+
+    told: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class _Table:
+    """The table of the root."""
+
+    values: np.ndarray
+    counts: np.ndarray
+
+
+@dataclass(frozen=True)
+class _Maps:
+    """What a rank learned since the last merge; see `PackedMap`."""
+
+    entries: np.ndarray
+    weight: np.ndarray
+    shift: np.ndarray
+    visits: np.ndarray
+    known: np.ndarray
+
+    def packed(self) -> PackedMap:
+        """Return the maps."""
+        return PackedMap.from_parts(list(vars(self).values()))
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What is to be learned, checked."""
+
+    transitions: Transitions
+    epochs: int
+    method: str
+
+
+def learn(state: AgentState, given: Any, epochs: Any, method: Any, comm: Any) -> BatchResult:
+    """Do what `DistAsyncQLearning.learn` says, for an agent that holds `state`."""
+    begin = time.perf_counter()
+    world = find_world(comm, state.settings.allow_singletons)
+    if world is None:
+        task = _prepared(state, given, epochs, method)
+        values, counts = _learned(state, task, _seed_of(state), None)
+        return _kept(state, task, values, counts, 1, begin)
+    seconds = state.settings.timeout
+    own = own_communicator(world, seconds, "call of learn")
+    rooted = RootedCollectives.over(own, seconds)
+    try:
+        with rooted.operation():
+            task = _prepared(state, given, epochs, method)
+            ready = _Ready(_description(state, task), _seed_of(state))
+            everyone = rooted.share(ready, "all ranks to read their transitions")
+        _check_alike(everyone)
+        values, counts = _learned(state, task, everyone[rooted.root].seed, rooted)
+    finally:
+        rooted.close()
+    return _kept(state, task, values, counts, own.Get_size(), begin)
+
+
+def _prepared(state: AgentState, given: Any, epochs: Any, method: Any) -> _Task:
+    """Check what was given, and see to it that there is a table for it."""
+    if state.is_training:
+        raise SettingsError(
+            "learn() was called for an agent that is training; call it when train() has ended."
+        )
+    if method not in METHODS:
+        raise SettingsError(f"method is {method!r}; it must be one of {', '.join(map(repr, METHODS))}")
+    passes = checked_whole("epochs", epochs, 1)
+    rule, _ = rules.find(state.settings.algorithm)
+    if rule.name not in RULES:
+        raise SettingsError(
+            f"learn() learns what the best actions are worth, and the rule {rule.name!r} learns from the "
+            f"actions that are chosen next, which logged transitions do not tell. Make an agent with "
+            f"algorithm='{RULES[0]}' or '{RULES[1]}'."
+        )
+    if state.keyed is not None or state.large is not None:
+        kind = "has keys as states" if state.keyed is not None else "is larger than a copy for each rank"
+        raise SettingsError(f"learn() needs a table of numbered states, and this agent's {kind}.")
+    transitions = Transitions.of(given)
+    if not state.has_table:
+        settings = state.settings
+        state.make_table(
+            settings.state_size or transitions.n_states, settings.action_size or transitions.n_actions
+        )
+    transitions.check_size(*state.shape.of_table)
+    state.check_values()
+    return _Task(transitions, passes, method)
+
+
+def _seed_of(state: AgentState) -> int:
+    return fresh_seed() if state.seed is None else state.seed
+
+
+def _description(state: AgentState, task: _Task) -> str:
+    settings = state.settings
+    return repr(
+        (
+            task.method,
+            task.epochs,
+            settings.discount_factor,
+            settings.algorithm,
+            settings.dtype,
+            settings.learning_rate,
+            state.shape,
+            task.transitions.fingerprint(),
+        )
+    )
+
+
+def _check_alike(everyone: dict[int, _Ready]) -> None:
+    first = min(everyone)
+    others = [rank for rank, ready in everyone.items() if ready.told != everyone[first].told]
+    if others:
+        raise RankMismatchError(
+            f"Rank {others[0]} was given other transitions, epochs, method or settings than rank {first} in "
+            "learn(). Give all ranks the same transitions: each takes a part of its own of them."
+        )
+
+
+def _learned(
+    state: AgentState, task: _Task, seed: int, rooted: RootedCollectives | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the table, and how often its entries were visited, after all has been learned."""
+    state.seed = seed
+    values, counts = state.values.reshape(-1).copy(), state.counts.reshape(-1).copy()
+    if task.method == "sweeps":
+        if rooted is None:
+            return _swept(state, task, values, counts)
+        with rooted.operation():
+            swept = _Table(*_swept(state, task, values, counts)) if rooted.is_root else None
+            told = rooted.tell(swept, _Table, "rank 0 to solve the model of the transitions")
+        return told.values.copy(), told.counts.copy()
+    if rooted is None:
+        return _increment(state, task, values, counts)
+    return _merged(state, task, values, counts, rooted)
+
+
+def _swept(
+    state: AgentState, task: _Task, values: np.ndarray, counts: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Let pairs that were taken have their values in the model that the transitions suggest."""
+    shape, settings = state.shape, state.settings
+    model = empirical_model(task.transitions, *shape.of_table)
+    seen = model.legal_pairs()
+    q = model.solve(settings.discount_factor).q
+    if not (np.abs(q) <= np.finfo(settings.dtype).max).all():
+        raise DivergenceError(
+            f"The values of the transitions go up to {np.abs(q).max():.3g}, and a table of {settings.dtype} "
+            f"holds numbers up to {np.finfo(settings.dtype).max:.3g}. Make the rewards smaller."
+        )
+    shape.tables(values.reshape(-1, shape.n_actions))[:, seen] = q[seen]
+    taken = np.bincount(
+        task.transitions.states * shape.n_actions + task.transitions.actions, minlength=seen.size
+    )
+    shape.tables(counts.reshape(-1, shape.n_actions))[0] += taken.reshape(seen.shape)
+    return values, counts
+
+
+def _increment(
+    state: AgentState, task: _Task, values: np.ndarray, counts: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    learner = _learner(state, task, counts, 0, 1)
+    learner.table.load(values, counts)
+    for epoch in range(task.epochs):
+        learner.learn(epoch, 0, 1)
+    learner.table.settle(values, counts)
+    return values, counts
+
+
+def _learner(state: AgentState, task: _Task, counts: np.ndarray, rank: int, ranks: int) -> LoggedLearner:
+    assert state.seed is not None
+    order = (state.seed, int(counts.sum()))  # another call shuffles otherwise
+    return LoggedLearner(task.transitions, state.settings, state.shape, state.steps, order, rank, ranks)
+
+
+def _merged(
+    state: AgentState, task: _Task, values: np.ndarray, counts: np.ndarray, rooted: RootedCollectives
+) -> tuple[np.ndarray, np.ndarray]:
+    """Let each rank learn its part, and merge what all have learned several times an epoch."""
+    with rooted.operation():
+        begun = rooted.tell(_Table(values, counts), _Table, "rank 0's table")
+        shared = SharedTable(begun.values.copy(), begun.counts.copy())
+        merge = RoundMerge(shared)
+        learner = _learner(state, task, shared.counts, rooted.rank, rooted.wire.size)
+        learner.table.load(shared.values, shared.counts)
+    for epoch in range(task.epochs):
+        merges = learner.merges(epoch)
+        for part in range(merges):
+            with rooted.operation():
+                learner.learn(epoch, part, merges)
+                own = _Maps(*learner.table.pack().parts)
+                gathered = rooted.gather(own, "all ranks to learn their part of the transitions")
+                if rooted.is_root:
+                    merge.merge([each.packed() for each in gathered.values()])
+                told = rooted.tell(_Table(shared.values, shared.counts), _Table, "rank 0 to merge a part")
+                learner.table.load(told.values, told.counts)
+                begun = told
+    return begun.values.copy(), begun.counts.copy()
+
+
+def _kept(
+    state: AgentState, task: _Task, values: np.ndarray, counts: np.ndarray, ranks: int, begin: float
+) -> BatchResult:
+    """Bring the agent to what was learned."""
+    state.values[:] = values.reshape(state.values.shape)
+    state.counts[:] = counts.reshape(state.counts.shape)
+    state.pending = None
+    is_swept = task.method == "sweeps"
+    return BatchResult(
+        method=task.method,
+        epochs=0 if is_swept else task.epochs,
+        updates=0 if is_swept else task.epochs * len(task.transitions),
+        ranks=1 if is_swept else ranks,
+        seconds=time.perf_counter() - begin,
+        coverage=Coverage.of(task.transitions, *state.shape.of_table),
+    )

@@ -1,0 +1,26 @@
+"""Logged transitions: reading and checking them, what they cover, and what they say about a policy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dist_classicrl._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from dist_classicrl.data.coverage import Coverage
+    from dist_classicrl.data.estimates import ValueEstimate, estimate_value
+    from dist_classicrl.data.result import BatchResult
+    from dist_classicrl.data.transitions import Transitions
+
+__all__ = ["BatchResult", "Coverage", "Transitions", "ValueEstimate", "estimate_value"]
+
+_HOMES = {
+    "BatchResult": "dist_classicrl.data.result",
+    "Coverage": "dist_classicrl.data.coverage",
+    "Transitions": "dist_classicrl.data.transitions",
+    "ValueEstimate": "dist_classicrl.data.estimates",
+    "estimate_value": "dist_classicrl.data.estimates",
+}
+
+
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

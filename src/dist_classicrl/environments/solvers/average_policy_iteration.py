@@ -1,0 +1,112 @@
+"""Gain and bias of a policy by linear equations, and policy iteration with them, for any chain structure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dist_classicrl.environments import reachability
+from dist_classicrl.environments.solvers.chains import recurrent_classes
+from dist_classicrl.environments.solvers.policy_value import chain_of, value_within
+from dist_classicrl.environments.solvers.process import best_of
+from dist_classicrl.environments.solvers.rows import OngoingRows, RowsProcess
+from dist_classicrl.errors import ConvergenceError
+
+if TYPE_CHECKING:
+    from dist_classicrl.environments.model import TabularMDP
+
+#: Gains and biases that differ by less, as a fraction of the largest, are taken for equal.
+_EQUAL = 1e-10
+
+
+def restarting_chain(model: TabularMDP, probability: np.ndarray) -> OngoingRows:
+    """Return the chain of a policy with a node S, the end, which is left for the first states of episodes."""
+    return with_restart(chain_of(model, probability, keep_ends=True), model.start_prob)
+
+
+def chain_of_actions(model: TabularMDP, policy: np.ndarray) -> OngoingRows:
+    """Return it of actions that are legal; -1 where none is."""
+    probability = np.zeros((model.n_states, model.n_actions))
+    acting = np.flatnonzero(policy >= 0)
+    probability[acting, policy[acting]] = 1.0
+    return restarting_chain(model, probability)
+
+
+def with_restart(chain: OngoingRows, start_prob: np.ndarray) -> OngoingRows:
+    """Give a chain whose ends are kept the node that they lead to."""
+    starts = np.flatnonzero(start_prob)
+    return OngoingRows(
+        pointer=np.append(chain.pointer, chain.pointer[-1] + starts.size),
+        weight=np.append(chain.weight, start_prob[starts]),
+        follow=np.append(chain.follow, starts.astype(chain.follow.dtype)),
+        reward=np.append(chain.reward, 0.0),
+        ends=np.append(chain.ends, False),
+    )
+
+
+def durations_of(chain: OngoingRows) -> np.ndarray:
+    """Return the steps that it takes to leave a node, float64: 1, but 0 for the end and dead ends."""
+    duration = (np.diff(chain.pointer) > 0).astype(np.float64)
+    duration[-1] = 0.0
+    return duration
+
+
+def _expected(chain: OngoingRows, v: np.ndarray) -> np.ndarray:
+    source = reachability.rows_of(chain.pointer)
+    return np.bincount(source, weights=chain.weight * v[chain.follow], minlength=v.size)
+
+
+def gain_and_bias(chain: OngoingRows) -> tuple[np.ndarray, np.ndarray]:
+    """Return gain and bias of each node; the bias of the first node of each recurrent class is 0.
+
+    Within a class the gain is what is earned until the chain comes back to that node, divided by how long it
+    takes: the renewal reward theorem. What leads there follows from ``g = P g`` and ``h = r - g d + P h``.
+    """
+    member, n_classes = recurrent_classes(chain.pointer, chain.follow)
+    firsts = np.array([np.argmax(member == number) for number in range(n_classes)])
+    duration = durations_of(chain)
+    inner = member >= 0
+    inner[firsts] = False
+    earned = value_within(chain, inner, 1.0)
+    taken = value_within(chain._replace(reward=duration), inner, 1.0)
+    round_earned = (chain.reward + _expected(chain, earned))[firsts]
+    round_taken = (duration + _expected(chain, taken))[firsts]
+    recurrent = member >= 0
+    gain = np.where(recurrent, (round_earned / round_taken)[member], 0.0)
+    bias = np.where(recurrent, earned - gain * taken, 0.0)
+    gain += value_within(chain._replace(reward=_expected(chain, gain)), ~recurrent, 1.0)
+    rest = chain.reward - gain * duration + _expected(chain, bias)
+    return gain, bias + value_within(chain._replace(reward=rest), ~recurrent, 1.0)
+
+
+def solve(
+    model: TabularMDP, process: RowsProcess, max_iterations: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+    """Return gains and biases of the states and the end, the policy, and iterations: Puterman 1994, 9.2.
+
+    A policy is improved by where its actions lead to, and where that is the best already, by what they are
+    worth beyond the gain.
+    """
+    legal, states = process.legal, np.arange(process.n_states)
+    acting = legal.any(axis=1)
+    leading = RowsProcess(process.rows._replace(reward=np.zeros_like(process.rows.reward)), legal)
+    policy = best_of(process.values(0.0, np.zeros(process.n_states + 1)), legal)[1]
+    for iteration in range(1, max_iterations + 1):
+        gain, bias = gain_and_bias(chain_of_actions(model, policy))
+        led = leading.values(1.0, gain)
+        best, _ = best_of(led, legal)
+        equal = _EQUAL * max(1e-300, float(np.abs(gain).max()))
+        candidates = legal & (led >= best[:, None] - equal)
+        worth = process.values(1.0, bias)
+        most, choice = best_of(worth, candidates)
+        scale = max(float(np.abs(bias).max()), float(np.abs(process.rows.reward).max()))
+        better = best > led[states, policy] + equal
+        if not better.any():
+            better = most > worth[states, policy] + _EQUAL * scale
+            if not better.any():
+                return gain, bias, policy, iteration
+        policy = np.where(better & acting, choice, policy)
+    raise ConvergenceError(
+        f"the policy still changed in iteration {max_iterations}; allow more with max_iterations"
+    )

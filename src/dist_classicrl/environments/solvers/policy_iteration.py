@@ -1,0 +1,42 @@
+"""Policy iteration: evaluate a policy exactly, improve it, until nothing is better (Howard 1960)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dist_classicrl.environments.solvers.policy_value import value_of_actions
+from dist_classicrl.environments.solvers.process import ROUNDING, best_of, error_bound, gives_up
+from dist_classicrl.environments.solvers.progress import progressing_policy
+from dist_classicrl.environments.solvers.rows import RowsProcess
+from dist_classicrl.environments.solvers.solution import Solution
+
+if TYPE_CHECKING:
+    from dist_classicrl.environments.model import TabularMDP
+
+
+def solve(
+    model: TabularMDP, process: RowsProcess, discount: float, tolerance: float, max_iterations: int
+) -> Solution:
+    """Do what `discounted.solve` does by this method, with arguments that are checked.
+
+    A state keeps its action unless another is better by more than rounding, so that no two policies follow
+    each other for ever.
+    """
+    legal, states = process.legal, np.arange(model.n_states)
+    best, policy = best_of(process.values(0.0, np.zeros(model.n_states + 1)), legal)
+    if discount == 1.0:
+        policy = progressing_policy(process.rows, legal, np.ones(model.n_states, dtype=bool), policy)
+    for iteration in range(1, max_iterations + 1):
+        v = value_of_actions(model, policy, discount)
+        q = process.values(discount, np.append(v, 0.0))
+        best, greedy = best_of(q, legal)
+        gain = best - q[states, policy]  # of the last action where there is none; then 0 - 0
+        better = gain > 10 * ROUNDING * max(float(np.abs(v).max()), float(np.abs(process.rows.reward).max()))
+        change = float(np.abs(best - v).max())
+        residual = change if discount == 1.0 else error_bound(change, 0.0, discount)
+        if not better.any() or (discount < 1.0 and residual < tolerance):
+            return Solution(q, best, greedy if discount < 1.0 else policy, iteration, residual)
+        policy = np.where(better, greedy, policy)
+    raise gives_up(discount, change, max_iterations)

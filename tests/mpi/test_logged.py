@@ -1,0 +1,62 @@
+"""Learning from logged transitions on several ranks."""
+
+import numpy as np
+import pytest
+
+from dist_classicrl import DistAsyncQLearning, TabularMDP
+from dist_classicrl.data.empirical import empirical_model
+from dist_classicrl.data.transitions import Transitions
+from dist_classicrl.errors import DataError, RankMismatchError, RemoteRankError
+
+MODEL = TabularMDP.garnet(10, 3, 2, seed=3, termination_probability=0.1)
+
+
+def logged(seed=0, size=2_000):
+    """Transitions of random actions in random states."""
+    rng = np.random.default_rng(seed)
+    pair = rng.integers(30, size=size)
+    outcome = MODEL.outcome_ptr[pair] + (rng.random(size)[:, None] > np.cumsum(outcomes(pair), axis=1)).sum(
+        axis=1
+    )
+    return {
+        "states": pair // 3,
+        "actions": pair % 3,
+        "rewards": MODEL.outcome_reward[outcome],
+        "next_states": MODEL.outcome_next[outcome],
+        "terminated": MODEL.outcome_terminated[outcome],
+    }
+
+
+def outcomes(pair):
+    return MODEL.outcome_prob.reshape(30, 3)[pair][:, :2]
+
+
+@pytest.mark.core
+def test_ranks_divide_the_data_and_come_to_the_solution(world):
+    data = logged()
+    best = empirical_model(Transitions(**data), 10, 3).solve(0.8).q
+    agent = DistAsyncQLearning(seed=1, discount_factor=0.8, comm=world, timeout=60)
+    result = agent.learn(data, epochs=600)
+    assert np.abs(agent.q_table - best).max() < 0.01 * np.abs(best).max()
+    assert agent.visits.sum() == result.updates == 600 * 2_000  # each once an epoch, by somebody
+    assert result.ranks == world.size
+    for table in world.allgather(agent.q_table):
+        np.testing.assert_array_equal(table, agent.q_table)
+    # Sweeps have the bits of a process alone, on every rank.
+    agent.learn(data, method="sweeps")
+    np.testing.assert_array_equal(agent.q_table, best)
+
+
+@pytest.mark.core
+def test_ranks_hear_of_what_is_wrong_with_the_data_of_one(world):
+    agent = DistAsyncQLearning(seed=1, comm=world, timeout=60)
+    if world.size == 1:
+        return
+    is_last = world.rank == world.size - 1
+    data = logged()
+    wrong = {**data, "states": data["states"] - 1} if is_last else data
+    with pytest.raises(DataError if is_last else RemoteRankError, match="states has -1"):
+        agent.learn(wrong)
+    with pytest.raises(RankMismatchError, match=f"Rank {world.size - 1} was given other transitions"):
+        agent.learn(logged(seed=int(is_last)))
+    assert agent.learn(data, epochs=1).updates == 2_000

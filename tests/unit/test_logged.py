@@ -1,0 +1,292 @@
+"""Learning from logged transitions, and estimates of what policies are worth by them."""
+
+import sys
+from collections import namedtuple
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from dist_classicrl import DistAsyncQLearning, TabularMDP
+from dist_classicrl.data import Coverage, Transitions, estimate_value
+from dist_classicrl.data.empirical import empirical_model
+from dist_classicrl.errors import DataError, MissingExtraError, RewardError, SettingsError
+from dist_classicrl.learning.logged import LoggedLearner
+from dist_classicrl.settings import Settings
+from dist_classicrl.tables.shape import TableShape
+
+DISCOUNT = 0.9
+MODEL = TabularMDP.garnet(12, 3, 2, seed=4, terminal_states=2, termination_probability=0.1)
+EVEN = np.full((12, 3), 1 / 3)
+
+
+def played(model, policy, episodes, seed, limit=200):
+    """Play episodes in plain NumPy; return one array of each kind."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for _ in range(episodes):
+        s = rng.choice(model.n_states, p=model.start_prob)
+        for t in range(limit):
+            a = rng.choice(model.n_actions, p=policy[s])
+            pair = s * model.n_actions + a
+            first, last = model.outcome_ptr[pair : pair + 2]
+            o = first + rng.choice(last - first, p=model.outcome_prob[first:last])
+            follow, end = model.outcome_next[o], model.outcome_terminated[o]
+            rows.append((s, a, model.outcome_reward[o], follow, end, not end and t == limit - 1))
+            s = follow
+            if end:
+                break
+    names = ("states", "actions", "rewards", "next_states", "terminated", "truncated")
+    return {name: np.array(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
+
+
+LOGGED = played(MODEL, EVEN, 60, 1, limit=20)
+
+
+def solved_by_hand(data, discount, n_states, n_actions, sweeps=400):
+    """Average the targets of each pair again and again; a state without data is worth 0."""
+    q, seen = {}, {}
+    steps = list(zip(*(data[name].tolist() for name in data), strict=True))
+    for s, a, *_ in steps:
+        seen.setdefault(s, set()).add(a)
+        q[s, a] = 0.0
+    for _ in range(sweeps):
+        targets = {}
+        for s, a, r, t, end, _ in steps:
+            best = max((q[t, b] for b in seen.get(t, ())), default=0.0)
+            targets.setdefault((s, a), []).append(r + (0.0 if end else discount * best))
+        q = {pair: sum(each) / len(each) for pair, each in targets.items()}
+    table = np.zeros((n_states, n_actions))
+    for pair, value in q.items():
+        table[pair] = value
+    return table
+
+
+@pytest.fixture(scope="module")
+def truth():
+    table = solved_by_hand(LOGGED, DISCOUNT, 12, 3)
+    seen = np.zeros((12, 3), bool)
+    seen[LOGGED["states"], LOGGED["actions"]] = True
+    assert not seen.all() and (table[~seen] == 0).all()
+    return table
+
+
+def test_sweeps_give_the_solution_of_the_empirical_model(truth):
+    agent = DistAsyncQLearning(seed=1, discount_factor=DISCOUNT, state_size=12, action_size=3)
+    agent.q_table[~(truth != 0)] = 77.0  # what is not in the data is left as it is, and plays no part
+    result = agent.learn(LOGGED, method="sweeps")
+    seen = agent.visits > 0
+    np.testing.assert_allclose(agent.q_table[seen], truth[seen], atol=1e-8)
+    assert (agent.q_table[~seen] == 77.0).all()
+    assert agent.visits.sum() == len(LOGGED["states"]) == result.coverage.transitions
+    assert result.updates == 0 and agent.steps == 0
+    doubled = DistAsyncQLearning(
+        discount_factor=DISCOUNT, algorithm="double_q_learning", state_size=12, action_size=3
+    )
+    doubled.learn(LOGGED, method="sweeps")
+    np.testing.assert_allclose(doubled.q_table[seen], truth[seen], atol=1e-8)
+
+
+def test_increments_come_to_the_same_within_a_hundredth(truth):
+    agents = [DistAsyncQLearning(seed=seed, discount_factor=DISCOUNT) for seed in (1, 1, 2)]
+    for agent in agents:
+        result = agent.learn(Transitions(**LOGGED), epochs=1_500)
+    scale = np.abs(truth).max()
+    for agent in agents:
+        seen = agent.visits > 0
+        shape = agent.q_table.shape
+        assert np.abs(agent.q_table - truth[: shape[0], : shape[1]])[seen].max() < 0.01 * scale
+        assert agent.visits.sum() == 1_500 * len(LOGGED["states"]) == result.updates
+    np.testing.assert_array_equal(agents[0].q_table, agents[1].q_table)
+    assert (agents[0].q_table != agents[2].q_table).any()
+    assert agents[0].predict(int(LOGGED["states"][0])) == truth[LOGGED["states"][0]].argmax()
+
+
+def test_ranks_divide_an_epoch_and_shuffle_the_next_one_anew():
+    data, shape = Transitions(**LOGGED), TableShape(12, 3)
+    of = [LoggedLearner(data, Settings(), shape, 0, (5, 0), rank, 3) for rank in range(3)]
+    shares = [[learner.share_of(epoch) for learner in of] for epoch in (0, 1)]
+    for epoch in shares:
+        np.testing.assert_array_equal(np.sort(np.concatenate(epoch)), np.arange(len(data)))
+    assert (shares[0][0] != shares[1][0]).any()
+
+
+STEPS = [(0, 1, 1.0, 1, False), (1, 0, -1.0, 0, False), (0, 0, 2.0, 1, True)]
+ARRAYS = {
+    "states": [0, 1, 0],
+    "actions": [1, 0, 0],
+    "rewards": [1.0, -1.0, 2.0],
+    "next_states": [1, 0, 1],
+    "terminated": [False, False, True],
+}
+Given = namedtuple("Given", ARRAYS)
+EPISODE = SimpleNamespace(
+    observations=np.array([0, 1, 0, 1]),
+    actions=np.array([1, 0, 0]),
+    rewards=np.array([1.0, -1.0, 2.0]),
+    terminations=np.array([False, False, True]),
+    truncations=np.zeros(3, bool),
+)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ARRAYS,
+        Given(**ARRAYS),
+        [STEPS],
+        [STEPS[:2], STEPS[2:]],
+        [ARRAYS],
+        [EPISODE],
+        SimpleNamespace(iterate_episodes=lambda: [EPISODE]),
+    ],
+    ids=[
+        "dict",
+        "NamedTuple",
+        "steps",
+        "two episodes",
+        "episode of arrays",
+        "Minari's episode",
+        "Minari's data set",
+    ],
+)
+def test_transitions_are_read_from_all_that_holds_them(given, tmp_path):
+    data = Transitions.of(given)
+    for name, values in ARRAYS.items():
+        assert getattr(data, name).tolist() == values
+    parts = 2 if isinstance(given, list) and len(given) == 2 else 1
+    assert data.starts.tolist() == [0, 2][:parts] and data.truncated.sum() == parts - 1
+    saved = Transitions.of(data.save(tmp_path / "logged.npz"))
+    assert saved.fingerprint() == data.fingerprint()
+
+
+def test_an_episode_ends_where_the_next_transition_is_elsewhere():
+    data = Transitions(
+        [0, 1, 0, 2, 3], [0] * 5, [0.0] * 5, [1, 2, 1, 3, 0], [False, False, True, False, False]
+    )
+    assert data.starts.tolist() == [0, 2, 3] and (data.n_states, data.n_actions) == (4, 1)
+    found = Coverage.of(data, 6, 2)
+    assert (found.states_seen, found.pairs_seen, found.states_without_actions) == (4, 4, 0)
+    assert (found.fewest, found.median, found.most, found.episodes) == (1, 1, 2, 3)
+    assert "4 of 12 pairs" in repr(found) and found.to_dict()["transitions"] == 5
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({**ARRAYS, "rewards": [1.0, np.nan, 2.0]}, RewardError, "reward of transition 1 is nan"),
+        ({**ARRAYS, "actions": [1, 0]}, DataError, "lengths: states 3, actions 2"),
+        ({**ARRAYS, "states": [0, -1, 0]}, DataError, "states has -1 at transition 1"),
+        ({**ARRAYS, "states": [0.0, 1.0, 0.0]}, DataError, "states has shape .3,. and dtype float64"),
+        ({**ARRAYS, "terminated": [0, 0, 1]}, DataError, "terminated has .* it must be bool"),
+        ({**ARRAYS, "dones": [0]}, DataError, "have dones"),
+        ({"states": [0]}, DataError, "lack actions, rewards, next_states, terminated"),
+        ({name: [] for name in ARRAYS}, DataError, "at least 1"),
+        ([], DataError, "no episodes"),
+        ([STEPS, [(0, 1)]], DataError, "episode 1 cannot be read"),
+        ([STEPS, [(0, 1, np.inf, 0, False)]], RewardError, "episode 1: the reward of transition 0 is inf"),
+        (1_000_000, DataError, r"transitions are int.*train\(env"),
+        ([SimpleNamespace(**{**vars(EPISODE), "observations": np.zeros((4, 2))})], DataError, "observations"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_learned_is_named(given, error, words):
+    agent = DistAsyncQLearning()
+    with pytest.raises(error, match=words):
+        agent.learn(given)
+    assert not agent._state.has_table
+
+
+def test_foreign_files_and_missing_packages_are_named(tmp_path, monkeypatch):
+    agent = DistAsyncQLearning(state_size=2, action_size=1)
+    foreign = tmp_path / "foreign.npz"
+    np.savez(foreign, q_table=np.zeros(3))
+    with pytest.raises(DataError, match="foreign.npz: the transitions lack states.* and have q_table"):
+        agent.learn(foreign)
+    (tmp_path / "text.npz").write_text("no archive")
+    for name in ("text.npz", "nothing.npz"):
+        with pytest.raises(DataError, match=f"{name} is no .npz file of transitions"):
+            agent.learn(tmp_path / name)
+    with pytest.raises(DataError, match="actions has 1 at transition 0; there are 1 of them"):
+        agent.learn(ARRAYS)
+    monkeypatch.setitem(sys.modules, "minari", None)
+    with pytest.raises(MissingExtraError, match="minari, which is an extra"):
+        agent.learn("minari:toy/random-v0")
+    for more, words in (
+        (dict(method="batch"), "method is 'batch'; it must be one of 'incremental', 'sweeps'"),
+        (dict(epochs=0), "epochs"),
+    ):
+        with pytest.raises(SettingsError, match=words):
+            agent.learn(ARRAYS, **more)
+    with pytest.raises(SettingsError, match="rule 'sarsa'.*algorithm='q_learning'"):
+        DistAsyncQLearning(algorithm="sarsa").learn(ARRAYS)
+
+
+#: The policy that is asked about, and the one that plays.
+ASKED = np.random.default_rng(2).dirichlet(np.full(3, 3.0), size=12)
+PLAYS = 0.5 * ASKED + 0.5 * EVEN
+
+
+@pytest.fixture(scope="module")
+def samples():
+    """Many samples of 150 short episodes each."""
+    ends = TabularMDP.garnet(12, 3, 2, seed=4, termination_probability=0.4)
+    return ends, [played(ends, PLAYS, 150, seed) for seed in range(120)]
+
+
+@pytest.mark.parametrize("method", ["ordinary", "weighted", "per_decision", "model"])
+@pytest.mark.parametrize("behavior", [PLAYS, None], ids=["told", "counted"])
+def test_estimates_are_right_and_their_intervals_cover_the_truth(samples, method, behavior):
+    model, data = samples
+    value = model.start_value(model.policy_value(ASKED, DISCOUNT))
+    found = [estimate_value(each, ASKED, DISCOUNT, method, behavior) for each in data]
+    covered = np.mean([each.low <= value <= each.high for each in found])
+    assert 0.89 <= covered  # 120 intervals of 95 %: within three standard errors of 0.02
+    errors = np.array([each.value - value for each in found])
+    assert abs(errors.mean()) < 4 * errors.std() / np.sqrt(errors.size) + 0.02 * abs(value)
+    spread = np.mean([each.standard_error for each in found]) / errors.std()
+    assert 0.8 < spread < 1.25
+    assert found[0].episodes == 150 and 20 < found[0].effective_episodes <= 150.0001
+
+
+def test_estimates_of_a_few_episodes_by_hand():
+    # Behavior: even. The policy takes action 1 first, then 0: only the second episode is its own.
+    episodes = [
+        [(0, 0, 1.0, 1, False), (1, 0, 4.0, 1, True)],
+        [(0, 1, 2.0, 1, False), (1, 0, 8.0, 1, True)],
+        [(0, 1, 3.0, 1, True)],
+    ]
+    even, policy = np.full((2, 2), 0.5), np.array([1, 0])
+    value = {
+        m: estimate_value(episodes, policy, 0.5, m, even).value
+        for m in ("ordinary", "weighted", "per_decision")
+    }
+    assert value["ordinary"] == pytest.approx((4 * 6 + 2 * 3) / 3)
+    assert value["weighted"] == pytest.approx((4 * 6 + 2 * 3) / 6)
+    assert value["per_decision"] == pytest.approx((2 * 2 + 0.5 * 4 * 8 + 2 * 3) / 3)
+    by_model = estimate_value(episodes, policy, 0.5, "model").value
+    assert by_model == pytest.approx(0.5 * (2 + 3) + 0.5 * 0.5 * 6)
+
+
+def test_estimates_refuse_what_does_not_tell():
+    episodes = [[(0, 0, 1.0, 1, True)], [(0, 0, 0.0, 1, True)]]
+    with pytest.raises(DataError, match="action 1 in state 0, which it comes to"):
+        estimate_value(episodes, np.array([1, 0]), 0.9, "model")
+    with pytest.raises(DataError, match="weights are all 0"):
+        estimate_value(episodes, np.array([1, 0]), 0.9)
+    with pytest.raises(DataError, match="one episode only"):
+        estimate_value(episodes[:1], np.array([0, 0]), 0.9)
+    with pytest.raises(DataError, match="probability 0 in behavior"):
+        estimate_value(episodes, np.array([0, 0]), 0.9, behavior=np.array([[0.0, 1.0], [0.5, 0.5]]))
+    with pytest.raises(SettingsError, match="confidence is 1"):
+        estimate_value(episodes, np.array([0, 0]), 0.9, confidence=1)
+    with pytest.raises(SettingsError, match="policy: the policy has shape"):
+        estimate_value(episodes, np.zeros(2), 0.9)
+
+
+def test_the_empirical_model_has_the_shares_that_were_seen():
+    model = empirical_model(
+        Transitions.of([[(0, 0, 1.0, 1, False), (1, 0, 2.0, 0, True)], [(0, 0, 4.0, 2, False)]]), 3, 2
+    )
+    assert model.outcome_prob.tolist() == [0.5, 0.5, 1.0] and model.outcome_reward.tolist() == [1.0, 4.0, 2.0]
+    assert model.outcome_terminated.tolist() == [False, True, True]  # nothing is known of state 2
+    assert model.legal_pairs().tolist() == [[True, False], [True, False], [False, False]]
