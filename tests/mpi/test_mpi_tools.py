@@ -5,7 +5,8 @@ import time
 import numpy as np
 import pytest
 
-from dist_classicrl.errors import RankTimeoutError, RemoteRankError, SettingsError
+from dist_classicrl import DistributedDebugger, DistributedMonitor
+from dist_classicrl.errors import RankLostError, RankTimeoutError, RemoteRankError, SettingsError
 from dist_classicrl.mpi_tools import CompressedAllreduce, DistributedSampler
 
 TIMEOUT = 30.0
@@ -143,3 +144,32 @@ def test_a_rank_that_does_not_call_ends_the_wait_of_all(world, several_ranks):
         while not request.Test():
             assert time.monotonic() < deadline
             time.sleep(0.001)
+
+
+def test_what_is_closed_gives_its_communicator_back(world):
+    """MPI has 65,000 or 2,000 of them: their numbers are used again."""
+    late = world.size - 1
+    numbers = set()
+    for turn in range(30):
+        monitor = DistributedMonitor(world, timeout=TIMEOUT)
+        with CompressedAllreduce(world, "int8", timeout=TIMEOUT) as reduce:
+            with DistributedDebugger(world, timeout=TIMEOUT) as debugger:
+                numbers |= {each._comm.py2f() for each in (monitor, reduce, debugger)}
+                if turn % 10 == 0:
+                    assert reduce(np.ones(2)).tolist() == [world.size] * 2
+        if turn == 3 and world.rank == late:
+            time.sleep(1.2)  # longer than the others wait for its goodbye
+        monitor.close()
+    assert len(numbers) <= 5  # and one or two of what was closed late
+
+
+def test_what_is_closed_is_refused_by_name_and_who_waits_for_it_is_told(world, several_ranks):
+    reduce = CompressedAllreduce(world, "int8", timeout=TIMEOUT)
+    if world.rank == world.size - 1:
+        reduce.close()
+        with pytest.raises(SettingsError, match="This CompressedAllreduce is closed"):
+            reduce(np.ones(2))
+    else:
+        with pytest.raises((RankLostError, RemoteRankError), match=f"Rank {world.size - 1} closed"):
+            reduce(np.ones(2))
+        reduce.close()

@@ -96,7 +96,7 @@ def _together(comm: Any, timeout: float) -> Iterator[tuple[Any, RootedCollective
     own = own_communicator(comm, timeout, "measuring of communication")
     rooted = RootedCollectives.over(own, timeout)
     yield own, rooted
-    rooted.close()
+    rooted.free(own)
 
 
 def _say_profile(found: CommunicationProfile | None) -> None:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from dist_classicrl.checks import checked_positive, checked_whole
-from dist_classicrl.comm.collectives import own_communicator
-from dist_classicrl.comm.rooted import RootedCollectives
+from dist_classicrl.checks import checked_whole
 from dist_classicrl.mpi_tools import communication_profile, consistency
 from dist_classicrl.mpi_tools.communication_profile import POINT_TO_POINT, Measurement
 from dist_classicrl.mpi_tools.consistency import Consistency
+from dist_classicrl.mpi_tools.part import RootedPart
 
 LEAST_BYTES = 8  # of the message whose time is the latency
 
 
-class DistributedDebugger:
+class DistributedDebugger(RootedPart):
     """Compares data and measures communication over any communicator.
 
     Its methods are collective: every rank calls them, in the same order. No wait is longer than `timeout`,
@@ -46,9 +45,7 @@ class DistributedDebugger:
     """
 
     def __init__(self, comm: Any, *, timeout: float = 60.0) -> None:
-        seconds = checked_positive("timeout", timeout)
-        self._comm = own_communicator(comm, seconds, "DistributedDebugger")
-        self._rooted = RootedCollectives.over(self._comm, seconds)
+        super().__init__(comm, timeout)
 
     def check_data_consistency(self, array: Any, tolerance: float = 1e-6) -> Consistency:
         """Compare an array on all ranks with that of rank 0.
@@ -124,16 +121,6 @@ class DistributedDebugger:
             "point_to_point": list(pairs.values()),
             "collective": collective,
         }
-
-    def close(self) -> None:
-        """Stop listening; every rank should close its own."""
-        self._rooted.close()
-
-    def __enter__(self) -> DistributedDebugger:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
 
 def _note(entry: dict[str, Any], found: Measurement, size: int) -> None:
