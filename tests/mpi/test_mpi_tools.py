@@ -1,5 +1,6 @@
 """Parts for programs of one's own against mpi4py's own operations, at any number of ranks."""
 
+import json
 import time
 
 import numpy as np
@@ -101,6 +102,49 @@ def test_epochs_have_orders_of_their_own_that_the_seed_repeats(world):
     assert DistributedSampler(100, world, seed=1).indices(0).tolist() == orders[0]
 
 
+@pytest.mark.parametrize("uneven", ["keep", "drop", "pad"])
+def test_an_interrupted_epoch_goes_on_where_it_was(world, uneven):
+    def made():
+        return DistributedSampler(103, world, seed=5, uneven=uneven)
+
+    whole, interrupted, resumed = made(), made(), made()
+    truth = [batch.tolist() for _ in range(2) for batch in whole.batches(3)]
+    assert [each for batch in truth for each in batch] == [*made().indices(0), *made().indices(1)]
+    batches = interrupted.batches(3)
+    begun = [next(batches).tolist() for _ in range(2)]
+    state = json.loads(json.dumps(interrupted.state()))
+    assert world.allgather(state) == [state] * world.size
+    resumed.restore(state)
+    assert begun + [batch.tolist() for _ in range(2) for batch in resumed.batches(3)] == truth
+    assert (resumed.epoch, resumed.state()) == (2, whole.state())
+
+
+def test_another_number_of_ranks_takes_what_is_left_of_an_epoch(world, alone):
+    sampler = DistributedSampler(103, world, seed=5)
+    batches = sampler.batches(4)
+    taken = sum(world.allgather(next(batches).tolist()), [])
+    successor = DistributedSampler(103, alone, seed=5)
+    successor.restore(sampler.state())
+    rest = next(successor.batches(103)).tolist()
+    assert sorted(taken + rest) == list(range(103))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"seed": 2}, "sampler with seed=2, and this one has 1"),
+        ({"length": 11}, "sampler with length=11, and this one has 10"),
+        ({"taken": 11}, "taken must be at most length"),
+        ({"epoch": -1}, "epoch must be a whole number"),
+        ({"more": 1}, "state must be what state"),
+    ],
+)
+def test_a_state_of_another_sampler_is_refused(world, change, said):
+    sampler = DistributedSampler(10, world, seed=1)
+    with pytest.raises(SettingsError, match=said):
+        sampler.restore({**sampler.state(), **change})
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
@@ -112,6 +156,7 @@ def test_epochs_have_orders_of_their_own_that_the_seed_repeats(world):
         (lambda world: DistributedSampler(10, None), "comm must be an intracommunicator"),
         (lambda world: DistributedSampler(-1, world), "length must be a whole number"),
         (lambda world: DistributedSampler(10, world, uneven="cut"), "uneven must be one of"),
+        (lambda world: DistributedSampler(10, world).batches(0), "size must be a whole number"),
     ],
 )
 def test_wrong_arguments_are_refused_by_name(world, make, said):
