@@ -8,10 +8,18 @@ import pytest
 
 from dist_classicrl import DistributedDebugger, DistributedMonitor
 from dist_classicrl.errors import RankLostError, RankTimeoutError, RemoteRankError, SettingsError
-from dist_classicrl.mpi_tools import CompressedAllreduce, DistributedSampler
+from dist_classicrl.mpi_tools import CompressedAllreduce, DistributedSampler, QuorumBarrier
 
 TIMEOUT = 30.0
 KINDS = [("threshold", {"threshold": 0.7}), ("top_k", {"k": 5}), ("int8", {}), ("int16", {})]
+
+
+def wait_for_all(world):
+    request = world.Ibarrier()
+    deadline = time.monotonic() + TIMEOUT
+    while not request.Test():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def numbers(world, call, shape=(6, 7)):
@@ -153,6 +161,9 @@ def test_a_state_of_another_sampler_is_refused(world, change, said):
         (lambda world: CompressedAllreduce(world, "top_k", k=0), "k must be a whole number"),
         (lambda world: CompressedAllreduce(world, "int8", threshold=1.0), "takes no threshold"),
         (lambda world: CompressedAllreduce(None, "int8"), "comm must be an intracommunicator"),
+        (lambda world: QuorumBarrier(world, 0), "quorum must be a whole number of at least 1"),
+        (lambda world: QuorumBarrier(world, 99), "quorum must be at most the number of ranks"),
+        (lambda world: QuorumBarrier(world, grace=-1.0), "grace must be a finite number above 0"),
         (lambda world: DistributedSampler(10, None), "comm must be an intracommunicator"),
         (lambda world: DistributedSampler(-1, world), "length must be a whole number"),
         (lambda world: DistributedSampler(10, world, uneven="cut"), "uneven must be one of"),
@@ -184,11 +195,7 @@ def test_a_rank_that_does_not_call_ends_the_wait_of_all(world, several_ranks):
         if world.rank != world.size - 1:
             with pytest.raises((RankTimeoutError, RemoteRankError), match=f"from rank {world.size - 1} "):
                 reduce(np.ones(4))
-        request = world.Ibarrier()
-        deadline = time.monotonic() + TIMEOUT
-        while not request.Test():
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        wait_for_all(world)
 
 
 def test_what_is_closed_gives_its_communicator_back(world):
@@ -218,3 +225,62 @@ def test_what_is_closed_is_refused_by_name_and_who_waits_for_it_is_told(world, s
         with pytest.raises((RankLostError, RemoteRankError), match=f"Rank {world.size - 1} closed"):
             reduce(np.ones(2))
         reduce.close()
+
+
+def test_a_barrier_lets_nobody_through_before_all_have_come(world):
+    with QuorumBarrier(world, timeout=TIMEOUT) as barrier:
+        for turn in range(5):
+            late = turn % world.size
+            if world.rank == late:
+                time.sleep(0.02)
+                come = time.time()
+            assert barrier.wait() == frozenset(range(world.size))
+            gone = time.time()
+            assert world.bcast(come if world.rank == late else None, late) <= gone
+
+
+def test_a_quorum_goes_on_and_who_comes_late_does_not_count_for_the_next_barrier(world, several_ranks):
+    late, everybody = world.size - 1, frozenset(range(world.size))
+    with QuorumBarrier(world, max(1, world.size - 1), timeout=TIMEOUT, grace=0.2) as barrier:
+        if world.rank != late:
+            # So busy may the machine be that others miss the grace, but never the one that sleeps.
+            for _ in range(3):
+                assert late not in barrier.wait()
+        wait_for_all(world)
+        if world.rank == late:
+            for turn in range(3):
+                assert barrier.wait() == everybody, turn  # the others are through, it need not wait
+                wait_for_all(world)
+        else:
+            for _ in range(3):
+                wait_for_all(world)
+        barrier._grace = None
+        assert barrier.wait() == everybody
+
+
+def test_no_quorum_in_time_is_an_error_that_names_who_is_missing(world, several_ranks):
+    late = world.size - 1
+    with QuorumBarrier(world, world.size, timeout=0.5) as barrier:
+        if world.rank != late:
+            with pytest.raises(
+                RankTimeoutError, match=f"to barrier 1, where {world.size} .*missing: .*{late}"
+            ):
+                barrier.wait()
+        wait_for_all(world)
+        if world.rank == late:
+            assert barrier.wait() == frozenset(range(world.size))
+        barrier._seconds = TIMEOUT
+        wait_for_all(world)
+        assert barrier.wait() == frozenset(range(world.size))
+
+
+def test_a_barrier_that_too_many_have_closed_says_so_at_once(world, several_ranks):
+    barrier = QuorumBarrier(world, world.size, timeout=TIMEOUT)
+    if world.rank:
+        barrier.close()
+        with pytest.raises(SettingsError, match="This QuorumBarrier is closed"):
+            barrier.wait()
+    else:
+        with pytest.raises(RankLostError, match=f"1 of {world.size} ranks came.*closed their barrier"):
+            barrier.wait()
+        barrier.close()

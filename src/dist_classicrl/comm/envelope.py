@@ -66,6 +66,8 @@ class Kind(IntEnum):
     ROWS = 34  # the answer
     KEEP = 35  # server: the whole table
     WALKERS = 36  # between owners of rows: walkers, or the targets that they asked for
+    CAME = 37  # barrier: the sender has come to it
+    OFFER = 38  # synchronization: what the sender gives
 
 
 _KINDS = {int(kind): kind for kind in Kind}

@@ -1,6 +1,7 @@
-"""Parts for MPI programs of your own: failure detector, monitor, debugger, compressed sums, sampler."""
+"""Parts for MPI programs of your own: failure detector, monitor, debugger, sums, barrier, sampler."""
 
+from dist_classicrl.mpi_tools.barrier import QuorumBarrier
 from dist_classicrl.mpi_tools.compressed import CompressedAllreduce, Traffic
 from dist_classicrl.mpi_tools.sampler import DistributedSampler
 
-__all__ = ["CompressedAllreduce", "DistributedSampler", "Traffic"]
+__all__ = ["CompressedAllreduce", "DistributedSampler", "QuorumBarrier", "Traffic"]
