@@ -8,7 +8,7 @@ import pytest
 
 from dist_classicrl import DistributedDebugger, DistributedMonitor
 from dist_classicrl.errors import RankLostError, RankTimeoutError, RemoteRankError, SettingsError
-from dist_classicrl.mpi_tools import CompressedAllreduce, DistributedSampler, QuorumBarrier
+from dist_classicrl.mpi_tools import CompressedAllreduce, DistributedSampler, ParameterSync, QuorumBarrier
 
 TIMEOUT = 30.0
 KINDS = [("threshold", {"threshold": 0.7}), ("top_k", {"k": 5}), ("int8", {}), ("int16", {})]
@@ -284,3 +284,110 @@ def test_a_barrier_that_too_many_have_closed_says_so_at_once(world, several_rank
         with pytest.raises(RankLostError, match=f"1 of {world.size} ranks came.*closed their barrier"):
             barrier.wait()
         barrier.close()
+
+
+def parameters(world, call):
+    """Sixty small arrays of four types, one of them without a number, and one of a single one."""
+    draw = np.random.default_rng((world.rank, call))
+    shapes = [(), (0,), (3,), (2, 5)]
+    types = ["float64", "float32", "int64", "int16"]
+    return {
+        f"{i}": draw.integers(-9, 9, shapes[i % 4]).astype(types[i % 3 if i < 57 else 3]) for i in range(60)
+    }
+
+
+def test_arrays_are_synchronized_as_by_an_allreduce_of_each_while_ranks_compute(world):
+    with ParameterSync(world, timeout=TIMEOUT) as sync:
+        given = [parameters(world, call) for call in range(3)]
+        handles = [sync.start(arrays, op="sum") for arrays in given]
+        twins = [{name: summed(world, array) for name, array in arrays.items()} for arrays in given]
+        given[0]["2"][...] = 7  # what was given has been copied
+        for handle, twin in zip(reversed(handles), reversed(twins), strict=True):
+            found = handle.wait()
+            assert list(found) == list(twin) and handle.test()
+            for name in twin:
+                assert found[name].dtype == twin[name].dtype
+                np.testing.assert_array_equal(found[name], twin[name])
+
+
+def test_means_and_copies_are_the_same_bits_on_all_ranks(world):
+    draw = np.random.default_rng(world.rank)
+    arrays = {"wide": draw.normal(size=(50, 7)), "narrow": draw.normal(size=9).astype("f4")}
+    source = world.size - 1
+    with ParameterSync(world, timeout=TIMEOUT) as sync:
+        mean, copy = sync.start(arrays, op="mean"), sync.start(arrays, source=source)
+        found, copied = mean.wait(), copy.wait()
+    for name, array in arrays.items():
+        np.testing.assert_allclose(found[name], summed(world, array) / world.size, rtol=1e-5, atol=1e-6)
+        twin, first = array.copy(), found[name].copy()
+        world.Bcast(twin, source)
+        world.Bcast(first)
+        assert twin.tobytes() == copied[name].tobytes() and first.tobytes() == found[name].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        (
+            ({"a": np.ones(3), "b": np.ones(2)}, "sum"),
+            r"rank {} gives 'b' of float64 \(2,\), rank 0 'b' of f.*3",
+        ),
+        (({"a": np.ones(3)}, "sum"), "rank {} gives no more arrays, rank 0 'b' of float64"),
+        (
+            ({"a": np.ones(3), "b": np.ones(3)}, None, 0),
+            "rank {} gives op=None and source=0, rank 0 op='sum'",
+        ),
+        (({"a": np.ones(3, "c16")}, "sum"), "rank {}: 'a' must be an array of .*complex128"),
+        (({"a": [[1], 2]}, "sum"), "rank {}: 'a' must be an array of numbers"),
+        (([1.0], "sum"), "rank {}: arrays must be a mapping"),
+        (({"a": np.ones(3)}, "max"), "rank {}: op must be one of 'sum', 'mean', got 'max'"),
+        (
+            ({"a": np.ones(3, int)}, "mean"),
+            "rank {}: 'a' must be float32 or float64 for op='mean', got int64",
+        ),
+        (({},), "rank {}: give op= or source=, one of them"),
+        (({}, "sum", 0), "rank {}: give op= or source=, one of them"),
+        (({}, None, 99), "rank {}: source must be a rank below"),
+    ],
+)
+def test_what_one_rank_gives_that_does_not_fit_is_refused_on_all(world, several_ranks, bad, said):
+    culprit = world.size - 1
+    good = ({"a": np.ones(3), "b": np.ones(3)}, "sum")
+    with ParameterSync(world, timeout=TIMEOUT) as sync:
+        handle = sync.start(*(bad if world.rank == culprit else good))
+        following = sync.start(*good)
+        with pytest.raises(SettingsError, match=said.format(culprit)):
+            handle.wait()
+        assert following.wait()["b"].tolist() == [world.size] * 3
+
+
+def test_a_silent_rank_is_named_and_may_come_later(world, several_ranks):
+    late = world.size - 1
+    with ParameterSync(world, timeout=TIMEOUT) as sync:
+        if world.rank != late:
+            handle = sync.start({"a": [world.rank]}, op="sum")
+            with pytest.raises(RankTimeoutError, match=f"after 0.3 s: nothing came from rank.*{late}. Every"):
+                handle.wait(0.3)
+        wait_for_all(world)
+        if world.rank == late:
+            handle = sync.start({"a": [world.rank]}, op="sum")
+        assert handle.wait()["a"].tolist() == [sum(range(world.size))]
+
+
+def test_an_exception_or_a_close_on_one_rank_ends_the_waiting_of_all(world, several_ranks):
+    late = world.size - 1
+    with pytest.raises(ZeroDivisionError if world.rank == late else RemoteRankError, match="by zero"):
+        with ParameterSync(world, timeout=TIMEOUT) as sync:
+            if world.rank == late:
+                raise ZeroDivisionError("division by zero")
+            sync.start({"a": [1]}, op="sum").wait()
+    sync = ParameterSync(world, timeout=TIMEOUT)
+    if world.rank == late:
+        sync.close()
+        with pytest.raises(SettingsError, match="This ParameterSync is closed"):
+            sync.start({"a": [1]}, op="sum")
+    else:
+        handle = sync.start({"a": [1]}, op="sum")
+        with pytest.raises((RankLostError, RemoteRankError), match="closed its ParameterSync"):
+            handle.wait()
+        sync.close()

@@ -66,7 +66,7 @@ def finish(comm: Any, request: Any, seconds: float, what: str, remedy: str, *in_
         if _has_deaths(comm):
             raise _death(what, remedy)
     except BaseException as error:
-        _given_up.append((request, *in_use))
+        leave_to_mpi(request, *in_use)
         if isinstance(error, MPI.Exception):
             raise _death(what, remedy) from error
         raise
@@ -138,6 +138,12 @@ def _give_back_more() -> None:
 
 
 _used: list[_Used] = []
+
+
+def leave_to_mpi(*in_use: Any) -> None:
+    """Keep for good what belongs to operations that were given up."""
+    _given_up.append(in_use)
+
 
 # MPI may still write to what belongs to operations that were given up, so that lives as long as the process.
 _given_up: list[Any] = []

@@ -2,6 +2,14 @@
 
 from dist_classicrl.mpi_tools.barrier import QuorumBarrier
 from dist_classicrl.mpi_tools.compressed import CompressedAllreduce, Traffic
+from dist_classicrl.mpi_tools.parameters import ParameterSync, SyncHandle
 from dist_classicrl.mpi_tools.sampler import DistributedSampler
 
-__all__ = ["CompressedAllreduce", "DistributedSampler", "QuorumBarrier", "Traffic"]
+__all__ = [
+    "CompressedAllreduce",
+    "DistributedSampler",
+    "ParameterSync",
+    "QuorumBarrier",
+    "SyncHandle",
+    "Traffic",
+]

@@ -79,8 +79,8 @@ class CompressedAllreduce(RootedPart):
     >>> import numpy as np
     >>> from dist_classicrl.mpi_tools import CompressedAllreduce
     >>> with CompressedAllreduce(MPI.COMM_SELF, "top_k", k=1) as reduce:
-    ...     reduce(np.array([1.0, 3.0])).tolist(), reduce.flush().tolist()
-    ([0.0, 3.0], [1.0, 0.0])
+    ...     reduce(np.array([1.0, 3.0, 2.0, 0.0])).tolist(), reduce.flush().tolist()
+    ([0.0, 3.0, 0.0, 0.0], [1.0, 0.0, 2.0, 0.0])
     """
 
     def __init__(

@@ -40,7 +40,7 @@ class Part:
     def __enter__(self: AnyPart) -> AnyPart:
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: Any = None, error: Any = None, trace: Any = None) -> None:
         self.close()
 
 
