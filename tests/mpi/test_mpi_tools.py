@@ -8,7 +8,13 @@ import pytest
 
 from dist_classicrl import DistributedDebugger, DistributedMonitor
 from dist_classicrl.errors import RankLostError, RankTimeoutError, RemoteRankError, SettingsError
-from dist_classicrl.mpi_tools import CompressedAllreduce, DistributedSampler, ParameterSync, QuorumBarrier
+from dist_classicrl.mpi_tools import (
+    CompressedAllreduce,
+    DistributedSampler,
+    ParameterSync,
+    QuorumBarrier,
+    TwoLevel,
+)
 
 TIMEOUT = 30.0
 KINDS = [("threshold", {"threshold": 0.7}), ("top_k", {"k": 5}), ("int8", {}), ("int16", {})]
@@ -161,6 +167,8 @@ def test_a_state_of_another_sampler_is_refused(world, change, said):
         (lambda world: CompressedAllreduce(world, "top_k", k=0), "k must be a whole number"),
         (lambda world: CompressedAllreduce(world, "int8", threshold=1.0), "takes no threshold"),
         (lambda world: CompressedAllreduce(None, "int8"), "comm must be an intracommunicator"),
+        (lambda world: TwoLevel(world, method="three"), "method must be one of"),
+        (lambda world: TwoLevel(world, host=""), "host must be a text of 1 to 255 bytes"),
         (lambda world: QuorumBarrier(world, 0), "quorum must be a whole number of at least 1"),
         (lambda world: QuorumBarrier(world, 99), "quorum must be at most the number of ranks"),
         (lambda world: QuorumBarrier(world, grace=-1.0), "grace must be a finite number above 0"),
@@ -207,12 +215,15 @@ def test_what_is_closed_gives_its_communicator_back(world):
         with CompressedAllreduce(world, "int8", timeout=TIMEOUT) as reduce:
             with DistributedDebugger(world, timeout=TIMEOUT) as debugger:
                 numbers |= {each._comm.py2f() for each in (monitor, reduce, debugger)}
+        for part in (ParameterSync, QuorumBarrier, TwoLevel):
+            with part(world, timeout=TIMEOUT) as made:
+                numbers.add(made._comm.py2f())
                 if turn % 10 == 0:
                     assert reduce(np.ones(2)).tolist() == [world.size] * 2
         if turn == 3 and world.rank == late:
             time.sleep(1.2)  # longer than the others wait for its goodbye
         monitor.close()
-    assert len(numbers) <= 5  # and one or two of what was closed late
+    assert len(numbers) <= 8  # three at a time, and some while one was closed late
 
 
 def test_what_is_closed_is_refused_by_name_and_who_waits_for_it_is_told(world, several_ranks):
@@ -391,3 +402,88 @@ def test_an_exception_or_a_close_on_one_rank_ends_the_waiting_of_all(world, seve
         with pytest.raises((RankLostError, RemoteRankError), match="closed its ParameterSync"):
             handle.wait()
         sync.close()
+
+
+HOSTS = {
+    "halves": lambda rank, size: f"{2 * rank // size}",
+    "in turns": lambda rank, size: f"{rank % 3}",
+    "uneven": lambda rank, size: f"{min(rank, 1)}",
+}
+
+
+@pytest.mark.parametrize("method", ["two_level", "mpi"])
+@pytest.mark.parametrize("hosts", HOSTS)
+def test_operations_in_two_levels_are_what_mpi_says(world, hosts, method):
+    n, labels = world.size, [HOSTS[hosts](rank, world.size) for rank in range(world.size)]
+    source = world.size - 1
+    with TwoLevel(world, method=method, host=labels[world.rank], timeout=TIMEOUT) as levels:
+        alike = [tuple(r for r in range(n) if labels[r] == label) for label in dict.fromkeys(labels)]
+        assert levels.hosts == tuple(alike) and levels.uses_two_levels is (method == "two_level")
+        for shape in [(2 * n + 1, 3), (0,), (1,)]:
+            whole = np.random.default_rng((world.rank, 1)).integers(-99, 99, shape)
+            twin = summed(world, whole)
+            assert levels.allreduce(whole).tolist() == twin.tolist()
+            assert levels.reduce_scatter(whole).tolist() == np.array_split(twin, n)[world.rank].tolist()
+            gathered = np.empty((n, *shape), whole.dtype)
+            world.Allgather(whole, gathered)
+            assert levels.allgather(whole).tolist() == gathered.tolist()
+            assert levels.broadcast(whole, source).tolist() == gathered[source].tolist()
+            assert levels.allreduce(whole, "max").tolist() == gathered.max(axis=0).tolist()
+            assert levels.reduce_scatter(whole, "min").tolist() == (
+                np.array_split(gathered.min(axis=0), n)[world.rank].tolist()
+            )
+        real = numbers(world, 0).astype("f4").T  # not in one piece
+        found = levels.allreduce(real)
+        np.testing.assert_allclose(found, summed(world, real.copy()), rtol=1e-5, atol=1e-5)
+        first = found.copy()
+        world.Bcast(first)
+        assert first.tobytes() == found.tobytes()
+        assert levels.allgather(7).tolist() == [7] * n
+
+
+def test_without_names_ranks_that_share_memory_are_one_host_and_mpi_does_it_alone(world):
+    with TwoLevel(world, timeout=TIMEOUT) as levels:
+        assert levels.hosts == (tuple(range(world.size)),) and not levels.uses_two_levels
+        assert levels.allreduce([1, 2]).tolist() == [world.size, 2 * world.size]
+    with pytest.raises(SettingsError, match="This TwoLevel is closed"):
+        levels.allreduce([1, 2])
+    with TwoLevel(world, host=str(world.rank), timeout=TIMEOUT) as levels:
+        assert len(levels.hosts) == world.size and not levels.uses_two_levels
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        (lambda levels: levels.allreduce(np.ones(4)), r"allreduce\(op='sum', array of float64 \(4,\)\)"),
+        (lambda levels: levels.allreduce(np.ones(3, "f4")), "array of float32"),
+        (lambda levels: levels.allreduce(np.ones(3), "max"), "op='max'"),
+        (lambda levels: levels.allgather(np.ones(3)), "allgather"),
+        (lambda levels: levels.allreduce(["a"]), "array must be an array of whole numbers"),
+        (lambda levels: levels.allreduce(np.ones(3), "xor"), "op must be one of"),
+        (lambda levels: levels.broadcast(np.ones(3), 99), "source must be a rank below"),
+        (lambda levels: levels.broadcast(np.ones(3), None), "source must be a whole number"),
+        (lambda levels: levels.reduce_scatter(3.0), "array must have a dimension"),
+    ],
+)
+def test_other_operations_or_arrays_on_one_rank_are_refused_on_all(world, several_ranks, bad, said):
+    with TwoLevel(world, timeout=TIMEOUT) as levels:
+        good = rf"^rank 0: allreduce\(op='sum', array of float64 \(3,\)\); rank {world.size - 1}: "
+        with pytest.raises(SettingsError, match=good + ".*" + said):
+            bad(levels) if world.rank == world.size - 1 else levels.allreduce(np.ones(3))
+        assert levels.allreduce(np.ones(3)).tolist() == [world.size] * 3
+
+
+def test_names_of_some_hosts_only_are_refused_on_all(world, several_ranks):
+    with pytest.raises(SettingsError, match="host must be given on all ranks or on none; .* on rank 0"):
+        TwoLevel(world, host="a" if world.rank else None, timeout=TIMEOUT)
+
+
+def test_a_rank_that_does_not_come_to_an_operation_is_not_waited_for_for_ever(world, several_ranks):
+    late = world.size - 1
+    levels = TwoLevel(world, timeout=0.5)
+    if world.rank != late:
+        with pytest.raises(RankTimeoutError, match="all ranks to do their part in a TwoLevel operation"):
+            levels.allreduce(np.ones(3))
+        with pytest.raises(SettingsError, match="This TwoLevel is closed"):
+            levels.allreduce(np.ones(3))
+    wait_for_all(world)

@@ -73,10 +73,10 @@ def finish(comm: Any, request: Any, seconds: float, what: str, remedy: str, *in_
 
 
 def spin(comm: Any, request: Any, seconds: float, what: str, *in_use: Any) -> None:
-    """Wait like `finish`, but without sleeping, as measuring needs it; `what` is to be done by all ranks."""
+    """Wait like `finish`, but without sleeping, for what is short; `what` is to be done by all ranks."""
     from mpi4py import MPI
 
-    remedy = f"Measure {_OVER_THE_OTHERS}"
+    remedy = f"Go on {_OVER_THE_OTHERS}"
     deadline = time.perf_counter() + seconds
     try:
         for tests in itertools.count():

@@ -24,13 +24,13 @@ from dist_classicrl.comm.messages import encode, message
 from dist_classicrl.comm.remote_errors import Failed
 from dist_classicrl.comm.transport import Backoff, Channel, Wire
 from dist_classicrl.errors import RankLostError, RankTimeoutError, SettingsError
+from dist_classicrl.mpi_tools.arrays import as_numbers
 from dist_classicrl.mpi_tools.links import Link, close, receive
 from dist_classicrl.mpi_tools.part import Part
 
 OPERATIONS = ("sum", "mean")
 _TAG = 1
 _MESSAGE_BYTES = 1 << 12
-_TYPES = tuple(f"{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)) + ("f4", "f8")
 
 
 @message(Kind.OFFER)
@@ -355,7 +355,12 @@ class _Given:
             raise SettingsError(f"source must be a rank below {size}, got {source!r}")
         if not isinstance(arrays, Mapping) or not all(isinstance(name, str) for name in arrays):
             raise SettingsError(f"arrays must be a mapping of names to arrays, got {arrays!r:.80}")
-        made = {name: _as_array(name, array, op) for name, array in arrays.items()}
+        made = {name: as_numbers(repr(name), array) for name, array in arrays.items()}
+        for name, array in made.items() if op == "mean" else ():
+            if array.dtype.kind != "f":
+                raise SettingsError(
+                    f"{name!r} must be float32 or float64 for op='mean', got {array.dtype}; use astype(float)"
+                )
         layout = [[name, array.dtype.str, list(array.shape)] for name, array in made.items()]
         types = dict.fromkeys(array.dtype.str for array in made.values())
         flat = {
@@ -384,21 +389,6 @@ class _Given:
             places[dtype] = begin + int(np.prod(shape, dtype=np.int64))
             found[name] = self._received[dtype][begin : places[dtype]].reshape(shape)
         return found
-
-
-def _as_array(name: str, array: Any, op: str | None) -> np.ndarray:
-    try:
-        made = np.asarray(array)
-    except ValueError as error:  # rows of several lengths
-        raise SettingsError(f"{name!r} must be an array of numbers, got something else ({error})") from None
-    if made.dtype not in map(np.dtype, _TYPES):
-        allowed = "whole numbers of 8 to 64 bits, float32 or float64"
-        raise SettingsError(f"{name!r} must be an array of {allowed}, got one of type {made.dtype}")
-    if op == "mean" and made.dtype.kind != "f":
-        raise SettingsError(
-            f"{name!r} must be float32 or float64 for op='mean', got {made.dtype}; use astype(float)"
-        )
-    return made
 
 
 def _unlike(descriptions: dict[int, str]) -> list[str]:
