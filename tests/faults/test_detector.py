@@ -1,4 +1,4 @@
-"""The failure detector by itself, where a process really dies and where one is stopped for a while."""
+"""Parts of `mpi_tools` by themselves, where a process really dies and where one is stopped for a while."""
 
 import json
 import os
@@ -13,11 +13,13 @@ from dist_classicrl.process.jobs import run_job
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(__file__).with_name("detector_program.py")
+TOOLS = Path(__file__).with_name("tools_program.py")
 
 
 def run(what, options, folder):
     """Return what the ranks said, by rank."""
-    command = [*mpirun_command(3), *options, sys.executable, str(PROGRAM), what]
+    program = [str(TOOLS)] if what == "tools" else [str(PROGRAM), what]
+    command = [*mpirun_command(3), *options, sys.executable, *program]
     source = {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
     job = run_job(command, timeout=60.0, env=launch_environment({**os.environ, **source}), cwd=folder)
     assert not job.timed_out, job.output
@@ -49,3 +51,14 @@ def test_a_stopped_rank_fails_by_its_silence_and_recovers(tmp_path):
         assert "silent for" in said[rank]["reasons"][0]
     # It had not listened, and does not take that for the others' silence.
     assert said[2]["told"] == []
+
+
+def test_barriers_survive_a_rank_that_was_killed_and_a_synchronization_names_it(survivable, tmp_path):
+    said, output = run("tools", ["--with-ft", "ulfm"], tmp_path)
+    assert sorted(said) == [0, 1], output
+    for each in said.values():
+        assert each["came"] == [[0, 1, 2], [0, 1, 2], [0, 1], [0, 1]]
+        barrier, sync = each["errors"]
+        assert "ranks came to barrier 2, where 3 have to come; missing: " in barrier
+        assert "2. Too many of them have died" in barrier
+        assert sync.startswith("Rank 2 died before synchronization 1 was complete.")

@@ -1,6 +1,7 @@
 """Monitor and debugger over real messages, at any number of ranks."""
 
 import hashlib
+import socket
 import time
 
 import numpy as np
@@ -214,6 +215,20 @@ def test_a_rank_that_makes_no_such_call_is_not_waited_for_for_ever(world):
     wait_for_all(world)
     assert debugger.check_data_consistency([2.0])
     debugger.close()
+
+
+def test_messages_between_all_hosts_are_measured_and_not_only_with_rank_0(world, debugger, monkeypatch):
+    names = [f"host {rank // 2}" for rank in range(world.size)]
+    monkeypatch.setattr(socket, "gethostname", lambda: names[world.rank])
+    found = debugger.profile_communication(data_size=1_000, iterations=2, host_pairs="all")
+    heads = range(0, world.size, 2)
+    near = [[rank, rank + 1] for rank in heads if rank + 1 < world.size]
+    far = [[one, other] for one in heads for other in heads if one < other]
+    assert [each["ranks"] for each in found["point_to_point"]] == near + far
+    for each in found["point_to_point"]:
+        assert each["hosts"] == [names[rank] for rank in each["ranks"]]
+        assert each["same_host"] is (each["hosts"][0] == each["hosts"][1])
+        assert 0.0 < each["latency"] and each["bandwidth"] == pytest.approx(1_000 / each["seconds"])
 
 
 def test_communication_is_measured(world, debugger):

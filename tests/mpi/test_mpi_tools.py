@@ -1,15 +1,31 @@
 """Parts for programs of one's own against mpi4py's own operations, at any number of ranks."""
 
+import json
 import time
 
 import numpy as np
 import pytest
 
-from dist_classicrl.errors import RankTimeoutError, RemoteRankError, SettingsError
-from dist_classicrl.mpi_tools import CompressedAllreduce, DistributedSampler
+from dist_classicrl import DistributedDebugger, DistributedMonitor
+from dist_classicrl.errors import RankLostError, RankTimeoutError, RemoteRankError, SettingsError
+from dist_classicrl.mpi_tools import (
+    CompressedAllreduce,
+    DistributedSampler,
+    ParameterSync,
+    QuorumBarrier,
+    TwoLevel,
+)
 
 TIMEOUT = 30.0
 KINDS = [("threshold", {"threshold": 0.7}), ("top_k", {"k": 5}), ("int8", {}), ("int16", {})]
+
+
+def wait_for_all(world):
+    request = world.Ibarrier()
+    deadline = time.monotonic() + TIMEOUT
+    while not request.Test():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def numbers(world, call, shape=(6, 7)):
@@ -100,6 +116,49 @@ def test_epochs_have_orders_of_their_own_that_the_seed_repeats(world):
     assert DistributedSampler(100, world, seed=1).indices(0).tolist() == orders[0]
 
 
+@pytest.mark.parametrize("uneven", ["keep", "drop", "pad"])
+def test_an_interrupted_epoch_goes_on_where_it_was(world, uneven):
+    def made():
+        return DistributedSampler(103, world, seed=5, uneven=uneven)
+
+    whole, interrupted, resumed = made(), made(), made()
+    truth = [batch.tolist() for _ in range(2) for batch in whole.batches(3)]
+    assert [each for batch in truth for each in batch] == [*made().indices(0), *made().indices(1)]
+    batches = interrupted.batches(3)
+    begun = [next(batches).tolist() for _ in range(2)]
+    state = json.loads(json.dumps(interrupted.state()))
+    assert world.allgather(state) == [state] * world.size
+    resumed.restore(state)
+    assert begun + [batch.tolist() for _ in range(2) for batch in resumed.batches(3)] == truth
+    assert (resumed.epoch, resumed.state()) == (2, whole.state())
+
+
+def test_another_number_of_ranks_takes_what_is_left_of_an_epoch(world, alone):
+    sampler = DistributedSampler(103, world, seed=5)
+    batches = sampler.batches(4)
+    taken = sum(world.allgather(next(batches).tolist()), [])
+    successor = DistributedSampler(103, alone, seed=5)
+    successor.restore(sampler.state())
+    rest = next(successor.batches(103)).tolist()
+    assert sorted(taken + rest) == list(range(103))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"seed": 2}, "sampler with seed=2, and this one has 1"),
+        ({"length": 11}, "sampler with length=11, and this one has 10"),
+        ({"taken": 11}, "taken must be at most length"),
+        ({"epoch": -1}, "epoch must be a whole number"),
+        ({"more": 1}, "state must be what state"),
+    ],
+)
+def test_a_state_of_another_sampler_is_refused(world, change, said):
+    sampler = DistributedSampler(10, world, seed=1)
+    with pytest.raises(SettingsError, match=said):
+        sampler.restore({**sampler.state(), **change})
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
@@ -108,9 +167,15 @@ def test_epochs_have_orders_of_their_own_that_the_seed_repeats(world):
         (lambda world: CompressedAllreduce(world, "top_k", k=0), "k must be a whole number"),
         (lambda world: CompressedAllreduce(world, "int8", threshold=1.0), "takes no threshold"),
         (lambda world: CompressedAllreduce(None, "int8"), "comm must be an intracommunicator"),
+        (lambda world: TwoLevel(world, method="three"), "method must be one of"),
+        (lambda world: TwoLevel(world, host=""), "host must be a text of 1 to 255 bytes"),
+        (lambda world: QuorumBarrier(world, 0), "quorum must be a whole number of at least 1"),
+        (lambda world: QuorumBarrier(world, 99), "quorum must be at most the number of ranks"),
+        (lambda world: QuorumBarrier(world, grace=-1.0), "grace must be a finite number above 0"),
         (lambda world: DistributedSampler(10, None), "comm must be an intracommunicator"),
         (lambda world: DistributedSampler(-1, world), "length must be a whole number"),
         (lambda world: DistributedSampler(10, world, uneven="cut"), "uneven must be one of"),
+        (lambda world: DistributedSampler(10, world).batches(0), "size must be a whole number"),
     ],
 )
 def test_wrong_arguments_are_refused_by_name(world, make, said):
@@ -138,8 +203,287 @@ def test_a_rank_that_does_not_call_ends_the_wait_of_all(world, several_ranks):
         if world.rank != world.size - 1:
             with pytest.raises((RankTimeoutError, RemoteRankError), match=f"from rank {world.size - 1} "):
                 reduce(np.ones(4))
-        request = world.Ibarrier()
-        deadline = time.monotonic() + TIMEOUT
-        while not request.Test():
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        wait_for_all(world)
+
+
+def test_what_is_closed_gives_its_communicator_back(world):
+    """MPI has 65,000 or 2,000 of them: their numbers are used again."""
+    late = world.size - 1
+    numbers = set()
+    for turn in range(30):
+        monitor = DistributedMonitor(world, timeout=TIMEOUT)
+        with CompressedAllreduce(world, "int8", timeout=TIMEOUT) as reduce:
+            with DistributedDebugger(world, timeout=TIMEOUT) as debugger:
+                numbers |= {each._comm.py2f() for each in (monitor, reduce, debugger)}
+        for part in (ParameterSync, QuorumBarrier, TwoLevel):
+            with part(world, timeout=TIMEOUT) as made:
+                numbers.add(made._comm.py2f())
+                if turn % 10 == 0:
+                    assert reduce(np.ones(2)).tolist() == [world.size] * 2
+        if turn == 3 and world.rank == late:
+            time.sleep(1.2)  # longer than the others wait for its goodbye
+        monitor.close()
+    assert len(numbers) <= 8  # three at a time, and some while one was closed late
+
+
+def test_what_is_closed_is_refused_by_name_and_who_waits_for_it_is_told(world, several_ranks):
+    reduce = CompressedAllreduce(world, "int8", timeout=TIMEOUT)
+    if world.rank == world.size - 1:
+        reduce.close()
+        with pytest.raises(SettingsError, match="This CompressedAllreduce is closed"):
+            reduce(np.ones(2))
+    else:
+        with pytest.raises((RankLostError, RemoteRankError), match=f"Rank {world.size - 1} closed"):
+            reduce(np.ones(2))
+        reduce.close()
+
+
+def test_a_barrier_lets_nobody_through_before_all_have_come(world):
+    with QuorumBarrier(world, timeout=TIMEOUT) as barrier:
+        for turn in range(5):
+            late = turn % world.size
+            if world.rank == late:
+                time.sleep(0.02)
+                come = time.time()
+            assert barrier.wait() == frozenset(range(world.size))
+            gone = time.time()
+            assert world.bcast(come if world.rank == late else None, late) <= gone
+
+
+def test_a_quorum_goes_on_and_who_comes_late_does_not_count_for_the_next_barrier(world, several_ranks):
+    late, everybody = world.size - 1, frozenset(range(world.size))
+    with QuorumBarrier(world, max(1, world.size - 1), timeout=TIMEOUT, grace=0.2) as barrier:
+        if world.rank != late:
+            # So busy may the machine be that others miss the grace, but never the one that sleeps.
+            for _ in range(3):
+                assert late not in barrier.wait()
+        wait_for_all(world)
+        if world.rank == late:
+            for turn in range(3):
+                assert barrier.wait() == everybody, turn  # the others are through, it need not wait
+                wait_for_all(world)
+        else:
+            for _ in range(3):
+                wait_for_all(world)
+        barrier._grace = None
+        assert barrier.wait() == everybody
+
+
+def test_no_quorum_in_time_is_an_error_that_names_who_is_missing(world, several_ranks):
+    late = world.size - 1
+    with QuorumBarrier(world, world.size, timeout=0.5) as barrier:
+        if world.rank != late:
+            with pytest.raises(
+                RankTimeoutError, match=f"to barrier 1, where {world.size} .*missing: .*{late}"
+            ):
+                barrier.wait()
+        wait_for_all(world)
+        if world.rank == late:
+            assert barrier.wait() == frozenset(range(world.size))
+        barrier._seconds = TIMEOUT
+        wait_for_all(world)
+        assert barrier.wait() == frozenset(range(world.size))
+
+
+def test_a_barrier_that_too_many_have_closed_says_so_at_once(world, several_ranks):
+    barrier = QuorumBarrier(world, world.size, timeout=TIMEOUT)
+    if world.rank:
+        barrier.close()
+        with pytest.raises(SettingsError, match="This QuorumBarrier is closed"):
+            barrier.wait()
+    else:
+        with pytest.raises(RankLostError, match=f"1 of {world.size} ranks came.*closed their barrier"):
+            barrier.wait()
+        barrier.close()
+
+
+def parameters(world, call):
+    """Sixty small arrays of four types, one of them without a number, and one of a single one."""
+    draw = np.random.default_rng((world.rank, call))
+    shapes = [(), (0,), (3,), (2, 5)]
+    types = ["float64", "float32", "int64", "int16"]
+    return {
+        f"{i}": draw.integers(-9, 9, shapes[i % 4]).astype(types[i % 3 if i < 57 else 3]) for i in range(60)
+    }
+
+
+def test_arrays_are_synchronized_as_by_an_allreduce_of_each_while_ranks_compute(world):
+    with ParameterSync(world, timeout=TIMEOUT) as sync:
+        given = [parameters(world, call) for call in range(3)]
+        handles = [sync.start(arrays, op="sum") for arrays in given]
+        twins = [{name: summed(world, array) for name, array in arrays.items()} for arrays in given]
+        given[0]["2"][...] = 7  # what was given has been copied
+        for handle, twin in zip(reversed(handles), reversed(twins), strict=True):
+            found = handle.wait()
+            assert list(found) == list(twin) and handle.test()
+            for name in twin:
+                assert found[name].dtype == twin[name].dtype
+                np.testing.assert_array_equal(found[name], twin[name])
+
+
+def test_means_and_copies_are_the_same_bits_on_all_ranks(world):
+    draw = np.random.default_rng(world.rank)
+    arrays = {"wide": draw.normal(size=(50, 7)), "narrow": draw.normal(size=9).astype("f4")}
+    source = world.size - 1
+    with ParameterSync(world, timeout=TIMEOUT) as sync:
+        mean, copy = sync.start(arrays, op="mean"), sync.start(arrays, source=source)
+        found, copied = mean.wait(), copy.wait()
+    for name, array in arrays.items():
+        np.testing.assert_allclose(found[name], summed(world, array) / world.size, rtol=1e-5, atol=1e-6)
+        twin, first = array.copy(), found[name].copy()
+        world.Bcast(twin, source)
+        world.Bcast(first)
+        assert twin.tobytes() == copied[name].tobytes() and first.tobytes() == found[name].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        (
+            ({"a": np.ones(3), "b": np.ones(2)}, "sum"),
+            r"rank {} gives 'b' of float64 \(2,\), rank 0 'b' of f.*3",
+        ),
+        (({"a": np.ones(3)}, "sum"), "rank {} gives no more arrays, rank 0 'b' of float64"),
+        (
+            ({"a": np.ones(3), "b": np.ones(3)}, None, 0),
+            "rank {} gives op=None and source=0, rank 0 op='sum'",
+        ),
+        (({"a": np.ones(3, "c16")}, "sum"), "rank {}: 'a' must be an array of .*complex128"),
+        (({"a": [[1], 2]}, "sum"), "rank {}: 'a' must be an array of numbers"),
+        (([1.0], "sum"), "rank {}: arrays must be a mapping"),
+        (({"a": np.ones(3)}, "max"), "rank {}: op must be one of 'sum', 'mean', got 'max'"),
+        (
+            ({"a": np.ones(3, int)}, "mean"),
+            "rank {}: 'a' must be float32 or float64 for op='mean', got int64",
+        ),
+        (({},), "rank {}: give op= or source=, one of them"),
+        (({}, "sum", 0), "rank {}: give op= or source=, one of them"),
+        (({}, None, 99), "rank {}: source must be a rank below"),
+    ],
+)
+def test_what_one_rank_gives_that_does_not_fit_is_refused_on_all(world, several_ranks, bad, said):
+    culprit = world.size - 1
+    good = ({"a": np.ones(3), "b": np.ones(3)}, "sum")
+    with ParameterSync(world, timeout=TIMEOUT) as sync:
+        handle = sync.start(*(bad if world.rank == culprit else good))
+        following = sync.start(*good)
+        with pytest.raises(SettingsError, match=said.format(culprit)):
+            handle.wait()
+        assert following.wait()["b"].tolist() == [world.size] * 3
+
+
+def test_a_silent_rank_is_named_and_may_come_later(world, several_ranks):
+    late = world.size - 1
+    with ParameterSync(world, timeout=TIMEOUT) as sync:
+        if world.rank != late:
+            handle = sync.start({"a": [world.rank]}, op="sum")
+            with pytest.raises(RankTimeoutError, match=f"after 0.3 s: nothing came from rank.*{late}. Every"):
+                handle.wait(0.3)
+        wait_for_all(world)
+        if world.rank == late:
+            handle = sync.start({"a": [world.rank]}, op="sum")
+        assert handle.wait()["a"].tolist() == [sum(range(world.size))]
+
+
+def test_an_exception_or_a_close_on_one_rank_ends_the_waiting_of_all(world, several_ranks):
+    late = world.size - 1
+    with pytest.raises(ZeroDivisionError if world.rank == late else RemoteRankError, match="by zero"):
+        with ParameterSync(world, timeout=TIMEOUT) as sync:
+            if world.rank == late:
+                raise ZeroDivisionError("division by zero")
+            sync.start({"a": [1]}, op="sum").wait()
+    sync = ParameterSync(world, timeout=TIMEOUT)
+    if world.rank == late:
+        sync.close()
+        with pytest.raises(SettingsError, match="This ParameterSync is closed"):
+            sync.start({"a": [1]}, op="sum")
+    else:
+        handle = sync.start({"a": [1]}, op="sum")
+        with pytest.raises((RankLostError, RemoteRankError), match="closed its ParameterSync"):
+            handle.wait()
+        sync.close()
+
+
+HOSTS = {
+    "halves": lambda rank, size: f"{2 * rank // size}",
+    "in turns": lambda rank, size: f"{rank % 3}",
+    "uneven": lambda rank, size: f"{min(rank, 1)}",
+}
+
+
+@pytest.mark.parametrize("method", ["two_level", "mpi"])
+@pytest.mark.parametrize("hosts", HOSTS)
+def test_operations_in_two_levels_are_what_mpi_says(world, hosts, method):
+    n, labels = world.size, [HOSTS[hosts](rank, world.size) for rank in range(world.size)]
+    source = world.size - 1
+    with TwoLevel(world, method=method, host=labels[world.rank], timeout=TIMEOUT) as levels:
+        alike = [tuple(r for r in range(n) if labels[r] == label) for label in dict.fromkeys(labels)]
+        assert levels.hosts == tuple(alike) and levels.uses_two_levels is (method == "two_level")
+        for shape in [(2 * n + 1, 3), (0,), (1,)]:
+            whole = np.random.default_rng((world.rank, 1)).integers(-99, 99, shape)
+            twin = summed(world, whole)
+            assert levels.allreduce(whole).tolist() == twin.tolist()
+            assert levels.reduce_scatter(whole).tolist() == np.array_split(twin, n)[world.rank].tolist()
+            gathered = np.empty((n, *shape), whole.dtype)
+            world.Allgather(whole, gathered)
+            assert levels.allgather(whole).tolist() == gathered.tolist()
+            assert levels.broadcast(whole, source).tolist() == gathered[source].tolist()
+            assert levels.allreduce(whole, "max").tolist() == gathered.max(axis=0).tolist()
+            assert levels.reduce_scatter(whole, "min").tolist() == (
+                np.array_split(gathered.min(axis=0), n)[world.rank].tolist()
+            )
+        real = numbers(world, 0).astype("f4").T  # not in one piece
+        found = levels.allreduce(real)
+        np.testing.assert_allclose(found, summed(world, real.copy()), rtol=1e-5, atol=1e-5)
+        first = found.copy()
+        world.Bcast(first)
+        assert first.tobytes() == found.tobytes()
+        assert levels.allgather(7).tolist() == [7] * n
+
+
+def test_without_names_ranks_that_share_memory_are_one_host_and_mpi_does_it_alone(world):
+    with TwoLevel(world, timeout=TIMEOUT) as levels:
+        assert levels.hosts == (tuple(range(world.size)),) and not levels.uses_two_levels
+        assert levels.allreduce([1, 2]).tolist() == [world.size, 2 * world.size]
+    with pytest.raises(SettingsError, match="This TwoLevel is closed"):
+        levels.allreduce([1, 2])
+    with TwoLevel(world, host=str(world.rank), timeout=TIMEOUT) as levels:
+        assert len(levels.hosts) == world.size and not levels.uses_two_levels
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        (lambda levels: levels.allreduce(np.ones(4)), r"allreduce\(op='sum', array of float64 \(4,\)\)"),
+        (lambda levels: levels.allreduce(np.ones(3, "f4")), "array of float32"),
+        (lambda levels: levels.allreduce(np.ones(3), "max"), "op='max'"),
+        (lambda levels: levels.allgather(np.ones(3)), "allgather"),
+        (lambda levels: levels.allreduce(["a"]), "array must be an array of whole numbers"),
+        (lambda levels: levels.allreduce(np.ones(3), "xor"), "op must be one of"),
+        (lambda levels: levels.broadcast(np.ones(3), 99), "source must be a rank below"),
+        (lambda levels: levels.broadcast(np.ones(3), None), "source must be a whole number"),
+        (lambda levels: levels.reduce_scatter(3.0), "array must have a dimension"),
+    ],
+)
+def test_other_operations_or_arrays_on_one_rank_are_refused_on_all(world, several_ranks, bad, said):
+    with TwoLevel(world, timeout=TIMEOUT) as levels:
+        good = rf"^rank 0: allreduce\(op='sum', array of float64 \(3,\)\); rank {world.size - 1}: "
+        with pytest.raises(SettingsError, match=good + ".*" + said):
+            bad(levels) if world.rank == world.size - 1 else levels.allreduce(np.ones(3))
+        assert levels.allreduce(np.ones(3)).tolist() == [world.size] * 3
+
+
+def test_names_of_some_hosts_only_are_refused_on_all(world, several_ranks):
+    with pytest.raises(SettingsError, match="host must be given on all ranks or on none; .* on rank 0"):
+        TwoLevel(world, host="a" if world.rank else None, timeout=TIMEOUT)
+
+
+def test_a_rank_that_does_not_come_to_an_operation_is_not_waited_for_for_ever(world, several_ranks):
+    late = world.size - 1
+    levels = TwoLevel(world, timeout=0.5)
+    if world.rank != late:
+        with pytest.raises(RankTimeoutError, match="all ranks to do their part in a TwoLevel operation"):
+            levels.allreduce(np.ones(3))
+        with pytest.raises(SettingsError, match="This TwoLevel is closed"):
+            levels.allreduce(np.ones(3))
+    wait_for_all(world)

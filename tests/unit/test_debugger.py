@@ -98,6 +98,12 @@ def test_what_is_measured_between_which_ranks():
     assert pairs == [((0, 1), 8), ((0, 1), 64), ((0, 2), 8), ((0, 2), 64)]
     assert [step.size for step in plan if step.operation == "barrier"] == [0]
     assert all(step.ranks == (0, 1, 2, 3) for step in plan[4:])
+    hosts = ("a", "b", "a", "c", "b", "d")
+    plan = communication_profile._plan(hosts, [8], (), "all")
+    assert [step.ranks for step in plan] == [(0, 2), (1, 4), (0, 1), (0, 3), (0, 5), (1, 3), (1, 5), (3, 5)]
+    many = [str(rank) for rank in range(10)]
+    assert len(communication_profile.pairs_of_hosts(many)) == 9 + 8
+    assert len(communication_profile.pairs_of_hosts(many, "all")) == 45
     too_large = communication_profile._plan(
         ("a", "a"), [communication_profile.MOST_GATHERED_BYTES], COLLECTIVES
     )

@@ -6,6 +6,7 @@ from collections import deque
 import pytest
 
 import dist_classicrl
+from dist_classicrl.comm import collectives
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.mpi_tools import detector as module
 
@@ -85,6 +86,7 @@ class Channel:
 def net(monkeypatch):
     monkeypatch.setattr(module, "own_communicator", lambda comm, *rest, **options: comm)
     monkeypatch.setattr(module, "Wire", Wire)
+    monkeypatch.setattr(collectives, "_used", [])  # communicators that are not free yet
     return Net()
 
 
@@ -357,7 +359,7 @@ def test_closing_waits_no_longer_than_it_says_and_only_for_the_healthy(net):
     begun = net.now
     ranks.detectors[0].close()
     assert net.now - begun == pytest.approx(1.0, abs=0.01)
-    assert net.closed == [(0, 1), (0, 2)] and net.freed == []
+    assert net.closed == [] and net.freed == []  # they may take their leave later
     ranks.pass_time(100 * INTERVAL, away=[0, 2])
     assert ranks.states(1) == {0: "left", 1: "healthy", 2: "failed"}
     begun = net.now
@@ -371,9 +373,9 @@ def test_the_communicator_is_given_back_once_nothing_can_come_any_more(net):
     ranks.detectors[0].close()
     assert net.freed == []  # rank 1 may still send
     ranks.detectors[1].close()
-    assert net.freed == [1]
+    assert net.freed == [1, 0]
     ranks.detectors[1].close()
-    assert net.freed == [1] and net.closed == [(0, 1), (1, 0)]
+    assert net.freed == [1, 0] and net.closed == [(1, 0), (0, 1)]
 
 
 def test_after_closing_nothing_is_sent_and_the_last_word_stands(net):
@@ -391,7 +393,7 @@ def test_after_closing_nothing_is_sent_and_the_last_word_stands(net):
 def test_a_with_block_closes_it(net):
     with pytest.raises(KeyError), module.FailureDetector(Comm(net, 0, 2, False), INTERVAL) as detector:
         raise KeyError
-    assert net.closed == [(0, 1)] and not detector.send_heartbeat()
+    assert not detector.send_heartbeat()
 
 
 def test_of_an_intercommunicator_the_other_group_is_watched(net):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import os
 import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any
 
-from dist_classicrl.comm.transport import wait_until
+from dist_classicrl.comm.transport import Backoff, Channel, wait_until
 from dist_classicrl.errors import RankLostError, SettingsError
 
 _TESTS_AT_ONCE = 100
@@ -46,6 +48,7 @@ def own_communicator(comm: Any, seconds: float, name: str, between_groups: bool 
     `SettingsError` if `comm` is no such communicator.
     """
     checked_communicator(comm, between_groups)
+    _give_back_more()
     what = f"all ranks to construct their {name}; every rank of the communicator has to"
     return duplicate(comm, seconds, what, f"Construct it {_OVER_THE_OTHERS}")
 
@@ -63,17 +66,17 @@ def finish(comm: Any, request: Any, seconds: float, what: str, remedy: str, *in_
         if _has_deaths(comm):
             raise _death(what, remedy)
     except BaseException as error:
-        _given_up.append((request, *in_use))
+        leave_to_mpi(request, *in_use)
         if isinstance(error, MPI.Exception):
             raise _death(what, remedy) from error
         raise
 
 
 def spin(comm: Any, request: Any, seconds: float, what: str, *in_use: Any) -> None:
-    """Wait like `finish`, but without sleeping, as measuring needs it; `what` is to be done by all ranks."""
+    """Wait like `finish`, but without sleeping, for what is short; `what` is to be done by all ranks."""
     from mpi4py import MPI
 
-    remedy = f"Measure {_OVER_THE_OTHERS}"
+    remedy = f"Go on {_OVER_THE_OTHERS}"
     deadline = time.perf_counter() + seconds
     try:
         for tests in itertools.count():
@@ -86,6 +89,60 @@ def spin(comm: Any, request: Any, seconds: float, what: str, *in_use: Any) -> No
     except MPI.Exception as error:
         raise RankLostError(f"A rank died before all did {what} ({error}). {remedy}") from error
     finish(comm, request, 0.0, f"all ranks to do {what}", remedy, *in_use)
+
+
+def give_back(
+    comm: Any, channels: Collection[Channel], left: Callable[[], Collection[Channel]], seconds: float = 1.0
+) -> None:
+    """Free `comm`, of which MPI has a limited number, once nobody sends over it any more.
+
+    This rank has said goodbye on all `channels`, and sends nothing after that. `left` takes in what has
+    come, and returns those on which the other ranks have said goodbye. Freed sooner, their messages could
+    turn up in another communicator. It waits so many seconds at most; who says goodbye later is noticed when
+    the next communicator is made or given back, and where a rank has died nothing is freed.
+    """
+    used = _Used(comm, channels, left)
+    backoff = Backoff()
+    deadline = time.monotonic() + seconds
+    while not used.is_over():
+        if time.monotonic() > deadline:
+            _used.append(used)
+            break
+        backoff.wait()
+    _give_back_more()
+
+
+@dataclass(frozen=True)
+class _Used:
+    """A communicator that this rank is through with."""
+
+    comm: Any
+    channels: Collection[Channel]
+    left: Callable[[], Collection[Channel]]
+
+    def is_over(self) -> bool:
+        """Whether nobody is waited for any more; then it is free, or lost."""
+        left = self.left()
+        missing = [channel for channel in self.channels if channel not in left]
+        if any(channel.lost is None for channel in missing):
+            return False
+        for channel in self.channels:
+            channel.close()
+        if not missing:
+            self.comm.Free()
+        return True
+
+
+def _give_back_more() -> None:
+    _used[:] = [used for used in _used if not used.is_over()]
+
+
+_used: list[_Used] = []
+
+
+def leave_to_mpi(*in_use: Any) -> None:
+    """Keep for good what belongs to operations that were given up."""
+    _given_up.append(in_use)
 
 
 # MPI may still write to what belongs to operations that were given up, so that lives as long as the process.

@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from dist_classicrl.comm.collectives import give_back
 from dist_classicrl.comm.envelope import Kind
-from dist_classicrl.comm.messages import decode_stamped, encode, message
+from dist_classicrl.comm.messages import Bye, decode_stamped, encode, message
 from dist_classicrl.comm.parts import from_parts, to_parts
 from dist_classicrl.comm.remote_errors import Failed
 from dist_classicrl.comm.transport import Backoff, Channel, Wire
@@ -98,6 +99,7 @@ class RootedCollectives:
         self.seconds = seconds
         self._attend = attend
         self._arrived: dict[int, deque[tuple[int, Any]]] = {rank: deque() for rank in channels}
+        self.left: set[int] = set()  # ranks that have said goodbye
         self._step = 0
         self._given_up = -1
 
@@ -206,13 +208,26 @@ class RootedCollectives:
         for channel in self.channels.values():
             channel.close(linger)
 
+    def free(self, comm: Any) -> None:
+        """Stop listening, as all ranks should, and give back `comm`, which this is `over`."""
+        self._send(self.others, Bye())
+        give_back(comm, self.channels.values(), self._channels_of_those_who_left)
+
+    def _channels_of_those_who_left(self) -> list[Channel]:
+        self._listen(set())
+        return [self.channels[rank] for rank in self.left]
+
     def _listen(self, awaited: set[int]) -> bool:
         """Take in what has come, and return whether anything came of those who are waited for."""
         ranks = {channel: rank for rank, channel in self.channels.items()}
         heard = False
         for channel, received in self.wire.receive(list(ranks)):
-            self._arrived[ranks[channel]].append(decode_stamped(received))
-            heard = heard or ranks[channel] in awaited
+            rank, (step, content) = ranks[channel], decode_stamped(received)
+            if isinstance(content, Bye):
+                self.left.add(rank)
+                continue
+            self._arrived[rank].append((step, content))
+            heard = heard or rank in awaited
         for channel in ranks:
             channel.reap()
         return heard
@@ -246,6 +261,11 @@ def _lose_patience(rooted: RootedCollectives, waiting: Waiting) -> None:
         raise RankLostError(
             f"{_named(lost)} died while rank {rooted.rank} waited for {waiting.what}. Go on over the ranks "
             "that are left, such as comm.Shrink()."
+        )
+    if left := waiting.missing & rooted.left:
+        raise RankLostError(
+            f"{_named(left)} closed its end while rank {rooted.rank} waited for {waiting.what}. Every "
+            "rank has to make the same calls before it closes its own."
         )
     if rooted.wire.now() > waiting.heard + rooted.seconds:
         raise RankTimeoutError(

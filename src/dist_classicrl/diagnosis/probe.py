@@ -68,7 +68,7 @@ def hosts(seconds: str) -> None:
 
     with _together(MPI.COMM_WORLD, _TIMEOUT) as (comm, rooted):
         clocks = compare_clocks(comm, rooted)
-        found = measure(comm, rooted, _SIZES, _ITERATIONS, _SECONDS_EACH, (), True, float(seconds))
+        found = measure(comm, rooted, _SIZES, _ITERATIONS, _SECONDS_EACH, (), "some", float(seconds))
     if rooted.rank == 0:
         marked.write(profile=found.to_dict(), clocks=[each.to_dict() for each in clocks])
 
@@ -83,11 +83,12 @@ def measured(
 ) -> CommunicationProfile | None:
     """Measure communication over `comm`, on which every rank calls this; rank 0 gets the result.
 
-    Messages between all hosts are measured where collective operations are. See
+    Messages between several hosts are measured where collective operations are. See
     `communication_profile.measure`.
     """
+    host_pairs = "some" if collectives else "one"
     with _together(comm, timeout) as (own, rooted):
-        found = measure(own, rooted, sizes, iterations, seconds_each, collectives, bool(collectives))
+        found = measure(own, rooted, sizes, iterations, seconds_each, collectives, host_pairs)
     return found if rooted.rank == 0 else None
 
 
@@ -96,7 +97,7 @@ def _together(comm: Any, timeout: float) -> Iterator[tuple[Any, RootedCollective
     own = own_communicator(comm, timeout, "measuring of communication")
     rooted = RootedCollectives.over(own, timeout)
     yield own, rooted
-    rooted.close()
+    rooted.free(own)
 
 
 def _say_profile(found: CommunicationProfile | None) -> None:

@@ -22,7 +22,8 @@ from dist_classicrl.comm.rooted import RootedCollectives
 COLLECTIVES = ("barrier", "bcast", "allreduce", "gather", "allgather")
 POINT_TO_POINT = "point-to-point"
 MOST_GATHERED_BYTES = 1 << 28  # larger results of gather and allgather are left out
-MOST_HOSTS_IN_PAIRS = 8  # up to so many, each is measured with every other one
+MOST_HOSTS_IN_PAIRS = 8  # up to so many, each is measured with every other one, if "some" pairs are
+HOST_PAIRS = ("one", "some", "all")
 _TAG = 2
 _CHUNK_SECONDS = 0.25
 _WHAT = "its part in the measuring of communication"
@@ -76,15 +77,15 @@ def measure(
     iterations: int,
     seconds_each: float | None = None,
     collectives: Sequence[str] = COLLECTIVES,
-    all_hosts: bool = False,
+    host_pairs: str = "one",
     seconds: float | None = None,
 ) -> CommunicationProfile:
     """Measure messages and collective operations at all `sizes`. Every rank calls it, and gets the result.
 
     `comm` is the caller's alone, and what `rooted` is over; errors are those of `RootedCollectives.receive`.
     Each is measured so many times, or fewer where that takes longer than `seconds_each`; after `seconds`
-    nothing more is begun. With `all_hosts` messages go between all `pairs_of_hosts`, and not only to one
-    other host. Sizes are in bytes.
+    nothing more is begun. Messages go between rank 0 and another rank of its host and of one other host, or
+    between "some" or "all" `pairs_of_hosts`, and on each of these hosts. Sizes are in bytes.
     """
     with rooted.operation():
         hosts = rooted.gather(_Host(socket.gethostname()), _WHAT)
@@ -93,7 +94,7 @@ def measure(
         names = tuple(host.name for host in hosts.values())
         found = []
         begun = time.monotonic()
-        for step in _plan(names, sizes, collectives, all_hosts):
+        for step in _plan(names, sizes, collectives, host_pairs):
             if seconds is not None and time.monotonic() - begun > seconds:
                 break
             times = _lead(comm, rooted, step, iterations, seconds_each)
@@ -139,28 +140,33 @@ class _Times:
     seconds: np.ndarray
 
 
-def pairs_of_hosts(hosts: Sequence[str]) -> list[tuple[int, int]]:
+def pairs_of_hosts(hosts: Sequence[str], host_pairs: str = "some") -> list[tuple[int, int]]:
     """Return the pairs of ranks, one for each two hosts, which are given by rank: the first ranks of these.
 
-    All pairs up to `MOST_HOSTS_IN_PAIRS` hosts. Of more, each with that of rank 0, and with the next one in
-    a ring.
+    "one" is that of rank 0 and the next host. "some" are all up to `MOST_HOSTS_IN_PAIRS` hosts, and of more
+    each with that of rank 0, and with the next one in a ring.
     """
     first = [hosts.index(host) for host in dict.fromkeys(hosts)]
     pairs = list(combinations(first, 2))
-    if len(first) <= MOST_HOSTS_IN_PAIRS:
+    if host_pairs == "one":
+        return pairs[:1]
+    if host_pairs == "all" or len(first) <= MOST_HOSTS_IN_PAIRS:
         return pairs
     ring = set(zip(first, first[1:], strict=False))
     return [pair for pair in pairs if pair[0] == first[0] or pair in ring]
 
 
 def _plan(
-    hosts: tuple[str, ...], sizes: Sequence[int], collectives: Sequence[str], all_hosts: bool = False
+    hosts: tuple[str, ...], sizes: Sequence[int], collectives: Sequence[str], host_pairs: str = "one"
 ) -> list[_Step]:
-    """Return what to measure: messages of rank 0 with a rank on its host, messages between hosts, and all."""
+    """Return what to measure: messages on rank 0's host, or on each, messages between hosts, and all."""
     everybody = tuple(range(len(hosts)))
-    near = [(0, rank) for rank in everybody[1:] if hosts[rank] == hosts[0]][:1]
-    far = pairs_of_hosts(hosts)[: None if all_hosts else 1]
-    plan = [_Step(POINT_TO_POINT, pair, size) for pair in near + far for size in sizes]
+    on_hosts = ([rank for rank in everybody if hosts[rank] == host] for host in dict.fromkeys(hosts))
+    near = [(ranks[0], ranks[1]) for ranks in on_hosts if len(ranks) > 1]
+    if host_pairs == "one":
+        near = [pair for pair in near if pair[0] == 0]
+    pairs = near + pairs_of_hosts(hosts, host_pairs)
+    plan = [_Step(POINT_TO_POINT, pair, size) for pair in pairs for size in sizes]
     for operation in collectives if len(hosts) > 1 else ():
         for size in sizes if operation != "barrier" else (0,):
             if "gather" not in operation or size * len(hosts) <= MOST_GATHERED_BYTES:

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from dist_classicrl.checks import OneOf, RealNumber, checked_positive, checked_whole
-from dist_classicrl.comm.collectives import own_communicator
-from dist_classicrl.comm.rooted import RootedCollectives
+from dist_classicrl.checks import OneOf, RealNumber, checked_whole
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.mpi_tools.packing import KINDS, Packed, dense, pack, sparse
+from dist_classicrl.mpi_tools.part import RootedPart
 
 _WHAT = "its part in CompressedAllreduce"
 
@@ -42,12 +41,13 @@ class _Answer:
     packed: Packed
 
 
-class CompressedAllreduce:
+class CompressedAllreduce(RootedPart):
     """An all-reduce of arrays that sends part of the numbers, or rounded ones, with error feedback.
 
     What is not sent is kept and added at the next call, so it goes in the end: what all calls returned and
     what `flush` returns add up to the sums of what was given. Rank 0 adds up; messages are point-to-point,
-    and no wait is longer than `timeout`. The methods are collective.
+    and no wait is longer than `timeout`. The methods are collective. `close` drops what was kept, so call
+    `flush` before.
 
     Parameters
     ----------
@@ -79,8 +79,8 @@ class CompressedAllreduce:
     >>> import numpy as np
     >>> from dist_classicrl.mpi_tools import CompressedAllreduce
     >>> with CompressedAllreduce(MPI.COMM_SELF, "top_k", k=1) as reduce:
-    ...     reduce(np.array([1.0, 3.0])).tolist(), reduce.flush().tolist()
-    ([0.0, 3.0], [1.0, 0.0])
+    ...     reduce(np.array([1.0, 3.0, 2.0, 0.0])).tolist(), reduce.flush().tolist()
+    ([0.0, 3.0, 0.0, 0.0], [1.0, 0.0, 2.0, 0.0])
     """
 
     def __init__(
@@ -102,12 +102,10 @@ class CompressedAllreduce:
             if belongs != (value is not None):
                 which = "needs" if belongs else "takes no"
                 raise SettingsError(f"kind={kind!r} {which} {name}, got {name}={value!r}.")
-        seconds = checked_positive("timeout", timeout)
         self.traffic = Traffic()
         self._residual: np.ndarray | None = None  # of this rank's arrays, in their shape
         self._kept: np.ndarray | None = None  # of what rank 0 returned
-        self._comm = own_communicator(comm, seconds, "CompressedAllreduce")
-        self._rooted = RootedCollectives.over(self._comm, seconds)
+        super().__init__(comm, timeout)
 
     def __call__(self, array: Any) -> np.ndarray:
         """Return the sum, or mean, of what all ranks give and have kept, as far as it was sent.
@@ -137,16 +135,6 @@ class CompressedAllreduce:
         nothing = self._residual is None
         given = np.zeros(0) if self._residual is None else np.zeros_like(self._residual)
         return self._reduce("flush needs a call before it" if nothing else "", given, whole=True)
-
-    def close(self) -> None:
-        """Stop listening; every rank should close its own. What was kept is dropped: `flush` before."""
-        self._rooted.close()
-
-    def __enter__(self) -> CompressedAllreduce:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def _checked(self, array: Any) -> tuple[str, np.ndarray]:
         """Return why an array cannot be used, or nothing, and what this rank now has to send."""

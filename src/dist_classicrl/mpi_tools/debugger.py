@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from dist_classicrl.checks import checked_positive, checked_whole
-from dist_classicrl.comm.collectives import own_communicator
-from dist_classicrl.comm.rooted import RootedCollectives
+from dist_classicrl.checks import OneOf, checked_whole
 from dist_classicrl.mpi_tools import communication_profile, consistency
 from dist_classicrl.mpi_tools.communication_profile import POINT_TO_POINT, Measurement
 from dist_classicrl.mpi_tools.consistency import Consistency
+from dist_classicrl.mpi_tools.part import RootedPart
 
 LEAST_BYTES = 8  # of the message whose time is the latency
 
 
-class DistributedDebugger:
+class DistributedDebugger(RootedPart):
     """Compares data and measures communication over any communicator.
 
     Its methods are collective: every rank calls them, in the same order. No wait is longer than `timeout`,
@@ -46,9 +45,7 @@ class DistributedDebugger:
     """
 
     def __init__(self, comm: Any, *, timeout: float = 60.0) -> None:
-        seconds = checked_positive("timeout", timeout)
-        self._comm = own_communicator(comm, seconds, "DistributedDebugger")
-        self._rooted = RootedCollectives.over(self._comm, seconds)
+        super().__init__(comm, timeout)
 
     def check_data_consistency(self, array: Any, tolerance: float = 1e-6) -> Consistency:
         """Compare an array on all ranks with that of rank 0.
@@ -78,7 +75,9 @@ class DistributedDebugger:
         """
         return consistency.check(self._rooted, array, tolerance)
 
-    def profile_communication(self, data_size: int = 1 << 20, iterations: int = 100) -> dict[str, Any]:
+    def profile_communication(
+        self, data_size: int = 1 << 20, iterations: int = 100, host_pairs: str = "some"
+    ) -> dict[str, Any]:
         """Measure latency and bandwidth of messages and of collective operations.
 
         Parameters
@@ -87,12 +86,16 @@ class DistributedDebugger:
             Bytes of a message, and in a collective operation of what each rank gives.
         iterations : int
             How often each is measured; the median counts.
+        host_pairs : {"some", "all", "one"}
+            Between which hosts messages are measured, one pair after the other: ``"all"``, each with every
+            other one; ``"some"``, the same up to eight hosts, and of more each with that of rank 0 and with
+            the next one; ``"one"``, that of rank 0 with one other.
 
         Returns
         -------
         dict
-            The same on all ranks. ``"point_to_point"`` is a list of messages between rank 0 and another rank,
-            one on the same host and one elsewhere as far as there are such, each with ``"ranks"``,
+            The same on all ranks. ``"point_to_point"`` is a list of messages between two ranks, the first
+            ones of two hosts, or the first two of one host, each with ``"ranks"``, their ``"hosts"``,
             ``"same_host"``, ``"latency"`` (seconds of a message of 8 bytes), ``"seconds"`` (of one of
             `data_size`) and ``"bandwidth"`` (bytes per second). ``"collective"`` has the last three for each
             of ``"bcast"``, ``"allreduce"``, ``"gather"`` and ``"allgather"``, and ``"barrier"``, which has a
@@ -101,19 +104,23 @@ class DistributedDebugger:
         Raises
         ------
         SettingsError
-            If an argument is not a whole number of at least 1.
+            If an argument is not what is described here.
         RankTimeoutError, RankLostError, RemoteRankError
             If a rank does not take part.
         """
         size = checked_whole("data_size", data_size, 1)
         iterations = checked_whole("iterations", iterations, 1)
         sizes = sorted({LEAST_BYTES, size})
-        profile = communication_profile.measure(self._comm, self._rooted, sizes, iterations)
+        host_pairs = OneOf(communication_profile.HOST_PAIRS)("host_pairs", host_pairs)
+        profile = communication_profile.measure(
+            self._comm, self._rooted, sizes, iterations, host_pairs=host_pairs
+        )
         pairs: dict[tuple[int, ...], dict[str, Any]] = {}
         collective: dict[str, dict[str, Any]] = {}
         for found in profile.measurements:
             if found.operation == POINT_TO_POINT:
-                start = {"ranks": list(found.ranks), "same_host": found.same_host}
+                hosts = [profile.hosts[rank] for rank in found.ranks]
+                start = {"ranks": list(found.ranks), "hosts": hosts, "same_host": found.same_host}
                 _note(pairs.setdefault(found.ranks, start), found, size)
             else:
                 _note(collective.setdefault(found.operation, {}), found, size)
@@ -124,16 +131,6 @@ class DistributedDebugger:
             "point_to_point": list(pairs.values()),
             "collective": collective,
         }
-
-    def close(self) -> None:
-        """Stop listening; every rank should close its own."""
-        self._rooted.close()
-
-    def __enter__(self) -> DistributedDebugger:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
 
 def _note(entry: dict[str, Any], found: Measurement, size: int) -> None:

@@ -265,7 +265,7 @@ class FailureDetector:
                 self._wire.sleep(1e-3)
                 self._listen()
             self._is_closed = True
-            close(self._comm, self._peers.values())
+            close(self._wire, self._comm, list(self._peers.values()))
 
     def __enter__(self) -> FailureDetector:
         return self

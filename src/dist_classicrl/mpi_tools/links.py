@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from dist_classicrl.comm.collectives import give_back
 from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.comm.messages import Bye, decode, encode, message
 from dist_classicrl.comm.transport import Channel, Wire
@@ -30,6 +31,7 @@ class Link:
         self.has_left = False  # the rank has said goodbye
         self._untaken = 0  # messages that were sent to it
         self._taken = 0  # messages of it that it was not told of
+        self._is_over = False  # this rank has said goodbye, after which it must not say anything
 
     @property
     def is_present(self) -> bool:
@@ -39,7 +41,7 @@ class Link:
     @property
     def has_room(self) -> bool:
         """Whether another message may go."""
-        return self._untaken < self.most_untaken and self.channel.reap()
+        return not self._is_over and self._untaken < self.most_untaken and self.channel.reap()
 
     def send(self, content: object) -> None:
         """Send a message, for which there has to be room."""
@@ -48,6 +50,7 @@ class Link:
 
     def say_goodbye(self) -> None:
         """Send the last message, whether or not there is room."""
+        self._is_over = True
         self.channel.send(encode(Bye()))
 
     def take_in(self, content: object) -> bool:
@@ -64,7 +67,7 @@ class Link:
 
     def acknowledge(self) -> None:
         """Tell the rank what was taken, if it takes that."""
-        if self._taken and self.channel.reap():
+        if self._taken and not self._is_over and self.channel.reap():
             self.channel.send(encode(Taken(self._taken)))
             self._taken = 0
 
@@ -86,10 +89,11 @@ def receive(wire: Wire, links: Sequence[AnyLink]) -> list[tuple[AnyLink, Any]]:
     return taken
 
 
-def close(comm: Any, links: Collection[Link]) -> None:
-    """Close the channels of all the links over `comm`, and free it if their ranks have all said goodbye."""
-    for link in links:
-        link.channel.close()
-    # Freed sooner, its messages could turn up in another communicator.
-    if all(link.has_left for link in links):
-        comm.Free()
+def close(wire: Wire, comm: Any, links: Sequence[Link], seconds: float = 0.0) -> None:
+    """Give back `comm`, which `wire` and all `links` are over; this rank has said goodbye on each of them."""
+
+    def left() -> list[Channel]:
+        receive(wire, links)
+        return [link.channel for link in links if link.has_left]
+
+    give_back(comm, [link.channel for link in links], left, seconds)

@@ -231,7 +231,7 @@ class DistributedMonitor:
             self._wait(lambda: not self._peers[0].is_present)
         self._is_closed = True
         self._log(math.inf)
-        close(self._comm, self._peers.values())
+        close(self._wire, self._comm, list(self._peers.values()))
 
     def __enter__(self) -> DistributedMonitor:
         return self

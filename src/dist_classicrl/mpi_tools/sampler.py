@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from dist_classicrl.checks import OneOf, checked_whole
 from dist_classicrl.comm.collectives import checked_communicator
+from dist_classicrl.errors import SettingsError
 
 UNEVEN = ("keep", "drop", "pad")
 
@@ -16,7 +18,8 @@ class DistributedSampler:
     """Splits ``range(length)`` over the ranks, in a new order in each epoch.
 
     The order follows from `seed` and the epoch alone, so ranks that were given the same arguments need no
-    message to agree. Rank r of n takes each n-th place of it, from place r on.
+    message to agree. Rank r of n takes each n-th place of it, from place r on. `batches` goes through an
+    epoch, `state` says where it stands, and `restore` goes on from there, on any number of ranks.
 
     Parameters
     ----------
@@ -43,6 +46,13 @@ class DistributedSampler:
     >>> sampler = DistributedSampler(10, MPI.COMM_SELF, seed=1)
     >>> sorted(sampler.indices(epoch=3).tolist()) == list(range(10))
     True
+    >>> for batch in sampler.batches(4):
+    ...     print(len(batch), sampler.state()["taken"])
+    4 4
+    4 8
+    2 10
+    >>> sampler.epoch
+    1
     """
 
     def __init__(self, length: int, comm: Any, *, seed: int = 0, uneven: str = "keep") -> None:
@@ -51,6 +61,14 @@ class DistributedSampler:
         self.uneven = OneOf(UNEVEN)("uneven", uneven)
         own = checked_communicator(comm)
         self._rank, self._size = own.Get_rank(), own.Get_size()
+        self._epoch = 0
+        self._begun_at = 0  # places of the epoch that were taken before its rest was shared out
+        self._taken = 0  # samples of its share of that rest that this rank has taken
+
+    @property
+    def epoch(self) -> int:
+        """Which epoch `batches` goes through next, or is in."""
+        return self._epoch
 
     def indices(self, epoch: int) -> np.ndarray:
         """Return what this rank takes in an epoch, which is a whole number of at least 0.
@@ -60,11 +78,87 @@ class DistributedSampler:
         ndarray(int64, ndim=1)
             Of the same length on all ranks, but with ``"keep"``, where it differs by one at most.
         """
-        epoch = checked_whole("epoch", epoch, 0)
+        return self._share(checked_whole("epoch", epoch, 0), 0)
+
+    def batches(self, size: int) -> Iterator[np.ndarray]:
+        """Go through what is left of this rank's samples in this epoch, and then begin the next epoch.
+
+        Parameters
+        ----------
+        size : int
+            Samples in a batch, at least 1; the last one may have fewer.
+
+        Yields
+        ------
+        ndarray(int64, ndim=1)
+            Ranks have equally many batches of equal sizes, but with ``"keep"``, where the last one of some
+            ranks has a sample less, or is left out if that was its only one.
+
+        Raises
+        ------
+        SettingsError
+            If `size` is not what is described here.
+        """
+        size = checked_whole("size", size, 1)
+        return self._batches(size)
+
+    def _batches(self, size: int) -> Iterator[np.ndarray]:
+        share = self._share(self._epoch, self._begun_at)
+        while self._taken < len(share):
+            batch = share[self._taken : self._taken + size].copy()
+            self._taken += len(batch)
+            yield batch
+        self._epoch, self._begun_at, self._taken = self._epoch + 1, 0, 0
+
+    def state(self) -> dict[str, Any]:
+        """Return where this rank stands, for `restore`, as plain data for JSON.
+
+        Returns
+        -------
+        dict
+            `length`, `seed` and `uneven`, the ``"epoch"``, and how many places of its order all ranks have
+            ``"taken"``. The same on all ranks that have taken equally many batches.
+        """
+        taken = min(self._begun_at + self._taken * self._size, self.length)
+        return {**self._kept(), "epoch": self._epoch, "taken": taken}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on where a `state` was told, with `batches` begun anew; the number of ranks may be another.
+
+        What is left of the epoch is shared out over the ranks that there are now: no sample comes twice in
+        it, and none is left out but by `uneven`. On as many ranks, each gets what it would have had.
+
+        Raises
+        ------
+        SettingsError
+            If it is no such state, or one of a sampler that was made with other arguments.
+        """
+        wanted = self.state()
+        if not isinstance(state, Mapping) or set(state) != set(wanted):
+            raise SettingsError(
+                f"state must be what state() returned, with {', '.join(wanted)}; got {state!r}."
+            )
+        for name, own in self._kept().items():
+            if state[name] != own:
+                raise SettingsError(
+                    f"The state is of a sampler with {name}={state[name]!r}, and this one has {own!r}. "
+                    "Make it with the same arguments."
+                )
+        epoch, taken = (checked_whole(name, state[name], 0) for name in ("epoch", "taken"))
+        if taken > self.length:
+            raise SettingsError(f"taken must be at most length ({self.length}), got {taken}.")
+        self._epoch, self._begun_at, self._taken = epoch, taken, 0
+
+    def _kept(self) -> dict[str, Any]:
+        return {"length": self.length, "seed": self.seed, "uneven": self.uneven}
+
+    def _share(self, epoch: int, begun_at: int) -> np.ndarray:
+        """Return this rank's samples of an epoch of which so many places were taken before."""
         order = np.random.default_rng((self.seed, epoch)).permutation(self.length).astype(np.int64)
-        rest = self.length % self._size
+        left = order[begun_at:]
+        rest = len(left) % self._size
         if rest and self.uneven == "drop":
-            order = order[: self.length - rest]
+            left = left[: len(left) - rest]
         elif rest and self.uneven == "pad":
-            order = np.resize(order, self.length - rest + self._size)
-        return order[self._rank :: self._size].copy()
+            left = np.concatenate([left, np.resize(order, self._size - rest)])
+        return left[self._rank :: self._size].copy()

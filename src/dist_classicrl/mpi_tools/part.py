@@ -1,0 +1,60 @@
+"""What the parts that ranks use together have in common: how they are made and closed."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from dist_classicrl.checks import checked_positive
+from dist_classicrl.comm.collectives import own_communicator
+from dist_classicrl.comm.rooted import RootedCollectives
+from dist_classicrl.errors import SettingsError
+
+AnyPart = TypeVar("AnyPart", bound="Part")
+
+
+class Part:
+    """Something over a duplicate of a communicator, which every rank constructs, and closes."""
+
+    def __init__(self, comm: Any, timeout: Any) -> None:
+        self._is_closed = False
+        self._seconds = checked_positive("timeout", timeout)
+        self._comm = own_communicator(comm, self._seconds, type(self).__name__)
+
+    def close(self) -> None:
+        """Stop listening, and give the communicator back to MPI; every rank should close its own.
+
+        It waits for the other ranks' closing, but no longer than a second.
+        """
+        if not self._is_closed:
+            self._is_closed = True
+            self._leave()
+
+    def _leave(self) -> None:
+        raise NotImplementedError
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            name = type(self).__name__
+            raise SettingsError(f"This {name} is closed. Construct another one on all ranks.")
+
+    def __enter__(self: AnyPart) -> AnyPart:
+        return self
+
+    def __exit__(self, kind: Any = None, error: Any = None, trace: Any = None) -> None:
+        self.close()
+
+
+class RootedPart(Part):
+    """A part whose ranks take steps together that rank 0 leads."""
+
+    def __init__(self, comm: Any, timeout: Any) -> None:
+        super().__init__(comm, timeout)
+        self._collectives = RootedCollectives.over(self._comm, self._seconds)
+
+    @property
+    def _rooted(self) -> RootedCollectives:
+        self._check_open()
+        return self._collectives
+
+    def _leave(self) -> None:
+        self._collectives.free(self._comm)

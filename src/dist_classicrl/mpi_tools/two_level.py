@@ -1,0 +1,342 @@
+"""Collective operations in two levels: within each host, and between hosts by one rank of each."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+
+from dist_classicrl.checks import OneOf, WholeNumber, YesOrNo
+from dist_classicrl.comm.collectives import spin
+from dist_classicrl.errors import RankLostError, SettingsError
+from dist_classicrl.mpi_tools.arrays import as_numbers
+from dist_classicrl.mpi_tools.part import Part
+
+METHODS = ("auto", "two_level", "mpi")
+OPERATIONS = ("sum", "max", "min")
+_TEXT_BYTES = 256
+_WHAT = "their part in a TwoLevel operation"
+
+
+class TwoLevel(Part):
+    """All-reduce, broadcast, reduce-scatter and all-gather that cross the network once for each host.
+
+    Ranks of a host, which share memory, first bring together what they have; then one rank of each host, the
+    leader, talks to the other leaders, and passes on what came.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Comm
+        The messages go over a duplicate. **Every rank constructs the object**, at the same point, and with
+        the same arguments but for `host`.
+    method : {"auto", "two_level", "mpi"}, default="auto"
+        ``"mpi"`` leaves the operations to MPI's own. ``"auto"`` does so where there is one host only, or one
+        rank on each, and else takes two levels.
+    host : str, optional
+        What is to be taken for this rank's host, in up to 255 bytes. All ranks give one, or none: then
+        those that share memory are on one host.
+    check : bool, default=True
+        Whether the ranks compare, before each operation, which one it is, and shapes and types. That takes
+        one short message more, and waits for `timeout` seconds at most. Without it, where ranks
+        differ, MPI does what it likes.
+    timeout : float, default=60
+        Seconds to wait for other ranks, here and before each operation.
+
+    Raises
+    ------
+    SettingsError
+        If an argument is not what is described here, or only some ranks give a `host`.
+    RankTimeoutError, RankLostError
+        If not every rank constructs its object within `timeout`, or one has died.
+
+    Notes
+    -----
+    **Not safe across a death**: these are MPI's blocking operations, and if a rank dies within one, others
+    may wait for ever. `ParameterSync` has deadlines, and `QuorumBarrier` needs no single rank.
+
+    Examples
+    --------
+    >>> from mpi4py import MPI
+    >>> import numpy as np
+    >>> from dist_classicrl.mpi_tools import TwoLevel
+    >>> with TwoLevel(MPI.COMM_SELF) as levels:
+    ...     levels.allreduce(np.arange(3)).tolist(), levels.hosts
+    ([0, 1, 2], ((0,),))
+    """
+
+    def __init__(
+        self,
+        comm: Any,
+        *,
+        method: str = "auto",
+        host: str | None = None,
+        check: bool = True,
+        timeout: float = 60.0,
+    ) -> None:
+        method = OneOf(METHODS)("method", method)
+        label = _checked_label(host)
+        self._check = YesOrNo()("check", check)
+        super().__init__(comm, timeout)
+        self._rank, self._size = self._comm.Get_rank(), self._comm.Get_size()
+        self._local: Any = None
+        self._leaders: Any = None
+        try:
+            self._local = self._split(label)
+            self._leaders = self._comm.Split(0 if self._local.Get_rank() == 0 else _undefined(), self._rank)
+        except BaseException:
+            self.close()
+            raise
+        leader, leaders = np.array([self._rank]), np.empty(self._size, np.int64)
+        self._local.Bcast(leader)
+        self._comm.Allgather(leader, leaders)
+        numbers = dict.fromkeys(leaders.tolist())
+        self._hosts = tuple(tuple(np.flatnonzero(leaders == each).tolist()) for each in numbers)
+        self._order = np.concatenate(self._hosts)  # ranks, those of a host behind each other
+        has_levels = 1 < len(self._hosts) < self._size
+        self._two_levels = has_levels if method == "auto" else method == "two_level"
+
+    @property
+    def hosts(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of each host, its leader first."""
+        return self._hosts
+
+    @property
+    def uses_two_levels(self) -> bool:
+        """Whether operations take two levels, and are not MPI's own."""
+        return self._two_levels
+
+    def allreduce(self, array: Any, op: str = "sum") -> np.ndarray:
+        """Return the sum of all ranks' arrays, or their largest or least numbers.
+
+        Parameters
+        ----------
+        array : array_like
+            Whole numbers of 8 to 64 bits, float32 or float64, of the same shape and type on all ranks.
+        op : {"sum", "max", "min"}
+            Sums are made in the arrays' type.
+
+        Returns
+        -------
+        ndarray
+            Of that shape and type; of two levels the same bits on all ranks.
+
+        Raises
+        ------
+        SettingsError
+            On all ranks, if they give what does not fit, or one gives what is not allowed; or if this object
+            is closed.
+        RankTimeoutError, RankLostError
+            If a rank does not come to the operation within `timeout`, or has died.
+        """
+        given, operation = self._agreed("allreduce", array, op=op)
+        total = np.empty_like(given)
+        if not self._two_levels:
+            self._call(self._comm.Allreduce, given, total, operation)
+            return total
+        own = np.empty_like(given)
+        self._call(self._local.Reduce, given, own, operation, 0)
+        if self._is_leader:
+            self._call(self._leaders.Allreduce, own, total, operation)
+        self._call(self._local.Bcast, total, 0)
+        return total
+
+    def broadcast(self, array: Any, source: int = 0) -> np.ndarray:
+        """Return the array of rank `source`; those of the others say its shape and type.
+
+        Errors are those of `allreduce`.
+        """
+        given, _ = self._agreed("broadcast", array, source=source)
+        found = given.copy()
+        if not self._two_levels:
+            self._call(self._comm.Bcast, found, source)
+            return found
+        home = next(number for number, ranks in enumerate(self._hosts) if source in ranks)
+        if self._rank in self._hosts[home]:
+            self._call(self._local.Bcast, found, self._hosts[home].index(source))
+        if self._is_leader:
+            self._call(self._leaders.Bcast, found, home)
+        if self._rank not in self._hosts[home]:
+            self._call(self._local.Bcast, found, 0)
+        return found
+
+    def reduce_scatter(self, array: Any, op: str = "sum") -> np.ndarray:
+        """Return this rank's rows of the sum of all ranks' arrays, or of their largest or least numbers.
+
+        Parameters
+        ----------
+        array : array_like
+            As for `allreduce`, of at least one dimension.
+        op : {"sum", "max", "min"}
+            As for `allreduce`.
+
+        Returns
+        -------
+        ndarray
+            Part r of n on rank r, as ``np.array_split(total, n)`` splits the first dimension.
+
+        Raises
+        ------
+        SettingsError, RankTimeoutError, RankLostError
+            As `allreduce`.
+        """
+        given, operation = self._agreed("reduce_scatter", array, op=op)
+        parts = np.array_split(given, self._size)
+        mine = np.empty_like(parts[self._rank])
+        counts = [part.size for part in parts]
+        if not self._two_levels:
+            self._call(self._comm.Reduce_scatter, given, mine, counts, operation)
+            return mine
+        total = np.empty(given.size, given.dtype)
+        if not np.array_equal(self._order, range(self._size)):
+            given = np.concatenate([parts[rank] for rank in self._order])
+        self._call(self._local.Reduce, given, total, operation, 0)
+        by_host = [[counts[rank] for rank in ranks] for ranks in self._hosts]
+        own = by_host[next(number for number, ranks in enumerate(self._hosts) if self._rank in ranks)]
+        of_host = np.empty(sum(own), given.dtype)
+        if self._is_leader:
+            self._call(
+                self._leaders.Reduce_scatter, total, of_host, [sum(each) for each in by_host], operation
+            )
+        self._call(self._local.Scatterv, [of_host, own], mine, 0)
+        return mine
+
+    def allgather(self, array: Any) -> np.ndarray:
+        """Return the arrays of all ranks.
+
+        Parameters
+        ----------
+        array : array_like
+            As for `allreduce`.
+
+        Returns
+        -------
+        ndarray
+            Of shape (ranks, *shape of array).
+
+        Raises
+        ------
+        SettingsError, RankTimeoutError, RankLostError
+            As `allreduce`.
+        """
+        given, _ = self._agreed("allgather", array)
+        found = np.empty((self._size, *given.shape), given.dtype)
+        if not self._two_levels:
+            self._call(self._comm.Allgather, given, found)
+            return found
+        of_host = np.empty((self._local.Get_size(), *given.shape), given.dtype)
+        self._call(self._local.Gather, given, of_host, 0)
+        if self._is_leader:
+            counts = [len(ranks) * given.size for ranks in self._hosts]
+            self._call(self._leaders.Allgatherv, of_host, [found, counts])
+        self._call(self._local.Bcast, found, 0)
+        if np.array_equal(self._order, range(self._size)):
+            return found
+        return found[np.argsort(self._order)]
+
+    @property
+    def _is_leader(self) -> bool:
+        return bool(self._local.Get_rank() == 0)
+
+    def _split(self, label: str | None) -> Any:
+        """Return the communicator of the ranks on this host."""
+        from mpi4py import MPI
+
+        labels = self._texts("" if label is None else label)
+        nameless = [rank for rank, text in enumerate(labels) if not text]
+        if label is None and len(nameless) == self._size:
+            return self._comm.Split_type(MPI.COMM_TYPE_SHARED, self._rank)
+        if nameless:
+            raise SettingsError(
+                f"host must be given on all ranks or on none; it is missing on rank {nameless[0]}."
+            )
+        return self._comm.Split(labels.index(labels[self._rank]), self._rank)
+
+    def _texts(self, own: str) -> list[str]:
+        """Return a short text of each rank, by rank."""
+        sent, received = np.zeros(_TEXT_BYTES, np.uint8), np.empty((self._size, _TEXT_BYTES), np.uint8)
+        encoded = own.encode()[:_TEXT_BYTES]
+        sent[: len(encoded)] = np.frombuffer(encoded, np.uint8)
+        self._call(self._comm.Allgather, sent, received)
+        return [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in received]
+
+    def _agreed(self, name: str, array: Any, **options: Any) -> tuple[np.ndarray, Any]:
+        """Return this rank's array in one piece, and MPI's operation, when all ranks give what fits."""
+        self._check_open()
+        refusal, given, operation = "", np.zeros(0), None
+        try:
+            given, operation = self._checked(name, array, **options)
+        except SettingsError as error:
+            refusal = str(error).removesuffix(".")
+        if self._check:
+            said = "".join(f"{option}={value!r}, " for option, value in options.items())
+            text = refusal or f"{name}({said}array of {given.dtype} {given.shape})"
+            if not self._is_same_everywhere(text):
+                texts = self._texts(text)
+                unlike = [f"rank {rank}: {each}" for rank, each in enumerate(texts) if each != texts[0]]
+                raise SettingsError(f"rank 0: {texts[0]}; {'; '.join(unlike)}. Give all ranks the same.")
+        if refusal:
+            raise SettingsError(f"{refusal}.")
+        return given, operation
+
+    def _checked(self, name: str, array: Any, op: Any = None, source: Any = None) -> tuple[np.ndarray, Any]:
+        from mpi4py import MPI
+
+        given = as_numbers("array", array)
+        if name == "broadcast" and WholeNumber(0)("source", source) >= self._size:
+            raise SettingsError(f"source must be a rank below {self._size}, got {source!r}")
+        if name == "reduce_scatter" and given.ndim == 0:
+            raise SettingsError("array must have a dimension to be split, got a single number")
+        word = None if name in ("broadcast", "allgather") else OneOf(OPERATIONS)("op", op)
+        operation = {None: None, "sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}[word]
+        return np.ascontiguousarray(given).reshape(given.shape), operation
+
+    def _is_same_everywhere(self, text: str) -> bool:
+        """Whether all ranks give the same text, by its digest: its largest and its least one are equal."""
+        from mpi4py import MPI
+
+        digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little")
+        both = np.array([digest, -digest])
+        most = np.empty_like(both)
+        try:
+            request = self._comm.Iallreduce(both, most, MPI.MAX)
+            spin(self._comm, request, self._seconds, _WHAT, both, most)
+        except MPI.Exception as error:
+            raise self._broken(error) from error
+        except BaseException:
+            self._is_closed = True  # what was begun may not end: nothing is freed, and nothing used any more
+            raise
+        return bool(most[0] == -most[1])
+
+    def _call(self, operation: Any, *arguments: Any) -> None:
+        from mpi4py import MPI
+
+        try:
+            operation(*arguments)
+        except MPI.Exception as error:
+            raise self._broken(error) from error
+
+    def _broken(self, error: BaseException) -> RankLostError:
+        self._is_closed = True
+        return RankLostError(
+            f"MPI could not do its part of a TwoLevel operation ({error}). If a rank has died, construct "
+            "another one over the ranks that are left, such as comm.Shrink()."
+        )
+
+    def _leave(self) -> None:
+        # Each of MPI's blocking operations has taken in all that was sent to this rank.
+        for comm in (self._local, self._leaders, self._comm):
+            if comm:
+                comm.Free()
+
+
+def _checked_label(host: Any) -> str | None:
+    if host is not None and not (isinstance(host, str) and 0 < len(host.encode()) < _TEXT_BYTES):
+        raise SettingsError(f"host must be a text of 1 to {_TEXT_BYTES - 1} bytes, or None, got {host!r}.")
+    return host
+
+
+def _undefined() -> int:
+    from mpi4py import MPI
+
+    return MPI.UNDEFINED

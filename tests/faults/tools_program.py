@@ -1,0 +1,41 @@
+"""Three ranks that use parts of `mpi_tools` while the last one is killed; each survivor says what it saw.
+
+usage: mpirun -n 3 python tools_program.py
+"""
+
+import json
+import os
+import signal
+
+from mpi4py import MPI
+
+from dist_classicrl.errors import RankLostError
+from dist_classicrl.mpi_tools import ParameterSync, QuorumBarrier
+
+SECONDS = 60.0  # if MPI does not say that a rank was killed, silence does not tell in time
+VICTIM = 2
+
+
+def raised(call):
+    try:
+        call()
+    except RankLostError as error:
+        return str(error)
+
+
+def main():
+    world = MPI.COMM_WORLD
+    most, everybody = QuorumBarrier(world, timeout=SECONDS), QuorumBarrier(world, 3, timeout=SECONDS)
+    sync = ParameterSync(world, timeout=SECONDS)
+    came = [sorted(most.wait()), sorted(everybody.wait())]
+    if world.rank == VICTIM:
+        os.kill(os.getpid(), signal.SIGKILL)
+    came += [sorted(most.wait()), sorted(most.wait())]
+    errors = [raised(everybody.wait), raised(sync.start({"a": [1.0]}, op="mean").wait)]
+    print(json.dumps({"rank": world.rank, "came": came, "errors": errors}), flush=True)
+    most.wait()  # so that nobody ends the job before the other has said it
+    os._exit(0)  # MPI_Finalize may wait for the dead
+
+
+if __name__ == "__main__":
+    main()
