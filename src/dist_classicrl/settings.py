@@ -14,7 +14,7 @@ from dist_classicrl.rules import behaviors
 from dist_classicrl.schedules import Linear, PerVisit, Schedule, as_schedule
 
 ROUND_UPDATES = 32
-"""What ``sync_frequency="auto"`` means in the reproducible mode: updates of a logical worker per round."""
+"""Updates of a logical worker in the first rounds of the reproducible mode with ``sync_frequency="auto"``."""
 
 _MOST_ENVS = 2**16
 

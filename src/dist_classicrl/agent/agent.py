@@ -98,8 +98,9 @@ class DistAsyncQLearning:
     sync_frequency : int or "auto"
         Updates of a worker between two pushes. "auto" keeps N k a (N workers, k visits of an entry per push,
         step size a) at or below 4 on the busiest entries while values still move, spending up to half of a
-        worker's time on it, and talks for under 2 % of the time otherwise. In the reproducible mode "auto" is
-        32.
+        worker's time on it, and talks for under 2 % of the time otherwise. In the reproducible mode
+        it is the length of a round; "auto" is 32 while values move, and more as they settle, where the
+        environment is compiled.
     compression_threshold : float
         Maps that move a value by less stay with the worker and compose with later ones, seven times in eight.
         0: all go.

@@ -273,9 +273,8 @@ class RoundLoop(Loop):
             before = time.perf_counter()
             start, left = run.start + run.kept, run.steps - run.kept
             quotas = next_round(run.settings, run.pace.updates, start, left, run.seed)
-            parts, totals = play_all(player, quotas)
-            for each in totals:
-                run.tally.add_learned(Learned.of(each))
+            parts, learned = play_all(player, quotas)
+            run.tally.add_learned(learned)
             seconds = time.perf_counter() - before
             spent = Learned(learning_seconds=seconds, worker_seconds=seconds)
             version = shared.version
@@ -286,7 +285,7 @@ class RoundLoop(Loop):
             self.rounds += 1
             run.tally.steps += made
             run.kept += made
-            run.tally.pushes += len(totals)
+            run.tally.pushes += len(quotas)
             run.reporter.count(self.own.rank, made, spent)
             goes_on = self.report()
             if run.kept < run.steps:

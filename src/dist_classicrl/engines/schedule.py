@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dist_classicrl._random import stream_keys
+from dist_classicrl.engines.outcome import Learned
 from dist_classicrl.learning.learner import Learner, Stream
+from dist_classicrl.learning.state import State, stack_states
 from dist_classicrl.settings import ROUND_UPDATES, Settings
 from dist_classicrl.tables import kernels
 from dist_classicrl.tables.round_merge import MapSums, Part, parts_of
@@ -190,8 +192,21 @@ class RoundPlayer:
         return np.array(totals)
 
 
-def play_all(player: RoundPlayer, quotas: Sequence[Quota]) -> tuple[list[Part], np.ndarray]:
-    """Return the parts of a whole round, and what its logical workers add to `Totals`."""
+def states_of(learner: Any, walkers: Sequence[int]) -> State:
+    """Return the stacked states of some walkers of a learner."""
+    if hasattr(learner, "states"):
+        stacked: State = learner.states(walkers)
+        return stacked
+    return stack_states([learner.state(walker) for walker in walkers])
+
+
+def sum_of(totals: Sequence[np.ndarray]) -> Learned:
+    """Return the sum of what the logical workers of a round add to `Totals`, in their order."""
+    return Learned.of(np.cumsum(np.concatenate(totals), axis=0)[-1])
+
+
+def play_all(player: RoundPlayer, quotas: Sequence[Quota]) -> tuple[list[Part], Learned]:
+    """Return the parts of a whole round, and what was learned, without the time that it took."""
     played = [player.part(quotas[some.start : some.stop]) for some in parts_of(0, len(quotas), len(quotas))]
     done = [each for each in played if each is not None]
-    return [part for part, _ in done], np.concatenate([totals for _, totals in done])
+    return [part for part, _ in done], sum_of([totals for _, totals in done])

@@ -14,12 +14,12 @@ from dist_classicrl.environments.simulate import CompiledSimulator
 from dist_classicrl.environments.trial import run_game, try_out
 from dist_classicrl.errors import ActionMaskError, DivergenceError
 from dist_classicrl.learning import loops
-from dist_classicrl.learning.learner import Problem, Stream, Totals, check_sums
+from dist_classicrl.learning.learner import Problem, Stream, Totals, check_all_sums
 from dist_classicrl.learning.loops import NO_QUOTAS, NO_STEPS, Quotas, Stretch, Walker, Walkers
 from dist_classicrl.learning.memory import RuleMemory
 from dist_classicrl.learning.replay import ReplayMemory
 from dist_classicrl.learning.rules import compiling
-from dist_classicrl.learning.state import State, check_arrays, check_position, check_replay
+from dist_classicrl.learning.state import State, check_arrays, check_position, check_replay, stack_states
 from dist_classicrl.rules.behaviors import EpsilonLadder
 from dist_classicrl.tables.round_merge import MapSums
 
@@ -54,6 +54,12 @@ class _Together:
             one.walker = one.walker._replace(**{name: getattr(walkers, name)[row] for name in _WRITTEN})
         memory = RuleMemory.together([one.memory for one in every])
         return cls(walkers, memory, {number: row for row, number in enumerate(numbers)})
+
+    def first_row(self, numbers: Sequence[int]) -> int:
+        """Return the row of the first of these walkers, if the others follow it; else -1."""
+        first, last = self.rows[numbers[0]], self.rows[numbers[-1]]
+        is_run = last - first == numbers[-1] - numbers[0] == len(numbers) - 1
+        return first if is_run else -1
 
 
 _WRITTEN = ("memory", "position", "collected", "came")
@@ -162,23 +168,39 @@ class CompiledLearner:
             What each would have added to `Totals`; None: nothing was done, since rates are on several lines,
             or the walkers do not follow each other.
         """
-        if self._together is None:
-            self._together = _Together.of(self._episodes)
-        together, rows = self._together, self._together.rows
-        later = np.cumsum([0, *steps[:-1]])
+        together = self._in_common_arrays()
+        first = together.first_row(walkers)
         step_size, epsilon, end = self._rates.at(start)
-        first = rows[walkers[0]]
-        if start + sum(steps) > end or any(rows[n] != first + i for i, n in enumerate(walkers)):
+        if first < 0 or start + sum(steps) > end:
             return None
+        later = np.cumsum([0, *steps[:-1]])
         quotas = Quotas(keys, np.asarray(steps, np.int64), later, step_size, epsilon)
         totals = np.zeros((len(walkers), 4))
         self._call_apart(together, first, quotas, sums, totals)
-        for row in totals:
-            check_sums(row)
+        check_all_sums(totals)
         collected = together.walkers.collected
         if not np.isfinite(collected).all():
             raise infinite_return(collected[~np.isfinite(collected)][0])
         return totals
+
+    def states(self, walkers: Sequence[int]) -> State:
+        """Return the stacked state of some walkers, see `stack_states`."""
+        together = self._in_common_arrays() if self.learns_apart else None
+        first = -1 if together is None else together.first_row(walkers)
+        if together is None or first < 0:
+            return stack_states([self.state(walker) for walker in walkers])
+        rows = slice(first, first + len(walkers))
+        arrays = together.walkers
+        return {
+            "position": np.concatenate([arrays.position[rows], arrays.memory[rows]], axis=1),
+            "running": arrays.collected[rows].copy(),
+            **{name: array[rows, np.newaxis] for name, array in together.memory.state().items()},
+        }
+
+    def _in_common_arrays(self) -> _Together:
+        if self._together is None:
+            self._together = _Together.of(self._episodes)
+        return self._together
 
     def _call_apart(
         self, together: _Together, first: int, quotas: Quotas, sums: MapSums, totals: np.ndarray

@@ -99,6 +99,13 @@ class Totals:
         return taken
 
 
+def check_all_sums(totals: np.ndarray) -> None:
+    """Do what `check_sums` does for each row."""
+    if not (np.abs(totals) <= _LARGEST_SUM).all():
+        for row in totals:
+            check_sums(row)
+
+
 def check_sums(totals: np.ndarray) -> None:
     """Raise DivergenceError unless what `Totals` counts can still be added up."""
     if not all(abs(total) <= _LARGEST_SUM for total in totals.tolist()):  # numpy takes 20 times as long

@@ -26,6 +26,7 @@ from dist_classicrl.engines.rounds.messages import (
     stack_by_number,
 )
 from dist_classicrl.engines.saving import Position
+from dist_classicrl.engines.schedule import sum_of
 from dist_classicrl.errors import ProtocolError, RankLostError
 from dist_classicrl.learning.state import State, join_states
 from dist_classicrl.process.stop import Stop
@@ -120,9 +121,8 @@ class RoundServer(Serving[Client]):
             made = sum(maps.steps for _, maps in played)
             self.made += made
             self.tally.steps += made
+            self.tally.add_learned(sum_of([maps.totals.reshape(-1, 4) for _, maps in played]))
             for rank, maps in played:
-                for totals in maps.totals.reshape(-1, 4):
-                    self.tally.add_learned(Learned.of(totals))
                 spent = Learned(learning_seconds=maps.learning_seconds, worker_seconds=maps.worker_seconds)
                 self.reporter.count(rank, maps.steps, spent, n_bytes=self._sizes[rank])
                 self._laggards.count(rank, maps.steps, maps.learning_seconds)

@@ -13,10 +13,10 @@ from dist_classicrl.comm.transport import Backoff, Channel
 from dist_classicrl.engines.roles.messages import Final
 from dist_classicrl.engines.roles.worker_base import Working
 from dist_classicrl.engines.rounds.messages import Order, RoundMaps, RoundOrder, RoundStart, WalkerState
-from dist_classicrl.engines.schedule import Pace, Quota, RoundPlayer, next_round
+from dist_classicrl.engines.schedule import Pace, Quota, RoundPlayer, next_round, states_of
 from dist_classicrl.errors import ProtocolError, RankLostError
 from dist_classicrl.learning.learner import Learner
-from dist_classicrl.learning.state import State, stack_states, unstack_states
+from dist_classicrl.learning.state import State, unstack_states
 from dist_classicrl.membership.election import Base
 from dist_classicrl.membership.group import POLL_SECONDS
 from dist_classicrl.settings import Settings
@@ -174,16 +174,12 @@ class RoundWorker(Working):
         learning, passed = now - begin, now - self._told
         self._told = now
         steps = sum(quota.steps for quota in quotas)
-        learners = self.learner_states() if self.may_repeat else {}
+        learners = states_of(self.learner, self.carried) if self.may_repeat else {}
         every = np.concatenate(totals).ravel()
         self.channel.send(
             encode(RoundMaps(attempt, first, steps, learning, passed, every, tuple(parts), learners))
         )
         return True
-
-    def learner_states(self) -> State:
-        """Return the stacked states of the logical workers that this rank carries."""
-        return stack_states([self.learner.state(logical) for logical in self.carried])
 
     def _goes_on(self) -> bool:
         """Look around, and return whether the round still counts."""
