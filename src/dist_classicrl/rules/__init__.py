@@ -30,7 +30,10 @@ BUILT_IN: Mapping[str, Mapping[str, Any]] = {
     "sarsa_lambda": {},
     "monte_carlo": {},
     "td": {},
+    "dyna_q": {},
+    "prioritized_sweeping": {},
     "differential_q_learning": {},
+    "ucb_q_learning": {"epsilon": 0.0},
 }
 """The rules of the package, which register themselves when they are loaded, and defaults that are their own.
 
@@ -50,7 +53,10 @@ _HOMES = {
         "sarsa_lambda": "SarsaLambda",
         "monte_carlo": "MonteCarlo",
         "td": "TD",
+        "dyna_q": "DynaQ",
+        "prioritized_sweeping": "PrioritizedSweeping",
         "differential_q_learning": "DifferentialQLearning",
+        "ucb_q_learning": "UCBQLearning",
     }.items()
 }
 _HOMES |= {
@@ -117,6 +123,9 @@ class LearningRule:
     memory : callable
         Returns, for hyper-parameters, how many whole and how many real numbers a walker carries along.
     shared : tuple of Shared
+    model : callable
+        Returns, for hyper-parameters, states and actions, how many real numbers each worker keeps of what it
+        knows of the environment. Nobody else sees them; checkpoints hold them where they hold the walkers.
     defaults : mapping of str to object
         Settings (`learning_rate`, `epsilon`) that it takes where none are given; `BUILT_IN` has them too.
     choices : mapping of str to tuple of str
@@ -145,6 +154,7 @@ class LearningRule:
     tables: tuple[str, ...] = ("q",)
     memory: Callable[[Any], tuple[int, int]] = lambda parameters: (0, 0)
     shared: tuple[Shared, ...] = ()
+    model: Callable[[Any, int, int], int] = lambda parameters, states, actions: 0
     defaults: Mapping[str, Any] = field(default_factory=dict)
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     check: Callable[[Any], None] | None = None
