@@ -38,16 +38,14 @@ class UCBQLearning(NamedTuple):
 
 @jit_inline
 def _optimistic(rule, context, state, action):
-    if visits_of(context.table, state, action) > 0:
-        return value(context, state, action)
-    return float(rule.horizon)
+    worth = value(context, state, action)
+    is_known = (visits_of(context.table, state, action) > 0) | (worth == -np.inf)
+    return worth if is_known else float(rule.horizon)
 
 
 @rule_function
 def preference(rule, context, state, action):
-    """Return the value of an action, or H where it was never tried."""
-    if value(context, state, action) == -np.inf:
-        return -np.inf
+    """Return the value of an action, or H where it was never tried; -inf where it is illegal."""
     return _optimistic(rule, context, state, action)
 
 
