@@ -41,7 +41,7 @@ _OTHER_NAMES = {
 OURS = {other: ours for ours, others in _OTHER_NAMES.items() for other in others.split()}
 """What an argument is called here that is often called something else."""
 
-_IN_STEPS = "training is counted in steps: write total_steps=100_000."
+_IN_STEPS = "training is counted in steps, total_steps=100_000, or in episodes: write total_episodes=1_000."
 _NO_NETWORK = "the table is the policy: leave it out."
 _RANKS = "workers are processes that mpirun starts: type mpirun -n 4 python and your script's name."
 _SCHEDULE = "write epsilon=Linear(1.0, 0.05, steps=100_000), from dist_classicrl.schedules."

@@ -49,7 +49,7 @@ ENV = "FrozenLake-v1"
         ),
         (lambda: AGENT.train(ENV, n_steps=10), r"total_steps=10"),
         (lambda: AGENT.train(ENV, callback=print, total_steps=5), r"callback is called callbacks here"),
-        (lambda: AGENT.train(ENV, episodes=10), r"training is counted in steps: write total_steps="),
+        (lambda: AGENT.train(ENV, episodes=10), r"training is counted in steps, total_steps="),
         (
             lambda: AGENT.train(ENV, total_steps=5, learning_rate=0.1),
             r"learning_rate is one of DistAsyncQLearning\(\)",

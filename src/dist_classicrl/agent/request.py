@@ -9,8 +9,9 @@ from typing import Any
 
 from dist_classicrl.callbacks import callback_list
 from dist_classicrl.checkpoint.plan import CheckpointPlan, checked_signals, checkpoint_plan
-from dist_classicrl.checks import Or, YesOrNo, as_float, is_flag, is_real, is_whole, takes_one
+from dist_classicrl.checks import Or, WholeNumber, YesOrNo, as_float, is_flag, is_real, is_whole, takes_one
 from dist_classicrl.engines.progress import Progress
+from dist_classicrl.environments.resolve import Source
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.settings import Settings
 
@@ -25,6 +26,7 @@ class Request:
     env: Any
     steps: int | None
     total_steps: int | None
+    total_episodes: Any
     new_env: bool
     progress: Callable[[Progress], None] | None
     progress_interval: float | str
@@ -46,7 +48,12 @@ class Request:
     @property
     def names_total(self) -> bool:
         """Whether the steps of all ranks together are given, and not this rank's share."""
-        return self.total_steps is not None
+        return self.total_steps is not None or (self.steps is None and self.total_episodes is not None)
+
+    @property
+    def episodes(self) -> int | None:
+        """After how many episodes of all ranks the call ends."""
+        return None if self.total_episodes is None else int(self.total_episodes)
 
     # What is wrong with these two is said where all ranks hear of it.
 
@@ -116,7 +123,26 @@ class Request:
             return _REPORT_SECONDS if settings.async_updates else math.inf
         return float(self.progress_interval)
 
+    def bounded_steps(self, steps: int, source: Source, made: int) -> int:
+        """Return the steps that are named, or those that the episodes can take where these alone are.
+
+        SettingsError where nobody knows how long an episode can be.
+        """
+        if self.steps is not None or self.total_steps is not None or self.episodes is None:
+            return steps
+        limit = None if source.simulator is None else source.simulator.max_episode_steps
+        if limit is None:
+            raise SettingsError(
+                f"train() got total_episodes={self.episodes} and no steps, and nobody knows how long an "
+                f"episode of {source.name} may be. Write total_steps= besides, the most steps to be made."
+            )
+        return min(self.episodes * limit, _MOST_STEPS - 1 - made)
+
     def _named_steps(self, ranks: int) -> int:
+        if self.total_episodes is not None:
+            WholeNumber(1, "None", bits=62)("total_episodes", self.total_episodes)
+            if self.steps is None and self.total_steps is None:
+                return 0  # see `bounded_steps`
         if (self.steps is None) == (self.total_steps is None):
             which = "steps= (this rank's share) or total_steps= (of all ranks together)"
             raise SettingsError(

@@ -117,6 +117,7 @@ class Session:
             if error is None:
                 source = state.look_at(asked.env)
                 until_training.callback(source.close)
+                steps = asked.bounded_steps(steps, source, state.steps)
                 if state.large is not None:
                     state.large.take_room()
                 engine = engine_for(state.settings, ranks, asked.placement, self._layout(source))
@@ -173,6 +174,7 @@ class Session:
             "environment": source.identity.text,
             "new_env": bool(asked.new_env),
             "total_steps": steps if asked.names_total else None,
+            "total_episodes": asked.episodes,
             "steps so far": state.steps,
             # Where it is, rank 0 alone needs to know.
             "checkpoints": self.plan is not None,
@@ -278,6 +280,7 @@ class Session:
                 large=corner.large,
                 walkers=asked.walkers,
                 partition=asked.partition,
+                episodes=asked.episodes,
             )
             try:
                 outcome = engine.train(run, self.group, start)

@@ -102,6 +102,7 @@ OF_SETTINGS = _of_fields(Settings)
 
 OF_TRAIN = [
     Option("total_steps", Whole(1, most=2**62 - 1), 10_000_000, "Steps of all ranks together.", RUN),
+    Option("total_episodes", Whole(1), None, "Episodes of all ranks after which the run ends as well.", RUN),
     Option(
         "placement",
         Choice(*PLACEMENTS),

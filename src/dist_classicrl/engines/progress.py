@@ -111,6 +111,14 @@ class Progress:
         return cls(**{**with_nan(data, _MAY_BE_NAN), "ranks": ranks, "events": tuple(data["events"])})
 
 
+_FIRST_LOOK = (
+    10  # steps after which to look first whether episodes have ended, and between looks until one has
+)
+_MISSING_STEPS = (
+    0.9  # which part of the steps that are missing by the mean length is made before the next look
+)
+
+
 class Observer:
     """What is told of a call of `train` on the rank that serves, between messages; this one ignores it."""
 
@@ -169,7 +177,9 @@ class Reporter:
     steps alone.
 
     `rates` gives the chance of a random action and the step size after so many steps of this call, with so
-    many workers. `wants_end`: the observer has asked for the end of the run.
+    many workers. `wants_end`: the observer has asked for the end of the run. `episodes`: it ends, too,
+    at the first report after so many of this call have ended; None: it does not. To report in time, it looks
+    as often as their mean length says.
     """
 
     tally: Tally
@@ -177,6 +187,7 @@ class Reporter:
     every: float = math.inf  # seconds between two reports
     rates: Callable[[int, int], tuple[float, float]] = lambda steps, workers: (0.0, 0.0)
     wants_end: bool = False
+    episodes: int | None = None
 
     def __post_init__(self) -> None:
         #: Of each rank, since the last report.
@@ -194,6 +205,18 @@ class Reporter:
 
     def _plan(self) -> None:
         self.next_step = self.observer.next_step(self.tally.reported.steps, self.tally.total_steps)
+        if self.episodes is not None:
+            self.next_step = min(self.next_step, self._look_for_episodes(self.episodes))
+
+    def _look_for_episodes(self, most: int) -> float:
+        """Return a step at which some of `most` episodes may be missing still, or all have just ended."""
+        steps, ended = self.tally.reported.steps, self.tally.reported.episodes
+        if ended == 0:
+            return steps + _FIRST_LOOK
+        length = steps / ended
+        missing = _MISSING_STEPS * (most - ended) * length
+        # At most as many as were made: what few episodes tell of the length is not much.
+        return steps + max(1, int(min(missing, steps)), int(length / 2.0))
 
     def begin(self, seconds: float, learning: Iterable[Learning]) -> None:
         """Count from now on, `seconds` after this process began, what was not in this call's last report."""
@@ -242,6 +265,8 @@ class Reporter:
         self._rest_from(seconds)
         self._events.clear()
         if not self.observer.reported(progress):
+            self.wants_end = True
+        if self.episodes is not None and self.tally.episodes >= self.episodes:
             self.wants_end = True
         self._plan()
 

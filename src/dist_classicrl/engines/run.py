@@ -110,6 +110,7 @@ class Run:
     rows: Any = None  # a `LineTable` in which this rank's learner is to learn
     walkers: int | None = None  # how many episodes are under way where all learn in supersteps
     partition: Any = "hash"  # who owns which rows then
+    episodes: int | None = None  # after how many, in this call, it ends in any case
     pace: Pace = field(init=False)  # of the next round, in the reproducible mode
 
     def __post_init__(self) -> None:
@@ -123,6 +124,7 @@ class Run:
             self.observer,
             self.progress_interval,
             partial(self._rates, self.start - self.tally.steps),
+            episodes=self.episodes,
         )
         # In the reproducible mode the clock of per-visit step sizes counts logical workers, wherever they
         # run.

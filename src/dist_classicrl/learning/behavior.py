@@ -127,7 +127,18 @@ def known_best(rule, context, state):
 def _overload_known_best(rule, context, state):
     if _has_no_preference(rule):
         return lambda rule, context, state: greedy_action(context.table, state)
-    return lambda rule, context, state: np.int64(-1)
+
+    def by_preference(rule, context, state):
+        top, best, is_tie = preference(rule, context, state, 0), np.int64(0), False
+        for action in range(1, actions_of(context.table)):
+            worth = preference(rule, context, state, action)
+            is_above = worth > top
+            is_tie = (is_tie | (worth == top)) & (not is_above)
+            best = action if is_above else best
+            top = worth if is_above else top
+        return np.int64(-1) if is_tie else best
+
+    return by_preference
 
 
 def find_best(rule, context, state, random):

@@ -15,6 +15,7 @@ from dist_classicrl.learning.learner import Learner, Problem
 from dist_classicrl.learning.rates import Rates
 from dist_classicrl.learning.rules import find, table_shape
 from dist_classicrl.learning.supersteps import learner as supersteps
+from dist_classicrl.rules import in_numbers
 from dist_classicrl.rules.behaviors import behavior_of
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.line_table import LineTable
@@ -69,7 +70,7 @@ def problem_of(
         is_alone,
         rows,
         rule,
-        parameters,
+        in_numbers(rule, parameters),
         walkers,
         partition,
         behavior_of(settings.behavior),

@@ -40,6 +40,7 @@ class RuleMemory:
             np.zeros((walkers, whole), np.int64),
             np.zeros((walkers, real)),
             np.zeros((walkers, owned)),
+            np.zeros(rule.model(parameters, *table.shape.of_table)),
         )
         self._arrays: State = dict(zip(RULE_ARRAYS, arrays, strict=True))
 

@@ -17,9 +17,9 @@ REPLAY_ARRAYS = ("replay_entries", "replay_rewards", "replay_targets", "replay_r
 
 MASKS = "replay_masks"
 
-OWNED = ("rule_owned",)
+OWNED = ("rule_owned", "rule_model")
 RULE_ARRAYS = ("rule_whole", "rule_real", *OWNED)
-"""What a rule's walkers carry along: `whole`, `real` and `owned` of `Context`."""
+"""What a rule's walkers carry along, and what their worker knows: `whole` to `model` of `Context`."""
 
 State = dict[str, np.ndarray]
 

@@ -24,7 +24,16 @@ BUILT_IN: Mapping[str, Mapping[str, Any]] = {
     "sarsa": {},
     "expected_sarsa": {},
     "double_q_learning": {},
+    "n_step_sarsa": {},
+    "tree_backup": {},
+    "q_lambda": {},
+    "sarsa_lambda": {},
+    "monte_carlo": {},
+    "td": {},
+    "dyna_q": {},
+    "prioritized_sweeping": {},
     "differential_q_learning": {},
+    "ucb_q_learning": {"epsilon": 0.0},
 }
 """The rules of the package, which register themselves when they are loaded, and defaults that are their own.
 
@@ -38,7 +47,16 @@ _HOMES = {
         "sarsa": "Sarsa",
         "expected_sarsa": "ExpectedSarsa",
         "double_q_learning": "DoubleQLearning",
+        "n_step_sarsa": "NStepSarsa",
+        "tree_backup": "TreeBackup",
+        "q_lambda": "QLambda",
+        "sarsa_lambda": "SarsaLambda",
+        "monte_carlo": "MonteCarlo",
+        "td": "TD",
+        "dyna_q": "DynaQ",
+        "prioritized_sweeping": "PrioritizedSweeping",
         "differential_q_learning": "DifferentialQLearning",
+        "ucb_q_learning": "UCBQLearning",
     }.items()
 }
 _HOMES |= {
@@ -87,7 +105,8 @@ class LearningRule:
     name : str
         What `algorithm` calls it.
     parameters : type
-        A NamedTuple of its hyper-parameters, numbers and flags with defaults. Its class picks the functions.
+        A NamedTuple of its hyper-parameters, numbers and flags with defaults, or words with `choices`. Its
+        class picks the functions.
     learn : callable
         Learns from a transition.
     truth : callable, optional
@@ -104,8 +123,13 @@ class LearningRule:
     memory : callable
         Returns, for hyper-parameters, how many whole and how many real numbers a walker carries along.
     shared : tuple of Shared
+    model : callable
+        Returns, for hyper-parameters, states and actions, how many real numbers each worker keeps of what it
+        knows of the environment. Nobody else sees them; checkpoints hold them where they hold the walkers.
     defaults : mapping of str to object
         Settings (`learning_rate`, `epsilon`) that it takes where none are given; `BUILT_IN` has them too.
+    choices : mapping of str to tuple of str
+        By the name of a hyper-parameter the words that it may be; the functions get the place of the word.
     check : callable, optional
         Raises a `SettingsError` if a hyper-parameter is not allowed.
     check_source : callable, optional
@@ -130,7 +154,9 @@ class LearningRule:
     tables: tuple[str, ...] = ("q",)
     memory: Callable[[Any], tuple[int, int]] = lambda parameters: (0, 0)
     shared: tuple[Shared, ...] = ()
+    model: Callable[[Any, int, int], int] = lambda parameters, states, actions: 0
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     check: Callable[[Any], None] | None = None
     check_source: Callable[[Any, Any], None] | None = None
     can_replay: bool = False
@@ -198,7 +224,11 @@ def register(rule: LearningRule) -> LearningRule:
             f"The rule {rule.name!r} of {kind.__name__} cannot be registered: the name or the class belongs "
             f"to another. Give it others.{anew}"
         )
-    lacking = [name for name, value in rule.usual.items() if not (is_flag(value) or is_real(value))]
+    lacking = [
+        name
+        for name, value in rule.usual.items()
+        if not (is_flag(value) or is_real(value) or value in rule.choices.get(name, ()))
+    ]
     if lacking:
         raise SettingsError(
             f"The rule {rule.name!r} cannot be registered: in {rule.parameters.__name__} "
@@ -268,7 +298,7 @@ def checked(rule: LearningRule, parameters: Any) -> Any:
         If one is not allowed.
     """
     values = [
-        _like(f"{type(parameters).__name__}: {name}", value, rule.usual[name])
+        _like(f"{type(parameters).__name__}: {name}", value, rule.usual[name], rule.choices.get(name, ()))
         for name, value in parameters._asdict().items()
     ]
     parameters = rule.parameters(*values)
@@ -277,8 +307,16 @@ def checked(rule: LearningRule, parameters: Any) -> Any:
     return parameters
 
 
-def _like(name: str, value: Any, default: Any) -> bool | int | float:
-    if is_flag(default):
+def in_numbers(rule: LearningRule, parameters: Any) -> Any:
+    """Return checked hyper-parameters as the rule's functions take them: words as their places."""
+    words = {name: words.index(getattr(parameters, name)) for name, words in rule.choices.items()}
+    return parameters._replace(**words) if words else parameters
+
+
+def _like(name: str, value: Any, default: Any, words: tuple[str, ...]) -> bool | int | float | str:
+    if words:
+        good, kind = isinstance(value, str) and value in words, f"one of {', '.join(map(repr, words))}"
+    elif is_flag(default):
         good, kind = is_flag(value), "True or False"
     elif is_whole(default):
         good, kind = is_whole(value), "a whole number"
@@ -286,4 +324,5 @@ def _like(name: str, value: Any, default: Any) -> bool | int | float:
         good, kind = is_real(value) and math.isfinite(as_float(value)), "a finite number"
     if not good:
         raise SettingsError(f"{name} must be {kind}, got {value!r}.")
-    return type(default)(value)
+    kept: bool | int | float | str = type(default)(value)
+    return kept

@@ -47,4 +47,4 @@ def check_supersteps(source: Source, settings: Settings, walkers: int | None = N
             'on_failure="replace" cannot be had where rows are divided among the ranks: a replacement '
             'reaches the server alone, and no other owner. Write on_failure="continue".'
         )
-    check_travels(find(settings.algorithm)[0])
+    check_travels(*find(settings.algorithm))

@@ -83,12 +83,14 @@ def check_source(settings: Settings, source: Source) -> None:
         rule.check_source(parameters, source)
 
 
-def check_travels(rule: LearningRule) -> None:
+def check_travels(rule: LearningRule, parameters: Any) -> None:
     """Raise SettingsError if a rule cannot learn where walkers travel between the owners of rows."""
     if rule.on_action is not None:
         why = "learns when the next action is chosen (on_action), where the entry that waits is not"
     elif rule.shared:
         why = f"shares {rule.shared[0].name}, which no state owns"
+    elif rule.model(parameters, 1, 1):
+        why = "keeps a model of the environment, of which each owner would see a part"
     elif not rule.can_travel:
         why = "does not say that it moves one entry a step, without a look at the acted state's values"
     else:

@@ -96,6 +96,8 @@ class Context(NamedTuple):
         What the rule's walkers carry along, zeros at first: row ``now.walker``.
     owned : ndarray(float64), shape (walkers, K)
         What it shares with merge "owner", one after the other; likewise.
+    model : ndarray(float64), shape (M,)
+        What the worker knows of the environment, zeros at first, by `LearningRule.model`.
     """
 
     table: TableArrays | LineArrays | Outbox
@@ -106,6 +108,7 @@ class Context(NamedTuple):
     whole: np.ndarray
     real: np.ndarray
     owned: np.ndarray
+    model: np.ndarray
 
 
 class Now(NamedTuple):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dist_classicrl.errors import ConvergenceError
-from dist_classicrl.rules.behaviors import UCB, Boltzmann, FixedPolicy, behavior_of, name_of
+from dist_classicrl.rules.behaviors import UCB, Boltzmann, EpsilonGreedy, FixedPolicy, behavior_of
 from dist_classicrl.settings import Settings
 
 if TYPE_CHECKING:
@@ -50,18 +52,67 @@ def behavior_values(model: TabularMDP, parameters: Any, settings: Settings) -> n
     ConvergenceError
         If there is none, as for a discount factor of 1 without an end.
     """
-    behavior = behavior_of(settings.behavior)
+    return _settled(model, settings, partial(_of_policy, model, settings, behavior_of(settings.behavior)))
+
+
+def behavior_policy(model: TabularMDP, settings: Settings) -> np.ndarray:
+    """Return the chances of actions, shape (S, A), where all legal ones are worth the same."""
+    same = np.where(model.legal_pairs(), 0.0, -np.inf)
+    return _chances(behavior_of(settings.behavior), same, final_epsilon(settings))
+
+
+def soft_values(model: TabularMDP, settings: Settings, epsilon: float) -> np.ndarray:
+    """Return likewise the values of the policy that is epsilon-greedy in its own values."""
+    return _settled(model, settings, partial(_of_policy, model, settings, EpsilonGreedy(), epsilon=epsilon))
+
+
+def pengs_values(model: TabularMDP, settings: Settings, trace_decay: float, n: int) -> np.ndarray:
+    """Return the fixed point of the expected return of Peng's Q(lambda), truncated after n steps."""
+    behavior, epsilon, discount = (
+        behavior_of(settings.behavior),
+        final_epsilon(settings),
+        settings.discount_factor,
+    )
+    acts = model.legal_pairs().any(axis=1)
+
+    def backup(q: np.ndarray, shown: np.ndarray) -> np.ndarray:
+        best = np.where(acts, shown.max(axis=1), 0.0)
+        chances = _chances(behavior, shown, epsilon)
+        found = backed_up(model, best, discount)
+        for _ in range(n - 1):
+            later = (chances * found).sum(axis=1)
+            found = backed_up(model, (1.0 - trace_decay) * best + trace_decay * later, discount)
+        return found
+
+    return _settled(model, settings, backup)
+
+
+def _of_policy(
+    model: TabularMDP,
+    settings: Settings,
+    behavior: Any,
+    q: np.ndarray,
+    shown: np.ndarray,
+    epsilon: float | None = None,
+) -> np.ndarray:
+    """Return what q is backed up to under a behavior; `shown` is q, with -inf where an action is illegal."""
+    chances = _chances(behavior, shown, final_epsilon(settings) if epsilon is None else epsilon)
+    return backed_up(model, (chances * q).sum(axis=1), settings.discount_factor)
+
+
+def _settled(
+    model: TabularMDP, settings: Settings, backup: Callable[[np.ndarray, np.ndarray], np.ndarray]
+) -> np.ndarray:
+    """Return the fixed point of a backup; ConvergenceError where it does not come to one."""
     legal = model.legal_pairs()
     q = np.zeros((model.n_states, model.n_actions))
     for _ in range(_MOST_SWEEPS):
-        shown = np.where(legal, q, -np.inf)
-        v = (_chances(behavior, shown, final_epsilon(settings)) * q).sum(axis=1)
-        new = backed_up(model, v, settings.discount_factor)
+        new = backup(q, np.where(legal, q, -np.inf))
         if np.abs(new - q).max() <= 1e-13 * max(1.0, np.abs(new).max()):
             return new
         q = new
     raise ConvergenceError(
-        f"The values of the behavior {name_of(settings.behavior)!r} in {model.name!r} have not settled after "
+        f"What the rule converges to in {model.name!r} has not settled after "
         f"{_MOST_SWEEPS:,} sweeps at a discount factor of {settings.discount_factor:g}. Make it smaller."
     )
 

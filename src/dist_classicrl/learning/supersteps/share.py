@@ -150,6 +150,7 @@ class Share:
             np.zeros((1, self._remembered[0]), np.int64),
             np.zeros((1, self._remembered[1])),
             np.zeros((1, 0)),
+            np.zeros(0),
         )
         self._context = context
         self._asking = context._replace(table=Outbox.of(self.table.arrays))

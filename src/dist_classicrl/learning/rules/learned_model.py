@@ -1,0 +1,363 @@
+"""A model of the environment that a worker learns for itself: how often each outcome of a pair came.
+
+It is kept as one array of float64, whose first numbers count, and behind which stand, by the pair or the
+outcome, what the names here say. A pair keeps `successors` different outcomes, a next state and whether the
+episode ended; another one takes the place of the rarest.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dist_classicrl._jit import jit, jit_inline
+from dist_classicrl._random import GAMMA, below, mix
+from dist_classicrl.environments.resolve import Source
+from dist_classicrl.errors import SettingsError
+from dist_classicrl.learning.rules.kernel import is_legal
+from dist_classicrl.tables.rows import actions_of, row_maximum, value_of
+
+N_PAIRS, TIME, N_WAITING = 0, 1, 2  # of the first numbers: pairs that were tried, steps, pairs in the queue
+_FIRST = 4
+
+MOST_NUMBERS = 1 << 28
+MOST_SUCCESSORS = 1 << 12
+
+# Of each pair: which was tried as the n-th, how many outcomes, when last, whether a mask allowed it.
+_TRIED, _KNOWN, _LAST, _ALLOWED = 0, 1, 2, 3
+# With priorities: the queue, a heap of pairs; where a pair is in it, from 1 on; and its priority.
+_QUEUE, _WHERE, _PRIORITY = 4, 5, 6
+_OF_PAIR, _OF_PAIR_WITH_QUEUE = 4, 7
+# Of each outcome: next state doubled, plus 1 where it terminated; how often; the mean reward; and the next
+# outcome that leads to the same state, from 1 on. The first one of each state stands behind all.
+_TARGET, _COUNT, _REWARD, _NEXT = 0, 1, 2, 3
+_OF_OUTCOME, _OF_OUTCOME_WITH_QUEUE = 3, 4
+
+
+def size(successors: int, n_states: int, n_actions: int, queue: bool) -> int:
+    """Return how many numbers a model has."""
+    pairs = n_states * n_actions
+    of_pair = _OF_PAIR_WITH_QUEUE if queue else _OF_PAIR
+    of_outcome = _OF_OUTCOME_WITH_QUEUE if queue else _OF_OUTCOME
+    return _FIRST + pairs * (of_pair + successors * of_outcome) + (n_states if queue else 0)
+
+
+def check_source(name: str, successors: int, queue: bool, source: Source) -> None:
+    """Raise SettingsError where a model would be too large, or keep too few outcomes of a known one."""
+    if source.keys is not None:
+        raise SettingsError(
+            f"{name} keeps a model with a row for each state, and {source.name} has keys as states. Take a "
+            'rule such as "q_learning", or number the states (n_states= of CompiledSimulator.game).'
+        )
+    numbers = size(successors, source.n_states, source.n_actions, queue)
+    if numbers > MOST_NUMBERS:
+        raise SettingsError(
+            f"{name} would keep {numbers / 2**27:.3g} GiB of what it knows of {source.name} on each worker, "
+            f"and at most {MOST_NUMBERS / 2**27:g} are allowed. Make successors={successors} smaller, or "
+            'take a rule such as "q_learning".'
+        )
+    model = None if source.simulator is None else source.simulator.model
+    if model is not None and (most := int(np.diff(model.outcome_ptr).max(initial=0))) > successors:
+        raise SettingsError(
+            f"{name}: successors={successors} are fewer outcomes than a pair of {source.name} has, {most}. "
+            f"Write successors={most}."
+        )
+
+
+def check_numbers(name: str, parameters: Any) -> None:
+    """Raise SettingsError unless planning steps and successors are allowed."""
+    if not 0 <= parameters.planning_steps <= 1 << 20:
+        raise SettingsError(
+            f"{name}: planning_steps must be a whole number from 0 to {1 << 20:,}, got "
+            f"{parameters.planning_steps}."
+        )
+    if not 1 <= parameters.successors <= MOST_SUCCESSORS:
+        raise SettingsError(
+            f"{name}: successors must be a whole number from 1 to {MOST_SUCCESSORS:,}, got "
+            f"{parameters.successors}."
+        )
+
+
+@jit_inline
+def _pairs(context):
+    return context.table.n_states * actions_of(context.table)
+
+
+@jit_inline
+def _of_pair(context, what, pair):
+    return _FIRST + what * _pairs(context) + pair
+
+
+@jit_inline
+def of_pair(context, what, pair):
+    """Return a number of a pair."""
+    return context.model[_of_pair(context, what, pair)]
+
+
+@jit_inline
+def _of_outcome(context, successors, queue, what, pair, k):
+    n_pairs = _pairs(context)
+    first = _FIRST + n_pairs * (_OF_PAIR_WITH_QUEUE if queue else _OF_PAIR)
+    return first + (what * n_pairs + pair) * successors + k
+
+
+@jit_inline
+def _first_to(context, successors, state):
+    """Return where the first outcome stands that leads to a state."""
+    n_pairs = _pairs(context)
+    return _FIRST + n_pairs * (_OF_PAIR_WITH_QUEUE + successors * _OF_OUTCOME_WITH_QUEUE) + state
+
+
+@jit
+def keep_allowed(context, masks, step):
+    """Keep which actions the mask of the next state allows, where one came with it."""
+    if masks is not None:
+        n_actions = actions_of(context.table)
+        for action in range(n_actions):
+            at = _of_pair(context, _ALLOWED, step.next_state * n_actions + action)
+            context.model[at] = 1.0 if masks[step.i, action] else 0.0
+
+
+@jit
+def take_note(context, step, successors, queue):
+    """Count the outcome of a step, and return its pair."""
+    model = context.model
+    pair = step.state * actions_of(context.table) + step.action
+    keep_allowed(context, context.masks, step)
+    model[_of_pair(context, _ALLOWED, pair)] = 1.0
+    model[TIME] += 1.0
+    model[_of_pair(context, _LAST, pair)] = model[TIME]
+    known = np.int64(of_pair(context, _KNOWN, pair))
+    if known == 0:
+        model[_of_pair(context, _TRIED, np.int64(model[N_PAIRS]))] = pair
+        model[N_PAIRS] += 1.0
+    target = step.next_state * 2 + (1 if step.terminated else 0)
+    place, rarest = -1, 0
+    for k in range(known):
+        if model[_of_outcome(context, successors, queue, _TARGET, pair, k)] == target:
+            place = k
+        counts = _of_outcome(context, successors, queue, _COUNT, pair, 0)
+        if model[counts + k] < model[counts + rarest]:
+            rarest = k
+    if place < 0:
+        place = known if known < successors else rarest
+        if queue:
+            _lead_to(context, pair, place, known == successors, target, successors)
+        model[_of_pair(context, _KNOWN, pair)] = min(known + 1, successors)
+        model[_of_outcome(context, successors, queue, _TARGET, pair, place)] = target
+        model[_of_outcome(context, successors, queue, _COUNT, pair, place)] = 0.0
+        model[_of_outcome(context, successors, queue, _REWARD, pair, place)] = 0.0
+    at = _of_outcome(context, successors, queue, _COUNT, pair, place)
+    model[at] += 1.0
+    rewards = _of_outcome(context, successors, queue, _REWARD, pair, place)
+    model[rewards] += (step.reward - model[rewards]) / model[at]
+    return pair
+
+
+@jit
+def _lead_to(context, pair, place, is_taken, target, successors):
+    """Enter an outcome into the list of those that lead to its state, and take it out of another one."""
+    model = context.model
+    name = pair * successors + place
+    first_next = _of_outcome(context, successors, True, _NEXT, 0, 0)
+    if is_taken:
+        old = np.int64(model[_of_outcome(context, successors, True, _TARGET, pair, place)])
+        at = _first_to(context, successors, old >> 1)
+        while (old & 1) == 0 and model[at] != 0.0:
+            if model[at] == name + 1:
+                model[at] = model[first_next + name]
+                break
+            at = first_next + np.int64(model[at]) - 1
+    model[first_next + name] = 0.0
+    if (target & 1) == 0:  # nothing is learned of what lies behind an end
+        first = _first_to(context, successors, target >> 1)
+        model[first_next + name] = model[first]
+        model[first] = name + 1
+
+
+@jit_inline
+def best_of(context, state):
+    """Return the largest value of a state's actions that are legal, as far as is known."""
+    return _best_of(context, context.masks, state)
+
+
+@jit_inline
+def _best_of(context, masks, state):
+    if masks is None:
+        return row_maximum(context.table, state)
+    n_actions, top = actions_of(context.table), -np.inf
+    for action in range(n_actions):
+        if of_pair(context, _ALLOWED, state * n_actions + action) > 0.0:
+            top = max(top, value_of(context.table, state, action))
+    return 0.0 if top == -np.inf else top
+
+
+@jit_inline
+def is_allowed(context, state, action):
+    """Return whether an action is legal, as far as is known."""
+    return _is_allowed(context, context.masks, state, action)
+
+
+@jit_inline
+def _is_allowed(context, masks, state, action):
+    n_actions = actions_of(context.table)
+    if masks is None:
+        return is_legal(context.table.legal, None, state, n_actions, action, 0)
+    return of_pair(context, _ALLOWED, state * n_actions + action) > 0.0
+
+
+@jit_inline
+def _target(context, target, reward):
+    """Return reward and discounted value of an outcome."""
+    if (target & 1) == 1:
+        return reward
+    return reward + context.discount * best_of(context, target >> 1)
+
+
+@jit
+def drawn_target(context, pair, successors, random):
+    """Return the target of an outcome of a pair, drawn as often as it came."""
+    model = context.model
+    known = np.int64(of_pair(context, _KNOWN, pair))
+    counts = _of_outcome(context, successors, False, _COUNT, pair, 0)
+    total = 0.0
+    for k in range(known):
+        total += model[counts + k]
+    left = below(random, np.int64(total))
+    place = known - 1
+    for k in range(known):
+        left -= np.int64(model[counts + k])
+        if left < 0:
+            place = k
+            break
+    target = np.int64(model[_of_outcome(context, successors, False, _TARGET, pair, place)])
+    return _target(context, target, model[_of_outcome(context, successors, False, _REWARD, pair, place)])
+
+
+@jit
+def mean_target(context, pair, successors):
+    """Return the mean target of a pair that was tried, in a model with a queue."""
+    model = context.model
+    total = times = 0.0
+    for k in range(np.int64(of_pair(context, _KNOWN, pair))):
+        count = model[_of_outcome(context, successors, True, _COUNT, pair, k)]
+        target = np.int64(model[_of_outcome(context, successors, True, _TARGET, pair, k)])
+        reward = model[_of_outcome(context, successors, True, _REWARD, pair, k)]
+        total += count * _target(context, target, reward)
+        times += count
+    return total / times
+
+
+@jit
+def tried_pair(context, random):
+    """Return one of the pairs that were tried, each with the same chance."""
+    n = below(random, np.int64(context.model[N_PAIRS]))
+    return np.int64(of_pair(context, _TRIED, n))
+
+
+@jit
+def any_pair(context, random):
+    """Return a pair of a state that was acted in, of all actions that are legal there."""
+    n_actions = actions_of(context.table)
+    state = tried_pair(context, random) // n_actions
+    n_legal = 0
+    for action in range(n_actions):
+        n_legal += is_allowed(context, state, action)
+    pick = below(mix(random + GAMMA), n_legal)
+    for action in range(n_actions):
+        if is_allowed(context, state, action):
+            if pick == 0:
+                return state * n_actions + action
+            pick -= 1
+    return state * n_actions
+
+
+@jit_inline
+def was_tried(context, pair):
+    """Return whether a pair was tried."""
+    return of_pair(context, _KNOWN, pair) > 0.0
+
+
+@jit_inline
+def waited(context, pair):
+    """Return for how many steps a pair was not tried."""
+    return context.model[TIME] - of_pair(context, _LAST, pair)
+
+
+# A queue of pairs by priority: a binary heap
+
+
+@jit_inline
+def _put(context, place, pair):
+    context.model[_of_pair(context, _QUEUE, place)] = pair
+    context.model[_of_pair(context, _WHERE, pair)] = place + 1
+
+
+@jit_inline
+def _at(context, place):
+    return np.int64(of_pair(context, _QUEUE, place))
+
+
+@jit
+def queue_up(context, pair, priority):
+    """Let a pair wait with this priority, or with that which it has if that is larger."""
+    model = context.model
+    place = np.int64(of_pair(context, _WHERE, pair)) - 1
+    if place >= 0 and of_pair(context, _PRIORITY, pair) >= priority:
+        return
+    if place < 0:
+        place = np.int64(model[N_WAITING])
+        model[N_WAITING] += 1.0
+    model[_of_pair(context, _PRIORITY, pair)] = priority
+    while place > 0:
+        above = (place - 1) // 2
+        other = _at(context, above)
+        if of_pair(context, _PRIORITY, other) >= priority:
+            break
+        _put(context, place, other)
+        place = above
+    _put(context, place, pair)
+
+
+@jit
+def take_first(context):
+    """Return the pair of the highest priority, which waits no longer; -1 where none waits."""
+    model = context.model
+    n = np.int64(model[N_WAITING])
+    if n == 0:
+        return np.int64(-1)
+    first, last = _at(context, 0), _at(context, n - 1)
+    model[_of_pair(context, _WHERE, first)] = 0.0
+    n -= 1
+    model[N_WAITING] = n
+    if n > 0:
+        priority = of_pair(context, _PRIORITY, last)
+        place = np.int64(0)
+        while True:
+            below_it = 2 * place + 1
+            if below_it >= n:
+                break
+            if below_it + 1 < n:
+                left = of_pair(context, _PRIORITY, _at(context, below_it))
+                if of_pair(context, _PRIORITY, _at(context, below_it + 1)) > left:
+                    below_it += 1
+            other = _at(context, below_it)
+            if of_pair(context, _PRIORITY, other) <= priority:
+                break
+            _put(context, place, other)
+            place = below_it
+        _put(context, place, last)
+    return first
+
+
+@jit_inline
+def first_before(context, successors, state):
+    """Return the first outcome that leads to a state, or -1; its pair is that divided by `successors`."""
+    return np.int64(context.model[_first_to(context, successors, state)]) - 1
+
+
+@jit_inline
+def next_before(context, successors, outcome):
+    """Return the outcome after this one that leads to the same state, or -1."""
+    return np.int64(context.model[_of_outcome(context, successors, True, _NEXT, 0, 0) + outcome]) - 1

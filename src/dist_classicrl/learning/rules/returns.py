@@ -1,0 +1,166 @@
+"""Returns of several steps: what a walker keeps of its last steps, and the targets that follow from them.
+
+Every such return is G_k = r_k + gamma (c_k + d_k G_k+1), from the last step back, whose own is r + gamma b: a
+constant and a factor per step, known once the next action is, and a bootstrap b. With c = 0, d = 1 it is the
+n-step return (Sutton and Barto, 2018, equation 7.4); c = (1 - lambda) v and d = lambda make it the truncated
+lambda-return (equation 12.9) of the values v; and so on. The oldest step of n that wait is learned when the
+action after the newest is known, and all of them where an episode ends. The values in c, d and b are those of
+the time at which the step was made.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dist_classicrl._jit import jit, jit_inline
+from dist_classicrl.errors import SettingsError
+from dist_classicrl.learning.rules.kernel import entry_of, update
+from dist_classicrl.tables.rows import actions_of
+
+# Whole numbers: how many steps wait, the place of the oldest, and the entries of all.
+_WAITING, _OLDEST, _ENTRIES = 0, 1, 2
+
+# Real ones: rewards, constants and factors of n steps each, then what is known of the state that was reached.
+_REWARDS, _CONSTANTS, _FACTORS, _REACHED = 0, 1, 2, 3
+
+MOST_STEPS = 1 << 16
+
+
+def memory(n: int, reached: int = 0) -> tuple[int, int]:
+    """Return how many whole and real numbers a walker keeps: of n steps, and of the state reached."""
+    return _ENTRIES + n, 3 * n + reached
+
+
+@jit_inline
+def waiting(context, now):
+    """Return how many steps wait."""
+    return context.whole[now.walker, _WAITING]
+
+
+@jit_inline
+def _place(context, w, n, k):
+    """Return the place of the k-th oldest step."""
+    place = context.whole[w, _OLDEST] + k
+    return place - n if place >= n else place
+
+
+@jit_inline
+def keep(context, now, n, step):
+    """Keep a step, of which there must be room for one."""
+    whole, real, w = context.whole, context.real, now.walker
+    place = _place(context, w, n, whole[w, _WAITING])
+    whole[w, _ENTRIES + place] = entry_of(context, step.state, step.action)
+    real[w, _REWARDS * n + place] = step.reward
+    whole[w, _WAITING] += 1
+
+
+@jit_inline
+def reached(context, now, n, number):
+    """Return what `reach` kept."""
+    return context.real[now.walker, _REACHED * n + number]
+
+
+@jit_inline
+def reach(context, now, n, number, what):
+    """Keep a number of the state that was reached."""
+    context.real[now.walker, _REACHED * n + number] = what
+
+
+@jit_inline
+def follow(context, now, n, constant, factor):
+    """Let the newest step go on with c and d."""
+    real, w = context.real, now.walker
+    place = _place(context, w, n, context.whole[w, _WAITING] - 1)
+    real[w, _CONSTANTS * n + place] = constant
+    real[w, _FACTORS * n + place] = factor
+
+
+@jit_inline
+def _back(context, w, n, k, target):
+    """Return the return of the k-th oldest step from that of the next one."""
+    real, place = context.real, _place(context, w, n, k)
+    after = real[w, _CONSTANTS * n + place] + real[w, _FACTORS * n + place] * target
+    return real[w, _REWARDS * n + place] + context.discount * after
+
+
+@jit_inline
+def _newest(context, w, n, bootstrap):
+    """Return the return of the newest step."""
+    place = _place(context, w, n, context.whole[w, _WAITING] - 1)
+    return context.real[w, _REWARDS * n + place] + context.discount * bootstrap
+
+
+@jit
+def target_of_oldest(context, now, n, bootstrap):
+    """Return the target of the oldest step, and its entry; it waits no longer."""
+    whole, w = context.whole, now.walker
+    target = _newest(context, w, n, bootstrap)
+    for k in range(whole[w, _WAITING] - 2, -1, -1):
+        target = _back(context, w, n, k, target)
+    oldest = whole[w, _OLDEST]
+    whole[w, _WAITING] -= 1
+    whole[w, _OLDEST] = 0 if oldest + 1 == n else oldest + 1
+    return target, whole[w, _ENTRIES + oldest]
+
+
+@jit_inline
+def learn_oldest(context, now, n, bootstrap, learned):
+    """Learn the oldest step."""
+    target, entry = target_of_oldest(context, now, n, bootstrap)
+    row, action = divmod(entry, actions_of(context.table))
+    return update(context, now, row, action, target, learned)
+
+
+@jit
+def has_earlier(context, now, n, k):
+    """Return whether the entry of the k-th oldest step is that of an older one, too."""
+    whole, w = context.whole, now.walker
+    entry = whole[w, _ENTRIES + _place(context, w, n, k)]
+    for j in range(k):
+        if whole[w, _ENTRIES + _place(context, w, n, j)] == entry:
+            return True
+    return False
+
+
+@jit_inline
+def target_back(context, now, n, k, bootstrap, target):
+    """Return the target of the k-th oldest step of all, from that of the next; and its entry."""
+    w = now.walker
+    if k == context.whole[w, _WAITING] - 1:
+        target = _newest(context, w, n, bootstrap)
+    else:
+        target = _back(context, w, n, k, target)
+    return target, context.whole[w, _ENTRIES + _place(context, w, n, k)]
+
+
+@jit_inline
+def forget(context, now):
+    """Let no step wait."""
+    context.whole[now.walker, _WAITING] = 0
+
+
+@jit
+def learn_all(context, now, n, bootstrap, learned):
+    """Learn all steps that wait, the newest first."""
+    target = 0.0
+    for k in range(waiting(context, now) - 1, -1, -1):
+        target, entry = target_back(context, now, n, k, bootstrap, target)
+        row, action = divmod(entry, actions_of(context.table))
+        learned = update(context, now, row, action, target, learned)
+    forget(context, now)
+    return learned
+
+
+def check_steps(name: str, parameters: Any) -> None:
+    """Raise SettingsError unless n is a number of steps that a walker can keep."""
+    if not 1 <= parameters.n <= MOST_STEPS:
+        raise SettingsError(
+            f"{name}: n must be a whole number of steps from 1 to {MOST_STEPS:,}, got {parameters.n}. Write "
+            "for instance n=4."
+        )
+
+
+def check_share(name: str, field: str, value: float) -> None:
+    """Raise SettingsError unless a number is from 0 to 1."""
+    if not 0.0 <= value <= 1.0:
+        raise SettingsError(f"{name}: {field} must be from 0 to 1, got {value:g}. Write for instance 0.9.")

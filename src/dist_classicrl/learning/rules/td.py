@@ -1,0 +1,105 @@
+"""Prediction, the values of the states under a policy: TD(0), n-step TD and TD(lambda).
+
+Sutton (1988); Sutton and Barto (2018), equations 6.2, 7.2 and 12.9.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from dist_classicrl._jit import jit
+from dist_classicrl.learning.rules import returns
+from dist_classicrl.learning.rules.kernel import (
+    best_value,
+    entry_of,
+    move,
+    rule_function,
+    step_size,
+    update,
+    value,
+)
+from dist_classicrl.learning.rules.truths import behavior_policy
+from dist_classicrl.rules import LearningRule, register
+from dist_classicrl.tables.rows import actions_of
+
+
+class TD(NamedTuple):
+    """V(s) moves towards what the behavior collects, by the lambda-return truncated after n steps.
+
+    G_t = r + gamma ((1 - lambda) V(s') + lambda G_t+1), which after n steps ends with r + gamma V(s'). With
+    n = 1 it is TD(0), with ``trace_decay=1`` n-step TD. The policy is given as ``behavior=``, an array of
+    shape (states, actions). What is learned is a value for each state: in ``q_table`` all legal actions of a
+    state have it, and each of them counts a visit of the state. So the other behaviors choose evenly among
+    the legal actions, but for "ucb", which does so in the long run.
+
+    Attributes
+    ----------
+    n : int
+        Steps, from 1 to 65,536.
+    trace_decay : float
+        lambda, from 0 to 1.
+    """
+
+    n: int = 1
+    trace_decay: float = 1.0
+
+
+@jit
+def _learn_state(context, now, row, target, learned):
+    """Move the values of all legal actions of a state; the error counts once."""
+    is_first = True
+    for action in range(actions_of(context.table)):
+        if value(context, row, action) > -np.inf:
+            if is_first:
+                learned = update(context, now, row, action, target, learned)
+                is_first = False
+            else:
+                alpha = step_size(context, now, row, action)
+                learned = move(context, now, entry_of(context, row, action), target, alpha, learned)
+    return learned
+
+
+@rule_function
+def learn(rule, context, now, step, learned):
+    """Keep a step; learn the state of the oldest if there are n, and those of all where an episode ends."""
+    returns.keep(context, now, rule.n, step)
+    n_actions = actions_of(context.table)
+    v = 0.0 if step.terminated else best_value(context, step)  # as large as any
+    if step.terminated or step.truncated:
+        target = 0.0
+        for k in range(returns.waiting(context, now) - 1, -1, -1):
+            target, entry = returns.target_back(context, now, rule.n, k, v, target)
+            learned = _learn_state(context, now, entry // n_actions, target, learned)
+        returns.forget(context, now)
+        return learned
+    returns.follow(context, now, rule.n, (1.0 - rule.trace_decay) * v, rule.trace_decay)
+    if returns.waiting(context, now) == rule.n:
+        target, entry = returns.target_of_oldest(context, now, rule.n, v)
+        learned = _learn_state(context, now, entry // n_actions, target, learned)
+    return learned
+
+
+def check(parameters: TD) -> None:
+    """Raise SettingsError unless the hyper-parameters are allowed."""
+    returns.check_share("TD", "trace_decay", parameters.trace_decay)
+    returns.check_steps("TD", parameters)
+
+
+def truth(model, parameters, settings):
+    """Return the values of the states under the behavior, for each legal action, shape (S, A)."""
+    v = model.policy_value(behavior_policy(model, settings), settings.discount_factor)
+    return np.where(model.legal_pairs(), v[:, None], 0.0)
+
+
+RULE = register(
+    LearningRule(
+        name="td",
+        parameters=TD,
+        learn=learn,
+        truth=truth,
+        memory=lambda parameters: returns.memory(parameters.n),
+        check=check,
+    )
+)

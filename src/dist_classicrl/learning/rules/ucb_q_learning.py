@@ -1,0 +1,89 @@
+"""Q-learning with upper confidence bounds: Jin, Allen-Zhu, Bubeck and Jordan, NeurIPS 2018 (UCB-H)."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from dist_classicrl._jit import jit_inline
+from dist_classicrl.errors import SettingsError
+from dist_classicrl.learning.rules.kernel import Learned, entry_of, is_legal, move, rule_function, value
+from dist_classicrl.learning.rules.truths import optimal_values
+from dist_classicrl.rules import LearningRule, register
+from dist_classicrl.tables.rows import actions_of, visits_of
+
+
+class UCBQLearning(NamedTuple):
+    """Q(s, a) moves towards r + gamma V(s') + b_t at the t-th visit, and the best action is played.
+
+    V(s') = min(H, max Q(s', .)), b_t = bonus * sqrt(H^3 / t), and the step size is (H + 1) / (H + t):
+    algorithm 1, where rewards are from 0 to 1, all actions that were never tried are worth H, and `bonus`
+    stands for c sqrt(iota). It is for problems of H steps: the state has to tell the step, an episode ends by
+    termination, and the discount factor is 1. Elsewhere H must be at least what can be collected, discounted.
+    Epsilon is 0 where none is given, and ``learning_rate`` plays no part.
+
+    Attributes
+    ----------
+    horizon : int
+        H, at least 1.
+    bonus : float
+        At least 0. Theory takes more than 1, practice some hundredths.
+    """
+
+    horizon: int = 10
+    bonus: float = 0.05
+
+
+@jit_inline
+def _optimistic(rule, context, state, action):
+    worth = value(context, state, action)
+    is_known = (visits_of(context.table, state, action) > 0) | (worth == -np.inf)
+    return worth if is_known else float(rule.horizon)
+
+
+@rule_function
+def preference(rule, context, state, action):
+    """Return the value of an action, or H where it was never tried; -inf where it is illegal."""
+    return _optimistic(rule, context, state, action)
+
+
+@rule_function
+def learn(rule, context, now, step, learned):
+    """Learn with the bonus and the step size of this visit."""
+    h = float(rule.horizon)
+    target = step.reward
+    if not step.terminated:
+        n_actions, state, top = actions_of(context.table), step.next_state, -np.inf
+        for action in range(n_actions):
+            if is_legal(context.table.legal, context.masks, state, n_actions, action, step.i):
+                top = max(top, _optimistic(rule, context, state, action))
+        target += context.discount * (min(h, top) if top > -np.inf else 0.0)
+    t = visits_of(context.table, step.state, step.action) + 1.0
+    target += rule.bonus * np.sqrt(h * h * h / t)
+    error = abs(target - value(context, step.state, step.action))
+    entry = entry_of(context, step.state, step.action)
+    learned = move(context, now, entry, target, (h + 1.0) / (h + t), learned)
+    return Learned(learned.touched, learned.error + error)
+
+
+def check(parameters: UCBQLearning) -> None:
+    """Raise SettingsError unless the hyper-parameters are allowed."""
+    if parameters.horizon < 1:
+        raise SettingsError(f"UCBQLearning: horizon must be at least 1, got {parameters.horizon}.")
+    if not 0.0 <= parameters.bonus < math.inf:
+        raise SettingsError(f"UCBQLearning: bonus must be at least 0, got {parameters.bonus:g}.")
+
+
+RULE = register(
+    LearningRule(
+        name="ucb_q_learning",
+        parameters=UCBQLearning,
+        learn=learn,
+        preference=preference,
+        truth=optimal_values,
+        defaults={"epsilon": 0.0},
+        check=check,
+    )
+)

@@ -1,0 +1,57 @@
+"""A call of `train` that ends after so many episodes."""
+
+import pytest
+
+from dist_classicrl import DistAsyncQLearning, TabularMDP
+from dist_classicrl.errors import SettingsError
+from dist_classicrl.model import places
+from dist_classicrl.schedules import PerVisit
+
+LENGTH = 5
+CORRIDOR = TabularMDP.from_dict(
+    [dict.fromkeys((0, 1), [(1.0, min(s + 1, LENGTH - 1), 1.0, s == LENGTH - 1)]) for s in range(LENGTH)],
+    [1.0] + [0.0] * (LENGTH - 1),
+    max_episode_steps=8,
+)
+
+
+def agent(**settings):
+    return DistAsyncQLearning(epsilon=0.3, learning_rate=PerVisit(0.7), seed=1, **settings)
+
+
+@pytest.mark.parametrize("episodes", [1, 2, 7, 100, 12_345])
+def test_so_many_episodes_are_played(episodes):
+    result = agent().train(CORRIDOR, total_episodes=episodes)
+    assert episodes <= result.episodes <= episodes + 1 and result.mean_return == LENGTH
+    assert result.steps < (episodes + 2) * LENGTH
+
+
+def test_steps_are_a_bound_besides():
+    own = agent()
+    assert own.train(CORRIDOR, total_steps=1_000, total_episodes=10**6).steps == 1_000
+    assert own.train(CORRIDOR, total_steps=10**6, total_episodes=50).episodes in (50, 51)
+
+
+def test_in_the_reproducible_mode_the_end_depends_on_steps_alone():
+    settings = {"async_updates": False, "logical_workers": 2, "sync_frequency": 1}
+    once, again = (agent(**settings).train(CORRIDOR, total_episodes=300) for _ in range(2))
+    assert once.steps == again.steps and 300 <= once.episodes <= 300 + 2 * 64 / LENGTH
+
+
+def test_a_call_that_is_gone_on_with_counts_the_episodes_before(tmp_path, monkeypatch):
+    monkeypatch.setattr(places, "_agents", {})
+    options = {"total_episodes": 400, "checkpoint_dir": tmp_path}
+    made = agent().train(CORRIDOR, **options)
+    places._agents.clear()  # as in a new process
+    assert agent().train(CORRIDOR, **options).episodes == made.episodes
+
+
+@pytest.mark.parametrize("episodes", [0, -1, 1.5, "3", True])
+def test_what_is_no_number_of_episodes_is_refused(episodes):
+    with pytest.raises(SettingsError, match="total_episodes must be a whole number of at least 1, or None"):
+        agent().train(CORRIDOR, total_episodes=episodes)
+
+
+def test_without_a_limit_of_their_length_steps_have_to_be_given():
+    with pytest.raises(SettingsError, match="nobody knows how long an episode of .* Write total_steps="):
+        agent().train(TabularMDP.from_gymnasium("CliffWalking-v1"), total_episodes=5)
