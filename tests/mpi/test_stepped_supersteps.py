@@ -13,7 +13,7 @@ from mpi4py import MPI
 from rank_environments import BrokenLake, UnevenLake
 
 from dist_classicrl.engines.supersteps.part import Part
-from dist_classicrl.errors import RemoteRankError
+from dist_classicrl.errors import RemoteRankError, SettingsError
 from dist_classicrl.membership.group import Group
 
 pytestmark = pytest.mark.skipif(
@@ -50,6 +50,12 @@ def limited(make):
 LAKES = {"dense": partial(UnevenLake, MPI.COMM_WORLD.rank), "keys": SpreadLake}
 
 
+@pytest.fixture
+def several_hosts(monkeypatch):
+    """Let each rank be on a host of its own: on one, asynchronous ranks share its rows."""
+    monkeypatch.setattr(Group, "host_of", lambda group, rank: f"host {rank}")
+
+
 def table_of(agent):
     whole = agent.q_table, agent.visits
     return [array if isinstance(array, np.ndarray) else array.array for array in whole]
@@ -63,10 +69,7 @@ def assert_same(world, agent, single):
 
 @pytest.mark.core
 @pytest.mark.parametrize("kind", LAKES)
-def test_any_number_of_ranks_learns_the_same_table(world, alone, make_agent, monkeypatch, kind):
-    # On one host asynchronous ranks share its rows, and keys have owners wherever ranks are.
-    if kind == "dense":
-        monkeypatch.setattr(Group, "host_of", lambda group, rank: f"host {rank}")
+def test_any_number_of_ranks_learns_the_same_table(world, alone, make_agent, several_hosts, kind):
     together, single = make_agent(epsilon=0.5), make_agent(epsilon=0.5, async_updates=False, comm=alone)
     for steps in (4_001, 999):
         result = together.train(limited(LAKES[kind]), total_steps=steps, **PLACED)
@@ -79,6 +82,24 @@ def test_any_number_of_ranks_learns_the_same_table(world, alone, make_agent, mon
         np.testing.assert_array_equal(together.q_table.states, single.q_table.states)
         some = np.array([SpreadLake.seen(state) for state in range(16)])
         np.testing.assert_array_equal(together.predict(some), single.predict(some))
+
+
+def test_the_limit_of_states_is_of_all_ranks_together(world, alone, make_agent):
+    settings = {"async_updates": False, "max_states": 8, "epsilon": 1.0}
+    single, agent = make_agent(**settings, comm=alone), make_agent(**settings)
+    for one in (single, agent):
+        with pytest.raises(Exception, match="more than 8 states"):
+            one.train(limited(LAKES["dense"]), total_steps=10_000, **PLACED)
+    if world.rank == 0:
+        assert agent.steps == single.steps > 0
+        for own, truth in zip(table_of(agent), table_of(single), strict=True):
+            np.testing.assert_array_equal(own, truth)
+    world.barrier()
+
+
+def test_what_has_no_place_there_is_refused_on_all_ranks(make_agent, several_hosts):
+    with pytest.raises(SettingsError, match="on_error=.exclude. cannot be had where rows are divided"):
+        make_agent(on_error="exclude").train(LAKES["dense"], total_steps=100, **PLACED)
 
 
 @pytest.mark.parametrize("culprit", [0, -1])

@@ -80,7 +80,8 @@ class DistAsyncQLearning:
         Shape of the table. By default what the environment needs, and never less than that.
     max_states : int, optional
         Most states of the table. Where the states of a game are keys, which nobody has counted, training ends
-        with `StateLimitError` when one more comes. By default there are as many as memory has room for.
+        with `StateLimitError` when one more comes. By default there are as many as memory has room for. Where
+        a Gymnasium environment that is stepped has more observations than that, these are keys.
     learning_rate : float or schedule
         Step size in (0, 1], or a schedule of `dist_classicrl.schedules`: `Constant`, `Linear` and
         `Exponential` follow the global step, ``PerVisit(0.7)`` is n**-0.7 at the n-th visit of an entry and
@@ -268,8 +269,8 @@ class DistAsyncQLearning:
 
         Of a rule that learns several tables it is their mean, which is read-only; what is assigned to it goes
         into each of them. A large table is the rows that are learned in; where ranks share these it is
-        read-only, and what is assigned is there for all. Where the states of a game are keys it is a mapping
-        from these to rows, a `KeyedValues`, which cannot be assigned.
+        read-only, and what is assigned is there for all. Where states are keys it is a mapping from these to
+        rows, a `KeyedValues`, which cannot be assigned.
 
         Raises
         ------
@@ -439,8 +440,9 @@ class DistAsyncQLearning:
             is used as it is.
         walkers : int, optional
             How many episodes are under way at most, in all ranks together, where walkers travel: a power of
-            two, 16,384 by default. Each superstep moves them all once, and less at the beginning, so that
-            none learns from a table that lacks more than a thousandth of what was learned. With another
+            two, 16,384 by default, and 256 where environments are stepped in Python, which do not travel
+            themselves: so many are made. Each superstep moves them all once, and less at the beginning, so
+            that none learns from a table that lacks more than a thousandth of what was learned. With another
             number another table is learned.
         partition : "hash", "range" or callable
             Which rank owns which states where walkers travel: a hash of the state, which divides any load

@@ -114,7 +114,7 @@ OF_TRAIN = [
         "walkers",
         Whole(1),
         None,
-        "Episodes under way in all ranks, where rows have one owner: a power of two, by default 16384.",
+        "Episodes under way in all ranks, where rows have one owner: a power of two, 16384 or, stepped, 256.",
         RUN,
         is_kept=True,
     ),

@@ -26,7 +26,7 @@ from dist_classicrl.learning.state import State
 from dist_classicrl.learning.supersteps.keyed_share import KeyedShare, in_key_order
 from dist_classicrl.learning.supersteps.share import Share, record_sizes, supersteps, totals_of
 from dist_classicrl.learning.supersteps.shares import share_of
-from dist_classicrl.learning.supersteps.stepped_share import Exchanges, SteppedShare
+from dist_classicrl.learning.supersteps.stepped_share import Exchanges, SteppedShare, numbers_of
 from dist_classicrl.learning.supersteps.together import Boxes, boxes_in, bytes_of
 from dist_classicrl.membership.group import Group
 from dist_classicrl.tables.maps import Refresh
@@ -114,6 +114,13 @@ class Part:
         share = self.share(players.index(self.group.rank), len(players), self._boxes(0, players))
         return share.kernels()
 
+    def make_environments(self, players: tuple[int, ...]) -> None:
+        """See to it that there are those that this rank steps among the players, and no others."""
+        run = self.run
+        assert run.walkers is not None  # else another engine trains
+        n_envs = len(numbers_of(run.walkers, players.index(self.group.rank), len(players)))
+        run.source = run.source.with_envs(max(1, n_envs))  # one at least, for its spaces
+
     def begin(self, attempt: int, players: tuple[int, ...], cut: Cut) -> None:
         """Own what is this rank's among the players, with the run's table as it is now, from `cut` on."""
         self.close()
@@ -130,8 +137,7 @@ class Part:
         if cut.walkers:
             self._share.restore(cut.walkers)
         if isinstance(share, SteppedShare):
-            # One at least, for its spaces.
-            run.source = run.source.with_envs(max(1, share.n_envs))
+            self.make_environments(players)
             envs: Any = run.source.stepped  # which can be stepped one by one, see `check_supersteps`
             share.begin(envs, run.environment_seed(0), cut.start + cut.used)
         self.stream = Stream(stream_key(run.seed, "alone", cut.start), cut.start, cut.used, last=cut.last)

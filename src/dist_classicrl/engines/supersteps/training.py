@@ -116,7 +116,8 @@ class SuperstepRoles(Roles[SuperstepWorker, SuperstepServer]):
         return self._part.kernels()
 
     def compile(self, serves: bool) -> None:
-        """See `Roles`: there is nothing besides."""
+        """See `Roles`: there is nothing besides, but environments are made, which may take long."""
+        self._part.make_environments(self.group.view.members)
 
     def worker(self, base: Base) -> SuperstepWorker:
         """See `Roles`."""

@@ -44,6 +44,11 @@ Exchanges = Generator[Parts, Parts, None]
 """Gives what goes to each rank, one exchange after the other; what came from each is to be sent in."""
 
 
+def numbers_of(walkers: int, rank: int, ranks: int) -> range:
+    """Return which of the environments of a run number `rank` of so many steps."""
+    return range(rank, walkers, ranks)
+
+
 class _Counted(NamedTuple):
     ends: np.ndarray  # see `dist_classicrl.learning.supersteps.kernels.Crew`
     returns: np.ndarray
@@ -62,9 +67,9 @@ class _Moved(NamedTuple):
 class SteppedShare(Share):
     """What `rank` of `ranks` owns of a problem, and the environments of the run that it steps.
 
-    Environment i of the run is with rank ``i % ranks``, and is seeded by its number, so that what it does is
-    the same wherever it is. It stays there, and what is learned of it travels: a superstep exchanges four
-    times, see `superstep`, whatever there is of rows and environments.
+    Each environment of the run is with one rank, see `numbers_of`, and is seeded by its number, so that what
+    it does is the same wherever it is. It stays there, and what is learned of it travels: a superstep
+    exchanges four times, see `superstep`, however many rows and environments there are.
     """
 
     def _set_up(self) -> None:
@@ -85,7 +90,7 @@ class SteppedShare(Share):
         self._settle_for = jit_for(kernels.settle_for, *parts)
         self._owners_of = jit_for(kernels.owners_of, self._kind_of_partition)
         self._place = self._rank, self._whole.n_states, self.walkers
-        self._numbers = np.arange(self._rank, self.walkers, self.ranks)
+        self._numbers = np.array(numbers_of(self.walkers, self._rank, self.ranks), np.int64)
         self._memory = np.zeros((self._numbers.size, sum(self._remembered)), np.int64)
         self._before: tuple[Stretch, int] = NO_STEPS, 0  # the superstep whose targets are to be told
         self._forget()
