@@ -65,6 +65,7 @@ class FaultJob(BackgroundJob):
         slow=False,
         saving=False,
         by_messages=False,
+        rows_once=False,
         agent=None,
         train=None,
     ):
@@ -79,6 +80,7 @@ class FaultJob(BackgroundJob):
             "pause": pause,
             "slow": slow,
             "by_messages": by_messages,
+            "rows_once": rows_once,
             "agent": self.settings,
             "train": {
                 "total_steps": self.steps,
@@ -124,6 +126,10 @@ class FaultJob(BackgroundJob):
             return progress and progress[-1]["steps"] >= share * self.steps
 
         return self.wait_for(made, f"{share:.0%} of the steps", RUN_SECONDS) is not None and not self.over()
+
+    def wait_for_checkpoint(self):
+        """Wait until a checkpoint is on disk, or the job has ended."""
+        self.wait_for(lambda: [*self.folder.glob("saved/*/*/manifest.json")], "a checkpoint", RUN_SECONDS)
 
     def wait_for_server_after(self, pid):
         """Wait until another process than `pid` serves and return its id; None if the job ended before."""

@@ -7,12 +7,14 @@ OPTIONS is a JSON object:
     pause         seconds that a step of the last takes longer, until there is a file `hurry` in the folder
     slow          whether the others make few steps per second until then, which they do not by default
     by_messages   whether owners of rows exchange walkers as on several hosts
+    rows_once     whether the table is a large one, which is there once for all ranks
     agent         arguments of the constructor
     train         arguments of train, total_steps among them
 
 The lines of a process: "started"; "progress", of whoever serves; "log" for each record of the package's
-loggers; "trained" or "stopped" at the end. Each has the time of day, the rank in the world in which the
-process was started, and whether it is a replacement. SIGQUIT shows where all threads stand.
+loggers; at the end "trained", "stopped", or "lost" where what was learned is lost. Each has the time of day,
+the rank in the world in which the process was started, and whether it is a replacement. SIGQUIT shows where
+all threads stand.
 """
 
 import dataclasses
@@ -39,9 +41,10 @@ from dist_classicrl import DistAsyncQLearning
 from dist_classicrl._hints import rank_of_environment
 from dist_classicrl.engines.supersteps import training
 from dist_classicrl.environments.model import TabularMDP
-from dist_classicrl.errors import TrainingStopped
+from dist_classicrl.errors import RankLostError, RemoteRankError, TrainingStopped
 from dist_classicrl.learning.supersteps import share as superstep_share
 from dist_classicrl.schedules import PerVisit
+from dist_classicrl.tables import large_table
 
 DISCOUNT = 0.95
 superstep_share.STEPS_PER_WALKER = 16  # runs are short, and are to have many walkers
@@ -131,6 +134,8 @@ if options.get("slow"):
     slow_down(until=HURRY)
 if options.get("by_messages"):
     training._memory = lambda run, group, start: None
+if options.get("rows_once"):
+    large_table.FROM_ENTRIES = 1
 rank, replacement = rank_of_environment() or 0, False
 lines = Lines()
 logging.getLogger("dist_classicrl").addHandler(lines)
@@ -148,6 +153,9 @@ try:
     )
 except TrainingStopped as stopped:
     lines.say("stopped", code=stopped.code, steps=stopped.steps, visits=int(agent.visits.sum()))
+    raise
+except (RankLostError, RemoteRankError) as error:
+    lines.say("lost", error=f"{type(error).__name__}: {error}")
     raise
 policy = agent.q_table[: model.n_states, : model.n_actions].argmax(axis=1)
 lines.say(

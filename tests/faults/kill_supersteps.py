@@ -2,9 +2,10 @@
 
     python tests/faults/kill_supersteps.py --runs 30
 
-The ranks learn in supersteps, and exchange walkers in memory or, every second time, by messages. After each
-run is checked what kill_workers.py checks, and that the table is bit for bit the one of a process alone,
-which nobody disturbed: whoever died when.
+The ranks learn in supersteps, and exchange walkers in memory or, every second time, by messages; every third
+time the table is there once for all, and they go back to a checkpoint. After each run is checked what
+kill_workers.py checks, and that the table is bit for bit the one of a process alone, which nobody disturbed:
+whoever died when.
 """
 
 import sys
@@ -18,12 +19,14 @@ STEPS = {"lake": 60_000_000, "taxi": 60_000_000}
 VICTIMS = (("worker",), ("server",), ("worker", "worker"), ("worker", "server"), ("server", "server"))
 
 
-def options(by_messages, saving):
+def options(by_messages, saving, rows_once=False):
+    often = {"checkpoint_interval": "0.3s"} if saving and rows_once else {}
     return {
         "agent": {"async_updates": False},
-        "train": {"placement": "sharded", "walkers": 1024},
+        "train": {"placement": "sharded", "walkers": 1024, **often},
         "by_messages": by_messages,
         "saving": saving,
+        "rows_once": rows_once,
     }
 
 
@@ -35,11 +38,13 @@ def undisturbed(environment, steps):
         return job.said("trained")[-1]["sha256"]
 
 
-def one_run(environment, victims, by_messages, chance, steps=None, span=0.7, saving=False):
+def one_run(environment, victims, by_messages, chance, steps=None, span=0.7, saving=False, rows_once=False):
     """Train, kill the `victims` one after the other, and return what `FaultJob.finish` has seen."""
     steps = STEPS[environment] if steps is None else steps
     known = undisturbed(environment, steps)
-    with FaultJob(environment, RANKS, total_steps=steps, **options(by_messages, saving)) as job:
+    with FaultJob(environment, RANKS, total_steps=steps, **options(by_messages, saving, rows_once)) as job:
+        if rows_once:
+            job.wait_for_checkpoint()
         for share in sorted(span * chance.random() for _ in victims):
             if not job.wait_for_steps(share):
                 break
@@ -52,13 +57,34 @@ def one_run(environment, victims, by_messages, chance, steps=None, span=0.7, sav
         result = job.finish()
         found = job.said("trained")[-1]["sha256"]
         job.check(found == known, "learned another table than a process alone")
-    return {**result, "victims": victims, "by_messages": by_messages, "saving": saving}
+    return {
+        **result,
+        "victims": victims,
+        "by_messages": by_messages,
+        "saving": saving,
+        "rows_once": rows_once,
+    }
+
+
+def one_loss_without_checkpoint(victim, ranks=RANKS):
+    """Train with a table that is there once and no checkpoints, kill one, and check what all others say."""
+    with FaultJob("lake", ranks, total_steps=STEPS["lake"], **options(False, False, rows_once=True)) as job:
+        job.check(job.wait_for_steps(0.01), "ended early")
+        dead = job.server() if victim == "server" else next(iter(set(job.pids.values()) - {job.server()}))
+        job.end_process(dead)
+        job.wait_for_end()
+        lost = job.said("lost")
+        job.check({line["pid"] for line in lost} == set(job.pids.values()) - {dead}, "was silent on a rank")
+        for line in lost:
+            is_named = "RankLostError: A rank was lost in the middle of a superstep" in line["error"]
+            job.check(is_named and "checkpoint_dir=" in line["error"], f"said {line['error']}")
 
 
 def run(number, chance):
     environment = ("lake", "taxi")[number // 2 % 2]
     victims = VICTIMS[number % len(VICTIMS)]
-    return one_run(environment, victims, number % 2 == 1, chance, saving=number % 3 == 0)
+    is_saved = number % 3 == 0  # and there once
+    return one_run(environment, victims, number % 2 == 1, chance, saving=is_saved, rows_once=is_saved)
 
 
 if __name__ == "__main__":

@@ -40,6 +40,17 @@ def test_owners_of_rows_are_killed(victims, by_messages):
     assert seen["killed"] == 2
 
 
+def test_owners_of_rows_that_are_there_once_go_back_to_a_checkpoint():
+    seen = kill_supersteps.one_run(
+        "lake", ("server", "worker"), False, Random(6), 15_000_000, 0.1, saving=True, rows_once=True
+    )
+    assert seen["killed"] == 2
+
+
+def test_without_a_checkpoint_the_loss_of_rows_that_are_there_once_is_named_on_all_ranks():
+    kill_supersteps.one_loss_without_checkpoint("server", ranks=3)
+
+
 def test_a_worker_and_the_server_are_stopped_and_let_in_again():
     seen = stop_and_continue.one_run("counted", True, True, Random(4), steps=30_000, pause=2e-3)
     assert seen["killed"] == 0

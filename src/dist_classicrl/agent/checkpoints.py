@@ -190,7 +190,10 @@ def put_back_to_call(
     if (fault := checkpoint_fault(saved)) is not None:
         raise _refused(saved, fault)
     body = saved.body
-    state.put(*_what_fits(state, saved.arrays, True))
+    found = state.shape.from_arrays(saved.arrays)
+    if found is None:
+        raise _refused(saved, "its tables are not those of this training")
+    state.put(*found)
     learners = _learners(state, saved)
     return Resumed(saved.url, body["steps"] - begin, body["tally"], body["mode"], None, learners)
 
