@@ -66,6 +66,7 @@ class FaultJob(BackgroundJob):
         saving=False,
         by_messages=False,
         rows_once=False,
+        hosts=None,
         agent=None,
         train=None,
     ):
@@ -81,6 +82,7 @@ class FaultJob(BackgroundJob):
             "slow": slow,
             "by_messages": by_messages,
             "rows_once": rows_once,
+            "hosts": hosts,
             "agent": self.settings,
             "train": {
                 "total_steps": self.steps,

@@ -7,7 +7,8 @@ OPTIONS is a JSON object:
     pause         seconds that a step of the last takes longer, until there is a file `hurry` in the folder
     slow          whether the others make few steps per second until then, which they do not by default
     by_messages   whether owners of rows exchange walkers as on several hosts
-    rows_once     whether the table is a large one, which is there once for all ranks
+    rows_once     whether the table is a large one, which is there once for the ranks of a host
+    hosts         on how many hosts the ranks are, as far as they know
     agent         arguments of the constructor
     train         arguments of train, total_steps among them
 
@@ -43,6 +44,7 @@ from dist_classicrl.engines.supersteps import training
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.errors import RankLostError, RemoteRankError, TrainingStopped
 from dist_classicrl.learning.supersteps import share as superstep_share
+from dist_classicrl.membership.group import Group
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.tables import large_table
 
@@ -136,6 +138,8 @@ if options.get("by_messages"):
     training._memory = lambda run, group, start: None
 if options.get("rows_once"):
     large_table.FROM_ENTRIES = 1
+if hosts := options.get("hosts"):
+    Group.host_of = lambda self, rank: f"host {rank % hosts}"
 rank, replacement = rank_of_environment() or 0, False
 lines = Lines()
 logging.getLogger("dist_classicrl").addHandler(lines)

@@ -19,7 +19,7 @@ STEPS = {"lake": 60_000_000, "taxi": 60_000_000}
 VICTIMS = (("worker",), ("server",), ("worker", "worker"), ("worker", "server"), ("server", "server"))
 
 
-def options(by_messages, saving, rows_once=False):
+def options(by_messages, saving, rows_once=False, hosts=None):
     often = {"checkpoint_interval": "0.3s"} if saving and rows_once else {}
     return {
         "agent": {"async_updates": False},
@@ -27,6 +27,7 @@ def options(by_messages, saving, rows_once=False):
         "by_messages": by_messages,
         "saving": saving,
         "rows_once": rows_once,
+        "hosts": hosts,
     }
 
 
@@ -38,11 +39,23 @@ def undisturbed(environment, steps):
         return job.said("trained")[-1]["sha256"]
 
 
-def one_run(environment, victims, by_messages, chance, steps=None, span=0.7, saving=False, rows_once=False):
+def one_run(
+    environment,
+    victims,
+    by_messages,
+    chance,
+    steps=None,
+    span=0.7,
+    saving=False,
+    rows_once=False,
+    hosts=None,
+):
     """Train, kill the `victims` one after the other, and return what `FaultJob.finish` has seen."""
     steps = STEPS[environment] if steps is None else steps
     known = undisturbed(environment, steps)
-    with FaultJob(environment, RANKS, total_steps=steps, **options(by_messages, saving, rows_once)) as job:
+    with FaultJob(
+        environment, RANKS, total_steps=steps, **options(by_messages, saving, rows_once, hosts)
+    ) as job:
         if rows_once:
             job.wait_for_checkpoint()
         for share in sorted(span * chance.random() for _ in victims):
@@ -63,6 +76,7 @@ def one_run(environment, victims, by_messages, chance, steps=None, span=0.7, sav
         "by_messages": by_messages,
         "saving": saving,
         "rows_once": rows_once,
+        "hosts": hosts,
     }
 
 

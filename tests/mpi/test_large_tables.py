@@ -14,8 +14,10 @@ from dist_classicrl.callbacks import BaseCallback
 from dist_classicrl.checkpoint import arrays as array_files
 from dist_classicrl.engines.run import Run
 from dist_classicrl.engines.sharded import host_memory
+from dist_classicrl.engines.supersteps import host_rows
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.learning.supersteps.share import Share
+from dist_classicrl.membership.group import Group
 from dist_classicrl.model import places
 from dist_classicrl.tables import large_table
 
@@ -173,9 +175,11 @@ def bits_of(learner):
 
 
 @pytest.mark.skipif(WORLD.size in (2, 4), reason="as with more; each process compiles for long")
-@pytest.mark.parametrize("partition", ["hash", "range"])
-def test_owners_of_rows_learn_in_place_what_they_learn_in_copies(monkeypatch, folder, partition):
+@pytest.mark.parametrize(("partition", "hosts"), [("hash", 1), ("range", 1), ("hash", 2)])
+def test_owners_of_rows_learn_in_place_what_they_learn_in_copies(monkeypatch, folder, partition, hosts):
     calls = [60_001, 120_000]
+    monkeypatch.setattr(Group, "host_of", lambda self, rank: f"host {rank % hosts}")
+    monkeypatch.setattr(host_rows, "SLICE_BYTES", 1 << 16)
     with monkeypatch.context() as patch:
         patch.setattr(large_table, "FROM_ENTRIES", 1 << 25)
         truth = bits_of(learned_in_supersteps(calls, MPI.COMM_SELF))

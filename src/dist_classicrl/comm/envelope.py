@@ -68,6 +68,9 @@ class Kind(IntEnum):
     WALKERS = 36  # between owners of rows: walkers, or the targets that they asked for
     HALT = 41  # supersteps, server: touch no rows until the next BEGIN
     HALTED = 42  # the answer
+    ASK_ROWS = 43  # server, to one rank of each other host: some rows that its host owns
+    SOME_ROWS = 44  # the answer; from the server: rows as they are
+    GOT_ROWS = 45  # the answer to that
 
 
 _KINDS = {int(kind): kind for kind in Kind}

@@ -167,7 +167,7 @@ def learns_in_rows(engine: Engine, settings: Settings, layout: Layout, placement
     if engine is _SHARDED:
         return True
     if engine is _SUPERSTEPS:
-        return layout.hosts == 1
+        return True
     is_interleaved = layout.is_compiled and settings.replay_ratio == 0.0
     return engine is _LOCAL and settings.async_updates and (is_interleaved or placement == "sharded")
 

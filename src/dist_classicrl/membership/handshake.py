@@ -186,13 +186,18 @@ class Setup:
         own = None if message is None else _Bytes(message)
         return self._rooted.tell(own, _Bytes, what).content
 
+    @property
+    def here(self) -> list[int]:
+        """The members that are on this rank's host, ascending."""
+        host_of = self._group.host_of
+        return sorted(rank for rank in self.members if host_of(rank) == host_of(self.rank))
+
     def compile_together(self, parts: Sequence[Callable[[], None]]) -> None:
         """Let the ranks of each host share out `parts`, so that all find the machine code on disk afterwards.
 
         What takes longest is first, and done by the first rank.
         """
-        host_of = self._group.host_of
-        here = sorted(rank for rank in self.members if host_of(rank) == host_of(self.rank))
+        here = self.here
         for part in parts[here.index(self.rank) :: len(here)]:
             part()
         self._share(_Ready(), "the ranks of each host to compile")

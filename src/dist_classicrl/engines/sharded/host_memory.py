@@ -25,6 +25,8 @@ from dist_classicrl.tables.large_table import LargeTable, check_room
 _MARK = 64
 """Bytes in front, which tell that it is the right memory."""
 
+_TOLD_BYTES = 1 << 24
+
 
 @dataclass(eq=False)
 class HostMemory:
@@ -101,10 +103,57 @@ def share(setup: Setup, size: int, is_sparse: bool = False, own: HostMemory | No
     return memory
 
 
-def share_rows(large: LargeTable, setup: Setup) -> HostMemory:
-    """Let all ranks, which are on one host, have the rows of the head; all call it together."""
-    memory = share(setup, large.size, True, large.shared)
-    large.move_to(memory, setup.is_head)
+def share_rows(large: LargeTable, setup: Setup) -> None:
+    """Let the ranks of each host have the rows of the head in memory of theirs; all call it together."""
+    if len(setup.here) == len(setup.members):
+        large.move_to(share(setup, large.size, True, large.shared), setup.is_head)
+        return
+    first = setup.head if setup.head in setup.here else setup.here[0]
+    is_first = setup.rank == first
+    large.move_to(_share_by_host(setup, large.size, first, large.shared), is_first)
+    for begin in range(0, large.size, _TOLD_BYTES):
+        part = slice(begin, min(begin + _TOLD_BYTES, large.size))
+        rows = large.memory[part]
+        told = None
+        if setup.is_head:
+            told = rows if rows.any() else rows[:0]
+        told = setup.broadcast_message(told, "the server's table")
+        if is_first and not setup.is_head and (told.size or rows.any()):
+            rows[:] = told if told.size else 0
+
+
+def _share_by_host(setup: Setup, size: int, first: int, own: HostMemory | None) -> HostMemory:
+    """Return memory of `size` bytes that the ranks of this host have, of which rank `first` makes it."""
+    memory = own if setup.rank == first else None
+    error: BaseException | None = None
+    if setup.rank == first and memory is None:
+        try:
+            memory = HostMemory.new(size, is_sparse=True)
+        except BaseException as caught:  # whatever it is, the others must hear of it
+            error = caught
+    where = [0] * (2 + _MARK // 8)
+    if memory is not None:
+        where = [os.getpid(), memory.descriptor, *np.frombuffer(memory.mark.encode(), np.int64).tolist()]
+    told = setup.agree(error, {}, where, "the memory of the table")[setup.members.index(first)]
+    mark = told[2:].tobytes().decode()
+    if memory is None and own is not None and own.mark == mark:
+        memory = own
+    elif memory is None:
+        with suppress(OSError):
+            memory = HostMemory.opened(f"/proc/{told[0]}/fd/{told[1]}", size, mark)
+    everyone = setup.agree(None, {}, [memory is not None], "all ranks to open the memory of the table")
+    if not everyone.all():
+        without = ", ".join(str(rank) for rank, has in zip(setup.members, everyone, strict=True) if not has)
+        setup.agree(
+            SettingsError(
+                f"Rank {without} cannot open the memory of the table that another rank of its host has made. "
+                "The ranks of a host must see each other's open files in /proc; where they may not, write "
+                'placement="replicated".'
+            ),
+            {},
+            [],
+        )
+    assert memory is not None
     return memory
 
 

@@ -47,7 +47,11 @@ def train(run: Run, group: Group, start: Setup | Entry) -> Outcome:
                 large.move_to(memory, is_first)
         else:
             _check_one_host(group)
-            memory = share(start, size) if large is None else share_rows(large, start)
+            if large is None:
+                memory = share(start, size)
+            else:
+                share_rows(large, start)
+                memory = large.shared
     except BaseException:
         run.close(None)
         raise

@@ -93,6 +93,35 @@ class Halted:
     attempt: int
 
 
+@message(Kind.ASK_ROWS)
+@dataclass(frozen=True)
+class AskRows:
+    """The server's, to one rank of another host: tell those of these rows that ranks of your host own."""
+
+    attempt: int
+    first: int  # row
+    last: int  # row behind the last
+
+
+@message(Kind.SOME_ROWS)
+@dataclass(frozen=True)
+class SomeRows:
+    """The answer. The server's: these are all rows from `first` on, for the table of your host."""
+
+    attempt: int
+    first: int
+    lines: np.ndarray  # uint8: of each row all that stands in it
+
+
+@message(Kind.GOT_ROWS)
+@dataclass(frozen=True)
+class GotRows:
+    """The answer to that."""
+
+    attempt: int
+    first: int
+
+
 @message(Kind.KEEP)
 @dataclass(frozen=True)
 class Keep:

@@ -95,6 +95,11 @@ class Part:
         problem = run.problem(self.rates)
         return share_of(problem, run.walkers, run.partition, rank, ranks, is_alone=False, boxes=boxes)
 
+    @property
+    def own_share(self) -> Share:
+        """What this rank owns since `begin`."""
+        return self._share
+
     def _boxes(self, attempt: int, players: tuple[int, ...]) -> Boxes | None:
         if self.memory is None:
             return None

@@ -1,16 +1,18 @@
-"""The server of supersteps where the table is there once for all ranks, who write their rows in place.
+"""The server of supersteps where the table is there once for the ranks of a host, who write rows in place.
 
 Nobody has another table to go back to. When a rank is lost in the middle of a superstep, all others stop, the
-rows are read from the last checkpoint of the call, and the same steps are made again.
+rows are read from the last checkpoint of the call, and the same steps are made again. Where there are several
+hosts, rows that another host owns are as they were when they were last told here: one rank of each host tells
+the server's where the whole table is needed, and hears it before rows get other owners, and at the end.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,7 +21,8 @@ from dist_classicrl.comm.transport import Backoff
 from dist_classicrl.engines.roles.messages import Leave
 from dist_classicrl.engines.roles.peers import Peer
 from dist_classicrl.engines.saving import Saver
-from dist_classicrl.engines.supersteps.messages import Halt, Halted
+from dist_classicrl.engines.supersteps.host_rows import HostRows
+from dist_classicrl.engines.supersteps.messages import AskRows, GotRows, Halt, Halted, SomeRows
 from dist_classicrl.engines.supersteps.part import Sums, cut_at
 from dist_classicrl.engines.supersteps.server import Client, SuperstepServer
 from dist_classicrl.errors import RankLostError
@@ -32,7 +35,7 @@ _LOOK_SECONDS = 0.05
 
 @dataclass
 class RowsServer(SuperstepServer):
-    """Serves one call of `train` whose table is in memory that all ranks share.
+    """Serves one call of `train` whose table is in memory that the ranks of each host share.
 
     In place of a server that was lost, which may have been in the middle of a superstep, it begins with
     `make_ready`.
@@ -41,6 +44,10 @@ class RowsServer(SuperstepServer):
     def __post_init__(self) -> None:
         #: Whether the rows are those of the last cut.
         self._is_at_cut = self.knows_all
+        #: Whether each host has all rows of the last cut.
+        self._is_spread = self.knows_all
+        self._some: dict[int, SomeRows] = {}
+        self._got: dict[int, int] = {}
         self._halted: set[int] = set()
         self._leaves: list[tuple[Peer[Client], Leave]] = []
         super().__post_init__()
@@ -63,6 +70,12 @@ class RowsServer(SuperstepServer):
             case Halted(attempt):
                 if attempt == self._attempt:
                     self._halted.add(peer.rank)
+            case SomeRows() as some:
+                if some.attempt == self._attempt:
+                    self._some[peer.rank] = some
+            case GotRows(attempt, first):
+                if attempt == self._attempt:
+                    self._got[peer.rank] = first
             case Leave() as leave:
                 self._leaves.append((peer, leave))
             case _:
@@ -89,15 +102,75 @@ class RowsServer(SuperstepServer):
     def _begin(self) -> None:
         if not self._is_at_cut:
             self._go_back()
+        self._spread()
         super()._begin()
 
     def _play(self, until: int) -> None:
-        self._is_at_cut = False
+        self._is_at_cut = self._is_spread = False
         super()._play(until)
 
     def _gather(self) -> None:
         super()._gather()
+        self._gather_rows()
         self._is_at_cut = True
+
+    def finish(self, result: dict[str, Any]) -> None:
+        """See `Serving`: all hosts have the whole table then."""
+        self._spread()
+        super().finish(result)
+
+    # Rows of other hosts
+
+    def _others(self, ranks: Collection[int]) -> dict[str, Peer[Client]]:
+        """Return the first of these ranks on each other host, among those that are there."""
+        own = self.group.host_of(self.group.rank)
+        found: dict[str, Peer[Client]] = {}
+        for rank in sorted(ranks):
+            host, peer = self.group.host_of(rank), self.peers.present.get(rank)
+            if peer is not None and host != own:
+                found.setdefault(host, peer)
+        return found
+
+    def _gather_rows(self) -> None:
+        """Take in the rows that other hosts own; _Broken if one who has them is lost."""
+        others, rows = self._others(self.part.players), HostRows(self.part)
+        if not others:
+            return
+        for first, last in rows.slices():
+            self._some = {}
+            theirs = {peer: rows.of_host(host, first, last) for host, peer in others.items()}
+            asked = {peer: there for peer, there in theirs.items() if there.size}
+            for peer in asked:
+                peer.channel.send(encode(AskRows(self._attempt, first, last)))
+            backoff = Backoff(self.group.wire.sleep)
+            while len(self._some) < len(asked):
+                self._tend()
+                backoff.wait()
+            for peer, there in asked.items():
+                rows.put(there, self._some[peer.rank].lines)
+        self.part.own_share.table.check_finite()
+
+    def _spread(self) -> None:
+        """Let all hosts have the whole table as it is at the cut, whoever is lost meanwhile."""
+        while not self._is_spread:
+            others = self._others(self.peers.present)
+            self._is_spread = self._spread_to(list(others.values()))
+
+    def _spread_to(self, others: list[Peer[Client]]) -> bool:
+        """Tell all rows to these; return False if one is lost."""
+        rows = HostRows(self.part)
+        for first, last in rows.slices() if others else ():
+            told = encode(SomeRows(self._attempt, first, rows.told(slice(first, last))))
+            self._got = {}
+            for peer in others:
+                peer.channel.send(told)
+            backoff = Backoff(self.group.wire.sleep)
+            while any(self._got.get(peer.rank) != first for peer in others):
+                if any(self.peers.present.get(peer.rank) is not peer for peer in others):
+                    return False
+                self._look_around_anyhow()
+                backoff.wait()
+        return True
 
     # After a loss
 
@@ -119,7 +192,7 @@ class RowsServer(SuperstepServer):
         self._sums = Sums(self.tally, self.cut)
         self.table.overwritten()
         self._is_at_cut = self._must_begin = True
-        self._is_broken = False
+        self._is_broken = self._is_spread = False
 
     def _halt_all(self) -> None:
         """Wait until all others have stopped; RankLostError if one may go on that is not heard any more."""
@@ -132,12 +205,17 @@ class RowsServer(SuperstepServer):
         writers = asked.union(self.part.players, (rank for rank, _ in self.members.lost_before))
         writers -= {self.group.rank}
         backoff, begin = Backoff(self.group.wire.sleep), self.group.wire.now()
-        while missing := writers - self._halted - self.group.dead:
+        while missing := self._on_hosts_in_use(writers - self._halted - self.group.dead):
             is_there = not missing.isdisjoint(self.peers.present)
             if not is_there and self.group.wire.now() > begin + self.group.timing.silence:
                 raise _may_go_on(missing)
             self._look_around_anyhow()
             backoff.wait()
+
+    def _on_hosts_in_use(self, ranks: set[int]) -> set[int]:
+        """Return which of these ranks are on a host of one that is there: what others write nobody reads."""
+        there = {self.group.host_of(rank) for rank in (self.group.rank, *self.peers.present)}
+        return {rank for rank in ranks if self.group.host_of(rank) in there}
 
     def _look_around_anyhow(self) -> None:
         woken = self.wake()

@@ -9,11 +9,25 @@ from dist_classicrl.comm.messages import decode, encode
 from dist_classicrl.comm.transport import Backoff, Channel
 from dist_classicrl.engines.roles.messages import Final
 from dist_classicrl.engines.roles.worker_base import Working
-from dist_classicrl.engines.supersteps.messages import Begin, Cut, Halt, Halted, Keep, Play, TellRows
+from dist_classicrl.engines.supersteps.host_rows import HostRows
+from dist_classicrl.engines.supersteps.messages import (
+    AskRows,
+    Begin,
+    Cut,
+    GotRows,
+    Halt,
+    Halted,
+    Keep,
+    Play,
+    SomeRows,
+    TellRows,
+)
 from dist_classicrl.engines.supersteps.part import Part
 from dist_classicrl.errors import ProtocolError
 from dist_classicrl.membership.election import Base
 from dist_classicrl.tables.maps import Refresh
+
+Order = Begin | Play | TellRows | Halt | AskRows | SomeRows
 
 
 class _Superseded(Exception):
@@ -33,7 +47,7 @@ class SuperstepWorker(Working):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._orders: deque[Begin | Play | TellRows | Halt] = deque()
+        self._orders: deque[Order] = deque()
         self._leaving = False
 
     @property
@@ -74,7 +88,7 @@ class SuperstepWorker(Working):
             self.await_release()
         return self.final
 
-    def _obey(self, order: Begin | Play | TellRows | Halt) -> None:
+    def _obey(self, order: Order) -> None:
         part = self.part
         match order:
             case Begin():
@@ -87,6 +101,14 @@ class SuperstepWorker(Working):
             case Halt():
                 part.close()
                 self.channel.send(encode(Halted(order.attempt)))
+            case AskRows(attempt, first, last) if attempt == part.attempt:
+                rows = HostRows(part)
+                told = rows.told(rows.of_host(self.group.host_of(self.group.rank), first, last))
+                self.channel.send(encode(SomeRows(attempt, first, told)))
+            case SomeRows(attempt, first, lines):
+                rows = HostRows(part)
+                rows.put(slice(first, first + lines.size // rows.width), lines)
+                self.channel.send(encode(GotRows(attempt, first)))
 
     def _keep(self, refresh: Refresh, cut: Cut) -> None:
         term, base = self.group.view.term, self.begun_with
@@ -126,7 +148,7 @@ class SuperstepWorker(Working):
                     self._orders.clear()  # they were of what came before
                     self._orders.append(order)
                     self.note_server_progress()
-                case Play() | TellRows() as order:
+                case (Play() | TellRows() | AskRows() | SomeRows()) as order:
                     self._orders.append(order)
                     self.note_server_progress()
                 case Keep(cut, refresh):

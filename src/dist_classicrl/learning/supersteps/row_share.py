@@ -1,4 +1,4 @@
-"""A rank's share of a table that is there once for all ranks of a host: it writes its own rows, in place."""
+"""A rank's share of a table that is there once for the ranks of a host: it writes its own rows, in place."""
 
 from __future__ import annotations
 
@@ -41,9 +41,13 @@ class RowShare(Share):
     def place(self, rows: np.ndarray, whole: np.ndarray) -> None:
         """Do nothing: they are there."""
 
-    def _is_own(self, states: np.ndarray) -> np.ndarray:
+    def are_of(self, rank: int, states: np.ndarray) -> np.ndarray:
+        """Return which of these states number `rank` of all owns, bool."""
         is_own = np.ones(states.size, bool)
         if not isinstance(self._partition, All):
             find = jit_for(find_own, self._kind_of_partition)
-            find(self._partition, np.ascontiguousarray(states), self._rank, is_own)
+            find(self._partition, np.ascontiguousarray(states), rank, is_own)
         return is_own
+
+    def _is_own(self, states: np.ndarray) -> np.ndarray:
+        return self.are_of(self._rank, states)
