@@ -21,8 +21,9 @@ from dist_classicrl.errors import DivergenceError, RankMismatchError, SettingsEr
 from dist_classicrl.learning import rules
 from dist_classicrl.learning.logged import LoggedLearner
 from dist_classicrl.model.agent_state import AgentState
-from dist_classicrl.tables.maps import PackedMap
-from dist_classicrl.tables.shared import RoundMerge, SharedTable
+from dist_classicrl.tables.maps import PackedSums
+from dist_classicrl.tables.round_merge import MapSums, Part, RoundMerge
+from dist_classicrl.tables.shared import SharedTable
 
 METHODS = ("incremental", "sweeps")
 
@@ -47,18 +48,10 @@ class _Table:
 
 
 @dataclass(frozen=True)
-class _Maps:
-    """What a rank learned since the last merge; see `PackedMap`."""
+class _Learned:
+    """What a rank learned since the last merge."""
 
-    entries: np.ndarray
-    weight: np.ndarray
-    shift: np.ndarray
-    visits: np.ndarray
-    known: np.ndarray
-
-    def packed(self) -> PackedMap:
-        """Return the maps."""
-        return PackedMap.from_parts(list(vars(self).values()))
+    sums: PackedSums
 
 
 @dataclass(frozen=True)
@@ -216,7 +209,7 @@ def _merged(
     with rooted.operation():
         begun = rooted.tell(_Table(values, counts), _Table, "rank 0's table")
         shared = SharedTable(begun.values.copy(), begun.counts.copy())
-        merge = RoundMerge(shared)
+        merge, sums = RoundMerge(shared), MapSums(shared.values.size)
         learner = _learner(state, task, shared.counts, rooted.rank, rooted.wire.size)
         learner.table.load(shared.values, shared.counts)
     for epoch in range(task.epochs):
@@ -224,10 +217,11 @@ def _merged(
         for part in range(merges):
             with rooted.operation():
                 learner.learn(epoch, part, merges)
-                own = _Maps(*learner.table.pack().parts)
+                sums.fold(learner.table)
+                own = _Learned(sums.take())
                 gathered = rooted.gather(own, "all ranks to learn their part of the transitions")
                 if rooted.is_root:
-                    merge.merge([each.packed() for each in gathered.values()])
+                    merge.merge(Part(rank, 1, each.sums) for rank, each in gathered.items())
                 told = rooted.tell(_Table(shared.values, shared.counts), _Table, "rank 0 to merge a part")
                 learner.table.load(told.values, told.counts)
                 begun = told
