@@ -205,6 +205,8 @@ def test_what_is_not_there_is_refused():
         make(problem.id, {"n_state": 7})
     with pytest.raises(EnvError, match="Did you mean 'dist_classicrl/RiverSwim-v0'"):
         make("dist_classicrl/RiverSwam-v0")
+    with pytest.raises(EnvError, match="Did you mean 'dist_classicrl/Chain-v0'"):
+        make("Chain-v0")
     with pytest.raises(SettingsError, match="n_states must be a whole number of at least 3, got 2"):
         problem.make(n_states=2)
     with pytest.raises(SettingsError, match="n_states must be odd"):
