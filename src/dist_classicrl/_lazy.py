@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
 from typing import Any
 
 
@@ -49,14 +48,17 @@ class _Waiting:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name != self.module:
             return None
-        sys.meta_path.remove(self)
-        spec = find_spec(name)
+        # Someone may only ask whether it is there: until it is executed this stays where it is.
+        others = [finder.find_spec for finder in sys.meta_path if finder is not self]
+        spec = next(filter(None, (find(name, path, target) for find in others)), None)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
             def execute_and_call(module: Any) -> None:
                 execute(module)
-                _call(self.function)
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
+                    _call(self.function)
 
             spec.loader.exec_module = execute_and_call  # type: ignore[method-assign]
         return spec

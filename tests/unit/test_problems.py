@@ -1,11 +1,14 @@
 """The registry of problems: what they are worth, that Gymnasium makes them, and that they are compiled."""
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 import warnings
 from pathlib import Path
 
+import click
 import gymnasium
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ from gymnasium.utils.env_checker import check_env
 
 from dist_classicrl import DistAsyncQLearning
 from dist_classicrl.cli.environment import make
+from dist_classicrl.cli.main import cli
 from dist_classicrl.environments import registry
 from dist_classicrl.environments.labels import labels_of
 from dist_classicrl.environments.resolve import resolve
@@ -39,7 +43,11 @@ def test_the_registry_says_how_large_they_are(name):
     problem, made = PROBLEMS[f"dist_classicrl/{name}"], model_of(name)
     assert (made.n_states, made.n_actions) == (problem.n_states, problem.n_actions)
     assert made.max_episode_steps == problem.max_episode_steps == problem.arguments["max_episode_steps"]
-    assert problem.id in problem._function.__doc__  # how it is trained in
+    # How it is trained in is told, and can be typed.
+    (command,) = re.findall(r"Train: ``dist-classicrl (train [^`]*)``", problem._function.__doc__)
+    name, *arguments = shlex.split(command)
+    context = cli.get_command(click.Context(cli), name).make_context(name, arguments)
+    assert context.params["env"] == problem.id and context.params["total_steps"] >= 10**6
 
 
 @pytest.mark.parametrize("name", HAVE_OPTIMUM)
@@ -174,7 +182,8 @@ def test_actions_have_names_where_they_are_no_numbers():
 def test_gymnasium_knows_them_once_both_are_imported():
     """In either order; and nothing of Gymnasium is imported before."""
     said = "print(gymnasium.make('dist_classicrl/Chain-v0').observation_space.n)"
-    first = "import dist_classicrl, sys; assert 'gymnasium' not in sys.modules; import gymnasium"
+    first = "import dist_classicrl, sys, importlib.util; assert importlib.util.find_spec('gymnasium')"
+    first += "; assert 'gymnasium' not in sys.modules; import gymnasium"
     named = "import gymnasium; print(gymnasium.make('dist_classicrl:dist_classicrl/Chain-v0').action_space.n)"
     programs = [f"{first}; {said}", f"import gymnasium, dist_classicrl; {said}", named]
     for program, printed in zip(programs, "552", strict=True):
@@ -196,6 +205,8 @@ def test_what_is_not_there_is_refused():
         make(problem.id, {"n_state": 7})
     with pytest.raises(EnvError, match="Did you mean 'dist_classicrl/RiverSwim-v0'"):
         make("dist_classicrl/RiverSwam-v0")
+    with pytest.raises(EnvError, match="Did you mean 'dist_classicrl/Chain-v0'"):
+        make("Chain-v0")
     with pytest.raises(SettingsError, match="n_states must be a whole number of at least 3, got 2"):
         problem.make(n_states=2)
     with pytest.raises(SettingsError, match="n_states must be odd"):

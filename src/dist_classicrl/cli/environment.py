@@ -98,7 +98,12 @@ def make(name: str, arguments: Mapping[str, Any] | None = None) -> Any:
 def _no_such(name: str) -> str:
     import gymnasium
 
-    hint = _meant_function(name) or nearest(name.rpartition(":")[2], [*BUILT_IN, *gymnasium.registry])
+    from dist_classicrl.environments.problems.registry import NAMESPACE
+
+    meant = name.rpartition(":")[2]
+    if f"{NAMESPACE}/{meant}" in gymnasium.registry:
+        meant = f"{NAMESPACE}/{meant}"
+    hint = _meant_function(name) or nearest(meant, [*BUILT_IN, *gymnasium.registry])
     return (
         f"There is no environment {name!r}.{hint} It is a Gymnasium id such as FrozenLake-v1, "
         f"module:function, or one of {', '.join(BUILT_IN)}."
