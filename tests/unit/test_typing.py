@@ -71,7 +71,7 @@ agent.train("FrozenLake-v1", total_step=10)  # "total_step"
 agent.train("FrozenLake-v1", 10, callbacks=7)  # "callbacks" .* "int"
 agent.train("FrozenLake-v1", 10, resume="yes")  # "resume"
 agent.evaluate("FrozenLake-v1", n_eval_episodes=3)  # "n_eval_episodes"
-agent.learn("FrozenLake-v1")  # "learn"
+agent.learn("logged.npz", method="batch")  # "learn"
 TabularMDP.from_arrays([[[1.0]]], [[0.0]], [1.0], max_steps=3)  # "max_steps"
 """
 

@@ -378,6 +378,11 @@ class FunctionMDP:
         return float(self.start_prob @ v)
 
 
+def process_of(model: FunctionMDP) -> FunctionProcess:
+    """Return what solvers ask of a model, all of which is looked at before."""
+    return model._process()
+
+
 @lru_cache(maxsize=64)
 def _game(*parts: Any) -> tuple[Any, Any]:
     """Return `reset` and `step` of a game; each knows itself with checked indices."""
