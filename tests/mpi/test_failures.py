@@ -38,6 +38,7 @@ from dist_classicrl.errors import (
 )
 from dist_classicrl.learning.compiled import CompiledLearner
 from dist_classicrl.tables.local import LocalTable
+from dist_classicrl.tables.round_merge import MapSums
 
 MODES = pytest.mark.parametrize("async_updates", [True, False])
 # An exception crosses ranks in far less; a rank that merely waits takes TIMEOUT_SECONDS.
@@ -516,15 +517,16 @@ def test_what_a_worker_sends_that_is_no_number_is_refused_and_its_rank_named(
     culprit = world.size - 1
     agent = make_agent(async_updates=async_updates, logical_workers=world.size)
     agent.train(lake, total_steps=2_000)
-    pack = LocalTable.pack
+    by, name, part = (LocalTable, "pack", "shift") if async_updates else (MapSums, "take", "targets")
+    whole = getattr(by, name)
 
     def broken(self, *arguments, **more):
-        packed = pack(self, *arguments, **more)
-        packed.shift[:1] = np.nan
+        packed = whole(self, *arguments, **more)
+        getattr(packed, part)[:1] = np.nan
         return packed
 
     if world.rank == culprit:
-        monkeypatch.setattr(LocalTable, "pack", broken)
+        monkeypatch.setattr(by, name, broken)
     text = f"of rank {culprit} would make entry" if async_updates else f"What rank {culprit} learned as log"
     raised_by(world, {0}, DivergenceError, text, lambda: agent.train(lake, total_steps=LONG))
     assert np.isfinite(agent.q_table).all()
