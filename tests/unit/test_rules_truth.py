@@ -226,12 +226,16 @@ def deep_sea(n=10):
     return TabularMDP.from_dict(outcomes, np.eye(n * n)[0])
 
 
-def test_bonuses_find_a_treasure_that_epsilon_greedy_does_not():
-    model, worth = deep_sea(), {}
-    for algorithm, epsilon in ((UCBQLearning(10, 0.02), 0.0), ("q_learning", 0.1)):
-        agent = learned(algorithm, model, 100_000, discount_factor=1.0, epsilon=epsilon)
-        worth[epsilon] = model.policy_value(agent.q_table.argmax(axis=1), 1.0)[0]
-    assert worth[0.0] == pytest.approx(0.99) and worth[0.1] <= 0.0
+def test_bonuses_and_exploring_starts_find_a_treasure_that_epsilon_greedy_does_not():
+    model, worth = deep_sea(), []
+    for algorithm, settings in (
+        (UCBQLearning(10, 0.02), {"epsilon": 0.0}),
+        ("q_learning", {"epsilon": 0.1, "exploring_starts": True}),
+        ("q_learning", {"epsilon": 0.1}),
+    ):
+        agent = learned(algorithm, model, 100_000, discount_factor=1.0, **settings)
+        worth.append(model.policy_value(agent.q_table.argmax(axis=1), 1.0)[0])
+    assert worth[:2] == pytest.approx([0.99, 0.99]) and worth[2] <= 0.0
 
 
 def test_planning_learns_in_fewer_steps():
