@@ -120,6 +120,9 @@ class Settings(Checked):
     initial_value: float = _learning(
         0.0, RealNumber(-1e300, 1e300), "Of all entries of a new table; a large one lets all be tried."
     )
+    exploring_starts: bool = _learning(
+        False, YesOrNo(), "Episodes begin in any state, where the model is known."
+    )
     seed: int | None = _learning(
         None, Or(None, WholeNumber(0, "None", bits=63)), "Of all random numbers; drawn if left out."
     )  # ranks tell each other the seed as an int64

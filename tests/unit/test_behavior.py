@@ -115,6 +115,21 @@ def test_a_new_table_has_the_initial_value():
     assert (untouched.q_table == 2.5).all()
 
 
+def test_episodes_begin_in_all_states_that_one_can_act_in():
+    """From state 0 nothing else is ever reached, as action 1 is never played."""
+    outcomes = [{0: [(1.0, s, 0.0, True)], 1: [(1.0, min(s + 1, 2), 0.0, False)]} for s in range(4)]
+    model = TabularMDP.from_dict(outcomes, [1.0, 0.0, 0.0, 0.0])
+    settings = {"behavior": np.tile([1.0, 0.0], (4, 1)), "seed": 1}
+    agent = DistAsyncQLearning(exploring_starts=True, **settings)
+    agent.train(model, total_steps=30_000)
+    assert is_drawn_from(agent.visits[:3, 0], np.full(3, 1 / 3)) and (agent.visits[3] == 0).all()
+    plain = DistAsyncQLearning(**settings)
+    plain.train(model, total_steps=1_000)
+    assert plain.visits[0, 0] == 1_000
+    with pytest.raises(SettingsError, match="takes a known model, and .* has none"):
+        DistAsyncQLearning(exploring_starts=True).train("Blackjack-v1", total_steps=10)
+
+
 def test_what_is_kept_of_a_behavior_leads_back_to_it(tmp_path):
     agent = DistAsyncQLearning(behavior=CHANCES, algorithm="expected_sarsa", seed=1)
     agent.train(bandit(), total_steps=100)

@@ -1,5 +1,8 @@
 """Each rule of the package learns what it converges to, on two problems whose answer is known."""
 
+from dataclasses import replace
+
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -226,12 +229,16 @@ def deep_sea(n=10):
     return TabularMDP.from_dict(outcomes, np.eye(n * n)[0])
 
 
-def test_bonuses_find_a_treasure_that_epsilon_greedy_does_not():
-    model, worth = deep_sea(), {}
-    for algorithm, epsilon in ((UCBQLearning(10, 0.02), 0.0), ("q_learning", 0.1)):
-        agent = learned(algorithm, model, 100_000, discount_factor=1.0, epsilon=epsilon)
-        worth[epsilon] = model.policy_value(agent.q_table.argmax(axis=1), 1.0)[0]
-    assert worth[0.0] == pytest.approx(0.99) and worth[0.1] <= 0.0
+def test_bonuses_and_exploring_starts_find_a_treasure_that_epsilon_greedy_does_not():
+    model, worth = deep_sea(), []
+    for algorithm, settings in (
+        (UCBQLearning(10, 0.02), {"epsilon": 0.0}),
+        ("q_learning", {"epsilon": 0.1, "exploring_starts": True}),
+        ("q_learning", {"epsilon": 0.1}),
+    ):
+        agent = learned(algorithm, model, 100_000, discount_factor=1.0, **settings)
+        worth.append(model.policy_value(agent.q_table.argmax(axis=1), 1.0)[0])
+    assert worth[:2] == pytest.approx([0.99, 0.99]) and worth[2] <= 0.0
 
 
 def test_planning_learns_in_fewer_steps():
@@ -309,3 +316,40 @@ def outcomes_before(context, successors, state):
         found.append(outcome // successors)
         outcome = learned_model.next_before(context, successors, outcome)
     return found
+
+
+MASK = np.array([[1, 1, 0], [1, 0, 1], [0, 1, 1], [1, 1, 1]], bool)
+MASKED = replace(TabularMDP.garnet(4, 3, 2, seed=3), action_mask=MASK, max_episode_steps=20)
+
+
+class Masked(gym.Env):
+    """`MASKED`, which tells what is legal as its states are met."""
+
+    observation_space, action_space = gym.spaces.Discrete(4), gym.spaces.Discrete(3)
+
+    def _seen(self, state):
+        self.state = int(state)
+        return self.state, {"action_mask": MASK[self.state].astype(np.int8)}
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.elapsed = 0
+        return self._seen(self.np_random.choice(4, p=MASKED.start_prob))
+
+    def step(self, action):
+        assert MASK[self.state, action]
+        pair = self.state * 3 + int(action)
+        outcomes = np.arange(MASKED.outcome_ptr[pair], MASKED.outcome_ptr[pair + 1])
+        drawn = self.np_random.choice(outcomes, p=MASKED.outcome_prob[outcomes])
+        self.elapsed += 1
+        state, info = self._seen(MASKED.outcome_next[drawn])
+        return state, float(MASKED.outcome_reward[drawn]), False, self.elapsed >= 20, info
+
+
+@pytest.mark.parametrize("algorithm", [TreeBackup(target_epsilon=0.5), DynaQ(bonus=0.001)])
+def test_masks_that_come_with_states_are_kept_as_long_as_a_rule_needs_them(algorithm):
+    """What waits for several steps, and what a model plans, knows what was legal there."""
+    rule, parameters = find(algorithm)
+    agent = learned(algorithm, Masked, 30_000, discount_factor=0.8)
+    truth = rule.truth(MASKED, parameters, agent.settings)
+    assert np.abs(agent.q_table - truth)[MASK].max() < TOLERANCE

@@ -121,6 +121,10 @@ class DistAsyncQLearning:
         How actions are chosen while learning: "epsilon_greedy", "epsilon_ladder", "boltzmann" or "ucb", or
         with hyper-parameters of its own an object such as ``Boltzmann(temperature=0.5)`` of
         `dist_classicrl.rules`; or the chances of actions of a policy that stays as it is.
+    exploring_starts : bool
+        Episodes of the training begin in each state that one can act in, all equally likely, and not where
+        the environment begins: in a `TabularMDP`, and what is known to be one. The first action is chosen as
+        all are.
     initial_value : float
         Of all entries of a new table. More than can be collected lets everything be tried: values can only
         fall then.
@@ -188,6 +192,7 @@ class DistAsyncQLearning:
         comm: MPI.Comm | None = None,
         *,
         behavior: str | tuple[Any, ...] | Mapping[str, Any] | npt.ArrayLike = "epsilon_greedy",
+        exploring_starts: bool = False,
         initial_value: float = 0.0,
         logical_workers: int = 16,
         max_states: int | None = None,

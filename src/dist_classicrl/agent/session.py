@@ -31,7 +31,7 @@ from dist_classicrl.engines.saving import Saver, note_finished
 from dist_classicrl.engines.sharded.host_memory import share_rows
 from dist_classicrl.engines.supersteps.checks import check_asked, check_supersteps
 from dist_classicrl.environments.identity import Identity
-from dist_classicrl.environments.resolve import Source
+from dist_classicrl.environments.resolve import Source, with_exploring_starts
 from dist_classicrl.errors import (
     CheckpointError,
     EnvMismatchError,
@@ -93,13 +93,16 @@ class Session:
 
     def join(self, entry: Entry) -> TrainingResult:
         """Train with those who have begun already."""
-        source = self.state.get_to_know(self.asked.env)
+        source = self._as_trained_in(self.state.get_to_know(self.asked.env))
         beginning = Beginning.from_dict(entry.told)
         adopt(self.state, beginning, self.plan, self.watch)
         engine = engine_named(
             entry.told["engine"], self.state.settings, beginning.ranks, self.asked.placement
         )
         return self._train(engine, source, beginning, None, entry, entry.told["in_rows"])
+
+    def _as_trained_in(self, source: Source) -> Source:
+        return with_exploring_starts(source) if self.state.settings.exploring_starts else source
 
     def _settle(
         self, agreement: Agreement, ranks: int, error: BaseException | None, until_training: ExitStack
@@ -117,6 +120,7 @@ class Session:
             if error is None:
                 source = state.look_at(asked.env)
                 until_training.callback(source.close)
+                source = self._as_trained_in(source)
                 steps = asked.bounded_steps(steps, source, state.steps)
                 if state.large is not None:
                     state.large.take_room()

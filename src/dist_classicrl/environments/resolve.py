@@ -98,6 +98,23 @@ class Source:
             self.stepped.close()
 
 
+def with_exploring_starts(source: Source) -> Source:
+    """Return an environment whose episodes begin in each state that one can act in, all equally likely.
+
+    Its name and its fingerprint stay what they are. SettingsError where its model is not known.
+    """
+    simulator = source.simulator
+    if simulator is None or simulator.model is None:
+        raise SettingsError(
+            f"exploring_starts=True lets episodes begin in any state, which takes a known model, and "
+            f"{source.name} has none: it begins where it begins. Give a TabularMDP, or leave it at False and "
+            'explore otherwise, with behavior="ucb" or an initial_value= for instance.'
+        )
+    acts = simulator.model.reachable_pairs().any(axis=1)
+    model = replace(simulator.model, start_prob=acts / acts.sum())
+    return replace(source, simulator=replace(simulator, tables=CompiledSimulator.from_model(model).tables))
+
+
 def resolve(
     env: Any,
     n_envs: int,
