@@ -175,6 +175,7 @@ def bits_of(learner):
 
 
 @pytest.mark.skipif(WORLD.size in (2, 4), reason="as with more; each process compiles for long")
+@pytest.mark.usefixtures("fast_ramp")
 @pytest.mark.parametrize(("partition", "hosts"), [("hash", 1), ("range", 1), ("hash", 2)])
 def test_owners_of_rows_learn_in_place_what_they_learn_in_copies(monkeypatch, folder, partition, hosts):
     calls = [60_001, 120_000]

@@ -151,7 +151,7 @@ def test_what_is_recorded_is_the_same_too(world, alone, make_agent, garnet):
 
 def test_a_call_goes_on_from_its_checkpoint(world, alone, make_agent, garnet, folder, restart):
     single = make_agent(async_updates=False, comm=alone)
-    truth = single.train(garnet, total_steps=30_000, **PLACED)
+    truth = single.train(garnet, total_steps=200_000, **PLACED)
 
     def stop(progress):
         if progress.steps >= 50_000:
@@ -174,7 +174,7 @@ def test_one_process_goes_on_where_many_stopped(
     world, alone, make_agent, garnet, folder, restart, several_ranks
 ):
     single = make_agent(async_updates=False, comm=alone)
-    single.train(garnet, total_steps=30_000, **PLACED)
+    single.train(garnet, total_steps=200_000, **PLACED)
 
     def stop(progress):
         if progress.steps >= 50_000:

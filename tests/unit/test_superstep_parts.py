@@ -6,9 +6,10 @@ import numba
 import numpy as np
 import pytest
 
-from dist_classicrl._jit import jit
+from dist_classicrl._jit import jit, jit_for
+from dist_classicrl.errors import SettingsError
 from dist_classicrl.learning.supersteps.numbering import number_of, numbering, set_numbers
-from dist_classicrl.learning.supersteps.partition import owned_by, owner_of, row_of
+from dist_classicrl.learning.supersteps.partition import find_own, owned_by, owner_of, row_of
 from dist_classicrl.learning.supersteps.sums import PARTS, add_exactly, carried, sum_of
 
 
@@ -97,8 +98,23 @@ def test_each_state_has_one_owner_and_a_row_of_its_own(partition, n_states, rank
         kernel(owned.arrays, states, owners, rows, rank)
         np.testing.assert_array_equal(np.flatnonzero(owners == rank), owned.states)
         np.testing.assert_array_equal(rows[owned.states], np.arange(owned.states.size))
-        seen.append(owners)
+        seen.append(owners.copy())
+        in_place = owned_by(partition, n_states, rank, ranks, in_place=True)
+        kernel(in_place.arrays, states, owners, rows, rank)
+        np.testing.assert_array_equal(owners, seen[-1])
+        np.testing.assert_array_equal(rows[owned.states], owned.states)
+        is_own = np.empty(n_states, bool)
+        jit_for(find_own, type(in_place.arrays))(in_place.arrays, states, rank, is_own)
+        np.testing.assert_array_equal(is_own, owners == rank)
     assert all((owners == seen[0]).all() for owners in seen)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_state_that_is_given_to_no_rank_is_told(in_place):
+    with pytest.raises(
+        SettingsError, match=r"partition gives state 1 to 1, .* from 0 to 0, for each of the 10"
+    ):
+        owned_by(thirds, 10, 0, 1, in_place=in_place)
 
 
 def test_a_hash_divides_evenly():
