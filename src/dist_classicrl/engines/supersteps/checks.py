@@ -42,7 +42,7 @@ def check_supersteps(source: Source, settings: Settings, walkers: int | None = N
             "whose number is the same on any number of ranks. Give its id or a function that makes it, or "
             "write walkers=1."
         )
-    if source.stepped is not None and settings.on_error == "exclude":
+    if settings.on_error == "exclude":
         raise SettingsError(
             'on_error="exclude" cannot be had where rows are divided among the ranks: a rank that has failed '
             'owns rows that the others need. Write on_error="raise".'
