@@ -215,11 +215,11 @@ def test_what_is_closed_gives_its_communicator_back(world):
         with CompressedAllreduce(world, "int8", timeout=TIMEOUT) as reduce:
             with DistributedDebugger(world, timeout=TIMEOUT) as debugger:
                 numbers |= {each._comm.py2f() for each in (monitor, reduce, debugger)}
+                if turn % 10 == 0:
+                    assert reduce(np.ones(2)).tolist() == [world.size] * 2
         for part in (ParameterSync, QuorumBarrier, TwoLevel):
             with part(world, timeout=TIMEOUT) as made:
                 numbers.add(made._comm.py2f())
-                if turn % 10 == 0:
-                    assert reduce(np.ones(2)).tolist() == [world.size] * 2
         if turn == 3 and world.rank == late:
             time.sleep(1.2)  # longer than the others wait for its goodbye
         monitor.close()
