@@ -210,12 +210,12 @@ def test_what_is_closed_gives_its_communicator_back(world):
     """MPI has 65,000 or 2,000 of them: their numbers are used again."""
     late = world.size - 1
     numbers = set()
-    for turn in range(30):
+    for turn in range(12):
         monitor = DistributedMonitor(world, timeout=TIMEOUT)
         with CompressedAllreduce(world, "int8", timeout=TIMEOUT) as reduce:
             with DistributedDebugger(world, timeout=TIMEOUT) as debugger:
                 numbers |= {each._comm.py2f() for each in (monitor, reduce, debugger)}
-                if turn % 10 == 0:
+                if turn % 6 == 0:
                     assert reduce(np.ones(2)).tolist() == [world.size] * 2
         for part in (ParameterSync, QuorumBarrier, TwoLevel):
             with part(world, timeout=TIMEOUT) as made:

@@ -8,8 +8,8 @@ import numpy as np
 
 from dist_classicrl.errors import SettingsError
 
-_TYPES = tuple(np.dtype(f"{kind}{size}") for kind in "iu" for size in (1, 2, 4, 8))
-_TYPES += (np.dtype("f4"), np.dtype("f8"))
+_NAMES = ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8")
+_TYPES = frozenset(np.dtype(name) for name in _NAMES)
 
 
 def as_numbers(name: str, array: Any) -> np.ndarray:

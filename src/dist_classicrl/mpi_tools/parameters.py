@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import os
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,6 +32,7 @@ from dist_classicrl.mpi_tools.part import Part
 
 OPERATIONS = ("sum", "mean")
 _TAG = 1
+_AWAKE_SECONDS = 2e-3  # of a wait: most are over by then, and sleeping would make them longer
 _MESSAGE_BYTES = 1 << 12
 
 
@@ -111,12 +114,16 @@ class SyncHandle:
         """
         seconds = self._sync._seconds if timeout is None else checked_positive("timeout", timeout)
         wire = self._sync._wire
-        deadline = wire.now() + seconds
+        begun = wire.now()
         backoff = Backoff(wire.sleep)
         while not self.test():
-            if wire.now() > deadline:
+            now = wire.now()
+            if now > begun + seconds:
                 raise self._sync._timed_out(self._number, seconds)
-            backoff.wait()
+            if now < begun + _AWAKE_SECONDS:
+                os.sched_yield()
+            else:
+                backoff.wait()
         if self._error is not None:
             raise self._error
         assert self._result is not None
@@ -361,12 +368,13 @@ class _Given:
                 raise SettingsError(
                     f"{name!r} must be float32 or float64 for op='mean', got {array.dtype}; use astype(float)"
                 )
-        layout = [[name, array.dtype.str, list(array.shape)] for name, array in made.items()]
-        types = dict.fromkeys(array.dtype.str for array in made.values())
-        flat = {
-            each: np.concatenate([array.ravel() for array in made.values() if array.dtype.str == each])
-            for each in types
-        }
+        layout = []
+        by_type: dict[str, list[np.ndarray]] = {}
+        for name, array in made.items():
+            dtype = array.dtype.str
+            layout.append([name, dtype, array.shape])
+            by_type.setdefault(dtype, []).append(array.ravel())
+        flat = {dtype: np.concatenate(several) for dtype, several in by_type.items()}
         return cls("", {"op": op, "source": None if source is None else int(source), "arrays": layout}, flat)
 
     def begin(self, comm: Any) -> list[Any]:
@@ -386,20 +394,18 @@ class _Given:
         found = {}
         for name, dtype, shape in self._about["arrays"]:
             begin = places[dtype]
-            places[dtype] = begin + int(np.prod(shape, dtype=np.int64))
+            places[dtype] = begin + math.prod(shape)
             found[name] = self._received[dtype][begin : places[dtype]].reshape(shape)
         return found
 
 
 def _unlike(descriptions: dict[int, str]) -> list[str]:
     """Return for each rank that describes something else than rank 0 where that begins."""
-    first = json.loads(descriptions[0])
     texts = []
     for rank, description in sorted(descriptions.items()):
         if description == descriptions[0]:
             continue
-        other = json.loads(description)
-        here, there = (_said(each) for each in (other, first))
+        here, there = (_said(json.loads(each)) for each in (description, descriptions[0]))
         pairs = zip_longest(here, there, fillvalue="no more arrays")
         one, another = next((pair for pair in pairs if pair[0] != pair[1]), ("", ""))
         texts.append(f"rank {rank} gives {one}, rank 0 {another}; give all ranks the same")
