@@ -32,7 +32,8 @@ class TwoLevel(Part):
         the same arguments but for `host`.
     method : {"auto", "two_level", "mpi"}, default="auto"
         ``"mpi"`` leaves the operations to MPI's own. ``"auto"`` does so where there is one host only, or one
-        rank on each, and else takes two levels.
+        rank on each, and else takes two levels but for `allgather`, where as many bytes cross the network
+        in both ways (``benchmarks/mpi_tools.py``).
     host : str, optional
         What is to be taken for this rank's host, in up to 255 bytes. All ranks give one, or none: then
         those that share memory are on one host.
@@ -95,6 +96,7 @@ class TwoLevel(Part):
         self._order = np.concatenate(self._hosts)  # ranks, those of a host behind each other
         has_levels = 1 < len(self._hosts) < self._size
         self._two_levels = has_levels if method == "auto" else method == "two_level"
+        self._gathers_in_two = method == "two_level"
 
     @property
     def hosts(self) -> tuple[tuple[int, ...], ...]:
@@ -103,7 +105,7 @@ class TwoLevel(Part):
 
     @property
     def uses_two_levels(self) -> bool:
-        """Whether operations take two levels, and are not MPI's own."""
+        """Whether operations but `allgather` take two levels, and are not MPI's own."""
         return self._two_levels
 
     def allreduce(self, array: Any, op: str = "sum") -> np.ndarray:
@@ -221,7 +223,7 @@ class TwoLevel(Part):
         """
         given, _ = self._agreed("allgather", array)
         found = np.empty((self._size, *given.shape), given.dtype)
-        if not self._two_levels:
+        if not self._gathers_in_two:
             self._call(self._comm.Allgather, given, found)
             return found
         of_host = np.empty((self._local.Get_size(), *given.shape), given.dtype)
