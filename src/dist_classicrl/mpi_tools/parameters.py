@@ -179,6 +179,7 @@ class ParameterSync(Part):
         others = [rank for rank in range(self._wire.size) if rank != self._wire.rank]
         self._peers = [_Peer(rank, self._wire.channel(rank, _TAG, _MESSAGE_BYTES)) for rank in others]
         self._number = 0
+        self._has_failed = False
         self._told: set[str] = set()  # digests of the descriptions that all others have been sent
         self._under_way: deque[SyncHandle] = deque()
 
@@ -329,6 +330,10 @@ class ParameterSync(Part):
             close(self._wire, self._comm, self._peers, 1.0)
 
     def _say_failed(self, error: BaseException) -> None:
+        """Tell the others, once, why nothing more comes of this rank."""
+        if self._has_failed:
+            return
+        self._has_failed = True
         failed = encode(Failed.of(error, self._wire.rank))
         for peer in self._peers:
             peer.channel.send(failed)
