@@ -151,10 +151,13 @@ def test_checkpoints_are_written_while_others_learn(folder):
 SUPERSTEPS = {"placement": "sharded", "walkers": 512}
 
 
-def learned_in_supersteps(calls, comm=None, **asked):
-    learner = agent(async_updates=False, comm=comm)
+OWNED = TabularMDP.garnet(5_000, 5, 3, seed=2, terminal_states=4)  # as in test_supersteps: compiled there
+
+
+def learned_in_supersteps(calls, comm=None, dtype="float64", **asked):
+    learner = agent(async_updates=False, comm=comm, dtype=dtype)
     for steps in calls:
-        learner.train(MODEL, total_steps=steps, **SUPERSTEPS, **asked)
+        learner.train(OWNED, total_steps=steps, **SUPERSTEPS, **asked)
     return learner
 
 
@@ -176,25 +179,29 @@ def bits_of(learner):
 
 @pytest.mark.skipif(WORLD.size in (2, 4), reason="as with more; each process compiles for long")
 @pytest.mark.usefixtures("fast_ramp")
-@pytest.mark.parametrize(("partition", "hosts"), [("hash", 1), ("range", 1), ("hash", 2)])
-def test_owners_of_rows_learn_in_place_what_they_learn_in_copies(monkeypatch, folder, partition, hosts):
+@pytest.mark.parametrize(
+    ("partition", "hosts", "dtype"), [("hash", 1, "float64"), ("range", 1, "float32"), ("hash", 2, "float64")]
+)
+def test_owners_of_rows_learn_in_place_what_they_learn_in_copies(
+    monkeypatch, folder, partition, hosts, dtype
+):
     calls = [60_001, 120_000]
     monkeypatch.setattr(Group, "host_of", lambda self, rank: f"host {rank % hosts}")
     monkeypatch.setattr(host_rows, "SLICE_BYTES", 1 << 16)
     with monkeypatch.context() as patch:
         patch.setattr(large_table, "FROM_ENTRIES", 1 << 25)
-        truth = bits_of(learned_in_supersteps(calls, MPI.COMM_SELF))
+        truth = bits_of(learned_in_supersteps(calls, MPI.COMM_SELF, dtype))
 
     def no_copy(*arguments):
         raise AssertionError("a whole table was told or divided")
 
     monkeypatch.setattr(Run, "take", no_copy)
     monkeypatch.setattr(Share, "load", no_copy)
-    learner = learned_in_supersteps(calls, partition=partition)
+    learner = learned_in_supersteps(calls, partition=partition, dtype=dtype)
     assert is_large(learner) and bits_of(learner) == truth and all_have_the_same(learner)
 
     # Stopped in the middle of each call, it goes on alone, and ends with all ranks.
-    kept = {"checkpoint_dir": folder, "stop_signals": ["SIGUSR1"], "partition": partition}
+    kept = {"checkpoint_dir": folder, "stop_signals": ["SIGUSR1"], "partition": partition, "dtype": dtype}
     with pytest.raises(SystemExit):
         learned_in_supersteps(calls, progress=stop_from(30_000), **kept)
     places._agents.clear()
