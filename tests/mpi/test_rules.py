@@ -70,3 +70,11 @@ def test_a_policy_that_does_not_fit_on_one_rank_is_refused_on_all(world, make):
     agent = make("td", behavior=CHANCES[: 7 if world.rank == 0 else 8])
     with pytest.raises((SettingsError, RemoteRankError), match=r"has the shape \(7, 2\), and .* needs"):
         agent.train(MODEL, total_steps=100)
+
+
+def test_a_call_ends_after_so_many_episodes_of_all_ranks(world, make):
+    """What had been given out by then is made: no more than all ranks learn in a moment."""
+    agent = make("q_learning", exploring_starts=True)
+    result = agent.train(MODEL, total_steps=10**10, total_episodes=1_000)
+    assert result.episodes >= 1_000 and result.steps < 10**9
+    assert agent.steps == result.steps and len(set(world.allgather(result.steps))) == 1
