@@ -28,7 +28,7 @@ SETTLED_LOAD = 16.0
 _LONGEST = 128 * ROUND_UPDATES
 _LONGEST_SHARE = 32  # a round has at most one in so many of the steps made before
 _LOOK_GROWTH = 1.25
-_STILL = 5e-4
+_STILL = 1e-4
 _LOOKS = 5
 _LONGEST_CALL = 1 << 20
 
@@ -71,7 +71,7 @@ class Pace:
     steps that were made before, and never more than 4,096 updates.
 
     The mean is looked at whenever a quarter more steps have been made. It has settled when among the last
-    four changes two have turned round, and moves again when none has; a change of less than 0.05 % of the
+    four changes two have turned round, and moves again when none has; a change of less than 0.01 % of the
     mean size counts as a turn.
     """
 
