@@ -1,11 +1,14 @@
 """The reproducible mode's schedule, and that it does not matter who plays whose part."""
 
+import time
+
 import numpy as np
 import pytest
 from made_learners import learner_of
 from round_parts import sums_of
 
 from dist_classicrl import DistAsyncQLearning
+from dist_classicrl.checkpoint.manifest import MANIFEST
 from dist_classicrl.engines.rounds.server import carriers
 from dist_classicrl.engines.schedule import (
     MOVING_LOAD,
@@ -17,6 +20,7 @@ from dist_classicrl.engines.schedule import (
 )
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.learning.learner import Stream
+from dist_classicrl.model import places
 from dist_classicrl.schedules import Linear, PerVisit
 from dist_classicrl.settings import ROUND_UPDATES, Settings
 from dist_classicrl.tables import kernels
@@ -227,3 +231,33 @@ def test_a_call_of_train_makes_its_rounds_longer(monkeypatch):
     agent.train(MODEL, total_steps=3_000_000)
     assert sum(lengths) == 3_000_000
     assert lengths[0] == 16 * 32 * ROUND_UPDATES < max(lengths) <= 3_000_000 / 32
+
+
+def test_a_run_that_goes_on_from_a_checkpoint_makes_rounds_as_long(monkeypatch, tmp_path):
+    def trained(**saved):
+        monkeypatch.setattr(places, "_agents", {})  # agents are numbered as in a new process
+        agent = DistAsyncQLearning(seed=1, async_updates=False, discount_factor=0.9)
+        agent.train(MODEL, total_steps=3_000_000, **saved)
+        return agent.q_table.tobytes(), agent.visits.tobytes()
+
+    expected = trained()
+    after, lengths = Pace.after, []
+
+    def failing(self, steps, *rest):
+        lengths.append(self.updates)
+        if self.made > 2_700_000:
+            while not any(tmp_path.rglob(MANIFEST)):  # the first checkpoint is being written
+                time.sleep(0.01)
+            raise ZeroDivisionError
+        return after(self, steps, *rest)
+
+    saved = {"checkpoint_dir": tmp_path, "checkpoint_interval": 500_000}
+    with monkeypatch.context() as patched:
+        patched.setattr(Pace, "after", failing)
+        with pytest.raises(ZeroDivisionError):
+            trained(**saved)
+    assert lengths[-1] > ROUND_UPDATES
+    begun = []
+    monkeypatch.setattr(Pace, "after", lambda self, *rest: begun.append(self) or after(self, *rest))
+    assert trained(**saved) == expected
+    assert begun[0].made >= 500_000 and begun[0].looked > 0  # not from the beginning
