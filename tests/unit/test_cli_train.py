@@ -319,7 +319,7 @@ def test_walkers_without_rows_that_have_one_owner_are_refused(place, capsys):
 def test_rows_with_one_owner_are_learned_whoever_owns_which(place):
     words = ("--placement", "sharded", "--no-async-updates", "--seed", "3", "--walkers", "64", "-q")
     tables = []
-    for more in ([], ["--partition", "range"], ["--walkers", "16"]):
+    for more in ([], ["--partition", "range"], ["--walkers", "4"]):
         out = f"run{len(tables)}"
         assert train(*LAKE, *words, *more, "--out", out) == 0
         tables.append(load(out).agent.q_table)

@@ -79,6 +79,7 @@ class Everything:
     view: View
     sums: Sums
     maybe_sums: Sums | None
+    all_sums: tuple[Sums, ...]
 
 
 WHOLE = st.integers(-(2**63), 2**63 - 1)
@@ -130,6 +131,8 @@ def values_of(kind):
         return st.sampled_from(kind)
     if isinstance(kind, types.UnionType):
         return st.none() | values_of(typing.get_args(kind)[0])
+    if typing.get_origin(kind) is tuple:
+        return st.lists(values_of(typing.get_args(kind)[0]), max_size=3).map(tuple)
     return st.builds(kind, **{name: values_of(hint) for name, hint in typing.get_type_hints(kind).items()})
 
 

@@ -213,6 +213,7 @@ def test_what_a_checkpoint_says(clock):
         "applied": {"1": 3},
         "tally": Tally(total_steps=80).to_dict(1.5),
         "finished": finished[:1],
+        "pace": None,
     }
 
 

@@ -111,12 +111,13 @@ def to_data(behavior: Any) -> str | dict[str, Any]:
     """
     if isinstance(behavior, str) and behavior in NAMED:
         return behavior
-    if isinstance(behavior, dict) and behavior.get("name") == POLICY:
+    said = behavior.get("name") if isinstance(behavior, dict) else None
+    if isinstance(said, str) and said == POLICY:
         _probabilities_of(behavior)
         return dict(behavior)
-    if isinstance(behavior, dict) and behavior.get("name") in NAMED:
+    if isinstance(said, str) and said in NAMED:
         given = {key: value for key, value in behavior.items() if key != "name"}
-        kind = NAMED[behavior["name"]]
+        kind = NAMED[said]
         if set(given) <= set(kind._fields):  # type: ignore[attr-defined]
             return to_data(kind(**given))
     if isinstance(behavior, FixedPolicy):
@@ -158,7 +159,7 @@ def _policy_data(probabilities: Any) -> dict[str, Any]:
 
     try:
         array = np.array(probabilities, np.float64, order="C")
-    except (TypeError, ValueError):
+    except (OverflowError, TypeError, ValueError):
         array = np.zeros(0)
     if array.ndim != 2 or array.size == 0:
         raise SettingsError(
