@@ -146,7 +146,8 @@ def test_what_is_recorded_is_the_same_too(world, alone, make_agent, garnet):
     if world.rank == 0:
         assert seen[0] == seen[1] and len(seen[0][0]) > 150
         steps = [row[0] for row in seen[0][0]]
-        assert all(abs(step - 500 * (number + 1)) < 512 for number, step in enumerate(steps[:100]))
+        # From 8,192 steps on all 512 walkers move at once, and reports are where supersteps end.
+        assert all(abs(step - 500 * (number + 1)) < 256 for number, step in enumerate(steps[:16]))
 
 
 def test_a_call_goes_on_from_its_checkpoint(world, alone, make_agent, garnet, folder, restart):
