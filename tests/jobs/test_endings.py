@@ -230,7 +230,7 @@ def learn_and_stop(self, walker, stream, steps):
     if CompiledLearner.left == 0:
         stop()
 
-CompiledLearner.learn = learn_slowly
+CompiledLearner.learn, CompiledLearner.learn_apart = learn_slowly, lambda *arguments: None
 if rank == {rank} > 0:
     CompiledLearner.left, CompiledLearner.learn = 3, learn_and_stop
 progress = stop if rank == {rank} else None

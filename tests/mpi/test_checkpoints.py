@@ -12,6 +12,7 @@ import pytest
 from edited_checkpoints import edit, put, put_array, with_value
 from own_signals import own_signals, stop_after
 from rank_environments import SteppedLake
+from slowly import one_by_one
 
 from dist_classicrl import TabularMDP
 from dist_classicrl.checkpoint.folder import CheckpointFolder
@@ -94,6 +95,7 @@ def signal_soon(world, patched, ranks, number=signal.SIGUSR1):
             os.kill(os.getpid(), number)
 
     patched.setattr(CompiledLearner, "learn", learning)
+    patched.setattr(CompiledLearner, "learn_apart", one_by_one)
     return {}
 
 

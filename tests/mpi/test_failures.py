@@ -18,6 +18,7 @@ from rank_environments import (
     corridor_reset,
     corridor_step,
 )
+from slowly import one_by_one
 
 from dist_classicrl import CompiledSimulator, DistAsyncQLearning
 from dist_classicrl.environments import TabularMDP
@@ -172,6 +173,7 @@ def test_while_large_messages_are_on_their_way(
     agent = make_agent(async_updates=async_updates, sync_frequency=500, prefetch_factor=8, logical_workers=4)
     with monkeypatch.context() as patched:
         patched.setattr(CompiledLearner, "learn", breaking)
+        patched.setattr(CompiledLearner, "learn_apart", one_by_one)
         # Copies on all ranks: where they learn in the same rows, messages are small.
         options = {"total_steps": LONG, "placement": "replicated"}
         raised_by(world, {culprit}, kind, "on fire", lambda: agent.train(model, **options))
@@ -266,7 +268,9 @@ def test_the_reproducible_mode_cannot_do_without_a_rank_that_has_the_state_of_en
 @MODES
 def test_a_rank_that_is_slow_is_waited_for(world, make_agent, async_updates):
     # An update takes far less than the deadline, all of them far more, and the others are long done.
-    agent = make_agent(timeout=1.0, n_envs=1, batch_size=2, async_updates=async_updates)
+    settings = {"n_envs": 1, "batch_size": 2, "async_updates": async_updates}
+    make_agent(**settings).train(Corridor, total_steps=60)  # else ranks may compile for longer than that
+    agent = make_agent(timeout=1.0, **settings)
     slow = world.size - 1
 
     def env():

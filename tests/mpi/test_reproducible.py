@@ -16,14 +16,17 @@ from dist_classicrl.schedules import Exponential, Linear, PerVisit
 def uneven_ranks(world, monkeypatch):
     """Make every rank's compiled learners stop now and then, for another time on every rank."""
     pace = random.Random(world.rank)
-    learn = CompiledLearner.learn
 
-    def slow(self, walker, stream, steps):
-        if pace.random() < 0.3:
-            time.sleep(0.01 * pace.random())
-        learn(self, walker, stream, steps)
+    def slowed(learn):
+        def slow(*arguments):
+            if pace.random() < 0.3:
+                time.sleep(0.01 * pace.random())
+            return learn(*arguments)
 
-    monkeypatch.setattr(CompiledLearner, "learn", slow)
+        return slow
+
+    monkeypatch.setattr(CompiledLearner, "learn", slowed(CompiledLearner.learn))
+    monkeypatch.setattr(CompiledLearner, "learn_apart", slowed(CompiledLearner.learn_apart))
 
 
 def digest(agent):

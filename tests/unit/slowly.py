@@ -13,6 +13,11 @@ import time
 STEPS_PER_SECOND = 200_000
 
 
+def one_by_one(*arguments):
+    """Take the place of `CompiledLearner.learn_apart`, so that rounds call `learn` for each walker."""
+    return None
+
+
 def slow_down(calls=0, until=None, steps_per_second=STEPS_PER_SECOND):
     """Slow down the compiled learners of this process."""
     from dist_classicrl import DistAsyncQLearning
@@ -30,6 +35,7 @@ def slow_down(calls=0, until=None, steps_per_second=STEPS_PER_SECOND):
             time.sleep(steps / steps_per_second)
 
     DistAsyncQLearning.train, CompiledLearner.learn = train_and_count, learn_slowly
+    CompiledLearner.learn_apart = one_by_one
 
 
 def slowly(arguments, calls=0, until=None):
