@@ -40,12 +40,10 @@ _WHY_MORE = (
 
 
 def carriers(settings: Settings, workers: list[int]) -> dict[int, int]:
-    """Return which rank carries each logical worker: neighbors, whose maps it adds up.
-
-    Each rank but the last ones carries as many as any must: a round waits for who has most to do.
-    """
-    each = -(-settings.logical_workers // len(workers))
-    return {logical: workers[logical // each] for logical in range(settings.logical_workers)}
+    """Return which rank carries each logical worker: neighbors, whose maps it adds up, shared evenly."""
+    each, more = divmod(settings.logical_workers, len(workers))
+    carriers = [worker for i, worker in enumerate(workers) for _ in range(each + (i < more))]
+    return dict(enumerate(carriers))
 
 
 @dataclass
