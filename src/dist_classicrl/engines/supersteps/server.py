@@ -68,7 +68,7 @@ class SuperstepServer(Serving[Client]):
         self._used = self.cut.used  # what all have made
         self._attempt = self.group.view.term * _ATTEMPTS_OF_TERM
         self._must_begin = True
-        self._is_broken = False
+        self._is_broken = self._is_closed = False
         self._played: dict[int, Played] = {}
         self._rows: dict[int, Rows] = {}
         self._sums = Sums(self.tally, self.cut)
@@ -279,9 +279,9 @@ class SuperstepServer(Serving[Client]):
         self._laggards.judge()
 
     def _settle(self) -> None:
-        """Bring the table to what all have made."""
+        """Bring the table to what all have made; once this is closed it stays as it was told last."""
         until = self._used
-        while self.cut.used != until:
+        while self.cut.used != until and not self._is_closed:
             try:
                 if self._is_broken:
                     raise _Broken
@@ -325,5 +325,6 @@ class SuperstepServer(Serving[Client]):
 
     def close(self, linger: float) -> None:
         """See `Serving`."""
+        self._is_closed = True
         self.part.close()
         super().close(linger)
