@@ -18,6 +18,8 @@ from dist_classicrl.rules import UCB, Boltzmann, EpsilonLadder, FixedPolicy, beh
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.local import LocalTable
 
+pytestmark = pytest.mark.slow
+
 VALUES = np.array([[1.0, 0.2, 0.5]])
 CHANCES = np.array([[0.5, 0.0, 0.5]])
 SOFT = np.exp(VALUES[0] / 0.4) / np.exp(VALUES[0] / 0.4).sum()

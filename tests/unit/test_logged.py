@@ -15,6 +15,8 @@ from dist_classicrl.learning.logged import LoggedLearner
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.shape import TableShape
 
+pytestmark = pytest.mark.slow
+
 DISCOUNT = 0.9
 MODEL = TabularMDP.garnet(12, 3, 2, seed=4, terminal_states=2, termination_probability=0.1)
 EVEN = np.full((12, 3), 1 / 3)

@@ -8,6 +8,8 @@ from dist_classicrl import DistAsyncQLearning
 from dist_classicrl.environments.problems import control
 from dist_classicrl.errors import SettingsError
 
+pytestmark = pytest.mark.slow
+
 GAMES = {
     "CartPole-v1": (control.cart_pole, control.reset_cart_pole, control.step_cart_pole),
     "MountainCar-v0": (control.mountain_car, control.reset_mountain_car, control.step_mountain_car),

@@ -11,6 +11,8 @@ from dist_classicrl.environments import registry
 from dist_classicrl.environments.problems.gridworlds import KEY_AND_DOOR
 from dist_classicrl.errors import SettingsError
 
+pytestmark = pytest.mark.slow
+
 
 def make(name, **arguments):
     return registry()[f"dist_classicrl/{name}-v0"].make(**arguments)

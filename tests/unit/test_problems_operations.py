@@ -10,6 +10,8 @@ from average_reward import best_gain
 from dist_classicrl.environments import FunctionMDP, registry
 from dist_classicrl.errors import SettingsError
 
+pytestmark = pytest.mark.slow
+
 
 def make(name, **arguments):
     return registry()[f"dist_classicrl/{name}-v0"].make(**arguments)

@@ -28,6 +28,8 @@ from dist_classicrl.rules import (
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.tables.local import LocalTable
 
+pytestmark = pytest.mark.slow
+
 DISCOUNT, EPSILON = 0.9, 0.3
 GARNET = TabularMDP.garnet(8, 2, 2, seed=1)
 """Without an end, so that all rules can learn it."""

@@ -32,6 +32,8 @@ from dist_classicrl.model import places
 from dist_classicrl.rules import LearningRule, register, unregister
 from dist_classicrl.settings import Settings
 
+pytestmark = pytest.mark.slow
+
 SHARDED = {"placement": "sharded", "walkers": 64}
 
 
