@@ -29,9 +29,8 @@ ONLY_CORE_ON = 2
 NO_TESTS_CHOSEN = 5
 # By folder: in how many processes pytest runs its tests. More than there are cores, as many tests wait.
 PROCESSES = {"unit": max(3, CORES), "jobs": max(3, CORES), "faults": 2, "cluster": 3}
-# How pytest gives tests to processes: those of a file of tests/cluster share what its fixtures have started,
-# those of a file of tests/unit its games and rules, which each process compiles.
-SHARING = {"cluster": ["loadfile"], "unit": ["loadfile", "--no-loadscope-reorder"]}
+# How pytest gives tests to processes: those of a file of tests/cluster share what its fixtures have started.
+SHARING = {"cluster": "loadfile"}
 # By folder: which marks the tests of the core have, or have not.
 CORE = {"unit": "not slow", "mpi": "core", "jobs": "core", "faults": "core"}
 # They end what is stuck: several times what each takes on two cores that others use as well.
@@ -86,7 +85,7 @@ class Checks:
             if self.core or (ranks == ONLY_CORE_ON and not self.choosing):
                 pytest += ["-m", CORE[name]]
             if name in PROCESSES and not self.choosing:
-                pytest += ["-n", str(PROCESSES[name]), "--dist", *SHARING.get(name, ["worksteal"])]
+                pytest += ["-n", str(PROCESSES[name]), "--dist", SHARING.get(name, "worksteal")]
             # mpirun gives its ranks a terminal of their own, so pytest cannot tell.
             pytest += ["--color", "yes" if sys.stdout.isatty() else "no"]
             pytest += [] if self.choosing else ["--durations=8", "--durations-min=5"]
