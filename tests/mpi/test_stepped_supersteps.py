@@ -142,7 +142,8 @@ def test_other_ranks_go_on_with_new_episodes(world, alone, make_agent, folder, r
 
 
 def test_without_a_rank_that_leaves_others_step_its_environments(world, make_agent, monkeypatch):
-    agent = make_agent(async_updates=False)
+    # Who has left has no part any more in what else is trained over that communicator.
+    agent = make_agent(async_updates=False, comm=world.Dup())
     play = Part.play
 
     def leaving(self, until, tend):

@@ -233,7 +233,8 @@ def test_a_rank_that_leaves_costs_nothing_but_time(world, alone, make_agent, gar
         pytest.skip("takes a rank that can leave two others")
     single = make_agent(async_updates=False, comm=alone)
     single.train(garnet, total_steps=400_000, **PLACED)
-    agent = make_agent(async_updates=False)
+    # Who has left has no part any more in what else is trained over that communicator.
+    agent = make_agent(async_updates=False, comm=world.Dup())
     play = Part.play
 
     def leaving(self, until, tend):
