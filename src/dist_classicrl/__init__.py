@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from dist_classicrl.mpi_tools.debugger import DistributedDebugger
     from dist_classicrl.mpi_tools.detector import FailureDetector
     from dist_classicrl.mpi_tools.monitor import DistributedMonitor
+    from dist_classicrl.sweep.study import Study
+    from dist_classicrl.sweep.sweep import Sweep
 
 _HOMES = {
     "CompiledSimulator": "dist_classicrl.environments.simulate",
@@ -35,6 +37,8 @@ _HOMES = {
     "Policy": "dist_classicrl.model.policy",
     "Progress": "dist_classicrl.engines.progress",
     "Solution": "dist_classicrl.environments.solvers.solution",
+    "Study": "dist_classicrl.sweep.study",
+    "Sweep": "dist_classicrl.sweep.sweep",
     "TabularMDP": "dist_classicrl.environments.model",
     "TrainingResult": "dist_classicrl.agent.result",
 }
@@ -49,6 +53,8 @@ __all__ = [
     "Policy",
     "Progress",
     "Solution",
+    "Study",
+    "Sweep",
     "TabularMDP",
     "TrainingResult",
 ]

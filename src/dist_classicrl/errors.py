@@ -31,6 +31,13 @@ class UnknownAttributeError(DistClassicRLError, AttributeError):
     """An agent was asked for an attribute that it does not have; the message names what it is called here."""
 
 
+# Studies
+
+
+class StudyError(DistClassicRLError, ValueError):
+    """A study of many trainings cannot be made as asked for, or its folder or its scores cannot be used."""
+
+
 # Environments and models
 
 

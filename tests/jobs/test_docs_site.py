@@ -89,8 +89,9 @@ def test_every_command_is_there_to_be_typed(tmp_path, monkeypatch):
 
 def test_the_commands_on_their_page_run_as_they_stand(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (configuration,) = documents.blocks(COMMAND_LINE, "toml")
+    configuration, study = documents.blocks(COMMAND_LINE, "toml")
     (tmp_path / "lake.toml").write_text(configuration.text)
+    (tmp_path / "study.toml").write_text(study.text)
     run = []
     for line in commands_of(COMMAND_LINE):
         # Alone, which is quicker.

@@ -4,8 +4,9 @@ import numpy as np
 
 from dist_classicrl import DistAsyncQLearning
 from dist_classicrl.agent.agent import state_of
-from dist_classicrl.cli import config, environment
+from dist_classicrl.cli import config
 from dist_classicrl.cli.main import main
+from dist_classicrl.environments import named
 
 
 def agent_for(env, values=None, visits=None, **settings):
@@ -27,7 +28,7 @@ def tied_values(shape, seed=0):
 
 def make_run(folder, name, values=None, visits=None, arguments=None):
     """Write the folder of a run that has ended, and return it as text."""
-    agent = agent_for(environment.make(name, arguments), values, visits)
+    agent = agent_for(named.make(name, arguments), values, visits)
     folder.mkdir(parents=True)
     agent.save_model(folder / "model.npz")
     settings = {config.ENVIRONMENT: name, config.ENVIRONMENT_ARGUMENTS: arguments or {}}

@@ -3,8 +3,8 @@ import sys
 import gymnasium
 import pytest
 
-from dist_classicrl.cli.environment import BUILT_IN, make, parse_arguments
 from dist_classicrl.environments.model import TabularMDP
+from dist_classicrl.environments.named import BUILT_IN, make, parse_arguments
 from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.errors import EnvError, SettingsError
 

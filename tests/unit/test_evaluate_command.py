@@ -9,8 +9,7 @@ import pytest
 from learned_runs import agent_for, make_run, run_command
 
 from dist_classicrl.agent.agent import state_of
-from dist_classicrl.cli import environment
-from dist_classicrl.environments import TabularMDP, TicTacToeEnv
+from dist_classicrl.environments import TabularMDP, TicTacToeEnv, named
 from dist_classicrl.environments.tictactoe import model as tictactoe_model
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.evaluation.assessment import assess
@@ -124,8 +123,8 @@ class Corridor(gymnasium.Env):
 
 @pytest.mark.parametrize("cost, said", [(1.0, "collected -7"), (0.0, "met no reward")])
 def test_a_policy_that_always_runs_into_the_limit_gets_a_hint(tmp_path, capsys, monkeypatch, cost, said):
-    monkeypatch.setitem(environment.BUILT_IN, "corridor", (f"{__name__}:Corridor", {}))
-    monkeypatch.setattr(environment, "_function", lambda path: limited)
+    monkeypatch.setitem(named.BUILT_IN, "corridor", (f"{__name__}:Corridor", {}))
+    monkeypatch.setattr(named, "_function", lambda path: limited)
 
     def limited(cost=cost):
         return gymnasium.wrappers.TimeLimit(Corridor(cost), 7)

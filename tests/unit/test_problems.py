@@ -16,10 +16,10 @@ from average_reward import best_gain
 from gymnasium.utils.env_checker import check_env
 
 from dist_classicrl import DistAsyncQLearning
-from dist_classicrl.cli.environment import make
 from dist_classicrl.cli.main import cli
 from dist_classicrl.environments import registry
 from dist_classicrl.environments.labels import labels_of
+from dist_classicrl.environments.named import make
 from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.errors import EnvError, IllegalActionError, SettingsError
 

@@ -49,7 +49,7 @@ class CallbackObserver(Observer):
         """See `Observer`: the callbacks ask for some, and there are so many points in a call."""
         asked = self._callbacks.next_step(self._begin + steps)
         wanted = math.inf if asked is None else asked - self._begin
-        if total_steps == 0:
+        if total_steps == 0 or self._progress is None and self._callbacks.needs_own_steps_alone:
             return wanted
         point = steps * _POINTS // total_steps + 1
         return min(wanted, -(-point * total_steps // _POINTS))

@@ -250,7 +250,7 @@ class Session:
         state.environment = source.identity
         callbacks = callback_list(asked.callbacks)
         interval = math.inf if self.shown is None else REPORT_SECONDS
-        if asked.progress is not None or callbacks.children:
+        if asked.progress is not None or callbacks.children and not callbacks.needs_own_steps_alone:
             interval = asked.seconds_between_reports(settings)
         if self.shown is not None:
             callbacks = CallbackList([callbacks, self.shown])

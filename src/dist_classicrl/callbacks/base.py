@@ -46,6 +46,10 @@ class BaseCallback:
         The step and the value of what callbacks recorded last, by name; one for a whole `CallbackList`.
     """
 
+    #: Whether reports at the steps that ``_next_step`` asks for, and at the end, are enough. Where that is so
+    #: of all callbacks, there are no others, and what is reported does not depend on time.
+    only_own_steps = False
+
     def __init__(self, verbose: int = 0) -> None:
         self.verbose = verbose
         self.model: Any = None
@@ -266,6 +270,14 @@ class CallbackList(BaseCallback):
     def children(self) -> Sequence[BaseCallback]:
         """The callbacks."""
         return self.callbacks
+
+    @property
+    def needs_own_steps_alone(self) -> bool:
+        """Whether there are callbacks, and all of them have `only_own_steps`."""
+        return bool(self.callbacks) and all(
+            child.needs_own_steps_alone if isinstance(child, CallbackList) else child.only_own_steps
+            for child in self.callbacks
+        )
 
     @property
     def _caller(self) -> BaseCallback | None:

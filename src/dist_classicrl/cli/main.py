@@ -14,6 +14,7 @@ from dist_classicrl.cli import errors
 # Each is a module of this package by the same name; this is its line in the list of commands.
 COMMANDS = {
     "train": "Train on one core or on many ranks; typed again, it goes on.",
+    "sweep": "Train with many settings and seeds; typed again, it goes on.",
     "evaluate": "Play the greedy policy of a trained model.",
     "show": "Show policy and values as text.",
     "export": "Write a trained model as npz, csv or plain Python.",

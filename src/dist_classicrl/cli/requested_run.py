@@ -13,10 +13,11 @@ from typing import Any
 import click
 
 from dist_classicrl._hints import rank_of_environment
-from dist_classicrl.cli import config, environment
+from dist_classicrl.cli import config
 from dist_classicrl.cli.config import ENVIRONMENT, ENVIRONMENT_ARGUMENTS, RANKS
 from dist_classicrl.cli.options import OF_SETTINGS, OF_TRAIN, OPTIONS
 from dist_classicrl.cli.run_folder import RunFolder, folder_of, other_folder, steps_saved
+from dist_classicrl.environments import named
 from dist_classicrl.errors import CheckpointError, SettingsError
 from dist_classicrl.settings import defaults_of_rule
 
@@ -33,7 +34,7 @@ class RequestedRun:
 
     def make_env(self) -> Any:
         """Return the environment in a form that `train` takes."""
-        return environment.make(self.environment, self.environment_arguments)
+        return named.make(self.environment, self.environment_arguments)
 
     def with_settings(self, **changes: Any) -> RequestedRun:
         """Return the same with some other settings."""
@@ -170,7 +171,7 @@ def gather(
     settings.update(defaults_of_rule(settings))
     return RequestedRun(
         chosen,
-        {**of_file, **environment.parse_arguments(arguments)},
+        {**of_file, **named.parse_arguments(arguments)},
         settings,
         own.get(RANKS, said.get(RANKS)),
         folder,

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dist_classicrl.cli import environment
 from dist_classicrl.cli.config import ENVIRONMENT, ENVIRONMENT_ARGUMENTS
 from dist_classicrl.cli.option_types import option, together
 from dist_classicrl.cli.run_folder import RunFolder, known_runs, runs_below
+from dist_classicrl.environments import named
 from dist_classicrl.errors import CheckpointError, EnvError, SettingsError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class TrainedAgent:
                 f"{self.source} does not tell which environment was trained in{what}. Name it, for instance "
                 "as --env FrozenLake-v1, or give the folder of a run."
             )
-        return environment.make(self.env_name, self.env_arguments)
+        return named.make(self.env_name, self.env_arguments)
 
     def described(self) -> dict[str, Any]:
         """Return what it is as plain data for JSON."""
@@ -98,7 +98,7 @@ def load_with_env(
     EnvError if it is not the one that the table was made for.
     """
     loaded = load(run)
-    arguments = environment.parse_arguments(env_args)
+    arguments = named.parse_arguments(env_args)
     trained = loaded.in_environment(env, arguments)
     if trained.env_name is None and not needs_env and not arguments:
         return trained, None

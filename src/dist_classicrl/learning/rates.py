@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from dist_classicrl.learning.loops import NO_LINE, Line
@@ -29,13 +31,21 @@ class Rates:
         if workers != self.workers:
             self.workers = workers
             if isinstance(self._step_size, PerVisit):
-                self.table = self._step_size.table(workers)
+                self.table = _table(self._step_size, workers)
 
     def at(self, step: int) -> tuple[Line, Line, int]:
         """Return step size and exploration rate from global step `step` on, and where one of them bends."""
         step_size, end = _line(self._step_size, step)
         epsilon, other_end = _line(self._epsilon, step)
         return step_size, epsilon, min(end, other_end)
+
+
+@lru_cache(maxsize=4)
+def _table(step_size: PerVisit, workers: int) -> np.ndarray:
+    """Return `PerVisit.table`, which many short trainings in one process share; nobody writes to it."""
+    table = step_size.table(workers)
+    table.flags.writeable = False
+    return table
 
 
 def _line(schedule: Schedule, step: int) -> tuple[Line, int]:

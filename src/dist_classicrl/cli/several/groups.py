@@ -11,11 +11,11 @@ from typing import Any
 import click
 
 from dist_classicrl._words import nearest
-from dist_classicrl.cli import environment
 from dist_classicrl.cli.config import ENVIRONMENT, ENVIRONMENT_ARGUMENTS, RANKS
 from dist_classicrl.cli.options import OPTIONS
 from dist_classicrl.cli.run_folder import RunFolder, folder_around, known_runs
 from dist_classicrl.cli.synonyms import SYNONYMS
+from dist_classicrl.environments import named
 from dist_classicrl.errors import DistClassicRLError, MetricsError
 from dist_classicrl.monitoring.reading import read_metrics
 from dist_classicrl.plotting import RunRecords, read_evaluations
@@ -84,7 +84,7 @@ def _best_return(
     from dist_classicrl.evaluation.best import best_return
 
     try:
-        return best_return(environment.make(name, dict(arguments)), discount_factor, use_action_mask)
+        return best_return(named.make(name, dict(arguments)), discount_factor, use_action_mask)
     except (DistClassicRLError, ImportError):  # what was trained in is not here any more
         return None
 

@@ -1,0 +1,117 @@
+"""`dist-classicrl sweep`: train with many settings and seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dist_classicrl import durations
+from dist_classicrl._hints import rank_of_environment
+from dist_classicrl.cli import errors, output
+from dist_classicrl.cli.option_types import option
+from dist_classicrl.errors import StudyError
+
+if TYPE_CHECKING:
+    from dist_classicrl.sweep.sweep import SweepProgress
+
+_HELP = """\
+Train with many settings and seeds; typed again, it goes on.
+
+FILE is a study: environments, settings that differ, seeds.
+
+\b
+    environment = "FrozenLake-v1"
+    total_steps = 2_000_000
+    seeds = 50
+    [vary]
+    learning_rate = [0.1, "per_visit:0.7"]
+    discount_factor = [0.95, 0.99]
+
+Each run learns alone on one core. They are divided among processes of this machine; among ranks, where mpirun
+or srun has started this command; and among whoever else works in the same folder, such as the tasks of a
+SLURM array. Killed at any moment and typed again it goes on, and ends with the same table.
+
+\b
+    dist-classicrl sweep study.toml --out studies/lake
+    mpirun -n 16 dist-classicrl sweep study.toml --out studies/lake
+
+The folder gets results.csv, a line per run, and curves.csv. A run that fails is written down with its error
+and costs only itself; the command says so when the others are done.
+"""
+
+
+@click.command("sweep", help=_HELP, epilog=errors.EXIT_STATUS)
+@click.argument("file", type=click.Path(path_type=Path), metavar="FILE")
+@option(
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="The folder of the study.",
+    shown="studies/ and the name of FILE",
+)
+@option(
+    "--processes",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Processes of this machine.",
+    shown="its cores; 1 for each rank of an MPI job",
+)
+@click.option("--retry-failed", is_flag=True, help="Make runs that have failed once more.")
+@click.option("-q", "--quiet", is_flag=True, help="Nothing but warnings and errors.")
+def command(file: Path, out: Path | None, processes: int | None, retry_failed: bool, quiet: bool) -> None:
+    """Train with many settings and seeds; typed again, it goes on."""
+    from dist_classicrl.cli.study_file import read_study
+    from dist_classicrl.sweep.sweep import Sweep
+
+    folder = out or Path("studies") / file.stem
+    sweep = Sweep(**read_study(file), folder=folder)
+    is_speaker = not rank_of_environment() and not quiet
+    study = sweep.run(processes, _teller() if is_speaker else None, retry_failed)
+    if is_speaker:
+        _show(study.summary())
+        click.echo(f"\n{study.folder / 'results.csv'}")
+    failed = [row for row in study.rows() if row["error"] is not None]
+    if failed and not rank_of_environment():
+        raise StudyError(
+            f"{len(failed):,} of {len(study.rows()):,} runs failed, the others are done. The first is run "
+            f"{failed[0]['run']}: {failed[0]['error']} To make such runs once more, add --retry-failed."
+        )
+
+
+def _teller() -> Callable[[SweepProgress], None]:
+    """Return what shows how far a sweep is: at first each second, then ever less often."""
+    due = 0.0
+
+    def tell(progress: SweepProgress) -> None:
+        nonlocal due
+        if progress.seconds < due and progress.seconds_left > 0.0:
+            return
+        due = max(progress.seconds + 1.0, progress.seconds * 1.2)
+        failed = f", {progress.failed:,} failed" if progress.failed else ""
+        left = f", {durations.shown(progress.seconds_left)} left" if progress.seconds_left > 0.0 else ""
+        click.echo(
+            f"{progress.done:,} of {progress.total:,} runs{failed}, "
+            f"{progress.steps_per_second / 1e6:.3g} M steps/s{left}",
+            err=True,
+        )
+
+    return tell
+
+
+def _show(summary: list[dict[str, Any]]) -> None:
+    rows = [
+        [
+            each["environment"],
+            each["settings"] + (" (stopped early)" if each["stopped"] else ""),
+            str(each["runs"]),
+            str(each["failed"]),
+            "-" if each["mean_score"] is None else f"{each['mean_score']:.4g}",
+            "-" if each["standard_error"] is None else f"{each['standard_error']:.2g}",
+        ]
+        for each in summary
+    ]
+    output.show_table(["environment", "settings", "runs", "failed", "score", "standard error"], rows)

@@ -1,0 +1,103 @@
+"""A study as a TOML file: what `dist-classicrl sweep` reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dist_classicrl._words import nearest
+from dist_classicrl.cli import config
+from dist_classicrl.cli.config import ENVIRONMENT, ENVIRONMENT_ARGUMENTS
+from dist_classicrl.cli.option_types import Choice, Kind, Whole
+from dist_classicrl.cli.options import OF_SETTINGS
+from dist_classicrl.environments import named
+from dist_classicrl.errors import StudyError
+from dist_classicrl.sweep.halving import SuccessiveHalving
+from dist_classicrl.sweep.search import Range
+
+_SETTINGS, _VARY, _STOPPING = "settings", "vary", "early_stopping"
+_PLAIN: dict[str, Kind] = {
+    "total_steps": Whole(1),
+    "search": Choice("grid", "random"),
+    "n_variants": Whole(1),
+    "search_seed": Whole(0),
+    "points": Whole(1),
+    "eval_episodes": Whole(1),
+}
+_KEYS = (ENVIRONMENT, ENVIRONMENT_ARGUMENTS, "seeds", *_PLAIN, _SETTINGS, _VARY, _STOPPING)
+_KINDS = {option.name: option.kind for option in OF_SETTINGS if option.name != "seed"}
+
+
+def read_study(path: Path) -> dict[str, Any]:
+    """Return the arguments of `Sweep` that a file stands for; SettingsError or StudyError if it has none."""
+    data = config.read(path)
+    for key in data:
+        _known(path, key, _KEYS)
+    for key in (ENVIRONMENT, "total_steps"):
+        if key not in data:
+            raise StudyError(f"{path}: {key} is missing. Write for instance {_examples[key]}.")
+    arguments = {name: _value(path, name, kind, data[name]) for name, kind in _PLAIN.items() if name in data}
+    if "seeds" in data:
+        arguments["seeds"] = data["seeds"]  # checked where scripts give it
+    arguments["env"] = _environments(path, data)
+    for table in (_SETTINGS, _VARY, _STOPPING):
+        if not isinstance(data.get(table, {}), dict):
+            raise StudyError(f"{path}: {table} must be a table, got {data[table]!r}. Write [{table}].")
+    given = data.get(_SETTINGS, {})
+    arguments["settings"] = {name: _value(path, name, _kind(path, name), given[name]) for name in given}
+    varied = data.get(_VARY, {})
+    arguments["vary"] = {name: _values(path, name, _kind(path, name), varied[name]) for name in varied}
+    if _STOPPING in data:
+        for key in data[_STOPPING]:
+            _known(path, key, ("factor", "rungs"))
+        arguments[_STOPPING] = SuccessiveHalving(**data[_STOPPING])
+    return arguments
+
+
+_examples = {ENVIRONMENT: f'{ENVIRONMENT} = "FrozenLake-v1"', "total_steps": "total_steps = 1_000_000"}
+
+
+def _environments(path: Path, data: Mapping[str, Any]) -> dict[str, Any]:
+    given, arguments = data[ENVIRONMENT], data.get(ENVIRONMENT_ARGUMENTS, {})
+    names = given if isinstance(given, list) else [given]
+    if not names or not all(isinstance(name, str) for name in names):
+        raise StudyError(f"{path}: {ENVIRONMENT} must be a name or a list of names, got {given!r}.")
+    if not isinstance(arguments, dict):
+        raise StudyError(f"{path}: {ENVIRONMENT_ARGUMENTS} must be a table, got {arguments!r}.")
+    if arguments and len(names) > 1:
+        raise StudyError(
+            f"{path}: {ENVIRONMENT_ARGUMENTS} are for one environment, and there are {len(names)}. Name "
+            "functions of your own, module:function, that need none."
+        )
+    return {name: named.make(name, arguments) for name in names}
+
+
+def _values(path: Path, name: str, kind: Kind, data: Any) -> Any:
+    if isinstance(data, list):
+        return [_value(path, name, kind, each) for each in data]
+    if isinstance(data, dict) and {"low", "high"} <= set(data) <= {"low", "high", "log"}:
+        return Range(**data)
+    raise StudyError(
+        f"{path}: {name} of [{_VARY}] must be a list of values, or in a random search a range such as "
+        f"{{ low = 0.01, high = 1.0, log = true }}, got {data!r}."
+    )
+
+
+def _value(path: Path, name: str, kind: Kind, data: Any) -> Any:
+    try:
+        return kind.of_data(data)
+    except ValueError as error:
+        raise StudyError(f"{path}: {name} must be {kind.allowed}, got {data!r}. {error}".strip()) from error
+
+
+def _kind(path: Path, name: str) -> Kind:
+    _known(path, name, tuple(_KINDS))
+    return _KINDS[name]
+
+
+def _known(path: Path, key: str, known: tuple[str, ...]) -> None:
+    if key not in known:
+        raise StudyError(
+            f"{path}: there is no key {key!r} here.{nearest(key, known)} There are {', '.join(known)}."
+        )

@@ -1,0 +1,25 @@
+"""Many trainings: settings times seeds, shared among processes by a folder, and comparing them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dist_classicrl._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from dist_classicrl.sweep.halving import SuccessiveHalving
+    from dist_classicrl.sweep.search import Range
+    from dist_classicrl.sweep.study import Study
+    from dist_classicrl.sweep.sweep import Sweep, SweepProgress
+
+_HOMES = {
+    "Range": "dist_classicrl.sweep.search",
+    "Study": "dist_classicrl.sweep.study",
+    "SuccessiveHalving": "dist_classicrl.sweep.halving",
+    "Sweep": "dist_classicrl.sweep.sweep",
+    "SweepProgress": "dist_classicrl.sweep.sweep",
+}
+
+__all__ = ["Range", "Study", "SuccessiveHalving", "Sweep", "SweepProgress"]
+
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -1,0 +1,231 @@
+"""The folder of a study: who makes which runs, and what came out of them, safe for many hosts at once.
+
+There is no server and no lock. A process that takes runs makes a claim, a file that can be made only once,
+by a hard link, which NFS does as well; and it appends what came out to a file of its own. A claim counts
+while its owner shows that it lives, by the time of its file; then another process makes the next claim on the
+same runs. Two that make the same run by accident write the same record, of which one is read: no result
+depends on who did what and when.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from dist_classicrl._files import read_regular, whole_file
+from dist_classicrl.errors import StudyError
+
+_BEAT_SECONDS = 5.0
+_SILENCE_SECONDS = 60.0  # several beats: NFS may show a file as it was some seconds ago
+_ABOUT_A_PROCESS = "/proc/{}/stat"  # of proc(5)
+
+
+class StudyFolder:
+    """What lies in the folder of a study: ``study.json``, ``claims``, ``members``, ``records``."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._read: dict[str, int] = {}  # how far each file of records was read
+        self._records: dict[str, dict[str, Any]] = {}
+
+    def begin(self, plan: Mapping[str, Any]) -> None:
+        """Make the folder, or find the same study there; StudyError if it holds another one."""
+        try:
+            for name in ("claims", "members", "records"):
+                (self.path / name).mkdir(parents=True, exist_ok=True)
+            text = json.dumps(plan, sort_keys=True, indent=1)
+            with suppress(FileExistsError):
+                self._make_once(self.path / "study.json", text)
+            there = self.plan()
+        except OSError as error:
+            raise StudyError(
+                f"The study cannot be kept in {self.path} ({error.strerror}). Give a folder that this user "
+                "may write to."
+            ) from error
+        if there != json.loads(text):
+            other = [name for name in plan if there.get(name) != json.loads(text)[name]]
+            raise StudyError(
+                f"The folder {self.path} holds a study with other {', '.join(other) or 'contents'}. Give it "
+                "as it was to go on with that one, or another folder for a study of its own."
+            )
+
+    def plan(self) -> dict[str, Any]:
+        """Return what `begin` has written; StudyError if there is nothing."""
+        try:
+            plan = json.loads(read_regular(self.path / "study.json"))
+            if not isinstance(plan, dict):
+                raise ValueError("no JSON object")
+        except FileNotFoundError as error:
+            raise StudyError(f"There is no study in {self.path}: it has no study.json.") from error
+        except ValueError as error:
+            raise StudyError(f"{self.path / 'study.json'} is damaged ({error}).") from error
+        return plan
+
+    def _make_once(self, path: Path, text: str) -> None:
+        """Make a file whole, or not if there is one: FileExistsError."""
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        try:
+            with whole_file(temporary) as file:
+                file.write(text.encode())
+            os.link(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def forget_failed(self) -> None:
+        """Forget the records and claims of runs that have failed, so that they are made again.
+
+        Nobody may work in the folder meanwhile.
+        """
+        failed = {key for key, record in self.records().items() if record["error"] is not None}
+        if not failed:
+            return
+        for path in (self.path / "records").glob("*.jsonl"):
+            kept = [record for record in self._of_file(path) if record["key"] not in failed]
+            with whole_file(path) as file:
+                file.write(b"".join(json.dumps(one, sort_keys=True).encode() + b"\n" for one in kept))
+        self._read.clear()
+        self._records.clear()
+
+    def records(self) -> dict[str, dict[str, Any]]:
+        """Return the records of all runs that are known, by the key of the run; reads only what is new."""
+        with suppress(FileNotFoundError):
+            for path in sorted((self.path / "records").glob("*.jsonl")):
+                for record in self._news(path):
+                    self._records.setdefault(record["key"], record)
+        return self._records
+
+    def _news(self, path: Path) -> Iterator[dict[str, Any]]:
+        begin = self._read.get(path.name, 0)
+        with suppress(FileNotFoundError), open(path, "rb") as file:
+            file.seek(begin)
+            data = file.read()
+            # The last line of a process that was killed, or is writing, may be a part of one.
+            end = data.rfind(b"\n") + 1
+            self._read[path.name] = begin + end
+            yield from _records_in(data[:end])
+
+    def _of_file(self, path: Path) -> list[dict[str, Any]]:
+        return list(_records_in(read_regular(path)))
+
+
+class Member:
+    """A process that takes part in a study; used in a ``with`` block.
+
+    `silence` is after how many seconds without a sign another host's process counts as lost.
+    """
+
+    def __init__(self, folder: StudyFolder, silence: float = _SILENCE_SECONDS) -> None:
+        self._folder, self._silence = folder, silence
+        self.name = f"{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}"
+        self._file = folder.path / "members" / self.name
+        self._records: Any = None
+        self._done = threading.Event()
+        self._beat = threading.Thread(target=self._show_life, daemon=True)
+        #: When the file of each other member was last seen to change, by this process's clock.
+        self._seen: dict[str, tuple[float, float]] = {}
+
+    def __enter__(self) -> Member:
+        about = {"host": socket.gethostname(), "pid": os.getpid(), "start": _start_of(os.getpid())}
+        with whole_file(self._file) as file:
+            file.write(json.dumps(about).encode())
+        self._beat.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._beat.join()
+        if self._records is not None:
+            self._records.close()
+        self._file.unlink(missing_ok=True)
+
+    def _show_life(self) -> None:
+        while not self._done.wait(min(_BEAT_SECONDS, self._silence / 4.0)):
+            with suppress(OSError):
+                os.utime(self._file)
+
+    def claim(self, parcel: str) -> bool:
+        """Take the runs of this name, and return whether they are this process's now.
+
+        They are not where a process that lives has them.
+        """
+        claims = self._folder.path / "claims"
+        number, owner = self._last_claim(claims, parcel)
+        if owner == self.name:
+            return True
+        if owner is not None and self._lives(owner):
+            return False
+        mark = claims / f".{self.name}"
+        if not mark.exists():
+            mark.write_text(self.name)
+        try:
+            os.link(mark, claims / f"{parcel}.{number + 1}")
+        except FileExistsError:
+            return False
+        return True
+
+    def _last_claim(self, claims: Path, parcel: str) -> tuple[int, str | None]:
+        """Return the number of the newest claim on a parcel, and who made it: -1 and None if nobody has."""
+        number, owner = -1, None
+        with suppress(FileNotFoundError):
+            while True:
+                owner = read_regular(claims / f"{parcel}.{number + 1}").decode()
+                number += 1
+        return number, owner
+
+    def _lives(self, owner: str) -> bool:
+        path = self._folder.path / "members" / owner
+        try:
+            about = json.loads(read_regular(path))
+            changed = path.stat().st_mtime
+        except (FileNotFoundError, ValueError):
+            return False
+        if about["host"] == socket.gethostname() and (start := _start_of(about["pid"])) is not None:
+            return start == about["start"]
+        if about["host"] == socket.gethostname() and os.path.exists(_ABOUT_A_PROCESS.format("self")):
+            return False
+        now = time.monotonic()
+        before, since = self._seen.get(owner, (changed, now))
+        self._seen[owner] = (changed, since if changed == before else now)
+        return now - self._seen[owner][1] < self._silence
+
+    def keep(self, record: Mapping[str, Any]) -> None:
+        """Write down what came out of a run."""
+        if self._records is None:
+            path = self._folder.path / "records" / f"{self.name}.jsonl"
+            self._records = open(path, "ab")
+        self._records.write(json.dumps(record, sort_keys=True).encode() + b"\n")
+        self._records.flush()
+
+    def make_durable(self) -> None:
+        """Bring to disk what was written down."""
+        if self._records is not None:
+            os.fsync(self._records.fileno())
+
+
+def _records_in(data: bytes) -> Iterator[dict[str, Any]]:
+    """Yield the records in lines of a file, without what a lost host never wrote out whole."""
+    for line in data.splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict) and isinstance(record.get("key"), str):
+            yield record
+
+
+def _start_of(pid: int) -> str | None:
+    """Return when a process of this host was started, by the kernel's clock; None if there is none."""
+    try:
+        with open(_ABOUT_A_PROCESS.format(pid)) as file:
+            fields = file.read().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] in "ZX" else fields[19]  # state, and starttime of proc(5)

@@ -1,0 +1,165 @@
+"""What a study consists of: its runs, in the parcels in which processes take them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dist_classicrl.checks import is_whole
+from dist_classicrl.errors import SettingsError, StudyError
+from dist_classicrl.settings import Settings
+
+# What a process takes at a time: so many steps take half a second, writing down that it takes them little.
+_PARCEL_STEPS = 2e7
+#: Steps of a stepped environment that take as long as one that is compiled.
+STEPPED_COST = 300
+# Arguments of an agent that a study gives itself.
+_NOT_HERE = ("seed", "comm")
+_MOST_RUNS = 10_000_000
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run: an environment, settings, and a seed."""
+
+    number: int
+    environment: str
+    variant: int
+    seed: int
+    total_steps: int
+
+    @property
+    def key(self) -> str:
+        """What it is called in records: also a name for a file."""
+        return f"{self.number}-{self.total_steps}"
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """Runs that one process takes at a time."""
+
+    name: str
+    trials: tuple[Trial, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that decides what the runs of a study are and what comes out of them.
+
+    Attributes
+    ----------
+    environments : mapping of str to str
+        What each is: its name, and a fingerprint of its process.
+    variants : tuple of dict
+        Settings of the agent for each, those that all share included.
+    varied : tuple of str
+        The names of those that differ.
+    """
+
+    environments: Mapping[str, str]
+    variants: tuple[Mapping[str, Any], ...]
+    varied: tuple[str, ...]
+    seeds: tuple[int, ...]
+    total_steps: int
+    points: int
+    eval_episodes: int
+    stopping: Mapping[str, Any] | None = None
+
+    @property
+    def n_runs(self) -> int:
+        """Number of runs."""
+        return len(self.environments) * len(self.variants) * len(self.seeds)
+
+    def trial(self, number: int, total_steps: int | None = None) -> Trial:
+        """Return run `number`: environments come slowest, then variants, then seeds."""
+        rest, seed = divmod(number, len(self.seeds))
+        environment, variant = divmod(rest, len(self.variants))
+        return Trial(
+            number,
+            list(self.environments)[environment],
+            variant,
+            self.seeds[seed],
+            self.total_steps if total_steps is None else total_steps,
+        )
+
+    def parcels(self, trials: Sequence[Trial], costs: Mapping[str, float]) -> list[Parcel]:
+        """Return the runs in parcels of about half a second, those that take longest first.
+
+        `costs` has what a step of each environment costs, 1 where it is compiled. The parcels depend on
+        nothing else, so that all processes divide the runs alike.
+        """
+        ordered = sorted(
+            trials, key=lambda trial: (-trial.total_steps * costs[trial.environment], trial.number)
+        )
+        parcels: list[list[Trial]] = []
+        room = 0.0
+        for trial in ordered:
+            cost = trial.total_steps * costs[trial.environment]
+            if not parcels or cost > room:
+                parcels.append([])
+                room = _PARCEL_STEPS
+            parcels[-1].append(trial)
+            room -= cost
+        return [Parcel(f"{each[0].key}-{len(each)}", tuple(each)) for each in parcels]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as plain data for JSON."""
+        return {
+            "environments": dict(self.environments),
+            "variants": [described(settings) for settings in self.variants],
+            "varied": list(self.varied),
+            "seeds": list(self.seeds),
+            "total_steps": self.total_steps,
+            "points": self.points,
+            "eval_episodes": self.eval_episodes,
+            "stopping": self.stopping,
+        }
+
+    def shown(self, variant: int) -> dict[str, str]:
+        """Return the settings that differ, as words of a table."""
+        settings = checked_settings(self.variants[variant])
+        return {name: word(getattr(settings, name)) for name in self.varied}
+
+
+def word(value: Any) -> str:
+    """Return the value of a setting as a table shows it."""
+    if hasattr(value, "value") and len(getattr(value, "__dataclass_fields__", ())) == 1:
+        value = value.value  # a constant schedule
+    if isinstance(value, Mapping):
+        return json.dumps(value, sort_keys=True)
+    return str(value)
+
+
+def checked_settings(settings: Mapping[str, Any]) -> Settings:
+    """Return the settings of an agent that stand for a variant; StudyError where they are none."""
+    for name in _NOT_HERE:
+        if name in settings:
+            raise StudyError(
+                f"{name} cannot be a setting of a study: each run learns alone in one process, with one of "
+                "the seeds that the study is given as seeds=."
+            )
+    try:
+        return Settings.from_dict(dict(settings))
+    except SettingsError as error:
+        raise StudyError(f"A variant cannot be trained: {error}") from error
+
+
+def described(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all settings of a variant as plain data, so that two are equal where they learn the same."""
+    data = checked_settings(settings).to_dict()
+    del data["seed"]
+    return data
+
+
+def checked_seeds(seeds: Any) -> tuple[int, ...]:
+    """Return seeds: 0, 1, .. where a number of them is given; StudyError for what is neither."""
+    if is_whole(seeds) and 1 <= seeds <= _MOST_RUNS:
+        return tuple(range(int(seeds)))
+    given = list(seeds) if isinstance(seeds, (list, tuple, range)) else []
+    if not given or not all(is_whole(seed) and 0 <= seed < 2**63 for seed in given):
+        raise StudyError(f"seeds must be how many, 1 or more, or a list of whole numbers, got {seeds!r}.")
+    if len(set(given)) < len(given):
+        raise StudyError("seeds holds a seed twice: its runs would be the same. Leave one of them out.")
+    return tuple(int(seed) for seed in given)

@@ -1,0 +1,88 @@
+"""Helper processes of one host, which end with the process that made them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Helpers:
+    """Processes that were forked from this one."""
+
+    def __init__(self) -> None:
+        self._running: set[int] = set()
+
+    def start(self, work: Callable[[], None]) -> None:
+        """Let a new process do `work`, which knows all that this one does, and end."""
+        parent = os.getpid()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        with warnings.catch_warnings():
+            # Threads that numerical libraries have begun are no part of what the new process does.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
+        if child:
+            self._running.add(child)
+            return
+        status = 1
+        try:
+            _end_with(parent)
+            work()
+            status = 0
+        except KeyboardInterrupt:
+            status = 130
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with suppress(OSError, ValueError):
+                sys.stderr.flush()
+            os._exit(status)
+
+    def lost(self) -> int:
+        """Return how many have ended by a signal or an error since this was asked last."""
+        lost = 0
+        for child in list(self._running):
+            try:
+                ended, status = os.waitpid(child, os.WNOHANG)
+            except ChildProcessError:  # somebody else has waited for it
+                ended, status = child, 0
+            if ended:
+                self._running.discard(child)
+                lost += status != 0
+        return lost
+
+    def end(self) -> None:
+        """End those that still run."""
+        for child in self._running:
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        for child in self._running:
+            with suppress(ChildProcessError):
+                os.waitpid(child, 0)
+        self._running.clear()
+
+
+@contextmanager
+def helpers() -> Iterator[Helpers]:
+    """Give a place for helper processes, none of which is left at the end of the block."""
+    those = Helpers()
+    try:
+        yield those
+    finally:
+        those.end()
+
+
+def _end_with(parent: int) -> None:
+    """Let the kernel end this process when its parent has ended, however that was."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)

@@ -1,0 +1,111 @@
+"""Which settings a study tries: all combinations of some values, or draws at random."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dist_classicrl.checks import is_real, is_whole
+from dist_classicrl.errors import StudyError
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from which a random search draws: uniformly from `low` to `high`, or their logarithms.
+
+    Whole numbers are drawn where both ends are.
+
+    Raises
+    ------
+    StudyError
+        If the ends are no finite numbers in this order, or are to be logarithmic and not positive.
+    """
+
+    low: float
+    high: float
+    log: bool = False
+
+    def __post_init__(self) -> None:
+        if not (is_real(self.low) and is_real(self.high) and math.isfinite(self.high - self.low)):
+            raise StudyError(f"A range goes from one finite number to another, got {self}.")
+        if not self.low < self.high or self.log and self.low <= 0:
+            least = "above 0 and " if self.log else ""
+            raise StudyError(
+                f"The ends of a range are {least}in order, got {self}. Write for instance Range(0.01, 1.0)."
+            )
+
+    def draw(self, rng: np.random.Generator) -> float | int:
+        """Return one of the numbers."""
+        if self.log:
+            value = float(np.exp(rng.uniform(math.log(self.low), math.log(self.high))))
+        elif is_whole(self.low) and is_whole(self.high):
+            return int(rng.integers(int(self.low), int(self.high), endpoint=True))
+        else:
+            value = float(rng.uniform(self.low, self.high))
+        value = min(max(value, float(self.low)), float(self.high))
+        return round(value) if is_whole(self.low) and is_whole(self.high) else value
+
+
+def variants(
+    vary: Mapping[str, Any], search: str = "grid", n_variants: int | None = None, seed: int = 0
+) -> list[dict[str, Any]]:
+    """Return the settings that a study tries, each as a dict with a value for all names in `vary`.
+
+    Parameters
+    ----------
+    vary : mapping of str to sequence or Range
+        Values of each setting; a `Range` for a random search only.
+    search : "grid" or "random"
+        All combinations, the last name fastest; or `n_variants` draws, each of which depends on `seed` and
+        its own number alone: with more of them the first ones stay the same.
+
+    Raises
+    ------
+    StudyError
+        If these do not fit together.
+    """
+    for name, values in vary.items():
+        is_list = isinstance(values, Sequence) and not isinstance(values, (str, bytes))
+        if not is_list and not isinstance(values, Range):
+            raise StudyError(
+                f"{name} is to be varied over {values!r}: a list of values is needed, such as {name}=[...], "
+                "or Range(low, high) in a random search."
+            )
+        if is_list and len(values) == 0:
+            raise StudyError(f"{name} is to be varied over no values at all. Give one or more.")
+    if search == "grid":
+        return _grid(vary, n_variants)
+    if search != "random":
+        raise StudyError(f'search must be "grid" or "random", got {search!r}.')
+    if not is_whole(n_variants) or int(n_variants or 0) < 1:
+        raise StudyError(f"A random search needs n_variants of 1 or more, got {n_variants!r}.")
+    if not is_whole(seed) or seed < 0:
+        raise StudyError(f"The seed of a random search is a whole number of 0 or more, got {seed!r}.")
+    drawn = []
+    for number in range(int(n_variants or 0)):
+        rng = np.random.default_rng((int(seed), number))
+        drawn.append({name: _drawn(values, rng) for name, values in vary.items()})
+    return drawn
+
+
+def _grid(vary: Mapping[str, Any], n_variants: int | None) -> list[dict[str, Any]]:
+    ranges = [name for name, values in vary.items() if isinstance(values, Range)]
+    if ranges:
+        raise StudyError(
+            f"A grid cannot go through all numbers of {vary[ranges[0]]} for {ranges[0]}. Give a list of "
+            'values, or write search="random" and n_variants.'
+        )
+    if n_variants is not None:
+        raise StudyError(
+            f'n_variants={n_variants!r} belongs to search="random": a grid has all combinations.'
+        )
+    return [dict(zip(vary, values, strict=True)) for values in itertools.product(*vary.values())]
+
+
+def _drawn(values: Any, rng: np.random.Generator) -> Any:
+    return values.draw(rng) if isinstance(values, Range) else values[int(rng.integers(len(values)))]

@@ -1,0 +1,245 @@
+"""`Study`: what came out of a sweep, as one tidy table."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dist_classicrl._files import whole_file
+from dist_classicrl.errors import StudyError
+from dist_classicrl.sweep.folder import StudyFolder
+from dist_classicrl.sweep.halving import SuccessiveHalving
+from dist_classicrl.sweep.plan import Plan
+
+if TYPE_CHECKING:
+    import pandas
+
+# The columns of results.csv that follow the environment, the settings that differ, and the seed.
+_RESULTS = (
+    "steps",
+    "episodes",
+    "training_return",
+    "final_return",
+    "best_return",
+    "exact_value",
+    "optimal_value",
+    "random_value",
+    "score",
+    "stopped",
+    "error",
+)
+_TIMES = ("seconds", "train_seconds")
+
+
+class Study:
+    """The runs of a study that are made, read from its folder.
+
+    Parameters
+    ----------
+    folder : path
+        Of a `Sweep`, which may be under way.
+
+    Attributes
+    ----------
+    varied : tuple of str
+        The settings that differ.
+
+    Raises
+    ------
+    StudyError
+        If there is no study, or its file is damaged.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        self._files = StudyFolder(self.folder)
+        data = self._files.plan()
+        try:
+            # Settings as plain data are arguments of Settings once more.
+            self._plan = Plan(**{**data, "seeds": tuple(data["seeds"]), "varied": tuple(data["varied"])})
+            stopping = data["stopping"]
+            self._stopping = None if stopping is None else SuccessiveHalving(**stopping)
+            self.varied = self._plan.varied
+            self._words = [self._plan.shown(number) for number in range(len(self._plan.variants))]
+        except (TypeError, KeyError, AttributeError) as error:
+            raise StudyError(f"{self.folder / 'study.json'} is damaged ({error!r}).") from error
+
+    def __repr__(self) -> str:
+        done, failed = self.done, self.failed
+        return f"Study({str(self.folder)!r}, {done:,} of {self._plan.n_runs:,} runs done, {failed:,} failed)"
+
+    @property
+    def done(self) -> int:
+        """Runs that ended well."""
+        return sum(row["error"] is None for row in self.rows())
+
+    @property
+    def failed(self) -> int:
+        """Runs that raised an error."""
+        return sum(row["error"] is not None for row in self.rows())
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a dict for each run that is made, in the order of the plan.
+
+        Keys are run, environment, variant, the settings that differ, seed, and what came out: steps,
+        episodes, training_return (mean over all episodes), final_return (mean of greedy episodes),
+        best_return (largest of the curve), exact_value, optimal_value and random_value (discounted, of the
+        start states; None where the model is not known), score, stopped (whether early stopping ended it) and
+        error. A score is 0 for a random policy and 1 for the best where these are known, and else the
+        final_return.
+        """
+        return [self._row(record, stopped) for record, stopped in self._records()]
+
+    def _records(self) -> Iterator[tuple[dict[str, Any], bool]]:
+        """Yield the record of the longest training of each run, and whether it was stopped early."""
+        records = self._files.records()
+        stopping, total = self._stopping, self._plan.total_steps
+        rungs = (
+            [total] if stopping is None else [stopping.steps(rung, total) for rung in range(stopping.rungs)]
+        )
+        for number in range(self._plan.n_runs):
+            keys = (self._plan.trial(number, steps).key for steps in reversed(rungs))
+            key = next((key for key in keys if key in records), None)
+            if key is not None:
+                yield records[key], key != self._plan.trial(number, total).key
+
+    def _row(self, record: Mapping[str, Any], stopped: bool) -> dict[str, Any]:
+        trial = self._plan.trial(record["run"])
+        row: dict[str, Any] = {
+            "run": trial.number,
+            "environment": trial.environment,
+            "variant": trial.variant,
+        }
+        row |= self._words[trial.variant] | {"seed": trial.seed}
+        row |= {name: record.get(name) for name in (*_RESULTS, *_TIMES)}
+        returns = [point[1] for point in record.get("curve", ()) if point[1] is not None]
+        row["best_return"] = max(returns, default=None)
+        row["score"] = None if record["error"] is not None else score_of(record)
+        row["stopped"] = stopped
+        return row
+
+    def curves(self) -> list[dict[str, Any]]:
+        """Return a dict for each point of each learning curve.
+
+        Keys are run, step, mean_return (None if no episode ended since the last point) and episodes.
+        """
+        return [
+            {"run": record["run"], "step": step, "mean_return": mean, "episodes": episodes}
+            for record, _ in self._records()
+            for step, mean, episodes in record.get("curve", ())
+        ]
+
+    def scores(self) -> dict[str, dict[str, list[float]]]:
+        """Return the scores of the seeds by environment and by settings, where all runs have all steps.
+
+        Settings with a run that failed or is missing are left out, and those that were stopped early: their
+        scores are chosen, and of fewer steps.
+        """
+        found: dict[str, dict[str, list[float]]] = {name: {} for name in self._plan.environments}
+        for row in self.rows():
+            if row["score"] is not None and not row["stopped"]:
+                found[row["environment"]].setdefault(self.name_of(row["variant"]), []).append(row["score"])
+        whole = len(self._plan.seeds)
+        return {
+            name: {variant: scores for variant, scores in each.items() if len(scores) == whole}
+            for name, each in found.items()
+        }
+
+    def name_of(self, variant: int) -> str:
+        """Return settings as words, such as ``learning_rate=0.1 epsilon=0.2``."""
+        return " ".join(f"{name}={value}" for name, value in self._words[variant].items()) or "default"
+
+    def summary(self) -> list[dict[str, Any]]:
+        """Return a dict for each environment and settings: runs, failed, mean and spread of the scores.
+
+        `standard_error` is that of the mean score; None for a single run.
+        """
+        groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
+        for row in self.rows():
+            groups.setdefault((row["environment"], row["variant"]), []).append(row)
+        return [
+            {
+                "environment": name,
+                "settings": self.name_of(variant),
+                "runs": len(rows),
+                "failed": sum(row["error"] is not None for row in rows),
+                "stopped": rows[0]["stopped"],
+                **_spread([row["score"] for row in rows if row["score"] is not None]),
+            }
+            for (name, variant), rows in groups.items()
+        ]
+
+    def frame(self) -> pandas.DataFrame:
+        """Return `rows` as a pandas.DataFrame; StudyError where pandas is not installed."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise StudyError(
+                "A data frame needs pandas. Write `pip install pandas`, or read results.csv of the study."
+            ) from error
+        columns = ["run", "environment", "variant", *self.varied, "seed", *_RESULTS, *_TIMES]
+        return pandas.DataFrame(self.rows(), columns=columns)
+
+    def write_tables(self) -> tuple[Path, Path]:
+        """Write results.csv and curves.csv into the folder, and return their paths.
+
+        Neither has times: they are the same bytes however often the sweep was ended and by whom it was made.
+        """
+        results, curves = self.folder / "results.csv", self.folder / "curves.csv"
+        head = ["run", "environment", *self.varied, "seed", *_RESULTS]
+        _write_csv(results, head, self.rows())
+        _write_csv(curves, ["run", "step", "mean_return", "episodes"], self.curves())
+        return results, curves
+
+    def to_parquet(self, path: str | os.PathLike[str]) -> Path:
+        """Write `frame` to a Parquet file; StudyError where pyarrow is not installed."""
+        frame = self.frame()
+        try:
+            with whole_file(path) as file:
+                buffer = io.BytesIO()
+                frame.to_parquet(buffer, index=False)
+                file.write(buffer.getvalue())
+        except ImportError as error:
+            raise StudyError(
+                "A Parquet file needs pyarrow. Write `pip install pyarrow`, or read results.csv of the study."
+            ) from error
+        return Path(path)
+
+
+def score_of(record: Mapping[str, Any]) -> float:
+    """Return the score of a run: 0 for a random policy, 1 for the best; NaN for one that failed.
+
+    Where these are not known, or are the same, the mean return of the greedy policy.
+    """
+    if record["error"] is not None:
+        return math.nan
+    value, best, random = (record[name] for name in ("exact_value", "optimal_value", "random_value"))
+    if value is None or not best - random > 1e-9 * abs(best):
+        return float(record["final_return"])
+    return float((value - random) / (best - random))
+
+
+def _spread(scores: list[float]) -> dict[str, float | None]:
+    n = len(scores)
+    if n == 0:
+        return {"mean_score": None, "standard_error": None}
+    mean = math.fsum(scores) / n
+    variance = math.fsum((score - mean) ** 2 for score in scores) / (n - 1) if n > 1 else math.nan
+    return {"mean_score": mean, "standard_error": math.sqrt(variance / n) if n > 1 else None}
+
+
+def _write_csv(path: Path, head: list[str], rows: list[dict[str, Any]]) -> None:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, head, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        words = {name: json.dumps(value) if isinstance(value, bool) else value for name, value in row.items()}
+        writer.writerow(words)
+    with whole_file(path) as file:
+        file.write(text.getvalue().encode())

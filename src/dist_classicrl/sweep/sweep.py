@@ -1,0 +1,330 @@
+"""`Sweep`: settings times seeds, divided among processes, hosts and jobs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dist_classicrl._hints import launched, rank_of_environment, usable_cores
+from dist_classicrl.checks import is_whole
+from dist_classicrl.errors import StudyError
+from dist_classicrl.sweep.folder import Member, StudyFolder
+from dist_classicrl.sweep.halving import SuccessiveHalving
+from dist_classicrl.sweep.plan import (
+    STEPPED_COST,
+    Parcel,
+    Plan,
+    Trial,
+    checked_seeds,
+    checked_settings,
+)
+from dist_classicrl.sweep.processes import helpers
+from dist_classicrl.sweep.search import variants
+from dist_classicrl.sweep.study import Study, score_of
+from dist_classicrl.sweep.trial import Laboratory, looked_at
+
+if TYPE_CHECKING:
+    from dist_classicrl.environments.resolve import EnvLike
+
+logger = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.2
+_MOST_RUNS = 10_000_000
+
+
+@dataclass(frozen=True)
+class SweepProgress:
+    """How far a sweep is.
+
+    Attributes
+    ----------
+    done, failed, total : int
+        Runs that ended well, those that raised an error, and all.
+    steps_per_second : float
+        Of all runs that ended since this call began, in all processes.
+    seconds, seconds_left : float
+        Since this call began, and until it ends, as it looks; NaN before a run has ended.
+    """
+
+    done: int
+    failed: int
+    total: int
+    steps_per_second: float
+    seconds: float
+    seconds_left: float
+
+
+class Sweep:
+    """Many trainings: environments times settings times seeds, each alone on one core.
+
+    Runs are divided among processes by a folder, without a server: helper processes of this one, the ranks of
+    an MPI job, the tasks of a SLURM array, several hosts at once. Processes may die, leave and come. A sweep
+    that was killed goes on when it is made and run again with the same folder, and ends with the same table,
+    byte for byte.
+
+    Parameters
+    ----------
+    env : str, EnvLike, or mapping of str to EnvLike
+        What `DistAsyncQLearning.train` takes, or a name as `dist-classicrl train` takes it; several by name.
+    total_steps : int
+        Steps of each run.
+    seeds : int or sequence of int
+        How many, 0, 1, ..., or which ones.
+    settings : mapping, optional
+        Keyword arguments of `DistAsyncQLearning` that all runs share.
+    vary : mapping, optional
+        Those that differ: a list of values each, or a `Range`.
+    search : "grid" or "random"
+        All combinations of the values, or `n_variants` draws from `search_seed`.
+    early_stopping : SuccessiveHalving, optional
+        By default all settings get all steps.
+    points : int
+        Points of the learning curve of each run.
+    eval_episodes : int
+        Episodes for the return of the greedy policy in the end.
+    folder : path, optional
+        Where the study is kept; by default a new folder for temporary files.
+
+    Raises
+    ------
+    StudyError
+        If these do not fit together, or the folder holds another study.
+    EnvError
+        If an environment cannot be used.
+    """
+
+    def __init__(
+        self,
+        env: EnvLike | Mapping[str, EnvLike],
+        total_steps: int,
+        seeds: int | Sequence[int] = 10,
+        settings: Mapping[str, Any] | None = None,
+        vary: Mapping[str, Any] | None = None,
+        search: str = "grid",
+        n_variants: int | None = None,
+        search_seed: int = 0,
+        early_stopping: SuccessiveHalving | None = None,
+        points: int = 20,
+        eval_episodes: int = 100,
+        folder: str | os.PathLike[str] | None = None,
+    ) -> None:
+        for name, value in (
+            ("total_steps", total_steps),
+            ("points", points),
+            ("eval_episodes", eval_episodes),
+        ):
+            if not is_whole(value) or value < 1:
+                raise StudyError(f"{name} must be a whole number of 1 or more, got {value!r}.")
+        if points > total_steps:
+            raise StudyError(
+                f"A curve of {points} points needs as many steps, got total_steps={total_steps}."
+            )
+        if early_stopping is not None and not isinstance(early_stopping, SuccessiveHalving):
+            raise StudyError(f"early_stopping must be a SuccessiveHalving or None, got {early_stopping!r}.")
+        common, varied = dict(settings or {}), dict(vary or {})
+        both = sorted(set(common) & set(varied))
+        if both:
+            raise StudyError(
+                f"{', '.join(both)} stands in settings and in vary. Leave it out of one of them."
+            )
+        self._environments = _environments(env)
+        made = [{**common, **each} for each in variants(varied, search, n_variants, search_seed)]
+        for each in made:
+            checked_settings(each)
+        looks = {
+            name: looked_at(one, common.get("use_action_mask")) for name, one in self._environments.items()
+        }
+        self._costs = {name: 1.0 if look.simulator else float(STEPPED_COST) for name, look in looks.items()}
+        self._stopping = early_stopping
+        self.plan = Plan(
+            environments={name: f"{look.name} {look.fingerprint}" for name, look in looks.items()},
+            variants=tuple(made),
+            varied=tuple(varied),
+            seeds=checked_seeds(seeds),
+            total_steps=int(total_steps),
+            points=int(points),
+            eval_episodes=int(eval_episodes),
+            stopping=None if early_stopping is None else early_stopping.to_dict(),
+        )
+        if self.plan.n_runs > _MOST_RUNS:
+            raise StudyError(f"A study has at most {_MOST_RUNS:,} runs, got {self.plan.n_runs:,}.")
+        if folder is None:
+            if launched():
+                raise StudyError("Several ranks need one folder= for the study, which all of them see.")
+            folder = tempfile.mkdtemp(prefix="study-")
+        self.folder = Path(folder)
+
+    def run(
+        self,
+        processes: int | None = None,
+        progress: Callable[[SweepProgress], Any] | None = None,
+        retry_failed: bool = False,
+    ) -> Study:
+        """Make all runs that have not been made, together with whoever works in the same folder.
+
+        Returns when all runs of the study are made, on every rank.
+
+        Parameters
+        ----------
+        processes : int, optional
+            Of this host, this one included; by default as many as there are cores, and where a launcher
+            started this process as one of several ranks, this one alone.
+        progress : callable, optional
+            Called about once a second in this process.
+        retry_failed : bool
+            Whether runs that have failed before this call are made again.
+
+        Raises
+        ------
+        StudyError
+            If the folder holds another study, or cannot be written to.
+        """
+        count = (1 if launched() else usable_cores()) if processes is None else processes
+        if not is_whole(count) or count < 1:
+            raise StudyError(f"processes must be a whole number of 1 or more, got {processes!r}.")
+        folder = StudyFolder(self.folder)
+        folder.begin(self.plan.to_dict())
+        if retry_failed:
+            folder.forget_failed()
+        laboratory = Laboratory(self.plan, self._environments, self.folder)
+        with helpers() as those:
+            shown = _Shown(progress, self.plan, folder)
+            work = partial(self._work, laboratory, lambda: None)
+            for _ in range(min(int(count), self.plan.n_runs) - 1):
+                those.start(partial(work, StudyFolder(self.folder)))
+
+            def tick() -> None:
+                if lost := those.lost():
+                    logger.warning(
+                        "%d helper process(es) of the sweep were lost: others make their runs.", lost
+                    )
+                shown.tick()
+
+            self._work(laboratory, tick, folder)
+            shown.tick(at_end=True)
+        study = Study(self.folder)
+        if not rank_of_environment():
+            study.write_tables()
+        return study
+
+    def _work(self, laboratory: Laboratory, tick: Callable[[], None], folder: StudyFolder) -> None:
+        """Make runs until there are none left, in this process."""
+        with Member(folder) as member:
+            if self._stopping is None:
+                numbers = range(self.plan.n_runs)
+                self._make([self.plan.trial(number) for number in numbers], laboratory, member, folder, tick)
+                return
+            alive = {name: list(range(len(self.plan.variants))) for name in self.plan.environments}
+            for rung in range(self._stopping.rungs):
+                steps = self._stopping.steps(rung, self.plan.total_steps)
+                trials = trials_of(self.plan, alive, steps)
+                self._make(trials, laboratory, member, folder, tick)
+                alive = next_rung(self.plan, self._stopping, alive, steps, folder.records())
+
+    def _make(
+        self,
+        trials: list[Trial],
+        laboratory: Laboratory,
+        member: Member,
+        folder: StudyFolder,
+        tick: Callable[[], None],
+    ) -> None:
+        """Take part in making these runs, and return when all of them are made by someone."""
+        left = self.plan.parcels(trials, self._costs)
+        # Who comes later looks elsewhere first: that saves asking for what others have.
+        shift = int(np.random.default_rng(os.getpid()).integers(len(left))) if len(left) > 64 else 0
+        first = True
+        while left:
+            waiting: list[Parcel] = []
+            records = folder.records()
+            order = left if first else left[shift % len(left) :] + left[: shift % len(left)]
+            for parcel in order:
+                if all(trial.key in records for trial in parcel.trials):
+                    continue
+                if not member.claim(parcel.name):
+                    waiting.append(parcel)
+                    continue
+                records = folder.records()
+                for trial in parcel.trials:
+                    if trial.key not in records:
+                        member.keep(laboratory.run(trial))
+                        tick()
+                member.make_durable()
+            if waiting and len(waiting) == len(left):
+                time.sleep(_POLL_SECONDS)
+                tick()
+            left, first = waiting, False
+
+
+def trials_of(plan: Plan, alive: Mapping[str, Sequence[int]], steps: int) -> list[Trial]:
+    """Return the runs of the settings that are alive, by environment."""
+    trials = (plan.trial(number, steps) for number in range(plan.n_runs))
+    return [trial for trial in trials if trial.variant in alive[trial.environment]]
+
+
+def next_rung(
+    plan: Plan,
+    stopping: SuccessiveHalving,
+    alive: Mapping[str, Sequence[int]],
+    steps: int,
+    records: Mapping[str, Mapping[str, Any]],
+) -> dict[str, list[int]]:
+    """Return the settings that go on after a rung, by environment."""
+    scores: dict[str, dict[int, list[float]]] = {
+        name: {variant: [] for variant in numbers} for name, numbers in alive.items()
+    }
+    for trial in trials_of(plan, alive, steps):
+        scores[trial.environment][trial.variant].append(score_of(records[trial.key]))
+    return {name: stopping.survivors(each) for name, each in scores.items()}
+
+
+def _environments(env: Any) -> dict[str, Any]:
+    from dist_classicrl.environments import named
+
+    if not isinstance(env, Mapping):
+        env = {env if isinstance(env, str) else _name_of(env): env}
+    if not env:
+        raise StudyError("A study needs an environment, got an empty mapping.")
+    return {str(name): named.make(one) if isinstance(one, str) else one for name, one in env.items()}
+
+
+def _name_of(env: Any) -> str:
+    return looked_at(env).name
+
+
+class _Shown:
+    """Tells a function how far a sweep is, about once a second."""
+
+    def __init__(
+        self, progress: Callable[[SweepProgress], Any] | None, plan: Plan, folder: StudyFolder
+    ) -> None:
+        self._progress, self._plan, self._folder = progress, plan, folder
+        self._began = self._then = time.monotonic()
+        self._before = len(folder.records())
+
+    def tick(self, at_end: bool = False) -> None:
+        """Tell it, if it is time."""
+        now = time.monotonic()
+        if self._progress is None or now - self._then < 1.0 and not at_end:
+            return
+        self._then = now
+        records = self._folder.records()
+        fresh, passed = len(records) - self._before, max(now - self._began, 1e-9)
+        steps = sum(record.get("steps", 0) for record in list(records.values())[self._before :])
+        failed = sum(record["error"] is not None for record in records.values())
+        total = self._plan.n_runs
+        left = max(0, total - len(records)) * passed / fresh if fresh else float("nan")
+        self._progress(
+            SweepProgress(
+                len(records) - failed, failed, total, steps / passed, passed, 0.0 if at_end else left
+            )
+        )

@@ -1,0 +1,178 @@
+"""One run of a study: a training of one process by itself, and what is told of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dist_classicrl._files import read_regular
+from dist_classicrl.agent.agent import DistAsyncQLearning
+from dist_classicrl.callbacks.base import BaseCallback
+from dist_classicrl.environments.model import TabularMDP
+from dist_classicrl.environments.resolve import Source, resolve
+from dist_classicrl.errors import ConvergenceError, DistClassicRLError
+from dist_classicrl.evaluation.exact import exact_value
+from dist_classicrl.sweep.plan import Plan, Trial, checked_settings
+
+# A run that is longer than a minute or so, where it can go on to the same bits, keeps checkpoints.
+LONG_STEPS = 3e9
+_CHECKPOINT_INTERVAL = "60s"
+# Solving a model of that size takes about as long as a run.
+MOST_PAIRS = 1_000_000
+_LONGEST_EPISODE = 100_000
+
+
+class _OneRank:
+    """Stands for a communicator with one rank: a run learns alone, whatever launcher started the process."""
+
+    def Get_rank(self) -> int:
+        """Return 0."""
+        return 0
+
+    def Get_size(self) -> int:
+        """Return 1."""
+        return 1
+
+
+class Curve(BaseCallback):
+    """Keeps the mean return of training between steps that are evenly spread over it.
+
+    `points` has a list for each: the step, the mean undiscounted return of the episodes that ended since the
+    last one (None if none did), and how many these were. A `file` keeps them for a run that goes on later.
+    """
+
+    only_own_steps = True
+
+    def __init__(self, total_steps: int, n_points: int, file: Path | None = None) -> None:
+        super().__init__()
+        self.points: list[list[Any]] = []
+        self._total, self._n_points, self._file = total_steps, n_points, file
+
+    def _next_step(self, after: int) -> int | None:
+        point = after * self._n_points // self._total + 1
+        return None if point > self._n_points else -(-point * self._total // self._n_points)
+
+    def _on_training_start(self) -> None:
+        if self._file is None:
+            return
+        with suppress(FileNotFoundError):
+            lines = [json.loads(line) for line in read_regular(self._file).splitlines()]
+            self.points = [point for point in lines if point[0] <= self.reported_timesteps]
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        self._file.write_text("".join(json.dumps(point) + "\n" for point in self.points))
+
+    def _on_step(self) -> bool:
+        assert self.progress is not None
+        mean = self.progress.mean_return
+        point = [self.num_timesteps, None if math.isnan(mean) else mean, self.progress.episodes]
+        self.points.append(point)
+        if self._file is not None:
+            with open(self._file, "a") as file:
+                file.write(json.dumps(point) + "\n")
+        return True
+
+
+class Laboratory:
+    """Makes the runs of a study in this process; environments and their optimum are made ready once.
+
+    `environments` are what `train` takes, by name; `folder` keeps checkpoints of long runs.
+    """
+
+    def __init__(self, plan: Plan, environments: Mapping[str, Any], folder: Path) -> None:
+        self._plan, self._environments, self._folder = plan, environments, folder
+        self._ready: dict[tuple[str, bool | None], Any] = {}
+
+    def run(self, trial: Trial) -> dict[str, Any]:
+        """Return the record of a run; what it raised is in there, too."""
+        started = time.perf_counter()
+        record: dict[str, Any] = {"key": trial.key, "run": trial.number, "error": None}
+        try:
+            record |= self._trained(trial)
+        except Exception as error:  # of a user's environment or of ours: it costs this run alone
+            record["error"] = f"{type(error).__name__}: {error}"
+        record["seconds"] = time.perf_counter() - started
+        return record
+
+    def _environment(self, name: str, use_action_mask: bool | None) -> Any:
+        """Return what `train` is given: the compiled form where there is one, which is made only once."""
+        if (name, use_action_mask) not in self._ready:
+            env = self._environments[name]
+            source = looked_at(env, use_action_mask)
+            self._ready[name, use_action_mask] = env if source.simulator is None else source.simulator
+        return self._ready[name, use_action_mask]
+
+    def _trained(self, trial: Trial) -> dict[str, Any]:
+        settings = checked_settings(self._plan.variants[trial.variant])
+        env = self._environment(trial.environment, settings.use_action_mask)
+        model: TabularMDP | None = getattr(env, "model", None)
+        arguments = {**settings.arguments(), "seed": trial.seed}
+        agent = DistAsyncQLearning(**arguments, comm=THIS_PROCESS)
+        place = self._folder / "checkpoints" / trial.key
+        is_long = hasattr(env, "tables") and trial.total_steps > LONG_STEPS
+        saving: dict[str, Any] = {}
+        if is_long:
+            saving = {"checkpoint_dir": place / "saved", "checkpoint_interval": _CHECKPOINT_INTERVAL}
+        curve = Curve(trial.total_steps, self._plan.points, place / "curve.jsonl" if is_long else None)
+        result = agent.train(
+            env, total_steps=trial.total_steps, callbacks=curve, progress_bar=False, **saving
+        )
+        episodes = self._plan.eval_episodes
+        final = agent.evaluate(env, episodes, seed=trial.seed, max_steps=_LONGEST_EPISODE)
+        told = {
+            "steps": result.steps,
+            "episodes": result.episodes,
+            "training_return": _number(result.mean_return),
+            "final_return": final.mean_return,
+            "curve": curve.points,
+            **_judged(agent, model, settings.discount_factor),
+            "train_seconds": result.seconds,
+        }
+        if is_long:
+            shutil.rmtree(place, ignore_errors=True)
+        return told
+
+
+# Of the methods of a communicator, those that are asked for where there is one rank.
+THIS_PROCESS: Any = _OneRank()
+
+
+def looked_at(env: Any, use_action_mask: bool | None = None) -> Source:
+    """Return an environment as it is resolved, closed again."""
+    source = resolve(env, 1, use_action_mask)
+    source.close()
+    return source
+
+
+def _judged(agent: DistAsyncQLearning, model: TabularMDP | None, discount: float) -> dict[str, Any]:
+    """Return the exact discounted value of the greedy policy, of the best, and of a random one.
+
+    None each where the model is not known, or too large, or a value is infinite.
+    """
+    if model is None or model.n_states * model.n_actions > MOST_PAIRS:
+        return {"exact_value": None, "optimal_value": None, "random_value": None}
+    try:
+        exact = exact_value(model, agent.q_table, discount)
+        random = _random_value(model, discount)
+    except (ConvergenceError, DistClassicRLError):
+        return {"exact_value": None, "optimal_value": None, "random_value": None}
+    return {"exact_value": exact.value, "optimal_value": exact.optimum, "random_value": random}
+
+
+@lru_cache(maxsize=64)
+def _random_value(model: TabularMDP, discount: float) -> float:
+    legal = model.legal_pairs().astype(np.float64)
+    legal[legal.sum(axis=1) == 0.0] = 1.0
+    return model.start_value(model.policy_value(legal / legal.sum(axis=1, keepdims=True), discount))
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else value

@@ -1,0 +1,37 @@
+"""Sweeps as people start them: killed and typed again, and on the ranks of an MPI job."""
+
+import kill_sweeps
+import pytest
+
+from dist_classicrl import Study
+from dist_classicrl.launch.launcher import launch_environment
+from dist_classicrl.launch.mpirun import mpirun_command
+from dist_classicrl.process.jobs import run_job
+
+
+def test_a_killed_sweep_that_is_typed_again_ends_with_the_same_tables():
+    kill_sweeps.main(["--kills", "3", "--seeds", "10"])
+
+
+@pytest.mark.core
+def test_ranks_of_a_job_share_a_study_and_make_what_one_process_makes(tmp_path):
+    study = tmp_path / "study.toml"
+    study.write_text(kill_sweeps.STUDY.format(seeds=2).replace("1_000_000", "1_000"))
+    lines = {
+        "one": kill_sweeps.command(study, tmp_path / "one") + ["--processes", "1"],
+        "ranks": [*mpirun_command(3), *kill_sweeps.command(study, tmp_path / "ranks")],
+    }
+    for line in lines.values():
+        job = run_job(line, timeout=120.0, env=launch_environment())
+        assert job.returncode == 0, job.output
+    assert kill_sweeps.tables(tmp_path / "ranks") == kill_sweeps.tables(tmp_path / "one")
+    assert Study(tmp_path / "ranks").done == 8
+
+
+def test_a_study_file_with_a_mistake_is_refused_on_every_rank(tmp_path):
+    study = tmp_path / "study.toml"
+    study.write_text(kill_sweeps.STUDY.format(seeds=2).replace("learning_rate", "learning_rat"))
+    line = [*mpirun_command(2), *kill_sweeps.command(study, tmp_path / "out")]
+    job = run_job(line, timeout=120.0, env=launch_environment())
+    assert job.returncode == 2 and "Did you mean 'learning_rate'" in job.output, job.output
+    assert not (tmp_path / "out").exists()

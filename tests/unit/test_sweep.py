@@ -1,0 +1,376 @@
+"""Studies of many runs: what they are, that they go on, and that nothing depends on who makes them."""
+
+import json
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from dist_classicrl import DistAsyncQLearning, Study, Sweep, TabularMDP
+from dist_classicrl.errors import StudyError
+from dist_classicrl.schedules import PerVisit
+from dist_classicrl.sweep import Range, SuccessiveHalving
+from dist_classicrl.sweep import trial as trial_module
+from dist_classicrl.sweep.folder import Member, StudyFolder
+from dist_classicrl.sweep.plan import Plan
+from dist_classicrl.sweep.search import variants
+from dist_classicrl.sweep.trial import THIS_PROCESS, Laboratory
+
+GARNET = TabularMDP.garnet(n_states=20, n_actions=3, branching=3, seed=1)
+VARY = {"learning_rate": [0.1, PerVisit(0.7)], "discount_factor": [0.8, 0.9]}
+
+
+def a_sweep(folder, **changes):
+    given = {"total_steps": 2_000, "seeds": 3, "vary": VARY, "points": 4, "eval_episodes": 5}
+    return Sweep(GARNET, folder=folder, **{**given, **changes})
+
+
+def tables(folder):
+    return [(folder / name).read_bytes() for name in ("results.csv", "curves.csv")]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A study that one process has made without a break."""
+    folder = tmp_path_factory.mktemp("whole") / "study"
+    return a_sweep(folder).run(processes=1)
+
+
+# What is tried
+
+
+def test_a_grid_has_all_combinations_the_last_name_fastest():
+    assert variants({"a": [1, 2], "b": "x y".split()}) == [
+        {"a": 1, "b": "x"},
+        {"a": 1, "b": "y"},
+        {"a": 2, "b": "x"},
+        {"a": 2, "b": "y"},
+    ]
+    assert variants({}) == [{}]
+
+
+def test_random_draws_are_in_their_ranges_and_the_first_ones_stay():
+    vary = {"a": Range(0.001, 1.0, log=True), "b": Range(2, 5), "c": [7, 8], "d": Range(-1.0, 0.5)}
+    few, many = (variants(vary, "random", n, seed=3) for n in (5, 2_000))
+    assert many[:5] == few != variants(vary, "random", 5, seed=4)
+    logs = np.log10([each["a"] for each in many])
+    assert -3.0 <= logs.min() and logs.max() <= 0.0
+    assert abs(logs.mean() + 1.5) < 4 * 3.0 / math.sqrt(12 * 2_000)  # uniform: a variance of 9/12
+    assert {each["b"] for each in many} == {2, 3, 4, 5} and {each["c"] for each in many} == {7, 8}
+    assert all(isinstance(each["b"], int) and -1.0 <= each["d"] <= 0.5 for each in many)
+
+
+@pytest.mark.parametrize(
+    "vary, more, word",
+    [
+        ({"a": []}, {}, "no values"),
+        ({"a": 3}, {}, "list of values"),
+        ({"a": "xy"}, {}, "list of values"),
+        ({"a": Range(0, 1)}, {}, "grid"),
+        ({"a": [1]}, {"n_variants": 3}, "belongs to"),
+        ({"a": [1]}, {"search": "bayes"}, "grid"),
+        ({"a": [1]}, {"search": "random"}, "n_variants"),
+        ({"a": [1]}, {"search": "random", "n_variants": 2, "seed": -1}, "seed"),
+    ],
+)
+def test_a_search_that_cannot_be_is_refused_by_name(vary, more, word):
+    with pytest.raises(StudyError, match=word):
+        variants(vary, **more)
+
+
+@pytest.mark.parametrize("ends", [(1.0, 1.0), (2, 1), (math.nan, 1.0), (0.0, math.inf), ("a", 1)])
+def test_a_range_without_order_is_refused(ends):
+    with pytest.raises(StudyError):
+        Range(*ends)
+    with pytest.raises(StudyError, match="above 0"):
+        Range(0.0, 1.0, log=True)
+
+
+@pytest.mark.parametrize(
+    "changes, word",
+    [
+        ({"total_steps": 0}, "total_steps"),
+        ({"points": 0}, "points"),
+        ({"points": 3_000}, "points"),
+        ({"seeds": 0}, "seeds"),
+        ({"seeds": [1, 1]}, "twice"),
+        ({"seeds": [-1]}, "seeds"),
+        ({"vary": {"seed": [1]}}, "seed"),
+        ({"vary": {"learning_rat": [1]}}, "learning_rat"),
+        ({"vary": {"learning_rate": [0.1, 2.0]}}, "learning_rate"),
+        ({"settings": {"learning_rate": 0.2}}, "settings and in vary"),
+        ({"early_stopping": 3}, "SuccessiveHalving"),
+    ],
+)
+def test_a_study_that_cannot_be_is_refused_before_anything_is_made(tmp_path, changes, word):
+    with pytest.raises(StudyError, match=word):
+        a_sweep(tmp_path / "study", **changes)
+    assert not (tmp_path / "study").exists()
+
+
+# Runs
+
+
+def test_a_run_is_a_training_with_these_settings_and_this_seed(whole):
+    agent = DistAsyncQLearning(learning_rate=PerVisit(0.7), discount_factor=0.9, seed=2, comm=THIS_PROCESS)
+    result = agent.train(GARNET, total_steps=2_000)
+    (row,) = [each for each in whole.rows() if each["variant"] == 3 and each["seed"] == 2]
+    assert (row["learning_rate"], row["discount_factor"]) == ("PerVisit(0.7)", "0.9")
+    assert row["steps"] == result.steps == 2_000 and row["episodes"] == result.episodes
+    values = agent.q_table
+    greedy = values.argmax(axis=1)
+    value = GARNET.start_value(GARNET.policy_value(greedy, 0.9))
+    best = GARNET.start_value(GARNET.solve(0.9).v)
+    random = GARNET.start_value(GARNET.policy_value(np.full((20, 3), 1 / 3), 0.9))
+    assert row["exact_value"] == pytest.approx(value) and row["optimal_value"] == pytest.approx(best)
+    assert row["score"] == pytest.approx((value - random) / (best - random))
+
+
+def test_a_curve_is_at_evenly_spread_steps_and_adds_up_to_the_whole(whole):
+    lake = Sweep("FrozenLake-v1", total_steps=1_000, seeds=1, points=7, folder=whole.folder / "lake").run(1)
+    (row,) = lake.rows()
+    curve = lake.curves()
+    assert [point["step"] for point in curve] == [-(-1_000 * k // 7) for k in range(1, 8)]
+    assert sum(point["episodes"] for point in curve) == row["episodes"]
+    total = sum(point["episodes"] * point["mean_return"] for point in curve if point["episodes"])
+    assert total == pytest.approx(row["episodes"] * row["training_return"])
+
+
+def test_two_processes_make_the_same_tables_as_one(whole, tmp_path):
+    seen = []
+    study = a_sweep(tmp_path).run(processes=2, progress=seen.append)
+    assert tables(tmp_path) == tables(whole.folder)
+    assert study.done == 12 and study.failed == 0
+    assert (seen[-1].done, seen[-1].failed, seen[-1].total, seen[-1].seconds_left) == (12, 0, 12, 0.0)
+
+
+def test_a_sweep_goes_on_where_it_was_and_makes_no_run_twice(whole, tmp_path, monkeypatch):
+    made, real = [], Laboratory.run
+
+    def run(self, trial):
+        made.append(trial.number)
+        if len(made) == 5:
+            raise KeyboardInterrupt
+        return real(self, trial)
+
+    monkeypatch.setattr(Laboratory, "run", run)
+    with pytest.raises(KeyboardInterrupt):
+        a_sweep(tmp_path).run(processes=1)
+    assert Study(tmp_path).done == 4
+    a_sweep(tmp_path).run(processes=1)
+    assert sorted(made) == sorted([*range(12), made[4]])
+    assert tables(tmp_path) == tables(whole.folder)
+
+
+def test_another_study_in_the_folder_is_refused_and_stays(whole):
+    before = tables(whole.folder)
+    with pytest.raises(StudyError, match="total_steps"):
+        a_sweep(whole.folder, total_steps=3_000).run(1)
+    with pytest.raises(StudyError, match="variants"):
+        a_sweep(whole.folder, settings={"dtype": "float32"}).run(1)
+    other = TabularMDP.garnet(n_states=20, n_actions=3, branching=3, seed=2)
+    with pytest.raises(StudyError, match="environments"):
+        Sweep(other, 2_000, 3, vary=VARY, points=4, eval_episodes=5, folder=whole.folder).run(1)
+    assert tables(whole.folder) == before
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{}", '{"seeds": 3}', "{", "\x00"])
+def test_a_damaged_study_is_named(tmp_path, text):
+    (tmp_path / "study.json").write_text(text)
+    with pytest.raises(StudyError, match="damaged"):
+        Study(tmp_path)
+    with pytest.raises(StudyError):
+        a_sweep(tmp_path).run(1)
+
+
+def test_no_study_is_named(tmp_path):
+    with pytest.raises(StudyError, match="no study"):
+        Study(tmp_path / "nothing")
+
+
+def test_a_torn_or_foreign_line_costs_its_run_only(whole, tmp_path):
+    a_sweep(tmp_path).run(1)
+    (file,) = (tmp_path / "records").glob("*.jsonl")
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join([b"\0\0\0\n", b"7\n", *lines[:3], lines[3][: len(lines[3]) // 2]]))
+    assert Study(tmp_path).done == 3
+    a_sweep(tmp_path).run(1)
+    assert tables(tmp_path) == tables(whole.folder)
+
+
+def test_a_run_that_fails_costs_itself_and_can_be_made_again(whole, tmp_path, monkeypatch):
+    real = Laboratory._trained
+
+    def fails(self, trial):
+        if trial.number == 7:
+            raise RuntimeError("no luck")
+        return real(self, trial)
+
+    monkeypatch.setattr(Laboratory, "_trained", fails)
+    study = a_sweep(tmp_path).run(1)
+    assert (study.done, study.failed) == (11, 1)
+    assert study.rows()[7]["error"] == "RuntimeError: no luck" and study.rows()[7]["score"] is None
+    assert [len(each) for each in study.scores().values()] == [3]  # settings of which a seed is missing
+    monkeypatch.setattr(Laboratory, "_trained", real)
+    assert a_sweep(tmp_path).run(1).failed == 1
+    a_sweep(tmp_path).run(1, retry_failed=True)
+    assert tables(tmp_path) == tables(whole.folder)
+
+
+def test_a_long_run_goes_on_from_its_checkpoint_to_the_same_record(tmp_path, monkeypatch):
+    def made(folder, interrupt=None):
+        sweep = Sweep(GARNET, 40_000, seeds=1, points=8, eval_episodes=5, folder=folder)
+        laboratory = Laboratory(sweep.plan, sweep._environments, folder)
+        if interrupt:
+            with monkeypatch.context() as patch:
+                patch.setattr(trial_module.Curve, "_on_step", interrupt)
+                assert "Interrupted on purpose" in laboratory.run(sweep.plan.trial(0))["error"]
+        return laboratory.run(sweep.plan.trial(0))
+
+    plain = made(tmp_path / "plain")
+    real = trial_module.Curve._on_step
+
+    def interrupt(self):
+        real(self)
+        if self.num_timesteps >= 20_000:
+            raise RuntimeError("Interrupted on purpose")
+
+    monkeypatch.setattr(trial_module, "LONG_STEPS", 1_000)
+    monkeypatch.setattr(trial_module, "_CHECKPOINT_INTERVAL", 7_000)
+    resumed = made(tmp_path / "long", interrupt)
+    times = ("seconds", "train_seconds")
+    assert {k: v for k, v in resumed.items() if k not in times} == {
+        k: v for k, v in plain.items() if k not in times
+    }
+    assert not (tmp_path / "long" / "checkpoints" / "0-40000").exists()
+
+
+# Claims
+
+
+def test_who_lives_keeps_its_claim_and_who_has_died_loses_it(tmp_path):
+    folder = StudyFolder(tmp_path)
+    folder.begin({})
+    program = (
+        "import sys, time; from dist_classicrl.sweep.folder import *\n"
+        "with Member(StudyFolder(sys.argv[1])) as member:\n"
+        "    print(member.claim('p'), flush=True); time.sleep(600)"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert other.stdout.readline() == "True\n"
+        with Member(folder) as member:
+            assert not member.claim("p") and member.claim("q") and member.claim("q")
+            other.send_signal(signal.SIGKILL)
+            other.wait()
+            assert member.claim("p")
+            with Member(StudyFolder(tmp_path)) as late:
+                assert not late.claim("p") and not late.claim("q")
+    finally:
+        other.kill()
+        other.wait()
+        other.stdout.close()
+
+
+def test_a_process_of_another_host_is_lost_after_a_silence(tmp_path):
+    folder = StudyFolder(tmp_path)
+    folder.begin({})
+    (tmp_path / "members" / "far").write_text(json.dumps({"host": "far", "pid": 1, "start": "1"}))
+    (tmp_path / "claims" / "p.0").write_text("far")
+    with Member(folder, silence=0.4) as member:
+        assert not member.claim("p")
+        time.sleep(0.3)
+        os.utime(tmp_path / "members" / "far")
+        assert not member.claim("p")
+        time.sleep(0.3)
+        assert not member.claim("p")
+        time.sleep(0.3)
+        assert member.claim("p")
+
+
+def test_the_number_of_a_process_that_is_another_one_now_is_not_taken_for_it(tmp_path):
+    folder = StudyFolder(tmp_path)
+    folder.begin({})
+    about = {"host": socket.gethostname(), "pid": os.getpid(), "start": "0"}
+    (tmp_path / "members" / "before").write_text(json.dumps(about))
+    (tmp_path / "claims" / "p.0").write_text("before")
+    with Member(folder) as member:
+        assert member.claim("p")
+
+
+def test_parcels_hold_each_run_once_the_longest_first():
+    plan = Plan({"a": "", "b": ""}, ({}, {}), (), tuple(range(50)), 3_000_000, 5, 5)
+    trials = [plan.trial(number) for number in range(plan.n_runs)]
+    parcels = plan.parcels(trials, {"a": 1.0, "b": 300.0})
+    taken = [trial.number for parcel in parcels for trial in parcel.trials]
+    assert sorted(taken) == list(range(200)) and taken[0] == 100
+    assert {len(parcel.trials) for parcel in parcels[:100]} == {1}
+    assert {len(parcel.trials) for parcel in parcels[100:-1]} == {6}
+    assert len({parcel.name for parcel in parcels}) == len(parcels)
+
+
+# Early stopping
+
+
+def test_the_best_third_goes_on_and_nan_is_the_worst():
+    halving = SuccessiveHalving(factor=3, rungs=3)
+    assert [halving.steps(rung, 900) for rung in range(3)] == [100, 300, 900]
+    scores = {0: [1.0, 0.0], 1: [0.6, 0.6], 2: [math.nan, 5.0], 3: [0.2], 4: [0.6, 0.6], 5: []}
+    assert halving.survivors(scores) == [1, 4]
+    assert halving.survivors({7: [math.nan]}) == [7]
+
+
+@pytest.mark.parametrize("given", [{"factor": 1}, {"rungs": 1}, {"factor": 2.5}, {"rungs": True}])
+def test_early_stopping_that_stops_nothing_is_refused(given):
+    with pytest.raises(StudyError):
+        SuccessiveHalving(**given)
+
+
+def test_who_gets_to_the_end_is_what_it_is_without_early_stopping(whole, tmp_path):
+    stopping = SuccessiveHalving(factor=2, rungs=2)
+    study = a_sweep(tmp_path, early_stopping=stopping).run(2)
+    rows = study.rows()
+    assert [row["steps"] for row in rows].count(2_000) == 6 and len(rows) == 12
+    ended = [row for row in rows if not row["stopped"]]
+    times = ("seconds", "train_seconds")
+    plain = {row["run"]: row for row in whole.rows()}
+    for row in ended:
+        assert row["steps"] == 2_000
+        assert all(row[key] == plain[row["run"]][key] for key in row if key not in times)
+    assert sum(len(each) for each in study.scores().values()) == 2
+    stopped = {row["variant"]: [] for row in rows}
+    for row in rows:
+        if row["stopped"]:
+            stopped[row["variant"]].append(row["score"])
+    assert sum(bool(scores) for scores in stopped.values()) == 2
+
+
+# Results
+
+
+def test_the_frame_has_a_line_per_run(whole, tmp_path):
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    frame = whole.frame()
+    assert list(frame["seed"]) == [0, 1, 2] * 4
+    back = pandas.read_parquet(whole.to_parquet(tmp_path / "study.parquet"))
+    pandas.testing.assert_frame_equal(back, frame)
+
+
+def test_the_summary_has_means_and_errors_of_seeds(whole):
+    first = whole.summary()[0]
+    scores = [row["score"] for row in whole.rows()[:3]]
+    assert first["mean_score"] == pytest.approx(np.mean(scores))
+    assert first["standard_error"] == pytest.approx(np.std(scores, ddof=1) / math.sqrt(3))
+    assert first["settings"] == "learning_rate=0.1 discount_factor=0.8" and first["runs"] == 3
+    groups = [[row["score"] for row in whole.rows() if row["variant"] == number] for number in range(4)]
+    names = [each["settings"] for each in whole.summary()]
+    assert whole.scores() == {GARNET.name: dict(zip(names, groups, strict=True))}
