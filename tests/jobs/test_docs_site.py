@@ -135,6 +135,8 @@ def check_command(page, line):
             check_tests(chosen, line)
         case ["python", "-c", program]:
             compile(program, line, "exec")
+        case ["mpirun", "-n", _, "dist-classicrl", *arguments]:
+            check_arguments(arguments)
         case ["mpirun", "-n", _, *options, "python", script] | ["python", script, *options]:
             # What the page itself shows, or a program of this repository.
             assert documents.blocks(page, "python") or (ROOT / script).is_file(), line

@@ -31,7 +31,7 @@ class Rates:
         if workers != self.workers:
             self.workers = workers
             if isinstance(self._step_size, PerVisit):
-                self.table = _table(self._step_size, workers)
+                self.table = _table(self._step_size, workers).copy()  # a server's may be put in
 
     def at(self, step: int) -> tuple[Line, Line, int]:
         """Return step size and exploration rate from global step `step` on, and where one of them bends."""
@@ -42,10 +42,8 @@ class Rates:
 
 @lru_cache(maxsize=4)
 def _table(step_size: PerVisit, workers: int) -> np.ndarray:
-    """Return `PerVisit.table`, which many short trainings in one process share; nobody writes to it."""
-    table = step_size.table(workers)
-    table.flags.writeable = False
-    return table
+    """Return `PerVisit.table`, kept for the next training: of a short one it takes a good part."""
+    return step_size.table(workers)
 
 
 def _line(schedule: Schedule, step: int) -> tuple[Line, int]:
