@@ -1,0 +1,1 @@
+"""Many trainings: what their scores say of the settings that they were made with."""
