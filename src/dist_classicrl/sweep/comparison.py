@@ -296,8 +296,8 @@ def bootstrap(
 def bootstrap_interval(
     groups: Sequence[np.ndarray], statistic: Any, resamples: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ends of the interval of `bootstrap`, of samples of shape (..., seeds), each of shape
-    (...).""" found = stats().bootstrap(
+    """Return the ends of the interval of `bootstrap`, each of shape (...), of samples of shape (..., seeds)."""
+    found = stats().bootstrap(
         tuple(groups),
         lambda *each, axis: statistic(*each),
         vectorized=True,
