@@ -1,4 +1,4 @@
-"""How often do comparisons of trainings raise a false alarm, and how often do they find a true difference?
+"""How often comparisons of trainings raise a false alarm, and how often they find a true difference.
 
 Scores are drawn from known distributions: two variants with the same one (A/A studies), and with one whose
 scores are higher by a stated number of standard deviations. "normal" is what it says; "failing" are runs of
@@ -16,7 +16,7 @@ from dist_classicrl.sweep.sequential import DIFFERENT, SequentialComparison
 LEVEL = 0.05
 STAGES, PER_STAGE = 5, 6
 # Seeds, tasks, and the difference in standard deviations that is to be found.
-SIZES = ((10, 1, 1.9), (10, 5, 0.8), (30, 1, 1.0), (30, 5, 0.45))
+SIZES = ((10, 1, 2.0), (10, 5, 0.9), (30, 1, 1.1), (30, 5, 0.5))
 
 
 def scores(kind: str, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:

@@ -296,7 +296,7 @@ def bootstrap(
 def bootstrap_interval(
     groups: Sequence[np.ndarray], statistic: Any, resamples: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ends of the interval of `bootstrap`, each of shape (...), of samples of shape (..., seeds)."""
+    """Return both ends, of shape (...), of the interval of `bootstrap` for samples of shape (..., seeds)."""
     found = stats().bootstrap(
         tuple(groups),
         lambda *each, axis: statistic(*each),
@@ -312,8 +312,7 @@ def bootstrap_interval(
 
 
 def normalized(scores: Scores, bounds: Mapping[str, tuple[float, float]]) -> dict[str, dict[str, np.ndarray]]:
-    """Return scores of which a random policy has 0 and an optimal one 1: (score - random) / (optimal -
-    random).
+    """Return scores as (score - random) / (optimal - random): 0 for a random policy, 1 for an optimal one.
 
     Raises
     ------
@@ -342,7 +341,7 @@ def normalized(scores: Scores, bounds: Mapping[str, tuple[float, float]]) -> dic
 def checked_scores(
     scores: Scores, names: Sequence[str], bounds: Mapping[str, tuple[float, float]] | None = None
 ) -> dict[str, dict[str, np.ndarray]]:
-    """Return the scores of these variants in all tasks as arrays of float64, normalized if there are bounds.
+    """Return the scores of these variants in all tasks as float64, normalized if there are bounds.
 
     Raises
     ------
