@@ -1,6 +1,7 @@
 """Comparisons of trainings: figures against rliable's and closed forms, levels and power by simulation."""
 
 import math
+from itertools import permutations, product
 
 import numpy as np
 import pytest
@@ -85,9 +86,15 @@ def test_few_runs_have_an_exact_p_value():
     # Only the two extreme ways of 6 over 3 come to that.
     assert permutation_p_value([np.arange(3.0)], [np.arange(10.0, 13.0)], 9_999, rng) == 2 / math.comb(6, 3)
     assert permutation_p_value([np.arange(3.0)], [np.arange(3.0)], 9_999, rng) == 1.0
-    # Two tasks, dealt out independently: both have to be extreme, and on the same side.
-    first, second = [np.arange(2.0)] * 2, [np.arange(10.0, 12.0)] * 2
-    assert permutation_p_value(first, second, 9_999, rng) == 2 / math.comb(4, 2) ** 2
+    # Two tasks, dealt out independently, counted one by one: the middle half of 4 is the 2 in the middle.
+    first, second = [np.arange(2.0), np.arange(4.0, 6.0)], [np.array([0.5, 12.0]), np.array([5.5, 11.0])]
+    differences = []
+    for ways in product(*(permutations([*a, *b]) for a, b in zip(first, second, strict=True))):
+        ours, theirs = (sorted(x for way in ways for x in way[part]) for part in (slice(2), slice(2, 4)))
+        differences.append(abs(sum(ours[1:3]) - sum(theirs[1:3])))
+    seen = differences[0]  # as they stand
+    truth = np.mean([each >= seen - 1e-9 for each in differences])
+    assert 0.0 < truth < 1.0 and permutation_p_value(first, second, 9_999, rng) == pytest.approx(truth)
     drawn = permutation_p_value(first, second, 35, rng)  # one less than there are ways
     assert drawn >= 1 / 36
 
@@ -95,23 +102,23 @@ def test_few_runs_have_an_exact_p_value():
 def test_intervals_cover_the_truth():
     rng = np.random.default_rng(6)
     inside = 0
-    for _ in range(100):
+    for _ in range(60):
         scores = {"x": {"a": rng.normal(1.0, 1.0, 30), "b": rng.normal(0.0, 1.0, 30)}}
         found = compare(scores, "a", "b", resamples=200, permutations=100).difference
         inside += found.low <= 1.0 <= found.high
-    assert 86 <= inside <= 100  # 0.95 less a little for percentiles and 30 seeds; 4 standard errors
+    assert 49 <= inside  # 0.95 less a little for percentiles and 30 seeds; 4 standard errors
 
 
 @pytest.mark.parametrize("seeds, effect", [(10, 2.0), (30, 1.1)])
 def test_fixed_studies_keep_their_level_and_find_differences(seeds, effect):
     rng = np.random.default_rng(seeds)
     alarms = found = 0
-    for _ in range(400):
+    for _ in range(200):
         first, second = rng.standard_normal((2, seeds))
         alarms += permutation_p_value([first], [second], 199, rng) <= 0.05
         found += permutation_p_value([first + effect], [second], 199, rng) <= 0.05
-    assert 4 <= alarms <= 37  # 20 expected, 4 standard deviations
-    assert found >= 0.87 * 400
+    assert 1 <= alarms <= 22  # 10 expected, 4 standard deviations
+    assert found >= 0.87 * 200
 
 
 def test_sequential_studies_keep_their_level_over_all_stages():

@@ -98,9 +98,9 @@ class SequentialComparison:
 
         Parameters
         ----------
-        first_scores, second_scores : array_like of float, shape (seeds_per_stage,), or mapping of task to
-        such
-            New runs of the two variants. Several tasks count alike, so their scores should have one scale.
+        first_scores, second_scores : array_like of float, or mapping of str to array_like of float
+            New runs of the two variants, of shape (seeds_per_stage,), or such an array per task. Several
+            tasks count alike, so their scores should have one scale.
 
         Raises
         ------
