@@ -247,5 +247,9 @@ class MissingExtraError(SettingsError, ImportError):
     """Something was asked for that needs a package which is not installed; the message names the extra."""
 
 
+class StudyError(DistClassicRLError, ValueError):
+    """Trainings cannot be compared as they are: too few seeds, other tasks, or scores that are no numbers."""
+
+
 class PlotError(DistClassicRLError, ValueError):
     """What was asked for cannot be drawn: the records hold none of it, or the file cannot be written."""

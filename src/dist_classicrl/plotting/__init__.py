@@ -13,6 +13,12 @@ from dist_classicrl.plotting.maps import map_of, plot_map, plot_maps
 from dist_classicrl.plotting.overview import plot_overview
 from dist_classicrl.plotting.scaling import plot_scaling
 from dist_classicrl.plotting.several_runs import Comparison, RunRecords, plot_groups, plot_several_runs
+from dist_classicrl.plotting.studies import (
+    plot_comparison,
+    plot_learning_curves,
+    plot_profiles,
+    plot_sensitivity,
+)
 from dist_classicrl.plotting.timeline import Timeline, plot_timeline
 
 __all__ = [
@@ -23,12 +29,16 @@ __all__ = [
     "RunRecords",
     "Timeline",
     "map_of",
+    "plot_comparison",
     "plot_curves",
     "plot_groups",
+    "plot_learning_curves",
     "plot_map",
     "plot_maps",
     "plot_overview",
     "plot_scaling",
+    "plot_profiles",
+    "plot_sensitivity",
     "plot_several_runs",
     "plot_timeline",
     "read_evaluations",

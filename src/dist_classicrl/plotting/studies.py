@@ -1,0 +1,197 @@
+"""Pictures of many trainings: learning curves, performance profiles, settings that matter, and comparisons.
+
+Each function takes plain arrays, as `dist_classicrl.sweep` finds them, and returns a figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dist_classicrl.errors import PlotError
+from dist_classicrl.plotting import canvas
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Interval = tuple[Any, Any, Any]
+"""Middle, low and high end: numbers, or arrays of one shape."""
+
+_COLORS = (
+    canvas.BLUE,
+    canvas.VERMILLION,
+    canvas.GREEN,
+    canvas.ORANGE,
+    canvas.PURPLE,
+    canvas.SKY,
+    canvas.BLACK,
+)
+_STYLES = ("-", ":", "-.", "--")
+_PANEL, _BAR = 3.2, 0.45  # inches
+
+
+@canvas.styled
+def plot_learning_curves(
+    steps: Any, curves: Mapping[str, Interval], title: str = "", score: str = "score"
+) -> Figure:
+    """Draw the learning curve of each variant, with its interval as a band.
+
+    Parameters
+    ----------
+    steps : array_like, shape (points,)
+    curves : mapping of str to (middle, low, high), each of shape (points,)
+    title, score : str
+        Above the picture, and at its upright axis.
+
+    Raises
+    ------
+    PlotError
+        If there is nothing to draw, or shapes differ.
+    """
+    figure, axes = _bands(steps, curves, title)
+    axes.xaxis.set_major_formatter(canvas.quantity())
+    axes.set(xlabel="environment steps", ylabel=score)
+    return figure
+
+
+@canvas.styled
+def plot_profiles(thresholds: Any, profiles: Mapping[str, Interval], title: str = "") -> Figure:
+    """Draw which fraction of each variant's runs scores above each threshold, with intervals as bands.
+
+    Parameters
+    ----------
+    thresholds : array_like, shape (points,)
+    profiles : mapping of str to (fraction, low, high), each of shape (points,)
+    title : str
+
+    Raises
+    ------
+    PlotError
+        If there is nothing to draw, or shapes differ.
+    """
+    figure, axes = _bands(thresholds, profiles, title)
+    axes.set(xlabel="score", ylabel="fraction of runs above it", ylim=(-0.02, 1.02))
+    return figure
+
+
+@canvas.styled
+def plot_sensitivity(
+    settings: Mapping[str, tuple[Sequence[str], Any, Any, Any]],
+    explained: Mapping[str, float],
+    title: str = "",
+) -> Figure:
+    """Draw the mean score for each value of each setting, a panel a setting.
+
+    Parameters
+    ----------
+    settings : mapping of str to (values, means, low, high)
+        Of each setting its values as text, and arrays of shape (values,); NaN where there is no interval.
+    explained : mapping of str to float
+        Share of the variance of scores that each setting explains, 0 to 1.
+    title : str
+
+    Raises
+    ------
+    PlotError
+        If there is nothing to draw, shapes differ, or a setting's share is missing.
+    """
+    _check_any(settings)
+    columns = min(3, len(settings))
+    rows = -(-len(settings) // columns)
+    figure = canvas.new_figure(_PANEL * rows + 0.6)
+    canvas.write_title(figure, title)
+    panels = figure.subplots(rows, columns, sharey=True, squeeze=False).ravel()
+    for axes, (name, (values, *interval)) in zip(panels, settings.items(), strict=False):
+        if name not in explained:
+            raise PlotError(f"Setting {name!r} has no share of the variance. Give one in explained.")
+        places = np.arange(len(values))
+        middle, low, high = _arrays(name, tuple(interval), places.shape)
+        axes.errorbar(places, middle, _arms(middle, low, high), fmt="o-", color=canvas.BLUE, capsize=4)
+        axes.set_xticks(places, list(values), rotation=20 if len(values) > 3 else 0)
+        axes.set_title(f"{name}: {explained[name]:.0%} of the variance")
+    for axes in panels[len(settings) :]:
+        axes.set_visible(False)
+    for axes in panels[::columns]:
+        axes.set_ylabel("mean score")
+    return figure
+
+
+@canvas.styled
+def plot_comparison(
+    figures: Mapping[str, Mapping[str, Interval]], marks: Mapping[str, float] | None = None, title: str = ""
+) -> Figure:
+    """Draw figures of variants, or of pairs of them, as bars from low to high with a line at the middle.
+
+    Parameters
+    ----------
+    figures : mapping of str to mapping of str to (value, low, high)
+        Of each figure, which gets a panel, the interval of each variant.
+    marks : mapping of str to float, optional
+        Where a panel has an upright line, such as 0 for differences, and 0.5 for probabilities of
+        improvement.
+    title : str
+
+    Raises
+    ------
+    PlotError
+        If there is nothing to draw.
+    """
+    _check_any(figures)
+    for intervals in figures.values():
+        _check_any(intervals)
+    most = max(map(len, figures.values()))
+    figure = canvas.new_figure(_BAR * most + 1.6)
+    canvas.write_title(figure, title)
+    panels = figure.subplots(1, len(figures), squeeze=False).ravel()
+    for axes, (name, intervals) in zip(panels, figures.items(), strict=True):
+        for place, (variant, interval) in enumerate(intervals.items()):
+            middle, low, high = (float(each) for each in _arrays(variant, interval, ()))
+            color = _COLORS[place % len(_COLORS)]
+            axes.barh(place, high - low, left=low, height=0.6, color=color, alpha=0.5)
+            axes.vlines(middle, place - 0.3, place + 0.3, color=canvas.BLACK, lw=2)
+        if marks is not None and name in marks:
+            axes.axvline(marks[name], color=canvas.GRAY, ls="--", lw=1)
+        axes.set_yticks(range(len(intervals)), list(intervals))
+        axes.invert_yaxis()
+        axes.grid(False, axis="y")
+        axes.set_title(name)
+    return figure
+
+
+def _bands(x: Any, curves: Mapping[str, Interval], title: str) -> tuple[Figure, Axes]:
+    _check_any(curves)
+    places = np.asarray(x, float)
+    figure = canvas.new_figure(_PANEL + 1.6)
+    canvas.write_title(figure, title)
+    axes = figure.subplots()
+    lines = []
+    for number, (name, curve) in enumerate(curves.items()):
+        color, style = _COLORS[number % len(_COLORS)], _STYLES[number // len(_COLORS) % len(_STYLES)]
+        middle, low, high = _arrays(name, curve, places.shape)
+        axes.fill_between(places, low, high, color=color, alpha=0.18, lw=0)
+        lines += axes.plot(places, middle, color=color, ls=style, lw=2, label=name)
+    canvas.legend_below(figure, lines, columns=4)
+    return figure, axes
+
+
+def _check_any(what: Mapping[str, Any]) -> None:
+    if not what:
+        raise PlotError("There is nothing to draw. Give one entry at least.")
+
+
+def _arrays(name: str, interval: tuple[Any, ...], shape: tuple[int, ...]) -> list[np.ndarray]:
+    arrays = [np.asarray(each, float) for each in interval]
+    if len(arrays) != 3 or any(each.shape != shape for each in arrays):
+        raise PlotError(
+            f"{name!r} has arrays of shapes {[each.shape for each in arrays]}. Give three of shape {shape}: "
+            "the middle, the low and the high end."
+        )
+    return arrays
+
+
+def _arms(middle: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Return how far intervals reach from the middle, downwards and upwards; 0 where there is none."""
+    return np.nan_to_num(np.maximum(0.0, np.array([middle - low, high - middle])))

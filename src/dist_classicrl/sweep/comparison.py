@@ -1,0 +1,445 @@
+"""Is one variant better than another? Their scores over seeds and tasks, with intervals and a test.
+
+The figures are those of Agarwal, Schwarzer, Castro, Courville and Bellemare, "Deep Reinforcement Learning at
+the Edge of the Statistical Precipice" (2021). A higher score is a better one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from dist_classicrl.errors import MissingExtraError, StudyError
+
+Scores = Mapping[str, Mapping[str, Any]]
+"""One score per seed, as a 1-D array, of each variant in each task: ``scores[task][variant]``."""
+
+CONFIDENCE = 0.95
+RESAMPLES = 2_000
+PERMUTATIONS = 9_999
+FEWEST = 2  # seeds
+_BATCH = 2_000_000  # numbers that are drawn at once
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure, and the interval that holds what endlessly many seeds would give.
+
+    Attributes
+    ----------
+    value, low, high : float
+    """
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.4g} ({self.low:.4g} to {self.high:.4g})"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What the scores of one variant come to, over all tasks.
+
+    Attributes
+    ----------
+    name : str
+    runs : int
+        Scores of all tasks together.
+    iqm : Estimate
+        Interquartile mean: the mean of the middle half of all scores.
+    optimality_gap : Estimate or None
+        Mean of max(0, 1 - score); None where scores were not normalized.
+    """
+
+    name: str
+    runs: int
+    iqm: Estimate
+    optimality_gap: Estimate | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What was found of two variants.
+
+    Attributes
+    ----------
+    first, second : Summary
+    difference : Estimate
+        Interquartile mean of the first less that of the second.
+    probability_of_improvement : Estimate
+        That a run of the first scores higher than one of the second in the same task, a tie counted as half;
+        the mean over tasks.
+    p_value : float
+        Of the hypothesis that in each task the scores of both have the same distribution, by a permutation
+        test of `difference`, from both sides.
+    adjusted_p_value : float
+        The same after Holm's correction for all pairs of `compare_all`; `p_value` where one pair was
+        compared.
+    level : float
+        Below it, an adjusted p-value counts as a difference.
+    """
+
+    first: Summary
+    second: Summary
+    difference: Estimate
+    probability_of_improvement: Estimate
+    p_value: float
+    adjusted_p_value: float
+    level: float
+
+    @property
+    def better(self) -> str | None:
+        """The name of the better variant, or None where no difference was found."""
+        if self.adjusted_p_value > self.level:
+            return None
+        return (self.first if self.difference.value > 0 else self.second).name
+
+    def __str__(self) -> str:
+        found = f"{self.better} is better" if self.better else "no difference found"
+        return (
+            f"{self.first.name} - {self.second.name}: {self.difference}, "
+            f"p = {self.adjusted_p_value:.4g}: {found}"
+        )
+
+
+def compare(
+    scores: Scores,
+    first: str,
+    second: str,
+    *,
+    bounds: Mapping[str, tuple[float, float]] | None = None,
+    level: float = 0.05,
+    resamples: int = RESAMPLES,
+    permutations: int = PERMUTATIONS,
+    seed: int = 0,
+) -> Comparison:
+    """Compare two variants by their scores.
+
+    Parameters
+    ----------
+    scores : mapping of str to mapping of str to array_like of float, shape (seeds,)
+        Of each variant in each task. Tasks and variants may have different numbers of seeds.
+    first, second : str
+        Names of variants, which every task has.
+    bounds : mapping of str to (float, float), optional
+        Of each task the score of a random policy and of an optimal one, which become 0 and 1. Without it
+        scores are taken as they are, so several tasks should have scores of one scale.
+    level : float
+        Share of comparisons of equal variants in which a difference may be reported.
+    resamples : int
+        Of the stratified bootstrap, which draws runs of each task and variant by themselves, for the 95 %
+        percentile intervals.
+    permutations : int
+        Of the test, which deals the runs of each task out to both variants anew. Where there are no more ways
+        than that, each is taken once and the p-value is exact.
+    seed : int
+        With the same seed the result is the same.
+
+    Raises
+    ------
+    StudyError
+        If a variant is unknown, lacks a task, or has fewer than 2 scores or one that is no finite number.
+    MissingExtraError
+        If scipy is not installed.
+    """
+    for name, count in (("resamples", resamples), ("permutations", permutations)):
+        check_count(name, count, 100)
+    check_level(level)
+    checked = checked_scores(scores, (first, second), bounds)
+    if first == second:
+        raise StudyError(f"{first!r} was to be compared with itself. Give the names of two variants.")
+    a, b = ([task[name] for task in checked.values()] for name in (first, second))
+    rng = np.random.default_rng(seed)
+    is_normalized = bounds is not None
+    summaries = [
+        summary_of(name, groups, is_normalized, resamples, rng) for name, groups in ((first, a), (second, b))
+    ]
+    tasks = len(a)
+    difference = bootstrap(
+        [*a, *b], lambda *each: _middle(each[:tasks]) - _middle(each[tasks:]), resamples, rng
+    )
+    improvement = bootstrap([*a, *b], lambda *each: _improvement(each[:tasks], each[tasks:]), resamples, rng)
+    p = permutation_p_value(a, b, permutations, rng)
+    return Comparison(summaries[0], summaries[1], difference, improvement, p, p, level)
+
+
+def compare_all(
+    scores: Scores,
+    *,
+    bounds: Mapping[str, tuple[float, float]] | None = None,
+    level: float = 0.05,
+    resamples: int = RESAMPLES,
+    permutations: int = PERMUTATIONS,
+    seed: int = 0,
+) -> list[Comparison]:
+    """Compare each pair of variants, so that with probability 1 - `level` no equal pair is called different.
+
+    The arguments are those of `compare`. P-values are corrected by Holm, "A simple sequentially rejective
+    multiple test procedure" (1979).
+
+    Raises
+    ------
+    StudyError
+        As `compare`, and where there are fewer than two variants.
+    MissingExtraError
+        If scipy is not installed.
+    """
+    names = list(dict.fromkeys(name for task in scores.values() for name in task))
+    if len(names) < 2:
+        raise StudyError(
+            f"Comparing needs two variants, and the scores have {len(names)}. Give scores of two."
+        )
+    checked_scores(scores, names, bounds)
+    found = [
+        compare(
+            scores,
+            a,
+            b,
+            bounds=bounds,
+            level=level,
+            resamples=resamples,
+            permutations=permutations,
+            seed=seed,
+        )
+        for a, b in combinations(names, 2)
+    ]
+    adjusted = holm([each.p_value for each in found])
+    return [replace(each, adjusted_p_value=p) for each, p in zip(found, adjusted, strict=True)]
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return p-values after Holm's correction: the k-th smallest of m is multiplied by m - k + 1.
+
+    None gets smaller than one that was smaller before, and none greater than 1.
+    """
+    given = np.asarray(p_values, float)
+    order = np.argsort(given)
+    scaled = np.minimum(1.0, given[order] * np.arange(len(given), 0, -1))
+    adjusted = np.empty(len(given))
+    adjusted[order] = np.maximum.accumulate(scaled)
+    return adjusted.tolist()
+
+
+def interquartile_mean(values: Any, axis: int = -1) -> Any:
+    """Return the mean of the middle half of `values`: a quarter, rounded down, is left out at each end.
+
+    This is scipy's ``trim_mean(values, 0.25)``, as rliable has it.
+    """
+    return stats().trim_mean(values, 0.25, axis=axis)
+
+
+def optimality_gap(values: Any, axis: int = -1) -> Any:
+    """Return how far normalized scores stay below 1, on average: scores above 1 make up for nothing."""
+    return np.maximum(0.0, 1.0 - np.asarray(values)).mean(axis=axis)
+
+
+def permutation_p_value(
+    first: Sequence[np.ndarray], second: Sequence[np.ndarray], permutations: int, rng: np.random.Generator
+) -> float:
+    """Return the p-value of a stratified permutation test of the difference of two interquartile means.
+
+    Parameters
+    ----------
+    first, second : sequence of ndarray of float, shape (seeds,)
+        One array per task.
+    permutations : int
+        To be drawn at random, with which the p-value is (1 + those as far from 0 as what was seen) /
+        (1 + `permutations`), never below the level that it claims; where there are no more than so many ways
+        to deal out the runs, all are taken.
+    rng : Generator
+    """
+    pooled = [np.concatenate(pair) for pair in zip(first, second, strict=True)]
+    sizes = [len(each) for each in first]
+    seen = abs(float(_middle(first) - _middle(second)))
+    # What differs by rounding only is as far away.
+    bar = seen - 1e-12 * max(float(np.abs(each).max()) for each in pooled)
+    ways = math.prod(math.comb(len(each), size) for each, size in zip(pooled, sizes, strict=True))
+    if ways <= permutations:
+        return float((_distances(_all_ways(pooled, sizes), sizes) >= bar).mean())
+    at_once, beyond = max(1, _BATCH // sum(map(len, pooled))), 0
+    for begin in range(0, permutations, at_once):
+        count = min(at_once, permutations - begin)
+        dealt = [rng.permuted(np.tile(each, (count, 1)), axis=1) for each in pooled]
+        beyond += int((_distances(dealt, sizes) >= bar).sum())
+    return (1 + beyond) / (1 + permutations)
+
+
+def summary_of(
+    name: str, groups: Sequence[np.ndarray], is_normalized: bool, resamples: int, rng: np.random.Generator
+) -> Summary:
+    """Return what a variant's scores, an array per task, come to."""
+    iqm = bootstrap(groups, lambda *each: _middle(each), resamples, rng)
+    gap = None
+    if is_normalized:
+        gap = bootstrap(groups, lambda *each: optimality_gap(np.concatenate(each, axis=-1)), resamples, rng)
+    return Summary(name, sum(map(len, groups)), iqm, gap)
+
+
+def bootstrap(
+    groups: Sequence[np.ndarray], statistic: Any, resamples: int, rng: np.random.Generator
+) -> Estimate:
+    """Return a statistic of some samples and its 95 % percentile interval, each sample drawn from by itself.
+
+    `statistic` takes as many arrays as there are samples, and has to reduce their last axis.
+    """
+    low, high = bootstrap_interval(groups, statistic, resamples, rng)
+    return Estimate(float(statistic(*groups)), float(low), float(high))
+
+
+def bootstrap_interval(
+    groups: Sequence[np.ndarray], statistic: Any, resamples: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return both ends, of shape (...), of the interval of `bootstrap` for samples of shape (..., seeds)."""
+    found = stats().bootstrap(
+        tuple(groups),
+        lambda *each, axis: statistic(*each),
+        vectorized=True,
+        axis=-1,
+        n_resamples=resamples,
+        batch=max(1, _BATCH // (8 * sum(each.size for each in groups))),
+        confidence_level=CONFIDENCE,
+        method="percentile",
+        random_state=rng,
+    )
+    return found.confidence_interval.low, found.confidence_interval.high
+
+
+def normalized(scores: Scores, bounds: Mapping[str, tuple[float, float]]) -> dict[str, dict[str, np.ndarray]]:
+    """Return scores as (score - random) / (optimal - random): 0 for a random policy, 1 for an optimal one.
+
+    Raises
+    ------
+    StudyError
+        If a task has no bounds, or its optimum is not above its random policy.
+    """
+    made = {}
+    for task, variants in scores.items():
+        if task not in bounds:
+            raise StudyError(
+                f"Task {task!r} has no bounds, which are there for {list(bounds)}. Write "
+                f"bounds={{{task!r}: (score of a random policy, score of an optimal one), ...}}."
+            )
+        random, optimal = bounds[task]
+        if not (math.isfinite(random) and math.isfinite(optimal) and random < optimal):
+            raise StudyError(
+                f"The bounds of task {task!r} are {(random, optimal)}: the first must be below the second. "
+                "Give (score of a random policy, score of an optimal one)."
+            )
+        made[task] = {
+            name: (np.asarray(each, float) - random) / (optimal - random) for name, each in variants.items()
+        }
+    return made
+
+
+def checked_scores(
+    scores: Scores, names: Sequence[str], bounds: Mapping[str, tuple[float, float]] | None = None
+) -> dict[str, dict[str, np.ndarray]]:
+    """Return the scores of these variants in all tasks as float64, normalized if there are bounds.
+
+    Raises
+    ------
+    StudyError
+        As `compare`.
+    """
+    known = list(dict.fromkeys(name for task in scores.values() for name in task))
+    checked: dict[str, dict[str, np.ndarray]] = {}
+    for name in names:
+        if name not in known:
+            raise StudyError(f"There is no variant {name!r}. Give one of {known}.")
+        lacking = [task for task, variants in scores.items() if name not in variants]
+        if lacking:
+            raise StudyError(
+                f"Variant {name!r} has no scores in {lacking}. Give its scores in all tasks, or leave out "
+                f"the tasks "
+                "that it was not trained in."
+            )
+        for task, variants in scores.items():
+            values = checked_values(variants[name], f"Scores of {name!r} in {task!r}")
+            checked.setdefault(task, {})[name] = values
+    return checked if bounds is None else normalized(checked, bounds)
+
+
+def checked_values(values: Any, what: str) -> np.ndarray:
+    """Return `values` as a 1-D array of at least 2 finite numbers, or raise `StudyError`."""
+    try:
+        array = np.asarray(values, float)
+    except (TypeError, ValueError) as error:
+        raise StudyError(f"{what} must be numbers, one per seed: {error}. Give a list of numbers.") from error
+    if array.ndim != 1:
+        raise StudyError(f"{what} have shape {array.shape}. Give one number per seed, as a list.")
+    if array.size < FEWEST:
+        raise StudyError(
+            f"{what} are of {array.size} seed{'s' * (array.size != 1)}, and {FEWEST} are the fewest that "
+            f"say how "
+            "runs differ. Run more seeds; 10 tell more."
+        )
+    if not np.isfinite(array).all():
+        raise StudyError(
+            f"{what} hold NaN or infinity, at seed number {int(np.argmin(np.isfinite(array)))}. Give the "
+            f"score that "
+            "a failed run counts as, such as that of a random policy; leaving it out would flatter the "
+            "variant."
+        )
+    return array
+
+
+def check_count(name: str, count: int, least: int) -> None:
+    """Raise `StudyError` if `count` is not a whole number of at least `least`."""
+    if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < least:
+        raise StudyError(f"{name} must be a whole number of at least {least:,}, got {count!r}.")
+
+
+def check_level(level: float) -> None:
+    """Raise `StudyError` if `level` is no share between 0 and 1."""
+    if not 0.0 < level < 1.0:
+        raise StudyError(f"level must be between 0 and 1, got {level!r}. Write level=0.05.")
+
+
+def stats() -> Any:
+    """Return `scipy.stats`, or raise `MissingExtraError`."""
+    try:
+        import scipy.stats
+    except ImportError as error:
+        raise MissingExtraError(
+            f"Comparing trainings needs scipy, which cannot be imported ({error}). It comes with the extra "
+            f"sweep: pip "
+            "install '.[sweep]' in a clone of this project, or pip install scipy."
+        ) from error
+    return scipy.stats
+
+
+def _middle(groups: Sequence[np.ndarray]) -> Any:
+    return interquartile_mean(np.concatenate(groups, axis=-1))
+
+
+def _improvement(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> Any:
+    """Return the Mann-Whitney statistic as a share of pairs, averaged over tasks."""
+    shares = []
+    for a, b in zip(first, second, strict=True):
+        above = a[..., :, None] - b[..., None, :]
+        shares.append(((1.0 + np.sign(above)) / 2).mean(axis=(-2, -1)))
+    return np.mean(shares, axis=0)
+
+
+def _distances(dealt: Sequence[np.ndarray], sizes: Sequence[int]) -> Any:
+    first = [each[:, :size] for each, size in zip(dealt, sizes, strict=True)]
+    second = [each[:, size:] for each, size in zip(dealt, sizes, strict=True)]
+    return np.abs(_middle(first) - _middle(second))
+
+
+def _all_ways(pooled: Sequence[np.ndarray], sizes: Sequence[int]) -> list[np.ndarray]:
+    """Return each way to deal out the runs of all tasks, a row a way, the first variant's runs in front."""
+    each_task = []
+    for values, size in zip(pooled, sizes, strict=True):
+        chosen = list(combinations(range(len(values)), size))
+        rows = [[*ours, *sorted(set(range(len(values))) - set(ours))] for ours in chosen]
+        each_task.append(values[np.array(rows)])
+    picks = np.meshgrid(*(np.arange(len(ways)) for ways in each_task), indexing="ij")
+    return [ways[pick.ravel()] for ways, pick in zip(each_task, picks, strict=True)]

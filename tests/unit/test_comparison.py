@@ -1,0 +1,240 @@
+"""Comparisons of trainings: figures against rliable's and closed forms, levels and power by simulation."""
+
+import math
+from itertools import permutations, product
+
+import numpy as np
+import pytest
+
+from dist_classicrl import plotting
+from dist_classicrl.errors import PlotError, StudyError
+from dist_classicrl.sweep.comparison import (
+    compare,
+    compare_all,
+    holm,
+    interquartile_mean,
+    optimality_gap,
+    permutation_p_value,
+)
+from dist_classicrl.sweep.sequential import DIFFERENT, SequentialComparison, compare_until_significant
+from dist_classicrl.sweep.summaries import curve_with_interval, performance_profile, sensitivity
+
+# Runs by tasks, with two ties within a task. What rliable 1.2 says of them is in RLIABLE.
+A = np.array(
+    [
+        [0.96, -0.17, 0.73],
+        [0.43, 0.46, 0.54],
+        [-0.01, 0.53, 0.34],
+        [1.6, 0.67, 0.49],
+        [0.52, 0.4, 0.28],
+        [0.48, 0.74, 0.53],
+        [0.89, 0.54, 0.61],
+    ]
+)
+B = np.array(
+    [
+        [0.96, 0.66, 0.35],
+        [0.45, 0.66, 1.08],
+        [0.42, 0.43, 0.8],
+        [0.23, 0.41, 0.76],
+        [0.67, 0.53, 0.7],
+        [-0.35, 0.81, 0.21],
+        [-0.0, 0.58, 0.71],
+        [0.37, 0.18, 0.51],
+        [0.48, 0.92, 0.72],
+    ]
+)
+RLIABLE = {
+    "iqm": (0.5272727272727273, 0.5533333333333333),
+    "optimality_gap": (0.47809523809523824, 0.47518518518518515),
+    "improvement": 0.47354497354497355,
+}
+SCORES = {task: {"a": A[:, i], "b": B[:, i]} for i, task in enumerate("xyz")}
+UNIT = {task: (0.0, 1.0) for task in SCORES}
+FAST = {"resamples": 200, "permutations": 200}
+
+
+def test_figures_are_those_of_rliable():
+    found = compare(SCORES, "a", "b", bounds=UNIT, **FAST)
+    assert (found.first.iqm.value, found.second.iqm.value) == pytest.approx(RLIABLE["iqm"], abs=1e-12)
+    gaps = found.first.optimality_gap.value, found.second.optimality_gap.value
+    assert gaps == pytest.approx(RLIABLE["optimality_gap"], abs=1e-12)
+    assert found.probability_of_improvement.value == pytest.approx(RLIABLE["improvement"], abs=1e-12)
+    assert found.difference.value == pytest.approx(RLIABLE["iqm"][0] - RLIABLE["iqm"][1])
+    assert found.better is None and (found.first.runs, found.second.runs) == (21, 27)
+    for each in (found.first.iqm, found.difference, found.probability_of_improvement):
+        assert each.low < each.value < each.high
+
+
+def test_figures_by_hand():
+    assert interquartile_mean([100.0, 1.0, 2.0, -50.0]) == 1.5
+    assert optimality_gap([0.5, 3.0]) == 0.25  # not (1 - 1.75)
+    assert holm([0.01, 0.04, 0.03, 0.9]) == pytest.approx([0.04, 0.09, 0.09, 0.9])
+
+
+def test_the_seed_decides_and_bounds_normalize():
+    one, same = (compare(SCORES, "a", "b", **FAST, seed=4) for _ in range(2))
+    assert one == same != compare(SCORES, "a", "b", **FAST, seed=5)
+    shifted = {task: {name: 3 + 2 * x for name, x in each.items()} for task, each in SCORES.items()}
+    found = compare(shifted, "a", "b", bounds={task: (3.0, 5.0) for task in SCORES}, **FAST)
+    assert found.first.iqm.value == pytest.approx(RLIABLE["iqm"][0])
+    assert one.first.optimality_gap is None
+
+
+def test_few_runs_have_an_exact_p_value():
+    rng = np.random.default_rng(0)
+    # Only the two extreme ways of 6 over 3 come to that.
+    assert permutation_p_value([np.arange(3.0)], [np.arange(10.0, 13.0)], 9_999, rng) == 2 / math.comb(6, 3)
+    assert permutation_p_value([np.arange(3.0)], [np.arange(3.0)], 9_999, rng) == 1.0
+    # Two tasks, dealt out independently, counted one by one: the middle half of 4 is the 2 in the middle.
+    first, second = [np.arange(2.0), np.arange(4.0, 6.0)], [np.array([0.5, 12.0]), np.array([5.5, 11.0])]
+    differences = []
+    for ways in product(*(permutations([*a, *b]) for a, b in zip(first, second, strict=True))):
+        ours, theirs = (sorted(x for way in ways for x in way[part]) for part in (slice(2), slice(2, 4)))
+        differences.append(abs(sum(ours[1:3]) - sum(theirs[1:3])))
+    seen = differences[0]  # as they stand
+    truth = np.mean([each >= seen - 1e-9 for each in differences])
+    assert 0.0 < truth < 1.0 and permutation_p_value(first, second, 9_999, rng) == pytest.approx(truth)
+    drawn = permutation_p_value(first, second, 35, rng)  # one less than there are ways
+    assert drawn >= 1 / 36
+
+
+def test_intervals_cover_the_truth():
+    rng = np.random.default_rng(6)
+    inside = 0
+    for _ in range(60):
+        scores = {"x": {"a": rng.normal(1.0, 1.0, 30), "b": rng.normal(0.0, 1.0, 30)}}
+        found = compare(scores, "a", "b", resamples=200, permutations=100).difference
+        inside += found.low <= 1.0 <= found.high
+    assert 49 <= inside  # 0.95 less a little for percentiles and 30 seeds; 4 standard errors
+
+
+@pytest.mark.parametrize("seeds, effect", [(10, 2.0), (30, 1.1)])
+def test_fixed_studies_keep_their_level_and_find_differences(seeds, effect):
+    rng = np.random.default_rng(seeds)
+    alarms = found = 0
+    for _ in range(200):
+        first, second = rng.standard_normal((2, seeds))
+        alarms += permutation_p_value([first], [second], 199, rng) <= 0.05
+        found += permutation_p_value([first + effect], [second], 199, rng) <= 0.05
+    assert 1 <= alarms <= 22  # 10 expected, 4 standard deviations
+    assert found >= 0.87 * 200
+
+
+def test_sequential_studies_keep_their_level_over_all_stages():
+    rng = np.random.default_rng(2)
+    alarms = found = 0
+    for number in range(400):
+        equal, other = (SequentialComparison(5, 5, permutations=199, seed=number) for _ in range(2))
+        for test, effect in ((equal, 0.0), (other, 1.5)):
+            verdict = None
+            while verdict is None or verdict.more_seeds:
+                verdict = test.add(rng.standard_normal(5) + effect, rng.standard_normal(5))
+            if effect:
+                found += verdict.better == "first"
+            else:
+                alarms += verdict.outcome == DIFFERENT
+    assert 2 <= alarms <= 37
+    assert found >= 0.95 * 400
+
+
+def test_runs_are_made_until_it_is_decided():
+    asked = []
+
+    def far_apart(seeds):
+        asked.extend(seeds)
+        return {"x": [0.01 * seed for seed in seeds]}, {"x": [5 + 0.01 * seed for seed in seeds]}
+
+    verdict = compare_until_significant(far_apart, seeds_per_stage=5, first_seed=100)
+    assert (verdict.outcome, verdict.better, verdict.seeds, verdict.more_seeds) == (DIFFERENT, "second", 5, 0)
+    assert asked == list(range(100, 105)) and verdict.difference == pytest.approx(-5.0)
+    verdict = compare_until_significant(lambda seeds: (list(seeds), list(seeds)), stages=3)
+    assert str(verdict) == "no difference found" and verdict.seeds == 15
+    test = SequentialComparison(stages=2, seeds_per_stage=3)
+    assert str(test.add([1, 2, 3], [1, 2, 3])) == "undecided: run 3 more"
+
+
+def test_holm_makes_many_equal_variants_no_different_ones():
+    rng = np.random.default_rng(1)
+    scores = {"x": {name: rng.standard_normal(12) for name in "abcd"}}
+    found = compare_all(scores, **FAST)
+    assert len(found) == 6
+    assert all(each.adjusted_p_value >= each.p_value for each in found)
+    scores["x"]["a"] = scores["x"]["a"] + 5.0
+    assert [each.better for each in compare_all(scores, resamples=100)][:3] == ["a"] * 3
+
+
+@pytest.mark.parametrize(
+    "call, words",
+    [
+        (lambda: compare({"x": {"a": [1.0], "b": [1, 2]}}, "a", "b"), "1 seed, and 2 are the fewest"),
+        (lambda: compare({"x": {"a": [1.0, np.nan], "b": [1, 2]}}, "a", "b"), "seed number 1"),
+        (lambda: compare({**SCORES, "new": {"a": [1, 2]}}, "a", "b"), "'b' has no scores in .'new'"),
+        (lambda: compare(SCORES, "a", "c"), r"no variant 'c'. Give one of \['a', 'b'\]"),
+        (lambda: compare(SCORES, "a", "a"), "compared with itself"),
+        (lambda: compare(SCORES, "a", "b", bounds={"x": (0, 1)}), "Task 'y' has no bounds"),
+        (lambda: compare(SCORES, "a", "b", bounds=dict.fromkeys("xyz", (1, 0))), "first must be below"),
+        (lambda: compare(SCORES, "a", "b", level=5), "level must be between"),
+        (lambda: compare(SCORES, "a", "b", resamples=3), "resamples must be a whole number of at least 100"),
+        (lambda: compare_all({"x": {"a": [1, 2]}}), "needs two variants"),
+        (lambda: SequentialComparison().add([1, 2], [1, 2]), "2 seeds, and a stage has 5"),
+        (lambda: SequentialComparison(1, 2).add({"x": [1, 2]}, {"y": [1, 2]}), "Tasks differ"),
+        (lambda: curve_with_interval(np.ones((1, 5))), "2 seeds at least"),
+        (lambda: curve_with_interval(np.ones((2, 5)), "median"), "average must be 'iqm' or 'mean'"),
+        (lambda: sensitivity({"lr": [1]}, [1.0, 2.0]), "has 1 values, and there are 2 scores"),
+    ],
+)
+def test_what_cannot_be_compared_is_said(call, words):
+    with pytest.raises(StudyError, match=words):
+        call()
+
+
+def test_after_the_end_no_more_seeds_are_looked_at():
+    test = SequentialComparison(1, 5)
+    test.add(range(5), range(10, 15))
+    with pytest.raises(StudyError, match="has ended"):
+        test.add(range(5), range(5))
+
+
+def test_curves_and_profiles():
+    curves = np.random.default_rng(0).normal(size=(40, 3)) + np.array([0.0, 5.0, 10.0])
+    band = curve_with_interval(curves, "mean")
+    assert band.middle == pytest.approx(curves.mean(axis=0))
+    # A percentile interval of means is about 1.96 standard errors wide on each side.
+    standard_errors = curves.std(axis=0) / math.sqrt(40)
+    assert (band.high - band.low) / (2 * standard_errors) == pytest.approx(np.full(3, 1.96), rel=0.1)
+    profile = performance_profile(SCORES, "a", [-1.0, 0.5, 2.0])
+    assert profile.middle == pytest.approx([1.0, (A > 0.5).mean(), 0.0])
+    assert (profile.low <= profile.middle).all() and (profile.middle <= profile.high).all()
+    assert profile.low[0] == 1.0 and profile.high[2] == 0.0
+
+
+def test_a_setting_that_matters_explains_the_variance():
+    rng = np.random.default_rng(3)
+    rate, other = np.repeat([0.1, 0.5], 200), rng.permutation(np.repeat(["u", "v"], 200)).tolist()
+    # Half of the variance is of the rate: its values are 2 apart, and noise has a standard deviation of 1.
+    scores = 2.0 * (rate == 0.5) + rng.standard_normal(400)
+    found = sensitivity({"other": other, "rate": rate.tolist(), "size": rng.random(400).tolist()}, scores)
+    assert next(iter(found)) == "rate"
+    assert found["rate"].explained == pytest.approx(0.5, abs=0.08) and found["other"].explained < 0.05
+    assert found["rate"].values == ("0.1", "0.5") and found["rate"].means == pytest.approx([0, 2], abs=0.3)
+    assert len(found["size"].values) == 5 and found["size"].runs.sum() == 400
+
+
+def test_pictures_show_what_they_are_given(tmp_path):
+    x, band = np.arange(3.0), (np.array([1, 2, 3]), np.array([0, 1, 2]), np.array([2, 3, 4]))
+    figure = plotting.plot_learning_curves(x, {"one": band, "two": band}, "Curves")
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["one", "two"]
+    assert figure.axes[0].lines[0].get_ydata().tolist() == [1, 2, 3]
+    figure = plotting.plot_profiles(x, {"one": tuple(each / 4 for each in band)})
+    assert figure.axes[0].get_ylabel() == "fraction of runs above it"
+    figure = plotting.plot_sensitivity({"rate": ("abc", *band)}, {"rate": 0.25})
+    assert figure.axes[0].get_title(loc="left") == "rate: 25% of the variance"
+    figure = plotting.plot_comparison({"IQM": {"one": (1, 0.5, 2)}}, {"IQM": 0.0})
+    (bar,) = figure.axes[0].patches
+    assert (bar.get_x(), bar.get_width()) == (0.5, 1.5)
+    assert plotting.save(figure, tmp_path / "bars.png").stat().st_size > 1_000
+    with pytest.raises(PlotError, match="nothing to draw"):
+        plotting.plot_profiles(x, {})
+    with pytest.raises(PlotError, match="Give three of shape"):
+        plotting.plot_learning_curves(x, {"one": (x, x, x[:2])})
