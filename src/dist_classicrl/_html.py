@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
+
+_NUMBER = r"-?\d[\d,]*(?:\.\d+)?(?:e[+-]\d+)?"
 
 
 def facts_of(text: str) -> str:
@@ -29,7 +32,7 @@ def table(headers: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
 
 
 def _parts(text: str) -> list[str]:
-    """Return what commas and blanks part in `text`, but not within brackets or quotes, nor a lost rank's."""
+    """Return what commas and blanks part in `text`, but not within brackets, quotes or a list of ranks."""
     parts, depth, quote, begin = [], 0, "", 0
     for place, letter in enumerate(text):
         if quote:
@@ -40,7 +43,7 @@ def _parts(text: str) -> list[str]:
             depth += 1
         elif letter in ")]}":
             depth -= 1
-        elif letter == "," and depth == 0 and text[place + 1 : place + 2] == " ":
+        elif letter == "," and depth == 0 and re.match(r", (?!\d+(,|$))", text[place:]):
             parts.append(text[begin:place])
             begin = place + 2
     parts.append(text[begin:])
@@ -48,6 +51,12 @@ def _parts(text: str) -> list[str]:
 
 
 def _split(fact: str) -> tuple[str, str]:
-    """Return what a fact is about and what it says: ``seed=3``, or else words such as ``16 states``."""
+    """Return what a fact is about and what it says: of ``seed=3``, ``16 states`` or ``mean return 0.5``."""
     name, is_named, value = fact.partition("=")
-    return (name, value) if is_named and name.isidentifier() else ("", fact)
+    if is_named and name.isidentifier():
+        return name, value
+    if counted := re.fullmatch(rf"({_NUMBER}) (\S+(?: \S+)?)", fact):
+        return counted[2], counted[1]
+    if told := re.fullmatch(rf"(\S+(?: \S+)*?) ({_NUMBER}(?: ± {_NUMBER})?)", fact):
+        return told[1], told[2]
+    return "", fact

@@ -40,6 +40,7 @@ th, td { padding: 0.28rem 0.9rem 0.28rem 0.5rem; text-align: left; vertical-alig
 th { font-weight: 600; }
 thead th { background: var(--head); white-space: nowrap; }
 td { min-width: 4rem; }
+td:first-child { white-space: nowrap; }
 figure { margin: 0.6rem 0; background: #ffffff; border-radius: 6px; border: 1px solid var(--line); }
 figure svg { display: block; width: 100%; min-width: 38rem; height: auto; }
 """

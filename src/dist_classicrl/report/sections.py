@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dist_classicrl import plotting
 from dist_classicrl._hints import usable_cores
+from dist_classicrl._urls import without_password
 from dist_classicrl._version import __version__
 from dist_classicrl._words import counted
 from dist_classicrl.errors import MetricsError, PlotError
@@ -102,9 +103,8 @@ def _exact(exact: ExactValue) -> Section:
 
 
 def _curves(metrics: Metrics, facts: RunFacts) -> Section | None:
-    greedy = {} if facts.greedy is None else {"greedy": facts.greedy}
     try:
-        figure, _ = plotting.plot_curves(metrics, **greedy)
+        figure, _ = plotting.plot_curves(metrics, greedy=facts.greedy or plotting.Greedy())
     except PlotError:  # the reports tell nothing that is drawn
         return None
     described = f"Learning curves over {int(metrics['step'][-1]):,} steps, {counted(len(metrics), 'report')}"
@@ -198,4 +198,5 @@ def _number(value: float | None) -> str:
 
 
 def _shown(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+    text = ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+    return without_password(text)
