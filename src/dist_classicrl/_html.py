@@ -57,6 +57,6 @@ def _split(fact: str) -> tuple[str, str]:
         return name, value
     if counted := re.fullmatch(rf"({_NUMBER}) (\S+(?: \S+)?)", fact):
         return counted[2], counted[1]
-    if told := re.fullmatch(rf"(\S+(?: \S+)*?) ({_NUMBER}(?: ± {_NUMBER})?)", fact):
+    if told := re.fullmatch(rf"([^\s,]+(?: [^\s,]+)*?) ({_NUMBER}(?: ± {_NUMBER})?)", fact):
         return told[1], told[2]
     return "", fact

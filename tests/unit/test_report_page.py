@@ -134,7 +134,7 @@ def test_a_browser_shows_it_on_a_phone_in_light_and_dark(page, tmp_path, scheme,
             BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
             "--disable-background-networking", "--allow-file-access-from-files", "--enable-logging=stderr",
             f"--blink-settings=preferredColorScheme={scheme}", f"--user-data-dir={tmp_path / 'profile'}",
-            "--dump-dom", around.as_uri(),
+            "--hide-scrollbars", "--dump-dom", around.as_uri(),
         ],
         capture_output=True, text=True, timeout=100,
     )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,6 +16,8 @@ from dist_classicrl.errors import CheckpointError, DistClassicRLError, MetricsEr
 
 if TYPE_CHECKING:
     from dist_classicrl.report.sections import RunFacts
+
+_OF_ENVIRONMENT = (ENVIRONMENT, ENVIRONMENT_ARGUMENTS)  # which are no settings
 
 
 def facts_of(run: str) -> RunFacts:
@@ -38,11 +40,13 @@ def facts_of(run: str) -> RunFacts:
         told = folder.read_result() or {}
         evaluation = told.pop(GREEDY, None)
         is_result = TrainingResult.is_described_by(told)
-        known = {"settings": folder.read_config(), "evaluation": evaluation if is_result else None}
-        known["result"] = told if is_result else None
-        known["settings"] = {k: v for k, v in known["settings"].items() if k not in _OF_ENVIRONMENT}
-    elif trained is not None:
-        known["settings"] = asdict(trained.agent.settings)
+        if is_result:
+            known |= {"result": told, "evaluation": evaluation}
+        of_run = folder.read_config().items()
+        known["settings"] = {name: value for name, value in of_run if name not in _OF_ENVIRONMENT}
+    if trained is not None and not known.get("settings"):
+        settings = trained.agent.settings
+        known["settings"] = {each.name: getattr(settings, each.name) for each in fields(settings)}
     if folder.metrics.exists():
         try:
             records = groups.read(str(folder.path)).records
@@ -57,14 +61,11 @@ def facts_of(run: str) -> RunFacts:
             **_of_environment(trained),
         }
     else:
-        settings = folder.read_config()
-        known["environment"] = settings.get(ENVIRONMENT)
-        known["arguments"] = settings.get(ENVIRONMENT_ARGUMENTS, {})
+        config = folder.read_config()
+        known["environment"] = config.get(ENVIRONMENT)
+        known["arguments"] = config.get(ENVIRONMENT_ARGUMENTS, {})
         known["steps"] = int(known["metrics"]["step"][-1]) if "metrics" in known else 0
     return RunFacts(name=run, **known)
-
-
-_OF_ENVIRONMENT = (ENVIRONMENT, ENVIRONMENT_ARGUMENTS)
 
 
 def _name_of(trained: TrainedAgent) -> str | None:
