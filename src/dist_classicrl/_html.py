@@ -43,7 +43,7 @@ def _parts(text: str) -> list[str]:
             depth += 1
         elif letter in ")]}":
             depth -= 1
-        elif letter == "," and depth == 0 and re.match(r", (?!\d+(,|$))", text[place:]):
+        elif letter == "," and depth == 0 and re.match(r", (?!\d+(, |$))", text[place:]):
             parts.append(text[begin:place])
             begin = place + 2
     parts.append(text[begin:])

@@ -204,6 +204,7 @@ def test_notebooks_show_what_a_terminal_does_as_a_table(trained):
         assert sorted(re.findall(r"[\w.]+", " ".join(tags.text))) == sorted(words)
     assert re.search("discount_factor</th><td>0.99</td>", agent._repr_html_())
     assert re.search("states</th><td>16</td>", agent.policy._repr_html_())
+    assert f"episodes</th><td>{result.episodes:,}</td>" in result._repr_html_()
     assert re.search(r"mean return</th><td>0\.\d+</td>", result._repr_html_())
 
 
