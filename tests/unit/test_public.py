@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import json
 import re
 
 import pytest
@@ -18,6 +19,7 @@ PUBLIC = {
 #: Modules whose names are all public: their own pages have them.
 WHOLE = {"dist_classicrl.errors", "dist_classicrl.learning.rules.kernel", "dist_classicrl.learning.behavior"}
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 
 
 @pytest.mark.parametrize("module", PUBLIC)
@@ -48,6 +50,10 @@ def is_public(module, name):
 def test_documents_and_examples_use_what_is_public():
     programs = {str(block): block.text for page in PAGES for block in blocks(page, "python")}
     programs |= {path.name: path.read_text() for path in EXAMPLES}
+    for path in NOTEBOOKS:
+        cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+        lines = [line for cell in cells for line in (*cell["source"], "\n") if not line.startswith("%")]
+        programs[path.name] = "".join(lines)
     used = [(where, *each) for where, text in programs.items() for each in imported(text)]
     assert len(used) > 30
     assert [each for each in used if not is_public(*each[1:])] == []

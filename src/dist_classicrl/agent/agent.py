@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 
 from dist_classicrl._arguments import OURS, named_arguments, unknown_attribute
+from dist_classicrl._html import facts_of
 from dist_classicrl.agent.result import TrainingResult
 from dist_classicrl.checks import checked_path
 from dist_classicrl.comm.world import checked_comm, watch_for_unhandled_errors
@@ -25,6 +26,7 @@ from dist_classicrl.settings import Settings
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+    from matplotlib.figure import Figure
     from mpi4py import MPI
 
     from dist_classicrl.callbacks.base import CallbacksLike
@@ -223,6 +225,9 @@ class DistAsyncQLearning:
             for name, value in shown.items()
         )
         return f"{type(self).__name__}({self.steps:,} steps{where}, {', '.join(values)})"
+
+    def _repr_html_(self) -> str:
+        return facts_of(repr(self))
 
     if not TYPE_CHECKING:  # else every name would pass for one of these
 
@@ -605,6 +610,27 @@ class DistAsyncQLearning:
         from dist_classicrl.model.policy import policy_of
 
         return policy_of(self._state, is_copy=True)
+
+    def plot(self, env: EnvLike | None = None) -> Figure:
+        """Draw the learning curves of the last call of `train`, and a map of what was learned on a grid.
+
+        Parameters
+        ----------
+        env : str, gymnasium.Env, callable or TabularMDP, optional
+            The grid for the map, as for `dist_classicrl.plotting.plot_maps`. By default what was trained in,
+            where that is known to be one of Gymnasium's toy texts. There are curves where somebody listened
+            to the training: see `TrainingResult.reports`.
+
+        Raises
+        ------
+        PlotError
+            If there is neither a curve nor a map, or `env` is no grid, or larger than the table.
+        MissingExtraError
+            Without matplotlib, the extra `plot`.
+        """
+        from dist_classicrl.plotting.training import plot_agent
+
+        return plot_agent(self._state, env)
 
     @named_arguments("action_values")
     def action_values(self, observation: Any, action_mask: npt.ArrayLike | None = None) -> np.ndarray:

@@ -11,6 +11,7 @@ from dist_classicrl.agent.result import TrainingResult
 from dist_classicrl.callbacks.base import CallbackList
 from dist_classicrl.engines.progress import Observer, Progress
 from dist_classicrl.model.agent_state import Corner
+from dist_classicrl.monitoring.reports import ReportHistory
 
 _LOST = ("excluded", "left")
 _JOINED = ("readmitted", "replaced")
@@ -38,6 +39,7 @@ class CallbackObserver(Observer):
         self._begin = begin
         self._has_begun = False
         self._steps = 0
+        self.history = ReportHistory()
         self.wants_pushes = callbacks.wants_pushes
 
     @property
@@ -67,6 +69,7 @@ class CallbackObserver(Observer):
     def reported(self, progress: Progress) -> bool:
         """See `Observer`."""
         self._steps = progress.steps
+        self.history.add(progress)
         with self._agent_as_it_is():
             if self._progress is not None:
                 self._progress(progress)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
 
 from dist_classicrl.engines.outcome import Outcome
+from dist_classicrl.engines.progress import Progress
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, repr=False)
@@ -45,6 +50,10 @@ class TrainingResult(Outcome):
         Share of the workers' time that did not go into learning.
     resumed_from : str or None
         The checkpoint from which the run went on; None: it began afresh.
+    reports : tuple of Progress
+        What was reported on the way, at most some thousand, without what was told of single ranks; of longer
+        runs neighbors are joined. Only where somebody listened, on the rank that serves: a progress bar,
+        `progress` or `callbacks`. It is neither compared nor written to files.
 
     Notes
     -----
@@ -52,7 +61,27 @@ class TrainingResult(Outcome):
     counted is included everywhere, except in `compile_seconds`.
     """
 
+    reports: tuple[Progress, ...] = field(default=(), compare=False)
+
     @classmethod
-    def of(cls, outcome: Outcome) -> TrainingResult:
-        """Return what an engine gave as a result."""
-        return cls(**{each.name: getattr(outcome, each.name) for each in fields(Outcome)})
+    def of(cls, outcome: Outcome, reports: tuple[Progress, ...] = ()) -> TrainingResult:
+        """Return what an engine gave as a result, with what was reported on the way."""
+        return cls(**{each.name: getattr(outcome, each.name) for each in fields(Outcome)}, reports=reports)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain data for JSON, which has no NaN: None stands for it. Reports are left out."""
+        return Outcome(**{each.name: getattr(self, each.name) for each in fields(Outcome)}).to_dict()
+
+    def plot(self) -> Figure:
+        """Draw the learning curves of the training, and return the figure.
+
+        Raises
+        ------
+        PlotError
+            If nobody listened to the training, so that there are no `reports`.
+        MissingExtraError
+            Without matplotlib, the extra `plot`.
+        """
+        from dist_classicrl.plotting.training import plot_training
+
+        return plot_training(self.reports)

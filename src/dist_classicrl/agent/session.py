@@ -295,7 +295,8 @@ class Session:
                 raise
             finally:
                 state.freshen = None
-            result = TrainingResult.of(outcome)
+            result = TrainingResult.of(outcome, observer.history.reports)
+            state.reports = result.reports
             self._keep(run, corner, beginning, result)
             if self.group is None or self.group.is_server:
                 observer.ended(result)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from dist_classicrl._html import facts_of
 from dist_classicrl._words import counted
 from dist_classicrl.membership.events import EventLog, is_event
 
@@ -53,6 +54,9 @@ class Outcome:
             parts.append(f"resumed from {self.resumed_from}")
         return f"{type(self).__name__}({', '.join(parts)})"
 
+    def _repr_html_(self) -> str:
+        return facts_of(repr(self))
+
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data for JSON, which has no NaN: None stands for it."""
         return without_nan(asdict(self), _MEANS)
@@ -66,7 +70,7 @@ class Outcome:
     @classmethod
     def is_described_by(cls, data: Any) -> bool:
         """Whether `data`, which was read from a file, is what `to_dict` returns."""
-        model = asdict(cls())
+        model = asdict(Outcome())
         if not isinstance(data, dict) or set(data) != set(model):
             return False
         optional = (*_MEANS, "resumed_from")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dist_classicrl._html import facts_of
 from dist_classicrl.environments import reachability
 from dist_classicrl.environments.model_checks import (
     as_array,
@@ -203,6 +204,9 @@ class TabularMDP(Making):
             f"TabularMDP({self.name!r}, {self.n_states} states, {self.n_actions} actions, "
             f"{self.outcome_prob.size} outcomes, max_episode_steps={self.max_episode_steps})"
         )
+
+    def _repr_html_(self) -> str:
+        return facts_of(repr(self))
 
     def part(self, states: range | np.ndarray | None = None) -> ModelTables:
         """Return the alias tables of some states, or of all: what a rank needs that holds these."""

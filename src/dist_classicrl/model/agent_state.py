@@ -26,6 +26,7 @@ from dist_classicrl.tables.large_table import LargeTable, check_room
 from dist_classicrl.tables.shape import TableShape
 
 if TYPE_CHECKING:
+    from dist_classicrl.engines.progress import Progress
     from dist_classicrl.engines.run import Resumed
     from dist_classicrl.environments.stepped.spaces import SpaceIndex
 
@@ -97,6 +98,7 @@ class AgentState:
     behind: int | None = None  # digest of a table that is older than rank 0's, because a call failed
     places: Places = field(default_factory=Places)  # where the agent is saved
     environment: Identity | None = None  # the process that the steps were learned in, where it is known
+    reports: tuple[Progress, ...] = ()  # of the last call of `train`, where somebody listened
     n_actions: int | None = None  # actions of the environment; the table may have more
     legal: np.ndarray | None = None  # its legal actions, where it is compiled
     observations: SpaceIndex | None = None  # between its own values and the integers, where it is stepped

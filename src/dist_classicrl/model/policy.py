@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from dist_classicrl._html import facts_of
 from dist_classicrl.environments.labels import Labels, labels_of
 from dist_classicrl.environments.simulate import CompiledSimulator
 from dist_classicrl.environments.stepped.spaces import SpaceIndex
@@ -65,6 +66,9 @@ class Policy:
             f"{np.count_nonzero(self.visits.any(axis=1)):,} states visited"
             f"{'' if self.legal is None else ', with action masks'})"
         )
+
+    def _repr_html_(self) -> str:
+        return facts_of(repr(self))
 
     @cached_property
     def lookup(self) -> Lookup:

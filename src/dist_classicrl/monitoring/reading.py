@@ -119,7 +119,7 @@ def read_metrics(path: str | os.PathLike[str]) -> Metrics:
         )
     lines = [line for _, line in parse(content, target)]
     progress = [line for line in lines if line["kind"] == "progress"]
-    columns = {name: _column(name, [line[name] for line in progress]) for name in COLUMNS}
+    columns = {name: column(name, [line[name] for line in progress]) for name in COLUMNS}
     events = [
         {**line["event"], "step": line["step"], "time": line["time"]}
         for line in lines
@@ -189,7 +189,8 @@ def _is_rank(data: Any) -> bool:
     )
 
 
-def _column(name: str, values: list[Any]) -> np.ndarray:
+def column(name: str, values: list[Any]) -> np.ndarray:
+    """Return the values of a column, where None stands for NaN, as an array: int64 where they are whole."""
     if name in _WHOLE:
         return np.array(values, np.int64)
     return np.array([np.nan if value is None else value for value in values], np.float64)
@@ -203,7 +204,7 @@ def _ranks(progress: list[dict[str, Any]]) -> dict[int, dict[str, np.ndarray]]:
     return {
         rank: {
             **{
-                name: _column(name, [one[name] for one in told[rank]])
+                name: column(name, [one[name] for one in told[rank]])
                 for name in ("step", "time", *RANK_COLUMNS)
             },
             "host": np.array([one["host"] for one in told[rank]]),

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from dist_classicrl.monitoring.reading import COLUMNS, Metrics, column
 
 if TYPE_CHECKING:
     from dist_classicrl.engines.progress import Progress
 
 WINDOW = 100  # episodes that a recent mean is over, at least, once there are so many
+_HISTORY = 1000  # reports of a call that stay at least, where there were so many
 
 
 class RecentEpisodes:
@@ -82,3 +86,51 @@ def _mean(one: float, n_one: int, other: float, n_other: int, empty: float = mat
     if n_one == 0 or n_other == 0:
         return other if n_other else one if n_one else empty
     return (n_one * one + n_other * other) / (n_one + n_other)
+
+
+class ReportHistory:
+    """The reports of a call, without what they tell of single ranks: of a long one neighbors are joined."""
+
+    def __init__(self) -> None:
+        self._kept: list[Progress] = []
+        self._joined = 1  # reports in each entry of `_kept` but the last
+        self._in_last = 0
+
+    def add(self, progress: Progress) -> None:
+        """Take the next report."""
+        bare = replace(progress, ranks=(), events=())
+        if self._kept and (self._in_last < self._joined or bare.steps <= self._kept[-1].steps):
+            before = self._kept[-2] if len(self._kept) > 1 else None
+            self._kept[-1] = _after(before, combined(self._kept[-1], bare))
+            self._in_last += 1
+            return
+        self._kept.append(bare)
+        self._in_last = 1
+        if len(self._kept) == 2 * _HISTORY:
+            pairs = zip(self._kept[::2], self._kept[1::2], strict=True)
+            self._kept = [combined(earlier, later) for earlier, later in pairs]
+            before = None
+            for place, each in enumerate(self._kept):
+                self._kept[place] = before = _after(before, each)
+            self._in_last = self._joined + 1
+            self._joined *= 2
+
+    @property
+    def reports(self) -> tuple[Progress, ...]:
+        """What is kept, in order."""
+        return tuple(self._kept)
+
+
+def _after(before: Progress | None, report: Progress) -> Progress:
+    """Return `report` with the rates since the one before it."""
+    begin = (0, 0.0) if before is None else (before.steps, before.seconds)
+    return with_rates(report, *begin)
+
+
+def metrics_of(reports: Sequence[Progress]) -> Metrics:
+    """Return the reports of one call as `read_metrics` returns those of a run, without any rank's."""
+    lines = [
+        {**each.to_dict(), "step": each.steps, "time": each.seconds, "recent_return": None}
+        for each in reports
+    ]
+    return Metrics({name: column(name, [line[name] for line in lines]) for name in COLUMNS}, [], {})

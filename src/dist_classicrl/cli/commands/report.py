@@ -1,4 +1,4 @@
-"""`dist-classicrl report`: how runs scale with their number of workers."""
+"""`dist-classicrl report`: how runs scale with their number of workers, or a page of HTML about one."""
 
 from __future__ import annotations
 
@@ -30,10 +30,14 @@ A folder with runs in it stands for these. Of several runs, those without record
 are left out with a warning. One run alone gets a table of its workers instead, with their shares from report
 to report.
 
+With --html one run gets a page that needs nothing but itself: result, exact gap to the best policy, learning
+curves, policy map, workers, events, settings. RUN may then be a saved agent, too. It needs matplotlib.
+
 \b
     dist-classicrl train FrozenLake-v1 --ranks 2 --out runs/n1
     dist-classicrl train FrozenLake-v1 --ranks 5 --out runs/n4
     dist-classicrl report runs/n1 runs/n4 --out scaling.png
+    dist-classicrl report --html page.html runs/n4
 """
 
 _SPREAD = ("mean", "min", "max", "deviation")
@@ -49,8 +53,18 @@ _SPREAD = ("mean", "min", "max", "deviation")
     metavar="FILE",
     help="Draw speed-up and efficiency of several runs: a .png, .svg or .pdf.",
 )
-def command(runs: tuple[str, ...], baseline: str | None, as_json: bool, out: Path | None) -> None:
+@click.option(
+    "--html", type=click.Path(path_type=Path), metavar="FILE", help="Write a page about one run: an .html."
+)
+def command(
+    runs: tuple[str, ...], baseline: str | None, as_json: bool, out: Path | None, html: Path | None
+) -> None:
     """Report how runs scale: speed-up, efficiency, communication."""
+    if html is not None:
+        if baseline is not None or as_json or out is not None:
+            raise click.UsageError("--html goes without --baseline, --json and --out. Write two commands.")
+        _write_page(runs_named(runs), html)
+        return
     from dist_classicrl.report.scaling import compare
 
     given = dict.fromkeys(runs_named((*runs, baseline) if baseline else runs))
@@ -68,6 +82,25 @@ def command(runs: tuple[str, ...], baseline: str | None, as_json: bool, out: Pat
         _show_workers(report.runs[0].run)
     if out is not None:
         click.echo(f"\n{out}")
+
+
+def _write_page(runs: tuple[str, ...], target: Path) -> None:
+    from dist_classicrl.cli.run_page import facts_of
+    from dist_classicrl.plotting import canvas
+    from dist_classicrl.report.page import Page, check_target
+    from dist_classicrl.report.sections import run_sections
+
+    if len(runs) > 1:
+        raise click.BadParameter(
+            f"A page is about one run, and {len(runs)} are given. Write one command for each run.",
+            param_hint="--html",
+        )
+    canvas.require_matplotlib()
+    check_target(target)
+    facts = facts_of(runs[0])
+    about = f"{facts.environment or 'environment not known'}, {facts.steps:,} steps"
+    page = Page(facts.name, about).add(*run_sections(facts))
+    click.echo(f"{page.save(target)}: {', '.join(section.title.lower() for section in page.sections)}")
 
 
 def _measured(run: str) -> Measured:
