@@ -4,6 +4,7 @@ import json
 import math
 import os
 import struct
+import time
 
 import pytest
 from callback_reports import Reports
@@ -56,11 +57,20 @@ def records(content):
 
 def read_wandb(folder):
     """Return the configuration, {step: numbers}, and the exit code of the newest run in a folder."""
+    *_, newest = sorted(folder.glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns)
+    ends_at = time.monotonic() + 60
+    # A process of wandb's writes the last of it when the run is closed here.
+    while (found := parsed(newest))[2] is None and time.monotonic() < ends_at:
+        time.sleep(0.05)
+    return found
+
+
+def parsed(path):
+    """Return the configuration, {step: numbers}, and the exit code that are in a file of wandb's."""
     from wandb.proto import wandb_internal_pb2
 
-    *_, newest = sorted(folder.glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns)
     config, history, exit_code = {}, {}, None
-    for data in records(newest.read_bytes()):
+    for data in records(path.read_bytes()):
         record = wandb_internal_pb2.Record.FromString(data)
         kind = record.WhichOneof("record_type")
         if kind == "run":
