@@ -1,9 +1,11 @@
 """Another project's distribution that was installed into this package's folder is reported."""
 
+import re
 import sys
 
 import pytest
 
+from dist_classicrl._version import __version__
 from dist_classicrl.cli.config import tomllib
 from dist_classicrl.diagnosis.installation import DISTRIBUTION, examine
 
@@ -45,3 +47,8 @@ def test_the_name_is_that_of_the_project(pytestconfig):
     assert project["name"] == DISTRIBUTION
     (own,) = (each for each in project["optional-dependencies"]["test"] if "dist" in each and "[" in each)
     assert own.startswith(f"{DISTRIBUTION}[")
+
+
+def test_who_cites_the_software_cites_this_version(pytestconfig):
+    (version,) = re.findall(r'^version: "(.+)"$', (pytestconfig.rootpath / "CITATION.cff").read_text(), re.M)
+    assert version == __version__
