@@ -20,7 +20,7 @@ def start(script, *arguments, **variables):
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("name", ["train", "test", "test-cluster"])
+@pytest.mark.parametrize("name", ["check-package", "train", "test", "test-cluster"])
 def test_help_needs_no_set_up_and_works_through_a_link(tmp_path, name):
     (tmp_path / "inner").symlink_to(SCRIPTS / name)
     (tmp_path / "outer").symlink_to("inner")

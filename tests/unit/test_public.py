@@ -73,7 +73,7 @@ def test_what_is_advised_to_be_installed_can_be_installed():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     required = [*project["dependencies"], *(each for group in extras.values() for each in group)]
-    known = {re.match(r"[\w-]+", each)[0] for each in required} - {"dist_classicrl"}
+    known = {re.match(r"[\w-]+", each)[0] for each in required} - {"dist-classicrl-mpi"}
     sources = [*(ROOT / "src").rglob("*.py"), *PAGES, ROOT / "Dockerfile"]
     sources += [path for path in (ROOT / "scripts").rglob("*") if path.is_file()]
     advised = []

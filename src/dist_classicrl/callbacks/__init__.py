@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from dist_classicrl.callbacks.evaluation import EvalCallback
     from dist_classicrl.callbacks.events import EventCallback, EveryNTimesteps
     from dist_classicrl.callbacks.metrics import MetricsCallback
+    from dist_classicrl.callbacks.mlflow import MlflowCallback
     from dist_classicrl.callbacks.tensorboard import TensorBoardCallback
+    from dist_classicrl.callbacks.wandb import WandbCallback
 
 __all__ = [
     "BaseCallback",
@@ -34,11 +36,13 @@ __all__ = [
     "EventCallback",
     "EveryNTimesteps",
     "MetricsCallback",
+    "MlflowCallback",
     "StopTrainingOnNoModelImprovement",
     "StopTrainingOnNoReturnImprovement",
     "StopTrainingOnReturn",
     "StopTrainingOnRewardThreshold",
     "TensorBoardCallback",
+    "WandbCallback",
     "callback_list",
 ]
 
@@ -48,7 +52,9 @@ _NAMES = {
     "evaluation": ("EvalCallback",),
     "events": ("EventCallback", "EveryNTimesteps"),
     "metrics": ("MetricsCallback",),
+    "mlflow": ("MlflowCallback",),
     "tensorboard": ("TensorBoardCallback",),
+    "wandb": ("WandbCallback",),
 }
 _HOMES = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
 

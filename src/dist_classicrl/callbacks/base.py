@@ -122,7 +122,7 @@ class BaseCallback:
         """
 
     def record(self, name: str, value: float) -> None:
-        """Record a number as of now, for `TensorBoardCallback` to write."""
+        """Record a number as of now, for `TensorBoardCallback` and the trackers to write."""
         self.recorded[name] = self.num_timesteps, float(value)
 
     # What the training calls

@@ -9,12 +9,14 @@ from dist_classicrl.errors import MetricsError
 logger = logging.getLogger(__name__)
 
 
-def refuse_or_warn(error: OSError, what: str, callback: str, step: int) -> None:
+def refuse_or_warn(error: Exception, what: str, callback: str, step: int, remedy: str = "") -> None:
     """Report that `what` cannot be written: by a `MetricsError` at step 0, and by a warning later.
 
-    A training that goes on runs unattended, where an error would only cost time.
+    A training that goes on runs unattended, where an error would only cost time. By default `remedy` is
+    another folder.
     """
-    text = f"{what}: {error.strerror or error}."
+    text = f"{what}: {getattr(error, 'strerror', None) or str(error).strip().rstrip('.')}."
     if step == 0:
-        raise MetricsError(f"{text} Give {callback} a folder that this user may write to.") from error
+        remedy = remedy or f"Give {callback} a folder that this user may write to."
+        raise MetricsError(f"{text} {remedy}") from error
     logger.warning("%s The training goes on without.", text)

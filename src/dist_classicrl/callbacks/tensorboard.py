@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import time
 from importlib.util import find_spec
 from typing import Any
 
-from dist_classicrl.callbacks.base import BaseCallback
 from dist_classicrl.callbacks.files import refuse_or_warn
+from dist_classicrl.callbacks.scalars import ScalarsCallback
 from dist_classicrl.checks import checked_path
 from dist_classicrl.errors import MissingExtraError
-from dist_classicrl.monitoring.reports import RecentEpisodes
 
 logger = logging.getLogger(__name__)
 
 
-class TensorBoardCallback(BaseCallback):
+class TensorBoardCallback(ScalarsCallback):
     """Writes the numbers of each report as scalars, at `num_timesteps`, and what callbacks `record`.
 
     Names are those of Stable-Baselines3 where it has them: ``rollout/ep_rew_mean`` and
@@ -51,8 +49,6 @@ class TensorBoardCallback(BaseCallback):
             )
         self.log_dir = checked_path("log_dir", log_dir)
         self._writer: Any = None
-        self._recent = RecentEpisodes()
-        self._told: dict[str, int] = {}  # the step of what was recorded, and written, last
 
     def _on_training_start(self) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -73,55 +69,17 @@ class TensorBoardCallback(BaseCallback):
         )
         self._write(begins)
 
-    def _on_step(self) -> bool:
-        self._write_scalars({self.num_timesteps: self._scalars()})
-        return True
-
-    def _on_training_end(self) -> None:
-        self._write_scalars({})  # what callbacks after this one recorded at the last report
-
-    def _write_scalars(self, at: dict[int, dict[str, float]]) -> None:
-        """Write these numbers by step, and what was recorded since the last time."""
+    def _write_scalars(self, step: int, scalars: dict[str, float]) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        for name, (step, value) in self.recorded.items():
-            if self._told.get(name) != step:
-                at.setdefault(step, {})[name] = value
-                self._told[name] = step
-        for step, scalars in sorted(at.items()):
-            values = [
-                Summary.Value(tag=name, simple_value=value)
-                for name, value in scalars.items()
-                if not math.isnan(value)
-            ]
-            self._write(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
+        self._write(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
 
     def _on_close(self) -> None:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-
-    def _scalars(self) -> dict[str, float]:
-        progress = self.progress
-        assert progress is not None  # it came with the step
-        self._recent.add(progress.episodes, progress.mean_return, progress.mean_length)
-        return {
-            "rollout/ep_rew_mean": self._recent.mean_return,
-            "rollout/ep_len_mean": self._recent.mean_length,
-            "rollout/episodes": progress.episodes,
-            "rollout/exploration_rate": progress.epsilon,
-            "time/fps": progress.steps_per_second,
-            "time/time_elapsed": progress.seconds,
-            "train/learning_rate": progress.learning_rate,
-            "train/td_error": progress.td_error,
-            "workers/number": progress.workers,
-            "workers/communication_fraction": progress.communication_fraction,
-            "workers/staleness": progress.staleness,
-            "workers/pushes": progress.pushes,
-            "workers/bytes_pushed": progress.bytes_pushed,
-            "workers/bytes_pulled": progress.bytes_pulled,
-        }
 
     def _write(self, event: Any) -> None:
         if self._writer is None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dist_classicrl.diagnosis import cores, files, memory, running, stack
+from dist_classicrl.diagnosis import cores, files, installation, memory, running, stack
 from dist_classicrl.diagnosis.cluster import hosts, pairs, sameness
 from dist_classicrl.diagnosis.findings import Finding
 from dist_classicrl.diagnosis.plan import TrainingPlan
@@ -33,6 +33,7 @@ def examine(plan: TrainingPlan) -> Generator[Finding, None, None]:
     cluster = hosts.Cluster()
     others = [host for host in plan.hosts or plan.nodes if not is_here(host.name)]
     try:
+        yield from installation.examine()
         yield from stack.examine(mpi, plan.seconds)
         yield from files.examine_folder(traces, plan)
         yield files.examine_cache(plan.seconds)

@@ -1,0 +1,120 @@
+"""Progress of a run for MLflow."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Any
+
+from dist_classicrl.callbacks.tracking import TrackingCallback
+from dist_classicrl.errors import MissingExtraError
+
+_LONGEST = 500
+"""Characters of a parameter that every store of MLflow takes."""
+
+_AT_ONCE = 100
+"""Parameters that a server of MLflow takes at once."""
+
+
+class MlflowCallback(TrackingCallback):
+    """Writes settings, the numbers of each report and what callbacks `record` to MLflow.
+
+    The numbers have the names that `TensorBoardCallback` gives them, and `num_timesteps` as their step. A
+    setting that has parts is a parameter for each, such as ``learning_rate.kind``; what is longer than 500
+    characters is cut off. The run is no active one of `mlflow`: those of the caller stay as they are.
+
+    Parameters
+    ----------
+    experiment : str, optional
+        Made if it is missing; by default MLflow's own.
+    name : str, optional
+        The name that the run is shown under; by default MLflow makes one.
+    tracking_uri : str, optional
+        A server, or a store such as "sqlite:///mlflow.db"; by default what `mlflow.get_tracking_uri` says,
+        which obeys ``MLFLOW_TRACKING_URI``.
+    run_id : str, optional
+        A run to go on with. It keeps the parameters that it has.
+    verbose : int
+        1: the id of the run is logged.
+
+    Attributes
+    ----------
+    run_id : str or None
+        Id of the run, once it has begun. Later calls of `train` go on with it.
+
+    Raises
+    ------
+    MissingExtraError
+        If neither the package mlflow nor mlflow-skinny is installed.
+    """
+
+    _service = "MLflow"
+    _remedy = "Give MlflowCallback a tracking_uri that can be reached, such as 'sqlite:///mlflow.db'."
+
+    def __init__(
+        self,
+        experiment: str | None = None,
+        name: str | None = None,
+        tracking_uri: str | None = None,
+        run_id: str | None = None,
+        verbose: int = 0,
+    ) -> None:
+        super().__init__(run_id, verbose)
+        if find_spec("mlflow") is None:
+            raise MissingExtraError(
+                "MlflowCallback needs the package mlflow, which is the extra mlflow of this project: "
+                "pip install '.[mlflow]' in a clone of it, or pip install mlflow-skinny."
+            )
+        self.experiment, self.name, self.tracking_uri = experiment, name, tracking_uri
+        self._client: Any = None
+
+    def _errors(self) -> tuple[type[Exception], ...]:
+        from mlflow.exceptions import MlflowException
+
+        return OSError, MlflowException, ImportError  # a store's own packages may be missing
+
+    def _open(self, config: dict[str, Any]) -> Any:
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        client = self._client = MlflowClient(tracking_uri=self.tracking_uri)
+        if self.run_id is None:
+            run = client.create_run(self._experiment_id(), run_name=self.name)
+            self.run_id = run.info.run_id
+        else:
+            client.update_run(self.run_id, status="RUNNING")
+            run = client.get_run(self.run_id)
+        known = run.data.params
+        params = [Param(name, text) for name, text in _flat(config) if name not in known]
+        for first in range(0, len(params), _AT_ONCE):
+            client.log_batch(self.run_id, params=params[first : first + _AT_ONCE])
+        return run
+
+    def _experiment_id(self) -> str:
+        if self.experiment is None:
+            return "0"
+        found = self._client.get_experiment_by_name(self.experiment)
+        return str(self._client.create_experiment(self.experiment) if found is None else found.experiment_id)
+
+    def _log(self, step: int, scalars: dict[str, float]) -> None:
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        self._client.log_batch(
+            self.run_id, metrics=[Metric(name, value, now, step) for name, value in scalars.items()]
+        )
+
+    def _finish(self, run: Any, has_ended: bool) -> None:
+        self._client.set_terminated(run.info.run_id, "FINISHED" if has_ended else "FAILED")
+
+
+def _flat(config: dict[str, Any], of: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of each setting, and of each part of those that have parts."""
+    for name, value in config.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{of}{name}.")
+        else:
+            text = value if isinstance(value, str) else json.dumps(value)
+            yield of + name, text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

@@ -1,0 +1,60 @@
+"""The numbers of a run for programs that show runs: TensorBoard, Weights & Biases, MLflow."""
+
+from __future__ import annotations
+
+import math
+
+from dist_classicrl.callbacks.base import BaseCallback
+from dist_classicrl.monitoring.reports import RecentEpisodes
+
+
+class ScalarsCallback(BaseCallback):
+    """Gives the numbers of each report, and what callbacks `record`, to `_write_scalars`."""
+
+    def __init__(self, verbose: int = 0) -> None:
+        super().__init__(verbose)
+        self._recent = RecentEpisodes()
+        self._told: dict[str, int] = {}  # the step of what was recorded, and written, last
+
+    def _write_scalars(self, step: int, scalars: dict[str, float]) -> None:
+        """Write these numbers, none of which is NaN, as of `step`; steps never fall within a call."""
+        raise NotImplementedError
+
+    def _on_step(self) -> bool:
+        self._write_new({self.num_timesteps: self._scalars()})
+        return True
+
+    def _on_training_end(self) -> None:
+        self._write_new({})  # what callbacks after this one recorded at the last report
+
+    def _write_new(self, at: dict[int, dict[str, float]]) -> None:
+        """Write these numbers by step, and what was recorded since the last time."""
+        for name, (step, value) in self.recorded.items():
+            if self._told.get(name) != step:
+                at.setdefault(step, {})[name] = value
+                self._told[name] = step
+        for step, scalars in sorted(at.items()):
+            known = {name: float(value) for name, value in scalars.items() if not math.isnan(value)}
+            if known:
+                self._write_scalars(step, known)
+
+    def _scalars(self) -> dict[str, float]:
+        progress = self.progress
+        assert progress is not None  # it came with the step
+        self._recent.add(progress.episodes, progress.mean_return, progress.mean_length)
+        return {
+            "rollout/ep_rew_mean": self._recent.mean_return,
+            "rollout/ep_len_mean": self._recent.mean_length,
+            "rollout/episodes": progress.episodes,
+            "rollout/exploration_rate": progress.epsilon,
+            "time/fps": progress.steps_per_second,
+            "time/time_elapsed": progress.seconds,
+            "train/learning_rate": progress.learning_rate,
+            "train/td_error": progress.td_error,
+            "workers/number": progress.workers,
+            "workers/communication_fraction": progress.communication_fraction,
+            "workers/staleness": progress.staleness,
+            "workers/pushes": progress.pushes,
+            "workers/bytes_pushed": progress.bytes_pushed,
+            "workers/bytes_pulled": progress.bytes_pulled,
+        }

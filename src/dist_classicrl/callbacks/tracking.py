@@ -1,0 +1,91 @@
+"""What callbacks share that keep a run at a tracking service."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import dist_classicrl
+from dist_classicrl.callbacks.files import refuse_or_warn
+from dist_classicrl.callbacks.scalars import ScalarsCallback
+
+logger = logging.getLogger(__name__)
+
+
+class TrackingCallback(ScalarsCallback):
+    """Opens a run when the training begins, writes to it, and closes it however the training ends.
+
+    A service that no longer answers costs a warning, and the training goes on without it.
+    """
+
+    _service: str
+    _remedy: str
+
+    def __init__(self, run_id: str | None, verbose: int) -> None:
+        super().__init__(verbose)
+        self.run_id = run_id
+        self._run: Any = None
+        self._has_ended = False
+
+    # What services differ in
+
+    def _errors(self) -> tuple[type[Exception], ...]:
+        """Return what the service's package raises where the service cannot do what is asked."""
+        raise NotImplementedError
+
+    def _open(self, config: dict[str, Any]) -> Any:
+        """Return a run of these settings: the one of `run_id` where there is one, else a new one."""
+        raise NotImplementedError
+
+    def _log(self, step: int, scalars: dict[str, float]) -> None:
+        """Write numbers as of `step` into `_run`."""
+        raise NotImplementedError
+
+    def _finish(self, run: Any, has_ended: bool) -> None:
+        """Close the run; it has failed where the training has not ended in order."""
+        raise NotImplementedError
+
+    # What the training calls
+
+    def _on_training_start(self) -> None:
+        self._on_close()
+        self._has_ended = False
+        try:
+            self._run = self._open(self._config())
+        except self._errors() as error:
+            what = f"{self._service} cannot begin a run"
+            refuse_or_warn(error, what, type(self).__name__, self.num_timesteps, self._remedy)
+            return
+        if self.verbose > 0:
+            logger.info("%s has this run as %s.", self._service, self.run_id)
+
+    def _on_training_end(self) -> None:
+        super()._on_training_end()
+        self._has_ended = True
+
+    def _write_scalars(self, step: int, scalars: dict[str, float]) -> None:
+        if self._run is None:
+            return
+        try:
+            self._log(step, scalars)
+        except self._errors() as error:
+            logger.warning("%s takes no more of this run: %s. The training goes on.", self._service, error)
+            self._run = None
+
+    def _on_close(self) -> None:
+        run, self._run = self._run, None
+        if run is None:
+            return
+        try:
+            self._finish(run, self._has_ended)
+        except self._errors() as error:
+            logger.warning("%s cannot close run %s: %s.", self._service, self.run_id, error)
+
+    def _config(self) -> dict[str, Any]:
+        assert self.progress is not None  # it came with the start
+        return {
+            **self.model.settings.to_dict(),
+            "seed": self.model.seed,
+            "total_steps": self.progress.total_steps,
+            "dist_classicrl": dist_classicrl.__version__,
+        }
