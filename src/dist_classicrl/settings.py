@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 from dist_classicrl import rules, schedules
 from dist_classicrl.checks import Checked, NumberType, OneOf, Or, RealNumber, WholeNumber, YesOrNo, setting
-from dist_classicrl.errors import SettingsError
+from dist_classicrl.errors import MissingExtraError, SettingsError
 from dist_classicrl.rules import behaviors
 from dist_classicrl.schedules import Linear, PerVisit, Schedule, as_schedule
 
@@ -17,6 +18,16 @@ ROUND_UPDATES = 32
 """Updates of a logical worker in the first rounds of the reproducible mode with ``sync_frequency="auto"``."""
 
 _MOST_ENVS = 2**16
+
+_NO_AMOUNT = (
+    "compression='threshold' does not say which changes may wait. Write compression_threshold=0.01, or "
+    "another number."
+)
+
+_NO_ZSTANDARD = (
+    'compression="lossless" needs zstandard, which is an extra: pip install ".[compression]" in a clone of '
+    'this project, or pip install zstandard. Else write compression="none".'
+)
 
 _NO_NCCL = (
     "communication_backend='nccl' needs one GPU per rank and tables in GPU memory; this library's tables "
@@ -154,6 +165,11 @@ class Settings(Checked):
         "auto", Or("auto", WholeNumber(1, '"auto"', bits=31)), "Updates of a worker between two pushes."
     )
     compression_threshold: float = _talking(0.0, RealNumber(0.0), "Changes of values below this may wait.")
+    compression: str = _talking(
+        "none",
+        OneOf(("none", "lossless"), {"threshold": _NO_AMOUNT}),
+        "Of messages, with no bit of them changed.",
+    )
     prefetch_factor: int = _talking(2, WholeNumber(1, bits=31), "Pushes in flight per worker.")
     communication_backend: str = _talking(
         "mpi", OneOf(("mpi",), {"nccl": _NO_NCCL}), "What carries messages."
@@ -205,6 +221,15 @@ class Settings(Checked):
                 "compression_threshold has no place in the reproducible mode (async_updates=False), where "
                 "every round is merged whole. Leave it at 0.0, or use async_updates=True."
             )
+        if self.compression != "none":
+            if not self.async_updates:
+                raise SettingsError(
+                    f'compression="{self.compression}" has no place in the reproducible mode '
+                    '(async_updates=False), whose rounds go as they are. Leave it at "none", or use '
+                    "async_updates=True."
+                )
+            if find_spec("zstandard") is None:
+                raise MissingExtraError(_NO_ZSTANDARD)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as plain data for JSON."""

@@ -147,6 +147,7 @@ def test_a_signal_on_any_rank_stops_all_and_another_run_goes_on(who, folder, res
     ("settings", "match"),
     [
         ({"compression_threshold": 0.1}, "compression_threshold=0"),
+        ({"compression": "lossless"}, 'compression="none"'),
         ({"replay_ratio": 1.0}, "replay_ratio=0"),
     ],
 )

@@ -103,6 +103,7 @@ OPTIONS = {
     "replay": {"replay_ratio": 1.5, "buffer_size": 500},
     "threshold": {"compression_threshold": 0.01, "sync_frequency": 10},
     "threshold and float32": {"compression_threshold": 1e-4, "dtype": "float32"},
+    "lossless": {"compression": "lossless", "sync_frequency": 10},
     "often": {"sync_frequency": 1, "batch_size": 50},
     "seldom": {"sync_frequency": 1_000_000},
     "one in flight": {"prefetch_factor": 1, "sync_frequency": 4},
@@ -112,6 +113,7 @@ OPTIONS = {
         "dtype": "float32",
         "replay_ratio": 0.5,
         "compression_threshold": 0.01,
+        "compression": "lossless",
         "sync_frequency": 3,
         "prefetch_factor": 8,
     },
@@ -127,7 +129,7 @@ def test_no_visit_is_lost_whatever_the_options(world, make_agent, lake, digests,
         assert result.steps == steps
     assert agent.visits.sum() == 50_011
     assert len(set(digests(agent))) == 1
-    if name == "threshold" and world.size > 1:
+    if name in ("threshold", "lossless") and world.size > 1:
         assert result.bytes_saved > 0
 
 

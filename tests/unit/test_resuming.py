@@ -659,6 +659,7 @@ FREE = {
     "replay_ratio": 2.0,
     "buffer_size": 77,
     "compression_threshold": 0.1,
+    "compression": "lossless",
     "prefetch_factor": 5,
     "n_envs": 3,
     "timeout": 55.0,

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from dist_classicrl.comm.compression import Codec
 from dist_classicrl.comm.messages import decode
 from dist_classicrl.engines.roles.peers import Peer, PeerEvent, Peers
 from dist_classicrl.engines.server.leases import LeaseBook
@@ -28,7 +29,8 @@ def server():
         client = Client(0, Wishes(quantum=10, refresh=False))
         server.peers.add(Peer(rank, channel, client, Arrivals(1.0, now=0.0), 0.0))
     server.table = SimpleNamespace(applied={})
-    server.tally = SimpleNamespace(bytes_pulled=0)
+    server.tally = SimpleNamespace(bytes_pulled=0, bytes_saved=0)
+    server.codec = Codec()
     return server
 
 

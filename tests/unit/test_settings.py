@@ -10,7 +10,7 @@ import pytest
 
 from dist_classicrl import DistAsyncQLearning, rules
 from dist_classicrl.checkpoint.plan import CheckpointPlan
-from dist_classicrl.errors import SettingsError
+from dist_classicrl.errors import MissingExtraError, SettingsError
 from dist_classicrl.schedules import Constant, Exponential, Linear, PerVisit
 from dist_classicrl.settings import ByRule, Settings
 
@@ -173,6 +173,24 @@ def test_settings_that_contradict_each_other():
         Settings(on_error="exclude", async_updates=False)
     with pytest.raises(SettingsError, match="compression_threshold has no place in the reproducible mode"):
         Settings(compression_threshold=0.1, async_updates=False)
+    with pytest.raises(SettingsError, match='compression="lossless" has no place in the reproducible mode'):
+        Settings(compression="lossless", async_updates=False)
+
+
+def test_compression():
+    assert Settings().compression == "none"
+    assert Settings(compression="lossless", compression_threshold=0.1).compression == "lossless"
+    with pytest.raises(SettingsError, match="compression must be one of 'none', 'lossless', got 3"):
+        Settings(compression=3)
+    with pytest.raises(SettingsError, match="Write compression_threshold=0.01"):
+        Settings(compression="threshold")
+
+
+def test_compression_names_the_package_that_it_lacks(monkeypatch):
+    monkeypatch.setattr("dist_classicrl.settings.find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match="pip install zstandard"):
+        Settings(compression="lossless")
+    Settings()
 
 
 def test_settings_are_frozen():

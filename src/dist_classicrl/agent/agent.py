@@ -166,11 +166,16 @@ class DistAsyncQLearning:
     on_error : str
         What an exception in a worker's environment means. "raise": it is raised on every rank. "exclude": it
         is logged, and costs that worker.
+    compression : str
+        "lossless": pushes and refreshes go in fewer bytes, by Zstandard (extra `compression`), where they are
+        smaller by a tenth at least. No bit of the table changes, and `result.bytes_saved` counts it.
 
     Raises
     ------
     SettingsError
         If a setting is not allowed.
+    MissingExtraError
+        If it needs a package that is not installed.
     """
 
     @named_arguments("DistAsyncQLearning")
@@ -209,6 +214,7 @@ class DistAsyncQLearning:
         min_workers: int = 0,
         max_replacements: int = 3,
         on_error: Literal["raise", "exclude"] = "raise",
+        compression: Literal["none", "lossless"] = "none",
     ) -> None:
         given = locals()
         settings = Settings(**{each.name: given[each.name] for each in fields(Settings)})

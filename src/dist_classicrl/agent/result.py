@@ -45,7 +45,8 @@ class TrainingResult(Outcome):
         Bytes that workers sent to the server, and it to them.
     bytes_saved : int
         Bytes of maps that `compression_threshold` spared: what pushes would have carried, had each taken all
-        entries learned since the one before, less what they did carry.
+        entries learned since the one before, less what they did carry; and bytes of pushes and refreshes by
+        which ``compression="lossless"`` made these shorter.
     communication_fraction : float
         Share of the workers' time that did not go into learning.
     resumed_from : str or None

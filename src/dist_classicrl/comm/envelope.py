@@ -73,6 +73,7 @@ class Kind(IntEnum):
     ASK_ROWS = 43  # server, to one rank of each other host: some rows that its host owns
     SOME_ROWS = 44  # the answer; from the server: rows as they are
     GOT_ROWS = 45  # the answer to that
+    COMPRESSED = 46  # another message, in fewer bytes
 
 
 _KINDS = {int(kind): kind for kind in Kind}

@@ -197,6 +197,11 @@ def _is_replicated_only(settings: Settings) -> str | None:
             f"compression_threshold={settings.compression_threshold:g}: nothing is sent that could be left "
             "out. Write compression_threshold=0"
         )
+    if settings.compression != "none":
+        return (
+            f'compression="{settings.compression}": no maps are sent that could be compressed. Write '
+            'compression="none"'
+        )
     if settings.replay_ratio > 0.0:
         return (
             f"replay_ratio={settings.replay_ratio:g}: old transitions are not learned again there. Write "

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dist_classicrl.comm.messages import decode, encode
+from dist_classicrl.comm.compression import Codec
+from dist_classicrl.comm.messages import encode
 from dist_classicrl.comm.transport import Backoff
 from dist_classicrl.engines.loops import LearningOn
 from dist_classicrl.engines.roles.messages import AskToStop
@@ -54,6 +55,7 @@ class Server(Serving[Client]):
 
     leases: LeaseBook = field(kw_only=True)
     takes_over: bool = field(default=False, kw_only=True)
+    codec: Codec = field(default_factory=Codec, kw_only=True)
 
     def __post_init__(self) -> None:
         self._snapshot = self.table.snapshot()
@@ -156,12 +158,14 @@ class Server(Serving[Client]):
 
     def take_in(self, peer: Peer[Client], message: np.ndarray) -> None:
         """Take in a push, or what any worker may send."""
-        match decode(message):
+        told, saved = self.codec.decode(message)
+        self.tally.bytes_saved += saved
+        match told:
             case Push() as push if peer.learns:
                 self._push(peer, message.size, push)
             case HandIn() as handed_in if peer.learns:
                 self._take_hand_in(peer, message.size, handed_in)
-            case told:
+            case _:
                 self.take_in_common(peer, told)
 
     def _push(self, peer: Peer[Client], size: int, push: Push) -> None:
@@ -243,9 +247,11 @@ class Server(Serving[Client]):
         if client.wishes.refresh and client.version < self.table.version:
             refresh, handover = self.table.refresh(client.version), self._current_handover()
             client.version = refresh.version
-        message = encode(Reply(self.table.applied.get(peer.rank, 0), lease, refresh, handover))
+        reply = Reply(self.table.applied.get(peer.rank, 0), lease, refresh, handover)
+        message, saved = self.codec.encode(reply)
         peer.channel.send(message)
         self.tally.bytes_pulled += message.size
+        self.tally.bytes_saved += saved
         client.owes_reply = False
         client.starved = client.starved and lease is None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from dist_classicrl.comm.compression import Codec, LosslessCodec
 from dist_classicrl.engines.loops import LearningOn, StepLoop
 from dist_classicrl.engines.outcome import Outcome
 from dist_classicrl.engines.roles.participants import Roles, run_together
@@ -49,9 +50,15 @@ class AsyncRoles(Roles[Worker, Server]):
             run.generation,
             settings.on_error == "exclude",
             self.note_workers,
+            codec=self.codec(),
             watch=run.watch,
             wants_to_leave=run.wants_to_leave,
         )
+
+    def codec(self) -> Codec:
+        """Return what writes and reads the messages of maps and refreshes."""
+        run = self.run
+        return LosslessCodec(run.values.size) if run.settings.compression == "lossless" else Codec()
 
     def note_workers(self, workers: int) -> None:
         """Learn as one of so many."""
@@ -79,6 +86,7 @@ class AsyncRoles(Roles[Worker, Server]):
             ),
             "saver": run.saver,
             "takes_over": takes_over,
+            "codec": self.codec(),
         }
 
     def successor(self, worker: Worker) -> Server:

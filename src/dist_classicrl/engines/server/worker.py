@@ -9,12 +9,13 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from dist_classicrl._random import stream_key
-from dist_classicrl.comm.messages import decode, encode
+from dist_classicrl.comm.compression import Codec
+from dist_classicrl.comm.messages import encode
 from dist_classicrl.comm.transport import Backoff, Channel
 from dist_classicrl.engines.outcome import Learned
 from dist_classicrl.engines.roles.messages import AskToStop, Final
@@ -46,6 +47,7 @@ class Worker(Working):
     generation: int = 0
     survives_errors: bool = False  # an exception of the environment costs this worker alone
     note_workers: Callable[[int], None] = lambda workers: None  # how many there are: step sizes may need it
+    codec: Codec = field(default_factory=Codec, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -217,7 +219,7 @@ class Worker(Working):
         known = self.window.known_version(pushed.sequence)
         revision = self.group.view.revision
         push = Push(pushed, made, wishes, saved, self.progress, revision, known, self._stopping)
-        self.channel.send(encode(push))
+        self.channel.send(self.codec.encode(push)[0])
         steps, self._since_push = self._since_push, 0
         pacer.gauge.look(self._table.base)
         cpu_now = time.thread_time()
@@ -263,7 +265,7 @@ class Worker(Working):
         something = False
         while self.final is None and (message := self.channel.poll()) is not None:
             something = True
-            match decode(message):
+            match self.codec.decode(message)[0]:
                 case Reply() as reply:
                     self._take_reply(reply)
                 case AskToStop():

@@ -1,0 +1,95 @@
+"""Messages in fewer bytes, with no bit of them changed: by Zstandard, where that pays.
+
+Maps and refreshes are arrays of numbers of eight bytes, whose high bytes resemble each other more than the
+bytes of one number do. So all first bytes go first, then all second ones, and so on.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dist_classicrl.comm import messages
+from dist_classicrl.comm.envelope import Kind, damaged
+
+_WORD = 8  # all of an encoded message lies on boundaries of so many bytes
+_LEAST_BYTES = 1024  # a shorter message goes as it is
+_LEAST_GAIN = 0.1
+_LEFT_ALONE = 8  # messages that are not tried after one that did not get smaller by that
+_LEVEL = 1
+_BYTES_PER_ENTRY = 128
+_BYTES_BESIDES = 2**20
+
+
+@messages.message(Kind.COMPRESSED)
+class Compressed(NamedTuple):
+    """Another message, compressed."""
+
+    data: np.ndarray  # uint8: one Zstandard frame, which tells its size and has a checksum
+
+
+class Codec:
+    """Encodes and decodes messages as `dist_classicrl.comm.messages` does; with what compression spared."""
+
+    def encode(self, message: object) -> tuple[np.ndarray, int]:
+        """Return a message as one ndarray(uint8), and the bytes by which compression made it shorter."""
+        return messages.encode(message), 0
+
+    def decode(self, received: np.ndarray) -> tuple[Any, int]:
+        """Return likewise the message that came; ProtocolError if it is none."""
+        return messages.decode(received), 0
+
+
+class LosslessCodec(Codec):
+    """Compresses messages where that makes them smaller by a tenth at least.
+
+    Messages that tell of a table with so many `entries` cannot be longer than this allows: one that claims to
+    be is refused before there is memory for it. `Settings` has checked that the library is there.
+    """
+
+    def __init__(self, entries: int) -> None:
+        import zstandard as library
+
+        self._library = library
+        self._compressor = library.ZstdCompressor(level=_LEVEL, write_checksum=True)
+        self._decompressor = library.ZstdDecompressor()
+        self._most = _BYTES_PER_ENTRY * entries + _BYTES_BESIDES
+        self._left_alone = 0
+
+    def encode(self, message: object) -> tuple[np.ndarray, int]:
+        """See `Codec`."""
+        plain = messages.encode(message)
+        if not _LEAST_BYTES <= plain.size <= self._most:
+            return plain, 0
+        if self._left_alone:
+            self._left_alone -= 1
+            return plain, 0
+        frame = self._compressor.compress(plain.reshape(-1, _WORD).T.tobytes())
+        packed = messages.encode(Compressed(np.frombuffer(frame, np.uint8)))
+        if packed.size > (1.0 - _LEAST_GAIN) * plain.size:
+            self._left_alone = _LEFT_ALONE
+            return plain, 0
+        return packed, plain.size - packed.size
+
+    def decode(self, received: np.ndarray) -> tuple[Any, int]:
+        """See `Codec`."""
+        told = messages.decode(received)
+        if not isinstance(told, Compressed):
+            return told, 0
+        plain = self._restore(told.data)
+        return messages.decode(plain), plain.size - received.size
+
+    def _restore(self, data: np.ndarray) -> np.ndarray:
+        kind = Kind.COMPRESSED.name
+        if data.dtype != np.uint8:
+            raise damaged(kind, f"it has numbers of type {data.dtype} in place of bytes")
+        frame = data.tobytes()
+        try:
+            size = self._library.frame_content_size(frame)
+            if not 0 < size <= self._most or size % _WORD:
+                raise damaged(kind, f"it claims to hold {size} bytes, where {self._most} are the most")
+            plain = self._decompressor.decompress(frame, max_output_size=size, allow_extra_data=False)
+        except self._library.ZstdError as error:
+            raise damaged(kind, f"it cannot be decompressed: {error}") from error
+        return np.frombuffer(plain, np.uint8).reshape(_WORD, -1).T.reshape(-1)
