@@ -110,8 +110,7 @@ class SequentialComparison:
         if self._verdict is not None and self._verdict.outcome != UNDECIDED:
             raise StudyError(
                 f"The comparison has ended ({self._verdict}), and a look at more seeds would raise its "
-                f"share of false "
-                "alarms. Make a new SequentialComparison for new seeds."
+                "share of false alarms. Make a new SequentialComparison for new seeds."
             )
         first, second = self._checked(first_scores, "first"), self._checked(second_scores, "second")
         tasks = tuple(first)
