@@ -238,3 +238,13 @@ def test_a_learners_table_has_room_for_what_its_rule_declares(legal):
     context = RuleMemory(rule, parameters, table, 4).context(table, None, 0.9)
     assert context.whole.shape == (4, 2) and context.real.shape == (4, 1)
     assert context.owned.shape == (4, 4 + STATES * ACTIONS)
+
+
+def test_rules_of_two_classes_are_unequal_though_neither_has_a_field():
+    one, other = rules.QLearning(), rules.DoubleQLearning()
+    assert not one._fields
+    assert not other._fields
+    assert one == rules.QLearning()
+    assert one != other
+    assert not one == other
+    assert len({one, other, rules.QLearning()}) == 2

@@ -234,8 +234,22 @@ def register(rule: LearningRule) -> LearningRule:
             f"The rule {rule.name!r} cannot be registered: in {rule.parameters.__name__} "
             f"{', '.join(lacking)} must have a default that is a number, True or False."
         )
+    kind.__eq__, kind.__ne__, kind.__hash__ = _is_same, _is_other, _hash  # type: ignore[assignment,method-assign]
     _known[rule.name] = rule
     return rule
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Return whether both are of one class, too: to tuples alone, two rules without fields are the same."""
+    return type(one) is type(other) and tuple(one) == tuple(other)
+
+
+def _is_other(one: Any, other: Any) -> bool:
+    return not _is_same(one, other)
+
+
+def _hash(one: Any) -> int:
+    return hash((type(one), *one))
 
 
 def _place(kind: type) -> tuple[str, str]:
