@@ -31,13 +31,6 @@ class UnknownAttributeError(DistClassicRLError, AttributeError):
     """An agent was asked for an attribute that it does not have; the message names what it is called here."""
 
 
-# Studies
-
-
-class StudyError(DistClassicRLError, ValueError):
-    """A study of many trainings cannot be made as asked for, or its folder or its scores cannot be used."""
-
-
 # Environments and models
 
 
@@ -248,7 +241,7 @@ class MissingExtraError(SettingsError, ImportError):
 
 
 class StudyError(DistClassicRLError, ValueError):
-    """Trainings cannot be compared as they are: too few seeds, other tasks, or scores that are no numbers."""
+    """A study of many trainings cannot be made or compared as asked for, or its folder cannot be used."""
 
 
 class PlotError(DistClassicRLError, ValueError):

@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 
 from dist_classicrl import DistAsyncQLearning, Study, Sweep, TabularMDP
+from dist_classicrl.cli.main import main
 from dist_classicrl.errors import StudyError
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.sweep import Range, SuccessiveHalving
 from dist_classicrl.sweep import trial as trial_module
+from dist_classicrl.sweep.comparison import interquartile_mean
 from dist_classicrl.sweep.folder import Member, StudyFolder
 from dist_classicrl.sweep.plan import Plan
 from dist_classicrl.sweep.search import variants
@@ -374,3 +376,18 @@ def test_the_summary_has_means_and_errors_of_seeds(whole):
     groups = [[row["score"] for row in whole.rows() if row["variant"] == number] for number in range(4)]
     names = [each["settings"] for each in whole.summary()]
     assert whole.scores() == {GARNET.name: dict(zip(names, groups, strict=True))}
+
+
+def test_settings_are_compared_by_a_command(whole, capsys):
+    names = [each["settings"] for each in whole.summary()]
+    assert main(["compare", str(whole.folder), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["comparisons"]
+    assert len(told) == 6 and {one["first"]["name"] for one in told} <= set(names)
+    middle = interquartile_mean(whole.scores()[GARNET.name][names[0]])
+    assert told[0]["first"]["iqm"]["value"] == pytest.approx(middle)
+    assert told[0]["first"]["optimality_gap"]["value"] >= 0.0  # scores between a random policy and the best
+    assert main(["compare", str(whole.folder), names[0], names[3]]) == 0
+    assert "interquartile mean" in capsys.readouterr().out
+    assert main(["compare", str(whole.folder), names[0], "nothing"]) == 2
+    assert main(["compare", str(whole.folder), names[0]]) == 2
+    assert main(["compare", str(whole.folder / "nothing")]) == 2

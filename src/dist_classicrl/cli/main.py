@@ -15,6 +15,7 @@ from dist_classicrl.cli import errors
 COMMANDS = {
     "train": "Train on one core or on many ranks; typed again, it goes on.",
     "sweep": "Train with many settings and seeds; typed again, it goes on.",
+    "compare": "Compare settings of a study by their scores.",
     "evaluate": "Play the greedy policy of a trained model.",
     "show": "Show policy and values as text.",
     "export": "Write a trained model as npz, csv or plain Python.",

@@ -151,6 +151,13 @@ class Study:
             for name, each in found.items()
         }
 
+    @property
+    def bounds(self) -> dict[str, tuple[float, float]] | None:
+        """What `compare` takes as bounds of `scores`: 0 and 1, or None where some scores are returns."""
+        if any(row["optimal_value"] is None for row in self.rows() if row["error"] is None):
+            return None
+        return dict.fromkeys(self._plan.environments, (0.0, 1.0))
+
     def name_of(self, variant: int) -> str:
         """Return settings as words, such as ``learning_rate=0.1 epsilon=0.2``."""
         return " ".join(f"{name}={value}" for name, value in self._words[variant].items()) or "default"
