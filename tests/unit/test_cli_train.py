@@ -7,6 +7,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 
 import gymnasium
 import numpy as np
@@ -20,6 +22,7 @@ from dist_classicrl.cli.commands.train import command as train_command
 from dist_classicrl.cli.main import main
 from dist_classicrl.cli.requested_run import gather
 from dist_classicrl.cli.run_folder import RunFolder, short_path, steps_saved
+from dist_classicrl.cli.signals import Ended, ended_after
 from dist_classicrl.cli.synonyms import SYNONYMS, own_word
 from dist_classicrl.cli.trained_agent import load
 from dist_classicrl.errors import CheckpointError, SettingsError, TrainingStopped
@@ -561,6 +564,11 @@ def test_an_evaluation_has_an_end_and_takes_nothing_away(
     assert f"not known: {why}" in said and "dist-classicrl evaluate x" in said
     assert steps_of(place / "x") == total_steps and load("x").agent.steps == total_steps
     assert signal.getsignal(signal.SIGALRM) == before
+
+
+def test_an_end_in_time_is_not_taken_for_an_error_of_the_code_that_just_runs():
+    with pytest.raises(Ended, match="0.05 s"), ended_after(0.05, ()), suppress(Exception):
+        time.sleep(30)
 
 
 def test_a_return_that_ended_the_run_is_said(place, capsys):

@@ -29,8 +29,12 @@ def cleaned_up() -> Iterator[None]:
         yield
 
 
-class Ended(Exception):
-    """The time is over, or a signal has come; the message says which."""
+class Ended(BaseException):
+    """The time is over, or a signal has come; the message says which.
+
+    No `Exception`: it comes wherever the program just is, and code that makes an error of its own of each
+    exception, or lets it pass, must not take it for one of its own.
+    """
 
 
 @contextmanager
