@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -114,6 +115,22 @@ def test_a_study_that_cannot_be_is_refused_before_anything_is_made(tmp_path, cha
     with pytest.raises(StudyError, match=word):
         a_sweep(tmp_path / "study", **changes)
     assert not (tmp_path / "study").exists()
+
+
+def test_a_single_environment_that_cannot_be_made_again_is_refused(tmp_path):
+    class Mine(gymnasium.Env):
+        observation_space = action_space = gymnasium.spaces.Discrete(2)
+
+        def reset(self, seed=None, options=None):
+            return 0, {}
+
+        def step(self, action):
+            return 0, float(action), True, False, {}
+
+    with pytest.raises(StudyError, match="a function that makes it"):
+        Sweep(Mine(), 100, folder=tmp_path)
+    study = Sweep({"mine": Mine}, 100, seeds=2, points=2, eval_episodes=2, folder=tmp_path / "study").run(1)
+    assert [(row["environment"], row["score"]) for row in study.rows()] == [("mine", 1.0)] * 2
 
 
 # Runs

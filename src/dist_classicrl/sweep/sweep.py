@@ -143,6 +143,12 @@ class Sweep:
         looks = {
             name: looked_at(one, common.get("use_action_mask")) for name, one in self._environments.items()
         }
+        for name, look in looks.items():
+            if look.stepped is not None and look.make_another is None:
+                raise StudyError(
+                    f"{name} is one environment, and each run needs its own. Give a function that makes "
+                    "it, such as lambda: MyEnv(), or its Gymnasium id."
+                )
         self._costs = {name: 1.0 if look.simulator else float(STEPPED_COST) for name, look in looks.items()}
         self._stopping = early_stopping
         self.plan = Plan(

@@ -19,7 +19,7 @@ from dist_classicrl.agent.agent import DistAsyncQLearning
 from dist_classicrl.callbacks.base import BaseCallback
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.resolve import Source, resolve
-from dist_classicrl.errors import ConvergenceError, DistClassicRLError
+from dist_classicrl.errors import DistClassicRLError
 from dist_classicrl.evaluation.exact import exact_value
 from dist_classicrl.sweep.plan import Plan, Trial, checked_settings
 
@@ -162,7 +162,7 @@ def _judged(agent: DistAsyncQLearning, model: TabularMDP | None, discount: float
     try:
         exact = exact_value(model, agent.q_table, discount)
         random = _random_value(model, discount)
-    except (ConvergenceError, DistClassicRLError):
+    except DistClassicRLError:
         return {"exact_value": None, "optimal_value": None, "random_value": None}
     return {"exact_value": exact.value, "optimal_value": exact.optimum, "random_value": random}
 
