@@ -130,6 +130,9 @@ class DistAsyncQLearning:
     initial_value : float
         Of all entries of a new table. More than can be collected lets everything be tried: values can only
         fall then.
+    compression : str
+        "lossless": pushes and refreshes go in fewer bytes, by Zstandard (extra `compression`), where they are
+        smaller by a tenth at least. No bit of the table changes, and `result.bytes_saved` counts it.
     dtype : str
         Of the table, "float64" or "float32". Maps and targets are float64 in either case.
     seed : int, optional
@@ -166,9 +169,6 @@ class DistAsyncQLearning:
     on_error : str
         What an exception in a worker's environment means. "raise": it is raised on every rank. "exclude": it
         is logged, and costs that worker.
-    compression : str
-        "lossless": pushes and refreshes go in fewer bytes, by Zstandard (extra `compression`), where they are
-        smaller by a tenth at least. No bit of the table changes, and `result.bytes_saved` counts it.
 
     Raises
     ------
@@ -201,6 +201,7 @@ class DistAsyncQLearning:
         behavior: str | tuple[Any, ...] | Mapping[str, Any] | npt.ArrayLike = "epsilon_greedy",
         exploring_starts: bool = False,
         initial_value: float = 0.0,
+        compression: Literal["none", "lossless"] = "none",
         logical_workers: int = 16,
         max_states: int | None = None,
         replay_ratio: float = 0.0,
@@ -214,7 +215,6 @@ class DistAsyncQLearning:
         min_workers: int = 0,
         max_replacements: int = 3,
         on_error: Literal["raise", "exclude"] = "raise",
-        compression: Literal["none", "lossless"] = "none",
     ) -> None:
         given = locals()
         settings = Settings(**{each.name: given[each.name] for each in fields(Settings)})
