@@ -111,7 +111,7 @@ def test_the_image_is_small_and_has_no_tools_to_build_with(builder, image, recor
     assert not list((image.root / "var/lib/apt/lists").glob("*_*"))
     packages = image.root / "opt/venv/lib/python3.11/site-packages"
     assert not list(packages.glob("pip*")) and not list(packages.rglob("tests"))
-    licence = next(packages.glob("dist_classicrl-*.dist-info")) / "licenses" / "LICENSE"
+    licence = next(packages.glob("dist_classicrl_mpi-*.dist-info")) / "licenses" / "LICENSE"
     assert licence.read_text() == (ROOT / "LICENSE").read_text()
 
 
