@@ -12,8 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from dist_classicrl._hints import launched, rank_of_environment, usable_cores
 from dist_classicrl.checks import is_whole
 from dist_classicrl.errors import StudyError
@@ -246,14 +244,10 @@ class Sweep:
     ) -> None:
         """Take part in making these runs, and return when all of them are made by someone."""
         left = self.plan.parcels(trials, self._costs)
-        # Who comes later looks elsewhere first: that saves asking for what others have.
-        shift = int(np.random.default_rng(os.getpid()).integers(len(left))) if len(left) > 64 else 0
-        first = True
         while left:
             waiting: list[Parcel] = []
             records = folder.records()
-            order = left if first else left[shift % len(left) :] + left[: shift % len(left)]
-            for parcel in order:
+            for parcel in left:
                 if all(trial.key in records for trial in parcel.trials):
                     continue
                 if not member.claim(parcel.name):
@@ -268,7 +262,7 @@ class Sweep:
             if waiting and len(waiting) == len(left):
                 time.sleep(_POLL_SECONDS)
                 tick()
-            left, first = waiting, False
+            left = waiting
 
 
 def trials_of(plan: Plan, alive: Mapping[str, Sequence[int]], steps: int) -> list[Trial]:
