@@ -36,6 +36,8 @@ ORANGE = "#E69F00"
 PURPLE = "#CC79A7"
 SKY = "#56B4E9"
 VERMILLION = "#D55E00"
+COLORS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK)  # of lines, one after the other
+_STYLES = ("-", ":", "-.", (0, (5, 1)))  # one after the other where there are more lines than colors
 
 _STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,
@@ -161,3 +163,9 @@ def legend_below(figure: Figure | SubFigure, handles: list[Any], columns: int) -
     more = legend.get_window_extent().height / figure.dpi - _LEGEND
     if more > 0.0 and isinstance(figure, Figure):
         figure.set_figheight(figure.get_figheight() + more)
+
+
+def line_look(number: int) -> tuple[str, Any]:
+    """Return the color and the style of the line of this number, from 0 on, among several in one picture."""
+    turns, place = divmod(number, len(COLORS))
+    return COLORS[place], _STYLES[turns % len(_STYLES)]

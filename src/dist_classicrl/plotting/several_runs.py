@@ -30,16 +30,6 @@ if TYPE_CHECKING:
     from dist_classicrl.monitoring.reading import Metrics
 
 FEWEST = 3  # runs of which a middle with an interval is drawn; fewer are drawn one by one
-_COLORS = (
-    canvas.BLUE,
-    canvas.VERMILLION,
-    canvas.GREEN,
-    canvas.ORANGE,
-    canvas.PURPLE,
-    canvas.SKY,
-    canvas.BLACK,
-)
-_STYLES = ("-", ":", "-.", (0, (5, 1)))  # one after the other where there are more lines than colors
 
 
 @dataclass(frozen=True)
@@ -238,7 +228,7 @@ def _drawn(
 
     def draw(axes: Axes, panel: Panel, axis: str, scale: float) -> None:
         for number, (name, compared) in enumerate(groups.items()):
-            color, style = _COLORS[number % len(_COLORS)], _STYLES[number // len(_COLORS) % len(_STYLES)]
+            color, style = canvas.line_look(number)
             comparison = compared.get((panel.column, axis))
             if comparison is not None:
                 look = {"color": color, "ls": style}

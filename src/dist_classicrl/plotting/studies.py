@@ -20,16 +20,6 @@ if TYPE_CHECKING:
 Interval = tuple[Any, Any, Any]
 """Middle, low and high end: numbers, or arrays of one shape."""
 
-_COLORS = (
-    canvas.BLUE,
-    canvas.VERMILLION,
-    canvas.GREEN,
-    canvas.ORANGE,
-    canvas.PURPLE,
-    canvas.SKY,
-    canvas.BLACK,
-)
-_STYLES = ("-", ":", "-.", "--")
 _PANEL, _BAR = 3.2, 0.45  # inches
 
 
@@ -149,7 +139,7 @@ def plot_comparison(
     for axes, (name, intervals) in zip(panels, figures.items(), strict=True):
         for place, (variant, interval) in enumerate(intervals.items()):
             middle, low, high = (float(each) for each in _arrays(variant, interval, ()))
-            color = _COLORS[place % len(_COLORS)]
+            color = canvas.COLORS[place % len(canvas.COLORS)]
             axes.barh(place, high - low, left=low, height=0.6, color=color, alpha=0.5)
             axes.vlines(middle, place - 0.3, place + 0.3, color=canvas.BLACK, lw=2)
         if marks is not None and name in marks:
@@ -169,7 +159,7 @@ def _bands(x: Any, curves: Mapping[str, Interval], title: str) -> tuple[Figure, 
     axes = figure.subplots()
     lines = []
     for number, (name, curve) in enumerate(curves.items()):
-        color, style = _COLORS[number % len(_COLORS)], _STYLES[number // len(_COLORS) % len(_STYLES)]
+        color, style = canvas.line_look(number)
         middle, low, high = _arrays(name, curve, places.shape)
         axes.fill_between(places, low, high, color=color, alpha=0.18, lw=0)
         lines += axes.plot(places, middle, color=color, ls=style, lw=2, label=name)
