@@ -10,6 +10,7 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
+from itertools import count
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -147,6 +148,20 @@ def as_called_by_kernels(function: Any, check: bool) -> Any:
     if check:
         options["boundscheck"] = True
     return numba.jit(**options)(function.py_func)
+
+
+def class_of_its_own(kind: type) -> Any:
+    """Return a class derived of a NamedTuple, by which jitted code can tell its tuples from all others.
+
+    Its name is no other's: numba looks compiled code up by the names of classes and the types of their
+    fields. Of two classes with one name only the tuples of the first are found, those of the other are
+    typed anew in each call, for up to a millisecond. Machine code for it is not kept on disk.
+    """
+    name = f"{kind.__name__}{next(_numbers)}"
+    return type(name, (kind,), {"__slots__": (), "__module__": "made_by_dist_classicrl"})
+
+
+_numbers = count(1)
 
 
 def is_compiled(function: Any) -> bool:

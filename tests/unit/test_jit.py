@@ -6,9 +6,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
+import numba
 import numpy as np
 import pytest
+from numba.core.registry import CPUDispatcher
 
 import dist_classicrl
 from dist_classicrl import _jit
@@ -141,6 +144,27 @@ def test_a_function_without_an_entry_for_python_can_be_called_from_there():
     assert mix.targetoptions["no_cpython_wrapper"]
     assert mix(np.uint64(5)) == 13168350753275463132
     assert below(np.uint64(2**32 - 1), 4) == 3
+
+
+class Pair(NamedTuple):
+    first: int
+    second: int
+
+
+def test_tuples_of_derived_classes_are_found_by_the_quick_way(monkeypatch):
+    asked = []
+    by_types = CPUDispatcher._compile_for_args
+
+    def compile_for(self, *arguments):
+        asked.append(type(arguments[0]))
+        return by_types(self, *arguments)
+
+    monkeypatch.setattr(CPUDispatcher, "_compile_for_args", compile_for)
+    kinds = [Pair, *(_jit.class_of_its_own(Pair) for _ in range(2))]
+    total = numba.njit(lambda pair: pair.first + pair.second)
+    for kind in kinds * 3:
+        assert total(kind(1, 2)) == 3
+    assert asked == kinds
 
 
 def test_files_are_kept_one_at_a_time_and_nobody_waits_for_ever(tmp_path, monkeypatch):

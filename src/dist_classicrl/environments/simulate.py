@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dist_classicrl._jit import as_called_by_kernels, overloads
+from dist_classicrl._jit import as_called_by_kernels, class_of_its_own, overloads
 from dist_classicrl.checks import Or, WholeNumber, YesOrNo
 from dist_classicrl.environments.key_types import key_type
 from dist_classicrl.environments.sampling import alias
@@ -260,8 +260,7 @@ def _as_of(data: Any, game: Game) -> Any:
     if GAMES.setdefault(given, game) == game:
         return data
     if (given, game) not in _OTHERS:
-        # Not in the module of the user's class: machine code for it must not be kept on disk.
-        other = type(given.__name__, (given,), {"__slots__": (), "__module__": "games"})
+        other = class_of_its_own(given)
         GAMES[other], _OTHERS[given, game] = game, other
     return _OTHERS[given, game](*data)
 

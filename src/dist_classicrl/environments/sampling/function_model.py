@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from dist_classicrl._jit import class_of_its_own
 from dist_classicrl._random import stream_key
 from dist_classicrl.checks import is_whole
 from dist_classicrl.environments.model_checks import (
@@ -53,8 +54,8 @@ _TRIED = 1 << 24
 
 _TRIED_STARTS = 1_000
 
-# A class of its own for each game is derived of it; of none of them is machine code kept on disk.
-_Own: Any = type("Simulated", (Simulated,), {"__slots__": (), "__module__": "games"})
+# A class of its own for each game is derived of it.
+_Own: Any = class_of_its_own(Simulated)
 
 
 class NoData(NamedTuple):

@@ -13,7 +13,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dist_classicrl._jit import as_called_by_kernels, is_compiled, jit, jit_for, jit_inline, overloads
+from dist_classicrl._jit import (
+    as_called_by_kernels,
+    class_of_its_own,
+    is_compiled,
+    jit,
+    jit_for,
+    jit_inline,
+    overloads,
+)
 from dist_classicrl._random import SHIFT_32, mix, stream_key
 from dist_classicrl.environments.keyed import as_key
 from dist_classicrl.errors import SettingsError
@@ -368,6 +376,6 @@ def owned_by(
 def _class_for(function: Callable[..., Any]) -> Any:
     """Return the class by which kernels find a user's function; they are not kept on disk with it."""
     if function not in _CLASSES:
-        kind = type("Assigned", (Assigned,), {"__slots__": (), "__module__": "partitions"})
+        kind = class_of_its_own(Assigned)
         _CLASSES[function], _FUNCTIONS[kind] = kind, function
     return _CLASSES[function]
