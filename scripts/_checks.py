@@ -23,8 +23,8 @@ TESTS = ROOT / "tests"
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 # The core takes the least number of ranks that has all which ranks do together: a server and two workers.
 CORE_MPI_RANKS = (3,)
-MPI_RANKS = (1, 2, 4)
-# What two ranks do that four do not, the core has: a server with a single worker.
+MPI_RANKS = (1, 2, 3)
+# What two ranks do that three do not, the core has: a server with a single worker.
 ONLY_CORE_ON = 2
 NO_TESTS_CHOSEN = 5
 # By folder: in how many processes pytest runs its tests. More than there are cores, as many tests wait.
@@ -88,7 +88,7 @@ class Checks:
                 pytest += ["-n", str(PROCESSES[name]), "--dist", SHARING.get(name, "worksteal")]
             # mpirun gives its ranks a terminal of their own, so pytest cannot tell.
             pytest += ["--color", "yes" if sys.stdout.isatty() else "no"]
-            pytest += [] if self.choosing else ["--durations=8", "--durations-min=5"]
+            pytest += [] if self.choosing else ["--durations=25", "--durations-min=5"]
             if ranks:
                 quiet = [sys.executable, str(ROOT / "scripts" / "_rank.py"), logs]
                 # A stuck rank ends the job and shows where; ranks must not write to one cache at a time.
