@@ -68,8 +68,8 @@ ROW_FUNCTIONS[Outbox] = ROW_FUNCTIONS[LineArrays]._replace(
 class Letters(NamedTuple):
     """`LineArrays` that are only read, and letters to the owners of entries: which one, and its target.
 
-    A rule knows the states of steps that wait by their places, from 0 to ``waits - 1``, and calls `update` with
-    those for rows. A letter to all actions of a state has the number of actions for its action.
+    A rule knows the states of steps that wait by their places, from 0 to ``waits - 1``, and calls `update`
+    with those for rows. A letter to all actions of a state has the number of actions for its action.
     """
 
     values: np.ndarray

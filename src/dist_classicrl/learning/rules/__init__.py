@@ -17,7 +17,6 @@ from dist_classicrl.rules import LearningRule
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.shape import TableShape
 
-
 MOST_WAITING = 256
 """Steps that may wait in what a walker remembers which travels: each takes some 40 bytes of each record."""
 

@@ -533,7 +533,7 @@ def read_letters(partition, crew, context, stretch, done, size, inbox, starts, c
         row, target = row_of(partition, state), reals[i, TARGET]
         now = moment(stretch, done + (mail[i, WHO] >> NUMBER_BITS), np.uint64(0))
         if where & 3 == WHOLE_STATE:
-            _move_state(context, now, row, target, state * n_actions, crew.errors)
+            move_state(context, now, row, target, state * n_actions, crew.errors)
         else:
             action = (where >> 2) & _ACTION_MASK
             move_entry(context, now, row, action, target, np.uint64(state * n_actions + action), crew.errors)
@@ -541,7 +541,7 @@ def read_letters(partition, crew, context, stretch, done, size, inbox, starts, c
 
 
 @jit_inline
-def _move_state(context, now, row, target, first, errors):
+def move_state(context, now, row, target, first, errors):
     """Move the values of all legal actions of a state; the error counts once."""
     table = context.table
     is_first = True

@@ -428,12 +428,15 @@ class Share:
                 "version, with the same environment and partition?"
             )
         if wrong != FINE:
+            name = self._problem.rule.name
+            if self._waits is not None:
+                raise SettingsError(
+                    f"The rule {name!r} declares waits={self._waits}, but updated an entry that does not wait, "
+                    "more than wait, or a number that is shared. Let it update only steps that wait."
+                )
             raise SettingsError(
-                f"The rule {self._problem.rule.name!r} declares can_travel=True, but moved none or several "
+                f"The rule {name!r} declares can_travel=True, but moved none or several "
                 "entries in a step. Let each call of its learn update one entry, or leave can_travel out."
-                if self._waits is None
-                else f"The rule {self._problem.rule.name!r} declares waits={self._waits}, but updated what does "
-                "not wait, more entries than wait, or what is shared. Let it update those alone that wait."
             )
 
     def check(self) -> None:

@@ -1,7 +1,8 @@
 """Supersteps of ranks that share memory: they exchange records and replies there, without messages.
 
 A rank writes its records for another where that one reads them, says how many there are, and finds the
-replies in the same order; or letters, and how many these are. What is written in an attempt at a run is told by a number that no earlier one had.
+replies in the same order; or letters, and how many these are. What is written in an attempt at a run is told
+by a number that no earlier one had.
 """
 
 from __future__ import annotations
