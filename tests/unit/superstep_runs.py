@@ -64,6 +64,10 @@ def superstep(shares, stretch, done, size):
             replies[sender][rank] = part.copy()
     for share, answers in zip(shares, replies, strict=True):
         share.settle(stretch, done, size, answers)
+    if shares[0].shares:
+        of_all = sum(share.sums() for share in shares)
+        for share in shares:
+            share.take_sums(of_all)
 
 
 @dataclass

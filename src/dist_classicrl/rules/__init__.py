@@ -148,6 +148,9 @@ class LearningRule:
         among them, until their target is known. For a rule of one table that can travel this is what lets
         `learn` and `on_action` update the entries of such steps, none, one or several a call: at most one
         more than there are steps that wait, and none after its episode.
+    on_target : callable, optional
+        Learns from the target of an entry where the entry is, if `learn` gives it one by `target_found`: a
+        rule that can travel moves there what it shares with merge "affine".
     """
 
     name: str
@@ -168,6 +171,7 @@ class LearningRule:
     is_reproducible: bool = True
     can_travel: bool = False
     waits: Callable[[Any], int] | None = None
+    on_target: Any = None
 
     @property
     def usual(self) -> dict[str, Any]:

@@ -56,12 +56,18 @@ def _learn_target(table, row, action, target, step_size):
 
 
 @jit_inline
+def _put(table, row, action, target):
+    _learn_target(table, row, action, target, 0.0)
+    return True
+
+
+@jit_inline
 def _add_amount(table, row, action, amount):
     table.put[1] += 2  # nothing that is shared has an owner: refused as what is no single target
 
 
 ROW_FUNCTIONS[Outbox] = ROW_FUNCTIONS[LineArrays]._replace(
-    count=_count, learn_target=_learn_target, add_amount=_add_amount
+    count=_count, learn_target=_learn_target, add_amount=_add_amount, send=_put
 )
 
 
@@ -129,8 +135,8 @@ def _write_nothing(table, row, action, amount):
 
 
 @jit_inline
-def _send(table, row, target):
-    _write(table, row, table.n_actions, target)
+def _send(table, row, action, target):
+    _write(table, row, action, target)
     return True
 
 

@@ -181,13 +181,16 @@ def add_amount(table, row, action, amount):
 
 
 @picked(_of_table("send"))
-def send(table, row, target):
-    """Let the owner of a state move the values of all of its actions; return False where that is here."""
+def send(table, row, action, target):
+    """Let the owner of an entry learn from a target; return False where that is here.
+
+    The number of actions stands for all actions of a state that wait: see `tables.outbox.Letters`.
+    """
     raise NotImplementedError("send is for jitted code")
 
 
 @jit_inline
-def is_here(table, row, target):
+def is_here(table, row, action, target):
     """Do what `send` does where all rows are here: nothing."""
     return False
 

@@ -208,6 +208,11 @@ class Part:
             before = time.perf_counter()
             share.settle(stretch, done, size, [part.reshape(-1, share.width) for part in told])
             learning += time.perf_counter() - before
+            if share.shares:
+                sums = share.sums()
+                told = self._exchange([sums for _ in self.players], np.int64, sums.size, tend)
+                share.take_sums(sums + sum(part for part in told if part.size))
+                n_bytes += (len(self.players) - 1) * sums.nbytes
             moved += share.moved
             n_bytes += sum(part.nbytes for part in sent) + n_answered
             if isinstance(share, KeyedShare) and share.most is not None:

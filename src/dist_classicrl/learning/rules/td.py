@@ -49,7 +49,7 @@ class TD(NamedTuple):
 @jit
 def _learn_state(context, now, row, target, learned):
     """Move the values of all legal actions of a state, or let its owner; the error counts once."""
-    if send(context.table, row, target):
+    if send(context.table, row, actions_of(context.table), target):
         return learned
     is_first = True
     for action in range(actions_of(context.table)):

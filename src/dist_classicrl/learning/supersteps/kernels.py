@@ -49,6 +49,7 @@ from dist_classicrl.learning.supersteps.partition import (
     row_of,
     state_in,
 )
+from dist_classicrl.learning.supersteps.shared import learn_there, learns_there, move_numbers
 from dist_classicrl.learning.supersteps.sums import add_exactly
 from dist_classicrl.tables.blocks import lowest_bit
 from dist_classicrl.tables.lines import learn_target_as, prefetch_counts, prefetch_values
@@ -491,10 +492,7 @@ def settle(crew, context, stretch, done, replies, starts):
     n_actions = actions_of(table)
     n_moved = crew.sizes[MOVED]
     of_a_table = crew.n_states * n_actions if crew.n_states > 0 else OF_KEYS
-    for i in range(crew.sizes[ASKED]):
-        asked = crew.asked[i]
-        for j in range(crew.targets.shape[1]):
-            crew.targets[asked[0], j] = replies[starts[asked[1]] + asked[2], j]
+    _take_replies(crew, replies, starts)
     for k in range(n_moved):
         ahead = min(k + BLOCK // 2, n_moved - 1)
         prefetch_values(table, crew.rows[ahead])
@@ -504,6 +502,24 @@ def settle(crew, context, stretch, done, replies, starts):
         row = crew.rows[k] + number * table.n_states
         now = moment(stretch, done + crew.numbers[k], np.uint64(0))
         move_entry(context, now, row, crew.actions[k], crew.targets[k, 0], name, crew.errors)
+
+
+@jit_inline
+def _take_replies(crew, replies, starts):
+    for i in range(crew.sizes[ASKED]):
+        asked = crew.asked[i]
+        for j in range(crew.targets.shape[1]):
+            crew.targets[asked[0], j] = replies[starts[asked[1]] + asked[2], j]
+
+
+@jit
+def settle_there(rule, crew, context, stretch, done, replies, starts):
+    """Do what `settle` does by a rule that has `on_target`: `context` has a `Summed` table."""
+    _take_replies(crew, replies, starts)
+    for k in range(crew.sizes[MOVED]):
+        now = moment(stretch, done + crew.numbers[k], np.uint64(0))
+        row, action, name = crew.rows[k], crew.actions[k], np.uint64(crew.pairs[k])
+        learn_there(rule, context, now, row, action, crew.targets[k, 0], name, crew.errors)
 
 
 @jit_inline
@@ -571,6 +587,13 @@ def _overload_settle_alone(rule, partition, crew, context, stretch, done, size):
         letters, nobody = crew.post.letters, crew.n_out
         return read_letters(partition, crew, context, stretch, done, size, letters, nobody, nobody)
 
+    def with_shared(rule, partition, crew, context, stretch, done, size):
+        settle_there(rule, crew, context, stretch, done, crew.targets, crew.n_out)
+        move_numbers(context.table, context.table.sums)
+        return FINE
+
+    if learns_there(rule):
+        return with_shared
     return from_letters if lets_wait(rule) else impl
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,7 @@ from dist_classicrl.learning.supersteps.kernels import (
 )
 from dist_classicrl.learning.supersteps.letters import LETTER_WORDS, new_post
 from dist_classicrl.learning.supersteps.partition import STATE_SHIFT, WHERE, Owned, owned_by
+from dist_classicrl.learning.supersteps.shared import Summed, move_numbers
 from dist_classicrl.learning.supersteps.together import (
     BEGUN_AT,
     CROSSED,
@@ -159,12 +161,20 @@ class Share:
             np.zeros((1, 0)),
             np.zeros(0),
         )
-        self._context = context
+        self._context: Any = context
+        #: Whether its rule shares numbers, whose sums all ranks have to know after each superstep.
+        self.shares = problem.shape.n_shared > 0
         #: How many of its steps may wait; None: each is learned at once.
         self._waits = None if problem.rule.waits is None else problem.rule.waits(problem.parameters)
         arrays = self.table.arrays
+        outbox: Outbox | Letters
         outbox = Outbox.of(arrays) if self._waits is None else Letters.of(arrays, self._waits)
         self._asking = context._replace(table=outbox)
+        self._learns_there = problem.rule.on_target is not None
+        if self._learns_there:
+            numbers = problem.shape.n_shared
+            summed: Any = Summed.of(arrays, numbers)
+            self._context = context._replace(table=summed)
         self._boxes = boxes
         self._stuck: np.ndarray | None = None
         self._added = 0
@@ -189,6 +199,7 @@ class Share:
         self._answer = jit_for(kernels.answer, *parts)
         self._learn = jit_for(kernels.learn_alone, *parts)
         self._together = jit_for(together.play_together, *parts)
+        self._settle_there = jit_for(kernels.settle_there, problem.rule.parameters)
         self._read = jit_for(kernels.read_letters, self._kind_of_partition)
 
     # Rows
@@ -198,7 +209,7 @@ class Share:
         problem, shape = self._problem, self._whole
         self._owned: Owned = owned_by(partition, shape.n_states, self._rank, self.ranks, self._is_alone)
         states = self._owned.states
-        own = shape if states is None else TableShape(states.size, shape.n_actions, shape.n_tables)
+        own = shape if states is None else replace(shape, n_states=states.size)
         legal = problem.legal if states is None or problem.legal is None else problem.legal[states]
         return LineTable(own, problem.dtype, legal)
 
@@ -301,6 +312,7 @@ class Share:
             call(lambda: self.depart(NO_STEPS, 0, 0)),
             call(lambda: self.answer(NO_STEPS, 0, inbox, nobody)),
             call(lambda: self.settle(NO_STEPS, 0, 0, [replies] * self.ranks)),
+            *([call(lambda: self.take_sums(self.sums()))] if self.shares else []),
         ]
 
     def learn_alone(self, stream: Stream, rates: Rates, until: int) -> None:
@@ -399,11 +411,25 @@ class Share:
         if self._waits is None and (counts != crew.n_out).any():
             raise ProtocolError("The owners of rows answered another number of walkers than was sent.")
         came, starts = np.concatenate(told), np.cumsum(counts) - counts
+        if self._learns_there:
+            self._settle_there(self._problem.parameters, crew, self._context, stretch, done, came, starts)
+            return
         if self._waits is None:
             kernels.settle(crew, self._context, stretch, done, came, starts)
             return
         letters = came.view(np.int64), starts, counts
         self._check(self._read(self._partition, crew, self._context, stretch, done, size, *letters))
+
+    def sums(self) -> np.ndarray:
+        """Return what its walkers add up in this superstep to move shared numbers: int64, flat."""
+        sums: np.ndarray = self._context.table.sums
+        return sums.ravel()
+
+    def take_sums(self, of_all: np.ndarray) -> None:
+        """Move the shared numbers by the sums of all shares, its own among them, added up."""
+        table = self._context.table
+        table.sums[:] = of_all.reshape(table.sums.shape)
+        move_numbers(table, table.sums)
 
     def _call(self, kernel: Any, crew: Crew, *arguments: Any) -> bool:
         """Call a kernel; return whether it has come to its end."""
@@ -431,7 +457,7 @@ class Share:
             name = self._problem.rule.name
             if self._waits is not None:
                 raise SettingsError(
-                    f"The rule {name!r} declares waits={self._waits}, but updated an entry that does not wait, "
+                    f"The rule {name!r} declares waits={self._waits}, but updated what does not wait, "
                     "more than wait, or a number that is shared. Let it update only steps that wait."
                 )
             raise SettingsError(
@@ -480,10 +506,19 @@ class Share:
 
     def load(self, values: np.ndarray, counts: np.ndarray) -> None:
         """Start from a whole table: `values` and visit `counts`, flat."""
-        states = self._owned.states
-        if states is not None:
-            values, counts = (self._rows_of(array)[:, states] for array in (values, counts))
+        if self._owned.states is not None:
+            values, counts = self._own_of(values), self._own_of(counts)
         self.table.load(values.ravel(), counts.ravel())
+
+    def _own_of(self, array: np.ndarray) -> np.ndarray:
+        """Return what is its own of a whole array, flat; what the rule shares is everybody's."""
+        n_actions, shared = self._whole.n_actions, self._n_table_entries(self._whole)
+        own = self._rows_of(array)[:, self._owned.states].reshape(-1, n_actions)
+        return np.concatenate([own.ravel(), array.ravel()[shared:]])
+
+    @staticmethod
+    def _n_table_entries(shape: TableShape) -> int:
+        return shape.n_tables * shape.n_states * shape.n_actions
 
     def rows(self) -> tuple[np.ndarray, np.ndarray]:
         """Return its values and visit counts, flat; DivergenceError if they cannot be."""
@@ -499,7 +534,9 @@ class Share:
             whole[:] = rows
         else:
             n_tables, n_actions = self._whole.n_tables, self._whole.n_actions
-            self._rows_of(whole)[:, states] = rows.reshape(n_tables, -1, n_actions)
+            n_own = n_tables * states.size * n_actions
+            self._rows_of(whole)[:, states] = rows[:n_own].reshape(n_tables, -1, n_actions)
+            whole[self._n_table_entries(self._whole) :] = rows[n_own:]
 
     def _rows_of(self, array: np.ndarray) -> np.ndarray:
         return self._whole.tables(array.reshape(self._whole.n_rows, -1))

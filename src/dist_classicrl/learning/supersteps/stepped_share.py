@@ -103,7 +103,8 @@ class SteppedShare(Share):
         self._forget()
 
     def _forget(self) -> None:
-        self._moved = _Moved(*np.zeros((3, 0), np.int64), np.zeros((0, min(self.n_tables, 2)), np.int64))
+        nothing = np.zeros(0, np.int64)
+        self._moved = _Moved(nothing, nothing, nothing, np.zeros((0, min(self.n_tables, 2)), np.int64))
 
     def compile(self) -> None:
         """Compile what is called, or load it."""
