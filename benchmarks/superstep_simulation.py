@@ -118,12 +118,9 @@ def superstep_of_two(walkers: int, seconds: float) -> float:
         for rank, share in enumerate(shares):
             parts = [to_all[rank] for to_all in sent]
             counts = np.array([len(part) for part in parts])
-            answers = share.answer(stretch, done, np.concatenate(parts), counts)
-            replies.append(np.split(answers, np.cumsum(counts)[:-1]))
+            replies.append(share.answer(stretch, done, np.concatenate(parts), counts))
         for rank, share in enumerate(shares):
-            told = [to_all[rank] for to_all in replies]
-            n_told = np.array([len(part) for part in told])
-            share.settle(stretch, done, np.concatenate(told), np.cumsum(n_told) - n_told)
+            share.settle(stretch, done, size, [to_all[rank] for to_all in replies])
         n += 1
         if begin and (passed := time.perf_counter() - begin) > seconds:
             return passed / (n - made_before)

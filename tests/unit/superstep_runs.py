@@ -60,12 +60,14 @@ def superstep(shares, stretch, done, size):
     for rank, share in enumerate(shares):
         parts = [to_all[rank] for to_all in sent]
         counts = np.array([len(part) for part in parts])
-        answers = share.answer(stretch, done, np.concatenate(parts), counts)
-        for sender, part in enumerate(np.split(answers, np.cumsum(counts)[:-1])):
-            replies[sender][rank] = part
+        for sender, part in enumerate(share.answer(stretch, done, np.concatenate(parts), counts)):
+            replies[sender][rank] = part.copy()
     for share, answers in zip(shares, replies, strict=True):
-        counts = np.array([len(part) for part in answers])
-        share.settle(stretch, done, np.concatenate(answers), np.cumsum(counts) - counts)
+        share.settle(stretch, done, size, answers)
+    if shares[0].shares:
+        of_all = sum(share.sums() for share in shares)
+        for share in shares:
+            share.take_sums(of_all)
 
 
 @dataclass

@@ -143,6 +143,14 @@ class LearningRule:
         Whether `learn` can be called where the values of the acted state are not: each call must `update` one
         entry, that of the action in one of the tables, towards a target from the transition, the next state's
         values and what the walker remembers, which begins with zeros again after a truncation.
+    waits : callable, optional
+        Returns, for hyper-parameters, how many steps at most wait in what the walker remembers, the newest
+        among them, until their target is known. For a rule of one table that can travel this is what lets
+        `learn` and `on_action` update the entries of such steps, none, one or several a call: at most one
+        more than there are steps that wait, and none after its episode.
+    on_target : callable, optional
+        Learns from the target of an entry where the entry is, if `learn` gives it one by `target_found`: a
+        rule that can travel moves there what it shares with merge "affine".
     """
 
     name: str
@@ -162,6 +170,8 @@ class LearningRule:
     can_replay: bool = False
     is_reproducible: bool = True
     can_travel: bool = False
+    waits: Callable[[Any], int] | None = None
+    on_target: Any = None
 
     @property
     def usual(self) -> dict[str, Any]:

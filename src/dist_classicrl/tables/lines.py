@@ -24,6 +24,7 @@ from dist_classicrl.tables.rows import (
     UNROLLED_ACTIONS,
     RowFunctions,
     actions_of,
+    is_here,
 )
 
 MOST_VISITS = np.uint32(0xFFFFFFFF)
@@ -325,4 +326,5 @@ ROW_FUNCTIONS[LineArrays] = RowFunctions(
     _count,
     _learn_target,
     _add_amount,
+    is_here,
 )

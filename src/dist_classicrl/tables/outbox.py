@@ -1,7 +1,8 @@
 """A table of rows of which others own some: what is learned about those is put into an outbox.
 
 A learning rule reads the next state's row here and calls `update` for the entry that it acted on, which lies
-elsewhere. What `update` would have moved that entry towards stands in the outbox then, for its owner.
+elsewhere. What `update` would have moved that entry towards stands in the outbox then, for its owner. A rule
+that lets steps wait may call it for any of them, once, more often or not at all: that makes `Letters`.
 """
 
 from __future__ import annotations
@@ -55,10 +56,95 @@ def _learn_target(table, row, action, target, step_size):
 
 
 @jit_inline
+def _put(table, row, action, target):
+    _learn_target(table, row, action, target, 0.0)
+    return True
+
+
+@jit_inline
 def _add_amount(table, row, action, amount):
     table.put[1] += 2  # nothing that is shared has an owner: refused as what is no single target
 
 
 ROW_FUNCTIONS[Outbox] = ROW_FUNCTIONS[LineArrays]._replace(
-    count=_count, learn_target=_learn_target, add_amount=_add_amount
+    count=_count, learn_target=_learn_target, add_amount=_add_amount, send=_put
+)
+
+
+class Letters(NamedTuple):
+    """`LineArrays` that are only read, and letters to the owners of entries: which one, and its target.
+
+    A rule knows the states of steps that wait by their places, from 0 to ``waits - 1``, and calls `update`
+    with those for rows. A letter to all actions of a state has the number of actions for its action.
+    """
+
+    values: np.ndarray
+    counts: np.ndarray
+    width: int
+    count_width: int
+    first_count: int
+    n_touched: np.ndarray
+    legal: tuple[np.ndarray, np.ndarray] | None
+    row_shape: tuple[int, ...] | None
+    n_states: int
+    n_tables: int
+    n_actions: int
+    waits: int
+    places: np.ndarray  # int64, shape (most,)
+    actions: np.ndarray
+    targets: np.ndarray  # float64
+    n: np.ndarray  # int64, shape (1,): how many were written, and more than `most` where some had no room
+
+    @classmethod
+    def of(cls, arrays: LineArrays, waits: int) -> Letters:
+        """Return room for the letters of a step, of which there is one for each that waits, and one more."""
+        most = waits + 1
+        letters = np.zeros(most, np.int64), np.zeros(most, np.int64), np.zeros(most), np.zeros(1, np.int64)
+        return cls(*arrays, waits, *letters)
+
+
+@jit_inline
+def _write(table, row, action, target):
+    number = table.n[0]
+    if number < table.places.size:
+        table.places[number], table.actions[number], table.targets[number] = row, action, target
+    table.n[0] = number + 1
+
+
+@jit_inline
+def _known_value_of(table, row, action):
+    # `update` looks at what it moves, which is not here: a place is no row.
+    at = row * table.width + action
+    return np.float64(table.values[at]) if 0 <= at < table.values.size else 0.0
+
+
+@jit_inline
+def _known_visits_of(table, row, action):
+    at = row * table.count_width + table.first_count + action
+    return np.int64(table.counts[at]) if 0 <= at < table.counts.size else np.int64(0)
+
+
+@jit_inline
+def _write_target(table, row, action, target, step_size):
+    _write(table, row, action, target)
+
+
+@jit_inline
+def _write_nothing(table, row, action, amount):
+    table.n[0] = table.places.size + 1  # nothing that is shared has an owner: refused as what has no room
+
+
+@jit_inline
+def _send(table, row, action, target):
+    _write(table, row, action, target)
+    return True
+
+
+ROW_FUNCTIONS[Letters] = ROW_FUNCTIONS[LineArrays]._replace(
+    value_of=_known_value_of,
+    visits_of=_known_visits_of,
+    count=_count,
+    learn_target=_write_target,
+    add_amount=_write_nothing,
+    send=_send,
 )

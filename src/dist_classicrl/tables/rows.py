@@ -109,6 +109,7 @@ class RowFunctions(NamedTuple):
     count: Callable[..., Any]
     learn_target: Callable[..., Any]
     add_amount: Callable[..., Any]
+    send: Callable[..., Any]
 
 
 ROW_FUNCTIONS: dict[type, RowFunctions] = {}
@@ -177,6 +178,21 @@ def learn_target(table, row, action, target, step_size):
 def add_amount(table, row, action, amount):
     """Add `amount` to an entry that is shared with merge "sum"."""
     raise NotImplementedError("add_amount is for jitted code")
+
+
+@picked(_of_table("send"))
+def send(table, row, action, target):
+    """Let the owner of an entry learn from a target; return False where that is here.
+
+    The number of actions stands for all actions of a state that wait: see `tables.outbox.Letters`.
+    """
+    raise NotImplementedError("send is for jitted code")
+
+
+@jit_inline
+def is_here(table, row, action, target):
+    """Do what `send` does where all rows are here: nothing."""
+    return False
 
 
 @jit_inline
@@ -311,4 +327,5 @@ ROW_FUNCTIONS[TableArrays] = RowFunctions(
     _count,
     _learn_target,
     _add_amount,
+    is_here,
 )

@@ -10,7 +10,9 @@ from dist_classicrl.learning.rules import check_travels, find
 from dist_classicrl.learning.supersteps.partition import check_partition
 from dist_classicrl.learning.supersteps.share import check_walkers
 from dist_classicrl.learning.supersteps.stepped_share import WALKERS
+from dist_classicrl.rules import LearningRule
 from dist_classicrl.settings import Settings
+from dist_classicrl.tables.large_table import FROM_ENTRIES
 
 
 def check_asked(engine: str, walkers: Any, partition: Any) -> None:
@@ -52,4 +54,24 @@ def check_supersteps(source: Source, settings: Settings, walkers: int | None = N
             'on_failure="replace" cannot be had where rows are divided among the ranks: a replacement '
             'reaches the server alone, and no other owner. Write on_failure="continue".'
         )
-    check_travels(*find(settings.algorithm))
+    rule, parameters = find(settings.algorithm)
+    check_travels(rule, parameters)
+    if rule.on_target is not None:
+        _check_counted(source, rule)
+
+
+def _check_counted(source: Source, rule: LearningRule) -> None:
+    """Raise SettingsError unless a rule that learns where the entry is can do so in this environment."""
+    if source.keys is not None:
+        what = "has keys as states"
+    elif source.simulator is None:
+        what = "is stepped in Python"
+    elif source.n_states * source.n_actions >= FROM_ENTRIES:
+        what = f"has {source.n_states * source.n_actions:,} pairs of states and actions"
+    else:
+        return
+    raise SettingsError(
+        f"{source.name} {what}, and the rule {rule.name!r} learns where the entry is (on_target): in "
+        f"supersteps only in compiled environments of less than {FROM_ENTRIES:,} pairs whose states are "
+        'counted. Write async_updates=True or placement="replicated", or take a rule such as "q_learning".'
+    )

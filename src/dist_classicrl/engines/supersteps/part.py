@@ -186,7 +186,7 @@ class Part:
             if tries > _SPINS:
                 backoff.wait()
         moved, crossed, learning = share.exchanged()
-        return moved, 8 * crossed * (share.words + share.width), learning
+        return moved, 8 * crossed, learning
 
     def _play_by_messages(self, until: int, tend: Callable[[], None]) -> tuple[int, int, float]:
         share = self._share
@@ -202,17 +202,19 @@ class Part:
             before = time.perf_counter()
             counts = np.array([len(part) for part in asked])
             answers = share.answer(stretch, done, np.concatenate(asked), counts)
+            n_answered = sum(part.nbytes for part in answers)
             learning += time.perf_counter() - before
-            told = self._exchange(np.split(answers, np.cumsum(counts)[:-1]), np.float64, share.width, tend)
+            told = self._exchange(answers, np.float64, share.width, tend)
             before = time.perf_counter()
-            n_told = np.array([part.size // share.width for part in told])
-            if any(n != len(part) for n, part in zip(n_told, sent, strict=True)):
-                raise ProtocolError("The owners of rows answered another number of walkers than was sent.")
-            replies = np.concatenate(told).reshape(-1, share.width)
-            share.settle(stretch, done, replies, np.cumsum(n_told) - n_told)
+            share.settle(stretch, done, size, [part.reshape(-1, share.width) for part in told])
             learning += time.perf_counter() - before
+            if share.shares:
+                sums = share.sums()
+                told = self._exchange([sums for _ in self.players], np.int64, sums.size, tend)
+                share.take_sums(sums + sum(part for part in told if part.size))
+                n_bytes += (len(self.players) - 1) * sums.nbytes
             moved += share.moved
-            n_bytes += 8 * sum(part.size for part in sent) + answers.nbytes
+            n_bytes += sum(part.nbytes for part in sent) + n_answered
             if isinstance(share, KeyedShare) and share.most is not None:
                 own = np.array([share.n_known])
                 known = self._exchange([own for _ in self.players], np.int64, 1, tend)
@@ -316,8 +318,8 @@ class Part:
                 channel.reap()
 
 
-def _sizes(run: Run) -> tuple[int, int, int]:
-    """Return the walkers of a run, and how many numbers records and replies have."""
+def _sizes(run: Run) -> tuple[int, int, int, int]:
+    """Return the walkers of a run, and `record_sizes`."""
     simulator, walkers = run.source.simulator, run.walkers
     assert simulator is not None and walkers is not None
     rule, parameters = find(run.settings.algorithm)

@@ -24,6 +24,7 @@ from dist_classicrl.engines.supersteps.worker import SuperstepWorker
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.learning.learner import Learner
 from dist_classicrl.learning.rates import Rates
+from dist_classicrl.learning.rules import find
 from dist_classicrl.learning.supersteps.share import WALKERS
 from dist_classicrl.learning.supersteps.stepped_share import WALKERS as STEPPED
 from dist_classicrl.membership.admission import Entry
@@ -75,9 +76,11 @@ def _share_rows(run: Run, start: Setup | Entry) -> None:
 def _memory(run: Run, group: Group, start: Setup | Entry) -> HostMemory | None:
     """Return the memory in which the ranks exchange walkers.
 
-    None: they exchange messages, since they are on several hosts, or cannot have it, or step environments.
+    None: they exchange messages, since they are on several hosts, or cannot have it, or step environments,
+    or their rule shares numbers, for which they exchange once more.
     """
-    if run.source.simulator is None:  # it is Python that takes the time
+    rule, _ = find(run.settings.algorithm)
+    if run.source.simulator is None or rule.on_target is not None:  # Python takes the time
         return None
     size = shared_bytes(run, group.wire.size)
     if isinstance(start, Entry):

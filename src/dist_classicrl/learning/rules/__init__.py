@@ -17,6 +17,9 @@ from dist_classicrl.rules import LearningRule
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.shape import TableShape
 
+MOST_WAITING = 256
+"""Steps that may wait in what a walker remembers which travels: each takes some 40 bytes of each record."""
+
 
 def find(algorithm: Any) -> tuple[LearningRule, Any]:
     """Return a rule and its hyper-parameters, named in one of the ways that `rules.to_data` takes.
@@ -36,7 +39,7 @@ def find(algorithm: Any) -> tuple[LearningRule, Any]:
         parameters = rule.parameters(**given)
     except TypeError as error:
         raise SettingsError(f"{algorithm!r} is no learning rule: {error}.") from error
-    for function in (rule.learn, rule.on_action, rule.preference):
+    for function in (rule.learn, rule.on_action, rule.on_target, rule.preference):
         if not (function is None or is_compiled(function)):
             raise SettingsError(
                 f"{function!r} of the learning rule {name!r} is not jitted. Put @rule_function of "
@@ -85,19 +88,28 @@ def check_source(settings: Settings, source: Source) -> None:
 
 def check_travels(rule: LearningRule, parameters: Any) -> None:
     """Raise SettingsError if a rule cannot learn where walkers travel between the owners of rows."""
-    if rule.on_action is not None:
+    waits = 0 if rule.waits is None else rule.waits(parameters)
+    if rule.on_action is not None and rule.waits is None:
         why = "learns when the next action is chosen (on_action), where the entry that waits is not"
-    elif rule.shared:
-        why = f"shares {rule.shared[0].name}, which no state owns"
+    elif any(one.merge != "affine" for one in rule.shared) or (rule.shared and rule.on_target is None):
+        why = f"shares {rule.shared[0].name}, which no state owns, and has no on_target that moves it"
     elif rule.model(parameters, 1, 1):
         why = "keeps a model of the environment, of which each owner would see a part"
-    elif not rule.can_travel:
+    elif rule.waits is not None and len(rule.tables) > 1:
+        why = "lets steps wait, and has several tables"
+    elif waits > MOST_WAITING:
+        why = (
+            f"lets {waits:,} steps wait, all of which would cross with each step (at most "
+            f"{MOST_WAITING} may; a smaller n is nearest to it)"
+        )
+    elif rule.waits is None and not rule.can_travel:
         why = "does not say that it moves one entry a step, without a look at the acted state's values"
     else:
         return
     raise SettingsError(
         f"Walkers cannot travel between the owners of rows with the rule {rule.name!r}: it {why}. "
-        'Write async_updates=True or placement="replicated", take a rule such as "q_learning", or, where '
+        'Write async_updates=True or placement="replicated", take a rule such as "q_learning" or "n_step_sarsa", '
+        "or, where "
         "that is true of a rule of your own, declare can_travel=True."
     )
 

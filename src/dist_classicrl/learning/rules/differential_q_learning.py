@@ -14,6 +14,7 @@ from dist_classicrl.learning.rules.kernel import (
     rule_function,
     shared_entry,
     step_size,
+    target_found,
     update,
     value,
 )
@@ -39,17 +40,22 @@ class DifferentialQLearning(NamedTuple):
 
 
 @rule_function
-def learn(rule, context, now, step, learned):
-    """Move the value and the mean reward by the same error."""
+def learn_there(rule, context, now, row, action, target, learned):
+    """Move the value and the mean reward by the same error; the target is without that."""
     gain = shared_entry(context, 0)
     mean_reward = value(context, context.table.n_tables * context.table.n_states, 0)  # where `gain` stands
-    next_value = best_value(context, step)
     # Of the table alone: g has no step size of its own, and a large one would move it beyond its target.
-    alpha = min(1.0, rule.eta * step_size(context, now, step.state, step.action))
-    old = value(context, step.state, step.action)
-    learned = update(context, now, step.state, step.action, step.reward - mean_reward + next_value, learned)
+    alpha = min(1.0, rule.eta * step_size(context, now, row, action))
+    old = value(context, row, action)
+    learned = update(context, now, row, action, target - mean_reward, learned)
     # As a target of g, which makes it an affine update: r + max q' - q is where its own error is 0.
-    return move(context, now, gain, step.reward + next_value - old, alpha, learned)
+    return move(context, now, gain, target - old, alpha, learned)
+
+
+@rule_function
+def learn(rule, context, now, step, learned):
+    """Learn r + max q' where the entry is."""
+    return target_found(rule, context, now, step, step.reward + best_value(context, step), learned)
 
 
 def check(parameters: DifferentialQLearning) -> None:
@@ -79,6 +85,8 @@ RULE = register(
         name="differential_q_learning",
         parameters=DifferentialQLearning,
         learn=learn,
+        on_target=learn_there,
+        can_travel=True,
         truth=lambda model, parameters, settings: relative_values(model)[0],
         shared=(Shared("mean_reward", "affine"),),
         check=check,

@@ -1,12 +1,13 @@
 """What a learning rule's jitted functions are called with, and what they are made of.
 
-The training loops call `learn` and `on_action`, and where a rule compares actions in its own way
-`preference`. Numba picks the rule's functions by the class of its hyper-parameters, as
-`environments.simulate` picks simulations: one
-loop serves all rules, and the choice costs nothing while it runs. They are compiled with `rule_function`::
+The training loops call `learn` and `on_action`, where rows have owners `on_target` (see `target_found`), and
+where a rule compares actions in its own way `preference`. Numba picks the rule's functions by the class of
+its hyper-parameters, as `environments.simulate` picks simulations: one loop serves all rules, and the choice
+costs nothing while it runs. They are compiled with `rule_function`::
 
     learn(rule, context, now, step, learned) -> learned
     on_action(rule, context, now, state, action, learned) -> learned
+    on_target(rule, context, now, row, action, target, learned) -> learned
     preference(rule, context, state, action) -> float
 
 `rule` has the hyper-parameters, `context` the arrays, `now` and `step` are numbers. Every change of the table
@@ -33,7 +34,7 @@ from dist_classicrl._jit import jit, jit_inline, picked
 from dist_classicrl._random import GAMMA, below, mix
 from dist_classicrl.rules import LearningRule
 from dist_classicrl.tables.lines import LineArrays
-from dist_classicrl.tables.outbox import Outbox
+from dist_classicrl.tables.outbox import Letters, Outbox
 from dist_classicrl.tables.rows import (
     ONE_REPLAY,
     TableArrays,
@@ -44,6 +45,7 @@ from dist_classicrl.tables.rows import (
     greedy_action,
     learn_target,
     row_maximum,
+    send,
     step_size_at,
     value_of,
 )
@@ -62,10 +64,12 @@ __all__ = [
     "mean_value",
     "move",
     "on_action",
+    "on_target",
     "preference",
     "rule_function",
     "shared_entry",
     "step_size",
+    "target_found",
     "unvisited",
     "update",
     "value",
@@ -100,7 +104,7 @@ class Context(NamedTuple):
         What the worker knows of the environment, zeros at first, by `LearningRule.model`.
     """
 
-    table: TableArrays | LineArrays | Outbox
+    table: TableArrays | LineArrays | Outbox | Letters
     step_sizes: np.ndarray | None
     discount: float
     behavior: Any
@@ -205,6 +209,17 @@ def learn(rule, context, now, step, learned):
 def on_action(rule, context, now, state, action, learned):
     """Learn what waited for the next action."""
     raise NotImplementedError("on_action is for jitted code")
+
+
+@rule_function
+def _update(rule, context, now, row, action, target, learned):
+    return update(context, now, row, action, target, learned)
+
+
+@picked(_of_rule("on_target", _update))
+def on_target(rule, context, now, row, action, target, learned):
+    """Learn from the target of an entry, where the entry is."""
+    raise NotImplementedError("on_target is for jitted code")
 
 
 @picked(_of_rule("preference", _value))
@@ -372,6 +387,18 @@ def move(context, now, entry, target, step_size, learned):
     touched = count(table, row, action, now.counts_as, learned.touched)
     learn_target(table, row, action, target, step_size)
     return Learned(touched, learned.error)
+
+
+@jit_inline
+def target_found(rule, context, now, step, target, learned):
+    """Learn from the target of a step by the rule's `on_target`: here, or where the owner of the entry is.
+
+    So a rule may look at the entry, and move numbers that are shared with merge "affine", although the values
+    of the next state are somewhere else.
+    """
+    if send(context.table, step.state, step.action, target):
+        return learned
+    return on_target(rule, context, now, step.state, step.action, target, learned)
 
 
 @jit_inline

@@ -58,6 +58,8 @@ RULE = register(
         on_action=learn_waiting,
         truth=behavior_values,
         memory=lambda parameters: returns.memory(parameters.n),
+        waits=lambda parameters: parameters.n,
         check=lambda parameters: returns.check_steps("NStepSarsa", parameters),
+        can_travel=True,
     )
 )

@@ -91,7 +91,9 @@ RULE = register(
         on_action=learn_waiting,
         truth=truth,
         memory=lambda parameters: returns.memory(parameters.n, 1),
+        waits=lambda parameters: parameters.n,
         choices={"variant": ("watkins", "peng")},
         check=check,
+        can_travel=True,
     )
 )

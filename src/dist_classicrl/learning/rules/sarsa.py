@@ -57,5 +57,7 @@ RULE = register(
         on_action=learn_waiting,
         truth=behavior_values,
         memory=lambda parameters: (3, 1),
+        waits=lambda parameters: 1,
+        can_travel=True,
     )
 )

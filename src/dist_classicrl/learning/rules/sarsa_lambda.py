@@ -69,6 +69,8 @@ RULE = register(
         on_action=learn_waiting,
         truth=behavior_values,
         memory=lambda parameters: returns.memory(parameters.n),
+        waits=lambda parameters: parameters.n,
         check=check,
+        can_travel=True,
     )
 )

@@ -22,7 +22,7 @@ from dist_classicrl.learning.rules.kernel import (
 )
 from dist_classicrl.learning.rules.truths import behavior_policy
 from dist_classicrl.rules import LearningRule, register
-from dist_classicrl.tables.rows import actions_of
+from dist_classicrl.tables.rows import actions_of, send
 
 
 class TD(NamedTuple):
@@ -48,7 +48,9 @@ class TD(NamedTuple):
 
 @jit
 def _learn_state(context, now, row, target, learned):
-    """Move the values of all legal actions of a state; the error counts once."""
+    """Move the values of all legal actions of a state, or let its owner; the error counts once."""
+    if send(context.table, row, actions_of(context.table), target):
+        return learned
     is_first = True
     for action in range(actions_of(context.table)):
         if value(context, row, action) > -np.inf:
@@ -100,6 +102,8 @@ RULE = register(
         learn=learn,
         truth=truth,
         memory=lambda parameters: returns.memory(parameters.n),
+        waits=lambda parameters: parameters.n,
         check=check,
+        can_travel=True,
     )
 )

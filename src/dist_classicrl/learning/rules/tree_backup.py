@@ -86,6 +86,8 @@ RULE = register(
         on_action=learn_waiting,
         truth=lambda model, parameters, settings: soft_values(model, settings, parameters.target_epsilon),
         memory=lambda parameters: returns.memory(parameters.n, 3),
+        waits=lambda parameters: parameters.n,
         check=check,
+        can_travel=True,
     )
 )

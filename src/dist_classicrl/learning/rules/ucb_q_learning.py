@@ -9,7 +9,15 @@ import numpy as np
 
 from dist_classicrl._jit import jit_inline
 from dist_classicrl.errors import SettingsError
-from dist_classicrl.learning.rules.kernel import Learned, entry_of, is_legal, move, rule_function, value
+from dist_classicrl.learning.rules.kernel import (
+    Learned,
+    entry_of,
+    is_legal,
+    move,
+    rule_function,
+    target_found,
+    value,
+)
 from dist_classicrl.learning.rules.truths import optimal_values
 from dist_classicrl.rules import LearningRule, register
 from dist_classicrl.tables.rows import actions_of, visits_of
@@ -50,8 +58,19 @@ def preference(rule, context, state, action):
 
 
 @rule_function
-def learn(rule, context, now, step, learned):
+def learn_there(rule, context, now, row, action, target, learned):
     """Learn with the bonus and the step size of this visit."""
+    h = float(rule.horizon)
+    t = visits_of(context.table, row, action) + 1.0
+    target += rule.bonus * np.sqrt(h * h * h / t)
+    error = abs(target - value(context, row, action))
+    learned = move(context, now, entry_of(context, row, action), target, (h + 1.0) / (h + t), learned)
+    return Learned(learned.touched, learned.error + error)
+
+
+@rule_function
+def learn(rule, context, now, step, learned):
+    """Learn from the best of the next state, where the entry is."""
     h = float(rule.horizon)
     target = step.reward
     if not step.terminated:
@@ -60,12 +79,7 @@ def learn(rule, context, now, step, learned):
             if is_legal(context.table.legal, context.masks, state, n_actions, action, step.i):
                 top = max(top, _optimistic(rule, context, state, action))
         target += context.discount * (min(h, top) if top > -np.inf else 0.0)
-    t = visits_of(context.table, step.state, step.action) + 1.0
-    target += rule.bonus * np.sqrt(h * h * h / t)
-    error = abs(target - value(context, step.state, step.action))
-    entry = entry_of(context, step.state, step.action)
-    learned = move(context, now, entry, target, (h + 1.0) / (h + t), learned)
-    return Learned(learned.touched, learned.error + error)
+    return target_found(rule, context, now, step, target, learned)
 
 
 def check(parameters: UCBQLearning) -> None:
@@ -81,6 +95,8 @@ RULE = register(
         name="ucb_q_learning",
         parameters=UCBQLearning,
         learn=learn,
+        on_target=learn_there,
+        can_travel=True,
         preference=preference,
         truth=optimal_values,
         defaults={"epsilon": 0.0},

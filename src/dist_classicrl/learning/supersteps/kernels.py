@@ -15,13 +15,25 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dist_classicrl._jit import jit, jit_inline
+from dist_classicrl._jit import jit, jit_inline, overloads
 from dist_classicrl._random import GAMMA, mix
 from dist_classicrl.environments.keyed import as_key
 from dist_classicrl.environments.simulate import advance, begin, is_wrong, note, prefetch_outcome
 from dist_classicrl.learning.behavior import choose
 from dist_classicrl.learning.loops import STEP_STRIDE, TWICE_GAMMA, on_line
 from dist_classicrl.learning.rules.kernel import Learned, Now, Transition, learn, step_size
+from dist_classicrl.learning.supersteps.letters import (
+    NUMBER_BITS,
+    TARGET,
+    WHOLE_STATE,
+    Post,
+    act,
+    keep,
+    learn_as_letters,
+    lets_wait,
+    recall,
+    sort_mail,
+)
 from dist_classicrl.learning.supersteps.partition import (
     STATE_SHIFT,
     WHERE,
@@ -37,6 +49,7 @@ from dist_classicrl.learning.supersteps.partition import (
     row_of,
     state_in,
 )
+from dist_classicrl.learning.supersteps.shared import learn_there, learns_there, move_numbers
 from dist_classicrl.learning.supersteps.sums import add_exactly
 from dist_classicrl.tables.blocks import lowest_bit
 from dist_classicrl.tables.lines import learn_target_as, prefetch_counts, prefetch_values
@@ -66,7 +79,8 @@ class Crew(NamedTuple):
     """One rank's walkers, and what is under way of a superstep. All arrays are written.
 
     Records are rows of int64 whose words `REWARD` and `COLLECTED` are float64, which a second view shows.
-    Behind `MEMORY` stands a game's hidden state, then the rule's whole numbers, then its real ones.
+    Behind `MEMORY` stands a game's hidden state, then the rule's whole numbers, then its real ones, then the
+    states of the steps that wait.
     """
 
     records: np.ndarray  # shape (walkers, words): of the walkers, by identity
@@ -100,6 +114,7 @@ class Crew(NamedTuple):
     owners: np.ndarray
     rewards: np.ndarray
     terminated: np.ndarray
+    post: Post
 
 
 @jit
@@ -171,20 +186,36 @@ def find_target(rule, first, asking, now, step, record, reals, targets, at):
     """
     outbox = asking.table
     outbox.put[1] = 0
-    whole = asking.whole.shape[1]
-    for i in range(whole):
-        asking.whole[0, i] = record[first + i]
-    for i in range(asking.real.shape[1]):
-        asking.real[0, i] = reals[first + whole + i]
+    recall(asking, first, record, reals)
     learn(rule, asking, now, step, Learned(0, 0.0))
-    for i in range(whole):
-        record[first + i] = asking.whole[0, i]
-    for i in range(asking.real.shape[1]):
-        reals[first + whole + i] = asking.real[0, i]
+    keep(asking, first, record, reals)
     targets[at, 0] = outbox.target[0]
     if targets.shape[1] > 1:
         targets[at, 1] = outbox.put[0]
     return outbox.put[1] == 1
+
+
+def take_target(rule, partition, crew, asking, now, identity, elapsed, step, record, reals, targets, at):
+    """Learn a step, the `elapsed`-th of its episode, as a row of `targets` or as letters; see `find_target`.
+
+    Jitted code only.
+    """
+    raise NotImplementedError("take_target is for jitted code")
+
+
+@overloads(take_target, inline=True)
+def _overload_take_target(
+    rule, partition, crew, asking, now, identity, elapsed, step, record, reals, targets, at
+):
+    def impl(rule, partition, crew, asking, now, identity, elapsed, step, record, reals, targets, at):
+        return find_target(rule, crew.post.remembered, asking, now, step, record, reals, targets, at)
+
+    def by_letters(rule, partition, crew, asking, now, identity, elapsed, step, record, reals, targets, at):
+        return learn_as_letters(
+            rule, partition, crew.post, asking, now, identity, elapsed, step, record, reals
+        )
+
+    return by_letters if lets_wait(rule) else impl
 
 
 @jit_inline
@@ -245,8 +276,9 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
     `asking` is the context with an `Outbox`. Return `FINE`, or what is wrong.
     """
     table, records, reals = context.table, crew.records, crew.reals
-    n_actions, remembered = actions_of(table), MEMORY + crew.memory_size
+    n_actions = actions_of(table)
     crew.n_out[:] = 0
+    crew.post.n[0] = 0
     if crew.sizes[BEGUN] < size:
         wrong = _begin_walkers(simulation, partition, crew, stretch, done, size)
         if wrong != FINE:
@@ -265,6 +297,23 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
             action = choose(context.behavior, rule, context, crew.rows[k], epsilon, random)
             crew.actions[k] = action
             crew.pairs[k] = state * n_actions + action
+            record, elapsed = records[identity], records[identity, WHO] & MOST_ELAPSED
+            now = moment(stretch, done + identity, random)
+            if not act(
+                rule,
+                partition,
+                crew.post,
+                asking,
+                now,
+                identity,
+                crew.rows[k],
+                action,
+                state,
+                elapsed,
+                record,
+                reals[identity],
+            ):
+                return WRONG_RULE
             prefetch_outcome(simulation, as_key(simulation, state), action, mix(at + GAMMA), n_actions)
         _find(partition, crew, table, last, min(last + BLOCK, n_moving))
         n_here = 0
@@ -316,7 +365,20 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
                 row = crew.next_rows[j]
                 step = Transition(row, action, reward, row, terminated, truncated, 0)
                 now = moment(stretch, done + identity, mix(at))
-                if not find_target(rule, remembered, asking, now, step, record, real, crew.targets, k):
+                if not take_target(
+                    rule,
+                    partition,
+                    crew,
+                    asking,
+                    now,
+                    identity,
+                    elapsed,
+                    step,
+                    record,
+                    real,
+                    crew.targets,
+                    k,
+                ):
                     return WRONG_RULE
             if has_ended:
                 if owner != crew.rank:
@@ -360,9 +422,10 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
 def answer(rule, partition, crew, asking, stretch, done, inbox, inbox_reals, starts, counts, replies):
     """Compute the targets that others ask for, a row of `replies` for each record, and take in who comes.
 
-    The records of rank r are `counts[r]` from ``starts[r]`` on.
+    The records of rank r are `counts[r]` from ``starts[r]`` on. Where steps wait there are letters instead of
+    replies.
     """
-    table, remembered = asking.table, MEMORY + crew.memory_size
+    table = asking.table
     for rank in range(starts.size):
         for first in range(starts[rank], starts[rank] + counts[rank], BLOCK):
             last = min(first + BLOCK, starts[rank] + counts[rank])
@@ -389,7 +452,21 @@ def answer(rule, partition, crew, asking, stretch, done, inbox, inbox_reals, sta
                 action = (where >> 2) & _ACTION_MASK
                 step = Transition(row, action, inbox_reals[i, REWARD], row, False, asks == ASKS, 0)
                 now = moment(stretch, done + identity, mix(counter_at(stretch, done, identity)))
-                if not find_target(rule, remembered, asking, now, step, inbox[i], inbox_reals[i], replies, i):
+                elapsed = inbox[i, WHO] & MOST_ELAPSED
+                if not take_target(
+                    rule,
+                    partition,
+                    crew,
+                    asking,
+                    now,
+                    identity,
+                    elapsed,
+                    step,
+                    inbox[i],
+                    inbox_reals[i],
+                    replies,
+                    i,
+                ):
                     return WRONG_RULE
                 if asks == MOVES:
                     _take_in(crew, inbox, i, identity)
@@ -415,10 +492,7 @@ def settle(crew, context, stretch, done, replies, starts):
     n_actions = actions_of(table)
     n_moved = crew.sizes[MOVED]
     of_a_table = crew.n_states * n_actions if crew.n_states > 0 else OF_KEYS
-    for i in range(crew.sizes[ASKED]):
-        asked = crew.asked[i]
-        for j in range(crew.targets.shape[1]):
-            crew.targets[asked[0], j] = replies[starts[asked[1]] + asked[2], j]
+    _take_replies(crew, replies, starts)
     for k in range(n_moved):
         ahead = min(k + BLOCK // 2, n_moved - 1)
         prefetch_values(table, crew.rows[ahead])
@@ -431,6 +505,24 @@ def settle(crew, context, stretch, done, replies, starts):
 
 
 @jit_inline
+def _take_replies(crew, replies, starts):
+    for i in range(crew.sizes[ASKED]):
+        asked = crew.asked[i]
+        for j in range(crew.targets.shape[1]):
+            crew.targets[asked[0], j] = replies[starts[asked[1]] + asked[2], j]
+
+
+@jit
+def settle_there(rule, crew, context, stretch, done, replies, starts):
+    """Do what `settle` does by a rule that has `on_target`: `context` has a `Summed` table."""
+    _take_replies(crew, replies, starts)
+    for k in range(crew.sizes[MOVED]):
+        now = moment(stretch, done + crew.numbers[k], np.uint64(0))
+        row, action, name = crew.rows[k], crew.actions[k], np.uint64(crew.pairs[k])
+        learn_there(rule, context, now, row, action, crew.targets[k, 0], name, crew.errors)
+
+
+@jit_inline
 def move_entry(context, now, row, action, target, name, errors):
     """Move an entry towards its target, which is a visit; `name` is the same on whichever rank it is."""
     table = context.table
@@ -440,6 +532,69 @@ def move_entry(context, now, row, action, target, name, errors):
         add_exactly(errors, error)
     count(table, row, action, 1, 0)
     learn_target_as(table, row, action, target, size, name)
+
+
+@jit
+def read_letters(partition, crew, context, stretch, done, size, inbox, starts, counts):
+    """Move the entries that letters are about towards their targets, where `size` walkers moved.
+
+    Those of rank r's are ``counts[r]`` from ``starts[r]`` on. Return `FINE`, or what is wrong.
+    """
+    n_actions, mail, reals = actions_of(context.table), crew.post.mail, crew.post.mail_reals
+    n = sort_mail(partition, crew, n_actions, size, inbox, starts, counts)
+    if n < 0:
+        return WRONG_RECORD
+    for i in range(n):
+        state, where = state_in(partition, mail, i), mail[i, WHERE]
+        row, target = row_of(partition, state), reals[i, TARGET]
+        now = moment(stretch, done + (mail[i, WHO] >> NUMBER_BITS), np.uint64(0))
+        if where & 3 == WHOLE_STATE:
+            move_state(context, now, row, target, state * n_actions, crew.errors)
+        else:
+            action = (where >> 2) & _ACTION_MASK
+            move_entry(context, now, row, action, target, np.uint64(state * n_actions + action), crew.errors)
+    return FINE
+
+
+@jit_inline
+def move_state(context, now, row, target, first, errors):
+    """Move the values of all legal actions of a state; the error counts once."""
+    table = context.table
+    is_first = True
+    for action in range(actions_of(table)):
+        if value_of(table, row, action) > -np.inf:
+            if is_first:
+                move_entry(context, now, row, action, target, np.uint64(first + action), errors)
+                is_first = False
+            else:
+                size = step_size(context, now, row, action)
+                count(table, row, action, 1, 0)
+                learn_target_as(table, row, action, target, size, np.uint64(first + action))
+
+
+def _settle_alone(rule, partition, crew, context, stretch, done, size):
+    """Learn from what this rank alone has found out; return `FINE`, or what is wrong. Jitted code only."""
+    raise NotImplementedError("_settle_alone is for jitted code")
+
+
+@overloads(_settle_alone, inline=True)
+def _overload_settle_alone(rule, partition, crew, context, stretch, done, size):
+    def impl(rule, partition, crew, context, stretch, done, size):
+        settle(crew, context, stretch, done, crew.targets, crew.n_out)
+        return FINE
+
+    def from_letters(rule, partition, crew, context, stretch, done, size):
+        letters, nobody = crew.post.letters, crew.n_out
+        return read_letters(partition, crew, context, stretch, done, size, letters, nobody, nobody)
+
+    def with_shared(rule, partition, crew, context, stretch, done, size):
+        settle_there(rule, crew, context, stretch, done, crew.targets, crew.n_out)
+        move_numbers(context.table, context.table.sums)
+        return FINE
+
+    if learns_there(rule):
+        return with_shared
+    return from_letters if lets_wait(rule) else impl
 
 
 @jit
@@ -457,7 +612,9 @@ def learn_alone(
         wrong = depart(rule, simulation, partition, crew, context, asking, stretch, done, size)
         if wrong != FINE:
             return wrong
-        settle(crew, context, stretch, done, crew.targets, crew.n_out)
+        wrong = _settle_alone(rule, partition, crew, context, stretch, done, size)
+        if wrong != FINE:
+            return wrong
         done += size
         crew.sizes[MADE] = done
         if is_over(partition, n_known(partition)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,9 @@ from dist_classicrl.learning.supersteps.kernels import (
     Crew,
     steps_at_once,
 )
+from dist_classicrl.learning.supersteps.letters import LETTER_WORDS, new_post
 from dist_classicrl.learning.supersteps.partition import STATE_SHIFT, WHERE, Owned, owned_by
+from dist_classicrl.learning.supersteps.shared import Summed, move_numbers
 from dist_classicrl.learning.supersteps.together import (
     BEGUN_AT,
     CROSSED,
@@ -55,7 +58,7 @@ from dist_classicrl.learning.supersteps.together import (
 from dist_classicrl.rules import LearningRule
 from dist_classicrl.rules.behaviors import FixedPolicy
 from dist_classicrl.tables.line_table import LineTable
-from dist_classicrl.tables.outbox import Outbox
+from dist_classicrl.tables.outbox import Letters, Outbox
 from dist_classicrl.tables.shape import TableShape
 
 WALKERS = 1 << 14
@@ -105,11 +108,17 @@ def supersteps(stream: Stream, rates: Rates, walkers: int, until: int) -> Iterat
             stream.used += size
 
 
-def record_sizes(simulator: CompiledSimulator, rule: LearningRule, parameters: Any) -> tuple[int, int]:
-    """Return how many numbers the record of a walker has, and a reply to it."""
+def record_sizes(simulator: CompiledSimulator, rule: LearningRule, parameters: Any) -> tuple[int, int, int]:
+    """Return how many numbers the record of a walker has, and a reply to it or a letter.
+
+    And how many of these a walker causes at most, to one rank, in a superstep.
+    """
     key = 0 if simulator.keys is None else 1
     words = MEMORY + simulator.memory_size + sum(rule.memory(parameters)) + key
-    return words, 1 if len(rule.tables) == 1 else 2
+    if rule.waits is None:
+        return words, 1 if len(rule.tables) == 1 else 2, 2
+    waits = rule.waits(parameters)
+    return words + waits, LETTER_WORDS + key, waits + 1
 
 
 def _room(n: int) -> np.ndarray:
@@ -152,8 +161,20 @@ class Share:
             np.zeros((1, 0)),
             np.zeros(0),
         )
-        self._context = context
-        self._asking = context._replace(table=Outbox.of(self.table.arrays))
+        self._context: Any = context
+        #: Whether its rule shares numbers, whose sums all ranks have to know after each superstep.
+        self.shares = problem.shape.n_shared > 0
+        #: How many of its steps may wait; None: each is learned at once.
+        self._waits = None if problem.rule.waits is None else problem.rule.waits(problem.parameters)
+        arrays = self.table.arrays
+        outbox: Outbox | Letters
+        outbox = Outbox.of(arrays) if self._waits is None else Letters.of(arrays, self._waits)
+        self._asking = context._replace(table=outbox)
+        self._learns_there = problem.rule.on_target is not None
+        if self._learns_there:
+            numbers = problem.shape.n_shared
+            summed: Any = Summed.of(arrays, numbers)
+            self._context = context._replace(table=summed)
         self._boxes = boxes
         self._stuck: np.ndarray | None = None
         self._added = 0
@@ -170,7 +191,7 @@ class Share:
             )
         self._simulator = simulator
         #: How many numbers a record has, and a reply.
-        self.words, self.width = record_sizes(simulator, problem.rule, problem.parameters)
+        self.words, self.width, _ = record_sizes(simulator, problem.rule, problem.parameters)
         self._stuck = stuck_states(simulator)
         self._crew: Any = self._new_crew(self._boxes)
         parts = type(simulator.tables), problem.rule.parameters, self._kind_of_partition
@@ -178,6 +199,8 @@ class Share:
         self._answer = jit_for(kernels.answer, *parts)
         self._learn = jit_for(kernels.learn_alone, *parts)
         self._together = jit_for(together.play_together, *parts)
+        self._settle_there = jit_for(kernels.settle_there, problem.rule.parameters)
+        self._read = jit_for(kernels.read_letters, self._kind_of_partition)
 
     # Rows
 
@@ -186,7 +209,7 @@ class Share:
         problem, shape = self._problem, self._whole
         self._owned: Owned = owned_by(partition, shape.n_states, self._rank, self.ranks, self._is_alone)
         states = self._owned.states
-        own = shape if states is None else TableShape(states.size, shape.n_actions, shape.n_tables)
+        own = shape if states is None else replace(shape, n_states=states.size)
         legal = problem.legal if states is None or problem.legal is None else problem.legal[states]
         return LineTable(own, problem.dtype, legal)
 
@@ -213,7 +236,9 @@ class Share:
 
     def _new_crew(self, boxes: Boxes | None) -> Crew:
         n, ranks = self.walkers, self.ranks
-        width = self.width
+        # A reply to who lets steps wait is never read.
+        width = self.width if self._waits is None else 1
+        remembered = MEMORY + self._simulator.memory_size
         records = self._records(n)
         if boxes is None:
             # Who moves may ask one rank for a target, and come to another.
@@ -251,6 +276,7 @@ class Share:
             owners=np.zeros(BLOCK, np.int64),
             rewards=np.zeros(BLOCK),
             terminated=np.zeros(BLOCK, bool),
+            post=new_post(n, self._waits, self.width, remembered, remembered + sum(self._remembered)),
         )
 
     def _records(self, n: int) -> np.ndarray:
@@ -285,7 +311,8 @@ class Share:
         return [
             call(lambda: self.depart(NO_STEPS, 0, 0)),
             call(lambda: self.answer(NO_STEPS, 0, inbox, nobody)),
-            call(lambda: self.settle(NO_STEPS, 0, replies, nobody)),
+            call(lambda: self.settle(NO_STEPS, 0, 0, [replies] * self.ranks)),
+            *([call(lambda: self.take_sums(self.sums()))] if self.shares else []),
         ]
 
     def learn_alone(self, stream: Stream, rates: Rates, until: int) -> None:
@@ -331,7 +358,7 @@ class Share:
         return int(self._boxes.state[STEPS])
 
     def exchanged(self) -> tuple[int, int, float]:
-        """Return the steps and records of `play_together` since this was asked.
+        """Return the steps of `play_together` since this was asked, and how many numbers it told others.
 
         And the share of the time, from its first call to the end of the last, in which it did not wait.
         """
@@ -355,24 +382,54 @@ class Share:
             for start, n in zip(crew.out_starts.tolist(), crew.n_out.tolist(), strict=True)
         ]
 
-    def answer(self, stretch: Stretch, done: int, records: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """Return the replies to the records of all ranks, float64 of shape (n, width), in their order.
+    def answer(
+        self, stretch: Stretch, done: int, records: np.ndarray, counts: np.ndarray
+    ) -> list[np.ndarray]:
+        """Return the replies to the records of each rank, float64 of shape (n, width), in their order.
 
-        They are one rank's after the other's; `counts` says how many are whose. It takes the walkers in that
-        came with them, and changes the records.
+        The records are one rank's after the other's; `counts` says how many are whose. It takes the walkers
+        in that came with them, and changes the records. Where steps wait what is returned are letters.
         """
-        replies = np.empty((len(records), self.width))
+        replies = np.empty((len(records), self._crew.targets.shape[1]))
         starts = np.cumsum(counts) - counts
         reals = records.view(np.float64)
         inbox = records, reals, starts, counts, replies
         crew, problem = self._crew, self._problem
         wrong = self._answer(problem.parameters, self._partition, crew, self._asking, stretch, done, *inbox)
         self._check(wrong)
-        return replies
+        if self._waits is None:
+            return np.split(replies, starts[1:])
+        post = crew.post
+        n = int(post.n[0])
+        return [
+            post.reals[:n][(post.owners[:n] == rank) & (rank != self._rank)] for rank in range(self.ranks)
+        ]
 
-    def settle(self, stretch: Stretch, done: int, replies: np.ndarray, starts: np.ndarray) -> None:
-        """Learn from the `replies` to the records that `depart` returned, rank r's from ``starts[r]`` on."""
-        kernels.settle(self._crew, self._context, stretch, done, replies, starts)
+    def settle(self, stretch: Stretch, done: int, size: int, told: list[np.ndarray]) -> None:
+        """Learn from what each rank `told` in answer to the records that `depart` returned."""
+        crew, counts = self._crew, np.array([len(part) for part in told])
+        if self._waits is None and (counts != crew.n_out).any():
+            raise ProtocolError("The owners of rows answered another number of walkers than was sent.")
+        came, starts = np.concatenate(told), np.cumsum(counts) - counts
+        if self._learns_there:
+            self._settle_there(self._problem.parameters, crew, self._context, stretch, done, came, starts)
+            return
+        if self._waits is None:
+            kernels.settle(crew, self._context, stretch, done, came, starts)
+            return
+        letters = came.view(np.int64), starts, counts
+        self._check(self._read(self._partition, crew, self._context, stretch, done, size, *letters))
+
+    def sums(self) -> np.ndarray:
+        """Return what its walkers add up in this superstep to move shared numbers: int64, flat."""
+        sums: np.ndarray = self._context.table.sums
+        return sums.ravel()
+
+    def take_sums(self, of_all: np.ndarray) -> None:
+        """Move the shared numbers by the sums of all shares, its own among them, added up."""
+        table = self._context.table
+        table.sums[:] = of_all.reshape(table.sums.shape)
+        move_numbers(table, table.sums)
 
     def _call(self, kernel: Any, crew: Crew, *arguments: Any) -> bool:
         """Call a kernel; return whether it has come to its end."""
@@ -397,8 +454,14 @@ class Share:
                 "version, with the same environment and partition?"
             )
         if wrong != FINE:
+            name = self._problem.rule.name
+            if self._waits is not None:
+                raise SettingsError(
+                    f"The rule {name!r} declares waits={self._waits}, but updated what does not wait, "
+                    "more than wait, or a number that is shared. Let it update only steps that wait."
+                )
             raise SettingsError(
-                f"The rule {self._problem.rule.name!r} declares can_travel=True, but moved none or several "
+                f"The rule {name!r} declares can_travel=True, but moved none or several "
                 "entries in a step. Let each call of its learn update one entry, or leave can_travel out."
             )
 
@@ -443,10 +506,19 @@ class Share:
 
     def load(self, values: np.ndarray, counts: np.ndarray) -> None:
         """Start from a whole table: `values` and visit `counts`, flat."""
-        states = self._owned.states
-        if states is not None:
-            values, counts = (self._rows_of(array)[:, states] for array in (values, counts))
+        if self._owned.states is not None:
+            values, counts = self._own_of(values), self._own_of(counts)
         self.table.load(values.ravel(), counts.ravel())
+
+    def _own_of(self, array: np.ndarray) -> np.ndarray:
+        """Return what is its own of a whole array, flat; what the rule shares is everybody's."""
+        n_actions, shared = self._whole.n_actions, self._n_table_entries(self._whole)
+        own = self._rows_of(array)[:, self._owned.states].reshape(-1, n_actions)
+        return np.concatenate([own.ravel(), array.ravel()[shared:]])
+
+    @staticmethod
+    def _n_table_entries(shape: TableShape) -> int:
+        return shape.n_tables * shape.n_states * shape.n_actions
 
     def rows(self) -> tuple[np.ndarray, np.ndarray]:
         """Return its values and visit counts, flat; DivergenceError if they cannot be."""
@@ -462,7 +534,9 @@ class Share:
             whole[:] = rows
         else:
             n_tables, n_actions = self._whole.n_tables, self._whole.n_actions
-            self._rows_of(whole)[:, states] = rows.reshape(n_tables, -1, n_actions)
+            n_own = n_tables * states.size * n_actions
+            self._rows_of(whole)[:, states] = rows[:n_own].reshape(n_tables, -1, n_actions)
+            whole[self._n_table_entries(self._whole) :] = rows[n_own:]
 
     def _rows_of(self, array: np.ndarray) -> np.ndarray:
         return self._whole.tables(array.reshape(self._whole.n_rows, -1))
@@ -514,6 +588,9 @@ class Share:
             raise refused("walkers", "hold NaN or infinity", "finite numbers only")
         here = np.flatnonzero(self._is_own(states))
         crew = self._crew
+        waiting = walkers[:, crew.post.places :][:, : self._waits or 0]
+        if (n_states := self._whole.n_states) and ((waiting < 0) | (waiting >= n_states)).any():
+            raise refused("walkers", "have waiting steps in other states", "states of the environment")
         crew.records[here] = walkers[here]
         bits = np.zeros(64 * crew.here.size, np.uint8)
         bits[here] = 1

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from dist_classicrl._jit import jit, jit_inline
+from dist_classicrl._jit import jit, jit_inline, overloads
 from dist_classicrl._random import mix
 from dist_classicrl.learning.behavior import choose, choose_masked
 from dist_classicrl.learning.loops import on_line
-from dist_classicrl.learning.rules.kernel import Transition
+from dist_classicrl.learning.rules.kernel import Learned, Transition, learn, on_action
 from dist_classicrl.learning.supersteps.kernels import (
     FINE,
     MEMORY,
@@ -28,7 +28,9 @@ from dist_classicrl.learning.supersteps.kernels import (
     find_target,
     moment,
     move_entry,
+    move_state,
 )
+from dist_classicrl.learning.supersteps.letters import keep, lets_wait, recall
 from dist_classicrl.learning.supersteps.partition import owner_of, row_of
 from dist_classicrl.learning.supersteps.sums import add_exactly
 from dist_classicrl.tables.rows import actions_of
@@ -40,6 +42,7 @@ CHOOSES = -1
 
 # Words of a question, which has the reward where any record has it: the legal actions of the next state
 # follow, then what the rule remembers.
+# Of a rule that lets steps wait it is the last word but one, which is the place of the step.
 WHAT = 3
 TERMINATED, TRUNCATED, ACTION_SHIFT = 1, 2, 2
 
@@ -70,12 +73,79 @@ def _allow(record, first, allowed):
     return n_legal == allowed.shape[1]
 
 
-@jit
-def choose_for(rule, partition, context, place, stretch, done, records, allowed, actions):
-    """Choose the actions that are asked for, by the table of this rank; fill `actions`, int64 of shape (n,).
+# A row of letters: how many, then of each the place and the action in one, and the target.
 
-    `place` are rank, states, and environments of the run. Return `FINE`, or what is wrong.
+
+@jit_inline
+def _write_letters(table, letters, reals):
+    """Write what a rule has updated into a row of letters; return whether that can be."""
+    if table.n[0] > table.places.size:
+        return False
+    letters[:] = 0
+    letters[0] = table.n[0]
+    for i in range(table.n[0]):
+        place, action = table.places[i], table.actions[i]
+        if not (0 <= place < table.waits and 0 <= action <= table.n_actions):
+            return False
+        letters[1 + 2 * i] = place * (table.n_actions + 1) + action
+        reals[2 + 2 * i] = table.targets[i]
+    return True
+
+
+def act(rule, asking, now, row, action, first, record, reals, letters, letter_reals):
+    """Learn what waited for an action, as a row of letters; return whether that can be. Jitted code only."""
+    raise NotImplementedError("act is for jitted code")
+
+
+@overloads(act, inline=True)
+def _overload_act(rule, asking, now, row, action, first, record, reals, letters, letter_reals):
+    def impl(rule, asking, now, row, action, first, record, reals, letters, letter_reals):
+        return True
+
+    def by_letters(rule, asking, now, row, action, first, record, reals, letters, letter_reals):
+        asking.table.n[0] = 0
+        recall(asking, first, record, reals)
+        on_action(rule, asking, now, row, action, Learned(0, 0.0))
+        keep(asking, first, record, reals)
+        return _write_letters(asking.table, letters, letter_reals)
+
+    return by_letters if lets_wait(rule) else impl
+
+
+def take_target(rule, first, asking, now, step, record, reals, targets, letters, at):
+    """Learn a step as a row of `targets`, or as letters there; see `find_target`. Jitted code only."""
+    raise NotImplementedError("take_target is for jitted code")
+
+
+@overloads(take_target, inline=True)
+def _overload_take_target(rule, first, asking, now, step, record, reals, targets, letters, at):
+    def impl(rule, first, asking, now, step, record, reals, targets, letters, at):
+        return find_target(rule, first, asking, now, step, record, reals, targets, at)
+
+    def by_letters(rule, first, asking, now, step, record, reals, targets, letters, at):
+        place = record[record.size - 1]
+        asking.table.n[0] = 0
+        recall(asking, first, record, reals)
+        here = Transition(
+            place, step.action, step.reward, step.next_state, step.terminated, step.truncated, 0
+        )
+        learn(rule, asking, now, here, Learned(0, 0.0))
+        keep(asking, first, record, reals)
+        return _write_letters(asking.table, letters[at], targets[at])
+
+    return by_letters if lets_wait(rule) else impl
+
+
+@jit
+def choose_for(
+    rule, partition, context, asking, place, stretch, done, records, reals, remembered, chosen, chosen_reals
+):
+    """Choose the actions that are asked for, by the table of this rank, into the first column of `chosen`.
+
+    `place` are rank, states, and environments of the run. Letters follow, where there are any, by what stands
+    in the records from word `remembered` on. Return `FINE`, or what is wrong.
     """
+    allowed = asking.masks
     rank, n_states, walkers = place
     for i in range(records.shape[0]):
         record = records[i]
@@ -85,15 +155,23 @@ def choose_for(rule, partition, context, place, stretch, done, records, allowed,
         random = mix(counter_at(stretch, done, identity))
         epsilon = on_line(stretch.epsilon, done + identity)
         if _allow(record, DATA, allowed):
-            actions[i] = choose(context.behavior, rule, context, row, epsilon, random)
+            action = choose(context.behavior, rule, context, row, epsilon, random)
         else:
-            actions[i] = choose_masked(context.behavior, rule, context, row, allowed, 0, epsilon, random)
+            action = choose_masked(context.behavior, rule, context, row, allowed, 0, epsilon, random)
+        chosen[i, 0] = action
+        now, letters = moment(stretch, done + identity, random), chosen[i, 1:]
+        if not act(
+            rule, asking, now, row, action, remembered, record, reals[i], letters, chosen_reals[i, 1:]
+        ):
+            return WRONG_RULE
     return FINE
 
 
 @jit
-def answer_for(rule, partition, asking, place, stretch, done, records, reals, remembered, targets):
+def answer_for(rule, partition, asking, place, stretch, done, records, reals, remembered, targets, letters):
     """Compute the targets that are asked for, a row of `targets` each; `asking` has masks for one state.
+
+    `letters` is another view of them.
 
     What the rule remembers is in the records from word `remembered` on, and written there.
     """
@@ -110,27 +188,34 @@ def answer_for(rule, partition, asking, place, stretch, done, records, reals, re
         step = Transition(row, what >> ACTION_SHIFT, reals[i, REWARD], row, is_over, is_cut, 0)
         number = done + record[WHO]
         now = moment(stretch, number, mix(counter_at(stretch, done, record[WHO])))
-        if not find_target(rule, remembered, asking, now, step, record, reals[i], targets, i):
+        if not take_target(rule, remembered, asking, now, step, record, reals[i], targets, letters, i):
             return WRONG_RULE
     return FINE
 
 
 @jit
-def settle_for(partition, context, place, stretch, done, records, reals, errors):
-    """Move the entries of the records, which are in the order of identities, towards their targets."""
+def settle_for(partition, context, place, stretch, done, records, reals, errors, has_states):
+    """Move the entries of the records, which are in the order of identities, towards their targets.
+
+    `has_states`: the number of actions stands for all that are legal in the state.
+    """
     table = context.table
     rank, n_states, walkers = place
     n_actions = actions_of(table)
     of_a_table = n_states * n_actions if n_states > 0 else OF_KEYS
     for i in range(records.shape[0]):
         record = records[i]
-        is_entry = np.uint64(record[ENTRY]) < np.uint64(n_actions * table.n_tables)
+        is_entry = np.uint64(record[ENTRY]) < np.uint64(n_actions * table.n_tables + has_states)
         if not (is_entry and _is_here(partition, rank, n_states, walkers, record)):
             return WRONG_RECORD
+        now = moment(stretch, done + record[WHO], np.uint64(0))
+        if has_states and record[ENTRY] == n_actions:
+            first = record[STATE] * n_actions
+            move_state(context, now, row_of(partition, record[STATE]), reals[i, DATA], first, errors)
+            continue
         number, action = divmod(record[ENTRY], n_actions)
         row = row_of(partition, record[STATE]) + number * table.n_states
         name = np.uint64(record[STATE] * n_actions + action + number * of_a_table)
-        now = moment(stretch, done + record[WHO], np.uint64(0))
         move_entry(context, now, row, action, reals[i, DATA], name, errors)
     return FINE
 

@@ -59,6 +59,7 @@ class _Counted(NamedTuple):
 class _Moved(NamedTuple):
     """What the environments of this rank did in a superstep, and the targets of that."""
 
+    numbers: np.ndarray  # of the environments; of each in the order in which entries are to be moved
     states: np.ndarray
     entries: np.ndarray
     targets: np.ndarray  # int64: the bits of float64
@@ -78,11 +79,14 @@ class SteppedShare(Share):
         self._remembered_at = MEMORY + mask_words
         #: How many numbers a question has, and a target.
         self.words, self.width = self._remembered_at + sum(self._remembered), min(self.n_tables, 2)
-        self._asked_words = DATA + mask_words
+        self._asked_words = self._asked_memory = DATA + mask_words
+        waits = self._waits
+        if waits is not None:
+            self.words, self.width = self.words + 1, 1 + 2 * (waits + 1)
+            self._asked_words += sum(self._remembered)
         self._crew = _Counted(
             np.zeros(2, np.int64), np.zeros(sums.PARTS, np.int64), np.zeros(sums.PARTS, np.int64), np.zeros(1)
         )
-        self._allowed = np.ones((1, n_actions), bool)
         self._asking = self._asking._replace(masks=np.ones((1, n_actions), bool))
         parts = problem.rule.parameters, self._kind_of_partition
         self._choose_for = jit_for(kernels.choose_for, *parts)
@@ -92,12 +96,15 @@ class SteppedShare(Share):
         self._place = self._rank, self._whole.n_states, self.walkers
         self._numbers = np.array(numbers_of(self.walkers, self._rank, self.ranks), np.int64)
         self._memory = np.zeros((self._numbers.size, sum(self._remembered)), np.int64)
+        #: Where the steps began that may wait, and how many steps each episode has had.
+        self._ring = np.zeros((self._numbers.size, waits or 0), np.int64)
+        self._elapsed = np.zeros(self._numbers.size, np.int64)
         self._before: tuple[Stretch, int] = NO_STEPS, 0  # the superstep whose targets are to be told
         self._forget()
 
     def _forget(self) -> None:
         nothing = np.zeros(0, np.int64)
-        self._moved = _Moved(nothing, nothing, np.zeros((0, self.width), np.int64))
+        self._moved = _Moved(nothing, nothing, nothing, np.zeros((0, min(self.n_tables, 2)), np.int64))
 
     def compile(self) -> None:
         """Compile what is called, or load it."""
@@ -160,8 +167,11 @@ class SteppedShare(Share):
         n = self._begin_up_to(size)
         asked, order = self._asks(n)
         chosen = yield self._choose(stretch, done, (yield asked))
-        actions = np.empty(n, np.int64)
-        actions[order] = np.concatenate(chosen)[:, 0]
+        choices = np.empty((n, chosen[0].shape[1]), np.int64)
+        choices[order] = np.concatenate(chosen)
+        actions = np.ascontiguousarray(choices[:, 0])
+        if self._waits is not None:
+            self._act(n, choices[:, 1:])
         questions, order = self._to_owners(self._step(n, actions))
         answers = np.concatenate(self._heard((yield self._told(stretch, done, (yield questions)))))
         targets = np.empty((n, answers.shape[1]), np.int64)
@@ -209,15 +219,16 @@ class SteppedShare(Share):
         And which of the environments ask, in that order.
         """
         moved, env = self._moved, self._env
-        m = moved.states.size
-        settled = np.zeros((m, self._asked_words), np.int64)
-        settled[:, WHO], settled[:, STATE] = self._numbers[:m], moved.states
+        settled = np.zeros((moved.states.size, self._asked_words), np.int64)
+        settled[:, WHO], settled[:, STATE] = moved.numbers, moved.states
         settled[:, ENTRY], settled[:, DATA] = moved.entries, moved.targets[:, 0]
-        if self.width > 1:
+        if moved.targets.shape[1] > 1:
             settled[:, ENTRY] += moved.targets[:, 1].view(np.float64).astype(np.int64) * self._whole.n_actions
         asked = np.empty((n, self._asked_words), np.int64)
         asked[:, WHO], asked[:, STATE], asked[:, ENTRY] = self._numbers[:n], env.states[:n], CHOOSES
-        _pack(env.masks, asked[:, DATA:])
+        _pack(env.masks, asked[:, DATA : self._asked_memory])
+        if self._waits is not None:
+            asked[:, self._asked_memory :] = self._memory[:n]
         self._forget()
         (told, _), (asking, order) = self._to_owners(settled), self._to_owners(asked)
         return [np.concatenate(both) for both in zip(told, asking, strict=True)], order
@@ -227,18 +238,23 @@ class SteppedShare(Share):
         records = np.concatenate(asked)
         chooses = records[:, ENTRY] == CHOOSES
         self._settle(records[~chooses])
-        actions = np.empty((int(chooses.sum()), 1), np.int64)
-        arguments = self._place, stretch, done, records[chooses], self._allowed, actions[:, 0]
-        problem = self._problem
-        self._check(self._choose_for(problem.parameters, self._partition, self._context, *arguments))
+        records = records[chooses]
+        chosen = np.empty((len(records), 1 if self._waits is None else 1 + self.width), np.int64)
+        moment = self._place, stretch, done
+        arguments = records, records.view(np.float64), self._asked_memory, chosen, chosen.view(np.float64)
+        parts = self._problem.parameters, self._partition, self._context, self._asking
+        self._check(self._choose_for(*parts, *moment, *arguments))
+        if self._waits is not None:
+            chosen = np.hstack([chosen, records[:, self._asked_memory :]])
         counts = [int(np.count_nonzero(part[:, ENTRY] == CHOOSES)) for part in asked]
-        return np.split(actions, np.cumsum(counts)[:-1])
+        return np.split(chosen, np.cumsum(counts)[:-1])
 
     def _settle(self, records: np.ndarray) -> None:
         """Move the entries of these records, in the order of identities."""
         records = records[np.argsort(records[:, WHO], kind="stable")]
         reals = records.view(np.float64)
-        arguments = self._place, *self._before, records, reals, self._crew.errors
+        has_states = self._waits is not None
+        arguments = self._place, *self._before, records, reals, self._crew.errors, has_states
         self._check(self._settle_for(self._partition, self._context, *arguments))
 
     def _step(self, n: int, actions: np.ndarray) -> np.ndarray:
@@ -248,7 +264,10 @@ class SteppedShare(Share):
         if n:
             env.step_first(n, actions)
         terminated, truncated = env.terminated[:n], env.truncated[:n]
-        self._moved = _Moved(states, actions, self._moved.targets)
+        if self._waits is None:
+            self._moved = _Moved(self._numbers[:n], states, actions, self._moved.targets)
+        else:
+            self._ring[np.arange(n), self._elapsed[:n] % self._waits] = states
         self._ended = terminated | truncated
         questions = np.zeros((n, self.words), np.int64)
         questions[:, WHO] = self._numbers[:n]
@@ -259,7 +278,10 @@ class SteppedShare(Share):
             terminated, TERMINATED, TRUNCATED * truncated
         )
         _pack(env.next_masks, questions[:, MEMORY : self._remembered_at])
-        questions[:, self._remembered_at :] = self._memory[:n]
+        remembered = self._memory.shape[1]
+        questions[:, self._remembered_at : self._remembered_at + remembered] = self._memory[:n]
+        if self._waits is not None:
+            questions[:, -1] = self._elapsed[:n] % self._waits
         if n and env.episode_returns:
             self._crew.ends[0] += len(env.episode_returns)
             self._crew.ends[1] += sum(env.episode_lengths)
@@ -279,10 +301,12 @@ class SteppedShare(Share):
             records.view(np.float64),
             self._remembered_at,
             targets,
+            targets.view(np.int64),
         )
         problem = self._problem
         self._check(self._answer_for(problem.parameters, self._partition, self._asking, *arguments))
-        answers = np.hstack([targets.view(np.int64), records[:, self._remembered_at :]])
+        remembered = records[:, self._remembered_at : self._remembered_at + self._memory.shape[1]]
+        answers = np.hstack([targets.view(np.int64), remembered])
         return np.split(answers, np.cumsum([len(part) for part in questions])[:-1])
 
     def _told(self, stretch: Stretch, done: int, questions: Parts) -> Parts:
@@ -295,9 +319,25 @@ class SteppedShare(Share):
 
     def _learn_from(self, n: int, actions: np.ndarray, answers: np.ndarray) -> None:
         """Keep the targets, which are told with what is asked next."""
-        self._moved = self._moved._replace(targets=answers[:, : self.width])
-        self._memory[:n] = answers[:, self.width :]
+        if self._waits is None:
+            self._moved = self._moved._replace(targets=answers[:, : self.width])
+            self._memory[:n] = answers[:, self.width :]
+        else:
+            self._act(n, answers)
+            self._elapsed[:n] += 1
+            self._elapsed[:n][self._ended] = 0
         self._memory[:n][self._ended] = 0
+
+    def _act(self, n: int, told: np.ndarray) -> None:
+        """Take from what its first `n` environments were `told` letters, and what the rule remembers."""
+        letters, self._memory[:n] = told[:, : self.width], told[:, self.width :]
+        found = [self._moved]
+        for number in range(int(letters[:, 0].max(initial=0))):
+            who = np.flatnonzero(letters[:, 0] > number)
+            places, entries = np.divmod(letters[who, 1 + 2 * number], self._whole.n_actions + 1)
+            states, targets = self._ring[who, places], letters[who, 2 + 2 * number]
+            found.append(_Moved(self._numbers[who], states, entries, targets[:, np.newaxis]))
+        self._moved = _Moved(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
 
     # What was learned
 

@@ -1,7 +1,8 @@
 """Supersteps of ranks that share memory: they exchange records and replies there, without messages.
 
 A rank writes its records for another where that one reads them, says how many there are, and finds the
-replies in the same order. What is written in an attempt at a run is told by a number that no earlier one had.
+replies in the same order; or letters, and how many these are. What is written in an attempt at a run is told
+by a number that no earlier one had.
 """
 
 from __future__ import annotations
@@ -13,9 +14,18 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from dist_classicrl._jit import jit, jit_inline
+from dist_classicrl._jit import jit, jit_inline, overloads
 from dist_classicrl._memory import LINE
-from dist_classicrl.learning.supersteps.kernels import FINE, MOVED, answer, depart, settle, steps_at_once
+from dist_classicrl.learning.supersteps.kernels import (
+    FINE,
+    MOVED,
+    answer,
+    depart,
+    read_letters,
+    settle,
+    steps_at_once,
+)
+from dist_classicrl.learning.supersteps.letters import lets_wait
 from dist_classicrl.learning.supersteps.partition import has_room, is_counted, is_over, n_known
 
 WAITING = -1
@@ -37,19 +47,25 @@ class Boxes(NamedTuple):
 
     records: np.ndarray  # int64, shape (.., words)
     reals: np.ndarray
-    replies: np.ndarray  # float64, shape (.., width): as many
+    replies: np.ndarray  # float64, shape (.., width): as many; or letters
+    letters: np.ndarray  # int64: another view of those
     flags: np.ndarray  # int64: for each pair what was written last, by its sequence, and how much
     out_starts: np.ndarray  # int64, shape (players,): where records for each begin, and their replies
     in_starts: np.ndarray  # and those of each of them for this rank
     out_flags: np.ndarray
     in_flags: np.ndarray
+    letters_out: np.ndarray  # int64, shape (players,): where letters to each begin
+    letters_in: np.ndarray  # and those of each of them
     counts: np.ndarray  # how many of them there are
     state: np.ndarray  # int64, shape (10,)
 
 
-def bytes_of(ranks: int, walkers: int, words: int, width: int) -> int:
-    """Return the bytes of the memory that so many ranks share; most are never used, and take no memory."""
-    return 8 * _SETS * ranks * ranks * (_FLAG_WORDS + 2 * walkers * (words + width))
+def bytes_of(ranks: int, walkers: int, words: int, width: int, replies: int) -> int:
+    """Return the bytes of the memory that so many ranks share; most are never used, and take no memory.
+
+    For `words`, `width` and `replies` see `dist_classicrl.learning.supersteps.share.record_sizes`.
+    """
+    return 8 * _SETS * ranks * ranks * (_FLAG_WORDS + walkers * (2 * words + replies * width))
 
 
 def boxes_in(
@@ -58,6 +74,7 @@ def boxes_in(
     walkers: int,
     words: int,
     width: int,
+    replies: int,
     own: int,
     players: tuple[int, ...],
     attempt: int,
@@ -69,7 +86,7 @@ def boxes_in(
     numbers = memory.view(np.int64)
     pairs, capacity = _SETS * ranks * ranks, 2 * walkers
     flags, rest = numbers[: pairs * _FLAG_WORDS], numbers[pairs * _FLAG_WORDS :]
-    records, replies = rest[: pairs * capacity * words], rest[pairs * capacity * words :]
+    records, letters = rest[: pairs * capacity * words], rest[pairs * capacity * words :].reshape(-1, width)
     first, others = (attempt % _SETS) * ranks * ranks, np.array(players)
     out, into = first + own * ranks + others, first + others * ranks + own
     state = np.zeros(10, np.int64)
@@ -77,12 +94,15 @@ def boxes_in(
     return Boxes(
         records.reshape(-1, words),
         records.view(np.float64).reshape(-1, words),
-        replies.view(np.float64).reshape(-1, width),
+        letters.view(np.float64),
+        letters,
         flags,
         out * capacity,
         into * capacity,
         out * _FLAG_WORDS,
         into * _FLAG_WORDS,
+        into * replies * walkers,
+        out * replies * walkers,
         np.zeros(len(players), np.int64),
         state,
     )
@@ -171,6 +191,58 @@ def _is_over(partition, crew, boxes):
     return is_over(partition, known)
 
 
+def _reply(rule, crew, boxes):
+    """Take note of the replies to others, or write the letters to them. Jitted code only."""
+    raise NotImplementedError("_reply is for jitted code")
+
+
+@overloads(_reply, inline=True)
+def _overload_reply(rule, crew, boxes):
+    def impl(rule, crew, boxes):
+        for rank in range(boxes.counts.size):
+            boxes.state[CROSSED] += boxes.counts[rank] * boxes.replies.shape[1]
+
+    def by_letters(rule, crew, boxes):
+        post = crew.post
+        for rank in range(boxes.in_flags.size):
+            boxes.counts[rank] = 0
+        for i in range(post.n[0]):
+            rank = post.owners[i]
+            if rank != crew.rank:
+                at = boxes.letters_out[rank] + boxes.counts[rank]
+                for word in range(boxes.letters.shape[1]):
+                    boxes.letters[at, word] = post.letters[i, word]
+                boxes.counts[rank] += 1
+        for rank in range(boxes.in_flags.size):
+            if rank != crew.rank:
+                boxes.flags[boxes.in_flags[rank] + _REPLIED + 2] = boxes.counts[rank]
+                boxes.state[CROSSED] += boxes.counts[rank] * boxes.letters.shape[1]
+
+    return by_letters if lets_wait(rule) else impl
+
+
+def _settle(rule, partition, crew, boxes, context, stretch, done):
+    """Learn from what came back; return `FINE`, or what is wrong. Jitted code only."""
+    raise NotImplementedError("_settle is for jitted code")
+
+
+@overloads(_settle, inline=True)
+def _overload_settle(rule, partition, crew, boxes, context, stretch, done):
+    def impl(rule, partition, crew, boxes, context, stretch, done):
+        settle(crew, context, stretch, done, boxes.replies, boxes.out_starts)
+        return FINE
+
+    def from_letters(rule, partition, crew, boxes, context, stretch, done):
+        for rank in range(boxes.counts.size):
+            n = 0 if rank == crew.rank else boxes.flags[boxes.out_flags[rank] + _REPLIED + 2]
+            boxes.counts[rank] = min(max(n, 0), crew.post.owners.size)
+        size, letters = boxes.state[SIZE], boxes.letters
+        starts, counts = boxes.letters_in, boxes.counts
+        return read_letters(partition, crew, context, stretch, done, size, letters, starts, counts)
+
+    return from_letters if lets_wait(rule) else impl
+
+
 @jit
 def play_together(
     rule,
@@ -214,7 +286,7 @@ def play_together(
             state[STEPS] += crew.sizes[MOVED]
             for rank in range(crew.n_out.size):
                 boxes.flags[boxes.out_flags[rank] + 1] = crew.n_out[rank]
-                state[CROSSED] += crew.n_out[rank]
+                state[CROSSED] += crew.n_out[rank] * boxes.records.shape[1]
             _tell(crew, boxes, boxes.out_flags, 0)
             state[PHASE] = _AWAITS_RECORDS
         if state[PHASE] == _AWAITS_RECORDS:
@@ -231,13 +303,16 @@ def play_together(
             )
             if status != FINE:
                 break
+            _reply(rule, crew, boxes)
             _tell_known(partition, crew, boxes)
             _tell(crew, boxes, boxes.in_flags, _REPLIED)
             state[PHASE] = _AWAITS_REPLIES
         if not _are_there(crew, boxes, boxes.out_flags, _REPLIED, looks):
             status = WAITING
             break
-        settle(crew, context, stretch, done, boxes.replies, boxes.out_starts)
+        status = _settle(rule, partition, crew, boxes, context, stretch, done)
+        if status != FINE:
+            break
         if _is_over(partition, crew, boxes):
             state[IS_OVER] = 1
         state[DONE] = done + state[SIZE]

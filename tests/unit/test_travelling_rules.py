@@ -1,0 +1,182 @@
+"""Rules in supersteps that let steps wait, or look at the entry: the same bits on any ranks, the right values."""
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from superstep_runs import KEY, learned, play, problem_of, shares_of
+from test_keyed_supersteps import scrambled_once
+from test_supersteps import garnet, settings_of
+
+from dist_classicrl import DistAsyncQLearning, TabularMDP
+from dist_classicrl.errors import CheckpointError, SettingsError
+from dist_classicrl.learning.learner import Stream
+from dist_classicrl.learning.rules import find
+from dist_classicrl.learning.rules.kernel import rule_function, update
+from dist_classicrl.learning.supersteps.share import joined
+from dist_classicrl.rules import (
+    TD,
+    UCB,
+    Boltzmann,
+    DifferentialQLearning,
+    DynaQ,
+    LearningRule,
+    MonteCarlo,
+    NStepSarsa,
+    QLambda,
+    Sarsa,
+    SarsaLambda,
+    TreeBackup,
+    UCBQLearning,
+    register,
+    unregister,
+)
+
+pytestmark = pytest.mark.usefixtures("fast_ramp")
+
+STEPS = 50_000
+SLOW = [
+    pytest.param(rule, marks=pytest.mark.slow)
+    for rule in (
+        Sarsa(),
+        QLambda(n=4),
+        QLambda(n=3, variant="peng", trace_decay=1.0),
+        SarsaLambda(n=4),
+        TreeBackup(n=3, target_epsilon=0.1),
+        TD(n=2, trace_decay=0.5),
+        DifferentialQLearning(),
+        UCBQLearning(),
+    )
+]
+
+
+def problem_with(rule, model=None, **more):
+    return problem_of(garnet() if model is None else model, settings_of(algorithm=rule, **more))
+
+
+def small():
+    """Return a problem without an end, of the shape of `garnet`, whose every pair is visited often."""
+    return TabularMDP.garnet(8, 5, 3, seed=2)
+
+
+@pytest.mark.parametrize("rule", [NStepSarsa(n=3), *SLOW])
+def test_ranks_and_partitions_learn_the_same_and_the_right_values(rule):
+    problem = problem_with(rule)
+    one = learned(problem, STEPS)
+    assert one.counts.sum() > STEPS - 4 * 256 and one.totals[0] > 1000 and one.totals[3] > 0.0
+    assert np.isfinite(one.values).all() and len(np.unique(one.values)) > 50
+    for ranks, partition in ((2, "range"), (3, "hash"), (5, "hash")):
+        assert learned(problem, STEPS, ranks, partition) == one
+    # What waits, in walkers that others take over, is learned in the end.
+    cuts = ((25_600, 2, "range"), (40_960, 1, "hash"))
+    assert learned(problem, STEPS, 3, cuts=cuts) == one
+
+    problem = problem_with(rule, small())
+    found, (kind, parameters) = learned(problem, 2_000_000), find(rule)
+    truth = kind.truth(small(), parameters, problem.settings)
+    values = found.values[: truth.size].reshape(truth.shape)
+    if isinstance(rule, DifferentialQLearning):  # they are what they are but for a constant
+        values = values - values.mean()
+        truth = truth - truth.mean()
+    if not isinstance(rule, UCBQLearning):  # whose bonus takes long to fall, and whose epsilon is not theirs
+        assert np.abs(values - truth).max() < 0.1 * (1.0 + np.abs(truth).max())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", [NStepSarsa(n=3), TreeBackup(n=3, target_epsilon=0.1)])
+def test_ranks_that_share_memory_learn_the_same(rule):
+    problem = problem_with(rule)
+    one = learned(problem, STEPS)
+    for ranks, partition in ((2, "range"), (3, "hash"), (5, "hash")):
+        assert learned(problem, STEPS, ranks, partition, in_memory=True) == one
+
+
+@pytest.mark.slow
+def test_one_walker_learns_what_a_learner_of_its_own_does():
+    """Steps and their order are then those of the sequential loop, but for what is drawn."""
+    model = TabularMDP.from_dict({0: {0: [(1.0, 1, 1.0, False)]}, 1: {0: [(1.0, 0, 3.0, False)]}}, [1.0, 0.0])
+    for algorithm in ("n_step_sarsa", "td", "differential_q_learning"):
+        agents = [
+            DistAsyncQLearning(seed=1, algorithm=algorithm, learning_rate=0.25, async_updates=False)
+            for _ in range(2)
+        ]
+        agents[0].train(model, total_steps=400, placement="sharded", walkers=1)
+        agents[1].train(model, total_steps=400)
+        np.testing.assert_allclose(agents[0].q_table, agents[1].q_table, rtol=1e-12)
+        np.testing.assert_array_equal(agents[0].visits, agents[1].visits)
+
+
+@pytest.mark.slow
+def test_keys_are_learned_as_numbered_states():
+    settings = settings_of(algorithm=NStepSarsa(n=3))
+    problem = problem_of(scrambled_once("taxi"), settings)
+    one = learned(problem, STEPS)
+    assert one.counts.sum() > STEPS - 4 * 256
+    for ranks in (2, 5):
+        assert learned(problem, STEPS, ranks) == one
+    assert learned(problem, STEPS, 3, cuts=((25_600, 2, "hash"),)) == one
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("behavior", [Boltzmann(temperature=0.5), UCB(exploration=0.5)])
+def test_other_behaviors_learn_the_same(behavior):
+    problem = problem_of(garnet(), settings_of(behavior=behavior))
+    one = learned(problem, STEPS)
+    assert one != learned(problem_of(garnet(), settings_of()), STEPS)
+    for ranks, partition in ((2, "range"), (3, "hash"), (5, "hash")):
+        assert learned(problem, STEPS, ranks, partition) == one
+
+
+def test_walkers_with_steps_that_wait_are_put_only_where_they_can_be():
+    problem = problem_with(NStepSarsa(n=3))
+    shares = shares_of(problem, 2)
+    play(shares, Stream(KEY, 0), 1500, problem.rates)
+    state = joined(share.state() for share in shares)
+    for wrong in (-1, 90):
+        walkers = state["walkers"].copy()
+        walkers[3, -1] = wrong
+        with pytest.raises(CheckpointError, match="have waiting steps in other states"):
+            shares[0].restore({**state, "walkers": walkers})
+
+
+def agent(**more):
+    return DistAsyncQLearning(seed=3, async_updates=False, discount_factor=0.9, **more)
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (MonteCarlo(), "monte_carlo.*it learns when the next action is chosen .* n_step_sarsa"),
+        (DynaQ(), "dyna_q.*keeps a model"),
+        (NStepSarsa(n=300), "lets 300 steps wait, .* at most 256"),
+    ],
+)
+def test_what_cannot_travel_is_refused_by_name(rule, message):
+    with pytest.raises(SettingsError, match=message):
+        agent(algorithm=rule).train(garnet(), total_steps=100, placement="sharded")
+
+
+def test_numbers_are_shared_in_compiled_environments_of_counted_states():
+    with pytest.raises(SettingsError, match="has keys as states, and the rule 'ucb_q_learning' learns where"):
+        agent(algorithm="ucb_q_learning").train(scrambled_once("taxi"), total_steps=100, placement="sharded")
+
+
+class Stray(NamedTuple):
+    """Updates a step that does not wait."""
+
+    place: int = 5
+
+
+@rule_function
+def learn_stray(rule, context, now, step, learned):
+    return update(context, now, rule.place, 0, 1.0, learned)
+
+
+@pytest.mark.slow
+def test_a_rule_of_ones_own_that_updates_what_does_not_wait_is_told():
+    rule = register(LearningRule("stray", Stray, learn_stray, can_travel=True, waits=lambda parameters: 2))
+    try:
+        with pytest.raises(SettingsError, match="'stray' declares waits=2, but updated what does not wait"):
+            agent(algorithm="stray").train(garnet(), total_steps=1000, placement="sharded")
+    finally:
+        unregister(rule)
