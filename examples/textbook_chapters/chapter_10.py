@@ -8,7 +8,7 @@ from dist_classicrl import DistAsyncQLearning
 from dist_classicrl.plotting import canvas
 from dist_classicrl.rules import DifferentialQLearning, UCBQLearning
 from dist_classicrl.schedules import PerVisit
-from textbook_chapters.common import Check, Drawn, problem
+from textbook_chapters.common import Check, Drawn, colored, lines, problem
 
 
 @canvas.styled
@@ -22,13 +22,13 @@ def access_control(quick: bool) -> Drawn:
     best = model.solve_average_reward()
     gain = float(np.ravel(best.gain)[0])
     agent = DistAsyncQLearning(
-        algorithm=DifferentialQLearning(eta=0.1), epsilon=0.1, learning_rate=PerVisit(0.8), seed=1
+        algorithm=DifferentialQLearning(eta=0.03), epsilon=0.3, learning_rate=PerVisit(0.7), seed=1
     )
     agent.train(model, total_steps=20_000_000 if quick else 100_000_000)
     learned = float(agent.shared["mean_reward"][0])
     policy = agent.policy.greedy
     figure = canvas.new_figure(4.5)
-    left, right = figure.subplots(1, 2)
+    left, right = map(colored, figure.subplots(1, 2))
     left.grid(False)
     left.imshow(policy.reshape(11, 4)[1:].T, origin="lower", aspect="auto", vmin=0, vmax=1)
     left.set(xlabel="free servers", ylabel="customer pays", title="who gets in (bright)")
@@ -54,9 +54,8 @@ def deep_sea(quick: bool) -> Drawn:
     Q-learning with bonuses (UCB-H) against epsilon-greedy Q-learning, epsilon 0.1, in as many episodes.
     """
     sizes = (10, 20) if quick else (10, 20, 30, 40, 50)
-    runs = 3
-    figure = canvas.new_figure(4.5)
-    axes = figure.subplots()
+    runs = 2 if quick else 3
+    figure, axes = lines()
     needed, worth = [], []
     for size in sizes:
         bonus = 0.5 / size**1.5  # the first of a pair is 0.5

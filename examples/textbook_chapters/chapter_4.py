@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dist_classicrl.plotting import canvas
-from textbook_chapters.common import Check, Drawn, backed_up, problem, show_grid
+from textbook_chapters.common import Check, Drawn, backed_up, colored, problem, show_grid
 
 
 @canvas.styled
@@ -51,7 +51,7 @@ def gambler(quick: bool) -> Drawn:
     stake = best.q[1:100] >= best.v[1:100, None] - 1e-9
     smallest = stake.argmax(axis=1) + 1
     figure = canvas.new_figure(4.5)
-    left, right = figure.subplots(1, 2)
+    left, right = map(colored, figure.subplots(1, 2))
     v = np.zeros(101)
     for sweep in range(1, 33):
         v = backed_up(model, v, 1.0).max(axis=1)

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from dist_classicrl import DistAsyncQLearning, TabularMDP
 from dist_classicrl.callbacks import BaseCallback
 from dist_classicrl.environments import registry
+from dist_classicrl.plotting import canvas
 
 
 @dataclass(frozen=True)
@@ -83,11 +84,12 @@ class Followed(NamedTuple):
 
 @dataclass
 class _Reports(BaseCallback):
-    """Looks at the agent every so many steps, and ends the training after so many episodes."""
+    """Looks at the agent every so many steps, and ends the training when all has been seen."""
 
     every: int
     episodes: int | None
     look: Callable[[DistAsyncQLearning], Any]
+    until: bool
     rows: list[tuple[int, int, float, float, Any]] = field(default_factory=list)
     ended: int = 0
 
@@ -103,8 +105,9 @@ class _Reports(BaseCallback):
         at = self.progress
         assert at is not None
         self.ended += at.episodes
-        self.rows.append((at.steps, at.episodes, at.mean_return, at.mean_length, self.look(self.model)))
-        return self.episodes is None or self.ended < self.episodes
+        seen = self.look(self.model)
+        self.rows.append((at.steps, at.episodes, at.mean_return, at.mean_length, seen))
+        return not (self.until and seen) and (self.episodes is None or self.ended < self.episodes)
 
 
 def follow(
@@ -114,15 +117,32 @@ def follow(
     every: int,
     look: Callable[[DistAsyncQLearning], Any] = lambda agent: 0.0,
     episodes: int | None = None,
+    until: bool = False,
     new_env: bool = False,
 ) -> Followed:
-    """Train for so many steps, or until so many episodes have ended, and look at the agent now and then."""
-    reports = _Reports(every, episodes, look)
+    """Train, and look at the agent every so many steps.
+
+    It ends after `steps`, when so many episodes have ended, or, with `until`, when the look finds what it
+    looks for.
+    """
+    reports = _Reports(every, episodes, look, until)
     agent.train(model, total_steps=steps, callbacks=reports, new_env=new_env, progress_bar=False)
     at, ended, returns, lengths, looks = zip(*reports.rows, strict=True)
     return Followed(
         np.array(at), np.cumsum(ended), np.repeat(returns, ended), np.repeat(lengths, ended), np.array(looks)
     )
+
+
+def lines(height: float = 4.5) -> tuple[Figure, Axes]:
+    """Return a figure of one panel, whose lines have the colors of the package."""
+    figure = canvas.new_figure(height)
+    return figure, colored(figure.subplots())
+
+
+def colored(axes: Axes) -> Axes:
+    """Let lines have the colors of the package, and return the panel."""
+    axes.set_prop_cycle(color=canvas.COLORS)
+    return axes
 
 
 def show_grid(axes: Axes, values: np.ndarray, title: str, **settings: Any) -> None:

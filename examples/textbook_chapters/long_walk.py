@@ -9,7 +9,7 @@ import numpy as np
 from dist_classicrl import DistAsyncQLearning
 from dist_classicrl.plotting import canvas
 from dist_classicrl.rules import TD
-from textbook_chapters.common import Check, Drawn, follow, problem
+from textbook_chapters.common import Check, Drawn, follow, lines, problem
 
 _TRUTH = np.arange(1, 20) / 10.0 - 1.0
 _LONGEST = 2_048  # steps: of the episodes, whose mean is 100, nearly none is longer
@@ -59,8 +59,7 @@ def _twin(rule: TD, rate: float, runs: int) -> float:
 def _curves(
     rules: Sequence[TD], labels: Sequence[str], rates: Sequence[float], runs: int, title: str
 ) -> tuple[Drawn, dict[int, float], dict[tuple[int, float], float]]:
-    figure = canvas.new_figure(5.0)
-    axes = figure.subplots()
+    figure, axes = lines(5.0)
     best, every = {}, {}
     for number, (rule, label) in enumerate(zip(rules, labels, strict=True)):
         errors = [_error(rule, rate, runs) for rate in rates]
@@ -78,7 +77,7 @@ def n_step_td(quick: bool) -> Drawn:
     """Draw example 7.1 and figure 7.2: the error of n-step TD, by n and step size."""
     ns = (1, 2, 4, 8) if quick else (1, 2, 4, 8, 16, 32, 64)
     rates = (0.2, 0.4, 0.8) if quick else (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
-    runs = 5 if quick else 20
+    runs = 4 if quick else 20
     (figure, _), best, every = _curves(
         [TD(n) for n in ns], [f"n = {n}" for n in ns], rates, runs, f"n-step TD, the mean of {runs} runs"
     )
@@ -98,7 +97,7 @@ def lambda_returns(quick: bool) -> Drawn:
     """
     decays = (0.0, 0.8, 1.0) if quick else (0.0, 0.4, 0.8, 0.9, 0.95, 0.99, 1.0)
     rates = (0.1, 0.3, 0.6) if quick else (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
-    runs = 5 if quick else 20
+    runs = 4 if quick else 20
     rules = [TD(_LONGEST, decay) for decay in decays]
     (figure, _), best, every = _curves(
         rules, [f"lambda = {decay}" for decay in decays], rates, runs, f"lambda-returns, mean of {runs} runs"
