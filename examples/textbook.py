@@ -33,7 +33,7 @@ def main() -> int:
         print(f"{save(figure, arguments.out / f'{name}.png')}", flush=True)
         checks += [(name, check) for check in found]
     table = table_of(checks)
-    (arguments.out / "checks.md").write_text(table)
+    (arguments.out / "checks.md").write_text(table, encoding="utf-8")
     print(table, end="")
     wrong = [name for name, check in checks if not check.holds]
     if wrong:

@@ -173,7 +173,8 @@ def prioritized_sweeping(quick: bool) -> Drawn:
     """Draw example 8.4: updates until the greedy way is a shortest one, in finer and finer mazes.
 
     Both make 5 planning steps at most for each step. Those of prioritized sweeping are counted from the first
-    reward on, also where its queue was empty. It is the median of runs. Its values become the means of its model at once; Dyna-Q's step size is 0.5.
+    reward on, also where its queue was empty. Its values become the means of its model at once; Dyna-Q's
+    step size is 0.5. Drawn is the median of runs.
     """
     scales, runs = ((1, 2), 5) if quick else ((1, 2, 3, 4), 9)
     figure, axes = lines()
