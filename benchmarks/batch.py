@@ -12,29 +12,10 @@ import common
 import numpy as np
 
 from dist_classicrl import TabularMDP
-from dist_classicrl.data import Transitions, estimate_value
+from dist_classicrl.data import estimate_value, play_episodes
 from dist_classicrl.data.estimates import METHODS
 
 DISCOUNT, ENDS = 0.9, 0.4
-
-
-def played(model: TabularMDP, policy: np.ndarray, episodes: int, rng: np.random.Generator) -> Transitions:
-    """Play all episodes side by side."""
-    state = rng.choice(model.n_states, size=episodes, p=model.start_prob)
-    number = np.arange(episodes)
-    steps = []
-    while state.size:
-        action = (rng.random(state.size)[:, None] > np.cumsum(policy[state], axis=1)[:, :-1]).sum(axis=1)
-        pair = state * model.n_actions + action
-        prob = model.outcome_prob.reshape(model.n_states * model.n_actions, -1)[pair]
-        drawn = (rng.random(state.size)[:, None] > np.cumsum(prob, axis=1)[:, :-1]).sum(axis=1)
-        outcome = model.outcome_ptr[pair] + drawn
-        follow, ends = model.outcome_next[outcome], model.outcome_terminated[outcome]
-        steps.append((number, state, action, model.outcome_reward[outcome], follow, ends))
-        state, number = follow[~ends], number[~ends]
-    columns = [np.concatenate(column) for column in zip(*steps, strict=True)]
-    order = np.argsort(columns[0], kind="stable")
-    return Transitions(*(column[order] for column in columns[1:]))
 
 
 def main() -> None:
@@ -49,7 +30,7 @@ def main() -> None:
     truth = model.start_value(model.policy_value(asked, DISCOUNT))
     estimates: dict[str, list[tuple[float, float, float]]] = {}
     for seed in range(arguments.repetitions):
-        data = played(model, behavior, arguments.episodes, np.random.default_rng([seed, 16]))
+        data = play_episodes(model, behavior, arguments.episodes, seed)
         for method in METHODS:
             for told in (True, False) if method != "model" else (False,):
                 found = estimate_value(data, asked, DISCOUNT, method, behavior if told else None)

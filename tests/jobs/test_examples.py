@@ -199,3 +199,32 @@ def test_2048_grows_to_its_limit(run_python):
     *_, why, known, score = job.output.splitlines()
     assert "max_states=100,000 allows no more" in why and known.endswith(" 100,000 boards")
     assert 900 < float(score.split()[-1]) < 1300  # random moves score some 1,100
+
+
+def test_the_textbooks_figures_are_drawn_and_their_numbers_are_met(run_python, tmp_path):
+    job = run_python(EXAMPLES / "textbook.py", "--quick", "--out", "drawn", timeout=600.0)
+    pictures = {path.stem for path in tmp_path.glob("drawn/*.png") if path.stat().st_size > 10_000}
+    known = "4.2 4.3 5.1 5.3 5.4 6.2 6.5 6.6 6.7 7.1 8.1 8.2 8.3 8.4 10.2 12.1 deep-sea".split()
+    assert pictures == set(known)
+    rows = (tmp_path / "drawn" / "checks.md").read_text().splitlines()[2:]
+    assert all(row.endswith("| met |") for row in rows) and job.output.count("| met |") == len(rows)
+    assert {row.split("|")[1].strip() for row in rows} == set(known)
+
+
+def test_a_number_of_the_textbook_that_is_not_met_ends_with_status_1(run_python, tmp_path):
+    """Here what it is compared with is wrong."""
+    script = tmp_path / "wrong.py"
+    script.write_text(
+        f"import sys; sys.path.insert(0, {str(EXAMPLES)!r})\n"
+        "import textbook, textbook_chapters.chapter_4 as chapter\n"
+        "chapter._bold_play = lambda share: share\n"
+        "sys.exit(textbook.main())\n"
+    )
+    job = run_python(script, "--figures", "4.3", "--out", "drawn", status=1)
+    assert re.search(r"\| 4.3 +\| largest distance from bold play +\| 0 .*\| WRONG \|", job.output)
+    assert "not met: 1 of 8 numbers, of 4.3" in job.output and (tmp_path / "drawn" / "4.3.png").exists()
+
+
+def test_the_textbook_has_no_figure_of_another_number(run_python):
+    job = run_python(EXAMPLES / "textbook.py", "--figures", "3.1", status=2)
+    assert "invalid choice: '3.1'" in job.output

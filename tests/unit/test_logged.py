@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP
-from dist_classicrl.data import Coverage, Transitions, estimate_value
+from dist_classicrl.data import Coverage, Transitions, estimate_value, play_episodes
 from dist_classicrl.data.empirical import empirical_model
 from dist_classicrl.errors import DataError, MissingExtraError, RewardError, SettingsError
 from dist_classicrl.learning.logged import LoggedLearner
@@ -43,6 +43,53 @@ def played(model, policy, episodes, seed, limit=200):
 
 
 LOGGED = played(MODEL, EVEN, 60, 1, limit=20)
+
+
+def test_episodes_are_played_as_the_model_and_the_policy_say():
+    """Pairs as often as the policy takes them, and outcomes as often as the model has them."""
+    policy = np.random.default_rng(0).dirichlet(np.ones(3), size=12)
+    data = play_episodes(MODEL, policy, 20_000, seed=3, max_steps=50)
+    assert data.starts.size == 20_000
+    begun = np.bincount(data.states[data.starts], minlength=12) / 20_000
+    np.testing.assert_allclose(begun, MODEL.start_prob, atol=0.015)
+    for state in np.flatnonzero(np.bincount(data.states, minlength=12) > 5_000):
+        of_state = data.states == state
+        taken = np.bincount(data.actions[of_state], minlength=3) / of_state.sum()
+        np.testing.assert_allclose(taken, policy[state], atol=0.03)
+    for pair in range(36):
+        of_pair = data.states * 3 + data.actions == pair
+        here = slice(*MODEL.outcome_ptr[pair : pair + 2])
+        known = np.stack(
+            [MODEL.outcome_next[here], MODEL.outcome_reward[here], MODEL.outcome_terminated[here]]
+        )
+        known, alike = np.unique(known, axis=1, return_inverse=True)
+        chances = np.bincount(alike.ravel(), weights=MODEL.outcome_prob[here])
+        met = np.stack([data.next_states[of_pair], data.rewards[of_pair], data.terminated[of_pair]])
+        found = np.array([(met == outcome[:, None]).all(axis=0).sum() for outcome in known.T])
+        assert found.sum() == of_pair.sum()
+        if of_pair.sum() > 5_000:
+            np.testing.assert_allclose(found / of_pair.sum(), chances, atol=0.03)
+    lengths = np.diff(np.append(data.starts, len(data)))
+    ends = np.append(data.starts[1:], len(data)) - 1
+    assert lengths.max() == 50 and (data.truncated[ends] == ((lengths == 50) & ~data.terminated[ends])).all()
+    again = play_episodes(MODEL, policy, 20_000, seed=3, max_steps=50)
+    assert again.fingerprint() == data.fingerprint()
+    assert play_episodes(MODEL, policy, 20_000, seed=4, max_steps=50).fingerprint() != data.fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("changed", "match"),
+    [
+        ({"model": "FrozenLake-v1"}, "play_episodes takes a TabularMDP, got str. Write for instance"),
+        ({"policy": np.ones((12, 3))}, "the policy's probabilities in state"),
+        ({"episodes": 0}, "episodes must be"),
+        ({"seed": -1}, "seed must be"),
+        ({"max_steps": 0}, "max_steps must be"),
+    ],
+)
+def test_what_cannot_be_played_is_refused(changed, match):
+    with pytest.raises(SettingsError, match=match):
+        play_episodes(**({"model": MODEL, "policy": EVEN, "episodes": 2, "seed": 1} | changed))
 
 
 def solved_by_hand(data, discount, n_states, n_actions, sweeps=400):

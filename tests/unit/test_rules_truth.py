@@ -178,7 +178,8 @@ def test_differential_values_and_the_mean_reward():
     assert gain == pytest.approx(2.0)
     np.testing.assert_allclose(q, STAY_OR_GO_VALUES - STAY_OR_GO_VALUES.mean(), atol=1e-9)
     agent = learned(DifferentialQLearning(eta=0.5), STAY_OR_GO)
-    assert agent._state.values.reshape(-1)[4] == pytest.approx(2.0, abs=0.02)
+    assert agent.shared["mean_reward"] == pytest.approx([2.0], abs=0.02)
+    assert learned("q_learning", STAY_OR_GO, 10).shared == {}
     with pytest.raises(EnvError, match="has episodes that terminate, and differential_q_learning is for"):
         learned(DifferentialQLearning(), CHAIN)
 

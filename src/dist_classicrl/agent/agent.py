@@ -315,6 +315,19 @@ class DistAsyncQLearning:
         return rows if keyed is None else KeyedValues(keyed.index.by_key, rows)
 
     @property
+    def shared(self) -> dict[str, np.ndarray]:
+        """What the rule learns besides its tables, by name: copies, ndarray(float64) of shape (numbers,).
+
+        Of differential Q-learning "mean_reward", one number, the mean reward per step. Most rules have none.
+
+        Raises
+        ------
+        NotTrainedError
+            If the shape of the table is not known yet.
+        """
+        return self._state.shared
+
+    @property
     def max_states(self) -> int | None:
         """Most states of the table, where they are keys; set it to a number, or None for what memory has."""
         return self._state.settings.max_states

@@ -9,10 +9,11 @@ from dist_classicrl._lazy import lazy_names
 if TYPE_CHECKING:
     from dist_classicrl.data.coverage import Coverage
     from dist_classicrl.data.estimates import ValueEstimate, estimate_value
+    from dist_classicrl.data.playing import play_episodes
     from dist_classicrl.data.result import BatchResult
     from dist_classicrl.data.transitions import Transitions
 
-__all__ = ["BatchResult", "Coverage", "Transitions", "ValueEstimate", "estimate_value"]
+__all__ = ["BatchResult", "Coverage", "Transitions", "ValueEstimate", "estimate_value", "play_episodes"]
 
 _HOMES = {
     "BatchResult": "dist_classicrl.data.result",
@@ -20,6 +21,7 @@ _HOMES = {
     "Transitions": "dist_classicrl.data.transitions",
     "ValueEstimate": "dist_classicrl.data.estimates",
     "estimate_value": "dist_classicrl.data.estimates",
+    "play_episodes": "dist_classicrl.data.playing",
 }
 
 

@@ -14,7 +14,7 @@ from dist_classicrl._random import fresh_seed
 from dist_classicrl.environments.identity import Identity
 from dist_classicrl.environments.resolve import Source, resolve
 from dist_classicrl.errors import DivergenceError, EnvError, EnvMismatchError, NotTrainedError, SettingsError
-from dist_classicrl.learning.rules import check_settings, table_shape
+from dist_classicrl.learning.rules import check_settings, named_shared, table_shape
 from dist_classicrl.model.keyed import KeyedRows
 from dist_classicrl.model.lookup import Lookup, as_array, tried
 from dist_classicrl.model.model_file import SavedModel
@@ -154,6 +154,12 @@ class AgentState:
     def visits(self) -> np.ndarray:
         """What `DistAsyncQLearning.visits` is."""
         return self._as_given(self.shape.visits(self.counts))
+
+    @property
+    def shared(self) -> dict[str, np.ndarray]:
+        """What `DistAsyncQLearning.shared` is."""
+        found = self.shape.shared(self.values).astype(np.float64)
+        return named_shared(self.settings.algorithm, *self.shape.of_table, found)
 
     def _as_given(self, rows: np.ndarray) -> np.ndarray:
         """Return rows as they are given to a user: read-only where other ranks have the same."""

@@ -45,6 +45,10 @@ class TableShape:
         """Return the tables that stand in `rows`, shape (rows, A), as a view of shape (tables, S, A)."""
         return rows[: self.n_tables * self.n_states].reshape(self.n_tables, self.n_states, self.n_actions)
 
+    def shared(self, rows: np.ndarray) -> np.ndarray:
+        """Return the numbers that are shared, a copy, shape (n_shared,)."""
+        return rows[self.n_tables * self.n_states :].reshape(-1)[: self.n_shared].copy()
+
     def name_of(self, entry: int) -> str:
         """Return what an entry is, to begin a sentence."""
         row, action = divmod(entry, self.n_actions)

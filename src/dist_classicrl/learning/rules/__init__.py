@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 from numba.core.errors import NumbaError
 
 from dist_classicrl import rules
@@ -118,6 +119,14 @@ def contents(algorithm: Any) -> str:
     """Return what a rule has in its tables, which must be the same wherever it is registered."""
     rule, _ = find(algorithm)
     return ", ".join((*rule.tables, *(f"{one.name} ({one.merge})" for one in rule.shared)))
+
+
+def named_shared(algorithm: Any, n_states: int, n_actions: int, numbers: np.ndarray) -> dict[str, np.ndarray]:
+    """Return by name what a rule shares of the merged numbers, in their order."""
+    rule, parameters = find(algorithm)
+    merged = [one for one in rule.shared if one.merge != "owner"]
+    ends = np.cumsum([one.count(parameters, n_states, n_actions) for one in merged])
+    return {one.name: part for one, part in zip(merged, np.split(numbers, ends), strict=False)}
 
 
 def table_shape(algorithm: Any, n_states: int, n_actions: int) -> TableShape:

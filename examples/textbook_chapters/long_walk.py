@@ -1,0 +1,112 @@
+"""The random walk of 19 states: n-step TD in chapter 7, lambda-returns in chapter 12."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from dist_classicrl import DistAsyncQLearning
+from dist_classicrl.plotting import canvas
+from dist_classicrl.rules import TD
+from textbook_chapters.common import Check, Drawn, follow, lines, problem
+
+_TRUTH = np.arange(1, 20) / 10.0 - 1.0
+_LONGEST = 2_048  # steps: of the episodes, whose mean is 100, nearly none is longer
+
+
+def _error(rule: TD, rate: float, runs: int) -> float:
+    """Return the RMS error over the states after each of ten episodes, the mean of these and runs."""
+    model = problem("RandomWalk")
+    errors = []
+    for seed in range(runs):
+        agent = DistAsyncQLearning(
+            algorithm=rule, learning_rate=rate, epsilon=0.0, discount_factor=1.0, seed=seed
+        )
+        run = follow(agent, model, 100_000, 10, lambda agent: _rms(agent.q_table[:, 0]), episodes=10)
+        errors.append(run.at_episodes(np.arange(1, 11)).mean())
+    return float(np.mean(errors))
+
+
+def _rms(values: np.ndarray) -> float:
+    return float(np.sqrt(((values - _TRUTH) ** 2).mean()))
+
+
+def _twin(rule: TD, rate: float, runs: int) -> float:
+    """Return what `_error` returns, by plain loops over episodes of their own, as equations 7.1 and 12.3 say.
+
+    What an episode was learned from is that episode alone: its values are learned at its end, from those of
+    before.
+    """
+    random, errors = np.random.default_rng(1), []
+    for _ in range(runs):
+        v = np.zeros(19)
+        for _ in range(10):
+            states = [9]
+            while 0 <= states[-1] < 19:
+                states.append(states[-1] + (1 if random.random() < 0.5 else -1))
+            target = 1.0 if states.pop() == 19 else -1.0
+            before, after = v.copy(), v
+            for t in range(len(states) - 1, -1, -1):
+                if t < len(states) - 1:
+                    ahead = before[states[t + 1]]
+                    target = (1.0 - rule.trace_decay) * ahead + rule.trace_decay * target
+                after[states[t]] += rate * (target - after[states[t]])
+            errors.append(_rms(v))
+    return float(np.mean(errors))
+
+
+def _curves(
+    rules: Sequence[TD], labels: Sequence[str], rates: Sequence[float], runs: int, title: str
+) -> tuple[Drawn, dict[int, float], dict[tuple[int, float], float]]:
+    figure, axes = lines(5.0)
+    best, every = {}, {}
+    for number, (rule, label) in enumerate(zip(rules, labels, strict=True)):
+        errors = [_error(rule, rate, runs) for rate in rates]
+        color, style = canvas.line_look(number)
+        axes.plot(rates, errors, linestyle=style, color=color, label=label)
+        best[number] = min(errors)
+        every |= {(number, rate): error for rate, error in zip(rates, errors, strict=True)}
+    axes.set(xlabel="step size", ylabel="mean RMS error", ylim=(0.25, 0.56), title=title)
+    axes.legend()
+    return (figure, []), best, every
+
+
+@canvas.styled
+def n_step_td(quick: bool) -> Drawn:
+    """Draw example 7.1 and figure 7.2: the error of n-step TD, by n and step size."""
+    ns = (1, 2, 4, 8) if quick else (1, 2, 4, 8, 16, 32, 64)
+    rates = (0.2, 0.4, 0.8) if quick else (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
+    runs = 4 if quick else 20
+    (figure, _), best, every = _curves(
+        [TD(n) for n in ns], [f"n = {n}" for n in ns], rates, runs, f"n-step TD, the mean of {runs} runs"
+    )
+    return figure, [
+        Check("least error, n = 4", best[2], 0.27, 0.06 if quick else 0.03),
+        Check("least error, n = 1, to that of n = 4", best[0] / best[2], 1.05, sign=">="),
+        Check("error of n = 1 with step size 0.4", every[0, 0.4], 0.43, 0.06 if quick else 0.03),
+        Check("n of the least error", float(ns[min(best, key=best.__getitem__)]), 4.0, 4.0),
+    ]
+
+
+@canvas.styled
+def lambda_returns(quick: bool) -> Drawn:
+    """Draw figures 12.3 and 12.6: the error of lambda-returns, by lambda and step size.
+
+    `TD` with n beyond the episode's length learns at the end of it. It is compared with plain loops, too.
+    """
+    decays = (0.0, 0.8, 1.0) if quick else (0.0, 0.4, 0.8, 0.9, 0.95, 0.99, 1.0)
+    rates = (0.1, 0.3, 0.6) if quick else (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
+    runs = 4 if quick else 20
+    rules = [TD(_LONGEST, decay) for decay in decays]
+    (figure, _), best, every = _curves(
+        rules, [f"lambda = {decay}" for decay in decays], rates, runs, f"lambda-returns, mean of {runs} runs"
+    )
+    at = decays.index(0.8)
+    spread = 0.06 if quick else 0.03
+    twin = _twin(rules[at], 0.3, 200)
+    return figure, [
+        Check("least error, lambda = 0.8", best[at], 0.28, spread),
+        Check("error, lambda = 0.8, step size 0.3", every[at, 0.3], twin, spread, "plain loops"),
+        Check("least error, lambda = 1, to that of 0.8", best[len(decays) - 1] / best[at], 1.1, sign=">="),
+    ]
