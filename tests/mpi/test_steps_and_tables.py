@@ -5,6 +5,7 @@ import pytest
 from rank_environments import SteppedLake
 
 from dist_classicrl.comm import transport
+from dist_classicrl.compression import TopK
 from dist_classicrl.environments import TabularMDP
 from dist_classicrl.schedules import PerVisit
 
@@ -104,6 +105,8 @@ OPTIONS = {
     "threshold": {"compression_threshold": 0.01, "sync_frequency": 10},
     "threshold and float32": {"compression_threshold": 1e-4, "dtype": "float32"},
     "lossless": {"compression": "lossless", "sync_frequency": 10},
+    "top k": {"compression": TopK(0.2), "sync_frequency": 10},
+    "quantized": {"compression": "quantized", "sync_frequency": 10},
     "often": {"sync_frequency": 1, "batch_size": 50},
     "seldom": {"sync_frequency": 1_000_000},
     "one in flight": {"prefetch_factor": 1, "sync_frequency": 4},
@@ -129,8 +132,10 @@ def test_no_visit_is_lost_whatever_the_options(world, make_agent, lake, digests,
         assert result.steps == steps
     assert agent.visits.sum() == 50_011
     assert len(set(digests(agent))) == 1
-    if name in ("threshold", "lossless") and world.size > 1:
-        assert result.bytes_saved > 0
+    if name in ("threshold", "lossless", "top k", "quantized") and world.size > 1:
+        assert result.bytes_saved > 0 or name == "quantized"  # messages of so small a table are short
+        assert result.compression_seconds > 0.0
+        assert (result.most_waiting > 0) == (name != "lossless")
 
 
 @pytest.mark.core

@@ -13,6 +13,7 @@ from slow_server import limited
 
 from dist_classicrl.comm import envelope
 from dist_classicrl.comm.envelope import Kind
+from dist_classicrl.compression import Carry
 from dist_classicrl.engines.server.window import PushWindow
 from dist_classicrl.errors import ProtocolError
 from dist_classicrl.tables.local import LocalTable
@@ -114,7 +115,7 @@ class History:
         before = slow.visits
         threshold = 0.0 if flush else float(rng.choice([0.0, 0.05, 10.0]))
         key = np.uint64(rng.integers(2**63))
-        pushed = window.push(threshold, flush, key)
+        pushed = window.push(Carry(threshold), flush, key)
         sequence, packed = pushed.sequence, pushed.packed
         maps = {entry: slow.current.pop(entry) for entry in packed.entries.tolist()}
         if threshold == 0.0:

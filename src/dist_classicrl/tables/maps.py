@@ -54,6 +54,16 @@ class PackedMap(NamedTuple):
             return self
         return PackedMap.from_parts([array[:size].copy() for array in self.parts])
 
+    def joined(self, others: PackedMap) -> PackedMap:
+        """Return these maps and maps of other entries."""
+        both = zip(self.parts, others.parts, strict=True)
+        return PackedMap.from_parts([np.concatenate(pair) for pair in both])
+
+    def sorted(self) -> PackedMap:
+        """Return the maps with their entries ascending."""
+        order = np.argsort(self.entries)
+        return PackedMap.from_parts([array[order] for array in self.parts])
+
     @property
     def size(self) -> int:
         """Number of entries."""

@@ -46,6 +46,8 @@ class SharedTable:
         self._scratch = np.empty(size, self.index_dtype)
         self._cache: dict[int, Refresh] = {}
         self._snapshot: TableSnapshot | None = None
+        #: Whether the entries of refreshes ascend.
+        self.in_order = False
 
     def watch(self, snapshot: TableSnapshot | None) -> None:
         """Tell `snapshot`, which copies this table, of every change from now on; None: nobody."""
@@ -138,7 +140,10 @@ class SharedTable:
             size = kernels.collect_new(entries, self._stamp, self._stamp_now, self._scratch, size)
             if size > self._sparse_limit:
                 return None
-        return self._scratch[:size].copy()
+        found = self._scratch[:size].copy()
+        if self.in_order:
+            found.sort()
+        return found
 
     def _sparse(self, since: int, entries: np.ndarray) -> Refresh:
         values = np.empty(entries.size, self.values.dtype)

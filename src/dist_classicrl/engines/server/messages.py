@@ -45,6 +45,8 @@ class Push(NamedTuple):
     revision: int  # of the view that it knows
     known_version: int  # of the table when this comes if the others push nothing; -1: not known
     is_last: bool
+    waiting: int = 0  # entries of which something was learned that did not go
+    compressing: float = 0.0  # seconds since the last push that compressing and restoring took
 
 
 @dataclass(frozen=True)

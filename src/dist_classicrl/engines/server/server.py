@@ -59,6 +59,7 @@ class Server(Serving[Client]):
 
     def __post_init__(self) -> None:
         self._snapshot = self.table.snapshot()
+        self.table.in_order = self.codec.wants_order
         self._handover: tuple[int, Handover | None] = -1, None  # with the version that it is of
         self._offered = 0.0
         self._was_ramping = True
@@ -159,7 +160,7 @@ class Server(Serving[Client]):
     def take_in(self, peer: Peer[Client], message: np.ndarray) -> None:
         """Take in a push, or what any worker may send."""
         told, saved = self.codec.decode(message)
-        self.tally.bytes_saved += saved
+        self.tally.count_compression(saved, self.codec.take_seconds())
         match told:
             case Push() as push if peer.learns:
                 self._push(peer, message.size, push)
@@ -180,7 +181,7 @@ class Server(Serving[Client]):
         if client.has_stopped and self.leases.is_over:
             self.leases.give_up(rank)
         self._count(rank, pushed, size, staleness)
-        self.tally.bytes_saved += push.bytes_saved
+        self.tally.count_compression(push.bytes_saved, push.compressing, push.waiting)
         client.owes_reply = True
         self._report_at_step()
 
@@ -251,7 +252,7 @@ class Server(Serving[Client]):
         message, saved = self.codec.encode(reply)
         peer.channel.send(message)
         self.tally.bytes_pulled += message.size
-        self.tally.bytes_saved += saved
+        self.tally.count_compression(saved, self.codec.take_seconds())
         client.owes_reply = False
         client.starved = client.starved and lease is None
 

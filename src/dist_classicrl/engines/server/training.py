@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from dist_classicrl.comm.compression import Codec, LosslessCodec
+from dist_classicrl.comm.compression import Codec, codec_for
+from dist_classicrl.compression import Carry, name_of
 from dist_classicrl.engines.loops import LearningOn, StepLoop
 from dist_classicrl.engines.outcome import Outcome
 from dist_classicrl.engines.roles.participants import Roles, run_together
@@ -45,7 +46,7 @@ class AsyncRoles(Roles[Worker, Server]):
             learner,
             Pacer(settings, self.rates.workers, learner.quantum, run.tally.total_steps),
             PushWindow(learner.table, settings.prefetch_factor, base.version, base.term),
-            settings.compression_threshold,
+            Carry.of(settings.compression, settings.compression_threshold),
             run.seed,
             run.generation,
             settings.on_error == "exclude",
@@ -57,8 +58,7 @@ class AsyncRoles(Roles[Worker, Server]):
 
     def codec(self) -> Codec:
         """Return what writes and reads the messages of maps and refreshes."""
-        run = self.run
-        return LosslessCodec(run.values.size) if run.settings.compression == "lossless" else Codec()
+        return codec_for(name_of(self.run.settings.compression), self.run.values.size)
 
     def note_workers(self, workers: int) -> None:
         """Learn as one of so many."""

@@ -6,6 +6,7 @@ from collections import deque
 
 import numpy as np
 
+from dist_classicrl.compression import SEND_ALL, Carry
 from dist_classicrl.engines.outcome import NOTHING_LEARNED, Learned
 from dist_classicrl.engines.server.messages import Handover, Pushed
 from dist_classicrl.errors import ProtocolError
@@ -63,15 +64,17 @@ class PushWindow:
 
     def push(
         self,
-        threshold: float = 0.0,
+        carry: Carry = SEND_ALL,
         flush: bool = True,
         key: int | np.uint64 = 0,
         steps: int = 0,
         learned: Learned = NOTHING_LEARNED,
+        in_order: bool = False,
     ) -> Pushed:
         """Pack the current maps as the next push, numbered from 1. See `LocalTable.pack`, and `Pushed`."""
         self.last_sequence += 1
-        pushed = Pushed(self.last_sequence, self._table.pack(threshold, flush, key), steps, learned)
+        packed = self._table.pack(carry, flush, key, in_order)
+        pushed = Pushed(self.last_sequence, packed, steps, learned)
         self._kept.append(pushed)
         return pushed
 
