@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dist_classicrl.comm.compression import codec_for
+from dist_classicrl.compression import name_of
 from dist_classicrl.engines.loops import LearningOn, RoundLoop
 from dist_classicrl.engines.outcome import Outcome
 from dist_classicrl.engines.roles.participants import Roles, run_together
@@ -51,6 +53,7 @@ class RoundRoles(Roles[RoundWorker, RoundServer]):
             run.pace,
             self._may_repeat,
             base,
+            codec=codec_for(name_of(settings.compression), run.values.size),
             watch=run.watch,
             wants_to_leave=run.wants_to_leave,
         )
@@ -77,6 +80,7 @@ class RoundRoles(Roles[RoundWorker, RoundServer]):
             saver=run.saver,
             first=RoundStart(run.pace) if first is None else first,
             may_repeat=self._may_repeat,
+            codec=codec_for(name_of(run.settings.compression), run.values.size),
         )
 
     def successor(self, worker: RoundWorker) -> RoundServer:
