@@ -12,12 +12,11 @@ import numpy as np
 from dist_classicrl.compression import SEND_ALL, Carry
 from dist_classicrl.errors import DivergenceError
 from dist_classicrl.tables import kernels
-from dist_classicrl.tables.maps import PackedMap, Refresh, diverged, index_dtype
+from dist_classicrl.tables.maps import PackedMap, Refresh, diverged, index_dtype, rounded
 from dist_classicrl.tables.rows import UNROLLED_ACTIONS, VISIT_MASK, TableArrays, legal_lists
 from dist_classicrl.tables.shape import TableShape
 
 _NO_CHOICE = np.zeros(0, bool)
-_TINY = 2.0**-900  # shifts that are all smaller than this go as they are
 
 
 class LocalTable:
@@ -87,6 +86,7 @@ class LocalTable:
         #: What rounding took from the shifts of maps that were packed, float64 of shape (S * A,): it goes
         #: with the next map of the entry. None: nothing was rounded yet.
         self.residual: np.ndarray | None = None
+        self._beyond_base: np.ndarray | None = None  # what previews wrote to
         self.refresh_all_rows()
 
     def load(self, values: np.ndarray, counts: np.ndarray, exact: np.ndarray | None = None) -> None:
@@ -193,15 +193,11 @@ class LocalTable:
 
         It is half of that power at most.
         """
-        largest = float(np.abs(packed.shift).max(initial=0.0))
-        quantum = 2.0 ** math.ceil(math.log2(largest / (2 ** (bits - 1) - 1))) if largest > _TINY else 0.0
-        if quantum == 0.0:
-            return
         if self.residual is None:
             self.residual = np.zeros(self.q.size)
-        rounded = np.rint(packed.shift / quantum) * quantum + 0.0  # no -0.0, which takes more bytes
-        self.residual[packed.entries] = packed.shift - rounded
-        packed.shift[:] = rounded
+        shift = rounded(packed.shift, bits)
+        self.residual[packed.entries] = packed.shift - shift
+        packed.shift[:] = shift
 
     def fold(self, sums: kernels.RoundSums, n_seen: int) -> tuple[int, int]:
         """Add the maps accumulated since the base to `sums`, and put the table back to the base.
@@ -237,13 +233,22 @@ class LocalTable:
 
         Where it changed, ``q = current map after residual after pending maps, oldest first, after base``.
         """
+        self._move_to(refresh, pending, self.base)
+
+    def preview(self, refresh: Refresh, pending: list[PackedMap]) -> None:
+        """Learn on what a preview tells from now on, likewise, until the base moves."""
+        if self._beyond_base is None:
+            self._beyond_base = np.empty_like(self.base)
+        self._move_to(refresh, pending, self._beyond_base)
+
+    def _move_to(self, refresh: Refresh, pending: list[PackedMap], base: np.ndarray) -> None:
         self._stamp_now += 1
         if self._stamp_now == np.iinfo(np.int32).max:
             self._stamp[:] = 0
             self._stamp_now = 1
         stamp, now = self._stamp, self._stamp_now
         kernels.set_base(
-            refresh.entries, refresh.values, refresh.counts, self.arrays, self.base, self.illegal, stamp, now
+            refresh.entries, refresh.values, refresh.counts, self.arrays, base, self.illegal, stamp, now
         )
         waiting = [] if self.residual is None else [self._residuals(self.residual)]
         for packed in [*pending, *waiting]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 import numpy as np
 
+from dist_classicrl.compression import Carry
 from dist_classicrl.errors import ProtocolError
 from dist_classicrl.tables import kernels
-from dist_classicrl.tables.maps import PackedMap, Refresh, diverged, index_dtype
+from dist_classicrl.tables.maps import PackedMap, Refresh, diverged, index_dtype, rounded
 from dist_classicrl.tables.snapshot import TableSnapshot
 
 
@@ -125,6 +127,28 @@ class SharedTable:
             found = self._whole() if entries is None else self._sparse(since, entries)
             self._cache[since] = found
         return found
+
+    def preview(self, since: int, told: np.ndarray, carry: Carry) -> Refresh | None:
+        """Return a preview for a base of version `since` that was told the values `told`, which it then has.
+
+        It has the values that differ most, of as many of the entries that differ as `carry` says, rounded as
+        that says. None: nothing differs.
+        """
+        changed = self._changed_since(since)
+        entries = np.flatnonzero(self.values != told) if changed is None else changed
+        moved = np.abs(self.values[entries] - told[entries])
+        entries, moved = entries[moved > 0.0], moved[moved > 0.0]
+        if not entries.size:
+            return None
+        most = math.ceil(carry.share * entries.size)
+        if most < entries.size:
+            entries = entries[np.argpartition(moved, entries.size - most)[entries.size - most :]]
+        entries = np.sort(entries).astype(self.index_dtype)
+        values = self.values[entries]
+        told[entries] = values
+        if carry.bits:
+            values = rounded(values.astype(np.float64), carry.bits).astype(self.values.dtype)
+        return Refresh(since, self.version, entries, values, self.counts[entries], is_preview=True)
 
     def _changed_since(self, since: int) -> np.ndarray | None:
         if since < self._log_starts_after or (since < 0):

@@ -31,6 +31,7 @@ class Wishes(NamedTuple):
     is_starved: bool = True  # it has nothing left to do
     is_urgent: bool = True  # answers should come quickly
     refresh: bool = True
+    whole_refresh: bool = True  # and no preview
 
 
 @message(Kind.PUSH)

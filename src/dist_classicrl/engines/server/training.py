@@ -87,6 +87,7 @@ class AsyncRoles(Roles[Worker, Server]):
             "saver": run.saver,
             "takes_over": takes_over,
             "codec": self.codec(),
+            "carry": Carry.of(run.settings.compression),
         }
 
     def successor(self, worker: Worker) -> Server:

@@ -216,7 +216,12 @@ class Worker(Working):
         pushed, made, saved = self._pack(flush, begin)
         load = kernels.map_load(pushed.packed)
         wishes = Wishes(
-            self.learner.quantum, pacer.interval_seconds, not self._leases, pacer.urgent, wants_refresh
+            self.learner.quantum,
+            pacer.interval_seconds,
+            not self._leases,
+            pacer.urgent,
+            wants_refresh,
+            flush or self.window.needs_refresh,
         )
         known = self.window.known_version(pushed.sequence)
         revision = self.group.view.revision
