@@ -6,6 +6,7 @@ from dist_classicrl.comm.compression import codec_for
 from dist_classicrl.compression import name_of
 from dist_classicrl.engines.loops import LearningOn, RoundLoop
 from dist_classicrl.engines.outcome import Outcome
+from dist_classicrl.engines.roles.link import settle_compression
 from dist_classicrl.engines.roles.participants import Roles, run_together
 from dist_classicrl.engines.rounds.messages import RoundStart
 from dist_classicrl.engines.rounds.server import RoundServer, carriers
@@ -22,6 +23,7 @@ from dist_classicrl.tables.shared import SharedTable
 
 def train(run: Run, group: Group, start: Setup | Entry) -> Outcome:
     """Train with the other ranks, as `Engine.train` says."""
+    settle_compression(run, group, start)
     return run_together(RoundRoles, run, group, start)
 
 

@@ -8,6 +8,7 @@ from dist_classicrl.comm.compression import Codec, codec_for
 from dist_classicrl.compression import Carry, name_of
 from dist_classicrl.engines.loops import LearningOn, StepLoop
 from dist_classicrl.engines.outcome import Outcome
+from dist_classicrl.engines.roles.link import settle_compression
 from dist_classicrl.engines.roles.participants import Roles, run_together
 from dist_classicrl.engines.run import Run
 from dist_classicrl.engines.server.leases import LeaseBook
@@ -28,6 +29,7 @@ _RAMP_SECONDS = 0.5
 
 def train(run: Run, group: Group, start: Setup | Entry) -> Outcome:
     """Train with the other ranks, as `Engine.train` says."""
+    settle_compression(run, group, start)
     return run_together(AsyncRoles, run, group, start)
 
 
