@@ -8,6 +8,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
+from dist_classicrl import compression as compressions
 from dist_classicrl import rules, schedules
 from dist_classicrl.checks import Checked, NumberType, OneOf, Or, RealNumber, WholeNumber, YesOrNo, setting
 from dist_classicrl.errors import MissingExtraError, SettingsError
@@ -18,11 +19,6 @@ ROUND_UPDATES = 32
 """Updates of a logical worker in the first rounds of the reproducible mode with ``sync_frequency="auto"``."""
 
 _MOST_ENVS = 2**16
-
-_NO_AMOUNT = (
-    "compression='threshold' does not say which changes may wait. Write compression_threshold=0.01, or "
-    "another number."
-)
 
 _NO_ZSTANDARD = (
     'compression="lossless" needs zstandard, which is an extra: pip install ".[compression]" in a clone of '
@@ -41,6 +37,14 @@ class Algorithm(OneOf):
     def __call__(self, name: str, value: Any) -> Any:
         """Return it as plain data."""
         return rules.to_data(value)
+
+
+class Compression(OneOf):
+    """Kinds of compression, as `dist_classicrl.compression.to_data` takes and keeps them."""
+
+    def __call__(self, name: str, value: Any) -> Any:
+        """Return it as plain data."""
+        return compressions.to_data(value)
 
 
 class Behavior(OneOf):
@@ -165,10 +169,8 @@ class Settings(Checked):
         "auto", Or("auto", WholeNumber(1, '"auto"', bits=31)), "Updates of a worker between two pushes."
     )
     compression_threshold: float = _talking(0.0, RealNumber(0.0), "Changes of values below this may wait.")
-    compression: str = _talking(
-        "none",
-        OneOf(("none", "lossless"), {"threshold": _NO_AMOUNT}),
-        "Of messages, with no bit of them changed.",
+    compression: Any = _talking(
+        "none", Compression(tuple(compressions.NAMED)), "How messages go in fewer bytes."
     )
     prefetch_factor: int = _talking(2, WholeNumber(1, bits=31), "Pushes in flight per worker.")
     communication_backend: str = _talking(
@@ -221,15 +223,23 @@ class Settings(Checked):
                 "compression_threshold has no place in the reproducible mode (async_updates=False), where "
                 "every round is merged whole. Leave it at 0.0, or use async_updates=True."
             )
-        if self.compression != "none":
-            if not self.async_updates:
-                raise SettingsError(
-                    f'compression="{self.compression}" has no place in the reproducible mode '
-                    '(async_updates=False), whose rounds go as they are. Leave it at "none", or use '
-                    "async_updates=True."
-                )
-            if find_spec("zstandard") is None:
-                raise MissingExtraError(_NO_ZSTANDARD)
+        self._check_compression(compressions.name_of(self.compression))
+
+    def _check_compression(self, name: str) -> None:
+        """Refuse a kind of compression with settings that it cannot be had with."""
+        if name in ("top_k", "quantized") and not self.async_updates:
+            raise SettingsError(
+                f'compression="{name}" has no place in the reproducible mode (async_updates=False): what '
+                "waits at a worker would depend on the number of ranks. Write compression='lossless', which "
+                "keeps every bit, or use async_updates=True."
+            )
+        if name == "top_k" and self.compression_threshold > 0.0:
+            raise SettingsError(
+                f'compression="top_k" says itself which changes wait, so compression_threshold='
+                f"{self.compression_threshold:g} has no place beside it. Leave one of them out."
+            )
+        if name == "lossless" and find_spec("zstandard") is None:
+            raise MissingExtraError(_NO_ZSTANDARD)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as plain data for JSON."""

@@ -70,9 +70,15 @@ def test_a_compiled_environment(world, alone, make_agent, lake, uneven_ranks, na
     check_same_as_one_process(world, alone, make_agent, lake, calls, seed=seed, **SETTINGS[name])
 
 
-def test_a_large_table(world, alone, make_agent, uneven_ranks):
+def test_a_large_table_and_compression_changes_no_bit_of_it(world, alone, make_agent, uneven_ranks):
     model = TabularMDP.garnet(20_000, 6, 2, seed=3)
-    check_same_as_one_process(world, alone, make_agent, model, (100_003,))
+    of_one = check_same_as_one_process(world, alone, make_agent, model, (100_003,), seed=5)
+    agent = make_agent(async_updates=False, seed=5, compression="lossless")
+    result = agent.train(model, total_steps=100_003)
+    assert digest(agent) == of_one
+    if world.size > 1:
+        assert 0 < result.bytes_pushed + result.bytes_pulled < 1.2 * result.bytes_saved
+        assert result.compression_seconds > 0.0
 
 
 def test_a_compiled_game_with_masks(world, alone, make_agent, uneven_ranks):

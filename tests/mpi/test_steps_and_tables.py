@@ -5,7 +5,10 @@ import pytest
 from rank_environments import SteppedLake
 
 from dist_classicrl.comm import transport
+from dist_classicrl.compression import TopK
+from dist_classicrl.engines.roles import link
 from dist_classicrl.environments import TabularMDP
+from dist_classicrl.membership.group import Group
 from dist_classicrl.schedules import PerVisit
 
 
@@ -104,6 +107,8 @@ OPTIONS = {
     "threshold": {"compression_threshold": 0.01, "sync_frequency": 10},
     "threshold and float32": {"compression_threshold": 1e-4, "dtype": "float32"},
     "lossless": {"compression": "lossless", "sync_frequency": 10},
+    "top k": {"compression": TopK(0.2), "sync_frequency": 10},
+    "quantized": {"compression": "quantized", "sync_frequency": 10},
     "often": {"sync_frequency": 1, "batch_size": 50},
     "seldom": {"sync_frequency": 1_000_000},
     "one in flight": {"prefetch_factor": 1, "sync_frequency": 4},
@@ -129,8 +134,10 @@ def test_no_visit_is_lost_whatever_the_options(world, make_agent, lake, digests,
         assert result.steps == steps
     assert agent.visits.sum() == 50_011
     assert len(set(digests(agent))) == 1
-    if name in ("threshold", "lossless") and world.size > 1:
-        assert result.bytes_saved > 0
+    if name in ("threshold", "lossless", "top k", "quantized") and world.size > 1:
+        assert result.bytes_saved > 0 or name == "quantized"  # messages of so small a table are short
+        assert result.compression_seconds > 0.0
+        assert (result.most_waiting > 0) == (name != "lossless")
 
 
 @pytest.mark.core
@@ -141,6 +148,29 @@ def test_messages_of_many_pieces(world, make_agent, digests, monkeypatch, async_
     model = TabularMDP.garnet(300, 5, 3, seed=1)
     agent = make_agent(async_updates=async_updates, logical_workers=3, prefetch_factor=8, sync_frequency=20)
     check(world, agent, agent.train(model, total_steps=30_000), digests, 30_000)
+
+
+@pytest.mark.core
+def test_auto_measures_the_link_between_hosts_and_all_ranks_take_what_the_head_chooses(
+    world, make_agent, digests, monkeypatch
+):
+    measured = []
+
+    def choose(speed, entries, has_library):
+        measured.append((speed, entries, has_library))
+        return ("lossless" if world.rank == 0 else "none"), "the head's choice counts"
+
+    monkeypatch.setattr(link, "choose", choose)
+    monkeypatch.setattr(Group, "host_of", lambda group, rank: f"host{rank}")
+    model = TabularMDP.garnet(300, 5, 3, seed=1)
+    agent = make_agent(compression="auto", sync_frequency=20)
+    result = agent.train(model, total_steps=30_000)
+    check(world, agent, result, digests, 30_000)
+    if world.size > 1:
+        ((speed, entries, has_library),) = measured
+        assert 0.0 < speed.round_trip < 5.0 and 0.0 < speed.bytes_per_second and has_library
+        assert entries == 1500 and result.bytes_saved > 0
+    assert agent.settings.compression == "auto"
 
 
 def test_a_large_table(world, make_agent, digests):

@@ -18,7 +18,8 @@ def report(
         "total_steps": 10_000_000, "steps_per_second": 1e6, "episodes": 100, "mean_return": 0.5,
         "seconds": time, "mean_length": 20.0, "td_error": 0.1, "epsilon": 0.1, "learning_rate": 0.1,
         "communication_fraction": 0.02, "pushes": 10, "bytes_pushed": 1000, "bytes_pulled": 1000,
-        "staleness": 1.0, "workers": len(ranks or [0]), "ranks": ranks or [], **changed,
+        "bytes_saved": 0, "compression_seconds": 0.0, "most_waiting": 0, "staleness": 1.0,
+        "workers": len(ranks or [0]), "ranks": ranks or [], **changed,
     }  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from made_learners import learn_transitions
 from round_parts import merge_maps
 from slow_server import limited
 
+from dist_classicrl.compression import Carry
 from dist_classicrl.tables import kernels
 from dist_classicrl.tables.local import LocalTable
 from dist_classicrl.tables.maps import PackedMap, Refresh, index_dtype
@@ -355,7 +356,7 @@ def test_small_maps_stay_and_compose_and_a_flush_sends_all():
         learn(plain, entries, targets, 0.01)
         last = number == 59
         before = int(table.n_touched[0])
-        push = table.pack(0.05, flush=last, key=np.uint64(number * 1_000_003))
+        push = table.pack(Carry(0.05), flush=last, key=np.uint64(number * 1_000_003))
         kept_once += before - push.size
         sent += push.size
         kept = table.touched[: table.n_touched[0]]
@@ -376,20 +377,85 @@ def test_an_eighth_of_the_small_maps_goes_all_the_same():
     table = local_table(None, "f8", 8000, 4)
     entries = np.arange(32_000)
     learn(table, entries, np.full(32_000, 0.5), 0.01)
-    push = table.pack(0.1, flush=False, key=np.uint64(99))
+    push = table.pack(Carry(0.1), flush=False, key=np.uint64(99))
     assert abs(push.size - 4000) < 5 * np.sqrt(32_000 * 7 / 64)
     assert push.size + table.n_touched[0] == 32_000
     # Another key sends others: what stayed behind does not stay for ever.
-    again = table.pack(0.1, flush=False, key=np.uint64(100))
+    again = table.pack(Carry(0.1), flush=False, key=np.uint64(100))
     assert abs(again.size - 3500) < 5 * np.sqrt(28_000 * 7 / 64)
-    assert table.pack(0.1, flush=True).size == 32_000 - push.size - again.size
+    assert table.pack(Carry(0.1), flush=True).size == 32_000 - push.size - again.size
+
+
+def composed(pushes):
+    """Compose maps, entry by entry, in the order in which they were sent."""
+    weight, shift, visits = np.ones(SIZE), np.zeros(SIZE), np.zeros(SIZE, np.int64)
+    for push in pushes:
+        at = push.entries
+        weight[at], shift[at] = push.weight * weight[at], push.weight * shift[at] + push.shift
+        visits[at] += push.visits
+    return weight, shift, visits
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_rounded_maps_are_off_by_half_a_quantum_and_the_last_push_makes_them_exact(bits):
+    rng = np.random.default_rng(21)
+    table, plain = local_table(rng.normal(size=SIZE)), local_table()
+    plain.load(table.base.copy(), np.zeros(SIZE, np.int64))
+    sent, exact, worst = [], [], 0.0
+    for number in range(60):
+        entries, targets = rng.integers(SIZE, size=10), rng.normal(size=10) * 10.0 ** (-number / 10)
+        for each in (table, plain):
+            learn(each, entries, targets, 0.2)
+        before = 0.0 if table.residual is None else np.abs(table.residual).max()
+        sent.append(table.pack(Carry(bits=bits), flush=number == 59))
+        exact.append(plain.pack())
+        weight, shift, visits = composed(sent)
+        weight_2, shift_2, visits_2 = composed(exact)
+        assert weight.tolist() == weight_2.tolist() and visits.tolist() == visits_2.tolist()
+        assert table.q.tolist() == plain.q.tolist()
+        if number < 59:
+            largest = max(np.abs(exact[-1].shift).max() + before, 1e-300)
+            quantum = 2.0 * largest / (2 ** (bits - 1) - 1)
+            assert np.abs(table.residual[sent[-1].entries]).max() <= quantum / 2
+            assert shift + table.residual == pytest.approx(shift_2, abs=1e-14)
+            worst = max(worst, np.abs(shift - shift_2).max())
+    assert shift == pytest.approx(shift_2, abs=1e-14) and 1e-6 < worst < 0.05
+    assert table.waiting == 0 and not table.residual.any()
+
+
+def test_what_rounding_took_is_there_after_a_refresh():
+    table = local_table()
+    learn(table, [1, 2], [1.0, 0.123], 0.5)
+    push = table.pack(Carry(bits=8), flush=False)
+    assert push.shift.tolist() == [0.5, 0.0625] and table.residual[2] == pytest.approx(-0.001)
+    values, counts = np.full(SIZE, 4.0), np.ones(SIZE, np.int64)
+    learn(table, [2], [1.0], 0.5)
+    table.rebase(Refresh(-1, 1, None, values, counts), [push])
+    # The current map after the residual after what was pushed after the base.
+    assert table.q[2] == pytest.approx(0.5 * (0.5 * 4.0 + 0.0625 - 0.001) + 0.5, abs=1e-15)
+    assert table.waiting == 2
+    last = table.pack(Carry(bits=8), flush=True)
+    assert last.entries.tolist() == [2] and last.shift[0] == pytest.approx(0.4995, abs=1e-15)
+
+
+def test_the_maps_that_move_most_go_and_those_that_wait_longest():
+    table = local_table(None, "f8", 1000, 4)
+    learn(table, np.arange(1000), np.arange(1000) / 1000, 0.5)
+    sent = table.pack(Carry(share=0.1), flush=False, in_order=True)
+    assert sent.entries.tolist() == [*range(25), *range(925, 1000)]
+    assert table.n_touched[0] == table.waiting == 900
+    learn(table, np.arange(1000, 1100), np.full(100, 0.01), 0.5)
+    sent = table.pack(Carry(share=0.1), flush=False, in_order=True)
+    assert sent.entries.tolist() == [*range(25, 50), *range(850, 925)]
+    assert table.pack(Carry(share=0.1), flush=True).size == 900 and table.waiting == 0
+    assert table.pack(Carry(share=0.1), flush=False).size == 0
 
 
 def test_a_map_that_moves_a_value_enough_goes_at_once():
     for key in range(20):
         table = local_table()
         learn(table, [1, 2, 3], [1.1, 0.9, 1.1], 0.1)
-        sent = table.pack(0.1, flush=False, key=np.uint64(key)).entries.tolist()
+        sent = table.pack(Carry(0.1), flush=False, key=np.uint64(key)).entries.tolist()
         assert {1, 3} <= set(sent)
         if 2 in sent:
             break

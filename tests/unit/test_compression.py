@@ -1,4 +1,4 @@
-"""Lossless compression of messages: nothing changes, and whatever is damaged is refused by name."""
+"""Messages in fewer bytes: nothing changes, and whatever is damaged is refused by name."""
 
 import random
 
@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import zstandard
 
-from dist_classicrl.comm import messages
-from dist_classicrl.comm.compression import Codec, Compressed, LosslessCodec
+from dist_classicrl.comm import envelope, messages
+from dist_classicrl.comm.compact import Compact, Form, lengthen, shorten
+from dist_classicrl.comm.compression import Codec, Compressed, DeltaCodec, LosslessCodec
 from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.engines.outcome import NOTHING_LEARNED
 from dist_classicrl.engines.server.messages import Push, Pushed, Wishes
@@ -50,9 +51,9 @@ def test_short_messages_and_what_does_not_get_smaller_go_as_they_are():
 
 
 def test_messages_longer_than_others_take_go_as_they_are():
-    message = push(np.zeros(60_000))  # more than a table of one entry has
+    message = push(np.random.default_rng(2).random(150_000))  # more than a table of one entry has
     assert LosslessCodec(1).encode(message)[1] == 0
-    sent, spared = LosslessCodec(60_000).encode(message)
+    sent, spared = LosslessCodec(150_000).encode(message)
     assert spared > 0
     with pytest.raises(ProtocolError, match="COMPRESSED.*claims to hold 1[0-9]{6} bytes, where 1048704 are"):
         LosslessCodec(1).decode(sent)
@@ -103,3 +104,69 @@ def test_a_damaged_frame_is_refused_wherever_the_damage_is():
     for end in range(0, len(whole), 37):
         with pytest.raises(ProtocolError):
             codec.decode(frame(whole[:end]))
+
+
+# Shorter forms of numbers
+
+DRAW = np.random.default_rng(11)
+SORTED = np.sort(DRAW.choice(40_000, 3000, replace=False))
+FORMS = {
+    "sorted entries": (SORTED.astype(np.int32), Form.STEPS, 1),
+    "sparse entries": (400 * SORTED.astype(np.int32), Form.STEPS, 2),
+    "counts": (DRAW.integers(70_000, 70_200, 500), Form.OFFSETS, 1),
+    "negative numbers": (DRAW.integers(-30_000, 30_000, 500), Form.OFFSETS, 2),
+    "visits": (DRAW.integers(2**32 - 9, 2**32, 500, dtype=np.uint32), Form.OFFSETS, 1),
+    "far apart": (DRAW.integers(-(2**62), 2**62, 500), Form.PLAIN, 0),
+    "eight bits": (DRAW.integers(-127, 128, 500) * 2.0**-9, Form.MULTIPLES, 1),
+    "sixteen bits": (DRAW.integers(-32_767, 32_768, 500) * 2.0**40, Form.MULTIPLES, 2),
+    "few weights": (
+        DRAW.choice(np.append(DRAW.random(20), [np.nan, -0.0, 0.0, np.inf]), 900),
+        Form.PLACES,
+        24,
+    ),
+    "any": (DRAW.normal(size=500), Form.COLUMNS, 8),
+    "tiny": (DRAW.integers(-9, 9, 500) * 5e-324, Form.MULTIPLES, 1),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_each_kind_of_numbers_has_a_form_of_its_own_and_comes_back_to_the_bit(name):
+    array, form, width = FORMS[name]
+    encoded = envelope.encode(Kind.PUSH, array, np.zeros(0), array[:5])
+    compact = shorten(encoded, columns=True)
+    assert compact.told[0] == form and width in (None, compact.told[4])
+    kind, parts = lengthen(messages.decode(messages.encode(compact)))
+    again = envelope.encode(kind, *parts)
+    np.testing.assert_array_equal(again, encoded)
+    assert envelope.bytes_of(parts) == encoded.size
+    assert form in (Form.PLAIN, Form.COLUMNS) or compact.arrays[0].nbytes < array.nbytes
+    assert shorten(encoded, columns=False).told[0] == (Form.PLAIN if form is Form.COLUMNS else form)
+
+
+def test_shorter_forms_that_are_none_are_refused_by_name():
+    whole = [shorten(envelope.encode(Kind.PUSH, array), True) for array, *_ in FORMS.values()]
+    draw = random.Random(3)
+    refused = 0
+    for compact in whole * 60:
+        told = list(compact.told)
+        told[draw.randrange(5)] = draw.choice([-1, 0, 1, 2, 3, 4, 5, 6, 7, 8, 10**6, 2**62, -(2**63)])
+        arrays = compact.arrays if draw.random() < 0.7 else (compact.arrays[0][: -draw.randrange(1, 30)],)
+        try:
+            lengthen(Compact(compact.kind, tuple(told), arrays))
+        except ProtocolError:
+            refused += 1
+    assert refused > 300
+    with pytest.raises(ProtocolError, match="kind 999"):
+        lengthen(whole[0]._replace(kind=999))
+    with pytest.raises(ProtocolError, match="other arrays than its 1"):
+        lengthen(whole[0]._replace(told=(0,)))
+
+
+def test_shorter_forms_need_no_library_and_count_what_they_spare():
+    message, codec = push(np.sin(np.arange(2000.0))), DeltaCodec()
+    plain = messages.encode(message)
+    sent, spared = codec.encode(message)
+    assert sent.size == plain.size - spared < 0.5 * plain.size
+    told, spared_there = codec.decode(sent)
+    assert spared_there == spared and codec.take_seconds() > 0.0 == codec.take_seconds()
+    np.testing.assert_array_equal(messages.encode(told), plain)

@@ -10,6 +10,7 @@ from timed_channel import RELEASE, TimedChannel, beats, done, group_of, stop_clo
 from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.comm.messages import encode
 from dist_classicrl.comm.remote_errors import Failed
+from dist_classicrl.compression import SEND_ALL
 from dist_classicrl.engines.outcome import Tally
 from dist_classicrl.engines.progress import Observer, Reporter
 from dist_classicrl.engines.roles.server_base import NobodyLeft
@@ -233,7 +234,7 @@ def test_a_long_call_of_the_environment_is_not_the_servers_silence():
         learned=lambda *numbers: None, pushed=lambda *numbers: None,
         gauge=SimpleNamespace(look=lambda base: None),
     )  # fmt: skip
-    worker = Worker(group(1, channel), learner, pacer, PushWindow(table, 2, -1), 0.0, 7)
+    worker = Worker(group(1, channel), learner, pacer, PushWindow(table, 2, -1), SEND_ALL, 7)
     worker.follow_on(channel)
     final = worker.run()
     assert final.refresh.version == 1

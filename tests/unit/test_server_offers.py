@@ -6,6 +6,7 @@ import pytest
 
 from dist_classicrl.comm.compression import Codec
 from dist_classicrl.comm.messages import decode
+from dist_classicrl.engines.outcome import Tally
 from dist_classicrl.engines.roles.peers import Peer, PeerEvent, Peers
 from dist_classicrl.engines.server.leases import LeaseBook
 from dist_classicrl.engines.server.messages import Wishes
@@ -29,7 +30,7 @@ def server():
         client = Client(0, Wishes(quantum=10, refresh=False))
         server.peers.add(Peer(rank, channel, client, Arrivals(1.0, now=0.0), 0.0))
     server.table = SimpleNamespace(applied={})
-    server.tally = SimpleNamespace(bytes_pulled=0, bytes_saved=0)
+    server.tally = Tally(total_steps=0)
     server.codec = Codec()
     return server
 

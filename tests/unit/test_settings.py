@@ -10,6 +10,7 @@ import pytest
 
 from dist_classicrl import DistAsyncQLearning, rules
 from dist_classicrl.checkpoint.plan import CheckpointPlan
+from dist_classicrl.compression import Carry, Quantized, TopK
 from dist_classicrl.errors import MissingExtraError, SettingsError
 from dist_classicrl.schedules import Constant, Exponential, Linear, PerVisit
 from dist_classicrl.settings import ByRule, Settings
@@ -173,15 +174,39 @@ def test_settings_that_contradict_each_other():
         Settings(on_error="exclude", async_updates=False)
     with pytest.raises(SettingsError, match="compression_threshold has no place in the reproducible mode"):
         Settings(compression_threshold=0.1, async_updates=False)
-    with pytest.raises(SettingsError, match='compression="lossless" has no place in the reproducible mode'):
-        Settings(compression="lossless", async_updates=False)
+    for lossy in ("top_k", Quantized(16)):
+        with pytest.raises(SettingsError, match="has no place in the reproducible mode.*lossless"):
+            Settings(compression=lossy, async_updates=False)
+    assert Settings(compression="lossless", async_updates=False).compression == "lossless"
 
 
 def test_compression():
     assert Settings().compression == "none"
     assert Settings(compression="lossless", compression_threshold=0.1).compression == "lossless"
-    with pytest.raises(SettingsError, match="compression must be one of 'none', 'lossless', got 3"):
-        Settings(compression=3)
+    for wrong in (3, "zip", {"name": "zip"}, {"name": "top_k", "bits": 8}, {"name": []}, (0.1,), None):
+        with pytest.raises(SettingsError, match="compression must be one of 'none', 'delta'.*TopK\\("):
+            Settings(compression=wrong)
+    with pytest.raises(SettingsError, match="Write TopK\\(\\) for"):
+        Settings(compression=TopK)
+    for given, kept in {
+        TopK(): "top_k",
+        TopK(0.25): {"name": "top_k", "share": 0.25},
+        TopK(1): {"name": "top_k", "share": 1.0},
+        Quantized(np.int64(16)): {"name": "quantized", "bits": 16},
+    }.items():
+        settings = Settings(compression=given)
+        assert settings.compression == kept == Settings(compression=kept).compression
+        assert Settings.from_dict(json.loads(json.dumps(settings.to_dict()))) == settings
+    assert Carry.of("top_k") == Carry(share=0.1) and Carry.of({"name": "quantized", "bits": 16}).bits == 16
+    assert Carry.of("delta", 0.5) == Carry(0.5) and not Carry.of("lossless").is_some
+    for share in (0.0, 1.5, math.nan, "all", 10**400):
+        with pytest.raises(SettingsError, match="TopK: share must be a number above 0"):
+            Settings(compression=TopK(share))
+    for bits in (4, 8.0, True, "8"):
+        with pytest.raises(SettingsError, match="Quantized: bits must be 8 or 16"):
+            Settings(compression=Quantized(bits))
+    with pytest.raises(SettingsError, match='compression="top_k" says itself.*=0.5'):
+        Settings(compression="top_k", compression_threshold=0.5)
     with pytest.raises(SettingsError, match="Write compression_threshold=0.01"):
         Settings(compression="threshold")
 

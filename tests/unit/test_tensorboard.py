@@ -41,6 +41,7 @@ def test_scalars_under_the_names_of_stable_baselines(tmp_path):
         "workers/pushes": 4,
         "workers/bytes_pushed": 400,
         "workers/bytes_pulled": 800,
+        "workers/bytes_saved": 40,
     }.items():
         assert shown[name] == [(step, value) for step in (100, 250, 300)], name
     assert shown["time/time_elapsed"] == [(100, 0.1), (250, 0.25), (300, 0.3)]

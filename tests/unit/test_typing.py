@@ -129,7 +129,7 @@ def test_the_words_in_a_signature_are_those_that_the_settings_allow(function, ki
             assert literal == allowed, field.name
             checked.append(field.name)
         elif isinstance(check, OneOf):
-            assert field.name in ("algorithm", "behavior", "dtype"), (
+            assert field.name in ("algorithm", "behavior", "compression", "dtype"), (
                 f"{field.name} has words, and its type does not say so"
             )
     assert checked

@@ -13,6 +13,7 @@ from slow_server import limited
 
 from dist_classicrl.comm import envelope
 from dist_classicrl.comm.envelope import Kind
+from dist_classicrl.compression import Carry
 from dist_classicrl.engines.server.window import PushWindow
 from dist_classicrl.errors import ProtocolError
 from dist_classicrl.tables.local import LocalTable
@@ -114,7 +115,7 @@ class History:
         before = slow.visits
         threshold = 0.0 if flush else float(rng.choice([0.0, 0.05, 10.0]))
         key = np.uint64(rng.integers(2**63))
-        pushed = window.push(threshold, flush, key)
+        pushed = window.push(Carry(threshold), flush, key)
         sequence, packed = pushed.sequence, pushed.packed
         maps = {entry: slow.current.pop(entry) for entry in packed.entries.tolist()}
         if threshold == 0.0:
@@ -455,3 +456,54 @@ def test_slow_worker_is_right_itself():
     slow.pending.append((1, {0: (0.5, 3.0, 2)}))
     slow.learn(0, 8.0, 0.25)
     assert slow.table.tolist() == [0.75 * 4.0 + 2.0] and slow.visits.tolist() == [7]
+
+
+def test_a_worker_learns_on_previews_and_its_base_stays_as_it_was():
+    rng = np.random.default_rng(30)
+    shared = SharedTable(rng.normal(size=SIZE), np.zeros(SIZE, np.int64))
+    told = shared.values.copy()
+    tables = [LocalTable(STATES, ACTIONS, np.dtype("f8")) for _ in range(2)]
+    for table in tables:
+        table.load(shared.values, shared.counts)
+    own, other = (PushWindow(table, 8, 0) for table in tables)
+    base, base_counts = shared.values.copy(), shared.counts.copy()
+    seen = 0
+    for turn in range(40):
+        for window, table in zip((own, other), tables, strict=True):
+            entries, ends = rng.integers(SIZE, size=5), np.ones(5, bool)
+            learn_transitions(table, entries, rng.normal(size=5), np.zeros(5, int), ends, 0.3, DISCOUNT)
+            pushed = window.push()
+            if window is other or turn % 3:  # else it is still on its way when the preview is made
+                for each in window.kept if window is own else [pushed]:
+                    if each.sequence > shared.applied.get(id(window), 0):
+                        shared.apply(id(window), each.sequence, each.packed)
+        included = shared.applied.get(id(own), 0)
+        before = tables[0].q.copy()
+        if turn % 8 < 7:
+            refresh = shared.preview(own.version, told, Carry(share=0.5))
+            own.refresh(refresh, included)
+            seen += 1
+        else:
+            refresh = shared.refresh(own.version)
+            own.refresh(refresh, included)
+            base, base_counts = shared.values.copy(), shared.counts.copy()
+            told = shared.values.copy()
+        right, counts = shared.values.copy(), shared.counts.copy()
+        for each in own.kept:
+            if each.sequence > included:
+                at = each.packed.entries
+                right[at] = each.packed.weight * right[at] + each.packed.shift
+                counts[at] += each.packed.visits
+        entries = np.arange(SIZE) if refresh.entries is None else refresh.entries
+        assert tables[0].q[entries] == pytest.approx(right[entries], abs=1e-14)
+        assert tables[0].visits[entries].tolist() == counts[entries].tolist()
+        rest = np.setdiff1d(np.arange(SIZE), entries)
+        assert tables[0].q[rest].tolist() == before[rest].tolist()
+        assert tables[0].base.tolist() == base.tolist()
+        assert own.base_counts().tolist() == base_counts.tolist()
+    assert seen == 35
+    some = shared.preview(-1, told - 1.0, Carry(bits=8))
+    assert np.abs(some.values - shared.values).max() <= np.abs(shared.values).max() / 127
+    assert shared.preview(-1, shared.values.copy(), Carry(bits=8)) is None
+    with pytest.raises(ProtocolError, match="A preview beyond version 1 came to a base of version"):
+        own.refresh(Refresh(1, 999, np.zeros(1, np.int32), np.zeros(1), np.zeros(1, int), is_preview=True), 0)

@@ -10,6 +10,7 @@ from timed_channel import RELEASE, TimedChannel, done, group_of, stop_clock
 from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.comm.messages import encode
 from dist_classicrl.comm.parts import from_parts
+from dist_classicrl.compression import Carry
 from dist_classicrl.engines.server.leases import Lease
 from dist_classicrl.engines.server.messages import Push, Reply
 from dist_classicrl.engines.server.window import PushWindow
@@ -51,7 +52,7 @@ def test_bytes_saved_are_what_pushes_without_a_threshold_had_carried_besides(
     )  # fmt: skip
     learner = SimpleNamespace(table=table, walkers=[1], totals=Totals(), quantum=1, learn=learn)
     group, window = group_of(1, [channel], 1.0, 60.0, 60.0), PushWindow(table, PUSHES, -1)
-    worker = Worker(group, learner, pacer, window, threshold, 7)
+    worker = Worker(group, learner, pacer, window, Carry(threshold), 7)
     worker.follow_on(channel)
     worker.run()
 

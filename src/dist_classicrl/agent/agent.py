@@ -130,9 +130,13 @@ class DistAsyncQLearning:
     initial_value : float
         Of all entries of a new table. More than can be collected lets everything be tried: values can only
         fall then.
-    compression : str
-        "lossless": pushes and refreshes go in fewer bytes, by Zstandard (extra `compression`), where they are
-        smaller by a tenth at least. No bit of the table changes, and `result.bytes_saved` counts it.
+    compression : str or NamedTuple
+        How pushes and refreshes go in fewer bytes. "delta": in shorter forms of numbers, and "lossless": by
+        Zstandard besides (extra `compression`), each where messages get smaller by a tenth at least, with no
+        bit of the table changed. Likewise as "delta", "top_k" or ``TopK(share=0.1)`` of
+        `dist_classicrl.compression`: the maps that move values most go, and the others stay with the worker
+        and compose with later ones; "quantized" or ``Quantized(bits=16)``: shifts of maps are rounded, and
+        what is lost goes with the next push. At the end of a run all has gone.
     dtype : str
         Of the table, "float64" or "float32". Maps and targets are float64 in either case.
     seed : int, optional
@@ -201,7 +205,7 @@ class DistAsyncQLearning:
         behavior: str | tuple[Any, ...] | Mapping[str, Any] | npt.ArrayLike = "epsilon_greedy",
         exploring_starts: bool = False,
         initial_value: float = 0.0,
-        compression: Literal["none", "lossless"] = "none",
+        compression: str | tuple[Any, ...] | Mapping[str, Any] = "none",
         logical_workers: int = 16,
         max_states: int | None = None,
         replay_ratio: float = 0.0,

@@ -44,9 +44,13 @@ class TrainingResult(Outcome):
     bytes_pushed, bytes_pulled : int
         Bytes that workers sent to the server, and it to them.
     bytes_saved : int
-        Bytes of maps that `compression_threshold` spared: what pushes would have carried, had each taken all
-        entries learned since the one before, less what they did carry; and bytes of pushes and refreshes by
-        which ``compression="lossless"`` made these shorter.
+        Bytes that compression spared: those of maps that waited (what pushes would have carried, had each
+        taken all entries learned since the one before, less what they did carry), and those by which messages
+        with maps and refreshes were made shorter. What was sent and this are what it would have been without.
+    compression_seconds : float
+        What choosing, rounding, compressing and restoring took, on all ranks together.
+    most_waiting : int
+        Entries of which a worker held back something after a push: the largest number.
     communication_fraction : float
         Share of the workers' time that did not go into learning.
     resumed_from : str or None

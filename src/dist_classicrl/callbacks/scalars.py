@@ -57,4 +57,5 @@ class ScalarsCallback(BaseCallback):
             "workers/pushes": progress.pushes,
             "workers/bytes_pushed": progress.bytes_pushed,
             "workers/bytes_pulled": progress.bytes_pulled,
+            "workers/bytes_saved": progress.bytes_saved,
         }

@@ -1,17 +1,15 @@
-"""Messages in fewer bytes, with no bit of them changed: by Zstandard, where that pays.
-
-Maps and refreshes are arrays of numbers of eight bytes, whose high bytes resemble each other more than the
-bytes of one number do. So all first bytes go first, then all second ones, and so on.
-"""
+"""Messages in fewer bytes, with no bit of them changed: by shorter forms of numbers, and by Zstandard."""
 
 from __future__ import annotations
 
+import time
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dist_classicrl.comm import messages
-from dist_classicrl.comm.envelope import Kind, damaged
+from dist_classicrl.comm.compact import Compact, lengthen, shorten
+from dist_classicrl.comm.envelope import Kind, bytes_of, damaged
 
 _WORD = 8  # all of an encoded message lies on boundaries of so many bytes
 _LEAST_BYTES = 1024  # a shorter message goes as it is
@@ -32,6 +30,12 @@ class Compressed(NamedTuple):
 class Codec:
     """Encodes and decodes messages as `dist_classicrl.comm.messages` does; with what compression spared."""
 
+    wants_order = False
+    """Whether messages are shorter where entries ascend."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+
     def encode(self, message: object) -> tuple[np.ndarray, int]:
         """Return a message as one ndarray(uint8), and the bytes by which compression made it shorter."""
         return messages.encode(message), 0
@@ -40,21 +44,21 @@ class Codec:
         """Return likewise the message that came; ProtocolError if it is none."""
         return messages.decode(received), 0
 
+    def take_seconds(self) -> float:
+        """Return the time that compressing and restoring took since the last call, in seconds."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
 
-class LosslessCodec(Codec):
-    """Compresses messages where that makes them smaller by a tenth at least.
 
-    Messages that tell of a table with so many `entries` cannot be longer than this allows: one that claims to
-    be is refused before there is memory for it. `Settings` has checked that the library is there.
-    """
+class DeltaCodec(Codec):
+    """Gives the numbers of messages shorter forms where that makes these smaller by a tenth at least."""
 
-    def __init__(self, entries: int) -> None:
-        import zstandard as library
+    wants_order = True
+    _columns = False  # whether a compressor follows
 
-        self._library = library
-        self._compressor = library.ZstdCompressor(level=_LEVEL, write_checksum=True)
-        self._decompressor = library.ZstdDecompressor()
-        self._most = _BYTES_PER_ENTRY * entries + _BYTES_BESIDES
+    def __init__(self) -> None:
+        super().__init__()
+        self._most = np.iinfo(np.int64).max
         self._left_alone = 0
 
     def encode(self, message: object) -> tuple[np.ndarray, int]:
@@ -65,8 +69,9 @@ class LosslessCodec(Codec):
         if self._left_alone:
             self._left_alone -= 1
             return plain, 0
-        frame = self._compressor.compress(plain.reshape(-1, _WORD).T.tobytes())
-        packed = messages.encode(Compressed(np.frombuffer(frame, np.uint8)))
+        begin = time.perf_counter()
+        packed = self._pack(messages.encode(shorten(plain, self._columns)))
+        self._seconds += time.perf_counter() - begin
         if packed.size > (1.0 - _LEAST_GAIN) * plain.size:
             self._left_alone = _LEFT_ALONE
             return plain, 0
@@ -74,11 +79,45 @@ class LosslessCodec(Codec):
 
     def decode(self, received: np.ndarray) -> tuple[Any, int]:
         """See `Codec`."""
-        told = messages.decode(received)
-        if not isinstance(told, Compressed):
+        begin = time.perf_counter()
+        told = self._unpack(messages.decode(received))
+        if not isinstance(told, Compact):
             return told, 0
-        plain = self._restore(told.data)
-        return messages.decode(plain), plain.size - received.size
+        kind, parts = lengthen(told)
+        self._seconds += time.perf_counter() - begin
+        return messages.of_parts(kind, parts), bytes_of(parts) - received.size
+
+    def _pack(self, shortened: np.ndarray) -> np.ndarray:
+        return shortened
+
+    def _unpack(self, told: Any) -> Any:
+        return told
+
+
+class LosslessCodec(DeltaCodec):
+    """Compresses what `DeltaCodec` makes, likewise where it pays.
+
+    Messages that tell of a table with so many `entries` cannot be longer than this allows: one that claims to
+    be is refused before there is memory for it. `Settings` has checked that the library is there.
+    """
+
+    _columns = True
+
+    def __init__(self, entries: int) -> None:
+        import zstandard as library
+
+        super().__init__()
+        self._library = library
+        self._compressor = library.ZstdCompressor(level=_LEVEL, write_checksum=True)
+        self._decompressor = library.ZstdDecompressor()
+        self._most = _BYTES_PER_ENTRY * entries + _BYTES_BESIDES
+
+    def _pack(self, shortened: np.ndarray) -> np.ndarray:
+        frame = self._compressor.compress(shortened.tobytes())
+        return messages.encode(Compressed(np.frombuffer(frame, np.uint8)))
+
+    def _unpack(self, told: Any) -> Any:
+        return messages.decode(self._restore(told.data)) if isinstance(told, Compressed) else told
 
     def _restore(self, data: np.ndarray) -> np.ndarray:
         kind = Kind.COMPRESSED.name
@@ -92,4 +131,14 @@ class LosslessCodec(Codec):
             plain = self._decompressor.decompress(frame, max_output_size=size, allow_extra_data=False)
         except self._library.ZstdError as error:
             raise damaged(kind, f"it cannot be decompressed: {error}") from error
-        return np.frombuffer(plain, np.uint8).reshape(_WORD, -1).T.reshape(-1)
+        return np.frombuffer(plain, np.uint8)
+
+
+def codec_for(kind: str, entries: int) -> Codec:
+    """Return what reads and writes messages of a table with so many entries, for a kind of compression.
+
+    `kind` is one of `dist_classicrl.compression.NAMED`.
+    """
+    if kind == "none":
+        return Codec()
+    return LosslessCodec(entries) if kind == "lossless" else DeltaCodec()

@@ -74,6 +74,7 @@ class Kind(IntEnum):
     SOME_ROWS = 44  # the answer; from the server: rows as they are
     GOT_ROWS = 45  # the answer to that
     COMPRESSED = 46  # another message, in fewer bytes
+    COMPACT = 47  # likewise, each array in the form that is shortest
 
 
 _KINDS = {int(kind): kind for kind in Kind}
@@ -108,6 +109,11 @@ def encode(
     except struct.error as error:
         raise OverflowError(f"A number is too large for a message: {error}.") from error
     return np.frombuffer(bytearray().join(pieces), np.uint8)
+
+
+def bytes_of(parts: Sequence[np.ndarray]) -> int:
+    """Return the length of the message that has these parts."""
+    return _HEAD + sum(16 + part.nbytes + (-part.nbytes & 7) for part in parts)
 
 
 def total_bytes(start: np.ndarray) -> int:

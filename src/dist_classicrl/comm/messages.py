@@ -62,7 +62,11 @@ def encode(message: object, stamp: int | None = None) -> np.ndarray:
 
 def decode(message: np.ndarray) -> Any:
     """Return the message, of the class of its kind; its arrays are views of the bytes."""
-    kind, parts = envelope.decode(message)
+    return of_parts(*envelope.decode(message))
+
+
+def of_parts(kind: Kind, parts: list[np.ndarray]) -> Any:
+    """Return the message of this kind and these parts; ProtocolError if they are none."""
     return from_parts(_class_of(kind), parts)
 
 

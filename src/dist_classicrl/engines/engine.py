@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from dist_classicrl.compression import name_of
 from dist_classicrl.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -197,11 +198,8 @@ def _is_replicated_only(settings: Settings) -> str | None:
             f"compression_threshold={settings.compression_threshold:g}: nothing is sent that could be left "
             "out. Write compression_threshold=0"
         )
-    if settings.compression != "none":
-        return (
-            f'compression="{settings.compression}": no maps are sent that could be compressed. Write '
-            'compression="none"'
-        )
+    if (name := name_of(settings.compression)) not in ("none", "auto"):
+        return f'compression="{name}": no maps are sent that could be compressed. Write compression="none"'
     if settings.replay_ratio > 0.0:
         return (
             f"replay_ratio={settings.replay_ratio:g}: old transitions are not learned again there. Write "

@@ -39,6 +39,8 @@ class Outcome:
     bytes_pushed: int = 0
     bytes_pulled: int = 0
     bytes_saved: int = 0
+    compression_seconds: float = 0.0
+    most_waiting: int = 0
     communication_fraction: float = 0.0
     resumed_from: str | None = None
 
@@ -101,6 +103,8 @@ class Counters:
     bytes_pushed: int = 0
     bytes_pulled: int = 0
     bytes_saved: int = 0
+    compression_seconds: float = 0.0  # of all ranks
+    most_waiting: int = 0  # entries of which a worker held back something at a time; the most so far
     staleness: int = 0  # sum over the pushes of the other workers' pushes that each did not know of
     learning_seconds: float = 0.0  # of all workers
     worker_seconds: float = 0.0  # likewise, with all that was not learning
@@ -115,7 +119,8 @@ class Counters:
 
     def since(self, before: Counters) -> Counters:
         """Return what was counted after `before`."""
-        return Counters(**{name: getattr(self, name) - getattr(before, name) for name in _COUNTERS})
+        counted = {name: getattr(self, name) - getattr(before, name) for name in _COUNTERS}
+        return Counters(**{**counted, "most_waiting": self.most_waiting})
 
     def summary(self) -> dict[str, Any]:
         """Return what `Outcome` and `Progress` both say of it, by the names that it has there."""
@@ -127,6 +132,9 @@ class Counters:
             "pushes": self.pushes,
             "bytes_pushed": self.bytes_pushed,
             "bytes_pulled": self.bytes_pulled,
+            "bytes_saved": self.bytes_saved,
+            "compression_seconds": self.compression_seconds,
+            "most_waiting": self.most_waiting,
             "communication_fraction": self.communication_fraction,
         }
 
@@ -276,6 +284,12 @@ class Tally(Counters):
         self.lengths += learned.lengths
         self.td_errors += learned.td_errors
 
+    def count_compression(self, bytes_saved: int, seconds: float, waiting: int = 0) -> None:
+        """Count what compression of a message spared, how long it took, and how much waits for the next."""
+        self.bytes_saved += bytes_saved
+        self.compression_seconds += seconds
+        self.most_waiting = max(self.most_waiting, waiting)
+
     def result(
         self,
         seconds: float,
@@ -295,7 +309,6 @@ class Tally(Counters):
             workers=workers,
             lost_workers=tuple(sorted({*away, *(() if record is None else record.lost)})),
             events=() if record is None else tuple(record.entries),
-            bytes_saved=self.bytes_saved,
             resumed_from=self.resumed_from,
         )
 

@@ -60,8 +60,12 @@ class Progress:
         Step size, now; with `PerVisit` that of an entry with the mean number of visits.
     communication_fraction : float
         Share of the workers' time that did not go into learning.
-    pushes, bytes_pushed, bytes_pulled : int
+    pushes, bytes_pushed, bytes_pulled, bytes_saved : int
         See `TrainingResult`.
+    compression_seconds : float
+        See `TrainingResult`.
+    most_waiting : int
+        Likewise, in all of this call so far.
     staleness : float
         Mean number of the other workers' pushes that a push did not know of.
     workers : int
@@ -86,6 +90,9 @@ class Progress:
     pushes: int = 0
     bytes_pushed: int = 0
     bytes_pulled: int = 0
+    bytes_saved: int = 0
+    compression_seconds: float = 0.0
+    most_waiting: int = 0
     staleness: float = 0.0
     workers: int = 1
     ranks: tuple[RankProgress, ...] = ()

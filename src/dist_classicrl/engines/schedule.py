@@ -145,10 +145,14 @@ class Pace:
 
 
 class RoundPlayer:
-    """Lets a learner do quotas of its logical workers, and adds up what these learn."""
+    """Lets a learner do quotas of its logical workers, and adds up what these learn.
 
-    def __init__(self, learner: Learner) -> None:
+    Entries of its parts ascend if they are to be `in_order`.
+    """
+
+    def __init__(self, learner: Learner, in_order: bool = False) -> None:
         self._learner: Any = learner
+        self._in_order = in_order
         self._sums = MapSums(learner.table.q.size)
         #: Whether several walkers can be let learn by one call, see `CompiledLearner.learn_apart`.
         self._is_quick = getattr(learner, "learns_apart", False)
@@ -172,7 +176,8 @@ class RoundPlayer:
             at += len(some)
             if not goes_on():
                 return None
-        return Part(quotas[0].worker, len(quotas), self._sums.take()), np.concatenate(totals)
+        sums = self._sums.take(self._in_order)
+        return Part(quotas[0].worker, len(quotas), sums), np.concatenate(totals)
 
     def _learn(self, quotas: Sequence[Quota]) -> np.ndarray:
         learner, sums = self._learner, self._sums

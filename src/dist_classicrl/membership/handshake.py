@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
@@ -23,6 +25,9 @@ from dist_classicrl.membership.group import Group, NewView
 from dist_classicrl.membership.view import View, may_serve
 
 T = TypeVar("T")
+
+# Bytes of the messages that measure a link.
+_SHORT, _LONG = 8, 2**18
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,14 @@ class _Description:
     """What should be the same on all ranks."""
 
     settings: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class LinkSpeed:
+    """How fast messages go between the head and the other ranks."""
+
+    round_trip: float  # seconds
+    bytes_per_second: float  # to all other hosts together
 
 
 @dataclass(frozen=True)
@@ -185,6 +198,26 @@ class Setup:
         self._rooted.begin_step()
         own = None if message is None else _Bytes(message)
         return self._rooted.tell(own, _Bytes, what).content
+
+    def agree_on_first(self, number: int) -> int:
+        """Return the `number` that the head gives."""
+        told = np.array([number], np.int64)
+        self.broadcast(told, "the server's choice")
+        return int(told[0])
+
+    def measure_link(self) -> LinkSpeed:
+        """Send something to all from the head and back, several times. What the head measures counts."""
+        rng = np.random.default_rng(0)
+        seconds = {_SHORT: math.inf, _LONG: math.inf}
+        for size in (_SHORT, _SHORT, _SHORT, _LONG, _LONG):
+            begin = time.perf_counter()
+            content = rng.integers(0, 256, size, np.uint8)  # which no network makes shorter
+            self.broadcast_message(content if self.is_head else None, "what measures the link")
+            self._share(_Ready(), "all ranks to answer the server")
+            seconds[size] = min(seconds[size], time.perf_counter() - begin)
+        elsewhere = sum(self._group.host_of(rank) != self._group.host_of(self.head) for rank in self.members)
+        passed = max(seconds[_LONG] - seconds[_SHORT], 1e-9)
+        return LinkSpeed(seconds[_SHORT], (_LONG - _SHORT) * max(1, elsewhere) / passed)
 
     @property
     def here(self) -> list[int]:

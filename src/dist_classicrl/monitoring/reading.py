@@ -20,7 +20,8 @@ from dist_classicrl.membership.events import has_fields
 FILE = "metrics.jsonl"
 """Name of the file in a run's folder."""
 
-_WHOLE = ("step", "steps", "total_steps", "episodes", "pushes", "bytes_pushed", "bytes_pulled", "workers")
+_BYTES = ("bytes_pushed", "bytes_pulled", "bytes_saved")
+_WHOLE = ("step", "steps", "total_steps", "episodes", "pushes", *_BYTES, "most_waiting", "workers")
 COLUMNS = (
     "step",
     "time",
@@ -39,6 +40,9 @@ COLUMNS = (
     "pushes",
     "bytes_pushed",
     "bytes_pulled",
+    "bytes_saved",
+    "compression_seconds",
+    "most_waiting",
     "staleness",
     "workers",
 )

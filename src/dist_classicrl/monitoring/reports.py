@@ -67,6 +67,8 @@ def combined(earlier: Progress, later: Progress) -> Progress:
         pushes=earlier.pushes + later.pushes,
         bytes_pushed=earlier.bytes_pushed + later.bytes_pushed,
         bytes_pulled=earlier.bytes_pulled + later.bytes_pulled,
+        bytes_saved=earlier.bytes_saved + later.bytes_saved,
+        compression_seconds=earlier.compression_seconds + later.compression_seconds,
         staleness=_mean(earlier.staleness, earlier.pushes, later.staleness, later.pushes, empty=0.0),
         ranks=tuple(replace(rank, steps=rank.steps + steps.get(rank.rank, 0)) for rank in later.ranks),
     )

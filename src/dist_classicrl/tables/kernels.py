@@ -60,13 +60,14 @@ def _set_identity(table, entry):
 
 
 @jit
-def pack_maps(table, base, threshold, key, limit, out):
+def pack_maps(table, base, goes, threshold, key, limit, out):
     """Move maps into the `PackedMap` `out`, keep small ones behind, and return the number moved.
 
     Also return an entry whose value is beyond `limit` or no number, -1 if there is none.
 
-    A map with |w Q + b - Q| < threshold, Q being the entry of `base`, ndarray of shape (R * A,), stays,
-    unless one draw in eight of stream `key` sends it all the same. The visits moved are added to the table's.
+    Where `goes`, ndarray(bool), is not empty, it says which of the touched entries go. Of these a map with
+    |w Q + b - Q| < threshold, Q being the entry of `base`, ndarray of shape (R * A,), stays, unless one draw
+    in eight of stream `key` sends it all the same. The visits moved are added to the table's.
     """
     taken = 0
     kept = 0
@@ -77,6 +78,10 @@ def pack_maps(table, base, threshold, key, limit, out):
         weight, shift, updates = table.weight[entry], table.shift[entry], table.updates[entry]
         if not (abs(table.q[entry]) <= limit and abs(shift) < np.inf):
             lost = entry
+        if goes.size > 0 and not goes[i]:
+            table.touched[kept] = entry
+            kept += 1
+            continue
         if threshold > 0.0:
             counter += GAMMA
             value = np.float64(base[entry])

@@ -5,13 +5,18 @@ It holds what the worker learns on, the maps that it has not pushed, and the bas
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
+from dist_classicrl.compression import SEND_ALL, Carry
 from dist_classicrl.errors import DivergenceError
 from dist_classicrl.tables import kernels
-from dist_classicrl.tables.maps import PackedMap, Refresh, diverged, index_dtype
-from dist_classicrl.tables.rows import UNROLLED_ACTIONS, TableArrays, legal_lists
+from dist_classicrl.tables.maps import PackedMap, Refresh, diverged, index_dtype, rounded
+from dist_classicrl.tables.rows import UNROLLED_ACTIONS, VISIT_MASK, TableArrays, legal_lists
 from dist_classicrl.tables.shape import TableShape
+
+_NO_CHOICE = np.zeros(0, bool)
 
 
 class LocalTable:
@@ -78,6 +83,10 @@ class LocalTable:
             n_states,
             shape.n_tables,
         )
+        #: What rounding took from the shifts of maps that were packed, float64 of shape (S * A,): it goes
+        #: with the next map of the entry. None: nothing was rounded yet.
+        self.residual: np.ndarray | None = None
+        self._beyond_base: np.ndarray | None = None  # what previews wrote to
         self.refresh_all_rows()
 
     def load(self, values: np.ndarray, counts: np.ndarray, exact: np.ndarray | None = None) -> None:
@@ -86,6 +95,7 @@ class LocalTable:
         `exact` is what `exact()` gave, where learning is to go on from there and not from `values`.
         """
         kernels.reset_maps(self.arrays)
+        self.residual = None
         self.base[:] = values
         self.q[:] = values if exact is None else exact
         self.visits[:] = counts
@@ -105,21 +115,89 @@ class LocalTable:
         kernels.refresh_rows(self.arrays)
         self.best[self._ends] = 0.0
 
-    def pack(self, threshold: float = 0.0, flush: bool = True, key: int | np.uint64 = 0) -> PackedMap:
-        """Take the maps accumulated since the last call, to be sent; all of them to `flush`.
+    @property
+    def waiting(self) -> int:
+        """How many entries have maps, or residuals, that were not packed."""
+        residuals = 0 if self.residual is None else int(np.count_nonzero(self.residual))
+        return int(self.n_touched[0]) + residuals
 
-        Else those that move the base's value by less than `threshold` stay behind and compose with what
-        follows, seven times in eight: the random stream `key` decides which go all the same.
+    def pack(
+        self,
+        carry: Carry = SEND_ALL,
+        flush: bool = True,
+        key: int | np.uint64 = 0,
+        in_order: bool = False,
+    ) -> PackedMap:
+        """Take the maps accumulated since the last call, to be sent; all of them, as they are, to `flush`.
+
+        Else those that `carry` lets wait stay behind and compose with what follows: of those below its
+        threshold the random stream `key` decides which go all the same. What its rounding takes from the
+        shifts goes with the entry's next map. `in_order`: entries ascend.
 
         DivergenceError if a value has grown beyond what the server's table can hold; then all are forgotten.
         """
         count = int(self.n_touched[0])
+        goes, least = _NO_CHOICE, 0.0
+        if not flush:
+            least = carry.threshold
+            if carry.share < 1.0 and count:
+                goes = self._most_moved(carry.share)
         packed = PackedMap.empty(count, self._index_dtype, self.with_replays)
-        least = 0.0 if flush else threshold
-        taken, lost = kernels.pack_maps(self.arrays, self.base, least, np.uint64(key), self.limit, packed)
+        taken, lost = kernels.pack_maps(
+            self.arrays, self.base, goes, least, np.uint64(key), self.limit, packed
+        )
         if lost >= 0:
             raise self.diverged(int(lost))
-        return packed.first(taken)
+        packed = packed.first(taken)
+        if self.residual is not None:
+            packed = self._with_residuals(packed, self.residual, flush)
+        if carry.bits and not flush:
+            self._round(packed, carry.bits)
+        return packed.sorted() if in_order else packed
+
+    def _most_moved(self, share: float) -> np.ndarray:
+        """Return, bool by touched entry, that share of them whose maps move the base most.
+
+        A quarter of them are those that wait longest, so that none waits for ever.
+        """
+        touched = self.touched[: self.n_touched[0]]
+        base = self.base[touched].astype(np.float64)
+        moved = np.abs(self.weight[touched] * base + self.shift[touched] - base)
+        most = math.ceil(share * touched.size)
+        goes = np.zeros(touched.size, bool)
+        goes[: most // 4] = True  # what stayed behind stands first, in the order in which it did
+        moved[: most // 4] = np.inf
+        goes[np.argpartition(moved, touched.size - most)[touched.size - most :]] = True
+        return goes
+
+    def _with_residuals(self, packed: PackedMap, residual: np.ndarray, flush: bool) -> PackedMap:
+        """Return the maps after their entries' residuals, and to `flush` the other residuals as well."""
+        entries = packed.entries
+        packed.shift[:] += packed.weight * residual[entries]
+        residual[entries] = 0.0
+        if flush:
+            packed = packed.joined(self._residuals(residual))
+            residual[:] = 0.0
+        return packed
+
+    def _residuals(self, residual: np.ndarray) -> PackedMap:
+        """Return the residuals that wait as maps."""
+        entries = np.flatnonzero(residual).astype(self._index_dtype)
+        nothing = np.zeros(entries.size, np.uint32)
+        known = (self.visits[entries] & VISIT_MASK).astype(np.uint32)
+        replays = nothing if self.with_replays else None
+        return PackedMap(entries, np.ones(entries.size), residual[entries], nothing, known, replays)
+
+    def _round(self, packed: PackedMap, bits: int) -> None:
+        """Round the shifts to whole numbers of so many bits, of a power of two; keep what that takes away.
+
+        It is half of that power at most.
+        """
+        if self.residual is None:
+            self.residual = np.zeros(self.q.size)
+        shift = rounded(packed.shift, bits)
+        self.residual[packed.entries] = packed.shift - shift
+        packed.shift[:] = shift
 
     def fold(self, sums: kernels.RoundSums, n_seen: int) -> tuple[int, int]:
         """Add the maps accumulated since the base to `sums`, and put the table back to the base.
@@ -153,17 +231,27 @@ class LocalTable:
     def rebase(self, refresh: Refresh, pending: list[PackedMap]) -> None:
         """Move to a newer base, where `pending` was pushed and is not in `refresh`, oldest first.
 
-        Where it changed, ``q = current map after pending maps, oldest first, after base``.
+        Where it changed, ``q = current map after residual after pending maps, oldest first, after base``.
         """
+        self._move_to(refresh, pending, self.base)
+
+    def preview(self, refresh: Refresh, pending: list[PackedMap]) -> None:
+        """Learn on what a preview tells from now on, likewise, until the base moves."""
+        if self._beyond_base is None:
+            self._beyond_base = np.empty_like(self.base)
+        self._move_to(refresh, pending, self._beyond_base)
+
+    def _move_to(self, refresh: Refresh, pending: list[PackedMap], base: np.ndarray) -> None:
         self._stamp_now += 1
         if self._stamp_now == np.iinfo(np.int32).max:
             self._stamp[:] = 0
             self._stamp_now = 1
         stamp, now = self._stamp, self._stamp_now
         kernels.set_base(
-            refresh.entries, refresh.values, refresh.counts, self.arrays, self.base, self.illegal, stamp, now
+            refresh.entries, refresh.values, refresh.counts, self.arrays, base, self.illegal, stamp, now
         )
-        for packed in pending:
+        waiting = [] if self.residual is None else [self._residuals(self.residual)]
+        for packed in [*pending, *waiting]:
             kernels.reapply(packed, self.arrays, stamp, now)
         kernels.reapply_current(self.arrays, stamp, now)
         if refresh.entries is None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from dist_classicrl.errors import DivergenceError
+
+_TINY = 2.0**-900
 
 
 class PackedMap(NamedTuple):
@@ -54,6 +57,16 @@ class PackedMap(NamedTuple):
             return self
         return PackedMap.from_parts([array[:size].copy() for array in self.parts])
 
+    def joined(self, others: PackedMap) -> PackedMap:
+        """Return these maps and maps of other entries."""
+        both = zip(self.parts, others.parts, strict=True)
+        return PackedMap.from_parts([np.concatenate(pair) for pair in both])
+
+    def sorted(self) -> PackedMap:
+        """Return the maps with their entries ascending."""
+        order = np.argsort(self.entries)
+        return PackedMap.from_parts([array[order] for array in self.parts])
+
     @property
     def size(self) -> int:
         """Number of entries."""
@@ -83,7 +96,10 @@ class PackedSums(NamedTuple):
 
 @dataclass(frozen=True)
 class Refresh:
-    """What a worker needs to bring its base from version `since` of the server's table to `version`."""
+    """What a worker needs to bring its base from version `since` of the server's table to `version`.
+
+    A preview has some of it, maybe rounded: the worker learns on that, and its base stays as it is.
+    """
 
     since: int  # -1 where the refresh is the whole table
     version: int
@@ -91,6 +107,21 @@ class Refresh:
     values: np.ndarray  # shape (m,): their values, in the server table's type
     counts: np.ndarray  # int64, shape (m,): their visits
     keys: np.ndarray | None = None  # int64: of the states of a whole table, where they are such
+    is_preview: bool = False
+
+
+def rounded(numbers: np.ndarray, bits: int) -> np.ndarray:
+    """Return float64 numbers as multiples of a power of two, which are whole numbers of so many bits.
+
+    The largest is below twice as many multiples as these can count, so each is off by at most its size over
+    ``2**(bits - 1) - 1``. Numbers that are all tiny stay as they are.
+    """
+    largest = float(np.abs(numbers).max(initial=0.0))
+    if not _TINY < largest < np.inf:
+        return numbers
+    quantum = 2.0 ** math.ceil(math.log2(largest / (2 ** (bits - 1) - 1)))
+    found: np.ndarray = np.rint(numbers / quantum) * quantum + 0.0  # no -0.0, which takes more bytes
+    return found
 
 
 def diverged(what: str, dtype: np.dtype) -> DivergenceError:

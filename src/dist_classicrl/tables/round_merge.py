@@ -77,8 +77,10 @@ class MapSums:
         """Add what another has added up."""
         self.size = kernels.add_sums(sums, self.arrays, self.size)
 
-    def take(self) -> PackedSums:
-        """Return the sums, and begin with new ones."""
+    def take(self, in_order: bool = False) -> PackedSums:
+        """Return the sums, and begin with new ones; `in_order`: entries ascend."""
+        if in_order:
+            self.arrays.seen[: self.size].sort()
         sums = PackedSums.empty(self.size, self._index_dtype)
         kernels.take_sums(self.arrays, self.size, sums)
         self.size = 0

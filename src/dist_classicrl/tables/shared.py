@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 import numpy as np
 
+from dist_classicrl.compression import Carry
 from dist_classicrl.errors import ProtocolError
 from dist_classicrl.tables import kernels
-from dist_classicrl.tables.maps import PackedMap, Refresh, diverged, index_dtype
+from dist_classicrl.tables.maps import PackedMap, Refresh, diverged, index_dtype, rounded
 from dist_classicrl.tables.snapshot import TableSnapshot
 
 
@@ -46,6 +48,8 @@ class SharedTable:
         self._scratch = np.empty(size, self.index_dtype)
         self._cache: dict[int, Refresh] = {}
         self._snapshot: TableSnapshot | None = None
+        #: Whether the entries of refreshes ascend.
+        self.in_order = False
 
     def watch(self, snapshot: TableSnapshot | None) -> None:
         """Tell `snapshot`, which copies this table, of every change from now on; None: nobody."""
@@ -124,6 +128,28 @@ class SharedTable:
             self._cache[since] = found
         return found
 
+    def preview(self, since: int, told: np.ndarray, carry: Carry) -> Refresh | None:
+        """Return a preview for a base of version `since` that was told the values `told`, which it then has.
+
+        It has the values that differ most, of as many of the entries that differ as `carry` says, rounded as
+        that says. None: nothing differs.
+        """
+        changed = self._changed_since(since)
+        entries = np.flatnonzero(self.values != told) if changed is None else changed
+        moved = np.abs(self.values[entries] - told[entries])
+        entries, moved = entries[moved > 0.0], moved[moved > 0.0]
+        if not entries.size:
+            return None
+        most = math.ceil(carry.share * entries.size)
+        if most < entries.size:
+            entries = entries[np.argpartition(moved, entries.size - most)[entries.size - most :]]
+        entries = np.sort(entries).astype(self.index_dtype)
+        values = self.values[entries]
+        told[entries] = values
+        if carry.bits:
+            values = rounded(values.astype(np.float64), carry.bits).astype(self.values.dtype)
+        return Refresh(since, self.version, entries, values, self.counts[entries], is_preview=True)
+
     def _changed_since(self, since: int) -> np.ndarray | None:
         if since < self._log_starts_after or (since < 0):
             return None
@@ -138,7 +164,10 @@ class SharedTable:
             size = kernels.collect_new(entries, self._stamp, self._stamp_now, self._scratch, size)
             if size > self._sparse_limit:
                 return None
-        return self._scratch[:size].copy()
+        found = self._scratch[:size].copy()
+        if self.in_order:
+            found.sort()
+        return found
 
     def _sparse(self, since: int, entries: np.ndarray) -> Refresh:
         values = np.empty(entries.size, self.values.dtype)

@@ -63,6 +63,7 @@ class RoundMaps:
     totals: np.ndarray  # float64: what each adds to `Totals`, one after the other
     parts: tuple[Part, ...]
     learners: dict[str, np.ndarray]  # stacked states afterwards; empty where rounds cannot be played again
+    compressing: float = 0.0  # seconds since the last ones that compressing and restoring took
 
     def is_of(self, carried: range, logical_workers: int) -> bool:
         """Whether it is what whoever carries these of so many logical workers is to send."""

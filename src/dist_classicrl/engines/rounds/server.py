@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from dist_classicrl.comm.messages import decode, encode
+from dist_classicrl.comm.compression import Codec
 from dist_classicrl.comm.transport import Backoff
 from dist_classicrl.engines.laggards import Laggards
 from dist_classicrl.engines.loops import LearningOn
@@ -65,11 +65,13 @@ class RoundServer(Serving[Client]):
     first: RoundStart = field(kw_only=True)  # where this server begins
     #: Whether a round can be played again: all learners' state goes along with it.
     may_repeat: bool = field(default=True, kw_only=True)
+    codec: Codec = field(default_factory=Codec, kw_only=True)
 
     def __post_init__(self) -> None:
         self.now_at = self.first
         self.made = self.first.made
         self._snapshot = self.table.snapshot()
+        self.table.in_order = self.codec.wants_order
         self._attempt = 0
         self._carried_by: dict[int, int] = {}
         self._is_broken = False
@@ -163,17 +165,19 @@ class RoundServer(Serving[Client]):
         if carried_by != self._carried_by:
             self._laggards.begin()
         self._carried_by = carried_by
-        ready: dict[int, np.ndarray] = {}
+        ready: dict[int, tuple[np.ndarray, int]] = {}
         for peer in self.peers.present.values():
             base = -1 if peer.client.is_new else since
             peer.client.is_new = False
             if base not in ready:
                 refresh = self.table.refresh(base)
                 carriers_of_all = tuple(carried_by.values())
-                ready[base] = encode(RoundOrder(self.now_at, refresh, self._attempt, order, carriers_of_all))
-            message = ready[base]
+                told = RoundOrder(self.now_at, refresh, self._attempt, order, carriers_of_all)
+                ready[base] = self.codec.encode(told)
+            message, saved = ready[base]
             peer.channel.send(message)
             self.tally.bytes_pulled += message.size
+            self.tally.count_compression(saved, self.codec.take_seconds())
         self._states = {}
         if order == Order.TELL_STATE:
             self.report_progress(now=True)
@@ -212,12 +216,14 @@ class RoundServer(Serving[Client]):
 
     def take_in(self, peer: Peer[Client], message: np.ndarray) -> None:
         """Take in a logical worker's maps, a learner's state, or what any worker may send."""
-        match decode(message):
+        told, saved = self.codec.decode(message)
+        self.tally.count_compression(saved, self.codec.take_seconds())
+        match told:
             case RoundMaps() as maps:
                 self._take_in_maps(peer, message.size, maps)
-            case WalkerState() as told:
-                self._take_in_state(peer.rank, told)
-            case told:
+            case WalkerState() as state:
+                self._take_in_state(peer.rank, state)
+            case _:
                 self.take_in_common(peer, told)
 
     def _take_in_maps(self, peer: Peer[Client], size: int, maps: RoundMaps) -> None:
@@ -242,6 +248,7 @@ class RoundServer(Serving[Client]):
         self._sizes[rank] = size
         self.tally.pushes += len(carried)
         self.tally.bytes_pushed += size
+        self.tally.count_compression(0, maps.compressing)
         self.tally.learning_seconds += maps.learning_seconds
         self.tally.worker_seconds += maps.worker_seconds
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dist_classicrl.comm.compression import codec_for
+from dist_classicrl.compression import name_of
 from dist_classicrl.engines.loops import LearningOn, RoundLoop
 from dist_classicrl.engines.outcome import Outcome
+from dist_classicrl.engines.roles.link import settle_compression
 from dist_classicrl.engines.roles.participants import Roles, run_together
 from dist_classicrl.engines.rounds.messages import RoundStart
 from dist_classicrl.engines.rounds.server import RoundServer, carriers
@@ -20,6 +23,7 @@ from dist_classicrl.tables.shared import SharedTable
 
 def train(run: Run, group: Group, start: Setup | Entry) -> Outcome:
     """Train with the other ranks, as `Engine.train` says."""
+    settle_compression(run, group, start)
     return run_together(RoundRoles, run, group, start)
 
 
@@ -51,6 +55,7 @@ class RoundRoles(Roles[RoundWorker, RoundServer]):
             run.pace,
             self._may_repeat,
             base,
+            codec=codec_for(name_of(settings.compression), run.values.size),
             watch=run.watch,
             wants_to_leave=run.wants_to_leave,
         )
@@ -77,6 +82,7 @@ class RoundRoles(Roles[RoundWorker, RoundServer]):
             saver=run.saver,
             first=RoundStart(run.pace) if first is None else first,
             may_repeat=self._may_repeat,
+            codec=codec_for(name_of(run.settings.compression), run.values.size),
         )
 
     def successor(self, worker: RoundWorker) -> RoundServer:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from dist_classicrl.comm.messages import decode, encode
+from dist_classicrl.comm.compression import Codec
+from dist_classicrl.comm.messages import encode
 from dist_classicrl.comm.transport import Backoff, Channel
 from dist_classicrl.engines.roles.messages import Final
 from dist_classicrl.engines.roles.worker_base import Working
@@ -39,11 +40,12 @@ class RoundWorker(Working):
     pace: Pace  # of the first round
     may_repeat: bool  # see `RoundServer`
     begun_with: Base  # how new the table is, as the last round began with it
+    codec: Codec = field(default_factory=Codec, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.round = RoundStart(self.pace)
-        self._player = RoundPlayer(self.learner)
+        self._player = RoundPlayer(self.learner, self.codec.wants_order)
         self.carried: list[int] = []
         self._has_played = self._has_finished = False
         self._leaving = False
@@ -109,7 +111,7 @@ class RoundWorker(Working):
 
     def _take_in(self) -> None:
         while self.final is None and (message := self.channel.poll()) is not None:
-            match decode(message):
+            match self.codec.decode(message)[0]:
                 case RoundOrder() as order:
                     self._take_order(order)
                     self.note_server_progress()
@@ -176,9 +178,9 @@ class RoundWorker(Working):
         steps = sum(quota.steps for quota in quotas)
         learners = states_of(self.learner, self.carried) if self.may_repeat else {}
         every = np.concatenate(totals).ravel()
-        self.channel.send(
-            encode(RoundMaps(attempt, first, steps, learning, passed, every, tuple(parts), learners))
-        )
+        seconds = self.codec.take_seconds()
+        maps = RoundMaps(attempt, first, steps, learning, passed, every, tuple(parts), learners, seconds)
+        self.channel.send(self.codec.encode(maps)[0])
         return True
 
     def _goes_on(self) -> bool:

@@ -31,6 +31,7 @@ class Wishes(NamedTuple):
     is_starved: bool = True  # it has nothing left to do
     is_urgent: bool = True  # answers should come quickly
     refresh: bool = True
+    whole_refresh: bool = True  # and no preview
 
 
 @message(Kind.PUSH)
@@ -45,6 +46,8 @@ class Push(NamedTuple):
     revision: int  # of the view that it knows
     known_version: int  # of the table when this comes if the others push nothing; -1: not known
     is_last: bool
+    waiting: int = 0  # entries of which something was learned that did not go
+    compressing: float = 0.0  # seconds since the last push that compressing and restoring took
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import numpy as np
 from dist_classicrl.comm.compression import Codec
 from dist_classicrl.comm.messages import encode
 from dist_classicrl.comm.transport import Backoff
+from dist_classicrl.compression import SEND_ALL, Carry
 from dist_classicrl.engines.loops import LearningOn
 from dist_classicrl.engines.roles.messages import AskToStop
 from dist_classicrl.engines.roles.peers import Peer
@@ -21,6 +22,7 @@ from dist_classicrl.engines.saving import Position, Saver
 from dist_classicrl.engines.server.leases import Lease, LeaseBook
 from dist_classicrl.engines.server.messages import HandIn, Handover, Push, Pushed, Reply, Wishes
 from dist_classicrl.process.stop import Stop
+from dist_classicrl.tables.maps import Refresh
 
 _SHORTEST_SLEEP = 5e-5
 _LONGEST_SLEEP = 4e-3
@@ -42,6 +44,7 @@ class Client:
     owes_reply: bool = True
     has_stopped: bool = False
     hands_in: bool = False  # it has not told all that this server may lack
+    told: np.ndarray | None = None  # the values that it has, where it gets previews
 
 
 @dataclass
@@ -56,9 +59,11 @@ class Server(Serving[Client]):
     leases: LeaseBook = field(kw_only=True)
     takes_over: bool = field(default=False, kw_only=True)
     codec: Codec = field(default_factory=Codec, kw_only=True)
+    carry: Carry = field(default=SEND_ALL, kw_only=True)  # what of refreshes may wait
 
     def __post_init__(self) -> None:
         self._snapshot = self.table.snapshot()
+        self.table.in_order = self.codec.wants_order
         self._handover: tuple[int, Handover | None] = -1, None  # with the version that it is of
         self._offered = 0.0
         self._was_ramping = True
@@ -159,7 +164,7 @@ class Server(Serving[Client]):
     def take_in(self, peer: Peer[Client], message: np.ndarray) -> None:
         """Take in a push, or what any worker may send."""
         told, saved = self.codec.decode(message)
-        self.tally.bytes_saved += saved
+        self.tally.count_compression(saved, self.codec.take_seconds())
         match told:
             case Push() as push if peer.learns:
                 self._push(peer, message.size, push)
@@ -180,7 +185,7 @@ class Server(Serving[Client]):
         if client.has_stopped and self.leases.is_over:
             self.leases.give_up(rank)
         self._count(rank, pushed, size, staleness)
-        self.tally.bytes_saved += push.bytes_saved
+        self.tally.count_compression(push.bytes_saved, push.compressing, push.waiting)
         client.owes_reply = True
         self._report_at_step()
 
@@ -245,15 +250,32 @@ class Server(Serving[Client]):
         client = peer.client
         refresh, handover = None, None
         if client.wishes.refresh and client.version < self.table.version:
-            refresh, handover = self.table.refresh(client.version), self._current_handover()
-            client.version = refresh.version
+            if client.told is not None and not client.wishes.whole_refresh:
+                refresh = self.table.preview(client.version, client.told, self.carry)
+            else:
+                refresh, handover = self.table.refresh(client.version), self._current_handover()
+                client.version = refresh.version
+                self._note_told(client, refresh)
         reply = Reply(self.table.applied.get(peer.rank, 0), lease, refresh, handover)
         message, saved = self.codec.encode(reply)
         peer.channel.send(message)
         self.tally.bytes_pulled += message.size
-        self.tally.bytes_saved += saved
+        self.tally.count_compression(saved, self.codec.take_seconds())
         client.owes_reply = False
         client.starved = client.starved and lease is None
+
+    def _note_told(self, client: Client, refresh: Refresh) -> None:
+        """Take note of the values that the worker has now, where it gets previews of what comes next.
+
+        A preview has the part of a refresh that matters most. The worker's base stays complete all the same:
+        it is what others may have to go on from.
+        """
+        if self.carry.share == 1.0 and not self.carry.bits:
+            return
+        if client.told is None or refresh.entries is None:
+            client.told = self.table.values.copy()
+        else:
+            client.told[refresh.entries] = refresh.values
 
     def _current_handover(self) -> Handover | None:
         if self._handover[0] != self.table.version:

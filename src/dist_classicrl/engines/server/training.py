@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from dist_classicrl.comm.compression import Codec, LosslessCodec
+from dist_classicrl.comm.compression import Codec, codec_for
+from dist_classicrl.compression import Carry, name_of
 from dist_classicrl.engines.loops import LearningOn, StepLoop
 from dist_classicrl.engines.outcome import Outcome
+from dist_classicrl.engines.roles.link import settle_compression
 from dist_classicrl.engines.roles.participants import Roles, run_together
 from dist_classicrl.engines.run import Run
 from dist_classicrl.engines.server.leases import LeaseBook
@@ -27,6 +29,7 @@ _RAMP_SECONDS = 0.5
 
 def train(run: Run, group: Group, start: Setup | Entry) -> Outcome:
     """Train with the other ranks, as `Engine.train` says."""
+    settle_compression(run, group, start)
     return run_together(AsyncRoles, run, group, start)
 
 
@@ -45,7 +48,7 @@ class AsyncRoles(Roles[Worker, Server]):
             learner,
             Pacer(settings, self.rates.workers, learner.quantum, run.tally.total_steps),
             PushWindow(learner.table, settings.prefetch_factor, base.version, base.term),
-            settings.compression_threshold,
+            Carry.of(settings.compression, settings.compression_threshold),
             run.seed,
             run.generation,
             settings.on_error == "exclude",
@@ -57,8 +60,7 @@ class AsyncRoles(Roles[Worker, Server]):
 
     def codec(self) -> Codec:
         """Return what writes and reads the messages of maps and refreshes."""
-        run = self.run
-        return LosslessCodec(run.values.size) if run.settings.compression == "lossless" else Codec()
+        return codec_for(name_of(self.run.settings.compression), self.run.values.size)
 
     def note_workers(self, workers: int) -> None:
         """Learn as one of so many."""
@@ -87,6 +89,7 @@ class AsyncRoles(Roles[Worker, Server]):
             "saver": run.saver,
             "takes_over": takes_over,
             "codec": self.codec(),
+            "carry": Carry.of(run.settings.compression),
         }
 
     def successor(self, worker: Worker) -> Server:

@@ -6,6 +6,7 @@ from collections import deque
 
 import numpy as np
 
+from dist_classicrl.compression import SEND_ALL, Carry
 from dist_classicrl.engines.outcome import NOTHING_LEARNED, Learned
 from dist_classicrl.engines.server.messages import Handover, Pushed
 from dist_classicrl.errors import ProtocolError
@@ -29,6 +30,7 @@ class PushWindow:
         self.handover: Handover | None = None  # what came with the refresh that made the base, if one did
         self.last_sequence = 0  # number of the last push
         self._received = 0
+        self._counts: np.ndarray | None = None  # visits of the base, while the table is beyond it
         self._kept: deque[Pushed] = deque()
 
     @property
@@ -63,15 +65,17 @@ class PushWindow:
 
     def push(
         self,
-        threshold: float = 0.0,
+        carry: Carry = SEND_ALL,
         flush: bool = True,
         key: int | np.uint64 = 0,
         steps: int = 0,
         learned: Learned = NOTHING_LEARNED,
+        in_order: bool = False,
     ) -> Pushed:
         """Pack the current maps as the next push, numbered from 1. See `LocalTable.pack`, and `Pushed`."""
         self.last_sequence += 1
-        pushed = Pushed(self.last_sequence, self._table.pack(threshold, flush, key), steps, learned)
+        packed = self._table.pack(carry, flush, key, in_order)
+        pushed = Pushed(self.last_sequence, packed, steps, learned)
         self._kept.append(pushed)
         return pushed
 
@@ -90,6 +94,8 @@ class PushWindow:
         `ProtocolError` is raised if the refresh starts from a version that this worker never had.
         """
         self.receipt(included)
+        if refresh.is_preview:
+            return self._preview(refresh, included)
         key = (self.term, refresh.version)
         if key <= self.base:
             return False
@@ -103,6 +109,18 @@ class PushWindow:
         self._table.rebase(refresh, self.pending)
         self.base = key
         self.handover = handover
+        self._counts = None
+        return True
+
+    def _preview(self, refresh: Refresh, included: int) -> bool:
+        if self.base != (self.term, refresh.since):
+            raise ProtocolError(
+                f"A preview beyond version {refresh.since} came to a base of version {self.version}."
+            )
+        if self._counts is None:
+            self._counts = self.base_counts()  # which cannot be told from the table's visits any more
+        missing = [pushed.packed for pushed in self._kept if pushed.sequence > included]
+        self._table.preview(refresh, missing)
         return True
 
     def known_version(self, sequence: int) -> int:
@@ -119,6 +137,8 @@ class PushWindow:
 
     def base_counts(self) -> np.ndarray:
         """Return the visits that the base contains, int64 of shape (S * A,)."""
+        if self._counts is not None:
+            return self._counts.copy()
         counts = self._table.visits.copy()
         for pushed in self._kept:
             counts[pushed.packed.entries] -= pushed.packed.visits
@@ -126,7 +146,7 @@ class PushWindow:
 
     def give_up(self, sequence: int, term: int) -> None:
         """Forget all that the base does not include, and go on after this worker's push `sequence`."""
-        counts = self.base_counts()
+        counts, self._counts = self.base_counts(), None
         self._kept.clear()
         self._table.load(self._table.base.copy(), counts)
         self.last_sequence = self._received = sequence

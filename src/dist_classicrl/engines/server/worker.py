@@ -17,6 +17,7 @@ from dist_classicrl._random import stream_key
 from dist_classicrl.comm.compression import Codec
 from dist_classicrl.comm.messages import encode
 from dist_classicrl.comm.transport import Backoff, Channel
+from dist_classicrl.compression import Carry
 from dist_classicrl.engines.outcome import Learned
 from dist_classicrl.engines.roles.messages import AskToStop, Final
 from dist_classicrl.engines.roles.worker_base import Working
@@ -42,7 +43,7 @@ class Worker(Working):
     learner: Learner  # with one walker
     pacer: Pacer
     window: PushWindow
-    threshold: float  # `compression_threshold`
+    carry: Carry  # what may wait
     seed: int
     generation: int = 0
     survives_errors: bool = False  # an exception of the environment costs this worker alone
@@ -62,6 +63,7 @@ class Worker(Working):
         self._waiting = np.zeros(0, np.int64)
         self._waiting_updates = np.zeros(0, np.int64)
         self._learning = 0.0
+        self._packing = 0.0  # seconds since the last push
         self._cpu_learning = 0.0
         self._cpu_at_push = time.thread_time()
         self._told_learning = 0.0
@@ -214,11 +216,29 @@ class Worker(Working):
         pushed, made, saved = self._pack(flush, begin)
         load = kernels.map_load(pushed.packed)
         wishes = Wishes(
-            self.learner.quantum, pacer.interval_seconds, not self._leases, pacer.urgent, wants_refresh
+            self.learner.quantum,
+            pacer.interval_seconds,
+            not self._leases,
+            pacer.urgent,
+            wants_refresh,
+            flush or self.window.needs_refresh,
         )
         known = self.window.known_version(pushed.sequence)
         revision = self.group.view.revision
-        push = Push(pushed, made, wishes, saved, self.progress, revision, known, self._stopping)
+        waiting = self._table.waiting if self.carry.is_some else 0
+        compressing, self._packing = self.codec.take_seconds() + self._packing, 0.0
+        push = Push(
+            pushed,
+            made,
+            wishes,
+            saved,
+            self.progress,
+            revision,
+            known,
+            self._stopping,
+            waiting,
+            compressing,
+        )
         self.channel.send(self.codec.encode(push)[0])
         steps, self._since_push = self._since_push, 0
         pacer.gauge.look(self._table.base)
@@ -233,22 +253,25 @@ class Worker(Working):
         self._told_learning, self._told_time = self._learning, now
         learned = Learned.of(self.learner.totals.take(), learning, passed)
         steps = sum(made.values())
-        if self.threshold > 0.0:
-            pushed, saved = self._pack_compressed(flush, steps, learned)
+        if self.carry.is_some:
+            begin = time.perf_counter()
+            pushed, saved = self._pack_some(flush, steps, learned)
+            self._packing += time.perf_counter() - begin
         else:
-            pushed, saved = self.window.push(steps=steps, learned=learned), 0
+            in_order = self.codec.wants_order
+            pushed, saved = self.window.push(steps=steps, learned=learned, in_order=in_order), 0
         return pushed, made, saved
 
-    def _pack_compressed(self, flush: bool, steps: int, learned: Learned) -> tuple[Pushed, int]:
-        """Pack what is large enough to go. Return it, and the bytes saved."""
+    def _pack_some(self, flush: bool, steps: int, learned: Learned) -> tuple[Pushed, int]:
+        """Pack what is to go now. Return it, and the bytes saved."""
         table = self._table
         touched = int(table.n_touched[0])
         untouched = int(np.count_nonzero(table.updates[self._waiting] == self._waiting_updates))
         key = stream_key(self.seed, "compression", self.group.rank, self.window.last_sequence)
-        pushed = self.window.push(self.threshold, flush, key, steps, learned)
+        pushed = self.window.push(self.carry, flush, key, steps, learned, self.codec.wants_order)
         self._waiting = table.touched[: table.n_touched[0]].copy()
         self._waiting_updates = table.updates[self._waiting]
-        # Without a threshold all would have gone, but what only waits since an earlier push went with that.
+        # If nothing waited all would have gone, but what only waits since an earlier push went with that.
         entries = touched - untouched - pushed.packed.size
         return pushed, entries * sum(part.itemsize for part in pushed.packed.parts)
 

@@ -1,0 +1,24 @@
+"""What compression="auto" comes to, for links as they may be measured."""
+
+import pytest
+
+from dist_classicrl.engines.roles.link import choose
+from dist_classicrl.membership.handshake import LinkSpeed
+
+
+@pytest.mark.parametrize(
+    "speed, has_library, kind",
+    [
+        (None, True, "none"),
+        (1.2e7, True, "lossless"),
+        (1.2e7, False, "delta"),
+        (2.9e8, True, "lossless"),
+        (1.2e9, True, "none"),
+    ],
+)
+def test_a_slow_link_gets_what_changes_no_bit_and_one_host_or_a_fast_link_nothing(speed, has_library, kind):
+    link = None if speed is None else LinkSpeed(5e-3, speed)
+    chosen, why = choose(link, 100_000, has_library)
+    assert chosen == kind and why.startswith('compression="auto": ')
+    measured = "one host" if link is None else f"5 ms there and back between hosts, {speed / 1e6:.3g} MB/s"
+    assert measured in why and (link is None or "100,000 entries" in why)
