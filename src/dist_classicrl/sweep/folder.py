@@ -25,6 +25,7 @@ from dist_classicrl.errors import StudyError
 
 _BEAT_SECONDS = 5.0
 _SILENCE_SECONDS = 60.0  # several beats: NFS may show a file as it was some seconds ago
+_LEAVE_SECONDS = 5.0  # for which the heartbeat is waited for: it may hang in a file server that is gone
 _ABOUT_A_PROCESS = "/proc/{}/stat"  # of proc(5)
 
 
@@ -141,7 +142,7 @@ class Member:
 
     def __exit__(self, *_: object) -> None:
         self._done.set()
-        self._beat.join()
+        self._beat.join(_LEAVE_SECONDS)
         if self._records is not None:
             self._records.close()
         self._file.unlink(missing_ok=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dist_classicrl._files import whole_file
+from dist_classicrl.checks import require_package
 from dist_classicrl.errors import StudyError
 from dist_classicrl.sweep.folder import StudyFolder
 from dist_classicrl.sweep.halving import SuccessiveHalving
@@ -59,6 +60,8 @@ class Study:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         self._files = StudyFolder(self.folder)
+        self._made_rows: list[dict[str, Any]] = []
+        self._rows_of = 0  # records of which these rows are
         data = self._files.plan()
         try:
             # Settings as plain data are arguments of Settings once more.
@@ -77,12 +80,12 @@ class Study:
     @property
     def done(self) -> int:
         """Runs that ended well."""
-        return sum(row["error"] is None for row in self.rows())
+        return sum(row["error"] is None for row in self._rows())
 
     @property
     def failed(self) -> int:
         """Runs that raised an error."""
-        return sum(row["error"] is not None for row in self.rows())
+        return sum(row["error"] is not None for row in self._rows())
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a dict for each run that is made, in the order of the plan.
@@ -94,7 +97,15 @@ class Study:
         error. A score is 0 for a random policy and 1 for the best where these are known, and else the
         final_return.
         """
-        return [self._row(record, stopped) for record, stopped in self._records()]
+        return [dict(row) for row in self._rows()]
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """Return `rows`, made anew only where there are more records than before."""
+        known = len(self._files.records())
+        if known != self._rows_of:
+            self._made_rows = [self._row(record, stopped) for record, stopped in self._records()]
+            self._rows_of = known
+        return self._made_rows
 
     def _records(self) -> Iterator[tuple[dict[str, Any], bool]]:
         """Yield the record of the longest training of each run, and whether it was stopped early."""
@@ -142,7 +153,7 @@ class Study:
         scores are chosen, and of fewer steps.
         """
         found: dict[str, dict[str, list[float]]] = {name: {} for name in self._plan.environments}
-        for row in self.rows():
+        for row in self._rows():
             if row["score"] is not None and not row["stopped"]:
                 found[row["environment"]].setdefault(self.name_of(row["variant"]), []).append(row["score"])
         whole = len(self._plan.seeds)
@@ -154,7 +165,7 @@ class Study:
     @property
     def bounds(self) -> dict[str, tuple[float, float]] | None:
         """What `compare` takes as bounds of `scores`: 0 and 1, or None where some scores are returns."""
-        if any(row["optimal_value"] is None for row in self.rows() if row["error"] is None):
+        if any(row["optimal_value"] is None for row in self._rows() if row["error"] is None):
             return None
         return dict.fromkeys(self._plan.environments, (0.0, 1.0))
 
@@ -168,7 +179,7 @@ class Study:
         `standard_error` is that of the mean score; None for a single run.
         """
         groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
-        for row in self.rows():
+        for row in self._rows():
             groups.setdefault((row["environment"], row["variant"]), []).append(row)
         return [
             {
@@ -183,15 +194,12 @@ class Study:
         ]
 
     def frame(self) -> pandas.DataFrame:
-        """Return `rows` as a pandas.DataFrame; StudyError where pandas is not installed."""
-        try:
-            import pandas
-        except ImportError as error:
-            raise StudyError(
-                "A data frame needs pandas. Write `pip install pandas`, or read results.csv of the study."
-            ) from error
+        """Return `rows` as a pandas.DataFrame; MissingExtraError where pandas is not installed."""
+        require_package("pandas", "A data frame", "sweep")
+        import pandas
+
         columns = ["run", "environment", "variant", *self.varied, "seed", *_RESULTS, *_TIMES]
-        return pandas.DataFrame(self.rows(), columns=columns)
+        return pandas.DataFrame(self._rows(), columns=columns)
 
     def write_tables(self) -> tuple[Path, Path]:
         """Write results.csv and curves.csv into the folder, and return their paths.
@@ -200,22 +208,17 @@ class Study:
         """
         results, curves = self.folder / "results.csv", self.folder / "curves.csv"
         head = ["run", "environment", *self.varied, "seed", *_RESULTS]
-        _write_csv(results, head, self.rows())
+        _write_csv(results, head, self._rows())
         _write_csv(curves, ["run", "step", "mean_return", "episodes"], self.curves())
         return results, curves
 
     def to_parquet(self, path: str | os.PathLike[str]) -> Path:
-        """Write `frame` to a Parquet file; StudyError where pyarrow is not installed."""
-        frame = self.frame()
-        try:
-            with whole_file(path) as file:
-                buffer = io.BytesIO()
-                frame.to_parquet(buffer, index=False)
-                file.write(buffer.getvalue())
-        except ImportError as error:
-            raise StudyError(
-                "A Parquet file needs pyarrow. Write `pip install pyarrow`, or read results.csv of the study."
-            ) from error
+        """Write `frame` to a Parquet file; MissingExtraError where pandas or pyarrow is not installed."""
+        require_package("pyarrow", "A Parquet file", "sweep")
+        buffer = io.BytesIO()
+        self.frame().to_parquet(buffer, index=False, engine="pyarrow")
+        with whole_file(path) as file:
+            file.write(buffer.getvalue())
         return Path(path)
 
 

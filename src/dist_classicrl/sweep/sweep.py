@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -309,7 +310,9 @@ class _Shown:
     ) -> None:
         self._progress, self._plan, self._folder = progress, plan, folder
         self._began = self._then = time.monotonic()
-        self._before = len(folder.records())
+        self._before = self._seen = len(folder.records())
+        self._failed = sum(record["error"] is not None for record in folder.records().values())
+        self._steps = 0  # of the runs that ended since
 
     def tick(self, at_end: bool = False) -> None:
         """Tell it, if it is time."""
@@ -318,13 +321,20 @@ class _Shown:
             return
         self._then = now
         records = self._folder.records()
-        fresh, passed = len(records) - self._before, max(now - self._began, 1e-9)
-        steps = sum(record.get("steps", 0) for record in list(records.values())[self._before :])
-        failed = sum(record["error"] is not None for record in records.values())
+        for record in islice(records.values(), self._seen, None):
+            self._steps += record.get("steps", 0)
+            self._failed += record["error"] is not None
+        self._seen = len(records)
+        fresh, passed = self._seen - self._before, max(now - self._began, 1e-9)
         total = self._plan.n_runs
-        left = max(0, total - len(records)) * passed / fresh if fresh else float("nan")
+        left = max(0, total - self._seen) * passed / fresh if fresh else float("nan")
         self._progress(
             SweepProgress(
-                len(records) - failed, failed, total, steps / passed, passed, 0.0 if at_end else left
+                self._seen - self._failed,
+                self._failed,
+                total,
+                self._steps / passed,
+                passed,
+                0.0 if at_end else left,
             )
         )
