@@ -22,8 +22,11 @@ from typing import Any
 
 from dist_classicrl._files import read_regular, whole_file
 from dist_classicrl.errors import StudyError
+from dist_classicrl.monitoring.machine import this_machine
 
+PLAN = "study.json"
 _BEAT_SECONDS = 5.0
+_MAKER = "maker"  # of the line in a file of records that tells of the process
 _SILENCE_SECONDS = 60.0  # several beats: NFS may show a file as it was some seconds ago
 _LEAVE_SECONDS = 5.0  # for which the heartbeat is waited for: it may hang in a file server that is gone
 _ABOUT_A_PROCESS = "/proc/{}/stat"  # of proc(5)
@@ -44,7 +47,7 @@ class StudyFolder:
                 (self.path / name).mkdir(parents=True, exist_ok=True)
             text = json.dumps(plan, sort_keys=True, indent=1)
             with suppress(FileExistsError):
-                self._make_once(self.path / "study.json", text)
+                self._make_once(self.path / PLAN, text)
             there = self.plan()
         except OSError as error:
             raise StudyError(
@@ -61,13 +64,13 @@ class StudyFolder:
     def plan(self) -> dict[str, Any]:
         """Return what `begin` has written; StudyError if there is nothing."""
         try:
-            plan = json.loads(read_regular(self.path / "study.json"))
+            plan = json.loads(read_regular(self.path / PLAN))
             if not isinstance(plan, dict):
                 raise ValueError("no JSON object")
         except FileNotFoundError as error:
-            raise StudyError(f"There is no study in {self.path}: it has no study.json.") from error
+            raise StudyError(f"There is no study in {self.path}: it has no {PLAN}.") from error
         except ValueError as error:
-            raise StudyError(f"{self.path / 'study.json'} is damaged ({error}).") from error
+            raise StudyError(f"{self.path / PLAN} is damaged ({error}).") from error
         return plan
 
     def _make_once(self, path: Path, text: str) -> None:
@@ -89,9 +92,10 @@ class StudyFolder:
         if not failed:
             return
         for path in (self.path / "records").glob("*.jsonl"):
-            kept = [record for record in self._of_file(path) if record["key"] not in failed]
+            lines = read_regular(path).splitlines(keepends=True)
+            kept = [line for line in lines if not any(one["key"] in failed for one in _records_in(line))]
             with whole_file(path) as file:
-                file.write(b"".join(json.dumps(one, sort_keys=True).encode() + b"\n" for one in kept))
+                file.write(b"".join(kept))
         self._read.clear()
         self._records.clear()
 
@@ -113,8 +117,18 @@ class StudyFolder:
             self._read[path.name] = begin + end
             yield from _records_in(data[:end])
 
-    def _of_file(self, path: Path) -> list[dict[str, Any]]:
-        return list(_records_in(read_regular(path)))
+    def makers(self) -> list[dict[str, Any]]:
+        """Return what is known of each process that made runs, and how many `runs` it wrote down."""
+        found = []
+        for path in sorted((self.path / "records").glob("*.jsonl")):
+            data = read_regular(path)
+            head, _, _ = data.partition(b"\n")
+            try:
+                about = json.loads(head)[_MAKER]
+                found.append({"runs": sum(1 for _ in _records_in(data)), **about})
+            except (ValueError, TypeError, KeyError):  # its host was lost before that was on disk
+                continue
+        return found
 
 
 class Member:
@@ -202,6 +216,7 @@ class Member:
         if self._records is None:
             path = self._folder.path / "records" / f"{self.name}.jsonl"
             self._records = open(path, "ab")
+            self._records.write(json.dumps({_MAKER: this_machine()}).encode() + b"\n")
         self._records.write(json.dumps(record, sort_keys=True).encode() + b"\n")
         self._records.flush()
 

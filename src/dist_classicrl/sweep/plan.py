@@ -68,14 +68,19 @@ class Plan:
     stopping: Mapping[str, Any] | None = None
 
     @property
+    def n_variants(self) -> int:
+        """Number of settings."""
+        return len(self.variants)
+
+    @property
     def n_runs(self) -> int:
         """Number of runs."""
-        return len(self.environments) * len(self.variants) * len(self.seeds)
+        return len(self.environments) * self.n_variants * len(self.seeds)
 
     def trial(self, number: int, total_steps: int | None = None) -> Trial:
         """Return run `number`: environments come slowest, then variants, then seeds."""
         rest, seed = divmod(number, len(self.seeds))
-        environment, variant = divmod(rest, len(self.variants))
+        environment, variant = divmod(rest, self.n_variants)
         return Trial(
             number,
             list(self.environments)[environment],

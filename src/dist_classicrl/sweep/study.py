@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dist_classicrl._files import whole_file
 from dist_classicrl.checks import require_package
 from dist_classicrl.errors import StudyError
-from dist_classicrl.sweep.folder import StudyFolder
+from dist_classicrl.sweep.folder import PLAN, StudyFolder
 from dist_classicrl.sweep.halving import SuccessiveHalving
 from dist_classicrl.sweep.plan import Plan
 
@@ -48,6 +48,8 @@ class Study:
 
     Attributes
     ----------
+    plan : Plan
+        What the study consists of: environments, settings, seeds, steps.
     varied : tuple of str
         The settings that differ.
 
@@ -65,17 +67,17 @@ class Study:
         data = self._files.plan()
         try:
             # Settings as plain data are arguments of Settings once more.
-            self._plan = Plan(**{**data, "seeds": tuple(data["seeds"]), "varied": tuple(data["varied"])})
+            self.plan = Plan(**{**data, "seeds": tuple(data["seeds"]), "varied": tuple(data["varied"])})
             stopping = data["stopping"]
             self._stopping = None if stopping is None else SuccessiveHalving(**stopping)
-            self.varied = self._plan.varied
-            self._words = [self._plan.shown(number) for number in range(len(self._plan.variants))]
+            self.varied = self.plan.varied
+            self._words = [self.plan.shown(number) for number in range(len(self.plan.variants))]
         except (TypeError, KeyError, AttributeError) as error:
-            raise StudyError(f"{self.folder / 'study.json'} is damaged ({error!r}).") from error
+            raise StudyError(f"{self.folder / PLAN} is damaged ({error!r}).") from error
 
     def __repr__(self) -> str:
         done, failed = self.done, self.failed
-        return f"Study({str(self.folder)!r}, {done:,} of {self._plan.n_runs:,} runs done, {failed:,} failed)"
+        return f"Study({str(self.folder)!r}, {done:,} of {self.plan.n_runs:,} runs done, {failed:,} failed)"
 
     @property
     def done(self) -> int:
@@ -110,18 +112,18 @@ class Study:
     def _records(self) -> Iterator[tuple[dict[str, Any], bool]]:
         """Yield the record of the longest training of each run, and whether it was stopped early."""
         records = self._files.records()
-        stopping, total = self._stopping, self._plan.total_steps
+        stopping, total = self._stopping, self.plan.total_steps
         rungs = (
             [total] if stopping is None else [stopping.steps(rung, total) for rung in range(stopping.rungs)]
         )
-        for number in range(self._plan.n_runs):
-            keys = (self._plan.trial(number, steps).key for steps in reversed(rungs))
+        for number in range(self.plan.n_runs):
+            keys = (self.plan.trial(number, steps).key for steps in reversed(rungs))
             key = next((key for key in keys if key in records), None)
             if key is not None:
-                yield records[key], key != self._plan.trial(number, total).key
+                yield records[key], key != self.plan.trial(number, total).key
 
     def _row(self, record: Mapping[str, Any], stopped: bool) -> dict[str, Any]:
-        trial = self._plan.trial(record["run"])
+        trial = self.plan.trial(record["run"])
         row: dict[str, Any] = {
             "run": trial.number,
             "environment": trial.environment,
@@ -134,6 +136,10 @@ class Study:
         row["score"] = None if record["error"] is not None else score_of(record)
         row["stopped"] = stopped
         return row
+
+    def makers(self) -> list[dict[str, Any]]:
+        """Return a dict for each process that made runs: how many `runs`, its host, system and versions."""
+        return self._files.makers()
 
     def curves(self) -> list[dict[str, Any]]:
         """Return a dict for each point of each learning curve.
@@ -152,11 +158,11 @@ class Study:
         Settings with a run that failed or is missing are left out, and those that were stopped early: their
         scores are chosen, and of fewer steps.
         """
-        found: dict[str, dict[str, list[float]]] = {name: {} for name in self._plan.environments}
+        found: dict[str, dict[str, list[float]]] = {name: {} for name in self.plan.environments}
         for row in self._rows():
             if row["score"] is not None and not row["stopped"]:
                 found[row["environment"]].setdefault(self.name_of(row["variant"]), []).append(row["score"])
-        whole = len(self._plan.seeds)
+        whole = len(self.plan.seeds)
         return {
             name: {variant: scores for variant, scores in each.items() if len(scores) == whole}
             for name, each in found.items()
@@ -167,7 +173,7 @@ class Study:
         """What `compare` takes as bounds of `scores`: 0 and 1, or None where some scores are returns."""
         if any(row["optimal_value"] is None for row in self._rows() if row["error"] is None):
             return None
-        return dict.fromkeys(self._plan.environments, (0.0, 1.0))
+        return dict.fromkeys(self.plan.environments, (0.0, 1.0))
 
     def name_of(self, variant: int) -> str:
         """Return settings as words, such as ``learning_rate=0.1 epsilon=0.2``."""
@@ -220,6 +226,11 @@ class Study:
         with whole_file(path) as file:
             file.write(buffer.getvalue())
         return Path(path)
+
+
+def is_study(folder: str | os.PathLike[str]) -> bool:
+    """Whether this is the folder of a study."""
+    return (Path(folder) / PLAN).is_file()
 
 
 def score_of(record: Mapping[str, Any]) -> float:
