@@ -30,7 +30,6 @@ _MOST_ROWS = 100  # of a table
 _MOST_LINES = 7  # of a picture: as many as there are colors
 _MOST_BARS = 16
 _MOST_PICTURES = 6  # of one kind
-_MOST_PANELS = 3
 _THRESHOLDS = 101
 
 
@@ -110,10 +109,26 @@ def _groups(study: Study, rows: Iterable[Mapping[str, Any]], resamples: int) -> 
     return sorted(groups, key=rank)
 
 
-def _by_environment(groups: Iterable[_Group]) -> dict[str, list[_Group]]:
+def _best(groups: Iterable[_Group], most: int) -> list[int]:
+    """Return the settings that are best over all environments, by their mean place: one order for all."""
+    places: dict[int, list[int]] = {}
+    for theirs in _by_environment(groups).values():
+        for place, group in enumerate(theirs):
+            places.setdefault(group.variant, []).append(place)
+    return sorted(places, key=lambda one: (sum(places[one]) / len(places[one]), one))[:most]
+
+
+def _by_environment(
+    groups: Iterable[_Group], variants: Sequence[int] | None = None
+) -> dict[str, list[_Group]]:
+    """Return the groups of each environment: all as they are, or those of `variants` in that order."""
     found: dict[str, list[_Group]] = {}
     for group in groups:
-        found.setdefault(group.environment, []).append(group)
+        if variants is None or group.variant in variants:
+            found.setdefault(group.environment, []).append(group)
+    if variants is not None:
+        for theirs in found.values():
+            theirs.sort(key=lambda group: variants.index(group.variant))
     return found
 
 
@@ -133,7 +148,7 @@ def _summary(study: Study, rows: Sequence[Mapping[str, Any]]) -> Section:
         ("seeds", f"{len(plan.seeds):,} for each"),
         ("steps of a run", f"{plan.total_steps:,}"),
         ("steps in all", f"{steps:,}"),
-        ("time of a core", f"{durations.shown(seconds)} for all runs, evaluation included"),
+        ("time of a core", f"{durations.about(seconds)} for all runs, evaluation included"),
     ]
     score = (
         "A score is 0 for a random policy and 1 for the best one."
@@ -164,39 +179,37 @@ def _settings(groups: Sequence[_Group], study: Study) -> Section | None:
         middle, final = group.middle, [row["final_return"] for row in group.well]
         rows.append(
             [
-                *([group.environment] if several else []),
                 group.name + (" (stopped early)" if group.stopped else ""),
+                *([group.environment] if several else []),
                 f"{max((row['steps'] or 0 for row in group.rows), default=0):,}",
                 f"{len(group.well):,}",
                 f"{len(group.rows) - len(group.well):,}",
                 "-" if middle is None else f"{middle.value:.4g}",
-                "-" if middle is None or math.isnan(middle.low) else f"{middle.low:.4g} to {middle.high:.4g}",
+                "-"
+                if middle is None or math.isnan(middle.low)
+                else f"{middle.low:.4g}\u00a0to\u00a0{middle.high:.4g}",
                 "-" if not final else f"{math.fsum(final) / len(final):.4g}",
             ]
         )
-    head = ["settings", "steps", "runs", "failed", "interquartile mean", "interval", "mean final return"]
-    return section.add_table((["environment", *head] if several else head), rows)
+    head = ["settings", *(["environment"] if several else [])]
+    head += ["steps", "runs", "failed", "interquartile mean", "interval", "mean final return"]
+    return section.add_table(head, rows)
 
 
 def _intervals(groups: Sequence[_Group]) -> Section | None:
-    panels = {
-        name: {
+    section, drawn = Section("Intervals"), 0
+    section.add_text("Interquartile means of the scores with their intervals, in each environment.")
+    for name, theirs in _by_environment(groups, _best(groups, _MOST_BARS)).items():
+        bars = {
             each.name: (each.middle.value, each.middle.low, each.middle.high)
-            for each in theirs[:_MOST_BARS]
+            for each in theirs
             if each.middle is not None and not math.isnan(each.middle.low) and not each.stopped
         }
-        for name, theirs in _by_environment(groups).items()
-    }
-    drawn = [(name, bars) for name, bars in panels.items() if bars]
-    if not drawn:
-        return None
-    section = Section("Intervals")
-    for begin in range(0, min(len(drawn), _MOST_PANELS * _MOST_PICTURES), _MOST_PANELS):
-        some = dict(drawn[begin : begin + _MOST_PANELS])
-        section.add_figure(
-            plotting.plot_comparison(some), f"Interquartile means with intervals in {', '.join(some)}"
-        )
-    return section
+        if bars and drawn < _MOST_PICTURES:
+            figure = plotting.plot_comparison({name: bars})
+            section.add_figure(figure, f"Interquartile means with intervals in {name}")
+            drawn += 1
+    return section if drawn else None
 
 
 def _curves(study: Study, groups: Sequence[_Group], resamples: int) -> Section | None:
@@ -208,9 +221,9 @@ def _curves(study: Study, groups: Sequence[_Group], resamples: int) -> Section |
         "with its 95 % bootstrap interval."
     )
     drawn = 0
-    for name, theirs in _by_environment(groups).items():
+    for name, theirs in _by_environment(groups, _best(groups, _MOST_LINES)).items():
         lines = {}
-        for group in [each for each in theirs if each.well and not each.stopped][:_MOST_LINES]:
+        for group in [each for each in theirs if each.well and not each.stopped]:
             steps, band = _curve([points.get(row["run"], {}) for row in group.well], resamples)
             if len(steps):
                 lines[group.name] = (steps, band)
@@ -242,7 +255,7 @@ def _profiles(study: Study, groups: Sequence[_Group], resamples: int) -> Section
     if len(study.plan.environments) > 1 and study.bounds is None:
         return None  # scores of several scales
     scores = study.scores()
-    ranked = dict.fromkeys(group.name for group in groups)
+    ranked = [study.name_of(variant) for variant in _best(groups, study.plan.n_variants)]
     whole = [name for name in ranked if all(name in each for each in scores.values())][:_MOST_LINES]
     if not whole or len(study.plan.seeds) < FEWEST:
         return None
@@ -304,13 +317,13 @@ def _exact(groups: Sequence[_Group]) -> Section | None:
         known = [row for row in group.well if row["optimal_value"] is not None]
         if not known:
             continue
-        gaps = [row["optimal_value"] - row["exact_value"] for row in known]
+        gaps = [max(0.0, row["optimal_value"] - row["exact_value"]) for row in known]  # rounding may be below
         best = known[0]["optimal_value"]
         mean = math.fsum(gaps) / len(gaps)
         rows.append(
             [
-                group.environment,
                 group.name + (" (stopped early)" if group.stopped else ""),
+                group.environment,
                 f"{known[0]['random_value']:.6g}",
                 f"{best:.6g}",
                 f"{math.fsum(row['exact_value'] for row in known) / len(known):.6g}",
@@ -325,7 +338,7 @@ def _exact(groups: Sequence[_Group]) -> Section | None:
         "on discount_factor: with another one the best value is another one, too."
     )
     _cut(section, rows, "settings")
-    head = ("environment", "settings", "random", "best", "mean of the runs", "mean gap", "largest gap")
+    head = ("settings", "environment", "random", "best", "mean of the runs", "mean gap", "largest gap")
     return section.add_table(head, rows[:_MOST_ROWS])
 
 
