@@ -217,6 +217,7 @@ def test_a_torn_or_foreign_line_costs_its_run_only(whole, tmp_path):
     a_sweep(tmp_path).run(1)
     (file,) = (tmp_path / "records").glob("*.jsonl")
     lines = file.read_bytes().splitlines(keepends=True)
+    assert "maker" in json.loads(lines.pop(0))
     file.write_bytes(b"".join([b"\0\0\0\n", b"7\n", *lines[:3], lines[3][: len(lines[3]) // 2]]))
     assert Study(tmp_path).done == 3
     a_sweep(tmp_path).run(1)
@@ -238,7 +239,9 @@ def test_a_run_that_fails_costs_itself_and_can_be_made_again(whole, tmp_path, mo
     assert [len(each) for each in study.scores().values()] == [3]  # settings of which a seed is missing
     monkeypatch.setattr(Laboratory, "_trained", real)
     assert a_sweep(tmp_path).run(1).failed == 1
-    a_sweep(tmp_path).run(1, retry_failed=True)
+    study = a_sweep(tmp_path).run(1, retry_failed=True)
+    assert [each["runs"] for each in study.makers()] in ([11, 1], [1, 11])
+    assert {each["host"] for each in study.makers()} == {socket.gethostname()}
     assert tables(tmp_path) == tables(whole.folder)
 
 

@@ -47,7 +47,7 @@ class StudyFolder:
                 (self.path / name).mkdir(parents=True, exist_ok=True)
             text = json.dumps(plan, sort_keys=True, indent=1)
             with suppress(FileExistsError):
-                self._make_once(self.path / PLAN, text)
+                make_once(self.path / PLAN, text)
             there = self.plan()
         except OSError as error:
             raise StudyError(
@@ -72,16 +72,6 @@ class StudyFolder:
         except ValueError as error:
             raise StudyError(f"{self.path / PLAN} is damaged ({error}).") from error
         return plan
-
-    def _make_once(self, path: Path, text: str) -> None:
-        """Make a file whole, or not if there is one: FileExistsError."""
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-        try:
-            with whole_file(temporary) as file:
-                file.write(text.encode())
-            os.link(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
 
     def forget_failed(self) -> None:
         """Forget the records and claims of runs that have failed, so that they are made again.
@@ -224,6 +214,17 @@ class Member:
         """Bring to disk what was written down."""
         if self._records is not None:
             os.fsync(self._records.fileno())
+
+
+def make_once(path: Path, text: str) -> None:
+    """Make a file whole, or not if there is one: FileExistsError."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        with whole_file(temporary) as file:
+            file.write(text.encode())
+        os.link(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _records_in(data: bytes) -> Iterator[dict[str, Any]]:

@@ -168,6 +168,34 @@ class Study:
             for name, each in found.items()
         }
 
+    def variants(self) -> range:
+        """Return the numbers of the settings."""
+        return range(self.plan.n_variants)
+
+    def left_out(self) -> dict[str, str]:
+        """Return the settings that `scores` does not have in each environment, and why."""
+        scores, why = self.scores(), {}
+        of: dict[tuple[str, int], list[dict[str, Any]]] = {}
+        for row in self._rows():
+            of.setdefault((row["environment"], row["variant"]), []).append(row)
+        for variant in self.variants():
+            name, reasons = self.name_of(variant), []
+            for environment in scores:
+                rows = of.get((environment, variant), [])
+                if name in scores[environment]:
+                    continue
+                if any(row["stopped"] for row in rows):
+                    reasons.append(f"stopped early in {environment}")
+                elif failed := sum(row["error"] is not None for row in rows):
+                    reasons.append(f"{failed:,} of {len(rows):,} runs failed in {environment}")
+                else:
+                    reasons.append(
+                        f"{len(rows):,} of {len(self.plan.seeds):,} runs are made in {environment}"
+                    )
+            if reasons:
+                why[name] = ", ".join(reasons)
+        return why
+
     @property
     def bounds(self) -> dict[str, tuple[float, float]] | None:
         """What `compare` takes as bounds of `scores`: 0 and 1, or None where some scores are returns."""

@@ -7,7 +7,8 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -168,6 +169,33 @@ class Sweep:
             folder = tempfile.mkdtemp(prefix="study-")
         self.folder = Path(folder)
 
+    def begin(self) -> StudyFolder:
+        """Make the folder of the study, or find it there; StudyError if it holds another study."""
+        folder = StudyFolder(self.folder)
+        folder.begin(self.plan.to_dict())
+        return folder
+
+    def part(
+        self, variants: Sequence[Mapping[str, Any]], seeds: Sequence[int], folder: str | os.PathLike[str]
+    ) -> Sweep:
+        """Return a sweep of these settings with these seeds in the same environments, without early stopping.
+
+        Parameters
+        ----------
+        variants : sequence of mapping
+            All settings of each, as `Plan.variants` has them.
+        seeds : sequence of int
+        folder : path
+            Of its own.
+        """
+        made = copy(self)
+        made._stopping = None
+        made.folder = Path(folder)
+        made.plan = replace(
+            self.plan, variants=tuple(variants), seeds=checked_seeds(list(seeds)), stopping=None
+        )
+        return made
+
     def run(
         self,
         processes: int | None = None,
@@ -196,8 +224,7 @@ class Sweep:
         count = (1 if launched() else usable_cores()) if processes is None else processes
         if not is_whole(count) or count < 1:
             raise StudyError(f"processes must be a whole number of 1 or more, got {processes!r}.")
-        folder = StudyFolder(self.folder)
-        folder.begin(self.plan.to_dict())
+        folder = self.begin()
         if retry_failed:
             folder.forget_failed()
         laboratory = Laboratory(self.plan, self._environments, self.folder)
