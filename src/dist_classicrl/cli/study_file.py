@@ -24,7 +24,7 @@ _SETTINGS, _VARY, _STOPPING = "settings", "vary", "early_stopping"
 _KEPT = "study.toml"  # in the folder of a study
 _PLAIN: dict[str, Kind] = {
     "total_steps": Whole(1),
-    "search": Choice("grid", "random"),
+    "search": Choice("grid", "random", "tpe"),
     "n_variants": Whole(1),
     "search_seed": Whole(0),
     "points": Whole(1),
@@ -55,7 +55,7 @@ def read_study(path: Path) -> dict[str, Any]:
     arguments["vary"] = {name: _values(path, name, _kind(path, name), varied[name]) for name in varied}
     if _STOPPING in data:
         for key in data[_STOPPING]:
-            _known(path, key, ("factor", "rungs"))
+            _known(path, key, ("factor", "rungs", "asynchronous"))
         arguments[_STOPPING] = SuccessiveHalving(**data[_STOPPING])
     return arguments
 

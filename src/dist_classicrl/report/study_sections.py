@@ -374,7 +374,10 @@ def _how(study: Study) -> Section:
         ("early stopping", _words(plan.stopping)),
         ("settings that differ", ", ".join(plan.varied) or "none"),
     ]
-    shared = checked_settings(plan.variants[0])
+    if plan.search is not None:
+        rows.append(("search", f"{plan.search['sampler']}, from seed {plan.search['seed']}"))
+    known: Mapping[str, Any] = next((settings for settings in plan.variants if settings is not None), {})
+    shared = checked_settings(known)
     rows += [
         (each.name, without_password(word(getattr(shared, each.name))))
         for each in fields(shared)

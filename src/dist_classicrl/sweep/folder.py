@@ -25,6 +25,7 @@ from dist_classicrl.errors import StudyError
 from dist_classicrl.monitoring.machine import this_machine
 
 PLAN = "study.json"
+_PROPOSED = "proposed"
 _BEAT_SECONDS = 5.0
 _MAKER = "maker"  # of the line in a file of records that tells of the process
 _SILENCE_SECONDS = 60.0  # several beats: NFS may show a file as it was some seconds ago
@@ -33,7 +34,7 @@ _ABOUT_A_PROCESS = "/proc/{}/stat"  # of proc(5)
 
 
 class StudyFolder:
-    """What lies in the folder of a study: ``study.json``, ``claims``, ``members``, ``records``."""
+    """What lies in the folder of a study: plan, claims, members, records, and settings that were proposed."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -43,7 +44,7 @@ class StudyFolder:
     def begin(self, plan: Mapping[str, Any]) -> None:
         """Make the folder, or find the same study there; StudyError if it holds another one."""
         try:
-            for name in ("claims", "members", "records"):
+            for name in ("claims", "members", "records", _PROPOSED):
                 (self.path / name).mkdir(parents=True, exist_ok=True)
             text = json.dumps(plan, sort_keys=True, indent=1)
             with suppress(FileExistsError):
@@ -72,6 +73,33 @@ class StudyFolder:
         except ValueError as error:
             raise StudyError(f"{self.path / PLAN} is damaged ({error}).") from error
         return plan
+
+    def proposed(self, number: int) -> dict[str, Any] | None:
+        """Return the settings of this number that somebody has decided, and what they were drawn from."""
+        try:
+            found = json.loads(read_regular(self._proposed(number)))
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise StudyError(f"{self._proposed(number)} is damaged ({error}).") from error
+        return dict(found)
+
+    def propose(self, number: int, data: Mapping[str, Any]) -> None:
+        """Decide settings, if nobody has: `proposed` has what counts."""
+        with suppress(FileExistsError):
+            make_once(self._proposed(number), json.dumps(data, sort_keys=True))
+
+    def _proposed(self, number: int) -> Path:
+        return self.path / _PROPOSED / f"{number}.json"
+
+    def is_claimed(self, parcel: str) -> bool:
+        """Whether somebody has ever taken the runs of this name."""
+        return (self.path / "claims" / f"{parcel}.0").exists()
+
+    @property
+    def records_read(self) -> Mapping[str, dict[str, Any]]:
+        """The records that `records` has found last."""
+        return self._records
 
     def forget_failed(self) -> None:
         """Forget the records and claims of runs that have failed, so that they are made again.

@@ -56,12 +56,13 @@ class Verdict:
 class AdaStop:
     """A comparison of all pairs of several variants in stages, each of so many seeds.
 
-    With probability 1 - `level` no pair of equal variants is called different, in any stage. The statistic of
-    a pair is the difference of its means; a permutation deals the scores of both out anew, within each stage
-    and task, in the same way for each pair. The largest statistic of all pairs is compared: after stage i of
-    K, at most i `level` / K of all permutations have been beyond a stage's boundary. Step down: a pair that
-    is beyond it is decided, and the others are compared as if they had been the only ones from the start.
-    A variant all pairs of which are decided needs no more seeds.
+    With probability 1 - `level` no pair of equal variants is called different, in any stage. The statistic is
+    the largest difference of means of a pair. A permutation deals scores out anew, within each stage and
+    task, among all variants that undecided pairs join: so the level is exact where all are equal, as it is
+    not with permutations within pairs. After stage i of K, at most i `level` / K of all permutations have
+    been beyond a stage's boundary. Step down: a pair that is beyond it is decided, and the others are
+    compared as if they had been the only ones from the start. A variant all pairs of which are decided needs
+    no more seeds.
 
     Parameters
     ----------
@@ -99,17 +100,18 @@ class AdaStop:
         check_count("seeds_per_stage", seeds_per_stage, 2)
         check_count("permutations", permutations, 100)
         check_level(level)
+        check_count("seed", seed, 0)
         names = () if isinstance(variants, str) or not isinstance(variants, Sequence) else tuple(variants)
         if len(names) < 2 or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
             raise StudyError(f"Comparing needs the names of two variants or more, got {variants!r}.")
         self.variants, self.stages, self.seeds_per_stage, self.level = names, stages, seeds_per_stage, level
-        self._rng = np.random.default_rng(seed)
+        self._seed, self._permutations = seed, permutations
         undecided = Verdict(UNDECIDED, None, 0.0, 0, seeds_per_stage)
         self.verdicts = dict.fromkeys(combinations(names, 2), undecided)
-        # Number 0 is what was seen: under the hypothesis it is one among the others.
-        self._sums = {pair: np.zeros(1 + permutations) for pair in self.verdicts}
-        #: After each stage how far each pair is from no difference.
-        self._distances: list[dict[tuple[str, str], np.ndarray]] = []
+        #: Of each stage the scores of each variant in each task.
+        self._stages: list[dict[str, dict[str, np.ndarray]]] = []
+        #: Of variants that are compared with each other, a generator and the sums after each stage.
+        self._kept: dict[tuple[str, ...], tuple[np.random.Generator, list[np.ndarray]]] = {}
         self._tasks: set[str] | None = None
 
     @property
@@ -155,23 +157,12 @@ class AdaStop:
                 "scores of the same tasks for each variant, in each stage."
             )
         self._tasks = known
-        n, pairs = self.seeds_per_stage, self._pairs()
-        scale = max(float(np.abs(each).max()) for tasks in checked.values() for each in tasks.values())
-        for task in sorted(known):
-            # Whether a score counts for the first of a pair, 1, or the second, -1.
-            signs = np.tile(np.repeat((1.0, -1.0), n), (len(self._sums[pairs[0]]), 1))
-            self._rng.permuted(signs[1:], axis=1, out=signs[1:])
-            for a, b in pairs:
-                self._sums[a, b] += signs @ np.concatenate((checked[a][task], checked[b][task]))
-        # Sums that differ by rounding only are equal.
-        self._distances.append(
-            {pair: np.round(np.abs(self._sums[pair]) / (scale or 1.0), 9) for pair in pairs}
-        )
-        self._decide(pairs)
+        self._stages.append(checked)
+        self._decide(self._pairs())
         return dict(self.verdicts)
 
     def _decide(self, pairs: list[tuple[str, str]]) -> None:
-        stage, n_tasks = len(self._distances), len(self._tasks or " ")
+        stage, n_tasks = len(self._stages), len(self._tasks or " ")
         seeds = stage * self.seeds_per_stage
         found: set[tuple[str, str]] = set()
         while len(found) < len(pairs):
@@ -179,20 +170,28 @@ class AdaStop:
             if beyond is None:
                 break
             found.add(beyond)
-        for pair in pairs:
-            difference = float(self._sums[pair][0]) / seeds / n_tasks
+        for a, b in pairs:
+            difference = float(
+                sum((each[a][task] - each[b][task]).sum() for each in self._stages for task in each[a])
+            )
+            difference /= seeds * n_tasks
             verdict = Verdict(UNDECIDED, None, difference, seeds, self.seeds_per_stage)
-            if pair in found:
-                verdict = replace(verdict, outcome=DIFFERENT, better=pair[difference <= 0], more_seeds=0)
+            if (a, b) in found:
+                verdict = replace(verdict, outcome=DIFFERENT, better=a if difference > 0 else b, more_seeds=0)
             elif stage == self.stages:
                 verdict = replace(verdict, outcome=NOT_FOUND, more_seeds=0)
-            self.verdicts[pair] = verdict
+            self.verdicts[a, b] = verdict
 
     def _beyond(self, pairs: list[tuple[str, str]]) -> tuple[str, str] | None:
         """Return the pair that is farthest beyond the boundaries that these alone have, if one is."""
-        within = np.ones(len(self._sums[pairs[0]]), bool)
-        for stage, distances in enumerate(self._distances, 1):
-            farthest = np.max([distances[pair] for pair in pairs], axis=0)
+        sums: dict[str, list[np.ndarray]] = {}
+        for group in _joined(pairs):
+            sums |= self._sums(group)
+        within = np.ones(1 + self._permutations, bool)
+        for stage in range(1, len(self._stages) + 1):
+            distances = {(a, b): np.abs(sums[a][stage - 1] - sums[b][stage - 1]) for a, b in pairs}
+            # Sums that differ by rounding only are equal.
+            farthest = np.round(np.max(list(distances.values()), axis=0) / self._scale(stage - 1), 9)
             allowed = int(self.level * stage / self.stages * len(farthest) + 1e-9)
             room = allowed - int((~within).sum())
             inside = np.sort(farthest[within])[::-1]
@@ -202,6 +201,32 @@ class AdaStop:
                 return max(pairs, key=lambda pair: distances[pair][0])
             within &= farthest <= boundary
         return None
+
+    def _sums(self, group: tuple[str, ...]) -> dict[str, list[np.ndarray]]:
+        """Return the sum of the scores of each variant of a group after each stage, in each permutation.
+
+        Number 0 is what was seen: under the hypothesis it is one among the others.
+        """
+        kept = self._kept.setdefault(
+            group, (np.random.default_rng((self._seed, *map(self.variants.index, group))), [])
+        )
+        rng, stages = kept
+        for checked in self._stages[len(stages) :]:
+            total = np.zeros((1 + self._permutations, len(group)))
+            for task in sorted(self._tasks or ()):
+                pooled = np.concatenate([checked[name][task] for name in group])
+                dealt = np.tile(pooled, (len(total), 1))
+                rng.permuted(dealt[1:], axis=1, out=dealt[1:])
+                total += dealt.reshape(len(total), len(group), -1).sum(axis=2)
+            stages.append(total + stages[-1] if stages else total)
+        return {name: [stage[:, place] for stage in stages] for place, name in enumerate(group)}
+
+    def _scale(self, stage: int) -> float:
+        """Return the largest score of a stage, or 1 where all are 0."""
+        return (
+            max(float(np.abs(x).max()) for tasks in self._stages[stage].values() for x in tasks.values())
+            or 1.0
+        )
 
     def _checked(self, scores: Any, name: str) -> dict[str, np.ndarray]:
         tasks = scores if isinstance(scores, Mapping) else {"": scores}
@@ -219,6 +244,16 @@ class AdaStop:
         if not checked:
             raise StudyError(f"Variant {name!r} has no scores. Give those of one task at least.")
         return checked
+
+
+def _joined(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, ...]]:
+    """Return the groups of variants that pairs join, directly or through others."""
+    groups: list[dict[str, None]] = []
+    for pair in pairs:
+        touched = [group for group in groups if not group.keys().isdisjoint(pair)]
+        groups = [group for group in groups if group not in touched]
+        groups.append(dict.fromkeys([*(name for group in touched for name in group), *pair]))
+    return [tuple(sorted(group)) for group in groups]
 
 
 class SequentialComparison:

@@ -66,18 +66,36 @@ class Study:
         self._rows_of = 0  # records of which these rows are
         data = self._files.plan()
         try:
-            # Settings as plain data are arguments of Settings once more.
-            self.plan = Plan(**{**data, "seeds": tuple(data["seeds"]), "varied": tuple(data["varied"])})
+            self.plan = Plan.of_dict(data)
             stopping = data["stopping"]
             self._stopping = None if stopping is None else SuccessiveHalving(**stopping)
             self.varied = self.plan.varied
-            self._words = [self.plan.shown(number) for number in range(len(self.plan.variants))]
+            self._words: dict[int, dict[str, str]] = {}
+            self._names: dict[int, str] = {}
+            self._learn_settings()
         except (TypeError, KeyError, AttributeError) as error:
             raise StudyError(f"{self.folder / PLAN} is damaged ({error!r}).") from error
 
     def __repr__(self) -> str:
         done, failed = self.done, self.failed
         return f"Study({str(self.folder)!r}, {done:,} of {self.plan.n_runs:,} runs done, {failed:,} failed)"
+
+    def _learn_settings(self) -> None:
+        """Take in settings that have been decided since."""
+        for number in range(self.plan.n_variants):
+            if number in self._words:
+                continue
+            if self.plan.variants[number] is None:
+                found = self._files.proposed(number)
+                if found is None:
+                    continue
+                self.plan.variants[number] = found["settings"]  # type: ignore[index]
+            words = self.plan.shown(number)
+            name = " ".join(f"{name}={value}" for name, value in words.items()) or "default"
+            # A search may propose the same once more.
+            is_new = name not in self._names.values()
+            self._words[number] = words
+            self._names[number] = name if is_new else f"{name} (settings {number})"
 
     @property
     def done(self) -> int:
@@ -104,6 +122,7 @@ class Study:
     def _rows(self) -> list[dict[str, Any]]:
         """Return `rows`, made anew only where there are more records than before."""
         known = len(self._files.records())
+        self._learn_settings()
         if known != self._rows_of:
             self._made_rows = [self._row(record, stopped) for record, stopped in self._records()]
             self._rows_of = known
@@ -168,9 +187,10 @@ class Study:
             for name, each in found.items()
         }
 
-    def variants(self) -> range:
-        """Return the numbers of the settings."""
-        return range(self.plan.n_variants)
+    def variants(self) -> list[int]:
+        """Return the numbers of the settings, which a search by what came out decides one after the other."""
+        self._learn_settings()
+        return list(self._words)
 
     def left_out(self) -> dict[str, str]:
         """Return the settings that `scores` does not have in each environment, and why."""
@@ -205,7 +225,7 @@ class Study:
 
     def name_of(self, variant: int) -> str:
         """Return settings as words, such as ``learning_rate=0.1 epsilon=0.2``."""
-        return " ".join(f"{name}={value}" for name, value in self._words[variant].items()) or "default"
+        return self._names[variant]
 
     def summary(self) -> list[dict[str, Any]]:
         """Return a dict for each environment and settings: runs, failed, mean and spread of the scores.

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from dist_classicrl._hints import launched, rank_of_environment, usable_cores
 from dist_classicrl.checks import is_whole
 from dist_classicrl.errors import StudyError
+from dist_classicrl.sweep.arrivals import Arrivals
 from dist_classicrl.sweep.folder import Member, StudyFolder
 from dist_classicrl.sweep.halving import SuccessiveHalving
 from dist_classicrl.sweep.plan import (
@@ -26,9 +27,11 @@ from dist_classicrl.sweep.plan import (
     Trial,
     checked_seeds,
     checked_settings,
+    described,
 )
 from dist_classicrl.sweep.processes import helpers
-from dist_classicrl.sweep.search import variants
+from dist_classicrl.sweep.sampling import SAMPLERS, Told, proposed, require_optuna, values_of
+from dist_classicrl.sweep.search import Range, variants
 from dist_classicrl.sweep.study import Study, score_of
 from dist_classicrl.sweep.trial import Laboratory, looked_at
 
@@ -83,8 +86,10 @@ class Sweep:
         Keyword arguments of `DistAsyncQLearning` that all runs share.
     vary : mapping, optional
         Those that differ: a list of values each, or a `Range`.
-    search : "grid" or "random"
-        All combinations of the values, or `n_variants` draws from `search_seed`.
+    search : "grid", "random" or "tpe"
+        All combinations of the values; `n_variants` draws from `search_seed`; or as many that Optuna's
+        tree-structured Parzen estimator proposes by the scores so far (extra `optuna`). What it proposes
+        depends on the order in which runs end; settings once proposed stay.
     early_stopping : SuccessiveHalving, optional
         By default all settings get all steps.
     points : int
@@ -137,7 +142,17 @@ class Sweep:
                 f"{', '.join(both)} stands in settings and in vary. Leave it out of one of them."
             )
         self._environments = _environments(env)
-        made = [{**common, **each} for each in variants(varied, search, n_variants, search_seed)]
+        self._common, self._vary = common, varied
+        is_sampled = isinstance(search, str) and search in SAMPLERS
+        if is_sampled:
+            require_optuna(search)
+            if early_stopping is not None and not early_stopping.asynchronous:
+                raise StudyError(
+                    f'search="{search}" proposes settings one after the other, so that a rung never ends. '
+                    "Write SuccessiveHalving(asynchronous=True)."
+                )
+        tried = variants(varied, "random" if is_sampled else search, n_variants, search_seed)
+        made = [{**common, **each} for each in tried]
         for each in made:
             checked_settings(each)
         looks = {
@@ -153,13 +168,14 @@ class Sweep:
         self._stopping = early_stopping
         self.plan = Plan(
             environments={name: f"{look.name} {look.fingerprint}" for name, look in looks.items()},
-            variants=tuple(made),
+            variants=[None] * len(made) if is_sampled else tuple(made),
             varied=tuple(varied),
             seeds=checked_seeds(seeds),
             total_steps=int(total_steps),
             points=int(points),
             eval_episodes=int(eval_episodes),
             stopping=None if early_stopping is None else early_stopping.to_dict(),
+            search=self._searched(search, len(made), search_seed) if is_sampled else None,
         )
         if self.plan.n_runs > _MOST_RUNS:
             raise StudyError(f"A study has at most {_MOST_RUNS:,} runs, got {self.plan.n_runs:,}.")
@@ -168,6 +184,23 @@ class Sweep:
                 raise StudyError("Several ranks need one folder= for the study, which all of them see.")
             folder = tempfile.mkdtemp(prefix="study-")
         self.folder = Path(folder)
+
+    def _searched(self, search: str, n_variants: int, seed: int) -> dict[str, Any]:
+        """Return what a search goes through as plain data."""
+        space = {
+            name: {"low": values.low, "high": values.high, "log": values.log}
+            if isinstance(values, Range)
+            else [described({**self._common, name: value})[name] for value in values]
+            for name, values in self._vary.items()
+        }
+        shared = described(self._common)
+        return {
+            "sampler": search,
+            "n_variants": n_variants,
+            "seed": int(seed),
+            "space": space,
+            "shared": {name: shared[name] for name in shared if name not in space},
+        }
 
     def begin(self) -> StudyFolder:
         """Make the folder of the study, or find it there; StudyError if it holds another study."""
@@ -192,7 +225,11 @@ class Sweep:
         made._stopping = None
         made.folder = Path(folder)
         made.plan = replace(
-            self.plan, variants=tuple(variants), seeds=checked_seeds(list(seeds)), stopping=None
+            self.plan,
+            variants=tuple(variants),
+            seeds=checked_seeds(list(seeds)),
+            stopping=None,
+            search=None,
         )
         return made
 
@@ -251,6 +288,9 @@ class Sweep:
     def _work(self, laboratory: Laboratory, tick: Callable[[], None], folder: StudyFolder) -> None:
         """Make runs until there are none left, in this process."""
         with Member(folder) as member:
+            if self.plan.search is not None or (self._stopping is not None and self._stopping.asynchronous):
+                self._make_as_they_come(laboratory, member, folder, tick)
+                return
             if self._stopping is None:
                 numbers = range(self.plan.n_runs)
                 self._make([self.plan.trial(number) for number in numbers], laboratory, member, folder, tick)
@@ -278,19 +318,72 @@ class Sweep:
             for parcel in left:
                 if all(trial.key in records for trial in parcel.trials):
                     continue
-                if not member.claim(parcel.name):
+                if not self._make_parcel(parcel, laboratory, member, folder, tick):
                     waiting.append(parcel)
-                    continue
-                records = folder.records()
-                for trial in parcel.trials:
-                    if trial.key not in records:
-                        member.keep(laboratory.run(trial))
-                        tick()
-                member.make_durable()
             if waiting and len(waiting) == len(left):
                 time.sleep(_POLL_SECONDS)
                 tick()
             left = waiting
+
+    def _make_parcel(
+        self,
+        parcel: Parcel,
+        laboratory: Laboratory,
+        member: Member,
+        folder: StudyFolder,
+        tick: Callable[[], None],
+    ) -> bool:
+        """Make the runs of a parcel, and return True; False if somebody else does."""
+        if not member.claim(parcel.name):
+            return False
+        records = folder.records()
+        for trial in parcel.trials:
+            if trial.key not in records:
+                member.keep(laboratory.run(trial))
+                tick()
+        member.make_durable()
+        return True
+
+    def _make_as_they_come(
+        self, laboratory: Laboratory, member: Member, folder: StudyFolder, tick: Callable[[], None]
+    ) -> None:
+        """Take part in making runs each of which depends on what others came to; return when none is left."""
+        arrivals: Arrivals
+
+        def propose(number: int) -> None:
+            if folder.proposed(number) is None:
+                self._propose(number, folder, arrivals)
+            found = folder.proposed(number)
+            assert found is not None
+            self.plan.variants[number] = found["settings"]  # type: ignore[index]
+
+        def is_claimed(trials: list[Trial]) -> bool:
+            return any(folder.is_claimed(parcel.name) for parcel in self.plan.parcels(trials, self._costs))
+
+        arrivals = Arrivals(self.plan, self._stopping, folder, propose, is_claimed)
+        while True:
+            records, left, made = folder.records(), False, False
+            for trials in arrivals.jobs():
+                left = True
+                for parcel in self.plan.parcels(trials, self._costs):
+                    if not all(trial.key in records for trial in parcel.trials):
+                        made |= self._make_parcel(parcel, laboratory, member, folder, tick)
+                if made:
+                    break  # what came out may bring others to the front
+            if not left:
+                return
+            if not made:
+                time.sleep(_POLL_SECONDS)
+                tick()
+
+    def _propose(self, number: int, folder: StudyFolder, arrivals: Arrivals) -> None:
+        assert self.plan.search is not None
+        before = [(one, folder.proposed(one)) for one in range(number)]
+        told = [Told(known["drawn"], arrivals.scores(one)) for one, known in before if known is not None]
+        drawn = proposed(self._vary, self.plan.search["seed"], number, told)
+        settings = described({**self._common, **values_of(self._vary, drawn)})
+        heard = [one for one, each in enumerate(told) if each.score is not None]
+        folder.propose(number, {"settings": settings, "drawn": drawn, "told": heard})
 
 
 def trials_of(plan: Plan, alive: Mapping[str, Sequence[int]], steps: int) -> list[Trial]:
