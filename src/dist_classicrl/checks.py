@@ -12,9 +12,10 @@ import numbers
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from importlib.util import find_spec
 from typing import Any
 
-from dist_classicrl.errors import SettingsError
+from dist_classicrl.errors import MissingExtraError, SettingsError
 
 Check = Callable[[str, Any], Any]
 
@@ -185,6 +186,18 @@ def as_float(value: Any) -> float:
         return float(value)
     except OverflowError:
         return math.inf if value > 0 else -math.inf
+
+
+def require_package(package: str, who: str, extra: str, or_install: str = "") -> None:
+    """Raise `MissingExtraError` where a package that `who` needs is not installed.
+
+    `extra` brings it, and so does pip under the name `or_install`, by default that of the package.
+    """
+    if find_spec(package) is None:
+        raise MissingExtraError(
+            f"{who} needs the package {package}, which is the extra {extra} of this project: "
+            f"pip install '.[{extra}]' in a clone of it, or pip install {or_install or package}."
+        )
 
 
 def is_file_name(text: str) -> bool:

@@ -47,3 +47,9 @@ def shown(seconds: float) -> str:
         if seconds >= UNITS[unit] and seconds % UNITS[unit] == 0.0:
             return f"{seconds / UNITS[unit]:.0f} {unit}"
     return f"{seconds:.12g} s"
+
+
+def about(seconds: float) -> str:
+    """Return a measured duration to three digits, in the largest unit that it reaches, such as "3.42 h"."""
+    unit = next((unit for unit in _SHOWN if seconds >= UNITS[unit]), "s")
+    return f"{seconds / UNITS[unit]:.3g} {unit}"

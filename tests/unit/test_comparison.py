@@ -16,7 +16,13 @@ from dist_classicrl.sweep.comparison import (
     optimality_gap,
     permutation_p_value,
 )
-from dist_classicrl.sweep.sequential import DIFFERENT, SequentialComparison, compare_until_significant
+from dist_classicrl.sweep.sequential import (
+    DIFFERENT,
+    NOT_FOUND,
+    AdaStop,
+    SequentialComparison,
+    compare_until_significant,
+)
 from dist_classicrl.sweep.summaries import curve_with_interval, performance_profile, sensitivity
 
 # Runs by tasks, with two ties within a task. What rliable 1.2 says of them is in RLIABLE.
@@ -154,6 +160,51 @@ def test_runs_are_made_until_it_is_decided():
     assert str(test.add([1, 2, 3], [1, 2, 3])) == "undecided: run 3 more"
 
 
+def test_of_several_variants_equal_ones_are_seldom_called_different_and_the_others_found():
+    """At most one study in 20 has a false alarm; here two are equal, and one is better."""
+    rng = np.random.default_rng(3)
+    alarms = found = 0
+    for number in range(200):
+        test = AdaStop(list("abc"), 4, 5, permutations=199, seed=number)
+        while test.undecided:
+            test.add({name: rng.standard_normal(5) + 2.0 * (name == "c") for name in test.undecided})
+        alarms += test.verdicts["a", "b"].outcome == DIFFERENT
+        found += test.verdicts["a", "c"].better == test.verdicts["b", "c"].better == "c"
+    assert 1 <= alarms <= 22  # 10 expected, 4 standard deviations
+    assert found >= 0.9 * 200
+
+
+def test_a_variant_whose_pairs_are_decided_needs_no_more_seeds():
+    test = AdaStop(["far", "one", "two"], stages=3, seeds_per_stage=6, seed=1)
+    assert test.undecided == ("far", "one", "two")
+    near = np.arange(6.0)
+    first = test.add({"far": {"x": near + 90}, "one": {"x": near}, "two": {"x": near + 0.1}})
+    assert first["far", "one"].better == first["far", "two"].better == "far"
+    assert (
+        first["far", "one"].difference == pytest.approx(90.0) and str(first["one", "two"])[:9] == "undecided"
+    )
+    assert test.undecided == ("one", "two")
+    with pytest.raises(StudyError, match="needs scores of"):
+        test.add({"far": {"x": near}, "one": {"x": near}, "two": {"x": near}})
+    for _ in range(2):
+        test.add({"one": {"x": near}, "two": {"x": near}})
+    assert test.verdicts["one", "two"].outcome == NOT_FOUND and test.verdicts["one", "two"].seeds == 18
+    assert test.verdicts["far", "one"].seeds == 6 and test.undecided == ()
+
+
+def test_step_down_finds_what_the_largest_difference_hid():
+    """Failures of c make all boundaries wide: of a and b alone the difference is beyond what chance does."""
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(0.0, 1.0, 8), rng.normal(6.0, 1.0, 8)
+    c = rng.normal(1e3, 500.0, 8)
+    verdicts = AdaStop(list("abc"), 1, 8).add({"a": a, "b": b, "c": c})
+    assert {pair: verdict.better for pair, verdict in verdicts.items()} == {
+        ("a", "b"): "b",
+        ("a", "c"): "c",
+        ("b", "c"): "c",
+    }
+
+
 def test_holm_makes_many_equal_variants_no_different_ones():
     rng = np.random.default_rng(1)
     scores = {"x": {name: rng.standard_normal(12) for name in "abcd"}}
@@ -178,6 +229,8 @@ def test_holm_makes_many_equal_variants_no_different_ones():
         (lambda: compare(SCORES, "a", "b", resamples=3), "resamples must be a whole number of at least 100"),
         (lambda: compare_all({"x": {"a": [1, 2]}}), "needs two variants"),
         (lambda: SequentialComparison().add([1, 2], [1, 2]), "2 seeds, and a stage has 5"),
+        (lambda: AdaStop("a"), "names of two variants"),
+        (lambda: AdaStop(["a", "a"]), "names of two variants"),
         (lambda: SequentialComparison(1, 2).add({"x": [1, 2]}, {"y": [1, 2]}), "Tasks differ"),
         (lambda: curve_with_interval(np.ones((1, 5))), "2 seeds at least"),
         (lambda: curve_with_interval(np.ones((2, 5)), "median"), "average must be 'iqm' or 'mean'"),

@@ -1,15 +1,13 @@
 """The page of HTML about a run, and what notebooks show of objects."""
 
 import re
-import shutil
-import subprocess
 import sys
-from html.parser import HTMLParser
 
 import hand_made_metrics as hand_made
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from html_pages import BROWSER, Tags, look
 from learned_runs import make_run, run_command
 from matplotlib.figure import Figure
 
@@ -20,30 +18,6 @@ from dist_classicrl.monitoring.reports import ReportHistory
 from dist_classicrl.report.page import Page, Section
 
 LAKE = TabularMDP.from_gymnasium("FrozenLake-v1")
-BROWSER = shutil.which("chromium")
-
-
-class Tags(HTMLParser):
-    """What a page consists of: its tags must close in order."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.open, self.links, self.text = [], [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.links += [value for name, value in attrs if name in ("src", "href", "xlink:href")]
-        if tag not in ("meta", "link"):
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.links += [value for name, value in attrs if name in ("src", "href", "xlink:href")]
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.text.append(data)
 
 
 @pytest.fixture(scope="module")
@@ -122,25 +96,9 @@ def test_sections_are_added_in_order_and_escaped(tmp_path):
 @pytest.mark.parametrize(("scheme", "ground"), [(1, "rgb(255, 255, 255)"), (0, "rgb(20, 24, 29)")])
 def test_a_browser_shows_it_on_a_phone_in_light_and_dark(page, tmp_path, scheme, ground):
     """In a frame as wide as a phone nothing but tables and pictures scrolls sideways; no error is logged."""
-    around = tmp_path / "around.html"
-    around.write_text(
-        f'<iframe id="f" style="width:390px;height:800px;border:0" src="{page.as_uri()}"></iframe><script>'
-        "onload = () => { const d = document.getElementById('f').contentDocument; document.title = "
-        "d.documentElement.scrollWidth + ' ' + d.defaultView.innerWidth + ' ' + "
-        "d.defaultView.getComputedStyle(d.body).backgroundColor; }</script>"
-    )
-    done = subprocess.run(
-        [
-            BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-            "--disable-background-networking", "--allow-file-access-from-files", "--enable-logging=stderr",
-            f"--blink-settings=preferredColorScheme={scheme}", f"--user-data-dir={tmp_path / 'profile'}",
-            "--hide-scrollbars", "--dump-dom", around.as_uri(),
-        ],
-        capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
-    (title,) = re.findall("<title>(.*?)</title>", done.stdout)
+    title, log = look(page, tmp_path, scheme)
     assert title == f"390 390 {ground}"
-    assert "CONSOLE" not in done.stderr
+    assert "CONSOLE" not in log
 
 
 # Plots of an agent and of a result

@@ -15,7 +15,7 @@ import pytest
 
 from dist_classicrl import DistAsyncQLearning, Study, Sweep, TabularMDP
 from dist_classicrl.cli.main import main
-from dist_classicrl.errors import StudyError
+from dist_classicrl.errors import MissingExtraError, StudyError
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.sweep import Range, SuccessiveHalving
 from dist_classicrl.sweep import trial as trial_module
@@ -217,6 +217,7 @@ def test_a_torn_or_foreign_line_costs_its_run_only(whole, tmp_path):
     a_sweep(tmp_path).run(1)
     (file,) = (tmp_path / "records").glob("*.jsonl")
     lines = file.read_bytes().splitlines(keepends=True)
+    assert "maker" in json.loads(lines.pop(0))
     file.write_bytes(b"".join([b"\0\0\0\n", b"7\n", *lines[:3], lines[3][: len(lines[3]) // 2]]))
     assert Study(tmp_path).done == 3
     a_sweep(tmp_path).run(1)
@@ -238,7 +239,9 @@ def test_a_run_that_fails_costs_itself_and_can_be_made_again(whole, tmp_path, mo
     assert [len(each) for each in study.scores().values()] == [3]  # settings of which a seed is missing
     monkeypatch.setattr(Laboratory, "_trained", real)
     assert a_sweep(tmp_path).run(1).failed == 1
-    a_sweep(tmp_path).run(1, retry_failed=True)
+    study = a_sweep(tmp_path).run(1, retry_failed=True)
+    assert [each["runs"] for each in study.makers()] in ([11, 1], [1, 11])
+    assert {each["host"] for each in study.makers()} == {socket.gethostname()}
     assert tables(tmp_path) == tables(whole.folder)
 
 
@@ -382,6 +385,25 @@ def test_the_frame_has_a_line_per_run(whole, tmp_path):
     assert list(frame["seed"]) == [0, 1, 2] * 4
     back = pandas.read_parquet(whole.to_parquet(tmp_path / "study.parquet"))
     pandas.testing.assert_frame_equal(back, frame)
+
+
+@pytest.mark.parametrize("package", ["pandas", "pyarrow"])
+def test_a_table_names_the_package_that_it_lacks(whole, tmp_path, monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingExtraError, match=rf"package {package}, .* pip install '\.\[sweep\]'"):
+        whole.to_parquet(tmp_path / "study.parquet")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rows_are_the_callers_own_and_follow_the_records(whole, tmp_path):
+    whole.rows()[0]["score"] = "mine"
+    assert whole.rows()[0]["score"] != "mine"
+    sweep = a_sweep(tmp_path, seeds=1)
+    StudyFolder(tmp_path).begin(sweep.plan.to_dict())
+    study = Study(tmp_path)
+    assert (study.done, study.rows()) == (0, [])
+    sweep.run(1)
+    assert study.done == len(study.rows()) == 4
 
 
 def test_the_summary_has_means_and_errors_of_seeds(whole):

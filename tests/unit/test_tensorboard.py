@@ -2,6 +2,7 @@
 
 import math
 import os
+import sys
 
 import pytest
 from callback_reports import Reports
@@ -86,6 +87,6 @@ def test_files_that_cannot_be_written_do_not_end_a_training(tmp_path, caplog, mo
 
 
 def test_without_the_package_it_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setattr("dist_classicrl.callbacks.tensorboard.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
     with pytest.raises(MissingExtraError, match=r"pip install tensorboard"):
         TensorBoardCallback(tmp_path)

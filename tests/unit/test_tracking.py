@@ -4,6 +4,7 @@ import json
 import math
 import os
 import struct
+import sys
 import time
 
 import pytest
@@ -202,6 +203,6 @@ def test_mlflow_that_cannot_be_reached_says_so_at_the_beginning_and_costs_no_tra
 @pytest.mark.parametrize("callback", [WandbCallback, MlflowCallback])
 def test_without_the_package_it_says_what_to_install(callback, monkeypatch):
     extra = callback.__module__.rpartition(".")[2]
-    monkeypatch.setattr(f"{callback.__module__}.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, extra, None)
     with pytest.raises(MissingExtraError, match=rf"pip install '\.\[{extra}\]'"):
         callback()

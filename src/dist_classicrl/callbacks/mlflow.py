@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from importlib.util import find_spec
 from typing import Any
 
 from dist_classicrl.callbacks.tracking import TrackingCallback
-from dist_classicrl.errors import MissingExtraError
+from dist_classicrl.checks import require_package
 
 _LONGEST = 500
 """Characters of a parameter that every store of MLflow takes."""
@@ -62,11 +61,7 @@ class MlflowCallback(TrackingCallback):
         verbose: int = 0,
     ) -> None:
         super().__init__(run_id, verbose)
-        if find_spec("mlflow") is None:
-            raise MissingExtraError(
-                "MlflowCallback needs the package mlflow, which is the extra mlflow of this project: "
-                "pip install '.[mlflow]' in a clone of it, or pip install mlflow-skinny."
-            )
+        require_package("mlflow", "MlflowCallback", "mlflow", "mlflow-skinny")
         self.experiment, self.name, self.tracking_uri = experiment, name, tracking_uri
         self._client: Any = None
 

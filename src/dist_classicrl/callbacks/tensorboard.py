@@ -5,13 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import time
-from importlib.util import find_spec
 from typing import Any
 
 from dist_classicrl.callbacks.files import refuse_or_warn
 from dist_classicrl.callbacks.scalars import ScalarsCallback
-from dist_classicrl.checks import checked_path
-from dist_classicrl.errors import MissingExtraError
+from dist_classicrl.checks import checked_path, require_package
 
 logger = logging.getLogger(__name__)
 
@@ -42,11 +40,7 @@ class TensorBoardCallback(ScalarsCallback):
 
     def __init__(self, log_dir: str | os.PathLike[str], verbose: int = 0) -> None:
         super().__init__(verbose)
-        if find_spec("tensorboard") is None:
-            raise MissingExtraError(
-                "TensorBoardCallback needs the package tensorboard, which is not installed. Write: "
-                "pip install tensorboard."
-            )
+        require_package("tensorboard", "TensorBoardCallback", "tensorboard")
         self.log_dir = checked_path("log_dir", log_dir)
         self._writer: Any = None
 

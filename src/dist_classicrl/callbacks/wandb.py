@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-from importlib.util import find_spec
 from typing import Any
 
 from dist_classicrl.callbacks.tracking import TrackingCallback
-from dist_classicrl.checks import checked_path
-from dist_classicrl.errors import MissingExtraError
+from dist_classicrl.checks import checked_path, require_package
 
 
 class WandbCallback(TrackingCallback):
@@ -55,11 +53,7 @@ class WandbCallback(TrackingCallback):
         verbose: int = 0,
     ) -> None:
         super().__init__(run_id, verbose)
-        if find_spec("wandb") is None:
-            raise MissingExtraError(
-                "WandbCallback needs the package wandb, which is the extra wandb of this project: "
-                "pip install '.[wandb]' in a clone of it, or pip install wandb."
-            )
+        require_package("wandb", "WandbCallback", "wandb")
         self.project, self.name = project, name
         self.folder = None if folder is None else checked_path("folder", folder)
 

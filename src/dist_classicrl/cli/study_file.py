@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from dist_classicrl._files import read_regular, whole_file
 from dist_classicrl._words import nearest
 from dist_classicrl.cli import config
 from dist_classicrl.cli.config import ENVIRONMENT, ENVIRONMENT_ARGUMENTS
@@ -16,10 +17,14 @@ from dist_classicrl.errors import StudyError
 from dist_classicrl.sweep.halving import SuccessiveHalving
 from dist_classicrl.sweep.search import Range
 
+if TYPE_CHECKING:
+    from dist_classicrl.sweep.sweep import Sweep
+
 _SETTINGS, _VARY, _STOPPING = "settings", "vary", "early_stopping"
+_KEPT = "study.toml"  # in the folder of a study
 _PLAIN: dict[str, Kind] = {
     "total_steps": Whole(1),
-    "search": Choice("grid", "random"),
+    "search": Choice("grid", "random", "tpe"),
     "n_variants": Whole(1),
     "search_seed": Whole(0),
     "points": Whole(1),
@@ -50,9 +55,29 @@ def read_study(path: Path) -> dict[str, Any]:
     arguments["vary"] = {name: _values(path, name, _kind(path, name), varied[name]) for name in varied}
     if _STOPPING in data:
         for key in data[_STOPPING]:
-            _known(path, key, ("factor", "rungs"))
+            _known(path, key, ("factor", "rungs", "asynchronous"))
         arguments[_STOPPING] = SuccessiveHalving(**data[_STOPPING])
     return arguments
+
+
+def keep_study_file(file: Path, folder: Path) -> None:
+    """Keep a study's file in its folder, from which `sweep_of` makes it again."""
+    data = read_regular(file)
+    with whole_file(folder / _KEPT) as kept:
+        kept.write(data)
+
+
+def sweep_of(folder: Path) -> Sweep:
+    """Return the sweep whose folder this is; StudyError where no study file made it."""
+    from dist_classicrl.sweep.sweep import Sweep
+
+    file = folder / _KEPT
+    if not file.is_file():
+        raise StudyError(
+            f"{folder} has no {_KEPT}, which `dist-classicrl sweep` leaves there. Type that again with the "
+            "file of the study; in a script, use compare_on_new_seeds of dist_classicrl.sweep.new_seeds."
+        )
+    return Sweep(**read_study(file), folder=folder)
 
 
 _examples = {ENVIRONMENT: f'{ENVIRONMENT} = "FrozenLake-v1"', "total_steps": "total_steps = 1_000_000"}

@@ -144,6 +144,8 @@ def plot_comparison(
             axes.vlines(middle, place - 0.3, place + 0.3, color=canvas.BLACK, lw=2)
         if marks is not None and name in marks:
             axes.axvline(marks[name], color=canvas.GRAY, ls="--", lw=1)
+        axes.use_sticky_edges = False  # which would end the axis where the first bar begins
+        axes.autoscale_view()
         axes.set_yticks(range(len(intervals)), list(intervals))
         axes.invert_yaxis()
         axes.grid(False, axis="y")

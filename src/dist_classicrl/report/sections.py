@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from dist_classicrl import plotting
-from dist_classicrl._hints import usable_cores
 from dist_classicrl._urls import without_password
-from dist_classicrl._version import __version__
 from dist_classicrl._words import counted
 from dist_classicrl.errors import MetricsError, PlotError
+from dist_classicrl.monitoring.machine import this_machine
 from dist_classicrl.plotting.timeline import MARKS
 from dist_classicrl.report.page import Section
 from dist_classicrl.report.scaling import measure
@@ -25,7 +21,6 @@ if TYPE_CHECKING:
     from dist_classicrl.plotting import Greedy, GridMap
 
 _MOST_EVENTS = 500
-_PACKAGES = ("numpy", "numba", "gymnasium", "mpi4py", "matplotlib")
 
 
 @dataclass(frozen=True)
@@ -173,24 +168,11 @@ def _machine(facts: RunFacts) -> Section:
     for series in () if facts.metrics is None else facts.metrics.ranks.values():
         hosts |= set(map(str, series["host"]))
     rows = [("hosts of the workers", ", ".join(sorted(hosts)))] if hosts else []
-    rows += [
-        ("system", f"{platform.system()} {platform.release()}"),
-        ("processor", f"{platform.machine()}, {usable_cores()} of {os.cpu_count()} cores usable"),
-        ("Python", platform.python_version()),
-        ("dist_classicrl", __version__),
-        *((name, version) for name in _PACKAGES if (version := _version(name)) is not None),
-    ]
+    rows += [each for each in this_machine().items() if each[0] != "host"]
     said = (
         "System, processor and versions are those of where this page was made; a run does not keep its own."
     )
     return Section("Machine and versions").add_text(said).add_table((), rows)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _number(value: float | None) -> str:

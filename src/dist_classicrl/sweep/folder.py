@@ -22,14 +22,19 @@ from typing import Any
 
 from dist_classicrl._files import read_regular, whole_file
 from dist_classicrl.errors import StudyError
+from dist_classicrl.monitoring.machine import this_machine
 
+PLAN = "study.json"
+_PROPOSED = "proposed"
 _BEAT_SECONDS = 5.0
+_MAKER = "maker"  # of the line in a file of records that tells of the process
 _SILENCE_SECONDS = 60.0  # several beats: NFS may show a file as it was some seconds ago
+_LEAVE_SECONDS = 5.0  # for which the heartbeat is waited for: it may hang in a file server that is gone
 _ABOUT_A_PROCESS = "/proc/{}/stat"  # of proc(5)
 
 
 class StudyFolder:
-    """What lies in the folder of a study: ``study.json``, ``claims``, ``members``, ``records``."""
+    """What lies in the folder of a study: plan, claims, members, records, and settings that were proposed."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -39,11 +44,11 @@ class StudyFolder:
     def begin(self, plan: Mapping[str, Any]) -> None:
         """Make the folder, or find the same study there; StudyError if it holds another one."""
         try:
-            for name in ("claims", "members", "records"):
+            for name in ("claims", "members", "records", _PROPOSED):
                 (self.path / name).mkdir(parents=True, exist_ok=True)
             text = json.dumps(plan, sort_keys=True, indent=1)
             with suppress(FileExistsError):
-                self._make_once(self.path / "study.json", text)
+                make_once(self.path / PLAN, text)
             there = self.plan()
         except OSError as error:
             raise StudyError(
@@ -60,24 +65,41 @@ class StudyFolder:
     def plan(self) -> dict[str, Any]:
         """Return what `begin` has written; StudyError if there is nothing."""
         try:
-            plan = json.loads(read_regular(self.path / "study.json"))
+            plan = json.loads(read_regular(self.path / PLAN))
             if not isinstance(plan, dict):
                 raise ValueError("no JSON object")
         except FileNotFoundError as error:
-            raise StudyError(f"There is no study in {self.path}: it has no study.json.") from error
+            raise StudyError(f"There is no study in {self.path}: it has no {PLAN}.") from error
         except ValueError as error:
-            raise StudyError(f"{self.path / 'study.json'} is damaged ({error}).") from error
+            raise StudyError(f"{self.path / PLAN} is damaged ({error}).") from error
         return plan
 
-    def _make_once(self, path: Path, text: str) -> None:
-        """Make a file whole, or not if there is one: FileExistsError."""
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    def proposed(self, number: int) -> dict[str, Any] | None:
+        """Return the settings of this number that somebody has decided, and what they were drawn from."""
         try:
-            with whole_file(temporary) as file:
-                file.write(text.encode())
-            os.link(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+            found = json.loads(read_regular(self._proposed(number)))
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise StudyError(f"{self._proposed(number)} is damaged ({error}).") from error
+        return dict(found)
+
+    def propose(self, number: int, data: Mapping[str, Any]) -> None:
+        """Decide settings, if nobody has: `proposed` has what counts."""
+        with suppress(FileExistsError):
+            make_once(self._proposed(number), json.dumps(data, sort_keys=True))
+
+    def _proposed(self, number: int) -> Path:
+        return self.path / _PROPOSED / f"{number}.json"
+
+    def is_claimed(self, parcel: str) -> bool:
+        """Whether somebody has ever taken the runs of this name."""
+        return (self.path / "claims" / f"{parcel}.0").exists()
+
+    @property
+    def records_read(self) -> Mapping[str, dict[str, Any]]:
+        """The records that `records` has found last."""
+        return self._records
 
     def forget_failed(self) -> None:
         """Forget the records and claims of runs that have failed, so that they are made again.
@@ -88,9 +110,10 @@ class StudyFolder:
         if not failed:
             return
         for path in (self.path / "records").glob("*.jsonl"):
-            kept = [record for record in self._of_file(path) if record["key"] not in failed]
+            lines = read_regular(path).splitlines(keepends=True)
+            kept = [line for line in lines if not any(one["key"] in failed for one in _records_in(line))]
             with whole_file(path) as file:
-                file.write(b"".join(json.dumps(one, sort_keys=True).encode() + b"\n" for one in kept))
+                file.write(b"".join(kept))
         self._read.clear()
         self._records.clear()
 
@@ -112,8 +135,18 @@ class StudyFolder:
             self._read[path.name] = begin + end
             yield from _records_in(data[:end])
 
-    def _of_file(self, path: Path) -> list[dict[str, Any]]:
-        return list(_records_in(read_regular(path)))
+    def makers(self) -> list[dict[str, Any]]:
+        """Return what is known of each process that made runs, and how many `runs` it wrote down."""
+        found = []
+        for path in sorted((self.path / "records").glob("*.jsonl")):
+            data = read_regular(path)
+            head, _, _ = data.partition(b"\n")
+            try:
+                about = json.loads(head)[_MAKER]
+                found.append({"runs": sum(1 for _ in _records_in(data)), **about})
+            except (ValueError, TypeError, KeyError):  # its host was lost before that was on disk
+                continue
+        return found
 
 
 class Member:
@@ -141,7 +174,7 @@ class Member:
 
     def __exit__(self, *_: object) -> None:
         self._done.set()
-        self._beat.join()
+        self._beat.join(_LEAVE_SECONDS)
         if self._records is not None:
             self._records.close()
         self._file.unlink(missing_ok=True)
@@ -201,6 +234,7 @@ class Member:
         if self._records is None:
             path = self._folder.path / "records" / f"{self.name}.jsonl"
             self._records = open(path, "ab")
+            self._records.write(json.dumps({_MAKER: this_machine()}).encode() + b"\n")
         self._records.write(json.dumps(record, sort_keys=True).encode() + b"\n")
         self._records.flush()
 
@@ -208,6 +242,17 @@ class Member:
         """Bring to disk what was written down."""
         if self._records is not None:
             os.fsync(self._records.fileno())
+
+
+def make_once(path: Path, text: str) -> None:
+    """Make a file whole, or not if there is one: FileExistsError."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        with whole_file(temporary) as file:
+            file.write(text.encode())
+        os.link(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _records_in(data: bytes) -> Iterator[dict[str, Any]]:

@@ -52,30 +52,39 @@ class Plan:
     ----------
     environments : mapping of str to str
         What each is: its name, and a fingerprint of its process.
-    variants : tuple of dict
-        Settings of the agent for each, those that all share included.
+    variants : sequence of dict
+        Settings of the agent for each, those that all share included. None for those that a search by what
+        came out has not decided.
     varied : tuple of str
         The names of those that differ.
+    search : mapping, optional
+        What a search by what came out goes through: how many settings, and of which.
     """
 
     environments: Mapping[str, str]
-    variants: tuple[Mapping[str, Any], ...]
+    variants: Sequence[Any]
     varied: tuple[str, ...]
     seeds: tuple[int, ...]
     total_steps: int
     points: int
     eval_episodes: int
     stopping: Mapping[str, Any] | None = None
+    search: Mapping[str, Any] | None = None
+
+    @property
+    def n_variants(self) -> int:
+        """Number of settings."""
+        return len(self.variants)
 
     @property
     def n_runs(self) -> int:
         """Number of runs."""
-        return len(self.environments) * len(self.variants) * len(self.seeds)
+        return len(self.environments) * self.n_variants * len(self.seeds)
 
     def trial(self, number: int, total_steps: int | None = None) -> Trial:
         """Return run `number`: environments come slowest, then variants, then seeds."""
         rest, seed = divmod(number, len(self.seeds))
-        environment, variant = divmod(rest, len(self.variants))
+        environment, variant = divmod(rest, self.n_variants)
         return Trial(
             number,
             list(self.environments)[environment],
@@ -83,6 +92,12 @@ class Plan:
             self.seeds[seed],
             self.total_steps if total_steps is None else total_steps,
         )
+
+    def trials(self, environment: str, variant: int, total_steps: int) -> list[Trial]:
+        """Return the runs of one setting in one environment."""
+        place = list(self.environments).index(environment) * self.n_variants + variant
+        first = place * len(self.seeds)
+        return [self.trial(number, total_steps) for number in range(first, first + len(self.seeds))]
 
     def parcels(self, trials: Sequence[Trial], costs: Mapping[str, float]) -> list[Parcel]:
         """Return the runs in parcels of about half a second, those that take longest first.
@@ -106,9 +121,9 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain data for JSON."""
-        return {
+        data = {
             "environments": dict(self.environments),
-            "variants": [described(settings) for settings in self.variants],
+            "variants": [] if self.search else [described(settings) for settings in self.variants],
             "varied": list(self.varied),
             "seeds": list(self.seeds),
             "total_steps": self.total_steps,
@@ -116,6 +131,17 @@ class Plan:
             "eval_episodes": self.eval_episodes,
             "stopping": self.stopping,
         }
+        return data if self.search is None else data | {"search": dict(self.search)}
+
+    @classmethod
+    def of_dict(cls, data: Mapping[str, Any]) -> Plan:
+        """Return the plan that `to_dict` has written; TypeError, KeyError or AttributeError for others."""
+        # Settings as plain data are arguments of Settings once more.
+        plain = {**data, "seeds": tuple(data["seeds"]), "varied": tuple(data["varied"])}
+        search = data.get("search")
+        if search is not None:
+            plain["variants"] = [None] * int(search["n_variants"])
+        return cls(**plain)
 
     def shown(self, variant: int) -> dict[str, str]:
         """Return the settings that differ, as words of a table."""

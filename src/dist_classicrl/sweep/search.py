@@ -69,6 +69,21 @@ def variants(
     StudyError
         If these do not fit together.
     """
+    check_space(vary)
+    if search == "grid":
+        return _grid(vary, n_variants)
+    if search != "random":
+        raise StudyError(f'search must be "grid", "random" or "tpe", got {search!r}.')
+    check_draws(n_variants, seed)
+    drawn = []
+    for number in range(int(n_variants or 0)):
+        rng = np.random.default_rng((int(seed), number))
+        drawn.append({name: _drawn(values, rng) for name, values in vary.items()})
+    return drawn
+
+
+def check_space(vary: Mapping[str, Any]) -> None:
+    """Raise `StudyError` if a setting is to be varied over no list of values, and no `Range` either."""
     for name, values in vary.items():
         is_list = isinstance(values, Sequence) and not isinstance(values, (str, bytes))
         if not is_list and not isinstance(values, Range):
@@ -78,19 +93,14 @@ def variants(
             )
         if is_list and len(values) == 0:
             raise StudyError(f"{name} is to be varied over no values at all. Give one or more.")
-    if search == "grid":
-        return _grid(vary, n_variants)
-    if search != "random":
-        raise StudyError(f'search must be "grid" or "random", got {search!r}.')
+
+
+def check_draws(n_variants: int | None, seed: int) -> None:
+    """Raise `StudyError` if it is not said how many settings a search draws, and from which seed."""
     if not is_whole(n_variants) or int(n_variants or 0) < 1:
-        raise StudyError(f"A random search needs n_variants of 1 or more, got {n_variants!r}.")
+        raise StudyError(f"Any search but a grid needs n_variants of 1 or more, got {n_variants!r}.")
     if not is_whole(seed) or seed < 0:
         raise StudyError(f"The seed of a random search is a whole number of 0 or more, got {seed!r}.")
-    drawn = []
-    for number in range(int(n_variants or 0)):
-        rng = np.random.default_rng((int(seed), number))
-        drawn.append({name: _drawn(values, rng) for name, values in vary.items()})
-    return drawn
 
 
 def _grid(vary: Mapping[str, Any], n_variants: int | None) -> list[dict[str, Any]]:

@@ -1,14 +1,14 @@
 """How many seeds are enough? A test that looks after each batch of seeds, and stops as soon as it can.
 
-A group-sequential permutation test after Mathieu, Della Vecchia, Shilova, Centa de Medeiros, Kohler, Maillard
-and Preux, "AdaStop: adaptive statistical testing for sound comparisons of Deep RL agents" (2023), for two
-variants.
+Group-sequential permutation tests after Mathieu, Della Vecchia, Shilova, Centa de Medeiros, Kohler, Maillard
+and Preux, "AdaStop: adaptive statistical testing for sound comparisons of Deep RL agents" (2023).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from dist_classicrl.errors import StudyError
 from dist_classicrl.sweep.comparison import PERMUTATIONS, check_count, check_level, checked_values
 
 DIFFERENT, UNDECIDED, NOT_FOUND = "different", "undecided", "no difference found"
+_TWO = ("first", "second")
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,8 @@ class Verdict:
     Attributes
     ----------
     outcome : {"different", "undecided", "no difference found"}
-    better : {"first", "second"} or None
-        Which one has the higher mean, where they are different.
+    better : str or None
+        Which one has the higher mean, where they are different: "first" or "second", or its name.
     difference : float
         Mean score of the first less that of the second, averaged over tasks.
     seeds : int
@@ -45,15 +46,221 @@ class Verdict:
     def __str__(self) -> str:
         if self.outcome == UNDECIDED:
             return f"{UNDECIDED}: run {self.more_seeds} more"
-        return f"{DIFFERENT}: the {self.better} is better" if self.better else NOT_FOUND
+        return f"{DIFFERENT}: {self._named} is better" if self.better else NOT_FOUND
+
+    @property
+    def _named(self) -> str:
+        return f"the {self.better}" if self.better in _TWO else str(self.better)
+
+
+class AdaStop:
+    """A comparison of all pairs of several variants in stages, each of so many seeds.
+
+    With probability 1 - `level` no pair of equal variants is called different, in any stage. The statistic is
+    the largest difference of means of a pair. A permutation deals scores out anew, within each stage and
+    task, among all variants that undecided pairs join: so the level is exact where all are equal, as it is
+    not with permutations within pairs. After stage i of K, at most i `level` / K of all permutations have
+    been beyond a stage's boundary. Step down: a pair that is beyond it is decided, and the others are
+    compared as if they had been the only ones from the start. A variant all pairs of which are decided needs
+    no more seeds.
+
+    Parameters
+    ----------
+    variants : sequence of str
+        Their names, two or more.
+    stages : int
+    seeds_per_stage : int
+        At least 2. With fewer than 5 the first stages have too few permutations to find anything.
+    level : float
+    permutations : int
+    seed : int
+        Of the permutations.
+
+    Attributes
+    ----------
+    verdicts : dict of (str, str) to Verdict
+        Of each pair, in the order of `variants`.
+
+    Raises
+    ------
+    StudyError
+        If a number is out of range, or names are fewer than two or not different, and by `add`.
+    """
+
+    def __init__(
+        self,
+        variants: Sequence[str],
+        stages: int = 5,
+        seeds_per_stage: int = 5,
+        level: float = 0.05,
+        permutations: int = PERMUTATIONS,
+        seed: int = 0,
+    ) -> None:
+        check_count("stages", stages, 1)
+        check_count("seeds_per_stage", seeds_per_stage, 2)
+        check_count("permutations", permutations, 100)
+        check_level(level)
+        check_count("seed", seed, 0)
+        names = () if isinstance(variants, str) or not isinstance(variants, Sequence) else tuple(variants)
+        if len(names) < 2 or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+            raise StudyError(f"Comparing needs the names of two variants or more, got {variants!r}.")
+        self.variants, self.stages, self.seeds_per_stage, self.level = names, stages, seeds_per_stage, level
+        self._seed, self._permutations = seed, permutations
+        undecided = Verdict(UNDECIDED, None, 0.0, 0, seeds_per_stage)
+        self.verdicts = dict.fromkeys(combinations(names, 2), undecided)
+        #: Of each stage the scores of each variant in each task.
+        self._stages: list[dict[str, dict[str, np.ndarray]]] = []
+        #: Of variants that are compared with each other, a generator and the sums after each stage.
+        self._kept: dict[tuple[str, ...], tuple[np.random.Generator, list[np.ndarray]]] = {}
+        self._tasks: set[str] | None = None
+
+    @property
+    def undecided(self) -> tuple[str, ...]:
+        """The variants whose scores the next stage needs; none where all is decided."""
+        needed = {name for pair in self._pairs() for name in pair}
+        return tuple(name for name in self.variants if name in needed)
+
+    def _pairs(self) -> list[tuple[str, str]]:
+        return [pair for pair, verdict in self.verdicts.items() if verdict.outcome == UNDECIDED]
+
+    def add(self, scores: Mapping[str, Any]) -> dict[tuple[str, str], Verdict]:
+        """Take in the scores of the next stage, and return what all so far show of each pair.
+
+        Parameters
+        ----------
+        scores : mapping of str to array_like of float, or to mapping of str to array_like of float
+            New runs of each variant of `undecided`, of shape (seeds_per_stage,), or such an array per task.
+            Several tasks count alike, so their scores should have one scale.
+
+        Raises
+        ------
+        StudyError
+            If all is decided, variants or tasks are others, there are not `seeds_per_stage` scores, or one is
+            NaN.
+        """
+        if not self.undecided:
+            raise StudyError(
+                f"The comparison has ended ({'; '.join(map(str, self.verdicts.values()))}), and a look at "
+                "more seeds would raise its share of false alarms. Make a new one for new seeds."
+            )
+        if not isinstance(scores, Mapping) or set(scores) != set(self.undecided):
+            given = list(scores) if isinstance(scores, Mapping) else scores
+            raise StudyError(
+                f"This stage needs scores of {list(self.undecided)}, got those of {given}. Give the former."
+            )
+        checked = {name: self._checked(scores[name], name) for name in self.undecided}
+        every = [set(each) for each in checked.values()]
+        known = every[0] if self._tasks is None else self._tasks
+        if any(tasks != known for tasks in every):
+            raise StudyError(
+                f"Tasks differ: {', '.join(str(sorted(tasks)) for tasks in every)}, of {sorted(known)}. Give "
+                "scores of the same tasks for each variant, in each stage."
+            )
+        self._tasks = known
+        self._stages.append(checked)
+        self._decide(self._pairs())
+        return dict(self.verdicts)
+
+    def _decide(self, pairs: list[tuple[str, str]]) -> None:
+        stage, n_tasks = len(self._stages), len(self._tasks or " ")
+        seeds = stage * self.seeds_per_stage
+        found: set[tuple[str, str]] = set()
+        while len(found) < len(pairs):
+            beyond = self._beyond([pair for pair in pairs if pair not in found])
+            if beyond is None:
+                break
+            found.add(beyond)
+        for a, b in pairs:
+            difference = float(
+                sum((each[a][task] - each[b][task]).sum() for each in self._stages for task in each[a])
+            )
+            difference /= seeds * n_tasks
+            verdict = Verdict(UNDECIDED, None, difference, seeds, self.seeds_per_stage)
+            if (a, b) in found:
+                verdict = replace(verdict, outcome=DIFFERENT, better=a if difference > 0 else b, more_seeds=0)
+            elif stage == self.stages:
+                verdict = replace(verdict, outcome=NOT_FOUND, more_seeds=0)
+            self.verdicts[a, b] = verdict
+
+    def _beyond(self, pairs: list[tuple[str, str]]) -> tuple[str, str] | None:
+        """Return the pair that is farthest beyond the boundaries that these alone have, if one is."""
+        sums: dict[str, list[np.ndarray]] = {}
+        for group in _joined(pairs):
+            sums |= self._sums(group)
+        within = np.ones(1 + self._permutations, bool)
+        for stage in range(1, len(self._stages) + 1):
+            distances = {(a, b): np.abs(sums[a][stage - 1] - sums[b][stage - 1]) for a, b in pairs}
+            # Sums that differ by rounding only are equal.
+            farthest = np.round(np.max(list(distances.values()), axis=0) / self._scale(stage - 1), 9)
+            allowed = int(self.level * stage / self.stages * len(farthest) + 1e-9)
+            room = allowed - int((~within).sum())
+            inside = np.sort(farthest[within])[::-1]
+            # No more than `room` are above the boundary.
+            boundary = inside[min(room, len(inside) - 1)]
+            if farthest[0] > boundary:
+                return max(pairs, key=lambda pair: distances[pair][0])
+            within &= farthest <= boundary
+        return None
+
+    def _sums(self, group: tuple[str, ...]) -> dict[str, list[np.ndarray]]:
+        """Return the sum of the scores of each variant of a group after each stage, in each permutation.
+
+        Number 0 is what was seen: under the hypothesis it is one among the others.
+        """
+        kept = self._kept.setdefault(
+            group, (np.random.default_rng((self._seed, *map(self.variants.index, group))), [])
+        )
+        rng, stages = kept
+        for checked in self._stages[len(stages) :]:
+            total = np.zeros((1 + self._permutations, len(group)))
+            for task in sorted(self._tasks or ()):
+                pooled = np.concatenate([checked[name][task] for name in group])
+                dealt = np.tile(pooled, (len(total), 1))
+                rng.permuted(dealt[1:], axis=1, out=dealt[1:])
+                total += dealt.reshape(len(total), len(group), -1).sum(axis=2)
+            stages.append(total + stages[-1] if stages else total)
+        return {name: [stage[:, place] for stage in stages] for place, name in enumerate(group)}
+
+    def _scale(self, stage: int) -> float:
+        """Return the largest score of a stage, or 1 where all are 0."""
+        return (
+            max(float(np.abs(x).max()) for tasks in self._stages[stage].values() for x in tasks.values())
+            or 1.0
+        )
+
+    def _checked(self, scores: Any, name: str) -> dict[str, np.ndarray]:
+        tasks = scores if isinstance(scores, Mapping) else {"": scores}
+        checked = {}
+        for task, values in tasks.items():
+            what = f"Scores of the {name} variant" if name in _TWO else f"Scores of {name!r}"
+            what += f" in {task!r}" if task else ""
+            checked[task] = checked_values(values, what)
+            if len(checked[task]) != self.seeds_per_stage:
+                raise StudyError(
+                    f"{what} are of {len(checked[task])} seeds, and a stage has {self.seeds_per_stage}. "
+                    f"Give as many "
+                    "as were said beforehand: the boundaries hold for those."
+                )
+        if not checked:
+            raise StudyError(f"Variant {name!r} has no scores. Give those of one task at least.")
+        return checked
+
+
+def _joined(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, ...]]:
+    """Return the groups of variants that pairs join, directly or through others."""
+    groups: list[dict[str, None]] = []
+    for pair in pairs:
+        touched = [group for group in groups if not group.keys().isdisjoint(pair)]
+        groups = [group for group in groups if group not in touched]
+        groups.append(dict.fromkeys([*(name for group in touched for name in group), *pair]))
+    return [tuple(sorted(group)) for group in groups]
 
 
 class SequentialComparison:
     """A comparison of two variants in stages, each of so many seeds, that may end after any of them.
 
-    Equal variants are called different with probability `level` at most, over all stages together: after
-    stage i of K, at most i `level` / K of all permutations have been beyond a stage's boundary. Permutations
-    deal the scores out anew within each stage and task, and the statistic is the difference of means.
+    Equal variants are called different with probability `level` at most, over all stages together. It is
+    `AdaStop` for two.
 
     Parameters
     ----------
@@ -61,7 +268,6 @@ class SequentialComparison:
     seeds_per_stage : int
         At least 2. With fewer than 5 the first stages have too few permutations to find anything.
     level : float
-        Where several pairs are compared, divide it by their number.
     permutations : int
     seed : int
         Of the permutations.
@@ -80,18 +286,7 @@ class SequentialComparison:
         permutations: int = PERMUTATIONS,
         seed: int = 0,
     ) -> None:
-        check_count("stages", stages, 1)
-        check_count("seeds_per_stage", seeds_per_stage, 2)
-        check_count("permutations", permutations, 100)
-        check_level(level)
-        self.stages, self.seeds_per_stage, self.level = stages, seeds_per_stage, level
-        self._rng = np.random.default_rng(seed)
-        # Number 0 is what was seen: under the hypothesis it is one among the others.
-        self._sums = np.zeros(1 + permutations)
-        self._within = np.ones(1 + permutations, bool)
-        self._stage = 0
-        self._tasks: tuple[str, ...] | None = None
-        self._verdict: Verdict | None = None
+        self._test = AdaStop(_TWO, stages, seeds_per_stage, level, permutations, seed)
 
     def add(self, first_scores: Any, second_scores: Any) -> Verdict:
         """Take in the scores of the next stage, and say what all so far show.
@@ -107,65 +302,7 @@ class SequentialComparison:
         StudyError
             If all is decided, tasks differ, there are not `seeds_per_stage` scores, or one is NaN.
         """
-        if self._verdict is not None and self._verdict.outcome != UNDECIDED:
-            raise StudyError(
-                f"The comparison has ended ({self._verdict}), and a look at more seeds would raise its "
-                "share of false alarms. Make a new SequentialComparison for new seeds."
-            )
-        first, second = self._checked(first_scores, "first"), self._checked(second_scores, "second")
-        tasks = tuple(first)
-        if set(second) != set(tasks) or (self._tasks is not None and set(self._tasks) != set(tasks)):
-            raise StudyError(
-                f"Tasks differ: {list(first)}, {list(second)}"
-                + (f", before {list(self._tasks)}" if self._tasks else "")
-                + ". Give scores of the same tasks for both, in each stage."
-            )
-        self._tasks = tasks
-        scale = 0.0
-        for task in tasks:
-            pooled = np.concatenate((first[task], second[task]))
-            dealt = np.tile(pooled, (len(self._sums), 1))
-            self._rng.permuted(dealt[1:], axis=1, out=dealt[1:])
-            n = self.seeds_per_stage
-            self._sums += dealt[:, :n].sum(axis=1) - dealt[:, n:].sum(axis=1)
-            scale = max(scale, float(np.abs(pooled).max()))
-        self._stage += 1
-        self._verdict = self._look(scale)
-        return self._verdict
-
-    def _look(self, scale: float) -> Verdict:
-        # Sums that differ by rounding only are equal.
-        distances = np.round(np.abs(self._sums) / (scale or 1.0), 9)
-        allowed = int(self.level * self._stage / self.stages * len(distances) + 1e-9)
-        room = allowed - int((~self._within).sum())
-        inside = np.sort(distances[self._within])[::-1]
-        # No more than `room` are above the boundary.
-        boundary = inside[min(room, len(inside) - 1)]
-        is_different = bool(distances[0] > boundary)
-        self._within &= distances <= boundary
-        seeds = self._stage * self.seeds_per_stage
-        difference = float(self._sums[0]) / seeds / len(self._tasks or " ")
-        if is_different:
-            return Verdict(DIFFERENT, "first" if difference > 0 else "second", difference, seeds, 0)
-        if self._stage == self.stages:
-            return Verdict(NOT_FOUND, None, difference, seeds, 0)
-        return Verdict(UNDECIDED, None, difference, seeds, self.seeds_per_stage)
-
-    def _checked(self, scores: Any, name: str) -> dict[str, np.ndarray]:
-        tasks = scores if isinstance(scores, Mapping) else {"": scores}
-        checked = {}
-        for task, values in tasks.items():
-            what = f"Scores of the {name} variant" + (f" in {task!r}" if task else "")
-            checked[task] = checked_values(values, what)
-            if len(checked[task]) != self.seeds_per_stage:
-                raise StudyError(
-                    f"{what} are of {len(checked[task])} seeds, and a stage has {self.seeds_per_stage}. "
-                    f"Give as many "
-                    "as were said beforehand: the boundaries hold for those."
-                )
-        if not checked:
-            raise StudyError(f"The {name} variant has no scores. Give those of one task at least.")
-        return checked
+        return self._test.add({"first": first_scores, "second": second_scores})[_TWO]
 
 
 def compare_until_significant(

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dist_classicrl._files import whole_file
+from dist_classicrl.checks import require_package
 from dist_classicrl.errors import StudyError
-from dist_classicrl.sweep.folder import StudyFolder
+from dist_classicrl.sweep.folder import PLAN, StudyFolder
 from dist_classicrl.sweep.halving import SuccessiveHalving
 from dist_classicrl.sweep.plan import Plan
 
@@ -47,6 +48,8 @@ class Study:
 
     Attributes
     ----------
+    plan : Plan
+        What the study consists of: environments, settings, seeds, steps.
     varied : tuple of str
         The settings that differ.
 
@@ -59,30 +62,50 @@ class Study:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         self._files = StudyFolder(self.folder)
+        self._made_rows: list[dict[str, Any]] = []
+        self._rows_of = 0  # records of which these rows are
         data = self._files.plan()
         try:
-            # Settings as plain data are arguments of Settings once more.
-            self._plan = Plan(**{**data, "seeds": tuple(data["seeds"]), "varied": tuple(data["varied"])})
+            self.plan = Plan.of_dict(data)
             stopping = data["stopping"]
             self._stopping = None if stopping is None else SuccessiveHalving(**stopping)
-            self.varied = self._plan.varied
-            self._words = [self._plan.shown(number) for number in range(len(self._plan.variants))]
+            self.varied = self.plan.varied
+            self._words: dict[int, dict[str, str]] = {}
+            self._names: dict[int, str] = {}
+            self._learn_settings()
         except (TypeError, KeyError, AttributeError) as error:
-            raise StudyError(f"{self.folder / 'study.json'} is damaged ({error!r}).") from error
+            raise StudyError(f"{self.folder / PLAN} is damaged ({error!r}).") from error
 
     def __repr__(self) -> str:
         done, failed = self.done, self.failed
-        return f"Study({str(self.folder)!r}, {done:,} of {self._plan.n_runs:,} runs done, {failed:,} failed)"
+        return f"Study({str(self.folder)!r}, {done:,} of {self.plan.n_runs:,} runs done, {failed:,} failed)"
+
+    def _learn_settings(self) -> None:
+        """Take in settings that have been decided since."""
+        for number in range(self.plan.n_variants):
+            if number in self._words:
+                continue
+            if self.plan.variants[number] is None:
+                found = self._files.proposed(number)
+                if found is None:
+                    continue
+                self.plan.variants[number] = found["settings"]  # type: ignore[index]
+            words = self.plan.shown(number)
+            name = " ".join(f"{name}={value}" for name, value in words.items()) or "default"
+            # A search may propose the same once more.
+            is_new = name not in self._names.values()
+            self._words[number] = words
+            self._names[number] = name if is_new else f"{name} (settings {number})"
 
     @property
     def done(self) -> int:
         """Runs that ended well."""
-        return sum(row["error"] is None for row in self.rows())
+        return sum(row["error"] is None for row in self._rows())
 
     @property
     def failed(self) -> int:
         """Runs that raised an error."""
-        return sum(row["error"] is not None for row in self.rows())
+        return sum(row["error"] is not None for row in self._rows())
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a dict for each run that is made, in the order of the plan.
@@ -94,23 +117,32 @@ class Study:
         error. A score is 0 for a random policy and 1 for the best where these are known, and else the
         final_return.
         """
-        return [self._row(record, stopped) for record, stopped in self._records()]
+        return [dict(row) for row in self._rows()]
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """Return `rows`, made anew only where there are more records than before."""
+        known = len(self._files.records())
+        self._learn_settings()
+        if known != self._rows_of:
+            self._made_rows = [self._row(record, stopped) for record, stopped in self._records()]
+            self._rows_of = known
+        return self._made_rows
 
     def _records(self) -> Iterator[tuple[dict[str, Any], bool]]:
         """Yield the record of the longest training of each run, and whether it was stopped early."""
         records = self._files.records()
-        stopping, total = self._stopping, self._plan.total_steps
+        stopping, total = self._stopping, self.plan.total_steps
         rungs = (
             [total] if stopping is None else [stopping.steps(rung, total) for rung in range(stopping.rungs)]
         )
-        for number in range(self._plan.n_runs):
-            keys = (self._plan.trial(number, steps).key for steps in reversed(rungs))
+        for number in range(self.plan.n_runs):
+            keys = (self.plan.trial(number, steps).key for steps in reversed(rungs))
             key = next((key for key in keys if key in records), None)
             if key is not None:
-                yield records[key], key != self._plan.trial(number, total).key
+                yield records[key], key != self.plan.trial(number, total).key
 
     def _row(self, record: Mapping[str, Any], stopped: bool) -> dict[str, Any]:
-        trial = self._plan.trial(record["run"])
+        trial = self.plan.trial(record["run"])
         row: dict[str, Any] = {
             "run": trial.number,
             "environment": trial.environment,
@@ -123,6 +155,10 @@ class Study:
         row["score"] = None if record["error"] is not None else score_of(record)
         row["stopped"] = stopped
         return row
+
+    def makers(self) -> list[dict[str, Any]]:
+        """Return a dict for each process that made runs: how many `runs`, its host, system and versions."""
+        return self._files.makers()
 
     def curves(self) -> list[dict[str, Any]]:
         """Return a dict for each point of each learning curve.
@@ -141,26 +177,55 @@ class Study:
         Settings with a run that failed or is missing are left out, and those that were stopped early: their
         scores are chosen, and of fewer steps.
         """
-        found: dict[str, dict[str, list[float]]] = {name: {} for name in self._plan.environments}
-        for row in self.rows():
+        found: dict[str, dict[str, list[float]]] = {name: {} for name in self.plan.environments}
+        for row in self._rows():
             if row["score"] is not None and not row["stopped"]:
                 found[row["environment"]].setdefault(self.name_of(row["variant"]), []).append(row["score"])
-        whole = len(self._plan.seeds)
+        whole = len(self.plan.seeds)
         return {
             name: {variant: scores for variant, scores in each.items() if len(scores) == whole}
             for name, each in found.items()
         }
 
+    def variants(self) -> list[int]:
+        """Return the numbers of the settings, which a search by what came out decides one after the other."""
+        self._learn_settings()
+        return list(self._words)
+
+    def left_out(self) -> dict[str, str]:
+        """Return the settings that `scores` does not have in each environment, and why."""
+        scores, why = self.scores(), {}
+        of: dict[tuple[str, int], list[dict[str, Any]]] = {}
+        for row in self._rows():
+            of.setdefault((row["environment"], row["variant"]), []).append(row)
+        for variant in self.variants():
+            name, reasons = self.name_of(variant), []
+            for environment in scores:
+                rows = of.get((environment, variant), [])
+                if name in scores[environment]:
+                    continue
+                if any(row["stopped"] for row in rows):
+                    reasons.append(f"stopped early in {environment}")
+                elif failed := sum(row["error"] is not None for row in rows):
+                    reasons.append(f"{failed:,} of {len(rows):,} runs failed in {environment}")
+                else:
+                    reasons.append(
+                        f"{len(rows):,} of {len(self.plan.seeds):,} runs are made in {environment}"
+                    )
+            if reasons:
+                why[name] = ", ".join(reasons)
+        return why
+
     @property
     def bounds(self) -> dict[str, tuple[float, float]] | None:
         """What `compare` takes as bounds of `scores`: 0 and 1, or None where some scores are returns."""
-        if any(row["optimal_value"] is None for row in self.rows() if row["error"] is None):
+        if any(row["optimal_value"] is None for row in self._rows() if row["error"] is None):
             return None
-        return dict.fromkeys(self._plan.environments, (0.0, 1.0))
+        return dict.fromkeys(self.plan.environments, (0.0, 1.0))
 
     def name_of(self, variant: int) -> str:
         """Return settings as words, such as ``learning_rate=0.1 epsilon=0.2``."""
-        return " ".join(f"{name}={value}" for name, value in self._words[variant].items()) or "default"
+        return self._names[variant]
 
     def summary(self) -> list[dict[str, Any]]:
         """Return a dict for each environment and settings: runs, failed, mean and spread of the scores.
@@ -168,7 +233,7 @@ class Study:
         `standard_error` is that of the mean score; None for a single run.
         """
         groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
-        for row in self.rows():
+        for row in self._rows():
             groups.setdefault((row["environment"], row["variant"]), []).append(row)
         return [
             {
@@ -183,15 +248,12 @@ class Study:
         ]
 
     def frame(self) -> pandas.DataFrame:
-        """Return `rows` as a pandas.DataFrame; StudyError where pandas is not installed."""
-        try:
-            import pandas
-        except ImportError as error:
-            raise StudyError(
-                "A data frame needs pandas. Write `pip install pandas`, or read results.csv of the study."
-            ) from error
+        """Return `rows` as a pandas.DataFrame; MissingExtraError where pandas is not installed."""
+        require_package("pandas", "A data frame", "sweep")
+        import pandas
+
         columns = ["run", "environment", "variant", *self.varied, "seed", *_RESULTS, *_TIMES]
-        return pandas.DataFrame(self.rows(), columns=columns)
+        return pandas.DataFrame(self._rows(), columns=columns)
 
     def write_tables(self) -> tuple[Path, Path]:
         """Write results.csv and curves.csv into the folder, and return their paths.
@@ -200,23 +262,23 @@ class Study:
         """
         results, curves = self.folder / "results.csv", self.folder / "curves.csv"
         head = ["run", "environment", *self.varied, "seed", *_RESULTS]
-        _write_csv(results, head, self.rows())
+        _write_csv(results, head, self._rows())
         _write_csv(curves, ["run", "step", "mean_return", "episodes"], self.curves())
         return results, curves
 
     def to_parquet(self, path: str | os.PathLike[str]) -> Path:
-        """Write `frame` to a Parquet file; StudyError where pyarrow is not installed."""
-        frame = self.frame()
-        try:
-            with whole_file(path) as file:
-                buffer = io.BytesIO()
-                frame.to_parquet(buffer, index=False)
-                file.write(buffer.getvalue())
-        except ImportError as error:
-            raise StudyError(
-                "A Parquet file needs pyarrow. Write `pip install pyarrow`, or read results.csv of the study."
-            ) from error
+        """Write `frame` to a Parquet file; MissingExtraError where pandas or pyarrow is not installed."""
+        require_package("pyarrow", "A Parquet file", "sweep")
+        buffer = io.BytesIO()
+        self.frame().to_parquet(buffer, index=False, engine="pyarrow")
+        with whole_file(path) as file:
+            file.write(buffer.getvalue())
         return Path(path)
+
+
+def is_study(folder: str | os.PathLike[str]) -> bool:
+    """Whether this is the folder of a study."""
+    return (Path(folder) / PLAN).is_file()
 
 
 def score_of(record: Mapping[str, Any]) -> float:

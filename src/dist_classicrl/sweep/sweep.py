@@ -7,14 +7,17 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dist_classicrl._hints import launched, rank_of_environment, usable_cores
 from dist_classicrl.checks import is_whole
 from dist_classicrl.errors import StudyError
+from dist_classicrl.sweep.arrivals import Arrivals
 from dist_classicrl.sweep.folder import Member, StudyFolder
 from dist_classicrl.sweep.halving import SuccessiveHalving
 from dist_classicrl.sweep.plan import (
@@ -24,9 +27,11 @@ from dist_classicrl.sweep.plan import (
     Trial,
     checked_seeds,
     checked_settings,
+    described,
 )
 from dist_classicrl.sweep.processes import helpers
-from dist_classicrl.sweep.search import variants
+from dist_classicrl.sweep.sampling import SAMPLERS, Told, proposed, require_optuna, values_of
+from dist_classicrl.sweep.search import Range, variants
 from dist_classicrl.sweep.study import Study, score_of
 from dist_classicrl.sweep.trial import Laboratory, looked_at
 
@@ -81,8 +86,10 @@ class Sweep:
         Keyword arguments of `DistAsyncQLearning` that all runs share.
     vary : mapping, optional
         Those that differ: a list of values each, or a `Range`.
-    search : "grid" or "random"
-        All combinations of the values, or `n_variants` draws from `search_seed`.
+    search : "grid", "random" or "tpe"
+        All combinations of the values; `n_variants` draws from `search_seed`; or as many that Optuna's
+        tree-structured Parzen estimator proposes by the scores so far (extra `optuna`). What it proposes
+        depends on the order in which runs end; settings once proposed stay.
     early_stopping : SuccessiveHalving, optional
         By default all settings get all steps.
     points : int
@@ -135,7 +142,17 @@ class Sweep:
                 f"{', '.join(both)} stands in settings and in vary. Leave it out of one of them."
             )
         self._environments = _environments(env)
-        made = [{**common, **each} for each in variants(varied, search, n_variants, search_seed)]
+        self._common, self._vary = common, varied
+        is_sampled = isinstance(search, str) and search in SAMPLERS
+        if is_sampled:
+            require_optuna(search)
+            if early_stopping is not None and not early_stopping.asynchronous:
+                raise StudyError(
+                    f'search="{search}" proposes settings one after the other, so that a rung never ends. '
+                    "Write SuccessiveHalving(asynchronous=True)."
+                )
+        tried = variants(varied, "random" if is_sampled else search, n_variants, search_seed)
+        made = [{**common, **each} for each in tried]
         for each in made:
             checked_settings(each)
         looks = {
@@ -151,13 +168,14 @@ class Sweep:
         self._stopping = early_stopping
         self.plan = Plan(
             environments={name: f"{look.name} {look.fingerprint}" for name, look in looks.items()},
-            variants=tuple(made),
+            variants=[None] * len(made) if is_sampled else tuple(made),
             varied=tuple(varied),
             seeds=checked_seeds(seeds),
             total_steps=int(total_steps),
             points=int(points),
             eval_episodes=int(eval_episodes),
             stopping=None if early_stopping is None else early_stopping.to_dict(),
+            search=self._searched(search, len(made), search_seed) if is_sampled else None,
         )
         if self.plan.n_runs > _MOST_RUNS:
             raise StudyError(f"A study has at most {_MOST_RUNS:,} runs, got {self.plan.n_runs:,}.")
@@ -166,6 +184,54 @@ class Sweep:
                 raise StudyError("Several ranks need one folder= for the study, which all of them see.")
             folder = tempfile.mkdtemp(prefix="study-")
         self.folder = Path(folder)
+
+    def _searched(self, search: str, n_variants: int, seed: int) -> dict[str, Any]:
+        """Return what a search goes through as plain data."""
+        space = {
+            name: {"low": values.low, "high": values.high, "log": values.log}
+            if isinstance(values, Range)
+            else [described({**self._common, name: value})[name] for value in values]
+            for name, values in self._vary.items()
+        }
+        shared = described(self._common)
+        return {
+            "sampler": search,
+            "n_variants": n_variants,
+            "seed": int(seed),
+            "space": space,
+            "shared": {name: shared[name] for name in shared if name not in space},
+        }
+
+    def begin(self) -> StudyFolder:
+        """Make the folder of the study, or find it there; StudyError if it holds another study."""
+        folder = StudyFolder(self.folder)
+        folder.begin(self.plan.to_dict())
+        return folder
+
+    def part(
+        self, variants: Sequence[Mapping[str, Any]], seeds: Sequence[int], folder: str | os.PathLike[str]
+    ) -> Sweep:
+        """Return a sweep of these settings with these seeds in the same environments, without early stopping.
+
+        Parameters
+        ----------
+        variants : sequence of mapping
+            All settings of each, as `Plan.variants` has them.
+        seeds : sequence of int
+        folder : path
+            Of its own.
+        """
+        made = copy(self)
+        made._stopping = None
+        made.folder = Path(folder)
+        made.plan = replace(
+            self.plan,
+            variants=tuple(variants),
+            seeds=checked_seeds(list(seeds)),
+            stopping=None,
+            search=None,
+        )
+        return made
 
     def run(
         self,
@@ -195,8 +261,7 @@ class Sweep:
         count = (1 if launched() else usable_cores()) if processes is None else processes
         if not is_whole(count) or count < 1:
             raise StudyError(f"processes must be a whole number of 1 or more, got {processes!r}.")
-        folder = StudyFolder(self.folder)
-        folder.begin(self.plan.to_dict())
+        folder = self.begin()
         if retry_failed:
             folder.forget_failed()
         laboratory = Laboratory(self.plan, self._environments, self.folder)
@@ -223,6 +288,9 @@ class Sweep:
     def _work(self, laboratory: Laboratory, tick: Callable[[], None], folder: StudyFolder) -> None:
         """Make runs until there are none left, in this process."""
         with Member(folder) as member:
+            if self.plan.search is not None or (self._stopping is not None and self._stopping.asynchronous):
+                self._make_as_they_come(laboratory, member, folder, tick)
+                return
             if self._stopping is None:
                 numbers = range(self.plan.n_runs)
                 self._make([self.plan.trial(number) for number in numbers], laboratory, member, folder, tick)
@@ -250,19 +318,72 @@ class Sweep:
             for parcel in left:
                 if all(trial.key in records for trial in parcel.trials):
                     continue
-                if not member.claim(parcel.name):
+                if not self._make_parcel(parcel, laboratory, member, folder, tick):
                     waiting.append(parcel)
-                    continue
-                records = folder.records()
-                for trial in parcel.trials:
-                    if trial.key not in records:
-                        member.keep(laboratory.run(trial))
-                        tick()
-                member.make_durable()
             if waiting and len(waiting) == len(left):
                 time.sleep(_POLL_SECONDS)
                 tick()
             left = waiting
+
+    def _make_parcel(
+        self,
+        parcel: Parcel,
+        laboratory: Laboratory,
+        member: Member,
+        folder: StudyFolder,
+        tick: Callable[[], None],
+    ) -> bool:
+        """Make the runs of a parcel, and return True; False if somebody else does."""
+        if not member.claim(parcel.name):
+            return False
+        records = folder.records()
+        for trial in parcel.trials:
+            if trial.key not in records:
+                member.keep(laboratory.run(trial))
+                tick()
+        member.make_durable()
+        return True
+
+    def _make_as_they_come(
+        self, laboratory: Laboratory, member: Member, folder: StudyFolder, tick: Callable[[], None]
+    ) -> None:
+        """Take part in making runs each of which depends on what others came to; return when none is left."""
+        arrivals: Arrivals
+
+        def propose(number: int) -> None:
+            if folder.proposed(number) is None:
+                self._propose(number, folder, arrivals)
+            found = folder.proposed(number)
+            assert found is not None
+            self.plan.variants[number] = found["settings"]  # type: ignore[index]
+
+        def is_claimed(trials: list[Trial]) -> bool:
+            return any(folder.is_claimed(parcel.name) for parcel in self.plan.parcels(trials, self._costs))
+
+        arrivals = Arrivals(self.plan, self._stopping, folder, propose, is_claimed)
+        while True:
+            records, left, made = folder.records(), False, False
+            for trials in arrivals.jobs():
+                left = True
+                for parcel in self.plan.parcels(trials, self._costs):
+                    if not all(trial.key in records for trial in parcel.trials):
+                        made |= self._make_parcel(parcel, laboratory, member, folder, tick)
+                if made:
+                    break  # what came out may bring others to the front
+            if not left:
+                return
+            if not made:
+                time.sleep(_POLL_SECONDS)
+                tick()
+
+    def _propose(self, number: int, folder: StudyFolder, arrivals: Arrivals) -> None:
+        assert self.plan.search is not None
+        before = [(one, folder.proposed(one)) for one in range(number)]
+        told = [Told(known["drawn"], arrivals.scores(one)) for one, known in before if known is not None]
+        drawn = proposed(self._vary, self.plan.search["seed"], number, told)
+        settings = described({**self._common, **values_of(self._vary, drawn)})
+        heard = [one for one, each in enumerate(told) if each.score is not None]
+        folder.propose(number, {"settings": settings, "drawn": drawn, "told": heard})
 
 
 def trials_of(plan: Plan, alive: Mapping[str, Sequence[int]], steps: int) -> list[Trial]:
@@ -309,7 +430,9 @@ class _Shown:
     ) -> None:
         self._progress, self._plan, self._folder = progress, plan, folder
         self._began = self._then = time.monotonic()
-        self._before = len(folder.records())
+        self._before = self._seen = len(folder.records())
+        self._failed = sum(record["error"] is not None for record in folder.records().values())
+        self._steps = 0  # of the runs that ended since
 
     def tick(self, at_end: bool = False) -> None:
         """Tell it, if it is time."""
@@ -318,13 +441,20 @@ class _Shown:
             return
         self._then = now
         records = self._folder.records()
-        fresh, passed = len(records) - self._before, max(now - self._began, 1e-9)
-        steps = sum(record.get("steps", 0) for record in list(records.values())[self._before :])
-        failed = sum(record["error"] is not None for record in records.values())
+        for record in islice(records.values(), self._seen, None):
+            self._steps += record.get("steps", 0)
+            self._failed += record["error"] is not None
+        self._seen = len(records)
+        fresh, passed = self._seen - self._before, max(now - self._began, 1e-9)
         total = self._plan.n_runs
-        left = max(0, total - len(records)) * passed / fresh if fresh else float("nan")
+        left = max(0, total - self._seen) * passed / fresh if fresh else float("nan")
         self._progress(
             SweepProgress(
-                len(records) - failed, failed, total, steps / passed, passed, 0.0 if at_end else left
+                self._seen - self._failed,
+                self._failed,
+                total,
+                self._steps / passed,
+                passed,
+                0.0 if at_end else left,
             )
         )

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from dist_classicrl._hints import rank_of_environment
 from dist_classicrl.cli import output
 from dist_classicrl.errors import StudyError
 
 if TYPE_CHECKING:
     from dist_classicrl.sweep.comparison import Comparison
+    from dist_classicrl.sweep.study import Study
 
 _MOST_SETTINGS = 12  # 66 pairs
 
@@ -28,9 +30,15 @@ difference   of the interquartile means of the scores, over all
 improvement  probability that a run of the first scores higher
 p            of a permutation test, corrected
 
+With --until-significant the settings are run with new seeds, in stages, until a sequential test (AdaStop) has
+decided each pair or the stages are spent; the scores of the study itself do not count. With probability
+1 - level no equal pair is called different, however many there are. Killed and typed again it goes on, and it
+runs on ranks as `dist-classicrl sweep` does.
+
 \b
   dist-classicrl sweep study.toml --out studies/lake
   dist-classicrl compare studies/lake
+  dist-classicrl compare studies/lake --until-significant --stages 4
 """
 
 
@@ -41,30 +49,114 @@ p            of a permutation test, corrected
 @click.option(
     "--level", type=float, default=0.05, show_default=True, help="Of p, below which settings differ."
 )
+@click.option("--until-significant", is_flag=True, help="Run new seeds, in stages, until all is decided.")
+@click.option("--stages", type=click.IntRange(1), metavar="N", help="At most so many.  [default: 5]")
+@click.option("--seeds-per-stage", type=click.IntRange(2), metavar="N", help="Of each setting.  [default: 5]")
+@click.option("--processes", type=click.IntRange(1), metavar="N", help="As of `dist-classicrl sweep`.")
+@click.option("--retry-failed", is_flag=True, help="Make new runs that have failed once more.")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON in place of tables.")
-def command(folder: Path, first: str | None, second: str | None, level: float, as_json: bool) -> None:
+def command(
+    folder: Path,
+    first: str | None,
+    second: str | None,
+    level: float,
+    until_significant: bool,
+    stages: int | None,
+    seeds_per_stage: int | None,
+    processes: int | None,
+    retry_failed: bool,
+    as_json: bool,
+) -> None:
     """Compare settings of a study: which are better, and how sure that is."""
-    from dist_classicrl.sweep.comparison import compare, compare_all
     from dist_classicrl.sweep.study import Study
 
+    if first is not None and second is None:
+        raise click.UsageError(f"With what is {first!r} to be compared? Give SECOND, too, or neither.")
+    if not until_significant and (stages or seeds_per_stage or processes or retry_failed):
+        raise click.UsageError(
+            "--stages, --seeds-per-stage, --processes and --retry-failed belong to --until-significant. "
+            "Add it, or leave them out."
+        )
     study = Study(folder)
+    left_out = study.left_out()
+    names = [name for name in map(study.name_of, study.variants()) if name not in left_out]
+    if first is not None and second is not None:
+        names = [first, second]
+    if len(names) > _MOST_SETTINGS:
+        raise StudyError(
+            f"{folder} has {len(names)} settings, and so many pairs take long and tell little. Give two "
+            "of them as FIRST and SECOND, as the table of `dist-classicrl sweep` names them."
+        )
+    if until_significant:
+        limits = {"stages": stages or 5, "seeds_per_stage": seeds_per_stage or 5, "level": level}
+        _run_more(folder, names, limits, processes, retry_failed, as_json)
+        return
+    for name in (first, second):
+        if name in left_out:
+            raise StudyError(
+                f"{name!r} cannot be compared by its scores: {left_out[name]}. Add --until-significant, "
+                "which runs new seeds of both with all steps."
+            )
+    from dist_classicrl.sweep.comparison import compare, compare_all
+
     scores, bounds = study.scores(), study.bounds
-    if first is not None:
-        if second is None:
-            raise click.UsageError(f"With what is {first!r} to be compared? Give SECOND, too, or neither.")
+    if first is not None and second is not None:
         found = [compare(scores, first, second, bounds=bounds, level=level)]
     else:
-        names = {name for each in scores.values() for name in each}
-        if len(names) > _MOST_SETTINGS:
-            raise StudyError(
-                f"{folder} has {len(names)} settings, and so many pairs take long and tell little. Give two "
-                "of them as FIRST and SECOND, as the table of `dist-classicrl sweep` names them."
-            )
-        found = compare_all(scores, bounds=bounds, level=level)
+        whole = {task: {name: each[name] for name in names} for task, each in scores.items()}
+        found = compare_all(whole, bounds=bounds, level=level)
     if as_json:
-        output.show_json({"comparisons": [{**asdict(each), "better": each.better} for each in found]})
+        told = [{**asdict(each), "better": each.better} for each in found]
+        output.show_json({"comparisons": told, "left_out": left_out})
         return
     _show(found)
+    _tell_of(left_out, study)
+
+
+def _tell_of(left_out: dict[str, str], study: Study) -> None:
+    if left_out:
+        click.echo("\nNot compared:")
+        for name, why in left_out.items():
+            click.echo(f"  {name}: {why}")
+    if study.plan.stopping is not None:
+        click.echo(
+            "\nThe settings above were chosen by scores of earlier runs with the same seeds, so their scores "
+            "are a little flattering, alike for all. With --until-significant new seeds are run."
+        )
+
+
+def _run_more(
+    folder: Path,
+    names: list[str],
+    limits: dict[str, Any],
+    processes: int | None,
+    retry_failed: bool,
+    as_json: bool,
+) -> None:
+    from dist_classicrl.cli.study_file import sweep_of
+    from dist_classicrl.cli.study_progress import teller
+    from dist_classicrl.sweep.new_seeds import compare_on_new_seeds
+
+    is_speaker = not rank_of_environment()
+    found = compare_on_new_seeds(
+        sweep_of(folder),
+        names,
+        **limits,
+        processes=processes,
+        progress=teller() if is_speaker else None,
+        retry_failed=retry_failed,
+    )
+    if not is_speaker:
+        return
+    if as_json:
+        told = [{"first": a, "second": b, **asdict(verdict)} for (a, b), verdict in found.items()]
+        output.show_json({"verdicts": told})
+        return
+    rows = [
+        [a, b, f"{verdict.difference:.4g}", str(verdict.seeds), verdict.better or verdict.outcome]
+        for (a, b), verdict in found.items()
+    ]
+    output.show_table(["first", "second", "difference", "new seeds", "better"], rows)
 
 
 def _show(found: list[Comparison]) -> None:

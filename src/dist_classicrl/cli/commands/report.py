@@ -1,4 +1,4 @@
-"""`dist-classicrl report`: how runs scale with their number of workers, or a page of HTML about one."""
+"""`dist-classicrl report`: how runs scale with their number of workers, or a page about a run or a study."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from dist_classicrl.cli import output
 from dist_classicrl.cli.several.reading import read_each, runs_named
 
 if TYPE_CHECKING:
+    from dist_classicrl.report.page import Page
     from dist_classicrl.report.scaling import Measured, ScalingReport
 
 _HELP = """\
@@ -31,13 +32,16 @@ are left out with a warning. One run alone gets a table of its workers instead, 
 to report.
 
 With --html one run gets a page that needs nothing but itself: result, exact gap to the best policy, learning
-curves, policy map, workers, events, settings. RUN may then be a saved agent, too. It needs matplotlib.
+curves, policy map, workers, events, settings. RUN may then be a saved agent, too, or the folder of a study:
+settings with intervals, learning curves, performance profiles, what each setting matters, exact gaps, failed
+runs. It needs matplotlib, and for a study scipy.
 
 \b
     dist-classicrl train FrozenLake-v1 --ranks 2 --out runs/n1
     dist-classicrl train FrozenLake-v1 --ranks 5 --out runs/n4
     dist-classicrl report runs/n1 runs/n4 --out scaling.png
     dist-classicrl report --html page.html runs/n4
+    dist-classicrl report studies/lake --html study.html
 """
 
 _SPREAD = ("mean", "min", "max", "deviation")
@@ -54,7 +58,10 @@ _SPREAD = ("mean", "min", "max", "deviation")
     help="Draw speed-up and efficiency of several runs: a .png, .svg or .pdf.",
 )
 @click.option(
-    "--html", type=click.Path(path_type=Path), metavar="FILE", help="Write a page about one run: an .html."
+    "--html",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write a page about one run or study: an .html.",
 )
 def command(
     runs: tuple[str, ...], baseline: str | None, as_json: bool, out: Path | None, html: Path | None
@@ -63,7 +70,7 @@ def command(
     if html is not None:
         if baseline is not None or as_json or out is not None:
             raise click.UsageError("--html goes without --baseline, --json and --out. Write two commands.")
-        _write_page(runs_named(runs), html)
+        _write_page(runs, html)
         return
     from dist_classicrl.report.scaling import compare
 
@@ -84,23 +91,43 @@ def command(
         click.echo(f"\n{out}")
 
 
-def _write_page(runs: tuple[str, ...], target: Path) -> None:
-    from dist_classicrl.cli.run_page import facts_of
+def _write_page(given: tuple[str, ...], target: Path) -> None:
     from dist_classicrl.plotting import canvas
-    from dist_classicrl.report.page import Page, check_target
-    from dist_classicrl.report.sections import run_sections
+    from dist_classicrl.report.page import check_target
+    from dist_classicrl.sweep.study import is_study
 
+    is_of_study = len(given) == 1 and is_study(given[0])
+    runs = given if is_of_study else runs_named(given)
     if len(runs) > 1:
         raise click.BadParameter(
-            f"A page is about one run, and {len(runs)} are given. Write one command for each run.",
+            f"A page is about one run or study, and {len(runs)} are given. Write one command for each.",
             param_hint="--html",
         )
     canvas.require_matplotlib()
     check_target(target)
-    facts = facts_of(runs[0])
-    about = f"{facts.environment or 'environment not known'}, {facts.steps:,} steps"
-    page = Page(facts.name, about).add(*run_sections(facts))
+    page = _page_of_study(runs[0]) if is_of_study else _page_of_run(runs[0])
     click.echo(f"{page.save(target)}: {', '.join(section.title.lower() for section in page.sections)}")
+
+
+def _page_of_run(run: str) -> Page:
+    from dist_classicrl.cli.run_page import facts_of
+    from dist_classicrl.report.page import Page
+    from dist_classicrl.report.sections import run_sections
+
+    facts = facts_of(run)
+    about = f"{facts.environment or 'environment not known'}, {facts.steps:,} steps"
+    return Page(facts.name, about).add(*run_sections(facts))
+
+
+def _page_of_study(folder: str) -> Page:
+    from dist_classicrl.report.page import Page
+    from dist_classicrl.report.study_sections import study_sections
+    from dist_classicrl.sweep.study import Study
+
+    study = Study(folder)
+    plan = study.plan
+    about = f"{', '.join(plan.environments)}: {plan.n_runs:,} runs of {plan.total_steps:,} steps"
+    return Page(folder, about).add(*study_sections(study))
 
 
 def _measured(run: str) -> Measured:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from dist_classicrl import durations
 from dist_classicrl._hints import rank_of_environment
 from dist_classicrl.cli import errors, output
 from dist_classicrl.cli.option_types import option
 from dist_classicrl.errors import StudyError
-
-if TYPE_CHECKING:
-    from dist_classicrl.sweep.sweep import SweepProgress
 
 _HELP = """\
 Train with many settings and seeds; typed again, it goes on.
@@ -64,13 +59,16 @@ and costs only itself; the command says so when the others are done.
 @click.option("-q", "--quiet", is_flag=True, help="Nothing but warnings and errors.")
 def command(file: Path, out: Path | None, processes: int | None, retry_failed: bool, quiet: bool) -> None:
     """Train with many settings and seeds; typed again, it goes on."""
-    from dist_classicrl.cli.study_file import read_study
+    from dist_classicrl.cli.study_file import keep_study_file, read_study
+    from dist_classicrl.cli.study_progress import teller
     from dist_classicrl.sweep.sweep import Sweep
 
     folder = out or Path("studies") / file.stem
     sweep = Sweep(**read_study(file), folder=folder)
+    sweep.begin()
+    keep_study_file(file, folder)
     is_speaker = not rank_of_environment() and not quiet
-    study = sweep.run(processes, _teller() if is_speaker else None, retry_failed)
+    study = sweep.run(processes, teller() if is_speaker else None, retry_failed)
     if is_speaker:
         _show(study.summary())
         click.echo(f"\n{study.folder / 'results.csv'}")
@@ -80,26 +78,6 @@ def command(file: Path, out: Path | None, processes: int | None, retry_failed: b
             f"{len(failed):,} of {len(study.rows()):,} runs failed, the others are done. The first is run "
             f"{failed[0]['run']}: {failed[0]['error']} To make such runs once more, add --retry-failed."
         )
-
-
-def _teller() -> Callable[[SweepProgress], None]:
-    """Return what shows how far a sweep is: at first each second, then ever less often."""
-    due = 0.0
-
-    def tell(progress: SweepProgress) -> None:
-        nonlocal due
-        if progress.seconds < due and progress.seconds_left > 0.0:
-            return
-        due = max(progress.seconds + 1.0, progress.seconds * 1.2)
-        failed = f", {progress.failed:,} failed" if progress.failed else ""
-        left = f", {durations.shown(progress.seconds_left)} left" if progress.seconds_left > 0.0 else ""
-        click.echo(
-            f"{progress.done:,} of {progress.total:,} runs{failed}, "
-            f"{progress.steps_per_second / 1e6:.3g} M steps/s{left}",
-            err=True,
-        )
-
-    return tell
 
 
 def _show(summary: list[dict[str, Any]]) -> None:

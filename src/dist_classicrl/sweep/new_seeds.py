@@ -1,0 +1,114 @@
+"""Settings of a study compared on seeds that it has not seen, until it is decided which are better."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dist_classicrl.errors import StudyError
+from dist_classicrl.sweep.comparison import PERMUTATIONS
+from dist_classicrl.sweep.folder import make_once
+from dist_classicrl.sweep.sequential import AdaStop, Verdict
+from dist_classicrl.sweep.study import Study
+from dist_classicrl.sweep.sweep import Sweep, SweepProgress
+
+_FOLDER = "new_seeds"
+
+
+def compare_on_new_seeds(
+    sweep: Sweep,
+    names: Sequence[str] | None = None,
+    *,
+    stages: int = 5,
+    seeds_per_stage: int = 5,
+    level: float = 0.05,
+    permutations: int = PERMUTATIONS,
+    processes: int | None = None,
+    progress: Callable[[SweepProgress], Any] | None = None,
+    retry_failed: bool = False,
+) -> dict[tuple[str, str], Verdict]:
+    """Run settings of a study with new seeds, stage by stage, until `AdaStop` has decided all pairs.
+
+    The seeds of the study itself do not count: whoever names settings to compare has seen their scores, and
+    early stopping has chosen by them. The new ones follow the largest of those, and all runs have all steps.
+    Killed and called again, on as many processes and ranks as there are, it goes on to the same verdicts.
+
+    Parameters
+    ----------
+    sweep : Sweep
+        Of the study, whose runs need not all be made.
+    names : sequence of str, optional
+        Settings as `Study.name_of` has them; by default all that the study has and that were not stopped.
+    stages, seeds_per_stage, level, permutations
+        Those of `AdaStop`. A comparison that was begun keeps its own.
+    processes, progress, retry_failed
+        Those of `Sweep.run`, for each stage.
+
+    Raises
+    ------
+    StudyError
+        If a name is unknown, the comparison was begun with other numbers, or a run fails.
+    """
+    sweep.begin()
+    study = Study(sweep.folder)
+    variants = {study.name_of(number): number for number in study.variants()}
+    left_out = study.left_out()
+    chosen = list(names) if names is not None else [name for name in variants if name not in left_out]
+    unknown = [name for name in chosen if name not in variants]
+    if unknown:
+        raise StudyError(f"The study has no settings {unknown[0]!r}. It has {', '.join(variants)}.")
+    test = AdaStop(chosen, stages, seeds_per_stage, level, permutations)
+    folder = (
+        sweep.folder / _FOLDER / "-".join(str(number) for number in sorted(map(variants.__getitem__, chosen)))
+    )
+    first_seed = max(study.plan.seeds) + 1
+    _begin(
+        folder,
+        {
+            "settings": sorted(chosen),
+            "stages": stages,
+            "seeds_per_stage": seeds_per_stage,
+            "level": level,
+            "permutations": permutations,
+        },
+    )
+    stage = 0
+    while test.undecided:
+        begin = first_seed + stage * seeds_per_stage
+        part = sweep.part(
+            [study.plan.variants[variants[name]] for name in test.undecided],
+            range(begin, begin + seeds_per_stage),
+            folder / f"stage-{stage}",
+        )
+        made = part.run(processes, progress, retry_failed)
+        if failed := [row for row in made.rows() if row["error"] is not None]:
+            raise StudyError(
+                f"{len(failed):,} of the {len(made.rows()):,} runs of stage {stage} in {made.folder} failed, "
+                f"and without them nothing can be decided. The first: {failed[0]['error']} Make them once "
+                "more with --retry-failed, or retry_failed=True."
+            )
+        scores = made.scores()
+        test.add({name: {task: each[name] for task, each in scores.items()} for name in test.undecided})
+        stage += 1
+    return test.verdicts
+
+
+def _begin(folder: Any, numbers: dict[str, Any]) -> None:
+    """Write down what a comparison was begun with; StudyError if it was something else."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "test.json"
+    try:
+        make_once(path, json.dumps(numbers, sort_keys=True))
+    except FileExistsError:
+        pass
+    try:
+        there = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise StudyError(f"{path} is damaged ({error}).") from error
+    if there != numbers:
+        begun = ", ".join(f"{name}={there.get(name)}" for name in numbers if there.get(name) != numbers[name])
+        raise StudyError(
+            f"This comparison was begun with {begun}. To change that after a look at scores would raise its "
+            f"share of false alarms. Give the same, or remove {folder} and with it all of its runs."
+        )

@@ -1,0 +1,112 @@
+"""`dist-classicrl compare`: settings of a study by their scores, and with new seeds until it is decided."""
+
+import json
+
+import pytest
+
+from dist_classicrl import Study
+from dist_classicrl.cli.main import main
+from dist_classicrl.sweep.trial import Laboratory
+
+STUDY = """
+environment = "FrozenLake-v1"
+total_steps = 20_000
+seeds = 4
+points = 2
+eval_episodes = 2
+[vary]
+epsilon = [0.3, 0.0]
+"""
+UNTIL = ["--until-significant", "--stages", "2", "--seeds-per-stage", "6"]
+
+
+def made(folder, text=STUDY):
+    file = folder / "study.toml"
+    file.write_text(text)
+    assert main(["sweep", str(file), "--out", str(folder / "made"), "--processes", "1", "--quiet"]) == 0
+    return folder / "made"
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    return made(tmp_path_factory.mktemp("compared"))
+
+
+def told(capsys, *words):
+    capsys.readouterr()
+    assert main(["compare", *map(str, words), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_level_decides_what_counts_as_a_difference(study, capsys):
+    (one,) = told(capsys, study)["comparisons"]
+    p = one["adjusted_p_value"]
+    assert 0.0 < p < 0.1 and one["difference"]["value"] > 0.5
+    (at,) = told(capsys, study, "--level", p)["comparisons"]
+    (below,) = told(capsys, study, "--level", 0.99 * p)["comparisons"]
+    assert (at["better"], below["better"]) == ("epsilon=0.3", None)
+    assert main(["compare", str(study), "--level", "1.5"]) == 2
+    assert "level must be between 0 and 1" in capsys.readouterr().err
+
+
+def test_new_seeds_are_run_until_it_is_decided_also_after_a_kill(study, capsys, monkeypatch):
+    ran, real = [], Laboratory.run
+
+    def run(self, trial):
+        ran.append((trial.variant, trial.seed))
+        if len(ran) == 5:
+            raise KeyboardInterrupt
+        return real(self, trial)
+
+    monkeypatch.setattr(Laboratory, "run", run)
+    words = ["compare", str(study), *UNTIL, "--processes", "1"]
+    assert main(words) == 130
+    (verdict,) = told(capsys, study, *UNTIL, "--processes", "1")["verdicts"]
+    assert (verdict["outcome"], verdict["better"], verdict["seeds"]) == ("different", "epsilon=0.3", 6)
+    # Of six new seeds each run was made once, but for that which was under way.
+    assert sorted(ran) == sorted([(variant, seed) for variant in (0, 1) for seed in range(4, 10)] + [ran[4]])
+    # Once more there is nothing left to run, and the study itself is what it was.
+    assert main(words) == 0 and "epsilon=0.3" in capsys.readouterr().out and len(ran) == 13
+    assert Study(study).done == 8
+    assert main([*words, "--level", "0.01"]) == 2
+    assert "was begun with level=0.05" in capsys.readouterr().err
+
+
+def test_new_seeds_that_fail_decide_nothing(study, capsys, monkeypatch):
+    def failing(self, trial):
+        raise RuntimeError("no luck")
+
+    words = ["compare", str(study), "--until-significant", "--seeds-per-stage", "2", "--processes", "1"]
+    names = ["epsilon=0.0", "epsilon=0.3"]
+    copy = ["--stages", "3"]
+    other = study.parent / "other"
+    other.mkdir()
+    words[1] = str(made(other))
+    with monkeypatch.context() as patch:
+        patch.setattr(Laboratory, "_trained", failing)
+        assert main([*words, *copy, *names]) == 2
+    assert "RuntimeError: no luck" in capsys.readouterr().err
+    assert main([*words, *copy, *names, "--retry-failed"]) == 0
+
+
+def test_who_was_stopped_early_is_named_and_not_compared_by_its_scores(tmp_path, capsys):
+    text = STUDY.replace("[0.3, 0.0]", "[0.3, 0.0, 0.2, 0.01]") + "[early_stopping]\nfactor = 2\nrungs = 2\n"
+    folder = made(tmp_path, text)
+    stopped = Study(folder).left_out()
+    assert len(stopped) == 2 and set(stopped.values()) == {"stopped early in FrozenLake-v1"}
+    assert told(capsys, folder)["left_out"] == stopped
+    assert main(["compare", str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert all(f"  {name}: stopped early" in said for name in stopped) and "flattering" in said
+    assert main(["compare", str(folder), *list(stopped)]) == 2
+    assert "stopped early in FrozenLake-v1. Add --until-significant" in capsys.readouterr().err
+
+
+def test_what_cannot_be_compared_so_is_refused(study, tmp_path, capsys):
+    assert main(["compare", str(study), "--stages", "3"]) == 2
+    assert "belong to --until-significant" in capsys.readouterr().err
+    assert main(["compare", str(study), "epsilon=0.3", "nothing", "--until-significant"]) == 2
+    assert "no settings 'nothing'" in capsys.readouterr().err
+    (made(tmp_path) / "study.toml").unlink()
+    assert main(["compare", str(tmp_path / "made"), "--until-significant"]) == 2
+    assert "has no study.toml" in capsys.readouterr().err

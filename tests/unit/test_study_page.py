@@ -1,0 +1,102 @@
+"""The page of HTML about a study."""
+
+import re
+import socket
+import sys
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from html_pages import BROWSER, Tags, look
+
+from dist_classicrl import Study, Sweep, TabularMDP
+from dist_classicrl.cli.commands.report import command
+from dist_classicrl.errors import MissingExtraError
+from dist_classicrl.report.page import Page
+from dist_classicrl.report.study_sections import study_sections
+from dist_classicrl.sweep.comparison import interquartile_mean
+from dist_classicrl.sweep.folder import StudyFolder
+from dist_classicrl.sweep.trial import Laboratory
+
+GARNET = TabularMDP.garnet(n_states=20, n_actions=3, branching=3, seed=1)
+FEW = {"total_steps": 2_000, "points": 4, "eval_episodes": 5}
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """A study one run of which has failed, with words that would be a script."""
+    folder = tmp_path_factory.mktemp("studies") / "<b>study"
+    real = Laboratory._trained
+
+    def trained(self, trial):
+        if trial.number == 5:
+            raise RuntimeError("<script>alert(1)</script> at s3://me:secret@store")
+        return real(self, trial)
+
+    vary = {"learning_rate": [0.1, 0.4], "discount_factor": [0.8, 0.9]}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Laboratory, "_trained", trained)
+        return Sweep({"one": GARNET, "two": GARNET}, seeds=3, vary=vary, folder=folder, **FEW).run(1)
+
+
+@pytest.fixture(scope="module")
+def page(study, tmp_path_factory):
+    target = tmp_path_factory.mktemp("pages") / "page.html"
+    done = CliRunner().invoke(command, [str(study.folder), "--html", str(target)], catch_exceptions=False)
+    assert done.exit_code == 0 and "performance profiles" in done.output
+    return target
+
+
+def test_a_page_tells_all_of_a_study_and_needs_nothing_but_itself(page, study):
+    text = page.read_text()
+    tags = Tags(text)
+    assert tags.open == [] and [link for link in tags.links if not link.startswith(("#", "data:"))] == []
+    said = " ".join(" ".join(tags.text).split())
+    titles = (
+        "Settings compared, Intervals, Learning curves, Performance profiles, What each setting matters, "
+        "Exact gaps, Failed runs, How it was made, Machines and versions"
+    )
+    for title in titles.split(", "):
+        assert f">{title}</h2>" in text
+    assert len(re.findall('<svg role="img"', text)) == 2 + 2 + 1 + 2
+    assert (
+        "23 of 24 ended well" in said and socket.gethostname() in said and f"numpy {np.__version__}" in said
+    )
+    # What comes from runs and folders is text, never a part of the page, and holds no password.
+    assert (
+        "<script" not in text and "RuntimeError: <script>alert(1)</script>" in said and "secret" not in said
+    )
+    assert "<b>study" in said and "<b>" not in text
+
+
+def test_tables_have_the_figures_of_the_runs(page, study):
+    text = page.read_text()
+    for environment in ("one", "two"):
+        rows = [row for row in study.rows() if row["environment"] == environment and row["variant"] == 2]
+        middle = interquartile_mean([row["score"] for row in rows])
+        name = study.name_of(2)
+        assert re.search(f"<td>{re.escape(name)}</td><td>{environment}</td>.*?<td>{middle:.4g}</td>", text)
+        gap = np.mean([row["optimal_value"] - row["exact_value"] for row in rows])
+        assert re.search(rf"<td>{re.escape(name)}</td><td>{environment}</td>.*?<td>{gap:.3g} \(", text)
+
+
+def test_a_study_of_one_seed_that_is_under_way_or_was_stopped_early_has_a_page(tmp_path):
+    sweep = Sweep(GARNET, seeds=1, vary={"learning_rate": [0.1, 0.4]}, folder=tmp_path, **FEW)
+    StudyFolder(tmp_path).begin(sweep.plan.to_dict())
+    assert "left" in Page("T").add(*study_sections(Study(tmp_path))).html
+    titles = [section.title for section in study_sections(sweep.run(1))]
+    assert "Learning curves" in titles and "Intervals" not in titles and "Performance profiles" not in titles
+
+
+def test_without_matplotlib_it_says_what_to_install(study, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MissingExtraError, match="pip install matplotlib"):
+        study_sections(study)
+
+
+@pytest.mark.skipif(BROWSER is None, reason="There is no chromium.")
+@pytest.mark.parametrize(("scheme", "ground"), [(1, "rgb(255, 255, 255)"), (0, "rgb(20, 24, 29)")])
+def test_a_browser_shows_it_on_a_phone_in_light_and_dark(page, tmp_path, scheme, ground):
+    title, log = look(page, tmp_path, scheme)
+    assert title == f"390 390 {ground}"
+    assert "CONSOLE" not in log
