@@ -92,7 +92,8 @@ def check_same(world, alone, make_agent, env, calls=(40_001, 9_973), asked=(), *
         same = ("steps", "episodes", "mean_return", "mean_length")
         assert repr([getattr(result, name) for name in same]) == repr([getattr(truth, name) for name in same])
     assert set(world.allgather(digest(together))) == {digest(single)}
-    assert together.visits.sum() == sum(calls)
+    waiting = 4 * PLACED["walkers"] * len(calls)  # steps whose targets are not known yet
+    assert sum(calls) - waiting <= together.visits.sum() <= sum(calls)
     return result
 
 
@@ -102,6 +103,12 @@ def test_any_number_of_ranks_learns_the_same_table(
     world, alone, make_agent, garnet, uneven_ranks, name, partition
 ):
     check_same(world, alone, make_agent, garnet, asked={"partition": partition}, **SETTINGS[name])
+
+
+@pytest.mark.parametrize("algorithm", ["n_step_sarsa", "differential_q_learning"])
+def test_rules_whose_targets_are_found_later_or_elsewhere(world, alone, make_agent, algorithm):
+    model = TabularMDP.garnet(300, 5, 3, seed=4)
+    check_same(world, alone, make_agent, model, calls=(20_001, 5_000), algorithm=algorithm)
 
 
 def test_a_partition_of_ones_own(world, alone, make_agent, garnet):

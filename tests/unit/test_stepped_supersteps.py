@@ -29,7 +29,7 @@ from dist_classicrl.learning.supersteps.share import joined, supersteps, totals_
 from dist_classicrl.learning.supersteps.shares import share_of
 from dist_classicrl.learning.supersteps.stepped_share import together
 from dist_classicrl.model import places
-from dist_classicrl.rules import LearningRule, register, unregister
+from dist_classicrl.rules import LearningRule, NStepSarsa, register, unregister
 from dist_classicrl.settings import Settings
 
 pytestmark = pytest.mark.slow
@@ -157,6 +157,18 @@ def test_the_table_is_that_of_compiled_code_whoever_steps_and_owns(truth):
         *table, totals = learned(limited(SteppedCliff), one.settings, ranks, partition, 20_011)
         assert_same(table, (compiled.q_table, compiled.visits))
         np.testing.assert_allclose(totals[:2], counted, rtol=1e-12)
+
+
+def test_steps_that_wait_are_learned_as_in_compiled_code():
+    compiled, one = (agent(algorithm=NStepSarsa(n=3)) for _ in range(2))
+    compiled.train(limited(CliffWalkingEnv), total_steps=20_011, **SHARDED)
+    one.train(limited(SteppedCliff), total_steps=20_011, **SHARDED)
+    assert_same((one.q_table, one.visits), (compiled.q_table, compiled.visits))
+    assert 20_011 - 3 * 64 <= one.visits.sum() < 20_011
+    for make, ranks in ((SteppedCliff, 2), (SteppedCliff, 5), (SpreadCliff, 3)):
+        *table, _ = learned(limited(make), one.settings, ranks, "hash", 20_011)
+        states = table.pop(0) if make is SpreadCliff else slice(None)
+        assert_same(table, (compiled.q_table[states], compiled.visits[states]))
 
 
 def test_where_there_are_too_many_observations_they_are_keys(truth):

@@ -1,4 +1,4 @@
-"""Rules in supersteps that let steps wait, or look at the entry: the same bits on any ranks, the right values."""
+"""Rules in supersteps that let steps wait, or learn where the entry is: the same bits, the right values."""
 
 from typing import NamedTuple
 
@@ -35,18 +35,15 @@ from dist_classicrl.rules import (
 pytestmark = pytest.mark.usefixtures("fast_ramp")
 
 STEPS = 50_000
-SLOW = [
-    pytest.param(rule, marks=pytest.mark.slow)
-    for rule in (
-        Sarsa(),
-        QLambda(n=4),
-        QLambda(n=3, variant="peng", trace_decay=1.0),
-        SarsaLambda(n=4),
-        TreeBackup(n=3, target_epsilon=0.1),
-        TD(n=2, trace_decay=0.5),
-        DifferentialQLearning(),
-        UCBQLearning(),
-    )
+RULES = [
+    Sarsa(),
+    NStepSarsa(n=3),
+    QLambda(n=4),
+    SarsaLambda(n=4),
+    TreeBackup(n=3, target_epsilon=0.1),
+    TD(n=2, trace_decay=0.5),
+    DifferentialQLearning(),
+    UCBQLearning(),
 ]
 
 
@@ -59,20 +56,32 @@ def small():
     return TabularMDP.garnet(8, 5, 3, seed=2)
 
 
-@pytest.mark.parametrize("rule", [NStepSarsa(n=3), *SLOW])
+def test_what_waits_is_learned_whoever_owns_it():
+    problem = problem_with(NStepSarsa(n=3))
+    one = learned(problem, STEPS, 2)
+    assert one.counts.sum() > STEPS - 4 * 256 and one.totals[0] > 1000 and one.totals[3] > 0.0
+    assert np.isfinite(one.values).all() and len(np.unique(one.values)) > 50
+    assert learned(problem, STEPS, 5) == one
+    assert learned(problem, STEPS, 3, cuts=((25_600, 2, "hash"), (40_960, 5, "hash"))) == one
+    check_values(NStepSarsa(n=3), 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
 def test_ranks_and_partitions_learn_the_same_and_the_right_values(rule):
     problem = problem_with(rule)
     one = learned(problem, STEPS)
-    assert one.counts.sum() > STEPS - 4 * 256 and one.totals[0] > 1000 and one.totals[3] > 0.0
-    assert np.isfinite(one.values).all() and len(np.unique(one.values)) > 50
     for ranks, partition in ((2, "range"), (3, "hash"), (5, "hash")):
         assert learned(problem, STEPS, ranks, partition) == one
-    # What waits, in walkers that others take over, is learned in the end.
     cuts = ((25_600, 2, "range"), (40_960, 1, "hash"))
     assert learned(problem, STEPS, 3, cuts=cuts) == one
+    check_values(rule, 1)
 
+
+def check_values(rule, ranks):
+    """Learn the fixed point of a rule."""
     problem = problem_with(rule, small())
-    found, (kind, parameters) = learned(problem, 2_000_000), find(rule)
+    found, (kind, parameters) = learned(problem, 2_000_000, ranks), find(rule)
     truth = kind.truth(small(), parameters, problem.settings)
     values = found.values[: truth.size].reshape(truth.shape)
     if isinstance(rule, DifferentialQLearning):  # they are what they are but for a constant
@@ -146,9 +155,9 @@ def agent(**more):
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        (MonteCarlo(), "monte_carlo.*it learns when the next action is chosen .* n_step_sarsa"),
+        (MonteCarlo(), "monte_carlo.*it learns when the next action is chosen .*n_step_sarsa"),
         (DynaQ(), "dyna_q.*keeps a model"),
-        (NStepSarsa(n=300), "lets 300 steps wait, .* at most 256"),
+        (NStepSarsa(n=300), "lets 300 steps wait, .*at most 256"),
     ],
 )
 def test_what_cannot_travel_is_refused_by_name(rule, message):

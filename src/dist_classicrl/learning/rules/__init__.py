@@ -109,8 +109,8 @@ def check_travels(rule: LearningRule, parameters: Any) -> None:
         return
     raise SettingsError(
         f"Walkers cannot travel between the owners of rows with the rule {rule.name!r}: it {why}. "
-        'Write async_updates=True or placement="replicated", take a rule such as "q_learning" or "n_step_sarsa", '
-        "or, where "
+        'Write async_updates=True or placement="replicated", take a rule such as "q_learning" or '
+        '"n_step_sarsa", or, where '
         "that is true of a rule of your own, declare can_travel=True."
     )
 
