@@ -5,9 +5,11 @@ from dataclasses import replace
 import gymnasium as gym
 import numpy as np
 import pytest
+from made_learners import learner_of
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP, rules
 from dist_classicrl.errors import EnvError, SettingsError
+from dist_classicrl.learning.learner import Stream
 from dist_classicrl.learning.memory import RuleMemory
 from dist_classicrl.learning.rules import find, learned_model, truths
 from dist_classicrl.learning.rules.kernel import Transition
@@ -26,6 +28,7 @@ from dist_classicrl.rules import (
     UCBQLearning,
 )
 from dist_classicrl.schedules import PerVisit
+from dist_classicrl.settings import Settings
 from dist_classicrl.tables.local import LocalTable
 
 pytestmark = pytest.mark.slow
@@ -266,6 +269,22 @@ def test_a_model_keeps_as_many_outcomes_as_a_pair_has(name):
     with pytest.raises(SettingsError, match=f"'{name}': it keeps a model of the environment, of which each"):
         agent = DistAsyncQLearning(algorithm=name, async_updates=False)
         agent.train(GARNET, total_steps=10, placement="sharded")
+
+
+@pytest.mark.parametrize("name", rules.BUILT_IN)
+def test_what_a_rule_remembers_comes_back_from_a_checkpoint_after_each_step(name):
+    """Whatever it comes to is in the ranges that it declares: episodes are cut off after 7 steps."""
+    settings = Settings(algorithm=name, epsilon=EPSILON, learning_rate=PerVisit(0.7))
+    learner = learner_of(replace(GARNET, max_episode_steps=7), settings)
+    rule, parameters = find(name)
+    memory = RuleMemory(rule, parameters, learner.table, 1)
+    stream = Stream(np.uint64(5), 0)
+    for _ in range(200):
+        learner.learn(0, stream, 1)
+        state = learner.state(0)
+        memory.restore(state)
+        for kept, array in memory.state().items():
+            np.testing.assert_array_equal(array, state[kept])
 
 
 @pytest.mark.parametrize("size", [1, 40])

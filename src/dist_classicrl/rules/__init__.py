@@ -8,7 +8,7 @@ are made of.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -94,6 +94,29 @@ class Shared:
 
 
 @dataclass(frozen=True)
+class Range:
+    """What some numbers may be that a rule remembers and that stand one after the other.
+
+    Attributes
+    ----------
+    name : str
+        What they are, for the error that refuses a checkpoint with others.
+    least, most : float
+        Both are allowed.
+    count : int
+        How many they are.
+    is_whole : bool
+        Whether they are whole numbers.
+    """
+
+    name: str
+    least: float
+    most: float
+    count: int = 1
+    is_whole: bool = True
+
+
+@dataclass(frozen=True)
 class LearningRule:
     """A learning rule: its hyper-parameters, its jitted functions, and what others have to know of it.
 
@@ -143,6 +166,16 @@ class LearningRule:
         Whether `learn` can be called where the values of the acted state are not: each call must `update` one
         entry, that of the action in one of the tables, towards a target from the transition, the next state's
         values and what the walker remembers, which begins with zeros again after a truncation.
+    whole_ranges : callable, optional
+        Returns, for hyper-parameters, states and actions, a `Range` for each of the whole numbers that a
+        walker carries along, or for several together, in their order. Compiled code does not look whether an
+        index is inside of an array: a rule that takes one of them as an index, or as a state or an action,
+        says here what it may be, and a checkpoint with another number is refused. Without, any is taken.
+    model_ranges : callable, optional
+        Returns likewise what the numbers of `model` may be.
+    check_model : callable, optional
+        Returns, for hyper-parameters, states, actions and a model whose numbers are in their ranges, which of
+        them contradict each other, as the end of a sentence; "" where none do.
     """
 
     name: str
@@ -162,6 +195,9 @@ class LearningRule:
     can_replay: bool = False
     is_reproducible: bool = True
     can_travel: bool = False
+    whole_ranges: Callable[[Any, int, int], Sequence[Range]] | None = None
+    model_ranges: Callable[[Any, int, int], Sequence[Range]] | None = None
+    check_model: Callable[[Any, int, int, np.ndarray], str] | None = None
 
     @property
     def usual(self) -> dict[str, Any]:

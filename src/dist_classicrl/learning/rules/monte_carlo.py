@@ -87,7 +87,7 @@ RULE = register(
         learn=learn,
         on_action=learn_waiting,
         truth=behavior_values,
-        memory=lambda parameters: returns.memory(parameters.longest),
         check=check,
+        **returns.remembered("longest"),
     )
 )

@@ -57,7 +57,7 @@ RULE = register(
         learn=learn,
         on_action=learn_waiting,
         truth=behavior_values,
-        memory=lambda parameters: returns.memory(parameters.n),
         check=lambda parameters: returns.check_steps("NStepSarsa", parameters),
+        **returns.remembered(),
     )
 )

@@ -90,8 +90,8 @@ RULE = register(
         learn=learn,
         on_action=learn_waiting,
         truth=truth,
-        memory=lambda parameters: returns.memory(parameters.n, 1),
         choices={"variant": ("watkins", "peng")},
         check=check,
+        **returns.remembered(reached=1),
     )
 )

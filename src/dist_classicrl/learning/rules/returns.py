@@ -15,6 +15,7 @@ from typing import Any
 from dist_classicrl._jit import jit, jit_inline
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.learning.rules.kernel import entry_of, update
+from dist_classicrl.rules import Range
 from dist_classicrl.tables.rows import actions_of
 
 # Whole numbers: how many steps wait, the place of the oldest, and the entries of all.
@@ -26,9 +27,26 @@ _REWARDS, _CONSTANTS, _FACTORS, _REACHED = 0, 1, 2, 3
 MOST_STEPS = 1 << 16
 
 
-def memory(n: int, reached: int = 0) -> tuple[int, int]:
-    """Return how many whole and real numbers a walker keeps: of n steps, and of the state reached."""
-    return _ENTRIES + n, 3 * n + reached
+def remembered(steps: str = "n", reached: int = 0, learns_at_once: bool = False) -> dict[str, Any]:
+    """Return what a rule declares of a walker's memory, for `LearningRule`.
+
+    `steps` is the hyper-parameter that says how many steps it keeps, `reached` how many numbers of the state
+    that was reached. `learns_at_once`: with so many steps the oldest does not wait for the next action.
+    """
+
+    def ranges(parameters: Any, n_states: int, n_actions: int) -> tuple[Range, ...]:
+        n = getattr(parameters, steps)
+        return (
+            Range("the steps that wait", 0, n - 1 if learns_at_once else n),
+            Range("the place of the oldest", 0, n - 1),
+            Range("the entries of the steps", 0, n_states * n_actions - 1, n),
+        )
+
+    def memory(parameters: Any) -> tuple[int, int]:
+        n = getattr(parameters, steps)
+        return _ENTRIES + n, 3 * n + reached
+
+    return {"memory": memory, "whole_ranges": ranges}
 
 
 @jit_inline

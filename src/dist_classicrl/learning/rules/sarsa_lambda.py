@@ -68,7 +68,7 @@ RULE = register(
         learn=learn,
         on_action=learn_waiting,
         truth=behavior_values,
-        memory=lambda parameters: returns.memory(parameters.n),
         check=check,
+        **returns.remembered(),
     )
 )

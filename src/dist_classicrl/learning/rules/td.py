@@ -99,7 +99,7 @@ RULE = register(
         parameters=TD,
         learn=learn,
         truth=truth,
-        memory=lambda parameters: returns.memory(parameters.n),
         check=check,
+        **returns.remembered(learns_at_once=True),
     )
 )

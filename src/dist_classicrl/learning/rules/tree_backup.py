@@ -85,7 +85,7 @@ RULE = register(
         learn=learn,
         on_action=learn_waiting,
         truth=lambda model, parameters, settings: soft_values(model, settings, parameters.target_epsilon),
-        memory=lambda parameters: returns.memory(parameters.n, 3),
         check=check,
+        **returns.remembered(reached=3),
     )
 )
