@@ -39,7 +39,7 @@ class Stretch(NamedTuple):
     offset: int  # steps that this stream has served before
     steps: int
     step_size: Line  # where it does not depend on visits
-    epsilon: Line  # the chance of a uniformly random action
+    epsilon: Line  # the chance of a uniformly random action, or Boltzmann's temperature
 
 
 NO_LINE = Line(0.0, 0.0, 0)

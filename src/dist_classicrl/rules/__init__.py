@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from dist_classicrl._lazy import lazy_names
 from dist_classicrl.checks import as_float, is_flag, is_real, is_whole
@@ -216,6 +216,8 @@ class LearningRule:
 
 _known: dict[str, LearningRule] = {}
 
+_Kind = TypeVar("_Kind")
+
 
 def defaults(algorithm: Any) -> Mapping[str, Any]:
     """Return the settings that an algorithm, as `to_data` takes it, has defaults of its own for."""
@@ -270,14 +272,19 @@ def register(rule: LearningRule) -> LearningRule:
             f"The rule {rule.name!r} cannot be registered: in {rule.parameters.__name__} "
             f"{', '.join(lacking)} must have a default that is a number, True or False."
         )
-    kind.__eq__, kind.__ne__, kind.__hash__ = _is_same, _is_other, _hash  # type: ignore[assignment,method-assign]
+    compared_by_class(kind)
     _known[rule.name] = rule
     return rule
 
 
+def compared_by_class(kind: type[_Kind]) -> type[_Kind]:
+    """Let objects of a NamedTuple be equal only if their classes are: tuples alone do not look at that."""
+    kind.__eq__, kind.__ne__, kind.__hash__ = _is_same, _is_other, _hash  # type: ignore[assignment,method-assign]
+    return kind
+
+
 def _is_same(one: Any, other: Any) -> bool:
-    """Return whether both are of one class, too: to tuples alone, two rules without fields are the same."""
-    return type(one) is type(other) and tuple(one) == tuple(other)
+    return type(one) is type(other) and list(map(_plain, one)) == list(map(_plain, other))
 
 
 def _is_other(one: Any, other: Any) -> bool:
@@ -285,7 +292,12 @@ def _is_other(one: Any, other: Any) -> bool:
 
 
 def _hash(one: Any) -> int:
-    return hash((type(one), *one))
+    return hash((type(one), *(getattr(value, "shape", value) for value in one)))
+
+
+def _plain(value: Any) -> Any:
+    """Return an array as lists, which are compared as a whole."""
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _place(kind: type) -> tuple[str, str]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from dist_classicrl.errors import ConvergenceError
 from dist_classicrl.rules.behaviors import UCB, Boltzmann, EpsilonGreedy, FixedPolicy, behavior_of
+from dist_classicrl.schedules import as_schedule
 from dist_classicrl.settings import Settings
 
 if TYPE_CHECKING:
@@ -124,7 +125,8 @@ def _chances(behavior: Any, q: np.ndarray, epsilon: float) -> np.ndarray:
     acts = (q > -np.inf).any(axis=1, keepdims=True)
     top = np.where(acts, q.max(axis=1, keepdims=True), 0.0)
     if isinstance(behavior, Boltzmann):
-        weights = np.exp((q - top) / behavior.temperature)
+        temperature: Any = as_schedule("temperature", behavior.temperature)
+        weights = np.exp((q - top) / temperature.at(_LATE))
     else:
         weights = (q == top).astype(float)
     greedy = weights / np.where(acts, weights.sum(axis=1, keepdims=True), 1.0)
