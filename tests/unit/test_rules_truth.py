@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import gymnasium as gym
+import numba
 import numpy as np
 import pytest
 from made_learners import learner_of
@@ -30,6 +31,7 @@ from dist_classicrl.rules import (
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.local import LocalTable
+from dist_classicrl.tables.rows import learn_each_of_row, learn_row
 
 pytestmark = pytest.mark.slow
 
@@ -269,6 +271,39 @@ def test_a_model_keeps_as_many_outcomes_as_a_pair_has(name):
     with pytest.raises(SettingsError, match=f"'{name}': it keeps a model of the environment, of which each"):
         agent = DistAsyncQLearning(algorithm=name, async_updates=False)
         agent.train(GARNET, total_steps=10, placement="sharded")
+
+
+@numba.njit
+def whole_row(table, row, target, touched):
+    return learn_row(table, row, target, 0.25, 1, touched)
+
+
+@numba.njit
+def entry_by_entry(table, row, target, touched):
+    return learn_each_of_row(table, row, target, 0.25, 1, touched)
+
+
+@pytest.mark.parametrize("legal", [None, np.random.default_rng(2).random((6, 3)) < 0.7], ids=["all", "some"])
+def test_a_row_is_learned_as_its_entries_are(legal):
+    """To the bit, from rows of one value and of several."""
+    numbers = np.random.default_rng(1)
+    tables = [LocalTable(6, 3, np.dtype("float64"), legal) for _ in range(2)]
+    values = numbers.normal(size=(6, 3))
+    values[:3] = values[:3, :1]
+    acts = range(6) if legal is None else np.flatnonzero(legal.any(axis=1))
+    for table in tables:
+        table.load(values.reshape(-1), np.zeros(18, np.int64))
+    touched = [0, 0]
+    for _ in range(40):
+        row, target = int(numbers.choice(acts)), float(numbers.normal())
+        for i, learn_them in enumerate((whole_row, entry_by_entry)):
+            touched[i] = learn_them(tables[i].arrays, row, target, touched[i])
+    assert touched[0] == touched[1] > 6
+    for name in ("q", "best", "greedy", "weight", "shift", "updates"):
+        one, other = (getattr(table.arrays, name) for table in tables)
+        np.testing.assert_array_equal(one, other, name)
+    one, other = (table.arrays.touched[: touched[0]].tolist() for table in tables)
+    assert one == other
 
 
 @pytest.mark.parametrize("name", rules.BUILT_IN)

@@ -24,6 +24,7 @@ from dist_classicrl.tables.rows import (
     UNROLLED_ACTIONS,
     RowFunctions,
     actions_of,
+    learn_each_of_row,
 )
 
 MOST_VISITS = np.uint32(0xFFFFFFFF)
@@ -324,5 +325,6 @@ ROW_FUNCTIONS[LineArrays] = RowFunctions(
     _visits_of,
     _count,
     _learn_target,
+    learn_each_of_row,
     _add_amount,
 )

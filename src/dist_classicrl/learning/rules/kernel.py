@@ -42,6 +42,7 @@ from dist_classicrl.tables.rows import (
     any_greedy_action,
     count,
     greedy_action,
+    learn_row,
     learn_target,
     row_maximum,
     step_size_at,
@@ -68,6 +69,7 @@ __all__ = [
     "step_size",
     "unvisited",
     "update",
+    "update_row",
     "value",
 ]
 
@@ -119,7 +121,7 @@ class Now(NamedTuple):
     step_size : float
         Where it does not depend on visits.
     epsilon : float
-        The chance of a uniformly random action.
+        The chance of a uniformly random action; of `Boltzmann` the temperature.
     random : uint64
         Where `bits` begins.
     walker : int
@@ -311,6 +313,19 @@ def update(context, now, row, action, target, learned):
     error = abs(target - value_of(table, row, action))
     touched = count(table, row, action, now.counts_as, learned.touched)
     learn_target(table, row, action, target, alpha)
+    return Learned(touched, learned.error + error if now.counts_as == 1 else learned.error)
+
+
+@jit_inline
+def update_row(context, now, row, action, target, learned):
+    """Move the values of all legal actions of `row` towards `target`, a visit of each.
+
+    By the step size that is due for `action`, one of them; it tells the error that is reported, too.
+    """
+    table = context.table
+    alpha = step_size(context, now, row, action)
+    error = abs(target - value_of(table, row, action))
+    touched = learn_row(table, row, target, alpha, now.counts_as, learned.touched)
     return Learned(touched, learned.error + error if now.counts_as == 1 else learned.error)
 
 
