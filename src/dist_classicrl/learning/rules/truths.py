@@ -10,19 +10,18 @@ import numpy as np
 
 from dist_classicrl.errors import ConvergenceError
 from dist_classicrl.rules.behaviors import UCB, Boltzmann, EpsilonGreedy, FixedPolicy, behavior_of
-from dist_classicrl.schedules import as_schedule
+from dist_classicrl.schedules import as_schedule, final_value
 from dist_classicrl.settings import Settings
 
 if TYPE_CHECKING:
     from dist_classicrl.environments.model import TabularMDP
 
 _MOST_SWEEPS = 200_000
-_LATE = 1 << 60  # a step by which schedules have come to their end
 
 
 def final_epsilon(settings: Settings) -> float:
     """Return the exploration rate in which a schedule ends."""
-    return float(settings.epsilon.at(_LATE))
+    return final_value(settings.epsilon)
 
 
 def backed_up(model: TabularMDP, v: np.ndarray, discount: float) -> np.ndarray:
@@ -125,8 +124,7 @@ def _chances(behavior: Any, q: np.ndarray, epsilon: float) -> np.ndarray:
     acts = (q > -np.inf).any(axis=1, keepdims=True)
     top = np.where(acts, q.max(axis=1, keepdims=True), 0.0)
     if isinstance(behavior, Boltzmann):
-        temperature: Any = as_schedule("temperature", behavior.temperature)
-        weights = np.exp((q - top) / temperature.at(_LATE))
+        weights = np.exp((q - top) / final_value(as_schedule("temperature", behavior.temperature)))
     else:
         weights = (q == top).astype(float)
     greedy = weights / np.where(acts, weights.sum(axis=1, keepdims=True), 1.0)
