@@ -58,8 +58,8 @@ def check_rule(settings: Settings, method: str) -> None:
     if why is not None:
         raise SettingsError(
             f"learn() cannot be had with the rule {rule.name!r}: it {why}. Rules that learn one "
-            "transition at a time can: algorithm='q_learning', 'double_q_learning', 'expected_sarsa', 'sarsa' "
-            "and 'td'."
+            "transition at a time can: algorithm='q_learning', 'double_q_learning', 'expected_sarsa', "
+            "'sarsa' and 'td'."
         )
     if method == "sweeps" and rule.name not in SWEPT:
         raise SettingsError(

@@ -70,12 +70,6 @@ def learn(rule, context, now, step, learned):
     return learned
 
 
-def check(parameters: QLambda) -> None:
-    """Raise SettingsError unless the hyper-parameters are allowed."""
-    returns.check_share("QLambda", "trace_decay", parameters.trace_decay)
-    returns.check_steps("QLambda", parameters)
-
-
 def truth(model, parameters, settings):
     """Return Q*, which "peng" comes to only with a behavior that becomes greedy."""
     if parameters.variant == "watkins":
@@ -91,7 +85,6 @@ RULE = register(
         on_action=learn_waiting,
         truth=truth,
         choices={"variant": ("watkins", "peng")},
-        check=check,
-        **returns.remembered(reached=1),
+        **returns.declared(share="trace_decay", reached=1),
     )
 )

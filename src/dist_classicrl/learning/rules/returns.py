@@ -14,7 +14,8 @@ from typing import Any
 
 from dist_classicrl._jit import jit, jit_inline
 from dist_classicrl.errors import SettingsError
-from dist_classicrl.learning.rules.kernel import entry_of, update
+from dist_classicrl.learning.behavior import next_action
+from dist_classicrl.learning.rules.kernel import bits, entry_of, rule_function, update, value
 from dist_classicrl.rules import Range
 from dist_classicrl.tables.rows import actions_of
 
@@ -27,12 +28,19 @@ _REWARDS, _CONSTANTS, _FACTORS, _REACHED = 0, 1, 2, 3
 MOST_STEPS = 1 << 16
 
 
-def remembered(steps: str = "n", reached: int = 0, learns_at_once: bool = False) -> dict[str, Any]:
-    """Return what a rule declares of a walker's memory, for `LearningRule`.
+def declared(
+    steps: str = "n", share: str = "", reached: int = 0, learns_at_once: bool = False
+) -> dict[str, Any]:
+    """Return what a rule declares for `LearningRule` of the steps that its walkers keep.
 
-    `steps` is the hyper-parameter that says how many steps it keeps, `reached` how many numbers of the state
-    that was reached. `learns_at_once`: with so many steps the oldest does not wait for the next action.
+    `steps` and `share` are the hyper-parameters that say how many steps these are, and of a part from 0 to 1,
+    if there is one; `reached` is how many numbers it keeps of the state that was reached. `learns_at_once`:
+    with so many steps the oldest does not wait for the next action.
     """
+
+    def memory(parameters: Any) -> tuple[int, int]:
+        n = getattr(parameters, steps)
+        return _ENTRIES + n, 3 * n + reached
 
     def ranges(parameters: Any, n_states: int, n_actions: int) -> tuple[Range, ...]:
         n = getattr(parameters, steps)
@@ -42,11 +50,18 @@ def remembered(steps: str = "n", reached: int = 0, learns_at_once: bool = False)
             Range("the entries of the steps", 0, n_states * n_actions - 1, n),
         )
 
-    def memory(parameters: Any) -> tuple[int, int]:
-        n = getattr(parameters, steps)
-        return _ENTRIES + n, 3 * n + reached
+    def check(parameters: Any) -> None:
+        name, n = type(parameters).__name__, getattr(parameters, steps)
+        if share and not 0.0 <= (part := getattr(parameters, share)) <= 1.0:
+            raise SettingsError(f"{name}: {share} must be from 0 to 1, got {part:g}. Write for instance 0.9.")
+        if not 1 <= n <= MOST_STEPS:
+            usual = parameters._field_defaults[steps]
+            raise SettingsError(
+                f"{name}: {steps} must be a whole number of steps from 1 to {MOST_STEPS:,}, got {n}. Write "
+                f"for instance {steps}={usual}."
+            )
 
-    return {"memory": memory, "whole_ranges": ranges}
+    return {"memory": memory, "whole_ranges": ranges, "check": check}
 
 
 @jit_inline
@@ -169,16 +184,14 @@ def learn_all(context, now, n, bootstrap, learned):
     return learned
 
 
-def check_steps(name: str, parameters: Any) -> None:
-    """Raise SettingsError unless n is a number of steps that a walker can keep."""
-    if not 1 <= parameters.n <= MOST_STEPS:
-        raise SettingsError(
-            f"{name}: n must be a whole number of steps from 1 to {MOST_STEPS:,}, got {parameters.n}. Write "
-            "for instance n=4."
-        )
-
-
-def check_share(name: str, field: str, value: float) -> None:
-    """Raise SettingsError unless a number is from 0 to 1."""
-    if not 0.0 <= value <= 1.0:
-        raise SettingsError(f"{name}: {field} must be from 0 to 1, got {value:g}. Write for instance 0.9.")
+@rule_function
+def learn_to_next_action(rule, context, now, step, learned):
+    """Keep a step; learn all that wait where an episode ends, with an action drawn there if it is cut off."""
+    keep(context, now, rule.n, step)
+    if step.terminated or step.truncated:
+        bootstrap = 0.0
+        if step.truncated:
+            action = next_action(rule, context, now, step, bits(now, 0))
+            bootstrap = value(context, step.next_state, action)
+        learned = learn_all(context, now, rule.n, bootstrap, learned)
+    return learned

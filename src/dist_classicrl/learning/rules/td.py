@@ -72,12 +72,6 @@ def learn(rule, context, now, step, learned):
     return update_row(context, now, step.state, step.action, step.reward + context.discount * v, learned)
 
 
-def check(parameters: TD) -> None:
-    """Raise SettingsError unless the hyper-parameters are allowed."""
-    returns.check_share("TD", "trace_decay", parameters.trace_decay)
-    returns.check_steps("TD", parameters)
-
-
 def truth(model, parameters, settings):
     """Return the values of the states under the behavior, for each legal action, shape (S, A)."""
     v = model.policy_value(behavior_policy(model, settings), settings.discount_factor)
@@ -90,7 +84,6 @@ RULE = register(
         parameters=TD,
         learn=learn,
         truth=truth,
-        check=check,
-        **returns.remembered(learns_at_once=True),
+        **returns.declared(share="trace_decay", learns_at_once=True),
     )
 )
