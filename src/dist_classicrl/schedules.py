@@ -356,6 +356,13 @@ def in_call(schedule: Schedule, begin: int, steps: int, made: int) -> Schedule:
     return replace(schedule, call=(first, begin - first)) if was_ended_early else schedule
 
 
+def final_value(schedule: Schedule) -> float:
+    """Return the value of the last steps of a schedule of the global step."""
+    if isinstance(schedule, PerVisit):
+        raise TypeError(f"{schedule!r} follows visits")
+    return schedule.value if isinstance(schedule, Constant) else schedule.final
+
+
 def without_call(schedule: Schedule) -> Schedule:
     """Return `schedule` as it was before any call of ``train``."""
     return replace(schedule, call=None) if isinstance(schedule, _FromTo) else schedule

@@ -18,6 +18,10 @@ from dist_classicrl.schedules import Linear, PerVisit, Schedule, as_schedule
 ROUND_UPDATES = 32
 """Updates of a logical worker in the first rounds of the reproducible mode with ``sync_frequency="auto"``."""
 
+TEMPERATURE = "temperature"
+"""What `Settings.schedules` calls that of the behavior."""
+
+_SCHEDULES = ("learning_rate", "epsilon")
 _MOST_ENVS = 2**16
 
 _NO_ZSTANDARD = (
@@ -244,13 +248,23 @@ class Settings(Checked):
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as plain data for JSON."""
         data = self.arguments()
-        data.update({name: schedules.to_dict(each) for name, each in self.schedules.items()})
+        data.update({name: schedules.to_dict(getattr(self, name)) for name in _SCHEDULES})
         return data
 
     @property
     def schedules(self) -> dict[str, Schedule]:
-        """Those of the settings that are schedules, by name."""
-        return {"learning_rate": self.learning_rate, "epsilon": self.epsilon}
+        """Those of the settings that are schedules, by name, and the temperature of the behavior."""
+        found = {name: getattr(self, name) for name in _SCHEDULES}
+        temperature = behaviors.temperature_of(self.behavior)
+        return found if temperature is None else {**found, TEMPERATURE: temperature}
+
+    @staticmethod
+    def of_schedules(found: Mapping[str, Schedule]) -> dict[str, Any]:
+        """Return the settings by name that have these `schedules`."""
+        given: dict[str, Any] = {name: found[name] for name in _SCHEDULES if name in found}
+        if TEMPERATURE in found:
+            given["behavior"] = behaviors.with_temperature(found[TEMPERATURE])
+        return given
 
     def arguments(self) -> dict[str, Any]:
         """Return the keyword arguments that make the same settings, or an agent with them."""
@@ -264,7 +278,7 @@ class Settings(Checked):
         if unknown:
             raise SettingsError(f"unknown settings {', '.join(unknown)}; known are {', '.join(known)}.")
         arguments = dict(data)
-        for name in ("learning_rate", "epsilon"):
+        for name in _SCHEDULES:
             if isinstance(arguments.get(name), dict):
                 arguments[name] = schedules.from_dict(arguments[name])
         return cls(**arguments)

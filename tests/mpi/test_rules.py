@@ -6,8 +6,8 @@ import pytest
 from dist_classicrl import TabularMDP
 from dist_classicrl.errors import RemoteRankError, SettingsError
 from dist_classicrl.learning.rules import find
-from dist_classicrl.rules import EpsilonLadder, MonteCarlo
-from dist_classicrl.schedules import PerVisit
+from dist_classicrl.rules import Boltzmann, EpsilonLadder, MonteCarlo
+from dist_classicrl.schedules import Exponential, PerVisit
 
 DISCOUNT = 0.9
 MODEL = TabularMDP.garnet(8, 2, 2, seed=1)
@@ -45,8 +45,9 @@ def test_all_ranks_together_learn_the_truth(world, make, name):
         ("dyna_q", EpsilonLadder(3.0)),
         ("prioritized_sweeping", "epsilon_greedy"),
         ("ucb_q_learning", "epsilon_greedy"),
+        ("q_learning", Boltzmann(Exponential(2.0, 0.1, fraction=0.5))),
     ],
-    ids=["monte_carlo", "dyna_q", "prioritized_sweeping", "ucb_q_learning"],
+    ids=["monte_carlo", "dyna_q", "prioritized_sweeping", "ucb_q_learning", "temperature"],
 )
 def test_in_the_reproducible_mode_any_number_of_ranks_and_a_stop_change_nothing(
     alone, make, folder, restart, algorithm, behavior

@@ -20,7 +20,7 @@ from dist_classicrl.learning.rules.kernel import (
     update,
     value,
 )
-from dist_classicrl.rules import LearningRule, Shared, register, unregister
+from dist_classicrl.rules import LearningRule, Range, Shared, register, unregister
 
 
 class ExpectedSarsa(NamedTuple):
@@ -154,6 +154,11 @@ N_STEP_SARSA = LearningRule(
     best_soft_values,
     on_action=learn_waiting,
     memory=lambda parameters: (ENTRIES + parameters.n, parameters.n),
+    whole_ranges=lambda parameters, states, actions: (
+        Range("the steps that wait", 0, parameters.n),
+        Range("the place of the oldest", 0, parameters.n - 1),
+        Range("their entries", 0, states * actions - 1, parameters.n),
+    ),
     check=check_n,
     defaults={"epsilon": 0.2},
 )

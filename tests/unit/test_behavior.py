@@ -14,7 +14,8 @@ from dist_classicrl.learning.loops import choose_actions
 from dist_classicrl.learning.memory import RuleMemory
 from dist_classicrl.learning.rules.q_learning import RULE, QLearning
 from dist_classicrl.learning.supersteps.shares import share_of
-from dist_classicrl.rules import UCB, Boltzmann, EpsilonLadder, FixedPolicy, behaviors
+from dist_classicrl.rules import UCB, Boltzmann, EpsilonGreedy, EpsilonLadder, FixedPolicy, behaviors
+from dist_classicrl.schedules import Constant, Exponential, Linear, PerVisit
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.local import LocalTable
 
@@ -55,6 +56,64 @@ def test_actions_are_played_as_often_as_the_formula_says(behavior, chances):
     assert is_drawn_from(played(behavior, bandit(legal)), only)
 
 
+def test_a_temperature_that_falls_is_that_of_the_global_step():
+    """Two calls, of which the second goes on where the first has ended."""
+    hot = Linear(4.0, 0.05, 2 * STEPS)
+    chances = np.zeros(3)
+    for step in range(0, 2 * STEPS, 100):
+        weights = np.exp((VALUES[0] - VALUES[0].max()) / hot.at(step + 50))
+        chances += 100.0 * weights / weights.sum()
+    agent = DistAsyncQLearning(
+        behavior=Boltzmann(hot), learning_rate=1e-300, state_size=1, action_size=3, seed=1
+    )
+    agent.q_table = VALUES
+    agent.train(bandit(), total_steps=STEPS)
+    first = agent.visits[0].copy()
+    agent.train(bandit(), total_steps=STEPS)
+    assert is_drawn_from(agent.visits[0], chances / chances.sum())
+    assert (agent.visits[0] - first)[0] > first[0] + 0.1 * STEPS
+
+
+def test_a_temperature_over_a_share_of_a_call_is_kept_with_that_call(tmp_path):
+    agent = DistAsyncQLearning(behavior=Boltzmann(Exponential(2.0, 0.1, fraction=0.5)), seed=1)
+    agent.train(bandit(), total_steps=600)
+    loaded = DistAsyncQLearning.load_model(agent.save_model(tmp_path / "model.npz"))
+    for kept in (agent.settings, loaded.settings):
+        temperature = kept.schedules["temperature"]
+        assert temperature.call == (0, 600) and temperature.at(0) == 2.0 and temperature.at(300) == 0.1
+
+
+@pytest.mark.parametrize(
+    "temperature, says",
+    [
+        (PerVisit(0.7), "cannot follow the visits"),
+        (Linear(1.0, 0.0, 100), "must be above 0 at each step, got Linear"),
+        (Constant(-1.0), "must be a finite number above 0, got -1.0"),
+        ({"kind": "Cosine"}, "is no schedule; known kinds are"),
+    ],
+)
+def test_a_temperature_that_is_none_is_refused(temperature, says):
+    with pytest.raises(SettingsError, match=says):
+        DistAsyncQLearning(behavior=Boltzmann(temperature))
+
+
+def test_a_constant_temperature_is_a_number():
+    assert Settings(behavior=Boltzmann(Constant(0.5))).behavior == {"name": "boltzmann", "temperature": 0.5}
+    assert Settings(behavior=Boltzmann(Constant(1.0))).behavior == "boltzmann"
+    data = Settings(behavior=Boltzmann(Linear(2.0, 0.5, 10))).to_dict()
+    assert json.loads(json.dumps(data)) == data
+    assert behaviors.behavior_of(Settings.from_dict(data).behavior) == Boltzmann(Linear(2.0, 0.5, 10))
+
+
+def test_behaviors_of_two_classes_are_unequal_though_their_fields_are_equal():
+    policy = FixedPolicy(CHANCES)
+    for one, other in ((Boltzmann(0.5), UCB(0.5)), (EpsilonGreedy(), QLearning()), (policy, Boltzmann(0.5))):
+        assert one != other and not one == other and len({one, other, one}) == 2
+    assert Boltzmann(0.5) == Boltzmann(0.5) != Boltzmann(0.25) and tuple(UCB(0.5)) == (0.5,)
+    assert policy == FixedPolicy(CHANCES.copy()) and hash(policy) == hash(FixedPolicy(CHANCES.copy()))
+    assert policy != FixedPolicy(CHANCES[:, ::-1] * [[0.5, 1.0, 1.0]])
+
+
 def test_upper_bounds_choose_as_a_twin_in_plain_python():
     counts = np.zeros(3, int)
     for _ in range(2_000):
@@ -72,7 +131,8 @@ def test_masks_that_come_with_a_state_are_respected(behavior):
     masks = np.tile([[True, True, False], [False, True, False]], (10_000, 1))
     context = RuleMemory(RULE, QLearning(), table, 0, behavior).context(table, None, 1.0)
     actions = np.zeros(len(masks), np.int64)
-    choose_actions(QLearning(), context, np.zeros(len(masks), np.int64), masks, 0.0, np.uint64(5), 0, actions)
+    states = np.zeros(len(masks), np.int64)
+    choose_actions(QLearning(), context, states, masks, 0.4, np.uint64(5), 0, actions)  # the temperature
     assert (actions[1::2] == 1).all()
     expected = {
         Boltzmann: SOFT[:2] / SOFT[:2].sum(),

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP
+from dist_classicrl._random import mixed, unmixed
 from dist_classicrl.data import Coverage, Transitions, estimate_value, play_episodes
 from dist_classicrl.data.empirical import empirical_model
 from dist_classicrl.errors import DataError, MissingExtraError, RewardError, SettingsError
 from dist_classicrl.learning.logged import LoggedLearner
+from dist_classicrl.rules import TD
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.shape import TableShape
 
@@ -20,6 +22,10 @@ pytestmark = pytest.mark.slow
 DISCOUNT = 0.9
 MODEL = TabularMDP.garnet(12, 3, 2, seed=4, terminal_states=2, termination_probability=0.1)
 EVEN = np.full((12, 3), 1 / 3)
+
+#: The policy that is asked about, and the one that plays.
+ASKED = np.random.default_rng(2).dirichlet(np.full(3, 3.0), size=12)
+PLAYS = 0.5 * ASKED + 0.5 * EVEN
 
 
 def played(model, policy, episodes, seed, limit=200):
@@ -136,8 +142,10 @@ def test_sweeps_give_the_solution_of_the_empirical_model(truth):
     np.testing.assert_allclose(doubled.q_table[seen], truth[seen], atol=1e-8)
 
 
-def test_increments_come_to_the_same_within_a_hundredth(truth):
-    agents = [DistAsyncQLearning(seed=seed, discount_factor=DISCOUNT) for seed in (1, 1, 2)]
+@pytest.mark.parametrize("algorithm", ["q_learning", "double_q_learning"])
+def test_increments_come_to_the_same_within_a_hundredth(truth, algorithm):
+    rule = {"algorithm": algorithm, "discount_factor": DISCOUNT}
+    agents = [DistAsyncQLearning(seed=seed, **rule) for seed in (1, 1, 2)]
     for agent in agents:
         result = agent.learn(Transitions(**LOGGED), epochs=1_500)
     scale = np.abs(truth).max()
@@ -266,13 +274,99 @@ def test_foreign_files_and_missing_packages_are_named(tmp_path, monkeypatch):
     ):
         with pytest.raises(SettingsError, match=words):
             agent.learn(ARRAYS, **more)
-    with pytest.raises(SettingsError, match="rule 'sarsa'.*algorithm='q_learning'"):
-        DistAsyncQLearning(algorithm="sarsa").learn(ARRAYS)
 
 
-#: The policy that is asked about, and the one that plays.
-ASKED = np.random.default_rng(2).dirichlet(np.full(3, 3.0), size=12)
-PLAYS = 0.5 * ASKED + 0.5 * EVEN
+@pytest.mark.parametrize(
+    "settings, words",
+    [
+        ({"algorithm": "n_step_sarsa"}, "'n_step_sarsa': it learns from several steps in a row.*'sarsa' and"),
+        ({"algorithm": TD(n=2)}, "'td': it learns from several steps in a row"),
+        ({"algorithm": "dyna_q"}, "'dyna_q': it learns a model of its own"),
+        ({"algorithm": "differential_q_learning"}, "what never ends, and a log ends"),
+        ({"algorithm": "ucb_q_learning"}, "in a log nothing can be"),
+        (
+            {"algorithm": "expected_sarsa", "behavior": "ucb"},
+            "behavior='ucb' depends on workers or on visits",
+        ),
+        (
+            {"algorithm": "expected_sarsa", "behavior": EVEN},
+            r"has the shape \(12, 3\), and the table \(2, 2\)",
+        ),
+    ],
+)
+def test_rules_that_cannot_learn_from_a_log_say_why(settings, words):
+    with pytest.raises(SettingsError, match=words):
+        DistAsyncQLearning(**settings).learn(ARRAYS)
+
+
+def test_sweeps_are_for_what_the_best_actions_are_worth():
+    with pytest.raises(SettingsError, match="'sarsa' does not learn. Write method='incremental'"):
+        DistAsyncQLearning(algorithm="sarsa").learn(ARRAYS, method="sweeps")
+
+
+def averaged(key_of, next_of, sweeps=300):
+    """Average r + gamma V of what comes next, again and again, over the transitions of each key."""
+    values = {}
+    names = ("states", "actions", "rewards", "next_states", "terminated")
+    steps = list(zip(*(LOGGED[name].tolist() for name in names), strict=True))
+    for _ in range(sweeps):
+        targets = {}
+        for i, (s, a, r, t, end) in enumerate(steps):
+            after = 0.0 if end else next_of(i, t, values)
+            if after is not None:
+                targets.setdefault(key_of(s, a), []).append(r + DISCOUNT * after)
+        values = {key: sum(each) / len(each) for key, each in targets.items()}
+    return values
+
+
+def of_policy(i, t, values):
+    """Return what the policy that is asked about is worth among the actions that were taken."""
+    known = {a: values[t, a] for a in range(3) if (t, a) in values}
+    weights = sum(ASKED[t, a] for a in known)
+    return sum(ASKED[t, a] * value for a, value in known.items()) / weights if known else 0.0
+
+
+def of_next_action(i, t, values):
+    """Return the value of the action that was chosen next; None where an episode was cut off."""
+    if i + 1 == len(LOGGED["states"]) or LOGGED["truncated"][i]:
+        return None
+    return values.get((t, LOGGED["actions"][i + 1]), 0.0)
+
+
+@pytest.mark.parametrize(
+    "settings, key_of, next_of",
+    [
+        ({"algorithm": "expected_sarsa", "behavior": "asked"}, lambda s, a: (s, a), of_policy),
+        ({"algorithm": "sarsa"}, lambda s, a: (s, a), of_next_action),
+        ({"algorithm": "td"}, lambda s, a: s, lambda i, t, values: values.get(t, 0.0)),
+    ],
+    ids=["expected_sarsa", "sarsa", "td"],
+)
+def test_values_of_a_policy_come_to_the_averages_within_a_hundredth(settings, key_of, next_of):
+    if "behavior" in settings:
+        settings = {**settings, "behavior": ASKED}
+    agent = DistAsyncQLearning(seed=1, discount_factor=DISCOUNT, state_size=12, action_size=3, **settings)
+    agent.learn(LOGGED, epochs=1_500)
+    expected = averaged(key_of, next_of)
+    scale = max(map(abs, expected.values()))
+    seen = set(zip(LOGGED["states"].tolist(), LOGGED["actions"].tolist(), strict=True))
+    for s, a in seen:
+        if key_of(s, a) in expected:
+            assert abs(agent.q_table[s, a] - expected[key_of(s, a)]) < 0.01 * scale, (s, a)
+    assert len(expected) >= 10
+
+
+def test_draws_of_two_epochs_are_complements():
+    """So each of two tables learns all transitions once; `unmixed` is the inverse of `mix`."""
+    bits = np.random.default_rng(1).integers(0, 2**64, 1_000, np.uint64, endpoint=False)
+    np.testing.assert_array_equal(mixed(unmixed(bits)), bits)
+    agent = DistAsyncQLearning(seed=1, algorithm="double_q_learning")
+    agent.learn(LOGGED, epochs=4)
+    first, second = agent._state.shape.tables(agent._state.counts)
+    np.testing.assert_array_equal(first, second)
+    agent.learn(LOGGED, epochs=1)
+    first, second = agent._state.shape.tables(agent._state.counts)
+    assert (first != second).any()
 
 
 @pytest.fixture(scope="module")

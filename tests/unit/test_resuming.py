@@ -34,6 +34,7 @@ from dist_classicrl.errors import (
 )
 from dist_classicrl.model import places
 from dist_classicrl.process import stop as stopping
+from dist_classicrl.rules import Boltzmann
 from dist_classicrl.schedules import Exponential, Linear, PerVisit
 
 LAKE = TabularMDP.from_gymnasium("FrozenLake-v1")
@@ -122,6 +123,10 @@ RUNS = {
     "exponential": (
         GARNET,
         {"learning_rate": Exponential(0.5, 0.05, 900), "epsilon": Exponential(1.0, 0.1, 1_000)},
+    ),
+    "a temperature that falls": (
+        GARNET,
+        {"behavior": Boltzmann(Exponential(3.0, 0.1, fraction=0.5)), "learning_rate": PerVisit(0.7)},
     ),
     "float32": (GARNET, {"dtype": "float32", "batch_size": 5}),
     "float32 and replay": (LAKE, {"dtype": "float32", "replay_ratio": 2.0, "learning_rate": PerVisit(0.8)}),

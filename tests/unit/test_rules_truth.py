@@ -3,11 +3,14 @@
 from dataclasses import replace
 
 import gymnasium as gym
+import numba
 import numpy as np
 import pytest
+from made_learners import learner_of
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP, rules
 from dist_classicrl.errors import EnvError, SettingsError
+from dist_classicrl.learning.learner import Stream
 from dist_classicrl.learning.memory import RuleMemory
 from dist_classicrl.learning.rules import find, learned_model, truths
 from dist_classicrl.learning.rules.kernel import Transition
@@ -26,7 +29,9 @@ from dist_classicrl.rules import (
     UCBQLearning,
 )
 from dist_classicrl.schedules import PerVisit
+from dist_classicrl.settings import Settings
 from dist_classicrl.tables.local import LocalTable
+from dist_classicrl.tables.rows import learn_each_of_row, learn_row
 
 pytestmark = pytest.mark.slow
 
@@ -267,6 +272,55 @@ def test_a_model_keeps_as_many_outcomes_as_a_pair_has(name):
     with pytest.raises(SettingsError, match=f"'{name}': it keeps a model of the environment, of which each"):
         agent = DistAsyncQLearning(algorithm=name, async_updates=False)
         agent.train(GARNET, total_steps=10, placement="sharded")
+
+
+@numba.njit
+def whole_row(table, row, target, touched):
+    return learn_row(table, row, target, 0.25, 1, touched)
+
+
+@numba.njit
+def entry_by_entry(table, row, target, touched):
+    return learn_each_of_row(table, row, target, 0.25, 1, touched)
+
+
+@pytest.mark.parametrize("legal", [None, np.random.default_rng(2).random((6, 3)) < 0.7], ids=["all", "some"])
+def test_a_row_is_learned_as_its_entries_are(legal):
+    """To the bit, from rows of one value and of several."""
+    numbers = np.random.default_rng(1)
+    tables = [LocalTable(6, 3, np.dtype("float64"), legal) for _ in range(2)]
+    values = numbers.normal(size=(6, 3))
+    values[:3] = values[:3, :1]
+    acts = range(6) if legal is None else np.flatnonzero(legal.any(axis=1))
+    for table in tables:
+        table.load(values.reshape(-1), np.zeros(18, np.int64))
+    touched = [0, 0]
+    for _ in range(40):
+        row, target = int(numbers.choice(acts)), float(numbers.normal())
+        for i, learn_them in enumerate((whole_row, entry_by_entry)):
+            touched[i] = learn_them(tables[i].arrays, row, target, touched[i])
+    assert touched[0] == touched[1] > 6
+    for name in ("q", "best", "greedy", "weight", "shift", "updates"):
+        one, other = (getattr(table.arrays, name) for table in tables)
+        np.testing.assert_array_equal(one, other, name)
+    one, other = (table.arrays.touched[: touched[0]].tolist() for table in tables)
+    assert one == other
+
+
+@pytest.mark.parametrize("name", rules.BUILT_IN)
+def test_what_a_rule_remembers_comes_back_from_a_checkpoint_after_each_step(name):
+    """Whatever it comes to is in the ranges that it declares: episodes are cut off after 7 steps."""
+    settings = Settings(algorithm=name, epsilon=EPSILON, learning_rate=PerVisit(0.7))
+    learner = learner_of(replace(GARNET, max_episode_steps=7), settings)
+    rule, parameters = find(name)
+    memory = RuleMemory(rule, parameters, learner.table, 1)
+    stream = Stream(np.uint64(5), 0)
+    for _ in range(200):
+        learner.learn(0, stream, 1)
+        state = learner.state(0)
+        memory.restore(state)
+        for kept, array in memory.state().items():
+            np.testing.assert_array_equal(array, state[kept])
 
 
 @pytest.mark.parametrize("size", [1, 40])

@@ -549,6 +549,11 @@ class DistAsyncQLearning:
     ) -> BatchResult:
         """Learn from transitions that were logged, without an environment; every rank calls this.
 
+        "q_learning" and "double_q_learning" learn what the best actions are worth, "expected_sarsa" what
+        `behavior` is worth, with the epsilon or temperature that its schedule ends in, and "sarsa" and "td"
+        what that behavior is worth which was logged: for "sarsa" the action that was chosen next must be
+        known, which it is not where an episode was cut off. Other rules are refused.
+
         Actions that are in no transition of a state play no part in the value of that state, and a state in
         which none was taken is worth 0. Afterwards `q_table` is the same array of numbers on every rank.
         `visits` counts what was learned, `steps` does not: these are no steps of an environment. `train` goes

@@ -21,14 +21,58 @@ from dist_classicrl.errors import DivergenceError, RankMismatchError, SettingsEr
 from dist_classicrl.learning import rules
 from dist_classicrl.learning.logged import LoggedLearner
 from dist_classicrl.model.agent_state import AgentState
+from dist_classicrl.rules import behaviors
+from dist_classicrl.settings import Settings
 from dist_classicrl.tables.maps import PackedSums
 from dist_classicrl.tables.round_merge import MapSums, Part, RoundMerge
 from dist_classicrl.tables.shared import SharedTable
 
 METHODS = ("incremental", "sweeps")
 
-#: Rules whose targets depend on the transition alone, and not on how actions are chosen.
-RULES = ("q_learning", "double_q_learning")
+#: Rules whose values are those of the best actions, which `method="sweeps"` solves for.
+SWEPT = ("q_learning", "double_q_learning")
+
+_IN_A_ROW = "learns from several steps in a row, and logged transitions are learned in another order"
+_MODELS = (
+    'learns a model of its own, and method="sweeps" solves that of the transitions; take '
+    "algorithm='q_learning'"
+)
+_WHY_NOT = {
+    **dict.fromkeys(("n_step_sarsa", "tree_backup", "q_lambda", "sarsa_lambda", "monte_carlo"), _IN_A_ROW),
+    **dict.fromkeys(("dyna_q", "prioritized_sweeping"), _MODELS),
+    "differential_q_learning": "learns the mean reward of what never ends, and a log ends",
+    "ucb_q_learning": "adds bonuses for what is to be explored, and in a log nothing can be",
+}
+_BEHAVIORS = ("epsilon_greedy", "boltzmann", behaviors.POLICY)
+
+
+def check_rule(settings: Settings, method: str) -> None:
+    """Raise SettingsError where a rule cannot learn from logged transitions, or not by this method."""
+    rule, parameters = rules.find(settings.algorithm)
+    is_td = rule.name == "td"
+    why = _WHY_NOT.get(rule.name)
+    if is_td and parameters.n > 1:
+        why = _IN_A_ROW
+    elif why is None and not (rule.can_replay or rule.name == "sarsa" or is_td):
+        why = "does not say that it can learn old transitions (can_replay)"
+    if why is not None:
+        raise SettingsError(
+            f"learn() cannot be had with the rule {rule.name!r}: it {why}. Rules that learn one "
+            "transition at a time can: algorithm='q_learning', 'double_q_learning', 'expected_sarsa', "
+            "'sarsa' and 'td'."
+        )
+    if method == "sweeps" and rule.name not in SWEPT:
+        raise SettingsError(
+            f"method='sweeps' solves for what the best actions are worth, which the rule {rule.name!r} does "
+            f"not learn. Write method='incremental', or algorithm='{SWEPT[0]}'."
+        )
+    behavior = behaviors.name_of(settings.behavior)
+    if rule.name == "expected_sarsa" and behavior not in _BEHAVIORS:
+        raise SettingsError(
+            f"learn() with the rule 'expected_sarsa' learns what a behavior is worth, and behavior="
+            f"{behavior!r} depends on workers or on visits, which logged transitions do not tell. Write "
+            'behavior="epsilon_greedy", "boltzmann", or chances of actions of shape (states, actions).'
+        )
 
 
 @dataclass(frozen=True)
@@ -95,13 +139,7 @@ def _prepared(state: AgentState, given: Any, epochs: Any, method: Any) -> _Task:
     if method not in METHODS:
         raise SettingsError(f"method is {method!r}; it must be one of {', '.join(map(repr, METHODS))}")
     passes = checked_whole("epochs", epochs, 1)
-    rule, _ = rules.find(state.settings.algorithm)
-    if rule.name not in RULES:
-        raise SettingsError(
-            f"learn() learns what the best actions are worth, and the rule {rule.name!r} learns from the "
-            f"actions that are chosen next, which logged transitions do not tell. Make an agent with "
-            f"algorithm='{RULES[0]}' or '{RULES[1]}'."
-        )
+    check_rule(state.settings, method)
     if state.keyed is not None or state.large is not None:
         kind = "has keys as states" if state.keyed is not None else "is larger than a copy for each rank"
         raise SettingsError(f"learn() needs a table of numbered states, and this agent's {kind}.")
@@ -112,8 +150,19 @@ def _prepared(state: AgentState, given: Any, epochs: Any, method: Any) -> _Task:
             settings.state_size or transitions.n_states, settings.action_size or transitions.n_actions
         )
     transitions.check_size(*state.shape.of_table)
+    _check_policy(state)
     state.check_values()
     return _Task(transitions, passes, method)
+
+
+def _check_policy(state: AgentState) -> None:
+    behavior = behaviors.behavior_of(state.settings.behavior)
+    size = state.shape.of_table
+    if isinstance(behavior, behaviors.FixedPolicy) and behavior.probabilities.shape != size:
+        raise SettingsError(
+            f"behavior as an array has the shape {behavior.probabilities.shape}, and the table {size}: it "
+            "needs a row for each state, a chance for each action."
+        )
 
 
 def _seed_of(state: AgentState) -> int:
@@ -130,6 +179,8 @@ def _description(state: AgentState, task: _Task) -> str:
             settings.algorithm,
             settings.dtype,
             settings.learning_rate,
+            settings.behavior,
+            settings.epsilon,
             state.shape,
             task.transitions.fingerprint(),
         )

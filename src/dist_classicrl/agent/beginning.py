@@ -98,7 +98,7 @@ def begin_call(
     everyone = agreement.agree(error, {}, own, "the server to read its checkpoint, if there is one")
     beginning = tell(found, agreement)
     if agreement.is_head:
-        state.change(**beginning.schedules)  # not before all ranks are at it
+        state.change(**state.settings.of_schedules(beginning.schedules))  # not before all ranks are at it
     else:
         _warn_of_differences(state, beginning, own, everyone, agreement)
         adopt(state, beginning, plan, watch)
@@ -233,7 +233,7 @@ def adopt(
         state.places.note(plan, beginning.place)
     if watch is not None and beginning.slurm_left is not None:
         watch.slurm_left = beginning.slurm_left
-    state.change(**beginning.schedules)
+    state.change(**state.settings.of_schedules(beginning.schedules))
     state.steps, state.seed = beginning.steps, beginning.seed
     state.environment = beginning.environment
     state.finished = list(beginning.finished)

@@ -24,6 +24,7 @@ from dist_classicrl.model.agent_state import AgentState, Pending
 from dist_classicrl.model.model_file import all_finite
 from dist_classicrl.model.places import Place, PlaceName
 from dist_classicrl.schedules import Schedule, from_dict, to_dict
+from dist_classicrl.settings import TEMPERATURE
 from dist_classicrl.tables.shape import TableShape
 
 logger = logging.getLogger(__name__)
@@ -156,7 +157,7 @@ def take_up(state: AgentState, place: Place, found: Found) -> None:
     state.steps = found.steps
     state.finished = found.finished
     state.environment = found.environment
-    state.change(**found.schedules)
+    state.change(**state.settings.of_schedules(found.schedules))
     if found.seed is not None:
         state.seed = found.seed
     if found.run is not None:
@@ -250,8 +251,11 @@ def _environment_of_call(state: AgentState, body: Mapping[str, Any], asked: int)
 def _schedules(state: AgentState, saved: Saved) -> dict[str, Schedule]:
     """Return those of a checkpoint's schedules that the agent has, too, as they were when it was written."""
     found = {}
+    settings = saved.body["settings"]
+    behavior = settings.get("behavior")
+    kept = {**settings, TEMPERATURE: behavior.get(TEMPERATURE) if isinstance(behavior, dict) else None}
     for name, own in state.settings.schedules.items():
-        there = saved.body["settings"].get(name)
+        there = kept.get(name)
         if isinstance(there, dict) and {**there, "call": None} == {**to_dict(own), "call": None}:
             try:
                 found[name] = from_dict(there)

@@ -50,6 +50,7 @@ from dist_classicrl.membership.handshake import Setup
 from dist_classicrl.model.agent_state import AgentState, Corner
 from dist_classicrl.model.places import Place
 from dist_classicrl.process.stop import StopWatch
+from dist_classicrl.rules import behaviors
 from dist_classicrl.schedules import to_dict, without_call
 
 logger = logging.getLogger(__name__)
@@ -170,6 +171,7 @@ class Session:
         settings = state.settings.to_dict()
         del settings["epsilon"]  # rank 0's counts
         settings["learning_rate"] = to_dict(without_call(state.settings.learning_rate))
+        settings["behavior"] = behaviors.without_call(settings["behavior"])
         placement = asked.placement if isinstance(asked.placement, str) else "engine"
         return {
             **settings,

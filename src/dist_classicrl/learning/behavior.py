@@ -2,7 +2,8 @@
 
 A behavior is a NamedTuple, as a rule is. `BEHAVIORS` has its functions:
 `choose` for states whose legal actions are known from the state, `choose_masked` for those that come with a
-mask, and `expected_value`, the mean value of the next state under it.
+mask, `expected_value`, the mean value of the next state under it, and `measure`, by which actions are told
+apart in the loops that behaviors share: over the largest, over what is drawn, and over means.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from dist_classicrl.learning.rules.kernel import (
     rule_of_type,
     value,
 )
+from dist_classicrl.rules import compared_by_class
 from dist_classicrl.rules.behaviors import UCB, Boltzmann, EpsilonGreedy, FixedPolicy
 from dist_classicrl.tables.rows import actions_of, any_greedy_action, greedy_action, visits_of
 
@@ -37,6 +39,8 @@ class Functions(NamedTuple):
     choose: Callable[..., Any]
     choose_masked: Callable[..., Any]
     expected_value: Callable[..., Any]
+    #: The number by which an action is told from others, see `measure`.
+    measure: Callable[..., Any]
 
 
 BEHAVIORS: dict[type, Functions] = {}
@@ -63,6 +67,15 @@ def choose(behavior, rule, context, state, epsilon, random):
 def choose_masked(behavior, rule, context, state, masks, i, epsilon, random):
     """Return an action in `state` that row `i` of `masks`, bool of shape (B, A), allows."""
     raise NotImplementedError("choose_masked is for jitted code")
+
+
+@picked(_of_behavior("measure"))
+def measure(behavior, rule, context, state, action, known):
+    """Return the number by which a behavior tells an action from others: a weight, or what is to be largest.
+
+    `known`, float64, is what the behavior knows of all actions of the state.
+    """
+    raise NotImplementedError("measure is for jitted code")
 
 
 def expected_value(behavior, rule, context, now, step, table=0):
@@ -152,21 +165,82 @@ def _overload_find_best(rule, context, state, random):
         return lambda rule, context, state, random: any_greedy_action(context.table, state, random)
 
     def by_preference(rule, context, state, random):
-        n_actions = actions_of(context.table)
-        top, count = -np.inf, 0
-        for action in range(n_actions):
-            worth = preference(rule, context, state, action)
-            count = 1 if worth > top else count + (worth == top)
+        return _largest(EpsilonGreedy(), rule, context, state, None, 0, 0.0, random)
+
+    return by_preference
+
+
+@jit_inline
+def _allows(masks, i, action):
+    return True if masks is None else masks[i, action]
+
+
+@jit_inline
+def _largest(behavior, rule, context, state, masks, i, known, random):
+    """Return one of the allowed actions of the largest `measure`, each with the same chance."""
+    n_actions = actions_of(context.table)
+    top, n_best = -np.inf, 0
+    for action in range(n_actions):
+        if _allows(masks, i, action):
+            worth = measure(behavior, rule, context, state, action, known)
+            n_best = 1 if worth > top else n_best + (worth == top)
             top = max(top, worth)
-        pick = below(random, count)
-        for action in range(n_actions):
-            if preference(rule, context, state, action) == top:
+    pick = below(random, n_best)
+    for action in range(n_actions):
+        if _allows(masks, i, action):
+            if measure(behavior, rule, context, state, action, known) == top:
                 if pick == 0:
                     return action
                 pick -= 1
-        return 0
+    return 0
 
-    return by_preference
+
+@jit_inline
+def _unit(random):
+    """Return a number from 0 to below 1, by the high 53 bits of the uint64 `random`."""
+    return np.float64(np.int64(random >> _SHIFT_11)) * _ONE_OF_2_53
+
+
+@jit_inline
+def _drawn(behavior, rule, context, state, masks, i, known, random):
+    """Return an allowed action, each with a chance in proportion to its `measure`; evenly where all are 0."""
+    n_actions = actions_of(context.table)
+    total, n_allowed = 0.0, 0
+    for action in range(n_actions):
+        if _allows(masks, i, action):
+            total += measure(behavior, rule, context, state, action, known)
+            n_allowed += 1
+    left = _unit(random) * (total if total > 0.0 else n_allowed)
+    found = 0
+    for action in range(n_actions):
+        if _allows(masks, i, action):
+            weight = measure(behavior, rule, context, state, action, known) if total > 0.0 else 1.0
+            if weight > 0.0:
+                found = action
+                left -= weight
+                if left < 0.0:
+                    return action
+    return found  # rounding left a little
+
+
+@jit_inline
+def _mean_by_measure(behavior, rule, context, step, table, known):
+    """Return the mean value of the next state, weighed likewise; 0 where no action is legal."""
+    state, n_actions = step.next_state, actions_of(context.table)
+    row = state + table * context.table.n_states
+    total = weights = rest = 0.0
+    n_legal = 0
+    for action in range(n_actions):
+        if is_legal(context.table.legal, context.masks, state, n_actions, action, step.i):
+            weight = measure(behavior, rule, context, state, action, known)
+            worth = value(context, row, action)
+            weights += weight
+            total += weight * worth
+            rest += worth
+            n_legal += 1
+    if weights > 0.0:
+        return total / weights
+    return rest / n_legal if n_legal > 0 else 0.0
 
 
 # Epsilon-greedy
@@ -182,24 +256,30 @@ def _choose(behavior, rule, context, state, epsilon, random):
     return other if explores else action
 
 
-@jit
-def _choose_masked(behavior, rule, context, state, masks, i, epsilon, random):
-    explores = draws(epsilon, random)
-    n_actions = actions_of(context.table)
-    top = -np.inf
-    for action in range(n_actions):
-        if masks[i, action] and not explores:
-            top = max(top, preference(rule, context, state, action))
+@jit_inline
+def _any_allowed(masks, i, n_actions, random):
     count = 0
     for action in range(n_actions):
-        count += masks[i, action] and (explores or preference(rule, context, state, action) == top)
+        count += masks[i, action]
     pick = below(random, count)
     for action in range(n_actions):
-        if masks[i, action] and (explores or preference(rule, context, state, action) == top):
+        if masks[i, action]:
             if pick == 0:
                 return action
             pick -= 1
     return 0
+
+
+@jit
+def _choose_masked(behavior, rule, context, state, masks, i, epsilon, random):
+    if draws(epsilon, random):
+        return _any_allowed(masks, i, actions_of(context.table), random)
+    return _largest(behavior, rule, context, state, masks, i, 0.0, random)
+
+
+@rule_function
+def _measure_preference(behavior, rule, context, state, action, known):
+    return preference(rule, context, state, action)
 
 
 @rule_function
@@ -208,9 +288,10 @@ def _expected_value(behavior, rule, context, now, step, table):
     return greedy + now.epsilon * (mean_value(context, step, table) - greedy)
 
 
-BEHAVIORS[EpsilonGreedy] = Functions(_choose, _choose_masked, _expected_value)
+BEHAVIORS[EpsilonGreedy] = Functions(_choose, _choose_masked, _expected_value, _measure_preference)
 
 
+@compared_by_class
 class Ladder(NamedTuple):
     """Epsilon-greedy with a power of epsilon: a rung of `EpsilonLadder`."""
 
@@ -233,7 +314,9 @@ def _expected_value_on_rung(behavior, rule, context, now, step, table):
     return greedy + now.epsilon**behavior.power * (mean_value(context, step, table) - greedy)
 
 
-BEHAVIORS[Ladder] = Functions(_choose_on_rung, _choose_masked_on_rung, _expected_value_on_rung)
+BEHAVIORS[Ladder] = Functions(
+    _choose_on_rung, _choose_masked_on_rung, _expected_value_on_rung, _measure_preference
+)
 
 
 def rung(number: int) -> float:
@@ -245,18 +328,7 @@ def rung(number: int) -> float:
     return found
 
 
-# Chances that a state's values tell
-
-
-@jit_inline
-def _unit(random):
-    """Return a number from 0 to below 1, by the high 53 bits of the uint64 `random`."""
-    return np.float64(np.int64(random >> _SHIFT_11)) * _ONE_OF_2_53
-
-
-@jit_inline
-def _allows(masks, i, action):
-    return True if masks is None else masks[i, action]
+# Chances that a state's values tell: the exploration rate is the temperature
 
 
 @jit_inline
@@ -274,54 +346,45 @@ def _best_worth(rule, context, state, masks, i):
     return top
 
 
+class _Warm(NamedTuple):
+    """Boltzmann's behavior at a moment."""
+
+    temperature: float
+
+
+@rule_function
+def _measure_heat(behavior, rule, context, state, action, top):
+    return np.exp((_worth(rule, context, state, action) - top) / behavior.temperature)
+
+
 @jit
-def _by_temperature(behavior, rule, context, state, masks, i, random):
-    n_actions = actions_of(context.table)
+def _by_temperature(behavior, rule, context, state, masks, i, temperature, random):
     top = _best_worth(rule, context, state, masks, i)
-    total = 0.0
-    for action in range(n_actions):
-        if _allows(masks, i, action):
-            total += np.exp((_worth(rule, context, state, action) - top) / behavior.temperature)
-    left = _unit(random) * total
-    found = 0
-    for action in range(n_actions):
-        if _allows(masks, i, action):
-            weight = np.exp((_worth(rule, context, state, action) - top) / behavior.temperature)
-            if weight > 0.0:
-                found = action
-                left -= weight
-                if left < 0.0:
-                    return action
-    return found  # rounding left a little
+    return _drawn(_Warm(temperature), rule, context, state, masks, i, top, random)
 
 
 @rule_function
 def _choose_by_temperature(behavior, rule, context, state, epsilon, random):
-    return _by_temperature(behavior, rule, context, state, None, 0, random)
+    return _by_temperature(behavior, rule, context, state, None, 0, epsilon, random)
 
 
 @rule_function
 def _choose_masked_by_temperature(behavior, rule, context, state, masks, i, epsilon, random):
-    return _by_temperature(behavior, rule, context, state, masks, i, random)
+    return _by_temperature(behavior, rule, context, state, masks, i, epsilon, random)
 
 
 @jit
 def _value_by_temperature(behavior, rule, context, now, step, table):
-    state, n_actions = step.next_state, actions_of(context.table)
-    row = state + table * context.table.n_states
-    top = _best_worth(rule, context, state, context.masks, step.i)
+    top = _best_worth(rule, context, step.next_state, context.masks, step.i)
     if top == -np.inf:
         return 0.0
-    total = weights = 0.0
-    for action in range(n_actions):
-        if is_legal(context.table.legal, context.masks, state, n_actions, action, step.i):
-            weight = np.exp((_worth(rule, context, state, action) - top) / behavior.temperature)
-            weights += weight
-            total += weight * value(context, row, action)
-    return total / weights
+    return _mean_by_measure(_Warm(now.epsilon), rule, context, step, table, top)
 
 
-BEHAVIORS[Boltzmann] = Functions(_choose_by_temperature, _choose_masked_by_temperature, _value_by_temperature)
+_BY_TEMPERATURE = Functions(
+    _choose_by_temperature, _choose_masked_by_temperature, _value_by_temperature, _measure_heat
+)
+BEHAVIORS[Boltzmann] = BEHAVIORS[_Warm] = _BY_TEMPERATURE
 
 
 # Upper confidence bounds
@@ -335,37 +398,22 @@ def _visits(context, state, action):
     return n
 
 
-@jit_inline
-def _bound(rule, context, state, action, exploration, log_visits):
+@rule_function
+def _measure_bound(behavior, rule, context, state, action, log_visits):
     """Return the upper bound of an action's value; infinite where it was never tried, -inf if illegal."""
     worth = _worth(rule, context, state, action)
     if worth == -np.inf:
         return worth
     n = _visits(context, state, action)
-    return worth + exploration * np.sqrt(log_visits / n) if n > 0 else np.inf
+    return worth + behavior.exploration * np.sqrt(log_visits / n) if n > 0 else np.inf
 
 
 @jit
 def _by_bound(behavior, rule, context, state, masks, i, random):
-    n_actions = actions_of(context.table)
     visits = np.int64(0)
-    for action in range(n_actions):
+    for action in range(actions_of(context.table)):
         visits += _visits(context, state, action)
-    log_visits = np.log(max(visits, 1))
-    top, n_best = -np.inf, 0
-    for action in range(n_actions):
-        if _allows(masks, i, action):
-            bound = _bound(rule, context, state, action, behavior.exploration, log_visits)
-            n_best = 1 if bound > top else n_best + (bound == top)
-            top = max(top, bound)
-    pick = below(random, n_best)
-    for action in range(n_actions):
-        if _allows(masks, i, action):
-            if _bound(rule, context, state, action, behavior.exploration, log_visits) == top:
-                if pick == 0:
-                    return action
-                pick -= 1
-    return 0
+    return _largest(behavior, rule, context, state, masks, i, np.log(max(visits, 1)), random)
 
 
 @rule_function
@@ -387,58 +435,37 @@ def _value_by_bound(behavior, rule, context, now, step, table):
     return value(context, state + table * context.table.n_states, action)
 
 
-BEHAVIORS[UCB] = Functions(_choose_by_bound, _choose_masked_by_bound, _value_by_bound)
+BEHAVIORS[UCB] = Functions(_choose_by_bound, _choose_masked_by_bound, _value_by_bound, _measure_bound)
 
 
 # A policy that stays as it is
 
 
+@rule_function
+def _measure_chance(behavior, rule, context, state, action, known):
+    return behavior.probabilities[state, action]
+
+
 @jit
-def _by_policy(behavior, context, state, masks, i, random):
-    chances = behavior.probabilities[state]
-    total, n_allowed = 0.0, 0
-    for action in range(chances.size):
-        if _allows(masks, i, action):
-            total += chances[action]
-            n_allowed += 1
-    left = _unit(random) * (total if total > 0.0 else n_allowed)
-    found = 0
-    for action in range(chances.size):
-        chance = chances[action] if total > 0.0 else 1.0
-        if _allows(masks, i, action) and chance > 0.0:
-            found = action
-            left -= chance
-            if left < 0.0:
-                return action
-    return found  # rounding left a little
+def _by_policy(behavior, rule, context, state, masks, i, random):
+    return _drawn(behavior, rule, context, state, masks, i, 0.0, random)
 
 
 @rule_function
 def _choose_by_policy(behavior, rule, context, state, epsilon, random):
-    return _by_policy(behavior, context, state, None, 0, random)
+    return _by_policy(behavior, rule, context, state, None, 0, random)
 
 
 @rule_function
 def _choose_masked_by_policy(behavior, rule, context, state, masks, i, epsilon, random):
-    return _by_policy(behavior, context, state, masks, i, random)
+    return _by_policy(behavior, rule, context, state, masks, i, random)
 
 
 @jit
 def _value_by_policy(behavior, rule, context, now, step, table):
-    state, n_actions = step.next_state, actions_of(context.table)
-    row = state + table * context.table.n_states
-    chances = behavior.probabilities[state]
-    total = weights = rest = 0.0
-    n_legal = 0
-    for action in range(n_actions):
-        if is_legal(context.table.legal, context.masks, state, n_actions, action, step.i):
-            weights += chances[action]
-            total += chances[action] * value(context, row, action)
-            rest += value(context, row, action)
-            n_legal += 1
-    if weights > 0.0:
-        return total / weights
-    return rest / n_legal if n_legal > 0 else 0.0
+    return _mean_by_measure(behavior, rule, context, step, table, 0.0)
 
 
-BEHAVIORS[FixedPolicy] = Functions(_choose_by_policy, _choose_masked_by_policy, _value_by_policy)
+BEHAVIORS[FixedPolicy] = Functions(
+    _choose_by_policy, _choose_masked_by_policy, _value_by_policy, _measure_chance
+)

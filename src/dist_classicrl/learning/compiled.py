@@ -257,8 +257,9 @@ class CompiledLearner:
         check_position(position[np.newaxis], running, self.table.n_states, limit, self._stuck)
         if episode.replay is not None:
             check_replay(state, self.table)
-            episode.replay.restore(state)
         episode.memory.restore(state)
+        if episode.replay is not None:
+            episode.replay.restore(state)
         episode.walker.position[:] = position[:2]
         episode.walker.memory[:] = position[2:]
         episode.walker.collected[:] = running

@@ -173,7 +173,7 @@ class InterleavedLearner:
         check_arrays(state, self.state(walker), {})
         position, running = state["position"], state["running"]
         check_position(position, running, self._n_states, crew.time_limit, self._stuck)
-        memory.restore(state)
+        memory.restore(state, n_states=self._n_states)
         crew.states[:], crew.elapsed[:], crew.memory[:] = position[:, 0], position[:, 1], position[:, 2:]
         crew.collected[:] = running
 

@@ -16,7 +16,7 @@ from dist_classicrl.learning.rates import Rates
 from dist_classicrl.learning.rules import find, table_shape
 from dist_classicrl.learning.supersteps import learner as supersteps
 from dist_classicrl.rules import in_numbers
-from dist_classicrl.rules.behaviors import behavior_of
+from dist_classicrl.rules.behaviors import behavior_of, in_kernels
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.line_table import LineTable
 
@@ -73,7 +73,7 @@ def problem_of(
         in_numbers(rule, parameters),
         walkers,
         partition,
-        behavior_of(settings.behavior),
+        in_kernels(behavior_of(settings.behavior)),
     )
 
 

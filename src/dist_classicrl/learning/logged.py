@@ -7,15 +7,16 @@ import math
 import numpy as np
 
 from dist_classicrl._jit import jit_for
-from dist_classicrl._random import stream_key
+from dist_classicrl._random import GAMMA, mixed, stream_key, unmixed
 from dist_classicrl.data.transitions import Transitions
 from dist_classicrl.learning import loops, rules
 from dist_classicrl.learning.learner import Totals
-from dist_classicrl.learning.loops import NO_LINE, Batch, Line, Stretch
+from dist_classicrl.learning.loops import Logged
 from dist_classicrl.learning.memory import RuleMemory
 from dist_classicrl.learning.rates import Rates
 from dist_classicrl.learning.rules import compiling
-from dist_classicrl.schedules import PerVisit
+from dist_classicrl.rules import LearningRule, behaviors, in_numbers
+from dist_classicrl.schedules import PerVisit, final_value
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.kernels import SHARED_LOAD
 from dist_classicrl.tables.local import LocalTable
@@ -27,6 +28,9 @@ class LoggedLearner:
 
     Actions that are in no transition are no part of any maximum or mean. Of an epoch, rank r learns every
     `ranks`-th transition of the same order from the r-th on, so that all are learned once, by somebody.
+    In every second epoch the draws of a transition are the complement of those in the epoch before: so each
+    of two tables of which a rule draws one learns every transition once in two epochs, where draws of their
+    own would leave it to chance how often, which is the larger part of the noise.
     """
 
     def __init__(
@@ -44,14 +48,22 @@ class LoggedLearner:
         seen[transitions.states, transitions.actions] = True
         self.table = LocalTable(n_states, n_actions, np.dtype(settings.dtype), seen, shape=shape)
         self._transitions, self._seed, self._rank, self._ranks = transitions, seed, rank, ranks
-        self._rule, self._parameters = rules.find(settings.algorithm)
-        self._busiest = int(np.bincount(transitions.states * n_actions + transitions.actions).max())
+        self._rule, parameters = rules.find(settings.algorithm)
+        self._parameters = in_numbers(self._rule, parameters)
+        self._following = following(transitions) if needs_next_action(self._rule) else None
+        moved = transitions.states
+        if not moves_rows(self._rule):
+            moved = moved * n_actions + transitions.actions
+        self._busiest = int(np.bincount(moved).max())
         self._schedule = schedule = settings.learning_rate
         size = 0.0 if isinstance(schedule, PerVisit) else schedule.at(steps)
-        self._step_size = Line(size, 0.0, 0)
-        memory = RuleMemory(self._rule, self._parameters, self.table, 1)
+        self._step_size = size
+        exploration = behaviors.temperature_of(settings.behavior) or settings.epsilon
+        self._epsilon = final_value(exploration)
+        behavior = behaviors.in_kernels(behaviors.behavior_of(settings.behavior))
+        memory = RuleMemory(self._rule, self._parameters, self.table, 1, behavior)
         self._context = memory.context(self.table, Rates(settings, ranks).table, settings.discount_factor)
-        self._learn = jit_for(loops.learn_batch, self._rule.parameters)
+        self._learn = jit_for(loops.learn_logged, self._rule.parameters)
         self._totals = Totals()
 
     def share_of(self, epoch: int) -> np.ndarray:
@@ -65,7 +77,7 @@ class LoggedLearner:
         The maps of all ranks together may leave exp(-4) of what an entry was before: what comes after that
         would overwrite what others have learned, see the design notes.
         """
-        size = self._step_size.value
+        size = self._step_size
         if isinstance(self._schedule, PerVisit):
             size = self._schedule.at_visit(self._busiest * epoch, self._ranks)
         return max(1, math.ceil(self._busiest * size / SHARED_LOAD))
@@ -74,17 +86,41 @@ class LoggedLearner:
         """Learn one of so many parts of this rank's share of an epoch."""
         share = self.share_of(epoch)
         order = share[share.size * part // parts : share.size * (part + 1) // parts]
-        data = self._transitions
-        batch = Batch(
-            np.zeros(order.size, np.int64),
+        data, following = self._transitions, self._following
+        if following is not None:  # one whose next action nobody knows has no target
+            order = order[data.terminated[order] | (following[order] >= 0)]
+        key = stream_key(self._seed[0], "logged", *self._seed[1:], epoch // 2)
+        drawn = mixed(key + GAMMA * order.astype(np.uint64))
+        logged = Logged(
             data.states[order],
             data.actions[order],
             data.next_states[order],
             data.rewards[order],
             data.terminated[order],
-            np.zeros(order.size, bool),
+            None if following is None else following[order],
+            unmixed(~drawn if epoch % 2 else drawn),
         )
-        key = stream_key(self._seed[0], "logged", *self._seed[1:], epoch, part, self._rank)
-        stretch = Stretch(key, 0, order.size, self._step_size, NO_LINE)
         with compiling(self._rule):
-            self._learn(self._parameters, batch, 0, self._context, None, stretch, self._totals.values)
+            self._learn(
+                self._parameters, logged, self._context, self._step_size, self._epsilon, self._totals.values
+            )
+
+
+def following(transitions: Transitions) -> np.ndarray:
+    """Return the action that was chosen after each transition, int64; -1 where that is not known.
+
+    It is not where an episode was cut off, and not needed where one terminated.
+    """
+    actions = np.append(transitions.actions[1:], -1)
+    actions[transitions.starts[1:] - 1] = -1
+    return actions
+
+
+def needs_next_action(rule: LearningRule) -> bool:
+    """Return whether a rule learns a transition when the next action is known."""
+    return rule.on_action is not None
+
+
+def moves_rows(rule: LearningRule) -> bool:
+    """Return whether a rule of the package moves all values of a state at once."""
+    return rule.name == "td"

@@ -39,7 +39,7 @@ class Stretch(NamedTuple):
     offset: int  # steps that this stream has served before
     steps: int
     step_size: Line  # where it does not depend on visits
-    epsilon: Line  # the chance of a uniformly random action
+    epsilon: Line  # the chance of a uniformly random action, or Boltzmann's temperature
 
 
 NO_LINE = Line(0.0, 0.0, 0)
@@ -92,6 +92,18 @@ class Batch(NamedTuple):
     rewards: np.ndarray  # float64
     terminated: np.ndarray  # bool
     truncated: np.ndarray  # bool; these bootstrap from their next state
+
+
+class Logged(NamedTuple):
+    """Logged transitions, B of them, each by itself: each array has the shape (B,)."""
+
+    states: np.ndarray  # int64, as the next two
+    actions: np.ndarray
+    next_states: np.ndarray
+    rewards: np.ndarray  # float64
+    terminated: np.ndarray  # bool
+    next_actions: np.ndarray | None  # int64: for rules that learn when the next action is known
+    randoms: np.ndarray  # uint64: where a rule's draws begin
 
 
 @jit_inline
@@ -255,3 +267,29 @@ def learn_batch(rule, batch, first, context, replay, stretch, totals):
         counter += GAMMA
     table.n_touched[0] = learned.touched
     totals[3] = learned.error
+
+
+@jit
+def learn_logged(rule, logged, context, step_size, epsilon, totals):
+    """Learn logged transitions one after the other; `step_size` is that which does not depend on visits.
+
+    The sum of the absolute temporal differences is added to the last of `totals`, float64 of shape (4,).
+    """
+    table = context.table
+    learned = Learned(table.n_touched[0], totals[3])
+    for i in range(logged.states.size):
+        now = Now(step_size, epsilon, logged.randoms[i], 0, 1)
+        state, action, next_state = logged.states[i], logged.actions[i], logged.next_states[i]
+        step = Transition(state, action, logged.rewards[i], next_state, logged.terminated[i], False, 0)
+        learned = learn(rule, context, now, step, learned)
+        learned = _learn_next(rule, context, now, logged.next_actions, i, step, learned)
+    table.n_touched[0] = learned.touched
+    totals[3] = learned.error
+
+
+@jit_inline
+def _learn_next(rule, context, now, next_actions, i, step, learned):
+    # What may be None is an argument of a function of its own: only there numba leaves out the other branch.
+    if next_actions is None or step.terminated:
+        return learned
+    return on_action(rule, context, now, step.next_state, next_actions[i], learned)

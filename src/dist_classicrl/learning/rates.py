@@ -7,6 +7,7 @@ from functools import lru_cache
 import numpy as np
 
 from dist_classicrl.learning.loops import NO_LINE, Line
+from dist_classicrl.rules import behaviors
 from dist_classicrl.schedules import PerVisit, Schedule
 from dist_classicrl.settings import Settings
 
@@ -14,14 +15,15 @@ _NEVER = 1 << 62
 
 
 class Rates:
-    """The step size and the chance of a random action, by the global step.
+    """The step size and the exploration rate, by the global step.
 
+    That is the chance of a random action, or where actions are drawn by their values Boltzmann's temperature.
     Where step sizes are per visit, `table` is `PerVisit.table`, and `workers` divides its clock.
     """
 
     def __init__(self, settings: Settings, workers: int) -> None:
         self._step_size = settings.learning_rate
-        self._epsilon = settings.epsilon
+        self._exploration = behaviors.temperature_of(settings.behavior) or settings.epsilon
         self.workers = 0
         self.table: np.ndarray | None = None
         self.set_workers(workers)
@@ -36,8 +38,8 @@ class Rates:
     def at(self, step: int) -> tuple[Line, Line, int]:
         """Return step size and exploration rate from global step `step` on, and where one of them bends."""
         step_size, end = _line(self._step_size, step)
-        epsilon, other_end = _line(self._epsilon, step)
-        return step_size, epsilon, min(end, other_end)
+        exploration, other_end = _line(self._exploration, step)
+        return step_size, exploration, min(end, other_end)
 
 
 @lru_cache(maxsize=4)

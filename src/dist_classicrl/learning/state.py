@@ -54,7 +54,7 @@ def _kind(array: Any) -> str:
     return f"{array.dtype} of shape {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
 
 
-def check_range(name: str, values: np.ndarray, least: int, most: int) -> None:
+def check_range(name: str, values: np.ndarray, least: float, most: float) -> None:
     """Raise CheckpointError unless all of `values` lie from `least` to `most`."""
     if values.size and not least <= values.min() <= values.max() <= most:
         raise refused(name, f"goes from {values.min()} to {values.max()}", f"from {least} to {most}")

@@ -219,9 +219,10 @@ class _Walkers:
             capacity = expected["replay_entries"].size
             optional[MASKS] = np.empty((capacity, self._env.n_actions), bool)
         check_arrays(state, expected, optional)
-        self._memory.restore(state, OWNED)
         if self._replay is not None:
             check_replay(state, self._table)
+        self._memory.restore(state, OWNED)
+        if self._replay is not None:
             if MASKS in state:
                 self._follow_masks()
             self._replay.restore(state)

@@ -8,9 +8,9 @@ are made of.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from dist_classicrl._lazy import lazy_names
 from dist_classicrl.checks import as_float, is_flag, is_real, is_whole
@@ -94,6 +94,29 @@ class Shared:
 
 
 @dataclass(frozen=True)
+class Range:
+    """What some numbers may be that a rule remembers and that stand one after the other.
+
+    Attributes
+    ----------
+    name : str
+        What they are, for the error that refuses a checkpoint with others.
+    least, most : float
+        Both are allowed.
+    count : int
+        How many they are.
+    is_whole : bool
+        Whether they are whole numbers.
+    """
+
+    name: str
+    least: float
+    most: float
+    count: int = 1
+    is_whole: bool = True
+
+
+@dataclass(frozen=True)
 class LearningRule:
     """A learning rule: its hyper-parameters, its jitted functions, and what others have to know of it.
 
@@ -151,6 +174,16 @@ class LearningRule:
     on_target : callable, optional
         Learns from the target of an entry where the entry is, if `learn` gives it one by `target_found`: a
         rule that can travel moves there what it shares with merge "affine".
+    whole_ranges : callable, optional
+        Returns, for hyper-parameters, states and actions, a `Range` for each of the whole numbers that a
+        walker carries along, or for several together, in their order. Compiled code does not look whether an
+        index is inside of an array: a rule that takes one of them as an index, or as a state or an action,
+        says here what it may be, and a checkpoint with another number is refused. Without, any is taken.
+    model_ranges : callable, optional
+        Returns likewise what the numbers of `model` may be.
+    check_model : callable, optional
+        Returns, for hyper-parameters, states, actions and a model whose numbers are in their ranges, which of
+        them contradict each other, as the end of a sentence; "" where none do.
     """
 
     name: str
@@ -172,6 +205,9 @@ class LearningRule:
     can_travel: bool = False
     waits: Callable[[Any], int] | None = None
     on_target: Any = None
+    whole_ranges: Callable[[Any, int, int], Sequence[Range]] | None = None
+    model_ranges: Callable[[Any, int, int], Sequence[Range]] | None = None
+    check_model: Callable[[Any, int, int, np.ndarray], str] | None = None
 
     @property
     def usual(self) -> dict[str, Any]:
@@ -189,6 +225,8 @@ class LearningRule:
 
 
 _known: dict[str, LearningRule] = {}
+
+_Kind = TypeVar("_Kind")
 
 
 def defaults(algorithm: Any) -> Mapping[str, Any]:
@@ -244,14 +282,19 @@ def register(rule: LearningRule) -> LearningRule:
             f"The rule {rule.name!r} cannot be registered: in {rule.parameters.__name__} "
             f"{', '.join(lacking)} must have a default that is a number, True or False."
         )
-    kind.__eq__, kind.__ne__, kind.__hash__ = _is_same, _is_other, _hash  # type: ignore[assignment,method-assign]
+    compared_by_class(kind)
     _known[rule.name] = rule
     return rule
 
 
+def compared_by_class(kind: type[_Kind]) -> type[_Kind]:
+    """Let objects of a NamedTuple be equal only if their classes are: tuples alone do not look at that."""
+    kind.__eq__, kind.__ne__, kind.__hash__ = _is_same, _is_other, _hash  # type: ignore[assignment,method-assign]
+    return kind
+
+
 def _is_same(one: Any, other: Any) -> bool:
-    """Return whether both are of one class, too: to tuples alone, two rules without fields are the same."""
-    return type(one) is type(other) and tuple(one) == tuple(other)
+    return type(one) is type(other) and list(map(_plain, one)) == list(map(_plain, other))
 
 
 def _is_other(one: Any, other: Any) -> bool:
@@ -259,7 +302,12 @@ def _is_other(one: Any, other: Any) -> bool:
 
 
 def _hash(one: Any) -> int:
-    return hash((type(one), *one))
+    return hash((type(one), *(getattr(value, "shape", value) for value in one)))
+
+
+def _plain(value: Any) -> Any:
+    """Return an array as lists, which are compared as a whole."""
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _place(kind: type) -> tuple[str, str]:

@@ -12,15 +12,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dist_classicrl.checks import as_float, is_real
 from dist_classicrl.errors import SettingsError
+from dist_classicrl.rules import compared_by_class
+from dist_classicrl.schedules import Constant, PerVisit, Schedule, as_schedule, from_dict, to_dict
+from dist_classicrl.schedules import without_call as schedule_without_call
 
 if TYPE_CHECKING:
     import numpy as np
 
 
+@compared_by_class
 class EpsilonGreedy(NamedTuple):
     """With chance epsilon a uniformly random legal action, else the best one, ties broken evenly."""
 
 
+@compared_by_class
 class EpsilonLadder(NamedTuple):
     """Epsilon-greedy, each worker with an epsilon of its own: some explore, others look at what is known.
 
@@ -37,6 +42,7 @@ class EpsilonLadder(NamedTuple):
     steepness: float = 7.0
 
 
+@compared_by_class
 class Boltzmann(NamedTuple):
     """Legal action a with a chance that is proportional to exp(Q(s, a) / temperature); epsilon plays no part.
 
@@ -44,13 +50,16 @@ class Boltzmann(NamedTuple):
 
     Attributes
     ----------
-    temperature : float
-        Above 0, in units of values: actions whose values differ by less are chosen about as often.
+    temperature : float or schedule
+        Above 0, in units of values: actions whose values differ by less are chosen about as often. A
+        schedule of `dist_classicrl.schedules` follows the global step: with one that falls, what is best is
+        chosen more and more often.
     """
 
-    temperature: float = 1.0
+    temperature: float | Schedule = 1.0
 
 
+@compared_by_class
 class UCB(NamedTuple):
     """The action of the largest Q(s, a) + exploration * sqrt(ln N(s) / N(s, a)); epsilon plays no part.
 
@@ -66,6 +75,7 @@ class UCB(NamedTuple):
     exploration: float = 1.0
 
 
+@compared_by_class
 class FixedPolicy(NamedTuple):
     """Each action with a given chance, whatever is learned; epsilon plays no part.
 
@@ -140,17 +150,56 @@ def to_data(behavior: Any) -> str | dict[str, Any]:
     )
 
 
-def _checked(behavior: Any) -> dict[str, float]:
-    """Return its hyper-parameters as floats; SettingsError where one is not allowed."""
-    values = {}
+def _checked(behavior: Any) -> dict[str, Any]:
+    """Return its hyper-parameters as floats, a schedule as plain data; SettingsError for a wrong one."""
+    values: dict[str, Any] = {}
     for name, value in behavior._asdict().items():
         words, is_allowed = _BOUNDS[name]
+        if isinstance(behavior, Boltzmann) and isinstance(value, (Schedule, dict)):
+            schedule = from_dict(value) if isinstance(value, dict) else value
+            if not isinstance(schedule, Constant):
+                values[name] = to_dict(_checked_temperature(schedule))
+                continue
+            value = schedule.value
         if not (is_real(value) and math.isfinite(as_float(value)) and is_allowed(value)):
             raise SettingsError(
                 f"{type(behavior).__name__}: {name} must be a finite number {words}, got {value!r}."
             )
         values[name] = float(value)
     return values
+
+
+def _checked_temperature(schedule: Schedule) -> Schedule:
+    if isinstance(schedule, PerVisit):
+        raise SettingsError(
+            f"Boltzmann: temperature cannot follow the visits to an entry, got {schedule!r}: an action is "
+            "chosen before there is one. Use a number, or Linear or Exponential of dist_classicrl.schedules."
+        )
+    if not schedule.bounds[0] > 0.0:
+        raise SettingsError(
+            f"Boltzmann: temperature must be above 0 at each step, got {schedule!r}. Write for instance "
+            "temperature=Exponential(1.0, 0.05, fraction=0.5)."
+        )
+    return schedule
+
+
+def temperature_of(data: Any) -> Schedule | None:
+    """Return the temperature of a behavior as plain data; None where it has none."""
+    if name_of(data) != "boltzmann":
+        return None
+    behavior = behavior_of(data)
+    return as_schedule("temperature", behavior.temperature)
+
+
+def with_temperature(schedule: Schedule) -> str | dict[str, Any]:
+    """Return the behavior with this temperature, as plain data."""
+    return to_data(Boltzmann(schedule))
+
+
+def without_call(data: Any) -> Any:
+    """Return a behavior as plain data as it was before any call of ``train``."""
+    temperature = temperature_of(data)
+    return data if temperature is None else with_temperature(schedule_without_call(temperature))
 
 
 def _policy_data(probabilities: Any) -> dict[str, Any]:
@@ -202,7 +251,15 @@ def behavior_of(data: str | Mapping[str, Any]) -> Any:
         return NAMED[data]()
     if data["name"] == POLICY:
         return FixedPolicy(_probabilities_of(data))
-    return NAMED[data["name"]](**{key: value for key, value in data.items() if key != "name"})
+    given = {key: value for key, value in data.items() if key != "name"}
+    if isinstance(given.get("temperature"), dict):
+        given["temperature"] = from_dict(given["temperature"])
+    return NAMED[data["name"]](**given)
+
+
+def in_kernels(behavior: Any) -> Any:
+    """Return a behavior as jitted functions take it: numbers, and a temperature as the exploration rate."""
+    return Boltzmann() if isinstance(behavior, Boltzmann) else behavior
 
 
 def name_of(data: str | Mapping[str, Any]) -> str:

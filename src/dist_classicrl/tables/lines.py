@@ -25,6 +25,7 @@ from dist_classicrl.tables.rows import (
     RowFunctions,
     actions_of,
     is_here,
+    learn_each_of_row,
 )
 
 MOST_VISITS = np.uint32(0xFFFFFFFF)
@@ -325,6 +326,7 @@ ROW_FUNCTIONS[LineArrays] = RowFunctions(
     _visits_of,
     _count,
     _learn_target,
+    learn_each_of_row,
     _add_amount,
     is_here,
 )

@@ -108,6 +108,7 @@ class RowFunctions(NamedTuple):
     visits_of: Callable[..., Any]
     count: Callable[..., Any]
     learn_target: Callable[..., Any]
+    learn_row: Callable[..., Any]
     add_amount: Callable[..., Any]
     send: Callable[..., Any]
 
@@ -174,6 +175,12 @@ def learn_target(table, row, action, target, step_size):
     raise NotImplementedError("learn_target is for jitted code")
 
 
+@picked(_of_table("learn_row"))
+def learn_row(table, row, target, step_size, counts_as, touched):
+    """Do what `count` and `learn_target` do for each legal action of a row; return what `count` does."""
+    raise NotImplementedError("learn_row is for jitted code")
+
+
 @picked(_of_table("add_amount"))
 def add_amount(table, row, action, amount):
     """Add `amount` to an entry that is shared with merge "sum"."""
@@ -201,6 +208,16 @@ def step_size_at(table, step_sizes, row, action, extra):
     known = visits_of(table, row, action) + extra
     # Unsigned, an index needs no check for counting from the end.
     return step_sizes[np.uint64(visit_bucket(max(known, 1)))]
+
+
+@jit_inline
+def learn_each_of_row(table, row, target, step_size, counts_as, touched):
+    """Do that by `count` and `learn_target`, in any kind of table."""
+    for action in range(actions_of(table)):
+        if value_of(table, row, action) > -np.inf:
+            touched = count(table, row, action, counts_as, touched)
+            learn_target(table, row, action, target, step_size)
+    return touched
 
 
 # Tables whose updates are kept as maps
@@ -285,12 +302,13 @@ def pick_among_best(q, top, first, n_actions, random):
     for action in range(n_actions):
         count += q[np.uint64(first + action)] == top
     pick = below(random, count)
+    # Without branches, which no processor could foretell.
+    found, seen = 0, 0
     for action in range(n_actions):
-        if q[np.uint64(first + action)] == top:
-            if pick == 0:
-                return action
-            pick -= 1
-    return 0
+        is_best = q[np.uint64(first + action)] == top
+        found = action if is_best and seen == pick else found
+        seen += is_best
+    return found
 
 
 @jit_inline
@@ -311,6 +329,46 @@ def _learn_target(table, row, action, target, step_size):
 
 
 @jit_inline
+def _learn_row(table, row, target, step_size, counts_as, touched):
+    """Compose the maps; the row's maximum follows, which is known where all values are the same."""
+    q, weight, shift, updates = table.q, table.weight, table.shift, table.updates
+    n_actions = actions_of(table)
+    first, keep, moved = row * n_actions, 1.0 - step_size, step_size * target
+    for action in range(n_actions):
+        at = np.uint64(first + action)
+        if _can_be_played(table.legal, q[at]):
+            table.touched[np.uint64(touched)] = first + action
+            known = updates[at]
+            updates[at] = known + counts_as
+            touched += known == 0
+    old = q[np.uint64(first)]
+    top = old + step_size * (target - old)
+    is_same = n_actions > 1
+    for action in range(n_actions):
+        at = np.uint64(first + action)
+        old = q[at]
+        if _can_be_played(table.legal, old):
+            new = old + step_size * (target - old)
+            q[at] = new
+            is_same &= new == top
+            kept = weight[at] * keep
+            weight[at] = kept if kept > _SMALLEST_WEIGHT else 0.0
+            shift[at] = keep * shift[at] + moved
+        else:
+            is_same = False
+    if is_same:
+        table.best[np.uint64(row)], table.greedy[np.uint64(row)] = top, -1
+    else:
+        refresh_row(q, table.best, table.greedy, row, n_actions)
+    return touched
+
+
+@jit_inline
+def _can_be_played(legal, value):
+    return True if legal is None else value > -np.inf
+
+
+@jit_inline
 def _add_amount(table, row, action, amount):
     at = _entry(table, row, action)
     table.q[at] += amount
@@ -326,6 +384,7 @@ ROW_FUNCTIONS[TableArrays] = RowFunctions(
     _visits_of,
     _count,
     _learn_target,
+    _learn_row,
     _add_amount,
     is_here,
 )

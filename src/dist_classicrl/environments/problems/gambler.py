@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from dist_classicrl.checks import RealNumber, WholeNumber
+from dist_classicrl.checks import WholeNumber
 from dist_classicrl.environments.model import TabularMDP
-from dist_classicrl.environments.problems.outcomes import check_size, model_of_outcomes
+from dist_classicrl.environments.problems.outcomes import CHANCE, check_size, model_of_outcomes
 
 
 def gambler(p_heads: float = 0.4, goal: int = 100, max_episode_steps: int | None = None) -> TabularMDP:
@@ -38,7 +38,7 @@ def gambler(p_heads: float = 0.4, goal: int = 100, max_episode_steps: int | None
     SettingsError
         An argument is not allowed.
     """
-    p = RealNumber(0.0, 1.0)("p_heads", p_heads)
+    p = CHANCE("p_heads", p_heads)
     goal = WholeNumber(2)("goal", goal)
     check_size("Gambler", 2 * (goal + 1) * (goal // 2))
     capital = np.arange(goal + 1)[:, None, None]

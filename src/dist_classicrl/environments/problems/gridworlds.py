@@ -7,16 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dist_classicrl.checks import RealNumber, YesOrNo, is_whole
+from dist_classicrl.checks import YesOrNo, is_whole
 from dist_classicrl.environments.model import TabularMDP
-from dist_classicrl.environments.problems.outcomes import check_size, model_of_outcomes
+from dist_classicrl.environments.problems.outcomes import CHANCE, REWARD, check_size, model_of_outcomes
 from dist_classicrl.errors import SettingsError
 
 #: Rows and columns of left, down, right, up, the four diagonal moves, and staying.
 MOVES = ((0, -1), (1, 0), (0, 1), (-1, 0), (1, -1), (1, 1), (-1, 1), (-1, -1), (0, 0))
 _KEYS, _DOORS = "abcde", "ABCDE"
 _Pair = tuple[int, int]
-_REWARD = RealNumber(-1e9, 1e9)
 
 KEY_AND_DOOR = (
     "S..#....",
@@ -84,11 +83,11 @@ def gridworld(
     board = _board_of(desc)
     if not is_whole(moves) or moves not in (4, 8, 9):
         raise SettingsError(f"moves must be 4, 8 or 9, got {moves!r}.")
-    slips = RealNumber(0.0, 1.0)("slip", slip)
+    slips = CHANCE("slip", slip)
     blows = _wind_of(wind, board.shape[1])
     gusts = (-1, 0, 1) if YesOrNo()("stochastic_wind", stochastic_wind) else (0,)
-    every = _REWARD("step_reward", step_reward)
-    gains = {"G": _REWARD("goal_reward", goal_reward), "H": _REWARD("hole_reward", hole_reward)}
+    every = REWARD("step_reward", step_reward)
+    gains = {"G": REWARD("goal_reward", goal_reward), "H": REWARD("hole_reward", hole_reward)}
     grid = _Grid(board, tuple(key for key in _KEYS if key in board))
     n_states = board.size << len(grid.keys)
     check_size("Gridworld", n_states * moves * (moves + 1) * len(gusts))

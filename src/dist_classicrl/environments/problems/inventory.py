@@ -7,18 +7,19 @@ from typing import NamedTuple
 import numpy as np
 
 from dist_classicrl._jit import jit
-from dist_classicrl.checks import RealNumber, WholeNumber, is_whole
+from dist_classicrl.checks import WholeNumber, is_whole
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.problems.outcomes import (
+    AMOUNT,
+    CHANCE,
     check_size,
+    checked,
     checked_mean,
     model_of_outcomes,
     poisson_tails,
 )
 from dist_classicrl.environments.sampling.function_model import FunctionMDP
 from dist_classicrl.errors import SettingsError
-
-_COST = RealNumber(0.0, 1e9)
 
 
 def inventory(
@@ -63,8 +64,9 @@ def inventory(
         An argument is not allowed.
     """
     mean = checked_mean("mean_demand", mean_demand)
-    setup = _COST("setup_cost", setup_cost)
-    hold, wait = _COST("holding_cost", holding_cost), _COST("backorder_cost", backorder_cost)
+    setup, hold, wait = checked(
+        AMOUNT, setup_cost=setup_cost, holding_cost=holding_cost, backorder_cost=backorder_cost
+    )
     highest = WholeNumber(1)("highest", highest)
     if not is_whole(lowest) or lowest > 0:
         raise SettingsError(f"lowest must be a whole number of at most 0, got {lowest!r}.")
@@ -181,14 +183,14 @@ def lost_sales(
     orders = WholeNumber(1, bits=12)("max_order", max_order) + 1
     _require_states(f"lead_time={lead}", stocks * orders ** (lead - 1), "max_order")
     tails = poisson_tails(checked_mean("mean_demand", mean_demand), stocks)
-    costs = _COST("holding_cost", holding_cost), _COST("lost_sale_cost", lost_sale_cost)
+    hold, lost = checked(AMOUNT, holding_cost=holding_cost, lost_sale_cost=lost_sale_cost)
     return TabularMDP.from_function(
         _sell,
         n_states=stocks * orders ** (lead - 1),
         n_actions=orders,
         n_outcomes=stocks,
         start=0,
-        data=_Lost(stocks, orders, orders ** (lead - 1), lead, *costs, *tails),
+        data=_Lost(stocks, orders, orders ** (lead - 1), lead, hold, lost, *tails),
         max_episode_steps=max_episode_steps,
         name=f"LostSales({lead})",
     )
@@ -266,10 +268,11 @@ def multi_product(
     products = WholeNumber(1, bits=5)("n_products", n_products)
     levels = WholeNumber(1, bits=12)("max_stock", max_stock) + 1
     _require_states(f"n_products={products}", levels**products, "max_stock")
-    comes = RealNumber(0.0, 1.0)("demand", demand)
+    comes = CHANCE("demand", demand)
     share = np.arange(1, products + 1) / (products * (products + 1) / 2)
-    names = ("price", "setup_cost", "holding_cost", "lost_sale_cost")
-    amounts = (price, setup_cost, holding_cost, lost_sale_cost)
+    amounts = checked(
+        AMOUNT, price=price, setup_cost=setup_cost, holding_cost=holding_cost, lost_sale_cost=lost_sale_cost
+    )
     return TabularMDP.from_function(
         _serve,
         n_states=levels**products,
@@ -281,7 +284,7 @@ def multi_product(
             _digit_sums(products, levels),
             levels ** np.arange(products - 1, -1, -1),
             np.append(comes * share, 1.0 - comes),
-            *(_COST(name, amount) for name, amount in zip(names, amounts, strict=True)),
+            *amounts,
         ),
         max_episode_steps=max_episode_steps,
         name=f"MultiProduct({products})",

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from dist_classicrl.checks import RealNumber, WholeNumber
+from dist_classicrl.checks import WholeNumber
 from dist_classicrl.environments.model import TabularMDP
-from dist_classicrl.environments.problems.outcomes import check_size, model_of_outcomes
-
-_AMOUNT = RealNumber(0.0, 1e9)
+from dist_classicrl.environments.problems.outcomes import (
+    AMOUNT,
+    CHANCE,
+    check_size,
+    checked,
+    model_of_outcomes,
+)
 
 
 def machine_replacement(
@@ -50,9 +54,8 @@ def machine_replacement(
     """
     n = WholeNumber(2)("n_states", n_states)
     check_size("MachineReplacement", 4 * n)
-    chance = RealNumber(0.0, 1.0)("wear", wear)
-    running = _AMOUNT("running_cost", running_cost)
-    replacement = _AMOUNT("replacement_cost", replacement_cost)
+    chance = CHANCE("wear", wear)
+    running, replacement = checked(AMOUNT, running_cost=running_cost, replacement_cost=replacement_cost)
     state = np.arange(n)
     follow = np.zeros((n, 2, 2), np.int64)
     follow[:, 0] = np.stack((state, np.minimum(state + 1, n - 1)), axis=1)

@@ -8,9 +8,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dist_classicrl.checks import checked_positive
+from dist_classicrl.checks import RealNumber, checked_positive
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.errors import SettingsError
+
+CHANCE = RealNumber(0.0, 1.0)
+AMOUNT = RealNumber(0.0, 1e9)
+REWARD = RealNumber(-1e9, 1e9)
 
 MOST_OUTCOMES = 1 << 25
 """That are stored: about 1 GB, and as much again while they are made."""
@@ -61,6 +65,11 @@ def check_size(name: str, outcomes: int) -> None:
             f"{name} of this size has {outcomes:,} outcomes, and at most {MOST_OUTCOMES:,} are stored. Give "
             "smaller numbers."
         )
+
+
+def checked(kind: RealNumber, **given: Any) -> list[float]:
+    """Return the arguments of a maker in their order; SettingsError where one is not of this kind."""
+    return [kind(name, value) for name, value in given.items()]
 
 
 def checked_mean(name: str, value: Any) -> float:

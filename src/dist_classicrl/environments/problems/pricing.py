@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from dist_classicrl.checks import RealNumber, WholeNumber, checked_positive
+from dist_classicrl.checks import WholeNumber, checked_positive
 from dist_classicrl.environments.model import TabularMDP
-from dist_classicrl.environments.problems.outcomes import check_size, model_of_outcomes
+from dist_classicrl.environments.problems.outcomes import CHANCE, check_size, model_of_outcomes
 
 
 def dynamic_pricing(
@@ -50,7 +50,7 @@ def dynamic_pricing(
     """
     pieces = WholeNumber(1)("stock", stock)
     T = WholeNumber(1)("periods", periods)
-    comes = RealNumber(0.0, 1.0)("arrival_probability", arrival_probability)
+    comes = CHANCE("arrival_probability", arrival_probability)
     prices = WholeNumber(1)("n_prices", n_prices)
     check_size("DynamicPricing", 2 * T * (pieces + 1) * prices)
     price = checked_positive("max_price", max_price) * np.arange(1, prices + 1) / prices

@@ -7,13 +7,16 @@ from math import comb
 
 import numpy as np
 
-from dist_classicrl.checks import RealNumber, WholeNumber, checked_positive
+from dist_classicrl.checks import WholeNumber, checked_positive
 from dist_classicrl.environments.model import TabularMDP
-from dist_classicrl.environments.problems.outcomes import check_size, model_of_outcomes
+from dist_classicrl.environments.problems.outcomes import (
+    AMOUNT,
+    CHANCE,
+    check_size,
+    checked,
+    model_of_outcomes,
+)
 from dist_classicrl.errors import SettingsError
-
-_CHANCE = RealNumber(0.0, 1.0)
-_AMOUNT = RealNumber(0.0, 1e9)
 
 
 def access_control(
@@ -51,7 +54,7 @@ def access_control(
         An argument is not allowed.
     """
     N = WholeNumber(1, bits=10)("n_servers", n_servers)
-    p = _CHANCE("free_probability", free_probability)
+    p = CHANCE("free_probability", free_probability)
     pays = _numbers("payments", payments)
     K = pays.size
     check_size("AccessControl", 2 * ((N + 1) * K) ** 2)
@@ -114,7 +117,7 @@ def admission(
     """
     comes = checked_positive("arrival_rate", arrival_rate)
     serves = checked_positive("service_rate", service_rate)
-    brings, waits = _AMOUNT("reward", reward), _AMOUNT("waiting_cost", waiting_cost)
+    brings, waits = checked(AMOUNT, reward=reward, waiting_cost=waiting_cost)
     N = WholeNumber(1)("max_customers", max_customers)
     check_size("Admission", 4 * (N + 1))
     rate = comes + serves
@@ -170,7 +173,7 @@ def routing(
     serves = _numbers("service_rates", service_rates)
     if serves.size != 2 or not (serves > 0).all():
         raise SettingsError(f"service_rates must be two numbers above 0, got {service_rates!r}.")
-    cost = _AMOUNT("loss_cost", loss_cost)
+    cost = AMOUNT("loss_cost", loss_cost)
     N = WholeNumber(1)("max_customers", max_customers)
     check_size("Routing", 6 * (N + 1) ** 2)
     rate = comes + serves.sum()

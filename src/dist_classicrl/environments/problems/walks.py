@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from dist_classicrl.checks import Or, RealNumber, WholeNumber
+from dist_classicrl.checks import Or, WholeNumber
 from dist_classicrl.environments.model import TabularMDP
-from dist_classicrl.environments.problems.outcomes import check_size, model_of_outcomes
+from dist_classicrl.environments.problems.outcomes import (
+    CHANCE,
+    REWARD,
+    check_size,
+    checked,
+    model_of_outcomes,
+)
 from dist_classicrl.errors import SettingsError
-
-_CHANCE = RealNumber(0.0, 1.0)
-_REWARD = RealNumber(-1e9, 1e9)
 
 
 def random_walk(
@@ -45,7 +48,7 @@ def random_walk(
     check_size("RandomWalk", 2 * n)
     if n % 2 == 0:
         raise SettingsError(f"n_states must be odd, so that there is a middle to begin in, got {n_states!r}.")
-    left, right = _REWARD("left_reward", left_reward), _REWARD("right_reward", right_reward)
+    left, right = checked(REWARD, left_reward=left_reward, right_reward=right_reward)
     state = np.arange(n)[:, None, None]
     follow = state + np.array([-1, 1])
     ends = (follow < 0) | (follow >= n)
@@ -92,8 +95,8 @@ def chain(
     """
     n = WholeNumber(2)("n_states", n_states)
     check_size("Chain", 4 * n)
-    slips = _CHANCE("slip", slip)
-    back, end = _REWARD("back_reward", back_reward), _REWARD("end_reward", end_reward)
+    slips = CHANCE("slip", slip)
+    back, end = checked(REWARD, back_reward=back_reward, end_reward=end_reward)
     state = np.arange(n)[:, None, None]
     outcome = np.arange(2)  # goes on, goes back
     return model_of_outcomes(
@@ -141,13 +144,12 @@ def river_swim(
     """
     n = WholeNumber(3)("n_states", n_states)
     check_size("RiverSwim", 6 * n)
-    on = _CHANCE("forward", forward)
-    back = _CHANCE("backward", backward)
+    on, back = checked(CHANCE, forward=forward, backward=backward)
     if on + back > 1.0 + 1e-12:
         raise SettingsError(
             f"forward and backward must add up to at most 1, got {forward!r} and {backward!r}."
         )
-    small, large = _REWARD("small_reward", small_reward), _REWARD("large_reward", large_reward)
+    small, large = checked(REWARD, small_reward=small_reward, large_reward=large_reward)
     state = np.arange(n)
     goes_on = np.where(state == 0, 0.6, np.where(state == n - 1, 0.0, on))
     goes_back = np.where(state == 0, 0.0, np.where(state == n - 1, 0.4, back))
@@ -198,7 +200,7 @@ def deep_sea(
     """
     N = WholeNumber(2)("size", size)
     check_size("DeepSea", 2 * N * N)
-    cost, prize = _REWARD("move_cost", move_cost), _REWARD("treasure", treasure)
+    cost, prize = checked(REWARD, move_cost=move_cost, treasure=treasure)
     seed = Or(None, WholeNumber(0))("seed", seed)
     swapped = np.zeros(N * N, bool) if seed is None else np.random.default_rng(seed).random(N * N) < 0.5
     row, column = np.divmod(np.arange(N * N), N)

@@ -82,12 +82,10 @@ RULE = register(
         parameters=DynaQ,
         learn=learn,
         truth=optimal_values,
-        model=lambda parameters, states, actions: learned_model.size(
-            parameters.successors, states, actions, False
-        ),
         check=check,
         check_source=lambda parameters, source: learned_model.check_source(
             "DynaQ", parameters.successors, False, source
         ),
+        **learned_model.declared(queue=False),
     )
 )

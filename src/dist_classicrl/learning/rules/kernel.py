@@ -43,6 +43,7 @@ from dist_classicrl.tables.rows import (
     any_greedy_action,
     count,
     greedy_action,
+    learn_row,
     learn_target,
     row_maximum,
     send,
@@ -72,6 +73,7 @@ __all__ = [
     "target_found",
     "unvisited",
     "update",
+    "update_row",
     "value",
 ]
 
@@ -123,7 +125,7 @@ class Now(NamedTuple):
     step_size : float
         Where it does not depend on visits.
     epsilon : float
-        The chance of a uniformly random action.
+        The chance of a uniformly random action; of `Boltzmann` the temperature.
     random : uint64
         Where `bits` begins.
     walker : int
@@ -326,6 +328,22 @@ def update(context, now, row, action, target, learned):
     error = abs(target - value_of(table, row, action))
     touched = count(table, row, action, now.counts_as, learned.touched)
     learn_target(table, row, action, target, alpha)
+    return Learned(touched, learned.error + error if now.counts_as == 1 else learned.error)
+
+
+@jit_inline
+def update_row(context, now, row, action, target, learned):
+    """Move the values of all legal actions of `row` towards `target`, a visit of each.
+
+    By the step size that is due for `action`, one of them; it tells the error that is reported, too. Where
+    the row is somewhere else, its owner does.
+    """
+    table = context.table
+    if send(table, row, actions_of(table), target):
+        return learned
+    alpha = step_size(context, now, row, action)
+    error = abs(target - value_of(table, row, action))
+    touched = learn_row(table, row, target, alpha, now.counts_as, learned.touched)
     return Learned(touched, learned.error + error if now.counts_as == 1 else learned.error)
 
 

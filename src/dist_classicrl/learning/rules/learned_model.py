@@ -7,6 +7,7 @@ episode ended; another one takes the place of the rarest.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,12 @@ from dist_classicrl._random import GAMMA, below, mix
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.learning.rules.kernel import is_legal
+from dist_classicrl.rules import Range
 from dist_classicrl.tables.rows import actions_of, row_maximum, value_of
 
 N_PAIRS, TIME, N_WAITING = 0, 1, 2  # of the first numbers: pairs that were tried, steps, pairs in the queue
 _FIRST = 4
+_MOST_COUNTED = 1 << 53  # up to here a float64 counts
 
 MOST_NUMBERS = 1 << 28
 MOST_SUCCESSORS = 1 << 12
@@ -37,10 +40,104 @@ _OF_OUTCOME, _OF_OUTCOME_WITH_QUEUE = 3, 4
 
 def size(successors: int, n_states: int, n_actions: int, queue: bool) -> int:
     """Return how many numbers a model has."""
+    return sum(one.count for one in ranges(successors, n_states, n_actions, queue))
+
+
+def ranges(successors: int, n_states: int, n_actions: int, queue: bool) -> tuple[Range, ...]:
+    """Return what each number of a model may be, in their order."""
+    pairs, none = n_states * n_actions, 0
+    outcomes, most = pairs * successors, _MOST_COUNTED
+    of_pair = [
+        Range("the pairs that were tried", 0, pairs - 1, pairs),
+        Range("how many outcomes a pair has", 0, successors, pairs),
+        Range("when a pair was last tried", 0, most, pairs),
+        Range("whether a pair is allowed", 0, 1, pairs),
+        Range("the queue", 0, pairs - 1, pairs),
+        Range("the places in the queue", 0, pairs, pairs),
+        Range("the priorities", 0, math.inf, pairs, False),
+    ]
+    of_outcome = [
+        Range("where outcomes lead", 0, 2 * n_states - 1, outcomes),
+        Range("how often outcomes came", 0, most, outcomes),
+        Range("the rewards", -math.inf, math.inf, outcomes, False),
+        Range("the outcomes of the same state", 0, outcomes, outcomes),
+    ]
+    return (
+        Range("how many pairs were tried", 0, pairs),
+        Range("the steps", 0, most),
+        Range("how many pairs wait", 0, pairs if queue else none),
+        Range("what is not used", 0, none),
+        *of_pair[: _OF_PAIR_WITH_QUEUE if queue else _OF_PAIR],
+        *of_outcome[: _OF_OUTCOME_WITH_QUEUE if queue else _OF_OUTCOME],
+        *([Range("the first outcome of a state", 0, outcomes, n_states)] if queue else []),
+    )
+
+
+def contradiction(model: np.ndarray, successors: int, n_states: int, n_actions: int, queue: bool) -> str:
+    """Return which numbers of a model, all in their ranges, contradict each other; "" where none do."""
     pairs = n_states * n_actions
-    of_pair = _OF_PAIR_WITH_QUEUE if queue else _OF_PAIR
-    of_outcome = _OF_OUTCOME_WITH_QUEUE if queue else _OF_OUTCOME
-    return _FIRST + pairs * (of_pair + successors * of_outcome) + (n_states if queue else 0)
+    rows = _OF_PAIR_WITH_QUEUE if queue else _OF_PAIR
+    behind = _FIRST + rows * pairs
+    of_pair = model[_FIRST:behind].reshape(rows, pairs)
+    heads = model[model.size - n_states :] if queue else model[:0]
+    of_outcome = model[behind : model.size - heads.size].reshape(-1, pairs, successors)
+    known = of_pair[_KNOWN]
+    is_known = np.arange(successors) < known[:, np.newaxis]
+    tried = np.sort(of_pair[_TRIED, : int(model[N_PAIRS])])
+    if not np.array_equal(tried, np.flatnonzero(known)):
+        return "has outcomes of other pairs than were tried"
+    if (of_outcome[_COUNT][is_known] < 1.0).any():
+        return "has an outcome that never came"
+    if (of_pair[_LAST] > model[TIME]).any():
+        return "has a pair that was tried after the last step"
+    if not queue:
+        return ""
+    return _wrong_queue(of_pair, int(model[N_WAITING])) or _wrong_lists(of_outcome, is_known, heads)
+
+
+def _wrong_queue(of_pair: np.ndarray, n_waiting: int) -> str:
+    """Return why pairs do not wait in the order of their priorities, or ""."""
+    queue = of_pair[_QUEUE, :n_waiting].astype(np.int64)
+    places = np.zeros(of_pair.shape[1])
+    places[queue] = np.arange(1, n_waiting + 1)
+    priorities = of_pair[_PRIORITY, queue]
+    above = (np.arange(1, n_waiting) - 1) // 2
+    if not np.array_equal(places, of_pair[_WHERE]) or (of_pair[_KNOWN, queue] == 0.0).any():
+        return "has other pairs in the queue than wait"
+    return "has a queue in another order" if (priorities[1:] > priorities[above]).any() else ""
+
+
+def _wrong_lists(of_outcome: np.ndarray, is_known: np.ndarray, heads: np.ndarray) -> str:
+    """Return why the outcomes that lead to a state are not the list that begins at `heads`, or ""."""
+    targets = of_outcome[_TARGET].reshape(-1).astype(np.int64)
+    listed = np.flatnonzero(is_known.reshape(-1) & (targets % 2 == 0))
+    links = np.concatenate([heads, of_outcome[_NEXT].reshape(-1)[listed]]).astype(np.int64) - 1
+    states = np.concatenate([np.arange(heads.size), targets[listed] >> 1])
+    is_link = links >= 0
+    after = links[is_link]
+    is_once = np.array_equal(np.sort(after), listed)
+    if not is_once or (targets[after] >> 1 != states[is_link]).any():
+        return "has outcomes in other lists than those of their states"
+    # Each is behind one other: they come from the heads unless some go round, whose ancestors never end.
+    before = np.full(targets.size, -1)
+    before[after] = np.concatenate([np.full(heads.size, -1), listed])[is_link]
+    for _ in range(listed.size.bit_length()):
+        goes_on = before >= 0
+        before[goes_on] = before[before[goes_on]]
+    return "has a list of outcomes without an end" if (before >= 0).any() else ""
+
+
+def declared(queue: bool) -> dict[str, Any]:
+    """Return what a rule with a model of so many `successors` declares of it, for `LearningRule`."""
+    return {
+        "model": lambda parameters, states, actions: size(parameters.successors, states, actions, queue),
+        "model_ranges": lambda parameters, states, actions: ranges(
+            parameters.successors, states, actions, queue
+        ),
+        "check_model": lambda parameters, states, actions, model: contradiction(
+            model, parameters.successors, states, actions, queue
+        ),
+    }
 
 
 def check_source(name: str, successors: int, queue: bool, source: Source) -> None:

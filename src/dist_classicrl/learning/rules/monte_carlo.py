@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from dist_classicrl._jit import jit
-from dist_classicrl.errors import SettingsError
 from dist_classicrl.learning.behavior import next_action
 from dist_classicrl.learning.rules import returns
 from dist_classicrl.learning.rules.kernel import bits, rule_function, update, value
@@ -71,15 +70,6 @@ def learn(rule, context, now, step, learned):
     return learned
 
 
-def check(parameters: MonteCarlo) -> None:
-    """Raise SettingsError unless a walker can keep so many steps."""
-    if not 1 <= parameters.longest <= returns.MOST_STEPS:
-        raise SettingsError(
-            f"MonteCarlo: longest must be a whole number of steps from 1 to {returns.MOST_STEPS:,}, got "
-            f"{parameters.longest}. Write for instance longest=1000."
-        )
-
-
 RULE = register(
     LearningRule(
         name="monte_carlo",
@@ -87,7 +77,6 @@ RULE = register(
         learn=learn,
         on_action=learn_waiting,
         truth=behavior_values,
-        memory=lambda parameters: returns.memory(parameters.longest),
-        check=check,
+        **returns.declared("longest", can_travel=False),
     )
 )

@@ -90,12 +90,10 @@ RULE = register(
         parameters=PrioritizedSweeping,
         learn=learn,
         truth=optimal_values,
-        model=lambda parameters, states, actions: learned_model.size(
-            parameters.successors, states, actions, True
-        ),
         check=check,
         check_source=lambda parameters, source: learned_model.check_source(
             "PrioritizedSweeping", parameters.successors, True, source
         ),
+        **learned_model.declared(queue=True),
     )
 )

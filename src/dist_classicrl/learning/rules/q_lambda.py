@@ -70,12 +70,6 @@ def learn(rule, context, now, step, learned):
     return learned
 
 
-def check(parameters: QLambda) -> None:
-    """Raise SettingsError unless the hyper-parameters are allowed."""
-    returns.check_share("QLambda", "trace_decay", parameters.trace_decay)
-    returns.check_steps("QLambda", parameters)
-
-
 def truth(model, parameters, settings):
     """Return Q*, which "peng" comes to only with a behavior that becomes greedy."""
     if parameters.variant == "watkins":
@@ -90,10 +84,7 @@ RULE = register(
         learn=learn,
         on_action=learn_waiting,
         truth=truth,
-        memory=lambda parameters: returns.memory(parameters.n, 1),
-        waits=lambda parameters: parameters.n,
         choices={"variant": ("watkins", "peng")},
-        check=check,
-        can_travel=True,
+        **returns.declared(share="trace_decay", reached=1),
     )
 )

@@ -14,7 +14,9 @@ from typing import Any
 
 from dist_classicrl._jit import jit, jit_inline
 from dist_classicrl.errors import SettingsError
-from dist_classicrl.learning.rules.kernel import entry_of, update
+from dist_classicrl.learning.behavior import next_action
+from dist_classicrl.learning.rules.kernel import bits, entry_of, rule_function, update, value
+from dist_classicrl.rules import Range
 from dist_classicrl.tables.rows import actions_of
 
 # Whole numbers: how many steps wait, the place of the oldest, and the entries of all.
@@ -26,9 +28,48 @@ _REWARDS, _CONSTANTS, _FACTORS, _REACHED = 0, 1, 2, 3
 MOST_STEPS = 1 << 16
 
 
-def memory(n: int, reached: int = 0) -> tuple[int, int]:
-    """Return how many whole and real numbers a walker keeps: of n steps, and of the state reached."""
-    return _ENTRIES + n, 3 * n + reached
+def declared(
+    steps: str = "n",
+    share: str = "",
+    reached: int = 0,
+    learns_at_once: bool = False,
+    can_travel: bool = True,
+) -> dict[str, Any]:
+    """Return what a rule declares for `LearningRule` of the steps that its walkers keep.
+
+    `steps` and `share` are the hyper-parameters that say how many steps these are, and of a part from 0 to 1,
+    if there is one; `reached` is how many numbers it keeps of the state that was reached. `learns_at_once`:
+    with so many steps the oldest does not wait for the next action. `can_travel`: see `LearningRule`.
+    """
+
+    def memory(parameters: Any) -> tuple[int, int]:
+        n = getattr(parameters, steps)
+        return _ENTRIES + n, 3 * n + reached
+
+    def ranges(parameters: Any, n_states: int, n_actions: int) -> tuple[Range, ...]:
+        n = getattr(parameters, steps)
+        return (
+            Range("the steps that wait", 0, n - 1 if learns_at_once else n),
+            Range("the place of the oldest", 0, n - 1),
+            Range("the entries of the steps", 0, n_states * n_actions - 1, n),
+        )
+
+    def check(parameters: Any) -> None:
+        name, n = type(parameters).__name__, getattr(parameters, steps)
+        if share and not 0.0 <= (part := getattr(parameters, share)) <= 1.0:
+            raise SettingsError(f"{name}: {share} must be from 0 to 1, got {part:g}. Write for instance 0.9.")
+        if not 1 <= n <= MOST_STEPS:
+            usual = parameters._field_defaults[steps]
+            raise SettingsError(
+                f"{name}: {steps} must be a whole number of steps from 1 to {MOST_STEPS:,}, got {n}. Write "
+                f"for instance {steps}={usual}."
+            )
+
+    def waits(parameters: Any) -> int:
+        return int(getattr(parameters, steps))
+
+    travelling = {"waits": waits, "can_travel": True} if can_travel else {}
+    return {"memory": memory, "whole_ranges": ranges, "check": check, **travelling}
 
 
 @jit_inline
@@ -151,16 +192,14 @@ def learn_all(context, now, n, bootstrap, learned):
     return learned
 
 
-def check_steps(name: str, parameters: Any) -> None:
-    """Raise SettingsError unless n is a number of steps that a walker can keep."""
-    if not 1 <= parameters.n <= MOST_STEPS:
-        raise SettingsError(
-            f"{name}: n must be a whole number of steps from 1 to {MOST_STEPS:,}, got {parameters.n}. Write "
-            "for instance n=4."
-        )
-
-
-def check_share(name: str, field: str, value: float) -> None:
-    """Raise SettingsError unless a number is from 0 to 1."""
-    if not 0.0 <= value <= 1.0:
-        raise SettingsError(f"{name}: {field} must be from 0 to 1, got {value:g}. Write for instance 0.9.")
+@rule_function
+def learn_to_next_action(rule, context, now, step, learned):
+    """Keep a step; learn all that wait where an episode ends, with an action drawn there if it is cut off."""
+    keep(context, now, rule.n, step)
+    if step.terminated or step.truncated:
+        bootstrap = 0.0
+        if step.truncated:
+            action = next_action(rule, context, now, step, bits(now, 0))
+            bootstrap = value(context, step.next_state, action)
+        learned = learn_all(context, now, rule.n, bootstrap, learned)
+    return learned

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from dist_classicrl.learning.behavior import next_action
 from dist_classicrl.learning.rules.kernel import bits, rule_function, update, value
 from dist_classicrl.learning.rules.truths import behavior_values
-from dist_classicrl.rules import LearningRule, register
+from dist_classicrl.rules import LearningRule, Range, register
 
 
 class Sarsa(NamedTuple):
@@ -59,5 +59,10 @@ RULE = register(
         memory=lambda parameters: (3, 1),
         waits=lambda parameters: 1,
         can_travel=True,
+        whole_ranges=lambda parameters, states, actions: (
+            Range("whether a step waits", 0, 1),
+            Range("its state", 0, states - 1),
+            Range("its action", 0, actions - 1),
+        ),
     )
 )

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from dist_classicrl.learning.behavior import next_action
 from dist_classicrl.learning.rules import returns
-from dist_classicrl.learning.rules.kernel import bits, rule_function, value
+from dist_classicrl.learning.rules.kernel import rule_function, value
 from dist_classicrl.learning.rules.truths import behavior_values
 from dist_classicrl.rules import LearningRule, register
 
@@ -42,35 +41,13 @@ def learn_waiting(rule, context, now, state, action, learned):
     return learned
 
 
-@rule_function
-def learn(rule, context, now, step, learned):
-    """Keep a step; learn all that wait where an episode ends."""
-    returns.keep(context, now, rule.n, step)
-    if step.terminated or step.truncated:
-        bootstrap = 0.0
-        if step.truncated:
-            action = next_action(rule, context, now, step, bits(now, 0))
-            bootstrap = value(context, step.next_state, action)
-        learned = returns.learn_all(context, now, rule.n, bootstrap, learned)
-    return learned
-
-
-def check(parameters: SarsaLambda) -> None:
-    """Raise SettingsError unless the hyper-parameters are allowed."""
-    returns.check_share("SarsaLambda", "trace_decay", parameters.trace_decay)
-    returns.check_steps("SarsaLambda", parameters)
-
-
 RULE = register(
     LearningRule(
         name="sarsa_lambda",
         parameters=SarsaLambda,
-        learn=learn,
+        learn=returns.learn_to_next_action,
         on_action=learn_waiting,
         truth=behavior_values,
-        memory=lambda parameters: returns.memory(parameters.n),
-        waits=lambda parameters: parameters.n,
-        check=check,
-        can_travel=True,
+        **returns.declared(share="trace_decay"),
     )
 )

@@ -13,16 +13,12 @@ from dist_classicrl._jit import jit
 from dist_classicrl.learning.rules import returns
 from dist_classicrl.learning.rules.kernel import (
     best_value,
-    entry_of,
-    move,
     rule_function,
-    step_size,
-    update,
-    value,
+    update_row,
 )
 from dist_classicrl.learning.rules.truths import behavior_policy
 from dist_classicrl.rules import LearningRule, register
-from dist_classicrl.tables.rows import actions_of, send
+from dist_classicrl.tables.rows import actions_of
 
 
 class TD(NamedTuple):
@@ -47,46 +43,33 @@ class TD(NamedTuple):
 
 
 @jit
-def _learn_state(context, now, row, target, learned):
-    """Move the values of all legal actions of a state, or let its owner; the error counts once."""
-    if send(context.table, row, actions_of(context.table), target):
-        return learned
-    is_first = True
-    for action in range(actions_of(context.table)):
-        if value(context, row, action) > -np.inf:
-            if is_first:
-                learned = update(context, now, row, action, target, learned)
-                is_first = False
-            else:
-                alpha = step_size(context, now, row, action)
-                learned = move(context, now, entry_of(context, row, action), target, alpha, learned)
-    return learned
-
-
-@rule_function
-def learn(rule, context, now, step, learned):
+def _learn_steps(rule, context, now, step, v, learned):
     """Keep a step; learn the state of the oldest if there are n, and those of all where an episode ends."""
     returns.keep(context, now, rule.n, step)
     n_actions = actions_of(context.table)
-    v = 0.0 if step.terminated else best_value(context, step)  # as large as any
     if step.terminated or step.truncated:
         target = 0.0
         for k in range(returns.waiting(context, now) - 1, -1, -1):
             target, entry = returns.target_back(context, now, rule.n, k, v, target)
-            learned = _learn_state(context, now, entry // n_actions, target, learned)
+            row, action = divmod(entry, n_actions)
+            learned = update_row(context, now, row, action, target, learned)
         returns.forget(context, now)
         return learned
     returns.follow(context, now, rule.n, (1.0 - rule.trace_decay) * v, rule.trace_decay)
     if returns.waiting(context, now) == rule.n:
         target, entry = returns.target_of_oldest(context, now, rule.n, v)
-        learned = _learn_state(context, now, entry // n_actions, target, learned)
+        row, action = divmod(entry, n_actions)
+        learned = update_row(context, now, row, action, target, learned)
     return learned
 
 
-def check(parameters: TD) -> None:
-    """Raise SettingsError unless the hyper-parameters are allowed."""
-    returns.check_share("TD", "trace_decay", parameters.trace_decay)
-    returns.check_steps("TD", parameters)
+@rule_function
+def learn(rule, context, now, step, learned):
+    """Learn a step at once where it is one alone, and else with those that wait."""
+    v = 0.0 if step.terminated else best_value(context, step)  # as large as any
+    if rule.n > 1:
+        return _learn_steps(rule, context, now, step, v, learned)
+    return update_row(context, now, step.state, step.action, step.reward + context.discount * v, learned)
 
 
 def truth(model, parameters, settings):
@@ -101,9 +84,6 @@ RULE = register(
         parameters=TD,
         learn=learn,
         truth=truth,
-        memory=lambda parameters: returns.memory(parameters.n),
-        waits=lambda parameters: parameters.n,
-        check=check,
-        can_travel=True,
+        **returns.declared(share="trace_decay", learns_at_once=True),
     )
 )

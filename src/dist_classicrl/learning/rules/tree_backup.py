@@ -72,12 +72,6 @@ def _even_chance(context, step):
     return 1.0 / max(n_legal, 1)
 
 
-def check(parameters: TreeBackup) -> None:
-    """Raise SettingsError unless the hyper-parameters are allowed."""
-    returns.check_share("TreeBackup", "target_epsilon", parameters.target_epsilon)
-    returns.check_steps("TreeBackup", parameters)
-
-
 RULE = register(
     LearningRule(
         name="tree_backup",
@@ -85,9 +79,6 @@ RULE = register(
         learn=learn,
         on_action=learn_waiting,
         truth=lambda model, parameters, settings: soft_values(model, settings, parameters.target_epsilon),
-        memory=lambda parameters: returns.memory(parameters.n, 3),
-        waits=lambda parameters: parameters.n,
-        check=check,
-        can_travel=True,
+        **returns.declared(share="target_epsilon", reached=3),
     )
 )

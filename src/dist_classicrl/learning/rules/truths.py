@@ -10,18 +10,18 @@ import numpy as np
 
 from dist_classicrl.errors import ConvergenceError
 from dist_classicrl.rules.behaviors import UCB, Boltzmann, EpsilonGreedy, FixedPolicy, behavior_of
+from dist_classicrl.schedules import as_schedule, final_value
 from dist_classicrl.settings import Settings
 
 if TYPE_CHECKING:
     from dist_classicrl.environments.model import TabularMDP
 
 _MOST_SWEEPS = 200_000
-_LATE = 1 << 60  # a step by which schedules have come to their end
 
 
 def final_epsilon(settings: Settings) -> float:
     """Return the exploration rate in which a schedule ends."""
-    return float(settings.epsilon.at(_LATE))
+    return final_value(settings.epsilon)
 
 
 def backed_up(model: TabularMDP, v: np.ndarray, discount: float) -> np.ndarray:
@@ -124,7 +124,7 @@ def _chances(behavior: Any, q: np.ndarray, epsilon: float) -> np.ndarray:
     acts = (q > -np.inf).any(axis=1, keepdims=True)
     top = np.where(acts, q.max(axis=1, keepdims=True), 0.0)
     if isinstance(behavior, Boltzmann):
-        weights = np.exp((q - top) / behavior.temperature)
+        weights = np.exp((q - top) / final_value(as_schedule("temperature", behavior.temperature)))
     else:
         weights = (q == top).astype(float)
     greedy = weights / np.where(acts, weights.sum(axis=1, keepdims=True), 1.0)
@@ -136,28 +136,9 @@ def _chances(behavior: Any, q: np.ndarray, epsilon: float) -> np.ndarray:
 
 
 def relative_values(model: TabularMDP) -> tuple[np.ndarray, float]:
-    """Return differential action values, centred, shape (S, A), and the best mean reward (the gain).
+    """Return differential action values, centered, shape (S, A), and the best mean reward (the gain).
 
-    Relative value iteration (Puterman, 1994, section 8.5) on the process that stays where it is every second
-    step, which has no periods and the same differences up to that factor.
-
-    Raises
-    ------
-    ConvergenceError
-        If the values have not settled, as where the best mean reward depends on the start.
+    ConvergenceError where that depends on the start.
     """
-    legal = model.legal_pairs()
-    v = np.zeros(model.n_states)
-    for _ in range(_MOST_SWEEPS):
-        q = backed_up(model, v, 1.0)
-        new = np.where(legal, q, -np.inf).max(axis=1)
-        change = new - v
-        if np.ptp(change) < 1e-12 * max(1.0, np.abs(v).max()):
-            gain = float(change.mean())
-            return q - gain - (q - gain)[legal].mean(), gain
-        v = 0.5 * (v + new)
-        v -= v[0]
-    raise ConvergenceError(
-        f"The differential values of {model.name!r} have not settled after {_MOST_SWEEPS:,} sweeps: does the "
-        "best mean reward depend on the state in which it starts?"
-    )
+    found, legal = model.solve_average_reward(tolerance=1e-12), model.legal_pairs()
+    return np.where(legal, found.q - found.q[legal].mean(), 0.0), found.gain

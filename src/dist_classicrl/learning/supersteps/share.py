@@ -17,10 +17,11 @@ from dist_classicrl.errors import ProtocolError, SettingsError
 from dist_classicrl.learning.compiled import NEVER, infinite_return, stuck_states, stuck_there
 from dist_classicrl.learning.learner import Problem, Stream, check_sums
 from dist_classicrl.learning.loops import NO_STEPS, Stretch
+from dist_classicrl.learning.memory import check_ranges, declared
 from dist_classicrl.learning.rates import Rates
 from dist_classicrl.learning.rules import compiling
 from dist_classicrl.learning.rules.kernel import Context
-from dist_classicrl.learning.state import State, check_arrays, check_position, refused
+from dist_classicrl.learning.state import RULE_ARRAYS, State, check_arrays, check_position, refused
 from dist_classicrl.learning.supersteps import kernels, sums, together
 from dist_classicrl.learning.supersteps.kernels import (
     ACTION_BITS,
@@ -74,6 +75,7 @@ on a chain of 100 states 1.19 times.
 _MOST_WALKERS = 1 << 22
 _MOST_AT_ONCE = 1 << 28
 _MOST_STATES = 1 << (62 - ACTION_BITS - 2)
+_ANY_KEY = 1 << 62
 
 RECORD_BYTES, REPLY_BYTES = 32, 8
 """What a step costs that leaves its rank: there, and back; more where something is remembered."""
@@ -582,7 +584,9 @@ class Share:
         if begun and position.min() < 0:
             raise refused("walkers", f"are in state {states.min()}", "a state of the environment")
         check_position(position, running, self._whole.n_states or 1, self._crew.time_limit, self._stuck)
-        first = MEMORY + self._simulator.memory_size + self._remembered[0]
+        first = MEMORY + self._simulator.memory_size
+        self._check_remembered(walkers[:, first : first + self._remembered[0]])
+        first += self._remembered[0]
         reals = walkers[:, first : first + self._remembered[1]]
         if not np.isfinite(reals.copy().view(np.float64)).all():
             raise refused("walkers", "hold NaN or infinity", "finite numbers only")
@@ -597,6 +601,11 @@ class Share:
         crew.here[:] = np.packbits(bits, bitorder="little").view(np.int64)
         crew.sizes[BEGUN] = begun
         self._restore_counted(state["counted"])
+
+    def _check_remembered(self, whole: np.ndarray) -> None:
+        rule, parameters = self._problem.rule, self._problem.parameters
+        ranges = declared(rule, parameters, self._whole.n_states or _ANY_KEY, self._whole.n_actions)
+        check_ranges("walkers", whole, ranges[RULE_ARRAYS[0]])
 
     def _restore_counted(self, counted: np.ndarray) -> None:
         """Put back what all shares have counted, so that it is counted once."""
