@@ -44,19 +44,15 @@ class Arrivals:
         Settings that got farther come before those that have only begun, and new settings come last: they
         are proposed when all others are taken.
         """
-        last = 0 if self._stopping is None else self._stopping.rungs - 1
-        for rung in range(last, 0, -1):
-            for environment in self._plan.environments:
-                yield from self._left((environment, one, rung) for one in self._next(environment, rung - 1))
+        for rung, environment, ahead, _ in reversed(self._promotions()):
+            yield from self._left((environment, one, rung) for one in ahead)
         for variant in range(self._plan.n_variants):
             if self._plan.variants[variant] is None:
                 self._propose(variant)
             yield from self._left((environment, variant, 0) for environment in self._plan.environments)
         # Settings that were among the best when others had not ended, and are not now.
-        for rung in range(1, last + 1):
-            for environment in self._plan.environments:
-                for variant in self._population(environment, rung):
-                    yield from self._left([(environment, variant, rung)])
+        for rung, environment, _, there in self._promotions():
+            yield from self._left((environment, one, rung) for one in there)
 
     def scores(self, variant: int) -> float | None:
         """Return the mean score of the first rung in all environments; None while that is under way."""
@@ -69,41 +65,38 @@ class Arrivals:
             if self._score(job) is None:
                 yield self._trials(job)
 
-    def _next(self, environment: str, rung: int) -> list[int]:
-        """Return the best settings of a rung, which go on: of those that have ended, or of all of them."""
-        assert self._stopping is not None
-        there = self._population(environment, rung)
-        scores = {one: self._score((environment, one, rung)) for one in there}
-        ended = {one: [score] for one, score in scores.items() if score is not None}
-        if len(ended) == len(there) and self._is_final(environment, rung):
-            return self._stopping.survivors(ended)
-        return self._stopping.best(ended, len(ended) // int(self._stopping.factor))
+    def _promotions(self) -> list[tuple[int, str, list[int], list[int]]]:
+        """Return for each rung but the first, and each environment, who is to go there and who is known to.
 
-    def _population(self, environment: str, rung: int) -> list[int]:
-        """Return the settings that have got to a rung."""
+        To go there are the best of the rung below: of those that have ended there, or of all once no others
+        can come. Then those count as well that have begun and are not among the best any more.
+        """
+        found: list[tuple[int, str, list[int], list[int]]] = []
+        if self._stopping is None:
+            return found
         known = [one for one, settings in enumerate(self._plan.variants) if settings is not None]
-        if rung == 0:
-            return known
-        ahead = set(self._next(environment, rung - 1))
-        return [
-            one
-            for one in known
-            if one in ahead
-            or self._score((environment, one, rung)) is not None
-            or (
-                self._score((environment, one, rung - 1)) is not None
-                and self._is_claimed(self._trials((environment, one, rung)))
-            )
-        ]
-
-    def _is_final(self, environment: str, rung: int) -> bool:
-        """Whether no other settings can get to a rung."""
-        if rung == 0:
-            return all(settings is not None for settings in self._plan.variants)
-        before = self._population(environment, rung - 1)
-        return self._is_final(environment, rung - 1) and all(
-            self._score((environment, one, rung - 1)) is not None for one in before
-        )
+        for environment in self._plan.environments:
+            there, is_whole = known, len(known) == self._plan.n_variants
+            for rung in range(1, int(self._stopping.rungs)):
+                scores = {one: self._score((environment, one, rung - 1)) for one in there}
+                ended = {one: [score] for one, score in scores.items() if score is not None}
+                is_whole = is_whole and len(ended) == len(there)
+                if is_whole:
+                    ahead = self._stopping.survivors(ended)
+                else:
+                    ahead = self._stopping.best(ended, len(ended) // int(self._stopping.factor))
+                begun = [
+                    one
+                    for one in ended
+                    if one not in ahead
+                    and (
+                        self._score((environment, one, rung)) is not None
+                        or (is_whole and self._is_claimed(self._trials((environment, one, rung))))
+                    )
+                ]
+                there = sorted([*ahead, *begun])
+                found.append((rung, environment, ahead, there))
+        return sorted(found, key=lambda each: each[0])
 
     def _trials(self, job: _Job) -> list[Trial]:
         environment, variant, rung = job
