@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dist_classicrl import durations
-from dist_classicrl._hints import rank_of_environment
+from dist_classicrl._hints import task_of_environment
 from dist_classicrl.cli import errors, output
 from dist_classicrl.cli.option_types import option
 from dist_classicrl.errors import StudyError
@@ -69,13 +69,13 @@ def command(file: Path, out: Path | None, processes: int | None, retry_failed: b
 
     folder = out or Path("studies") / file.stem
     sweep = Sweep(**read_study(file), folder=folder)
-    is_speaker = not rank_of_environment() and not quiet
+    is_speaker = not task_of_environment() and not quiet
     study = sweep.run(processes, _teller() if is_speaker else None, retry_failed)
     if is_speaker:
         _show(study.summary())
         click.echo(f"\n{study.folder / 'results.csv'}")
     failed = [row for row in study.rows() if row["error"] is not None]
-    if failed and not rank_of_environment():
+    if failed and not task_of_environment():
         raise StudyError(
             f"{len(failed):,} of {len(study.rows()):,} runs failed, the others are done. The first is run "
             f"{failed[0]['run']}: {failed[0]['error']} To make such runs once more, add --retry-failed."
