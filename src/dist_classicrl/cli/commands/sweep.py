@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,8 +62,11 @@ and costs only itself; the command says so when the others are done.
     shown="its cores; 1 for each rank of an MPI job",
 )
 @click.option("--retry-failed", is_flag=True, help="Make runs that have failed once more.")
+@click.option("--live", is_flag=True, help="Show it on the whole screen of the terminal.")
 @click.option("-q", "--quiet", is_flag=True, help="Nothing but warnings and errors.")
-def command(file: Path, out: Path | None, processes: int | None, retry_failed: bool, quiet: bool) -> None:
+def command(
+    file: Path, out: Path | None, processes: int | None, retry_failed: bool, live: bool, quiet: bool
+) -> None:
     """Train with many settings and seeds; typed again, it goes on."""
     from dist_classicrl.cli.study_file import read_study
     from dist_classicrl.sweep.sweep import Sweep
@@ -70,7 +74,8 @@ def command(file: Path, out: Path | None, processes: int | None, retry_failed: b
     folder = out or Path("studies") / file.stem
     sweep = Sweep(**read_study(file), folder=folder)
     is_speaker = not task_of_environment() and not quiet
-    study = sweep.run(processes, _teller() if is_speaker else None, retry_failed)
+    with _on_screen(folder, quiet) if live else nullcontext():
+        study = sweep.run(processes, _teller() if is_speaker and not live else None, retry_failed)
     if is_speaker:
         _show(study.summary())
         click.echo(f"\n{study.folder / 'results.csv'}")
@@ -80,6 +85,18 @@ def command(file: Path, out: Path | None, processes: int | None, retry_failed: b
             f"{len(failed):,} of {len(study.rows()):,} runs failed, the others are done. The first is run "
             f"{failed[0]['run']}: {failed[0]['error']} To make such runs once more, add --retry-failed."
         )
+
+
+@contextmanager
+def _on_screen(folder: Path, quiet: bool) -> Iterator[None]:
+    """Show the study while this is entered."""
+    from dist_classicrl.cli.live.screen import check_screen, full_screen
+    from dist_classicrl.cli.live.study_view import StudyView
+    from dist_classicrl.cli.signals import cleaned_up
+
+    check_screen(quiet, task_of_environment() is not None)
+    with cleaned_up(), full_screen(StudyView(folder, "Ctrl-C ends it; typed again, it goes on")):
+        yield
 
 
 def _teller() -> Callable[[SweepProgress], None]:
