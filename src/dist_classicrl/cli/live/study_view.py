@@ -58,7 +58,7 @@ class StudyView:
         self._done = self._failed = 0
         self._of_members: Counter[str] = Counter()
         self._began = time.monotonic()
-        self._before = 0  # trainings that were made before this view began
+        self._is_first_look = True  # what is there then has been made before
         #: When how many trainings, and steps by each process, were new: of the last seconds.
         self._recent: deque[tuple[float, str, int]] = deque()
 
@@ -67,14 +67,12 @@ class StudyView:
             try:
                 self._study = Study(self._folder)
             except StudyError:
+                self._is_first_look = False
                 return
-        is_first = not self._of_members
         now = time.monotonic()
         for member, record in self._files.news():
             self._of_members[member] += 1
-            if is_first:
-                self._before += 1
-            else:
+            if not self._is_first_look:
                 self._recent.append((now, member, record.get("steps", 0)))
             if record["error"] is not None:
                 self._failed += 1
@@ -83,6 +81,7 @@ class StudyView:
             self._done += 1
             group = self._study.group_of(record["run"])
             self._by_settings.setdefault(group, _Scores()).add(record)
+        self._is_first_look = False
         while self._recent and self._recent[0][0] < now - _RATE_SECONDS:
             self._recent.popleft()
 
@@ -101,19 +100,21 @@ class StudyView:
         curve = {step: math.fsum(means) / len(means) for step, means in sorted(best.items())}
         chart = Chart([*curve], [*curve.values()], "steps", "No run has ended yet.")
         names = len(study.environments) > 1
-        screen, upper, lower = Layout(), Layout(), Layout(size=8)
-        upper.split_row(
-            Layout(Panel(_best(ranked, names), title="best settings", border_style="dim")),
-            Layout(Panel(chart, title="return of the best", border_style="dim")),
-        )
-        lower.split_row(
+        screen, lower, processes = Layout(), Layout(), Layout()
+        said = self._failures + lines
+        processes.split_column(
             Layout(Panel(self._members(), title="processes", border_style="dim")),
-            Layout(Panel(LastLines(self._failures + lines), title="failures", border_style="dim")),
+            Layout(
+                Panel(LastLines(said), title="failures and output", border_style="dim"),
+                size=5,
+                visible=bool(said),
+            ),
         )
+        lower.split_row(Layout(Panel(chart, title="mean return of the best", border_style="dim")), processes)
         screen.split_column(
             Layout(headline(str(self._folder), self._hint), size=1),
             Layout(self._bar(study), size=2),
-            upper,
+            Layout(Panel(_best(ranked, names), title="best settings so far", border_style="dim")),
             lower,
         )
         return screen
