@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dist_classicrl import durations
 from dist_classicrl._hints import task_of_environment
+from dist_classicrl.callbacks.bar import clock
 from dist_classicrl.cli import errors, output
 from dist_classicrl.cli.option_types import option
 from dist_classicrl.errors import StudyError
@@ -109,7 +109,7 @@ def _teller() -> Callable[[SweepProgress], None]:
             return
         due = max(progress.seconds + 1.0, progress.seconds * 1.2)
         failed = f", {progress.failed:,} failed" if progress.failed else ""
-        left = f", {durations.shown(progress.seconds_left)} left" if progress.seconds_left > 0.0 else ""
+        left = f", {clock(progress.seconds_left)} left" if progress.seconds_left > 0.0 else ""
         click.echo(
             f"{progress.done:,} of {progress.total:,} runs{failed}, "
             f"{progress.steps_per_second / 1e6:.3g} M steps/s{left}",
