@@ -17,7 +17,7 @@ from dist_classicrl.errors import SettingsError
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-_REFRESHES = 4  # a second
+_REFRESHES = 2  # a second: drawing takes the processor from what is shown
 _MOST_LINES = 1_000  # of output, kept to be written afterwards
 # Written by another process if this one ends without leaving the screen: xterm's codes for the normal
 # screen, and for a cursor that is seen.
