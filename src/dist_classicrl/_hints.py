@@ -20,6 +20,11 @@ def rank_of_environment(environ: Mapping[str, str] | None = None) -> int | None:
     return next(_numbers(_RANKS, environ), None)
 
 
+def task_of_environment() -> int | None:
+    """Tell the number of this process among those that a launcher or SLURM started together, or None."""
+    return next(_numbers((*_RANKS, _SLURM_RANK)), None)
+
+
 def local_rank_of_environment() -> int | None:
     """Tell the number that an MPI launcher gave this process among those of its host, or None."""
     return next(_numbers(_LOCAL_RANKS), None)

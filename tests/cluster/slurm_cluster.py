@@ -244,6 +244,15 @@ class SlurmCluster:
             if Path(line.split()[0]).name not in DAEMONS and (job is None or _is_of(job, pid, line))
         ]
 
+    def pids(self, node: str, job: str, word: str) -> list[int]:
+        """Return the processes of a job's tasks on a node whose command lines have this word."""
+        running = self.hosts.processes(node).items()
+        return [
+            pid
+            for pid, line in running
+            if word in line.split() and "srun" not in line and _is_of(job, pid, line)
+        ]
+
     def wait_until_idle(self, nodes: Collection[str] = NODES, job: str | None = None) -> None:
         """Wait until nothing of any job, or of this one, is left on these nodes."""
         deadline = time.monotonic() + ENDING_SECONDS

@@ -27,6 +27,7 @@ TRAINED = {
     "plain.sbatch": "FrozenLake8x8-v1 --total-steps 1e9",
     "requeue.sbatch": "FrozenLake8x8-v1 --total-steps 1e11",
     "sweep.sbatch": "FrozenLake8x8-v1 --total-steps 1e9",
+    "study.sbatch": "study.toml --out studies/lake",
     "srun.sbatch": "examples/train.py --steps 100000000000 --checkpoint-dir saved",
 }
 # The package is found where this one was found, installed or not.

@@ -1,11 +1,15 @@
 """Under a real SLURM of two nodes: each way to start ranks, what is refused, and what SLURM tells a job."""
 
 import json
+import os
 import re
 import shlex
+import signal
+import time
 
+import kill_sweeps
 import pytest
-from slurm_cluster import ENDED, SlurmCluster
+from slurm_cluster import ENDED, NODES, SlurmCluster
 from slurm_jobs import (
     DISCOUNT,
     EXAMPLE,
@@ -17,6 +21,9 @@ from slurm_jobs import (
     run_folder,
     script,
 )
+
+from dist_classicrl.launch.launcher import launch_environment
+from dist_classicrl.process.jobs import run_job
 
 STEPS = 20_000_000
 EIGHT_TASKS = ("--nodes=2", "--ntasks-per-node=4")
@@ -38,6 +45,16 @@ for name in ("squeue", "scontrol"):
 told = {name: os.environ.get(name) for name in ("SLURM_NTASKS", "SLURM_NNODES", "SLURM_JOB_END_TIME")}
 print(json.dumps([seconds_left(), *alone.values(), told]), flush=True)
 """
+# Each run is a parcel: a job can be killed in the midst of them.
+STUDY = """\
+environment = "FrozenLake-v1"
+total_steps = 12_000_000
+seeds = 6
+points = 5
+[vary]
+discount_factor = [0.9, 0.95]
+"""
+STUDY_SECONDS = 120.0
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +139,31 @@ def test_an_array_is_a_run_for_each_seed(cluster):
         assert f"seed = {task}\n" in (folder / "config.toml").read_text()
         tables.append((folder / "model.npz").read_bytes())
     assert tables[0] != tables[1]
+
+
+def test_jobs_of_an_array_share_a_study_and_take_over_from_one_that_is_killed(cluster, tmp_path):
+    study, quiet, shared = (tmp_path / name for name in ("study.toml", "quiet", "shared"))
+    study.write_text(STUDY)
+    text = script("study.sbatch", str(study), "--out", str(shared))
+    job = cluster.submit(text, "--array=0-1", "--nodes=2", "--ntasks-per-node=1", "--ntasks=2")
+    deadline = time.monotonic() + STUDY_SECONDS
+    while len(list(shared.glob("members/h*"))) < 4 or not list(shared.glob("records/*.jsonl")):
+        assert time.monotonic() < deadline, cluster.output(f"{job}_0")
+        time.sleep(0.05)
+    killed = [
+        pid for node in NODES for pid in cluster.pids(node, cluster.about(f"{job}_0")["JobId"], "sweep")
+    ]
+    assert len(killed) == 2
+    for pid in killed:
+        os.kill(pid, signal.SIGKILL)
+    done = run_job(kill_sweeps.command(study, quiet), timeout=STUDY_SECONDS, env=launch_environment())
+    assert done.returncode == 0, done.output
+    assert cluster.wait(f"{job}_0", ENDED)["JobState"] != "COMPLETED"
+    assert cluster.wait(f"{job}_1", ENDED)["JobState"] == "COMPLETED", cluster.output(f"{job}_1")
+    # Its two tasks left a sign of life each, and parcels that somebody had to claim once more.
+    assert len(list(shared.glob("members/h*"))) == 2
+    assert list(shared.glob("claims/*.1"))
+    assert kill_sweeps.tables(shared) == kill_sweeps.tables(quiet)
 
 
 def test_what_slurm_says_of_the_time_that_is_left(cluster, asked):

@@ -13,6 +13,10 @@ def test_a_killed_sweep_that_is_typed_again_ends_with_the_same_tables():
     kill_sweeps.main(["--kills", "3", "--seeds", "10"])
 
 
+def test_a_sweep_on_ranks_of_which_some_or_all_are_killed_ends_with_the_same_tables():
+    kill_sweeps.main(["--kills", "1", "--seeds", "6", "--ranks", "3"])
+
+
 @pytest.mark.core
 def test_ranks_of_a_job_share_a_study_and_make_what_one_process_makes(tmp_path):
     study = tmp_path / "study.toml"

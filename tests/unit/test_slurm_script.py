@@ -73,6 +73,13 @@ def test_without_requeueing_the_command_takes_the_place_of_the_script(script_of)
     assert not any("signal" in line for line in directives)
 
 
+def test_the_tasks_of_a_study_are_started_by_srun_without_mpi_and_may_be_one(script_of):
+    words = ["sweep", "study.toml", "--out", "studies/lake"]
+    _, lines = script_of("--ntasks", "1", "--array", "0-3", "--no-requeue", "--", *words)
+    command = [sys.executable, "-m", "dist_classicrl", *words]
+    assert shlex.split(lines[-1]) == ["exec", "srun", "--mpi=none", *command]
+
+
 @pytest.mark.parametrize(
     "words", [["train.py", "--n", "3"], ["-m", "own.train", "x"], ["launch", "train.py"]]
 )

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from dist_classicrl import DistAsyncQLearning, Study, Sweep, TabularMDP
+from dist_classicrl.cli.commands.sweep import _teller
 from dist_classicrl.cli.main import main
 from dist_classicrl.errors import MissingExtraError, StudyError
 from dist_classicrl.schedules import PerVisit
@@ -23,6 +24,7 @@ from dist_classicrl.sweep.comparison import interquartile_mean
 from dist_classicrl.sweep.folder import Member, StudyFolder
 from dist_classicrl.sweep.plan import Plan
 from dist_classicrl.sweep.search import variants
+from dist_classicrl.sweep.sweep import SweepProgress
 from dist_classicrl.sweep.trial import THIS_PROCESS, Laboratory
 
 GARNET = TabularMDP.garnet(n_states=20, n_actions=3, branching=3, seed=1)
@@ -415,6 +417,16 @@ def test_the_summary_has_means_and_errors_of_seeds(whole):
     groups = [[row["score"] for row in whole.rows() if row["variant"] == number] for number in range(4)]
     names = [each["settings"] for each in whole.summary()]
     assert whole.scores() == {GARNET.name: dict(zip(names, groups, strict=True))}
+
+
+def test_a_line_says_how_far_a_sweep_is_as_on_a_clock(capsys):
+    tell = _teller()
+    tell(SweepProgress(3, 1, 240, 2e6, 10.0, 493.3))
+    tell(SweepProgress(4, 1, 240, 2e6, 10.5, 490.0))  # too soon after the one before
+    tell(SweepProgress(239, 1, 240, 2e6, 20.0, 0.0))
+    first, last = capsys.readouterr().err.splitlines()
+    assert first == "3 of 240 runs, 1 failed, 2 M steps/s, 8:13 left"
+    assert last == "239 of 240 runs, 1 failed, 2 M steps/s"
 
 
 def test_settings_are_compared_by_a_command(whole, capsys):

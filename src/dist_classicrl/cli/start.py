@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -76,8 +77,36 @@ def _begin(run: RequestedRun, launch: LaunchOptions, display: Display) -> int:
         return _start_ranks(run, replace(launch, ranks=ranks), display, has_bar)
     if promised_size() > 1:  # by the variables of a batch script
         run = run.with_settings(allow_singletons=True)
-    train_here(run, replace(display, has_bar=has_bar))
+    if display.is_live:
+        status = run.folder.status
+        with _drawn(run, replace(launch, ranks=1), display, status):
+            train_here(run, replace(display, status=status))
+    else:
+        train_here(run, replace(display, has_bar=has_bar))
     return errors.DONE
+
+
+@contextmanager
+def _drawn(run: RequestedRun, launch: LaunchOptions, display: Display, path: Path) -> Iterator[None]:
+    """Draw a run that writes how far it is to a file, which is removed in the end."""
+    from dist_classicrl.callbacks.display import StatusFile
+
+    status = StatusFile(path)
+    status.remove()
+    try:
+        if display.is_live:
+            from dist_classicrl.cli.live.run_view import RunView
+            from dist_classicrl.cli.live.screen import full_screen
+
+            title = f"{run.environment}  {short_path(run.folder.path)}"
+            view = RunView(run.folder.path, title, "Ctrl-C saves and ends it")
+            with full_screen(view, lambda: status.has_ended):
+                yield
+        else:
+            with bar_of_a_job(status, f"starting {launch.ranks} ranks", display.is_verbose):
+                yield
+    finally:
+        status.remove()
 
 
 def _continued(run: RequestedRun) -> tuple[RequestedRun, bool]:
@@ -127,8 +156,6 @@ def _say_done(run: RequestedRun) -> None:
 
 def _start_ranks(run: RequestedRun, launch: LaunchOptions, display: Display, has_bar: bool) -> int:
     """Start ranks that run this command, and see them through."""
-    from dist_classicrl.callbacks.display import StatusFile
-
     place = RunFolder(run.folder.path.absolute())
     words = ["-m", "dist_classicrl", "train", "--started"]
     words += ["--config", str(place.for_ranks), "--out", str(place.path)]
@@ -141,10 +168,7 @@ def _start_ranks(run: RequestedRun, launch: LaunchOptions, display: Display, has
         stack.callback(place.for_ranks.unlink, missing_ok=True)
         run.write_for_ranks()
         if has_bar:
-            status = StatusFile(place.status)
-            status.remove()
-            stack.callback(status.remove)
-            stack.enter_context(bar_of_a_job(status, f"starting {launch.ranks} ranks", display.is_verbose))
+            stack.enter_context(_drawn(run, launch, display, place.status))
         code = supervisor.run()
     if code in (errors.DONE, *said_by_ranks):
         return code

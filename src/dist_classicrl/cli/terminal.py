@@ -38,14 +38,14 @@ def bar_of_a_job(status: StatusFile, waiting: str, is_verbose: bool) -> Iterator
         if text.plain or not line:  # some programs end by a color code alone
             console.print(text, soft_wrap=True)
 
-    with _console() as console:
+    with console_of_terminal() as console:
         drawn = bar(console, lambda: status.progress, lambda: waiting, is_verbose)
-        with drawn, _lines_given_to(show):
+        with drawn, lines_given_to(show):
             yield
 
 
 @contextmanager
-def _console() -> Iterator[Console]:
+def console_of_terminal() -> Iterator[Console]:
     """Open the terminal that standard output is now."""
     from rich.console import Console
 
@@ -56,7 +56,7 @@ def _console() -> Iterator[Console]:
 
 
 @contextmanager
-def _lines_given_to(show: Callable[[str], None]) -> Iterator[None]:
+def lines_given_to(show: Callable[[str], None]) -> Iterator[None]:
     """Take in what this process and its children write to the terminal, and give each line to `show`."""
     _flush()
     source, sink = os.pipe()

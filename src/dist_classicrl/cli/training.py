@@ -34,6 +34,7 @@ class Display:
     is_quiet: bool = False
     is_verbose: bool = False
     has_bar: bool = False  # this process draws a bar
+    is_live: bool = False  # the process that somebody typed draws on the whole screen
     status: Path | None = None  # a file for the process that started this one and draws the bar
 
 

@@ -47,7 +47,7 @@ _FOR_PMIX = "export PMIX_MCA_psec=native PMIX_MCA_gds=hash"
 class BatchJob:
     """What SLURM is asked for; SettingsError if something is not allowed, or does not go together."""
 
-    ntasks: int  # ranks, one of them the server: at least 2
+    ntasks: int  # ranks, one of them the server: at least 2, but for a study
     nodes: int | None = None
     time: str | None = None  # limit in one of SLURM's notations; None: the partition's
     partition: str | None = None
@@ -60,6 +60,7 @@ class BatchJob:
     further: Sequence[str] = ()  # directives, such as "--constraint=avx2"
     setup: Sequence[str] = ()  # lines of shell before the command, such as "module load openmpi"
     srun: str | None = None  # its `--mpi`, such as "pmix", where it starts the ranks and not the command
+    is_study: bool = False  # whether tasks make the runs of a study, each by itself: one is enough
 
     def __post_init__(self) -> None:
         self._check_size()
@@ -67,7 +68,7 @@ class BatchJob:
         self._check_words()
 
     def _check_size(self) -> None:
-        if self.ntasks < 2:
+        if self.ntasks < 2 and not self.is_study:
             raise SettingsError(
                 f"A job needs at least 2 tasks, a server and a worker; --ntasks is {self.ntasks}. A process "
                 "that trains alone needs no script of this kind: let yours run `dist-classicrl train`."

@@ -119,11 +119,18 @@ class StudyFolder:
 
     def records(self) -> dict[str, dict[str, Any]]:
         """Return the records of all runs that are known, by the key of the run; reads only what is new."""
+        for _ in self.news():
+            pass
+        return self._records
+
+    def news(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield who made it and what came out, of each run that is known now and was not before."""
         with suppress(FileNotFoundError):
             for path in sorted((self.path / "records").glob("*.jsonl")):
                 for record in self._news(path):
-                    self._records.setdefault(record["key"], record)
-        return self._records
+                    if record["key"] not in self._records:
+                        self._records[record["key"]] = record
+                        yield path.stem, record
 
     def _news(self, path: Path) -> Iterator[dict[str, Any]]:
         begin = self._read.get(path.name, 0)

@@ -107,6 +107,27 @@ class Study:
         """Runs that raised an error."""
         return sum(row["error"] is not None for row in self._rows())
 
+    @property
+    def environments(self) -> tuple[str, ...]:
+        """The names of the environments."""
+        return tuple(self._plan.environments)
+
+    @property
+    def trainings(self) -> int:
+        """How many trainings the study has in all: with early stopping, more than runs."""
+        if self._stopping is None:
+            return self._plan.n_runs
+        alive, total = len(self._plan.variants), 0
+        for _ in range(self._stopping.rungs):
+            total += alive
+            alive = len(self._stopping.survivors({variant: () for variant in range(alive)}))
+        return total * len(self._plan.environments) * len(self._plan.seeds)
+
+    def group_of(self, run: int) -> tuple[str, str]:
+        """Return the environment of a run, and its settings as words."""
+        trial = self._plan.trial(run)
+        return trial.environment, self.name_of(trial.variant)
+
     def rows(self) -> list[dict[str, Any]]:
         """Return a dict for each run that is made, in the order of the plan.
 

@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dist_classicrl._hints import launched, rank_of_environment, usable_cores
+from dist_classicrl._hints import launched, task_of_environment, usable_cores
 from dist_classicrl.checks import is_whole
 from dist_classicrl.errors import StudyError
 from dist_classicrl.sweep.arrivals import Arrivals
@@ -281,7 +281,7 @@ class Sweep:
             self._work(laboratory, tick, folder)
             shown.tick(at_end=True)
         study = Study(self.folder)
-        if not rank_of_environment():
+        if not task_of_environment():
             study.write_tables()
         return study
 

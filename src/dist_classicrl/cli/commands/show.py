@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ Everything else is a table.
 
 \b
     dist-classicrl show runs
+    dist-classicrl show runs/FrozenLake-v1 --live
 
 \b
     dist-classicrl show runs/Blackjack-v1 --states 50
@@ -52,6 +54,7 @@ Everything else is a table.
     metavar="OBSERVATION",
     help="All about one observation, as JSON or as Python writes it; more than once for several.",
 )
+@click.option("--live", is_flag=True, help="Show a run or a study that goes on, on the whole screen.")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON in place of text.")
 def command(
     run: str,
@@ -59,12 +62,16 @@ def command(
     env_args: tuple[str, ...],
     states: int | None,
     observations: tuple[str, ...],
+    live: bool,
     as_json: bool,
 ) -> None:
     """Show policy and values of a trained model as text."""
     from dist_classicrl.cli.several.listing import runs_in
     from dist_classicrl.model.policy import policy_of
 
+    if live:
+        _show_live(Path(run))
+        return
     is_of_one = env is not None or env_args or states is not None or observations
     if not is_of_one and (found := runs_in(Path(run))):
         _show_runs(found, as_json)
@@ -92,6 +99,18 @@ def command(
         _show_rest(policy, listed[:_BOARDS], states)
     else:
         _show_states(policy, listed, states)
+
+
+def _show_live(folder: Path) -> None:
+    """Show what goes on in the folder of a run or a study, until it is done or Ctrl-C."""
+    from dist_classicrl.cli.live.screen import check_screen, full_screen
+    from dist_classicrl.cli.live.watching import view_of, wait_until_done
+    from dist_classicrl.cli.signals import cleaned_up
+
+    check_screen()
+    view = view_of(folder)
+    with suppress(KeyboardInterrupt), cleaned_up(), full_screen(view):
+        wait_until_done(folder)
 
 
 def _show_runs(found: list[ListedRun], as_json: bool) -> None:

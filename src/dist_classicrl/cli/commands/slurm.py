@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from dist_classicrl.launch.slurm_script import BatchJob
 
 _PACKAGE = ("-m", "dist_classicrl")
+_EXAMPLES = {"train": "FrozenLake-v1", "launch": "train.py", "sweep": "study.toml"}
+_NO_MPI = "none"  # what srun's --mpi is where nobody needs one
 _STAND_IN = "987654321"  # for numbers that are known when the job runs
 
 _HELP = """\
@@ -25,6 +27,8 @@ WORDS are those of `dist-classicrl train`, without --ranks, which is the number 
 your own that ends in .py (or after -- a module after -m), and its arguments, which is then started by
 `dist-classicrl launch`. Options come before them. With --srun it is SLURM that starts the ranks, and a death
 ends the job.
+Words that begin with `sweep` are those of `dist-classicrl sweep`: each task, of each job of an array, makes
+runs of the study.
 
 The job hears SLURM's warning before its time limit, or before it is pre-empted, saves its run and ends;
 with --requeue it goes back into the queue and on from there. Without --array all of it is one training; with
@@ -38,6 +42,9 @@ in single quotes, stands for that number.
 \b
     dist-classicrl slurm --ntasks 64 --nodes 2 --time 1-00 --setup "module load openmpi" \\
         train.py --checkpoint-dir saved | sbatch
+
+\b
+    dist-classicrl slurm --ntasks 16 --array 0-3 -- sweep study.toml | sbatch
 """
 
 
@@ -89,6 +96,8 @@ def command(
     """Print a batch script for sbatch."""
     from dist_classicrl.launch.slurm_script import BatchJob
 
+    if words[0] == "sweep":
+        asked |= {"is_study": True, "srun": asked["srun"] or _NO_MPI}
     job = BatchJob(**asked, warning=signal or None, further=directive)
     click.echo(job.script([python, *words_of(words, job)]), nl=False)
 
@@ -102,6 +111,9 @@ def words_of(words: Sequence[str], job: BatchJob) -> list[str]:
     from dist_classicrl.launch.slurm_script import TASK
 
     kind, rest = _kind_of(words)
+    if kind == "sweep":
+        _parsed(kind, rest)
+        return [*_PACKAGE, kind, *rest]
     if kind == "launch":
         if job.array is not None and not any("SLURM_ARRAY_TASK_ID" in word for word in rest):
             click.echo(
@@ -116,7 +128,7 @@ def words_of(words: Sequence[str], job: BatchJob) -> list[str]:
                 "With --srun there is no launcher: write the script and its arguments, without launch."
             )
         return rest
-    asked = _parsed(rest)
+    asked = _parsed("train", rest)
     if asked["ranks"] is not None:
         raise SettingsError(f"The number of ranks is that of the tasks: leave --ranks {asked['ranks']} out.")
     settings = {
@@ -165,17 +177,18 @@ def _of_file(file: Path | None) -> dict[str, Any]:
 def _kind_of(words: Sequence[str]) -> tuple[str, list[str]]:
     """Return the command that the words are for, and the words."""
     first, *rest = words
-    if first in ("train", "launch"):
+    if first in _EXAMPLES:
         if not rest:
-            raise SettingsError(f"What is there to {first}? Write for instance FrozenLake-v1, or train.py.")
+            raise SettingsError(f"What is there to {first}? Write for instance {_EXAMPLES[first]}.")
         return first, rest
     return ("launch" if first.endswith(".py") or first == "-m" else "train"), [first, *rest]
 
 
-def _parsed(words: Sequence[str]) -> dict[str, Any]:
-    """Return what `dist-classicrl train` takes the words for; it refuses what it does not know."""
-    from dist_classicrl.cli.commands import train
+def _parsed(kind: str, words: Sequence[str]) -> dict[str, Any]:
+    """Return what `dist-classicrl train`, or `sweep`, takes the words for; refuse what it does not know."""
+    from dist_classicrl.cli.commands import sweep, train
     from dist_classicrl.launch.slurm_script import VARIABLE
 
+    command = {"train": train.command, "sweep": sweep.command}[kind]
     stood_in = [VARIABLE.sub(_STAND_IN, word) for word in words]
-    return train.command.make_context("dist-classicrl train", stood_in).params
+    return command.make_context(f"dist-classicrl {kind}", stood_in).params

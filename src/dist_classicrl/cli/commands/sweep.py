@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import click
 
-from dist_classicrl._hints import rank_of_environment
+from dist_classicrl._hints import task_of_environment
 from dist_classicrl.cli import errors, output
 from dist_classicrl.cli.option_types import option
 from dist_classicrl.errors import StudyError
@@ -56,8 +58,11 @@ and costs only itself; the command says so when the others are done.
     shown="its cores; 1 for each rank of an MPI job",
 )
 @click.option("--retry-failed", is_flag=True, help="Make runs that have failed once more.")
+@click.option("--live", is_flag=True, help="Show it on the whole screen of the terminal.")
 @click.option("-q", "--quiet", is_flag=True, help="Nothing but warnings and errors.")
-def command(file: Path, out: Path | None, processes: int | None, retry_failed: bool, quiet: bool) -> None:
+def command(
+    file: Path, out: Path | None, processes: int | None, retry_failed: bool, live: bool, quiet: bool
+) -> None:
     """Train with many settings and seeds; typed again, it goes on."""
     from dist_classicrl.cli.study_file import keep_study_file, read_study
     from dist_classicrl.cli.study_progress import teller
@@ -67,17 +72,30 @@ def command(file: Path, out: Path | None, processes: int | None, retry_failed: b
     sweep = Sweep(**read_study(file), folder=folder)
     sweep.begin()
     keep_study_file(file, folder)
-    is_speaker = not rank_of_environment() and not quiet
-    study = sweep.run(processes, teller() if is_speaker else None, retry_failed)
+    is_speaker = not task_of_environment() and not quiet
+    with _on_screen(folder, quiet) if live else nullcontext():
+        study = sweep.run(processes, teller() if is_speaker and not live else None, retry_failed)
     if is_speaker:
         _show(study.summary())
         click.echo(f"\n{study.folder / 'results.csv'}")
     failed = [row for row in study.rows() if row["error"] is not None]
-    if failed and not rank_of_environment():
+    if failed and not task_of_environment():
         raise StudyError(
             f"{len(failed):,} of {len(study.rows()):,} runs failed, the others are done. The first is run "
             f"{failed[0]['run']}: {failed[0]['error']} To make such runs once more, add --retry-failed."
         )
+
+
+@contextmanager
+def _on_screen(folder: Path, quiet: bool) -> Iterator[None]:
+    """Show the study while this is entered."""
+    from dist_classicrl.cli.live.screen import check_screen, full_screen
+    from dist_classicrl.cli.live.study_view import StudyView
+    from dist_classicrl.cli.signals import cleaned_up
+
+    check_screen(quiet, task_of_environment() is not None)
+    with cleaned_up(), full_screen(StudyView(folder, "Ctrl-C ends it; typed again, it goes on")):
+        yield
 
 
 def _show(summary: list[dict[str, Any]]) -> None:

@@ -87,6 +87,7 @@ def _section(param: click.Parameter) -> str:
     shown="runs/ENV",
 )
 @click.option("-v", "--verbose", is_flag=True, help="A line per worker below the bar, and more log lines.")
+@click.option("--live", is_flag=True, help="Show it on the whole screen of the terminal.")
 @click.option("-q", "--quiet", is_flag=True, help="Nothing but warnings and errors.")
 @click.option("--status", type=click.Path(path_type=Path), hidden=True)
 @click.option("--started", is_flag=True, hidden=True)
@@ -98,6 +99,7 @@ def command(
     file: Path | None,
     out: Path | None,
     verbose: bool,
+    live: bool,
     quiet: bool,
     status: Path | None,
     started: bool,
@@ -112,9 +114,13 @@ def command(
         raise click.UsageError("ENV and --environment are the same: give one of them.")
     if is_rank() and not started:
         _check_for_rank(others["ranks"])
+    if live:
+        from dist_classicrl.cli.live.screen import check_screen
+
+        check_screen(quiet, is_rank())
     launch = taken_from(others)
     run = gather(env or other_env, env_args, {**others, "ranks": launch.ranks}, file, out)
-    return train(run, launch, Display(quiet, verbose, status=status), started)
+    return train(run, launch, Display(quiet, verbose, is_live=live, status=status), started)
 
 
 def _check_for_rank(ranks: int | None) -> None:
