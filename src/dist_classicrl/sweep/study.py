@@ -110,22 +110,22 @@ class Study:
     @property
     def environments(self) -> tuple[str, ...]:
         """The names of the environments."""
-        return tuple(self._plan.environments)
+        return tuple(self.plan.environments)
 
     @property
     def trainings(self) -> int:
         """How many trainings the study has in all: with early stopping, more than runs."""
         if self._stopping is None:
-            return self._plan.n_runs
-        alive, total = len(self._plan.variants), 0
+            return self.plan.n_runs
+        alive, total = len(self.plan.variants), 0
         for _ in range(self._stopping.rungs):
             total += alive
             alive = len(self._stopping.survivors({variant: () for variant in range(alive)}))
-        return total * len(self._plan.environments) * len(self._plan.seeds)
+        return total * len(self.plan.environments) * len(self.plan.seeds)
 
     def group_of(self, run: int) -> tuple[str, str]:
         """Return the environment of a run, and its settings as words."""
-        trial = self._plan.trial(run)
+        trial = self.plan.trial(run)
         return trial.environment, self.name_of(trial.variant)
 
     def rows(self) -> list[dict[str, Any]]:
