@@ -133,6 +133,13 @@ class DistAsyncQLearning:
     compression : str
         "lossless": pushes and refreshes go in fewer bytes, by Zstandard (extra `compression`), where they are
         smaller by a tenth at least. No bit of the table changes, and `result.bytes_saved` counts it.
+    topology : str
+        "flat": all workers push to rank 0. "tree": on each other host with three ranks or more one of them
+        does not learn, but composes the maps of the others, and pushes them as one. The table is what it
+        would be, and a fraction of the bytes goes between hosts.
+    tree_group_size : int, optional
+        Of a tree: as many ranks, by their numbers, make a group with a server of its own, and groups are
+        grouped likewise; at least 3. By default the ranks of a host are a group.
     dtype : str
         Of the table, "float64" or "float32". Maps and targets are float64 in either case.
     seed : int, optional
@@ -202,6 +209,8 @@ class DistAsyncQLearning:
         exploring_starts: bool = False,
         initial_value: float = 0.0,
         compression: Literal["none", "lossless"] = "none",
+        topology: Literal["flat", "tree"] = "flat",
+        tree_group_size: int | None = None,
         logical_workers: int = 16,
         max_states: int | None = None,
         replay_ratio: float = 0.0,

@@ -74,6 +74,9 @@ class Kind(IntEnum):
     SOME_ROWS = 44  # the answer; from the server: rows as they are
     GOT_ROWS = 45  # the answer to that
     COMPRESSED = 46  # another message, in fewer bytes
+    ROUTE = 47  # server: through which rank maps go from now on, and whose the receiver composes
+    COMPOSED = 48  # server of a node: maps of its workers as one
+    PASSED_ON = 49  # the answer: receipt, refresh for all of its workers
 
 
 _KINDS = {int(kind): kind for kind in Kind}

@@ -202,6 +202,11 @@ def _is_replicated_only(settings: Settings) -> str | None:
             f'compression="{settings.compression}": no maps are sent that could be compressed. Write '
             'compression="none"'
         )
+    if settings.topology != "flat":
+        return (
+            f'topology="{settings.topology}": there are no maps to compose on their way. Write '
+            'topology="flat"'
+        )
     if settings.replay_ratio > 0.0:
         return (
             f"replay_ratio={settings.replay_ratio:g}: old transitions are not learned again there. Write "
