@@ -144,6 +144,11 @@ def engine_for(settings: Settings, ranks: int, placement: Any, layout: Layout = 
         if not settings.async_updates or layout.hosts > 1 or layout.takes_owners(ranks):
             return _SUPERSTEPS
         return _LOCAL if ranks == 1 else _SHARDED
+    if settings.topology != "flat" and ranks == 1:
+        raise SettingsError(
+            f'topology="{settings.topology}" needs several ranks, and this process trains alone. Start them, '
+            'for instance with `mpirun -n 8`, or write topology="flat".'
+        )
     for each in reversed(_registered.values()):
         if each.suits(settings, ranks):
             return each
