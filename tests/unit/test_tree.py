@@ -65,7 +65,9 @@ def packed(rng, known, with_replays, most_weight=1.0):
     replays = rng.integers(0, 9, size).astype(np.uint32) if with_replays else None
     visits = rng.integers(1, 9, size).astype(np.uint32)
     known = (known[entries] % 2**32).astype(np.uint32)
-    return PackedMap(entries, rng.uniform(0.3, most_weight, size), rng.normal(size=size), visits, known, replays)
+    return PackedMap(
+        entries, rng.uniform(0.3, most_weight, size), rng.normal(size=size), visits, known, replays
+    )
 
 
 @pytest.mark.parametrize("with_replays", [False, True])
@@ -97,7 +99,13 @@ def test_what_others_did_counts_for_a_composed_map_as_for_its_parts():
     """Two who agree on what they know are one who visited twice as often."""
     table = SharedTable(np.zeros(1), np.full(1, KNOWN + 30))
     maps = [
-        PackedMap(np.zeros(1, np.int32), np.full(1, 1e-9), np.ones(1), *(np.full(1, n, np.uint32) for n in two), None)
+        PackedMap(
+            np.zeros(1, np.int32),
+            np.full(1, 1e-9),
+            np.ones(1),
+            *(np.full(1, n, np.uint32) for n in two),
+            None,
+        )
         for two in ((10, KNOWN), (10, KNOWN + 10))
     ]
     composed = Composition(1).of(maps)
@@ -122,7 +130,9 @@ def test_a_table_follows_another_and_tells_what_changed():
     replica.follow(server.refresh(-1))
     for sequence, entry in enumerate((3, 1), start=1):
         parts = np.ones(1), np.ones((2, 1), np.uint32)
-        server.apply(1, sequence, PackedMap(np.full(1, entry, np.int32), *parts[:1], np.ones(1), *parts[1], None))
+        server.apply(
+            1, sequence, PackedMap(np.full(1, entry, np.int32), *parts[:1], np.ones(1), *parts[1], None)
+        )
         replica.follow(server.refresh(replica.version))
     assert replica.version == server.version == 2
     assert (replica.values == server.values).all() and (replica.counts == server.counts).all()
