@@ -178,7 +178,7 @@ class Settings(Checked):
     prefetch_factor: int = _talking(2, WholeNumber(1, bits=31), "Pushes in flight per worker.")
     topology: str = _talking(
         "flat",
-        OneOf(("flat", "tree"), {"decentralized": _NO_SERVER}),
+        OneOf(("flat", "tree", "auto"), {"decentralized": _NO_SERVER}),
         "What maps go through on their way.",
     )
     tree_group_size: int | None = _talking(
@@ -236,7 +236,7 @@ class Settings(Checked):
                 "compression_threshold has no place in the reproducible mode (async_updates=False), where "
                 "every round is merged whole. Leave it at 0.0, or use async_updates=True."
             )
-        if self.topology != "flat" and not self.async_updates:
+        if self.topology == "tree" and not self.async_updates:
             raise SettingsError(
                 f'topology="{self.topology}" has no place in the reproducible mode (async_updates=False), '
                 'where maps are merged in a fixed order. Leave it at "flat", or use async_updates=True.'

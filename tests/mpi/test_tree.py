@@ -1,9 +1,12 @@
 """Ranks that compose the maps of others: steps are exact, and the table is right and the same everywhere."""
 
+import logging
+
 import numpy as np
 import pytest
 from rank_environments import BrokenLake
 
+from dist_classicrl.engines.server import topology
 from dist_classicrl.environments import TabularMDP
 from dist_classicrl.errors import RemoteRankError
 from dist_classicrl.membership.group import Group
@@ -37,6 +40,19 @@ def test_two_calls_with_a_server_on_each_host(world, two_hosts, make_agent):
     assert np.sqrt(np.mean(error**2)) < 0.03
     tables = world.allgather(agent.q_table.tobytes())
     assert len(set(tables)) == 1
+
+
+@pytest.mark.parametrize("is_worth_it", [True, False])
+def test_auto_measures_the_link_and_decides_by_it(
+    world, two_hosts, make_agent, monkeypatch, caplog, is_worth_it
+):
+    """What the link was measured to carry is in the log, and what share of it would be too much is set."""
+    caplog.set_level(logging.INFO, "dist_classicrl")
+    monkeypatch.setattr(topology, "_MOST_SHARE", 0.0 if is_worth_it else 1e9)
+    result = make_agent(topology="auto").train("FrozenLake-v1", total_steps=STEPS)
+    assert (result.steps, result.workers) == (STEPS, world.size - 1 - is_worth_it)
+    told = "Maps go through a tree" if is_worth_it else "Maps go to the server directly"
+    assert (f"{told}: {world.size - 1} workers on other hosts may" in caplog.text) == (world.rank == 0)
 
 
 def test_a_tree_on_one_host_is_flat(world, several_ranks, make_agent):

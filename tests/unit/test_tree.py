@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from dist_classicrl import DistAsyncQLearning
 from dist_classicrl.engines.engine import engine_for
+from dist_classicrl.engines.server import topology
 from dist_classicrl.engines.server.tree import Tree, below, branches
 from dist_classicrl.errors import ProtocolError, SettingsError
 from dist_classicrl.settings import Settings
@@ -146,7 +147,7 @@ def test_a_table_follows_another_and_tells_what_changed():
     [
         ({"topology": "tree", "async_updates": False}, 'Leave it at "flat", or use async_updates=True'),
         ({"topology": "decentralized"}, "Write topology='tree'"),
-        ({"topology": "star"}, "must be one of 'flat', 'tree'"),
+        ({"topology": "star"}, "must be one of 'flat', 'tree', 'auto'"),
         ({"tree_group_size": 4}, 'Write topology="tree" as well'),
         ({"topology": "tree", "tree_group_size": 2}, "at least 3"),
     ],
@@ -164,3 +165,25 @@ def test_a_tree_of_rows_that_are_there_once_is_refused():
 def test_a_tree_of_one_process_is_refused():
     with pytest.raises(SettingsError, match="needs several ranks"):
         DistAsyncQLearning(topology="tree").train("FrozenLake-v1", 100)
+
+
+@pytest.mark.parametrize(
+    ("entries", "workers", "megabytes", "expected"),
+    [(256, 8, 100.0, False), (256, 12, 12.0, True), (100_000, 1, 100.0, True), (256, 1, 1.0, True)],
+)
+def test_a_tree_is_for_tables_that_are_large_for_the_link(entries, workers, megabytes, expected):
+    is_worth_it, why = topology.is_worth_a_tree(entries, workers, megabytes * 1e6)
+    assert is_worth_it is expected
+    assert f"{workers} workers on other hosts" in why and f"{megabytes:.3g} MB/s that the link" in why
+
+
+def test_the_slowest_link_counts_at_its_best():
+    seconds = {1: [0.5, 0.1, 0.2], 2: [0.3, 0.4, 0.9]}
+    found = topology.bytes_per_second_over([1, 2], lambda rank: seconds[rank].pop())
+    assert found == pytest.approx(2 * topology.PROBE_BYTES / 0.3)
+
+
+def test_auto_is_flat_where_there_can_be_no_tree():
+    assert Settings(topology="auto", async_updates=False).topology == "auto"
+    for ranks, placement in ((1, "auto"), (4, "sharded")):
+        assert engine_for(Settings(topology="auto"), ranks, placement).name != "server"

@@ -77,6 +77,7 @@ class Kind(IntEnum):
     ROUTE = 47  # server: through which rank maps go from now on, and whose the receiver composes
     COMPOSED = 48  # server of a node: maps of its workers as one
     PASSED_ON = 49  # the answer: receipt, refresh for all of its workers
+    PROBE = 50  # server: to be sent back at once, which tells how fast the link is
 
 
 _KINDS = {int(kind): kind for kind in Kind}

@@ -144,7 +144,7 @@ def engine_for(settings: Settings, ranks: int, placement: Any, layout: Layout = 
         if not settings.async_updates or layout.hosts > 1 or layout.takes_owners(ranks):
             return _SUPERSTEPS
         return _LOCAL if ranks == 1 else _SHARDED
-    if settings.topology != "flat" and ranks == 1:
+    if settings.topology == "tree" and ranks == 1:
         raise SettingsError(
             f'topology="{settings.topology}" needs several ranks, and this process trains alone. Start them, '
             'for instance with `mpirun -n 8`, or write topology="flat".'
@@ -207,7 +207,7 @@ def _is_replicated_only(settings: Settings) -> str | None:
             f'compression="{settings.compression}": no maps are sent that could be compressed. Write '
             'compression="none"'
         )
-    if settings.topology != "flat":
+    if settings.topology == "tree":
         return (
             f'topology="{settings.topology}": there are no maps to compose on their way. Write '
             'topology="flat"'

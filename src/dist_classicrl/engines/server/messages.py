@@ -153,6 +153,14 @@ class Route(NamedTuple):
     applied: int  # the rank's last push that is in the table: what came after it has to go the new way
 
 
+@message(Kind.PROBE)
+class Probe(NamedTuple):
+    """The server's, which the worker sends back as it is: how long that takes tells how fast the link is."""
+
+    number: int
+    load: np.ndarray  # uint8
+
+
 @message(Kind.PASSED_ON)
 @dataclass(frozen=True)
 class PassedOn:

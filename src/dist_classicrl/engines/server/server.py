@@ -20,6 +20,7 @@ from dist_classicrl.engines.roles.peers import Peer
 from dist_classicrl.engines.roles.server_base import Serving
 from dist_classicrl.engines.roles.shutdown import LAST_PUSH_SECONDS
 from dist_classicrl.engines.saving import Position, Saver
+from dist_classicrl.engines.server import topology
 from dist_classicrl.engines.server.leases import Lease, LeaseBook
 from dist_classicrl.engines.server.messages import (
     Composed,
@@ -27,6 +28,7 @@ from dist_classicrl.engines.server.messages import (
     Handover,
     Part,
     PassedOn,
+    Probe,
     Push,
     Pushed,
     Reply,
@@ -77,10 +79,12 @@ class Server(Serving[Client]):
     takes_over: bool = field(default=False, kw_only=True)
     codec: Codec = field(default_factory=Codec, kw_only=True)
     tree: Tree | None = field(default=None, kw_only=True)  # None: all workers push to this rank
+    may_be_flat: bool = field(default=False, kw_only=True)  # the tree is for where it is worth it
 
     def __post_init__(self) -> None:
         self._routes = 0
         self._broken: set[Branch] = set()
+        self._probes = self._probed = 0  # sent, and the last that came back
         self._snapshot = self.table.snapshot()
         self._handover: tuple[int, Handover | None] = -1, None  # with the version that it is of
         self._offered = 0.0
@@ -190,6 +194,8 @@ class Server(Serving[Client]):
                 self._push(peer, message.size, push)
             case Composed() as composed if peer.learns:
                 self._take_composed(peer, message.size, composed)
+            case Probe(number=number):
+                self._probed = number
             case HandIn() as handed_in if peer.learns:
                 self._take_hand_in(peer, message.size, handed_in)
             case _:
@@ -286,6 +292,37 @@ class Server(Serving[Client]):
             peer.client.owes_reply = True
 
     # The tree
+
+    def make_ready(self) -> None:
+        """Find out whether the tree is worth it, where that was left open."""
+        if self.tree is None or not self.may_be_flat:
+            return
+        ranks = [peer.rank for peer in self.peers.learners]
+        parents = self.tree.parents(ranks, self.group.rank)
+        composing = sorted(set(parents.values()) - {self.group.rank})
+        if not composing:
+            is_worth_it, why = False, "no host besides the server's has three ranks"
+        else:
+            here = self.group.host_of(self.group.rank)
+            others = sum(self.group.host_of(rank) != here for rank in ranks)
+            bandwidth = topology.bytes_per_second_over(composing, self._seconds_there_and_back)
+            is_worth_it, why = topology.is_worth_a_tree(self.table.values.size, others, bandwidth)
+        logger.info("Maps go %s: %s.", "through a tree" if is_worth_it else "to the server directly", why)
+        if not is_worth_it:
+            self.tree = None
+
+    def _seconds_there_and_back(self, rank: int) -> float:
+        wire = self.group.wire
+        self._probes += 1
+        begin = wire.now()
+        probe = Probe(self._probes, np.zeros(topology.PROBE_BYTES, np.uint8))
+        self.peers.present[rank].channel.send(encode(probe))
+        backoff = Backoff(wire.sleep)
+        while self._probed < self._probes and wire.now() - begin < topology.PROBE_SECONDS:
+            if not self.receive():
+                self.keep_alive()
+                backoff.wait()
+        return wire.now() - begin
 
     def _keep_tree(self) -> None:
         """Let maps come as the tree says: at first, and again where a branch has lost somebody."""

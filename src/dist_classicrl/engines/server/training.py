@@ -92,6 +92,7 @@ class AsyncRoles(Roles[Worker, Server]):
             "takes_over": takes_over,
             "codec": self.codec(),
             "tree": self.tree(),
+            "may_be_flat": run.settings.topology == "auto",
         }
 
     def tree(self) -> Tree | None:

@@ -24,6 +24,7 @@ from dist_classicrl.engines.server.messages import (
     HandIn,
     Handover,
     PassedOn,
+    Probe,
     Push,
     Pushed,
     Reply,
@@ -343,6 +344,8 @@ class Worker(Working):
                     self._take_passed_on(told)
                 case Route() as route:
                     self._take_route(route)
+                case Probe() as probe:
+                    self.channel.send(encode(probe))
                 case AskToStop():
                     self._stop()
                 case told:
