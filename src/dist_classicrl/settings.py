@@ -29,6 +29,11 @@ _NO_ZSTANDARD = (
     'this project, or pip install zstandard. Else write compression="none".'
 )
 
+_NO_SERVER = (
+    "topology='decentralized' cannot be had: one rank has the table, and hands out the steps. Write "
+    "topology='tree', where it hears one rank of each host."
+)
+
 _NO_NCCL = (
     "communication_backend='nccl' needs one GPU per rank and tables in GPU memory; this library's tables "
     "live in main memory and travel by MPI. Write communication_backend='mpi'."
@@ -177,6 +182,16 @@ class Settings(Checked):
         "none", Compression(tuple(compressions.NAMED)), "How messages go in fewer bytes."
     )
     prefetch_factor: int = _talking(2, WholeNumber(1, bits=31), "Pushes in flight per worker.")
+    topology: str = _talking(
+        "flat",
+        OneOf(("flat", "tree", "auto"), {"decentralized": _NO_SERVER}),
+        "What maps go through on their way.",
+    )
+    tree_group_size: int | None = _talking(
+        None,
+        Or(None, WholeNumber(3, "None to take those of each host", bits=31)),
+        "Ranks with a server of their own in a tree.",
+    )
     communication_backend: str = _talking(
         "mpi", OneOf(("mpi",), {"nccl": _NO_NCCL}), "What carries messages."
     )
@@ -228,6 +243,16 @@ class Settings(Checked):
                 "every round is merged whole. Leave it at 0.0, or use async_updates=True."
             )
         self._check_compression(compressions.name_of(self.compression))
+        if self.topology == "tree" and not self.async_updates:
+            raise SettingsError(
+                f'topology="{self.topology}" has no place in the reproducible mode (async_updates=False), '
+                'where maps are merged in a fixed order. Leave it at "flat", or use async_updates=True.'
+            )
+        if self.tree_group_size is not None and self.topology == "flat":
+            raise SettingsError(
+                f"tree_group_size={self.tree_group_size} is the size of groups of a tree, and "
+                'topology="flat" has none. Write topology="tree" as well.'
+            )
 
     def _check_compression(self, name: str) -> None:
         """Refuse a kind of compression with settings that it cannot be had with."""

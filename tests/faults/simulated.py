@@ -539,10 +539,11 @@ class Calls(Story):
         Kind.PUSH, Kind.REPLY, Kind.DONE, Kind.BYE, Kind.RELEASE, Kind.VIEW, Kind.PREPARE, Kind.PROMISE,
         Kind.HAND_IN, Kind.JOIN, Kind.WELCOME, Kind.BEAT, Kind.GATHER, Kind.TOLD,
     )  # fmt: skip
+    sizes: tuple[int, ...] = (2, 3, 3, 4, 5, 6)
 
     def __init__(self, seed: int, log: bool = False) -> None:
         rng = random.Random(f"{self.name} {seed}")
-        size = rng.choice([2, 3, 3, 4, 5, 6])
+        size = rng.choice(self.sizes)
         hosts = random_hosts(rng, size)
         super().__init__(SimNetwork(size, seed, random_conditions(rng), hosts))
         if log:
@@ -873,7 +874,24 @@ class Cuts(Calls):
             network.at(time, lambda cut=cut, seconds=seconds: network.cut(cut, seconds, True))
 
 
-HISTORIES: dict[str, type] = {kind.name: kind for kind in (Elections, Calls, Rounds, Ends, RoundEnds, Cuts)}
+class Trees(Calls):
+    """Calls in which ranks compose the maps of others: of groups of three, and of groups of these."""
+
+    name = "trees"
+    kinds = (*Calls.kinds, Kind.ROUTE, Kind.COMPOSED, Kind.PASSED_ON)
+    sizes = (5, 6, 6, 7, 9, 12)
+
+    def random_settings(self, rng: random.Random) -> Settings:
+        """Return those that the protocol depends on."""
+        return replace(super().random_settings(rng), topology="tree", tree_group_size=3)
+
+    def tables_of(self, records: _Records) -> list[int]:
+        """Return none: what is composed of several pushes makes one table."""
+        return []
+
+
+KINDS = (Elections, Calls, Rounds, Ends, RoundEnds, Cuts, Trees)
+HISTORIES: dict[str, type] = {kind.name: kind for kind in KINDS}
 
 
 def check_seeds(name: str, seeds: Sequence[int]) -> tuple[int, list[str], Counter[str]]:

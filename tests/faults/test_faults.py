@@ -2,6 +2,7 @@
 
 from random import Random
 
+import kill_node_servers
 import kill_server
 import kill_supersteps
 import kill_workers
@@ -13,6 +14,7 @@ pytestmark = pytest.mark.usefixtures("survivable")
 
 # They take their time until all has happened to them, on any machine, and leave its cores free.
 COUNTED = {"environment": "counted", "total_steps": 25_000, "pause": 2e-3, "span": 0.2}
+SHORT = {"total_steps": 12_000, "pause": 2e-3, "span": 0.2}
 LAKE = {"environment": "lake", "slow": True, "span": 0.02}
 
 
@@ -24,6 +26,11 @@ def test_two_of_three_workers_are_killed():
 @pytest.mark.core
 def test_the_server_and_a_worker_are_killed():
     seen = kill_server.one_run(workers=3, companions=["worker"], saving=False, chance=Random(2), **COUNTED)
+    assert seen["killed"] == 2
+
+
+def test_the_server_of_a_node_and_one_of_its_workers_are_killed():
+    seen = kill_node_servers.one_run("counted", (3, 4), Random(8), size=3, ranks=6, **SHORT)
     assert seen["killed"] == 2
 
 

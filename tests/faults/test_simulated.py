@@ -24,6 +24,7 @@ from dist_classicrl.engines.run import LossPolicy
         ("ends", 20),
         ("round-ends", 10),
         ("cuts", 30),
+        ("trees", 15),
     ],
 )
 def test_whatever_happens_to_ranks_and_network_no_rule_is_broken(name, histories, seeds):

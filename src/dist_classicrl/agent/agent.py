@@ -137,6 +137,15 @@ class DistAsyncQLearning:
         `dist_classicrl.compression`: the maps that move values most go, and the others stay with the worker
         and compose with later ones; "quantized" or ``Quantized(bits=16)``: shifts of maps are rounded, and
         what is lost goes with the next push. At the end of a run all has gone.
+    topology : str
+        "flat": all workers push to rank 0. "tree": on each other host with three ranks or more one of them
+        does not learn, but composes the maps of the others, and pushes them as one. The table is what it
+        would be, and a fraction of the bytes goes between hosts. "auto": a tree where workers on other hosts
+        may keep the server's link busy for over a tenth of the time, by the size of the table and the speed
+        of the link, which is measured; the log says why.
+    tree_group_size : int, optional
+        Of a tree: as many ranks, by their numbers, make a group with a server of its own, and groups are
+        grouped likewise; at least 3. By default the ranks of a host are a group.
     dtype : str
         Of the table, "float64" or "float32". Maps and targets are float64 in either case.
     seed : int, optional
@@ -206,6 +215,8 @@ class DistAsyncQLearning:
         exploring_starts: bool = False,
         initial_value: float = 0.0,
         compression: str | tuple[Any, ...] | Mapping[str, Any] = "none",
+        topology: Literal["flat", "tree", "auto"] = "flat",
+        tree_group_size: int | None = None,
         logical_workers: int = 16,
         max_states: int | None = None,
         replay_ratio: float = 0.0,

@@ -75,6 +75,10 @@ class Kind(IntEnum):
     GOT_ROWS = 45  # the answer to that
     COMPRESSED = 46  # another message, in fewer bytes
     COMPACT = 47  # likewise, each array in the form that is shortest
+    ROUTE = 48  # server: through which rank maps go from now on, and whose the receiver composes
+    COMPOSED = 49  # server of a node: maps of its workers as one
+    PASSED_ON = 50  # the answer: receipt, refresh for all of its workers
+    PROBE = 51  # server: to be sent back at once, which tells how fast the link is
 
 
 _KINDS = {int(kind): kind for kind in Kind}

@@ -145,6 +145,11 @@ def engine_for(settings: Settings, ranks: int, placement: Any, layout: Layout = 
         if not settings.async_updates or layout.hosts > 1 or layout.takes_owners(ranks):
             return _SUPERSTEPS
         return _LOCAL if ranks == 1 else _SHARDED
+    if settings.topology == "tree" and ranks == 1:
+        raise SettingsError(
+            f'topology="{settings.topology}" needs several ranks, and this process trains alone. Start them, '
+            'for instance with `mpirun -n 8`, or write topology="flat".'
+        )
     for each in reversed(_registered.values()):
         if each.suits(settings, ranks):
             return each
@@ -200,6 +205,11 @@ def _is_replicated_only(settings: Settings) -> str | None:
         )
     if (name := name_of(settings.compression)) not in ("none", "auto"):
         return f'compression="{name}": no maps are sent that could be compressed. Write compression="none"'
+    if settings.topology == "tree":
+        return (
+            f'topology="{settings.topology}": there are no maps to compose on their way. Write '
+            'topology="flat"'
+        )
     if settings.replay_ratio > 0.0:
         return (
             f"replay_ratio={settings.replay_ratio:g}: old transitions are not learned again there. Write "

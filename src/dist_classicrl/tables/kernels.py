@@ -218,19 +218,64 @@ def apply_maps(maps, values, counts, limit):
         others = (counts[entry] - np.int64(maps.known[i])) & VISIT_MASK
         counts[entry] += own
         value = np.float64(values[entry])
-        weight, shift = maps.weight[i], maps.shift[i]
-        if others > 0:
-            share = max(own, 1) / (max(own, 1) + others)
-            least = np.exp(-SHARED_LOAD * share)
-            if weight < least:
-                shift = (1.0 - least) * (shift / (1.0 - weight))
-                weight = least
+        weight, shift = _in_its_share(maps.weight[i], maps.shift[i], own, others)
         value = weight * value + shift
         if abs(value) <= limit:
             values[entry] = value
         else:
             lost = entry
     return lost
+
+
+@jit_inline
+def _in_its_share(weight, shift, own, others):
+    if others > 0:
+        share = max(own, 1) / (max(own, 1) + others)
+        least = np.exp(-SHARED_LOAD * share)
+        if weight < least:
+            shift = (1.0 - least) * (shift / (1.0 - weight))
+            weight = least
+    return weight, shift
+
+
+@jit
+def compose_maps(maps, into, place, stamp, now, size):
+    """Compose the `PackedMap` `maps` after the first `size` maps of `into`; return how many there are then.
+
+    `place`, ndarray(int64) of shape (R * A,), has where in `into` the entries stamped `now` are. What others
+    did in the meantime counts as in `apply_maps`, as far as it is in `into`; the rest does when the composed
+    maps are applied.
+    """
+    for i in range(maps.entries.size):
+        entry = maps.entries[i]
+        if stamp[entry] != now:
+            stamp[entry] = now
+            place[entry] = size
+            into.entries[size] = entry
+            into.weight[size], into.shift[size] = maps.weight[i], maps.shift[i]
+            into.visits[size], into.known[size] = maps.visits[i], maps.known[i]
+            _pack_replays_of(into.replays, size, maps.replays, i, 0)
+            size += 1
+            continue
+        at = place[entry]
+        before, own = np.int64(into.visits[at]), np.int64(maps.visits[i])
+        known = np.int64(maps.known[i])
+        reached = (np.int64(into.known[at]) + before) & VISIT_MASK
+        others = (reached - known) & VISIT_MASK
+        if others > VISIT_MASK >> 1:  # the sender knew of more than those before it
+            others, reached = 0, known
+        weight, shift = _in_its_share(maps.weight[i], maps.shift[i], own, others)
+        into.weight[at], into.shift[at] = compose(weight, shift, into.weight[at], into.shift[at])
+        into.visits[at] = before + own
+        into.known[at] = (reached - before) & VISIT_MASK
+        _pack_replays_of(into.replays, at, maps.replays, i, 1)
+    return size
+
+
+@jit_inline
+def _pack_replays_of(into, at, replays, i, adds):
+    if into is not None:
+        into[at] = adds * into[at] + replays[i]
 
 
 @jit

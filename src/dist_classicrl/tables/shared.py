@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -64,21 +65,42 @@ class SharedTable:
         last = self.applied.get(sender, 0)
         if sequence <= last:
             return False
-        if sequence != last + 1:
-            raise ProtocolError(
-                f"Push {sequence} of worker {sender} came after push {last}: one is missing. The transport "
-                "must keep the order of a sender's messages, as MPI does for one communicator and tag."
-            )
+        self.apply_composed([(sender, sequence, sequence)], packed)
+        return True
+
+    def apply_composed(self, ranges: Sequence[tuple[int, int, int]], packed: PackedMap) -> None:
+        """Apply what pushes of several senders come to: of each, its rank, and the first and the last number.
+
+        It raises what `apply` does, and also where one of these is in the table already.
+        """
+        for sender, first, _ in ranges:
+            last = self.applied.get(sender, 0)
+            if first != last + 1:
+                raise ProtocolError(
+                    f"Push {first} of worker {sender} came after push {last}: one is missing. The transport "
+                    "must keep the order of a sender's messages, as MPI does for one communicator and tag."
+                )
         lost = self.apply_maps(packed)
         if lost >= 0:
+            named = ", ".join(f"push {last} of rank {sender}" for sender, _, last in ranges)
             raise diverged(
-                f"Push {sequence} of rank {sender} would make entry {lost} of the table infinite",
+                f"P{named[1:]} would make entry {lost} of the table infinite",
                 self.values.dtype,
             )
-        self.applied[sender] = sequence
+        for sender, _, last in ranges:
+            self.applied[sender] = last
         # The log must not keep the whole message, of which they are a part.
         self.changed(packed.entries.copy())
-        return True
+
+    def follow(self, refresh: Refresh) -> None:
+        """Be what another server's table is, by a `refresh` of it that this one is old or new enough for."""
+        self.version = refresh.version - 1
+        if refresh.entries is None:
+            self.values[:], self.counts[:] = refresh.values, refresh.counts
+            self.overwritten()
+        else:
+            self.values[refresh.entries], self.counts[refresh.entries] = refresh.values, refresh.counts
+            self.changed(refresh.entries.copy())
 
     def apply_maps(self, packed: PackedMap) -> int:
         """Apply maps; return the first entry that they would take beyond what the table can hold, or -1."""

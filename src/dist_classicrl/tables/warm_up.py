@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dist_classicrl.tables import kernels
+from dist_classicrl.tables.composition import Composition
 from dist_classicrl.tables.local import LocalTable
 from dist_classicrl.tables.maps import PackedMap, Refresh
 from dist_classicrl.tables.round_merge import MapSums, Part, RoundMerge
@@ -33,6 +34,13 @@ def _rebase(table: LocalTable, pending: list[PackedMap]) -> None:
     table.load(values, counts)
     table.rebase(Refresh(-1, 0, None, values, counts), pending)
     table.rebase(Refresh(0, 1, table.pack().entries, values[:0], counts[:0]), [])
+
+
+def warm_up_node_server(table: LocalTable) -> None:
+    """Get ready what a rank does that composes the maps of others, whose tables are like `table`."""
+    nothing = table.pack()
+    Composition(table.q.size).of([nothing, nothing])
+    SharedTable(np.zeros_like(table.base), np.zeros_like(table.visits)).refresh(0)
 
 
 def warm_up_rounds(table: LocalTable) -> None:

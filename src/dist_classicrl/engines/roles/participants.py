@@ -394,7 +394,7 @@ class Participant(Generic[W, S]):
         if self._server is not None:
             self._server.close(linger)
         if self._worker is not None and not self._worker.is_new:
-            self._worker.channel.close(linger)
+            self._worker.close(linger)
         self.run.close(self._roles.learner)
 
 

@@ -79,6 +79,10 @@ class Working(ABC):
         self._term = self.group.view.term
         self._progressed_at = self._woken = self.group.wire.now()
 
+    def close(self, linger: float) -> None:
+        """Close what leads to the server, which is given so many seconds for what was sent last."""
+        self.channel.close(linger)
+
     @property
     def channels(self) -> list[Channel]:
         """Where this rank has to be heard."""

@@ -81,6 +81,108 @@ class Reply:
     handover: Handover | None = None
 
 
+class Part(NamedTuple):
+    """What a composed map has of one worker, besides the maps: its pushes `first` to `last`."""
+
+    rank: int
+    first: int
+    last: int
+    steps: int
+    made: dict[int, int]  # its steps by lease
+    learned: Learned
+    wishes: Wishes
+    known_version: int  # as of the first of the pushes
+    bytes_saved: int
+    is_last: bool
+    waiting: int
+    compressing: float
+
+    @classmethod
+    def of(cls, rank: int, push: Push) -> Part:
+        """Return what there is of one push of worker `rank`."""
+        pushed = push.pushed
+        return cls(
+            rank,
+            pushed.sequence,
+            pushed.sequence,
+            pushed.steps,
+            push.made,
+            pushed.learned,
+            push.wishes,
+            push.known_version,
+            push.bytes_saved,
+            push.is_last,
+            push.waiting,
+            push.compressing,
+        )
+
+    def then(self, later: Part) -> Part:
+        """Return this and what the same worker pushed next as one part."""
+        made = dict(self.made)
+        for lease, steps in later.made.items():
+            made[lease] = made.get(lease, 0) + steps
+        return later._replace(
+            first=self.first,
+            steps=self.steps + later.steps,
+            made=made,
+            learned=Learned(*map(sum, zip(self.learned, later.learned, strict=True))),
+            wishes=later.wishes._replace(refresh=self.wishes.refresh or later.wishes.refresh),
+            known_version=self.known_version,
+            bytes_saved=self.bytes_saved + later.bytes_saved,
+            is_last=self.is_last or later.is_last,
+            waiting=max(self.waiting, later.waiting),
+            compressing=self.compressing + later.compressing,
+        )
+
+
+@message(Kind.COMPOSED)
+class Composed(NamedTuple):
+    """Maps of several workers as one, from the server of their node to the one above it.
+
+    It is applied whole, or not at all.
+    """
+
+    route: int  # the number of the `Route` that the sender has
+    number: int  # of the sender's composed maps on this route, from 1
+    packed: PackedMap
+    parts: tuple[Part, ...]  # one for each worker
+
+
+@message(Kind.ROUTE)
+class Route(NamedTuple):
+    """The server's: which way a rank's maps go from now on, until the next.
+
+    Maps go to `parent` and refreshes come from it; all else stays between the rank and the server.
+    """
+
+    number: int
+    parent: int
+    below: tuple[int, ...]  # ranks whose maps it composes and passes on; empty: it learns
+    node_servers: int  # ranks that compose, and do not learn
+    applied: int  # the rank's last push that is in the table: what came after it has to go the new way
+
+
+@message(Kind.PROBE)
+class Probe(NamedTuple):
+    """The server's, which the worker sends back as it is: how long that takes tells how fast the link is."""
+
+    number: int
+    load: np.ndarray  # uint8
+
+
+@message(Kind.PASSED_ON)
+@dataclass(frozen=True)
+class PassedOn:
+    """The answer to the server of a node, for all below it, and its own to each of these.
+
+    A refresh includes what its handover says, which is of its version.
+    """
+
+    number: int  # of the receiver's last push, or composed map, that is in the table; 0: none
+    refresh: Refresh | None = None
+    handover: Handover | None = None
+
+
 @message(Kind.HAND_IN)
 @dataclass(frozen=True)
 class HandIn:

@@ -5,6 +5,7 @@ It applies pushes, hands out leases and refreshes, and sleeps in between.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,15 +15,32 @@ from dist_classicrl.comm.messages import encode
 from dist_classicrl.comm.transport import Backoff
 from dist_classicrl.compression import SEND_ALL, Carry
 from dist_classicrl.engines.loops import LearningOn
+from dist_classicrl.engines.progress import Learning
 from dist_classicrl.engines.roles.messages import AskToStop
 from dist_classicrl.engines.roles.peers import Peer
 from dist_classicrl.engines.roles.server_base import Serving
 from dist_classicrl.engines.roles.shutdown import LAST_PUSH_SECONDS
 from dist_classicrl.engines.saving import Position, Saver
+from dist_classicrl.engines.server import topology
 from dist_classicrl.engines.server.leases import Lease, LeaseBook
-from dist_classicrl.engines.server.messages import HandIn, Handover, Push, Pushed, Reply, Wishes
+from dist_classicrl.engines.server.messages import (
+    Composed,
+    HandIn,
+    Handover,
+    Part,
+    PassedOn,
+    Probe,
+    Push,
+    Pushed,
+    Reply,
+    Route,
+    Wishes,
+)
+from dist_classicrl.engines.server.tree import Branch, Tree, below, branches
 from dist_classicrl.process.stop import Stop
 from dist_classicrl.tables.maps import Refresh
+
+logger = logging.getLogger(__name__)
 
 _SHORTEST_SLEEP = 5e-5
 _LONGEST_SLEEP = 4e-3
@@ -32,6 +50,7 @@ _CALM_DUTY = 0.02
 _BUSY_DUTY = 0.5
 _OFFER_SECONDS = 0.1
 _COPY_SECONDS = 2e-3
+_ROUTES_OF_A_TERM = 64
 
 
 @dataclass
@@ -45,6 +64,9 @@ class Client:
     has_stopped: bool = False
     hands_in: bool = False  # it has not told all that this server may lack
     told: np.ndarray | None = None  # the values that it has, where it gets previews
+    branch: Branch | None = None  # in which its maps come; None: they come by themselves
+    composes: bool = False  # it is the server of a node, and does not learn
+    composed: int = 0  # the last of its composed maps that is in the table
 
 
 @dataclass
@@ -60,8 +82,13 @@ class Server(Serving[Client]):
     takes_over: bool = field(default=False, kw_only=True)
     codec: Codec = field(default_factory=Codec, kw_only=True)
     carry: Carry = field(default=SEND_ALL, kw_only=True)  # what of refreshes may wait
+    tree: Tree | None = field(default=None, kw_only=True)  # None: all workers push to this rank
+    may_be_flat: bool = field(default=False, kw_only=True)  # the tree is for where it is worth it
 
     def __post_init__(self) -> None:
+        self._routes = 0
+        self._broken: set[Branch] = set()
+        self._probes = self._probed = 0  # sent, and the last that came back
         self._snapshot = self.table.snapshot()
         self.table.in_order = self.codec.wants_order
         self._handover: tuple[int, Handover | None] = -1, None  # with the version that it is of
@@ -101,6 +128,7 @@ class Server(Serving[Client]):
                 break
             self.look_around(woken)
             if not self._awaits_maps:
+                self._keep_tree()
                 self.members.check_earlier_losses()
                 for peer in self.peers.learners:
                     if peer.client.owes_reply:
@@ -156,7 +184,8 @@ class Server(Serving[Client]):
         deadline = wire.now() + LAST_PUSH_SECONDS
         backoff = Backoff(wire.sleep)
         while wire.now() < deadline and not all(
-            peer.client.has_stopped or peer.channel.lost for peer in self.peers.learners
+            peer.client.has_stopped or peer.client.composes or peer.channel.lost
+            for peer in self.peers.learners
         ):
             if not self.receive():
                 backoff.wait()
@@ -168,26 +197,72 @@ class Server(Serving[Client]):
         match told:
             case Push() as push if peer.learns:
                 self._push(peer, message.size, push)
+            case Composed() as composed if peer.learns:
+                self._take_composed(peer, message.size, composed)
+            case Probe(number=number):
+                self._probed = number
             case HandIn() as handed_in if peer.learns:
                 self._take_hand_in(peer, message.size, handed_in)
             case _:
                 self.take_in_common(peer, told)
 
     def _push(self, peer: Peer[Client], size: int, push: Push) -> None:
-        rank, client = peer.rank, peer.client
-        pushed = push.pushed
-        client.wishes, client.starved, client.has_stopped = push.wishes, push.wishes.is_starved, push.is_last
+        rank, version = peer.rank, self.table.version
         self.members.note_progress(peer, push.progress, (self.group.view.term, push.revision))
-        self.members.note_push(peer)
-        staleness = self.table.version - push.known_version if push.known_version >= 0 else 0
-        self.table.apply(rank, pushed.sequence, pushed.packed)
-        self.leases.report(rank, push.made.items(), pushed.learned.learning_seconds)
-        if client.has_stopped and self.leases.is_over:
-            self.leases.give_up(rank)
-        self._count(rank, pushed, size, staleness)
-        self.tally.count_compression(push.bytes_saved, push.compressing, push.waiting)
-        client.owes_reply = True
+        # It comes again where a worker that goes another way did not know that it had arrived.
+        if self.table.apply(rank, push.pushed.sequence, push.pushed.packed):
+            self._take_part(peer, Part.of(rank, push), size, version)
         self._report_at_step()
+
+    def _take_composed(self, peer: Peer[Client], size: int, composed: Composed) -> None:
+        """Apply the maps of several workers, or nothing of them: who of them is there has to send them again.
+
+        Their branch gets other routes in that case, as one of them is lost, or has got them already.
+        """
+        branch = peer.client.branch
+        present, version = self.peers.present, self.table.version
+        senders = [present.get(part.rank) for part in composed.parts]
+        if (
+            branch is None
+            or composed.route != branch.number
+            or not all(sender and sender.learns and sender.client.branch is branch for sender in senders)
+        ):
+            logger.debug(
+                "Maps that rank %d composed are refused: they came a way that is no more.", peer.rank
+            )
+            return
+        self.table.apply_composed([part[:3] for part in composed.parts], composed.packed)
+        for sender, part in zip(senders, composed.parts, strict=True):
+            assert sender is not None  # as was checked above
+            self._take_part(sender, part, size, version)
+            size = 0  # it came once
+        peer.client.composed = composed.number
+        peer.client.wishes = Wishes(
+            is_starved=False, is_urgent=False, refresh=any(part.wishes.refresh for part in composed.parts)
+        )
+        peer.client.owes_reply = True
+        self._report_at_step()
+
+    def _take_part(self, peer: Peer[Client], part: Part, size: int, version: int) -> None:
+        """Count what came of a worker, of which `size` bytes were its own, to a table of `version`."""
+        rank, client = peer.rank, peer.client
+        client.wishes, client.starved = part.wishes, part.wishes.is_starved
+        client.has_stopped = part.is_last
+        self.members.note_push(peer)
+        self.leases.report(rank, part.made.items(), part.learned.learning_seconds)
+        if part.is_last:
+            self._take_leases_back(peer)
+        self._count(rank, part, size, max(0, version - part.known_version) if part.known_version >= 0 else 0)
+        self.tally.count_compression(part.bytes_saved, part.compressing, part.waiting)
+        client.owes_reply = True
+
+    def _take_leases_back(self, peer: Peer[Client]) -> None:
+        """Take back what a worker still holds, which makes no more of it."""
+        if peer.client.composes:
+            peer.client.starved = False
+            self.leases.remove(peer.rank)
+        else:
+            self.leases.give_up(peer.rank)
 
     def _report_at_step(self) -> None:
         """Report if this push came to the step for that, before the next is applied or any is answered.
@@ -221,7 +296,80 @@ class Server(Serving[Client]):
             peer.client.hands_in = False
             peer.client.owes_reply = True
 
-    def _count(self, rank: int, pushed: Pushed, size: int, staleness: int = 0) -> None:
+    # The tree
+
+    def make_ready(self) -> None:
+        """Find out whether the tree is worth it, where that was left open."""
+        if self.tree is None or not self.may_be_flat:
+            return
+        ranks = [peer.rank for peer in self.peers.learners]
+        parents = self.tree.parents(ranks, self.group.rank)
+        composing = sorted(set(parents.values()) - {self.group.rank})
+        if not composing:
+            is_worth_it, why = False, "no host besides the server's has three ranks"
+        else:
+            here = self.group.host_of(self.group.rank)
+            others = sum(self.group.host_of(rank) != here for rank in ranks)
+            bandwidth = topology.bytes_per_second_over(composing, self._seconds_there_and_back)
+            is_worth_it, why = topology.is_worth_a_tree(self.table.values.size, others, bandwidth)
+        logger.info("Maps go %s: %s.", "through a tree" if is_worth_it else "to the server directly", why)
+        if not is_worth_it:
+            self.tree = None
+
+    def _seconds_there_and_back(self, rank: int) -> float:
+        wire = self.group.wire
+        self._probes += 1
+        begin = wire.now()
+        probe = Probe(self._probes, np.zeros(topology.PROBE_BYTES, np.uint8))
+        self.peers.present[rank].channel.send(encode(probe))
+        backoff = Backoff(wire.sleep)
+        while self._probed < self._probes and wire.now() - begin < topology.PROBE_SECONDS:
+            if not self.receive():
+                self.keep_alive()
+                backoff.wait()
+        return wire.now() - begin
+
+    def _keep_tree(self) -> None:
+        """Let maps come as the tree says: at first, and again where a branch has lost somebody."""
+        if self.tree is None:
+            return
+        if self._routes == 0:
+            self._lay_out([peer.rank for peer in self.peers.learners])
+        learners = {peer.rank for peer in self.peers.learners}
+        broken = list(self._broken)
+        self._broken.clear()
+        for branch in broken:
+            self._lay_out([rank for rank in branch.ranks if rank in learners])
+
+    def _lay_out(self, ranks: list[int]) -> None:
+        """Tell `ranks` which way their maps go from now on."""
+        group, present = self.group, self.peers.present
+        assert self.tree is not None  # as was checked before
+        self._routes += 1
+        number = group.view.term * _ROUTES_OF_A_TERM + self._routes
+        parents = self.tree.parents(ranks, group.rank)
+        branch_of = branches(parents, group.rank, number)
+        for rank in ranks:
+            client = present[rank].client
+            client.branch, client.told = branch_of.get(rank), None
+            client.composes = bool(below(parents, rank))
+            client.composed = 0
+            client.owes_reply = True
+            client.starved = not client.composes
+            if not client.composes and rank not in self.leases.workers:
+                self.leases.add(rank)
+        node_servers = sum(peer.client.composes for peer in self.peers.learners)
+        for rank in ranks:
+            applied = self.table.applied.get(rank, 0)
+            route = Route(number, parents[rank], below(parents, rank), node_servers, applied)
+            present[rank].channel.send(encode(route))
+        composing = [rank for rank in ranks if present[rank].client.composes]
+        if composing:
+            logger.info(
+                "Ranks %s compose the maps of others on their way here.", ", ".join(map(str, composing))
+            )
+
+    def _count(self, rank: int, pushed: Pushed | Part, size: int, staleness: int = 0) -> None:
         tally, learned = self.tally, pushed.learned
         tally.steps = tally.earlier_steps + self.leases.done
         tally.pushes += 1
@@ -244,33 +392,43 @@ class Server(Serving[Client]):
 
     def _grant(self, peer: Peer[Client]) -> Lease | None:
         wishes = peer.client.wishes
+        if peer.client.composes:
+            return None
         return self.leases.grant(peer.rank, wishes.quantum, wishes.interval_seconds)
 
     def _reply(self, peer: Peer[Client], lease: Lease | None) -> None:
         client = peer.client
+        client.owes_reply = False
+        client.starved = client.starved and lease is None
+        comes_in_branch = client.branch is not None and client.branch.head != peer.rank
         refresh, handover = None, None
-        if client.wishes.refresh and client.version < self.table.version:
+        if client.wishes.refresh and client.version < self.table.version and not comes_in_branch:
             if client.told is not None and not client.wishes.whole_refresh:
                 refresh = self.table.preview(client.version, client.told, self.carry)
             else:
                 refresh, handover = self.table.refresh(client.version), self._current_handover()
                 client.version = refresh.version
                 self._note_told(client, refresh)
-        reply = Reply(self.table.applied.get(peer.rank, 0), lease, refresh, handover)
+        reply: Reply | PassedOn
+        if client.composes and not comes_in_branch:
+            reply = PassedOn(client.composed, refresh, handover)
+        elif comes_in_branch and lease is None:
+            return  # its receipt comes with what it goes by
+        else:
+            reply = Reply(self.table.applied.get(peer.rank, 0), lease, refresh, handover)
         message, saved = self.codec.encode(reply)
         peer.channel.send(message)
         self.tally.bytes_pulled += message.size
         self.tally.count_compression(saved, self.codec.take_seconds())
-        client.owes_reply = False
-        client.starved = client.starved and lease is None
 
     def _note_told(self, client: Client, refresh: Refresh) -> None:
         """Take note of the values that the worker has now, where it gets previews of what comes next.
 
-        A preview has the part of a refresh that matters most. The worker's base stays complete all the same:
+        A preview has the part of a refresh that matters most; in a tree there are none, as a node's server goes
+        on from what it is told. The worker's base stays complete all the same:
         it is what others may have to go on from.
         """
-        if self.carry.share == 1.0 and not self.carry.bits:
+        if client.branch is not None or (self.carry.share == 1.0 and not self.carry.bits):
             return
         if client.told is None or refresh.entries is None:
             client.told = self.table.values.copy()
@@ -295,12 +453,24 @@ class Server(Serving[Client]):
 
     def has_lost(self, rank: int) -> int:
         """Take back the worker's leases."""
-        return self.leases.remove(rank)
+        branch = self.peers.present[rank].client.branch
+        if branch is not None:
+            self._broken.add(branch)
+        return self.leases.remove(rank) if rank in self.leases.workers else 0
 
     @property
     def learning(self) -> int:
         """How many ranks learn: this one, if there is nobody else."""
-        return max(1, len(self.peers.learners))
+        return max(1, sum(not peer.client.composes for peer in self.peers.learners))
+
+    def who_learns(self) -> list[Learning]:
+        """See `Serving`."""
+        peers = self.peers.present
+        return [
+            each
+            for each in super().who_learns()
+            if each.rank not in peers or not peers[each.rank].client.composes
+        ]
 
     def _sleep(self, worked: float) -> None:
         """Sleep for the shortest interval between pushes, half of it in a hurry."""

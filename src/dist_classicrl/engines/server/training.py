@@ -15,6 +15,7 @@ from dist_classicrl.engines.server.leases import LeaseBook
 from dist_classicrl.engines.server.messages import Handover
 from dist_classicrl.engines.server.pacing import Pacer
 from dist_classicrl.engines.server.server import Server
+from dist_classicrl.engines.server.tree import Tree
 from dist_classicrl.engines.server.window import PushWindow
 from dist_classicrl.engines.server.worker import Worker
 from dist_classicrl.membership.admission import Entry
@@ -22,6 +23,7 @@ from dist_classicrl.membership.election import Base
 from dist_classicrl.membership.group import Group
 from dist_classicrl.membership.handshake import Setup
 from dist_classicrl.tables.shared import SharedTable
+from dist_classicrl.tables.warm_up import warm_up_node_server
 
 _FIRST_LEASE_COMPILED = 20_000
 _RAMP_SECONDS = 0.5
@@ -43,6 +45,8 @@ class AsyncRoles(Roles[Worker, Server]):
         """See `Roles`."""
         run, settings = self.run, self.run.settings
         learner = self.ready_learner(self.group.rank)
+        if settings.topology != "flat":
+            warm_up_node_server(learner.table)
         return Worker(
             self.group,
             learner,
@@ -90,7 +94,18 @@ class AsyncRoles(Roles[Worker, Server]):
             "takes_over": takes_over,
             "codec": self.codec(),
             "carry": Carry.of(run.settings.compression),
+            "tree": self.tree(),
+            "may_be_flat": run.settings.topology == "auto",
         }
+
+    def tree(self) -> Tree | None:
+        """Return how ranks are grouped; None: all push to the server."""
+        group, settings = self.group, self.run.settings
+        if settings.topology == "flat":
+            return None
+        if settings.tree_group_size is not None:
+            return Tree.of_groups(settings.tree_group_size, group.wire.size)
+        return Tree.by_host(group.host_of)
 
     def successor(self, worker: Worker) -> Server:
         """See `Roles`."""

@@ -39,6 +39,11 @@ class PushWindow:
         return self.base[1]
 
     @property
+    def received(self) -> int:
+        """Number of the last push that has a receipt."""
+        return self._received
+
+    @property
     def in_flight(self) -> int:
         """Pushes without a receipt."""
         return self.last_sequence - self._received

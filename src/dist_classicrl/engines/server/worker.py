@@ -21,13 +21,25 @@ from dist_classicrl.compression import Carry
 from dist_classicrl.engines.outcome import Learned
 from dist_classicrl.engines.roles.messages import AskToStop, Final
 from dist_classicrl.engines.roles.worker_base import Working
-from dist_classicrl.engines.server.messages import HandIn, Handover, Push, Pushed, Reply, Wishes
+from dist_classicrl.engines.server.messages import (
+    HandIn,
+    Handover,
+    PassedOn,
+    Probe,
+    Push,
+    Pushed,
+    Reply,
+    Route,
+    Wishes,
+)
+from dist_classicrl.engines.server.node_server import NodeServer
 from dist_classicrl.engines.server.pacing import Pacer
 from dist_classicrl.engines.server.window import PushWindow
 from dist_classicrl.learning.learner import Learner, Stream
 from dist_classicrl.membership.election import Base
 from dist_classicrl.membership.group import POLL_SECONDS
 from dist_classicrl.tables import kernels
+from dist_classicrl.tables.maps import Refresh
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +68,10 @@ class Worker(Working):
         self._view = self.group.view
         self._stopping = False
         self._why_passive: str | None = None
+        self._up: Channel | None = None  # to the server of its node, where maps go through one
+        self._node: NodeServer | None = None  # what this rank is itself, if it is one
+        self._node_servers = 0
+        self._unreceipted: deque[Push] = deque()
         self._leases: deque[tuple[int, int, Stream]] = deque()  # each with its number and steps left
         self._made: dict[int, int] = {}
         self._since_push = 0
@@ -86,7 +102,10 @@ class Worker(Working):
                 backoff.reset()
             elif self._since_push and self.window.has_room and not self._stopping:
                 self._push(flush=not self._leases)
+            elif self._node is not None and self._node.turn():
+                backoff.reset()
             elif self.final is None:
+                self._parent.reap()
                 self.channel.reap()
                 backoff.wait()
             self.pass_on_stop()
@@ -102,15 +121,63 @@ class Worker(Working):
     def _note_workers(self) -> None:
         """Learn and push as one of as many workers as there are now."""
         self._view = self.group.view
-        workers = max(1, len(self._view.workers))
+        workers = max(1, len(self._view.workers) - self._node_servers)
         self.note_workers(workers)
         self.pacer.workers = workers
+
+    # Which way maps go
+
+    @property
+    def _parent(self) -> Channel:
+        """Where maps go, and refreshes come from."""
+        return self.channel if self._up is None else self._up
+
+    def _take_route(self, route: Route) -> None:
+        """Go another way, and send again what had not arrived.
+
+        Who is to compose maps of others gives back what it has to do, after one push of what it made of it.
+        """
+        group, window = self.group, self.window
+        if self._why_passive is not None:  # the server is about to hear of it, and gives another way
+            return
+        self.leave_route()
+        self._receipt(route.applied)
+        self._node_servers = route.node_servers
+        self._note_workers()
+        if route.parent != group.view.server:
+            self._up = group.wire.channel(route.parent, group.tag_between_workers(route.number))
+        for push in self._unreceipted:
+            self._parent.send(self.codec.encode(push)[0])
+        if route.below:
+            self._leases.clear()
+            self._push(flush=True, is_last=True)
+            base, counts = self._table.base.copy(), window.base_counts()
+            self._node = NodeServer(group, self.codec, route, self._parent, base, counts, window.version)
+            if self._stopping:
+                self._node.hurry()
+
+    def leave_route(self) -> None:
+        """Have to do with the server alone, and with no node's."""
+        if self._up is not None:
+            self._up.close()
+            self._up = None
+        if self._node is not None:
+            self._node.close()
+            self._node = None
+
+    def close(self, linger: float) -> None:
+        """See `Working`."""
+        self.leave_route()
+        super().close(linger)
 
     # Changing servers
 
     def give_up_server(self) -> None:
         """Take nothing from the server any more: what it granted is void, what it was sent is kept."""
         self.channel.close()
+        self.leave_route()
+        self._unreceipted.clear()
+        self._node_servers = 0
         self._leases.clear()
         if self._since_push or self._table.n_touched[0]:
             self._pack(True, time.perf_counter())
@@ -146,6 +213,8 @@ class Worker(Working):
         What it has not applied is forgotten: others make those steps.
         """
         self.follow_on(channel)
+        self.leave_route()
+        self._unreceipted.clear()
         self._made.clear()
         self.learner.totals.take()
         self.window.give_up(sequence, self.group.view.term)
@@ -206,10 +275,12 @@ class Worker(Working):
         """Push all that was learned, as the server asks, and learn no more."""
         self._stopping = True
         self._leases.clear()
-        if self._why_passive is None:
-            self._push(flush=True)
+        if self._node is not None:
+            self._node.hurry()
+        elif self._why_passive is None:
+            self._push(flush=True, is_last=True)
 
-    def _push(self, flush: bool) -> None:
+    def _push(self, flush: bool, is_last: bool = False) -> None:
         begin = time.perf_counter()
         pacer = self.pacer
         wants_refresh = pacer.wants_refresh or flush or self.window.needs_refresh
@@ -235,11 +306,12 @@ class Worker(Working):
             self.progress,
             revision,
             known,
-            self._stopping,
+            is_last,
             waiting,
             compressing,
         )
-        self.channel.send(self.codec.encode(push)[0])
+        self._unreceipted.append(push)
+        self._parent.send(self.codec.encode(push)[0])
         steps, self._since_push = self._since_push, 0
         pacer.gauge.look(self._table.base)
         cpu_now = time.thread_time()
@@ -286,11 +358,17 @@ class Worker(Working):
             return False
         self._looked = now
         something = False
-        while self.final is None and (message := self.channel.poll()) is not None:
+        while self.final is None and (message := self._next_message()) is not None:
             something = True
             match self.codec.decode(message)[0]:
                 case Reply() as reply:
                     self._take_reply(reply)
+                case PassedOn() as told:
+                    self._take_passed_on(told)
+                case Route() as route:
+                    self._take_route(route)
+                case Probe() as probe:
+                    self.channel.send(encode(probe))
                 case AskToStop():
                     self._stop()
                 case told:
@@ -299,16 +377,37 @@ class Worker(Working):
                 break
         return something
 
+    def _next_message(self) -> np.ndarray | None:
+        message = self.channel.poll()
+        return self._up.poll() if message is None and self._up is not None else message
+
     def _busy_alone(self) -> bool:
         return bool(self._leases) and self.window.in_flight == 0
 
+    def _receipt(self, applied: int) -> None:
+        self.window.receipt(applied)
+        while self._unreceipted and self._unreceipted[0].pushed.sequence <= self.window.received:
+            self._unreceipted.popleft()
+
+    def _rebase(self, refresh: Refresh, included: int, handover: Handover | None) -> None:
+        begin = time.thread_time()
+        self.window.refresh(refresh, included, handover)
+        self.pacer.refreshed(time.thread_time() - begin)
+
+    def _take_passed_on(self, told: PassedOn) -> None:
+        handover = told.handover
+        if self._node is None:
+            self._receipt(told.number)
+        if told.refresh is not None and handover is not None:
+            self._rebase(told.refresh, handover.applied.get(self.group.rank, 0), handover)
+        if self._node is not None:
+            self._node.passed_on(told)
+
     def _take_reply(self, reply: Reply) -> None:
         self.note_server_progress()
-        self.window.receipt(reply.applied)
+        self._receipt(reply.applied)
         if reply.refresh is not None:
-            begin = time.thread_time()
-            self.window.refresh(reply.refresh, reply.applied, reply.handover)
-            self.pacer.refreshed(time.thread_time() - begin)
+            self._rebase(reply.refresh, reply.applied, reply.handover)
         lease = reply.lease
         if lease is not None and not self._stopping and self._why_passive is None:
             again = [self.generation] if self.generation else []

@@ -1,0 +1,34 @@
+"""Maps of several pushes as one, for the server of a node to pass on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from dist_classicrl.tables import kernels
+from dist_classicrl.tables.maps import PackedMap
+
+
+class Composition:
+    """Composes maps of entries of a table of `size`."""
+
+    def __init__(self, size: int) -> None:
+        self._place = np.zeros(size, np.int64)
+        self._stamp = np.zeros(size, np.int32)
+        self._now = 0
+
+    def of(self, maps: Sequence[PackedMap]) -> PackedMap:
+        """Return the maps that have the effect of all of these (one at least), the first being the oldest."""
+        if len(maps) == 1:
+            return maps[0]
+        self._now += 1
+        if self._now == np.iinfo(np.int32).max:
+            self._stamp[:] = 0
+            self._now = 1
+        most = min(sum(each.size for each in maps), self._place.size)
+        composed = PackedMap.empty(most, maps[0].entries.dtype, maps[0].replays is not None)
+        size = 0
+        for each in maps:
+            size = kernels.compose_maps(each, composed, self._place, self._stamp, self._now, size)
+        return composed.first(size)
