@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sys
 
 import numpy as np
@@ -79,6 +80,8 @@ def test_a_search_by_scores_is_the_same_when_one_process_makes_it_and_goes_on_wh
 ):
     whole = a_sweep(tmp_path / "whole").run(1)
     assert whole.done == 28 and len(whole.variants()) == 14
+    names = [whole.name_of(number) for number in whole.variants()]
+    assert all(re.fullmatch(r"learning_rate=0\.0*\d{1,4} n_envs=\d+ epsilon=0\.[13]", name) for name in names)
     sweep = a_sweep(tmp_path / "killed")
     made = interrupted(monkeypatch, sweep, 13)
     before = decided(sweep.folder)

@@ -260,7 +260,8 @@ def _profiles(study: Study, groups: Sequence[_Group], resamples: int) -> Section
     if not whole or len(study.plan.seeds) < FEWEST:
         return None
     values = np.concatenate([np.asarray(each[name]) for each in scores.values() for name in whole])
-    thresholds = np.linspace(values.min(), values.max(), _THRESHOLDS)
+    margin = 0.05 * float(np.ptp(values)) or 0.05  # also where all scores are alike
+    thresholds = np.linspace(values.min() - margin, values.max() + margin, _THRESHOLDS)
     profiles = {}
     for name in whole:
         band = performance_profile(scores, name, thresholds, resamples=resamples)

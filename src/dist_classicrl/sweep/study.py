@@ -35,6 +35,7 @@ _RESULTS = (
     "stopped",
     "error",
 )
+_LONG = 10  # characters of a number
 _TIMES = ("seconds", "train_seconds")
 
 
@@ -91,8 +92,8 @@ class Study:
                     continue
                 self.plan.variants[number] = found["settings"]  # type: ignore[index]
             words = self.plan.shown(number)
-            name = " ".join(f"{name}={value}" for name, value in words.items()) or "default"
-            # A search may propose the same once more.
+            name = " ".join(f"{name}={_short(text)}" for name, text in words.items()) or "default"
+            # A search may draw the same once more, or almost.
             is_new = name not in self._names.values()
             self._words[number] = words
             self._names[number] = name if is_new else f"{name} (settings {number})"
@@ -245,7 +246,7 @@ class Study:
         return dict.fromkeys(self.plan.environments, (0.0, 1.0))
 
     def name_of(self, variant: int) -> str:
-        """Return settings as words, such as ``learning_rate=0.1 epsilon=0.2``."""
+        """Return settings as words, as ``learning_rate=0.1 epsilon=0.2``; long numbers have four digits."""
         return self._names[variant]
 
     def summary(self) -> list[dict[str, Any]]:
@@ -313,6 +314,14 @@ def score_of(record: Mapping[str, Any]) -> float:
     if value is None or not best - random > 1e-9 * abs(best):
         return float(record["final_return"])
     return float((value - random) / (best - random))
+
+
+def _short(text: str) -> str:
+    """Return a number of many digits with four."""
+    try:
+        return f"{float(text):.4g}" if len(text) > _LONG else text
+    except ValueError:
+        return text
 
 
 def _spread(scores: list[float]) -> dict[str, float | None]:
