@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _REFRESHES = 2  # a second: drawing takes the processor from what is shown
 _MOST_LINES = 1_000  # of output, kept to be written afterwards
+_SHOWN_LINES = 10  # of these, at most
 # Written by another process if this one ends without leaving the screen: xterm's codes for the normal
 # screen, and for a cursor that is seen.
 _LEAVE = "read -r left || printf '\\033[?1049l\\033[?25h'"
@@ -56,7 +57,9 @@ class _Screen:
 
         self._console, self._terminal, self._view = console, terminal, view
         self._lines: deque[str] = deque(maxlen=_MOST_LINES)
-        self._lock = threading.Lock()
+        self._of_lines = threading.Lock()
+        # Held until the screen is left: what another thread writes must not go to the screen that vanishes.
+        self._leaving = threading.Lock()
         self._is_left = False
         self._live = Live(
             console=console,
@@ -72,8 +75,10 @@ class _Screen:
 
         with suppress(OSError):
             self._console.size = os.get_terminal_size(self._terminal)
+        with self._of_lines:
+            lines = list(self._lines)
         try:
-            return self._view.picture(list(self._lines)[-10:])
+            return self._view.picture(lines[-_SHOWN_LINES:])
         except Exception as error:  # what is drawn must not end what it shows
             return Text(f"It cannot be drawn: {error!r}. What is shown goes on.")
 
@@ -83,21 +88,22 @@ class _Screen:
 
     def leave(self) -> None:
         """Give back the screen; what was written meanwhile comes below what was there before."""
-        with self._lock:
+        with self._leaving:
             if self._is_left:
                 return
+            self._live.stop()
             self._is_left = True
-        self._live.stop()
-        for line in self._lines:
-            self._write(line)
+            for line in self._lines:
+                self._write(line)
 
     def take(self, line: str) -> None:
         """Keep a line of output, or write it where the screen is left."""
-        with self._lock:
-            if not self._is_left:
-                self._lines.append(line)
+        with self._leaving:
+            if self._is_left:
+                self._write(line)
                 return
-        self._write(line)
+            with self._of_lines:
+                self._lines.append(line)
 
     def _write(self, line: str) -> None:
         from rich.text import Text
@@ -121,8 +127,8 @@ def full_screen(view: View, has_ended: Callable[[], bool] | None = None) -> Iter
             screen.take(line)
 
         with _left_in_any_case(terminal), lines_given_to(take):
-            screen.enter()
             try:
+                screen.enter()
                 yield
             finally:
                 screen.leave()
