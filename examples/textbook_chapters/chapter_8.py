@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP
 from dist_classicrl.plotting import canvas
@@ -92,7 +93,7 @@ def _changed(change: _Change, bonus: float, seed: int) -> tuple[Followed, Follow
     """Train in the one maze and then in the other; the episode under way at the change begins anew."""
     agent = DistAsyncQLearning(
         algorithm=DynaQ(change.planning_steps, bonus),
-        learning_rate=0.5,
+        learning_rate=1.0,
         epsilon=0.1,
         discount_factor=0.95,
         seed=seed,
@@ -101,8 +102,8 @@ def _changed(change: _Change, bonus: float, seed: int) -> tuple[Followed, Follow
     return before, follow(agent, _maze(change.after), change.until - change.at, _FEW, new_env=True)
 
 
-def _draw_change(change: _Change, runs: int) -> tuple[Drawn, dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Draw cumulative rewards; return their means at the end, and the shortest of the last 10 episodes."""
+def _draw_change(change: _Change, runs: int) -> tuple[Figure, dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Draw cumulative rewards; return those at the end, and the shortest of the last 10 episodes."""
     figure, axes = lines()
     rewards, shortest = {}, {}
     for name, bonus in (("Dyna-Q+", change.bonus), ("Dyna-Q", 0.0)):
@@ -115,13 +116,13 @@ def _draw_change(change: _Change, runs: int) -> tuple[Drawn, dict[str, np.ndarra
     axes.axvline(change.at, color=canvas.BLACK, linestyle="--", linewidth=0.8, label="the maze changes")
     axes.set(xlabel="time steps", ylabel="cumulative reward", title=f"mean of {runs} runs")
     axes.legend()
-    return (figure, []), rewards, shortest
+    return figure, rewards, shortest
 
 
 @canvas.styled
 def blocking_maze(quick: bool) -> Drawn:
     """Draw example 8.2 and figure 8.4: after 1,000 steps a longer way takes the place of the way."""
-    (figure, _), rewards, shortest = _draw_change(_BLOCKING, 4 if quick else 30)
+    figure, rewards, shortest = _draw_change(_BLOCKING, 4 if quick else 30)
     return figure, [
         Check("shortest way before", _shortest(_BLOCKING.before), 10.0, 1e-9),
         Check("shortest way after", _shortest(_BLOCKING.after), 16.0, 1e-9),
@@ -143,7 +144,7 @@ def blocking_maze(quick: bool) -> Drawn:
 @canvas.styled
 def shortcut_maze(quick: bool) -> Drawn:
     """Draw example 8.3 and figure 8.5: after 3,000 steps there is a shorter way besides."""
-    (figure, _), rewards, shortest = _draw_change(_SHORTCUT, 4 if quick else 30)
+    figure, rewards, shortest = _draw_change(_SHORTCUT, 4 if quick else 30)
     return figure, [
         Check("shortest way before", _shortest(_SHORTCUT.before), 16.0, 1e-9),
         Check("shortest way after", _shortest(_SHORTCUT.after), 10.0, 1e-9),
@@ -176,7 +177,7 @@ def prioritized_sweeping(quick: bool) -> Drawn:
     reward on, also where its queue was empty. Its values become the means of its model at once; Dyna-Q's
     step size is 0.5. Drawn is the median of runs.
     """
-    scales, runs = ((1, 2), 5) if quick else ((1, 2, 3, 4), 9)
+    scales, runs = ((1, 2), 5) if quick else ((1, 2, 3, 4), 7)
     figure, axes = lines()
     updates: dict[str, list[float]] = {}
     sizes = []
@@ -214,7 +215,7 @@ def _updates(model: TabularMDP, rule: DynaQ | PrioritizedSweeping, shortest: int
     agent = DistAsyncQLearning(
         algorithm=rule, learning_rate=0.5, epsilon=0.1, discount_factor=0.95, seed=seed
     )
-    follow_ = model.outcome_next.reshape(model.n_states, model.n_actions, -1)[:, :, 0]
+    after = model.outcome_next.reshape(model.n_states, model.n_actions, -1)[:, :, 0]
     start = int(model.start_prob.argmax())
     goal = int(model.outcome_next[model.outcome_reward > 0.5][0])
 
@@ -224,10 +225,10 @@ def _updates(model: TabularMDP, rule: DynaQ | PrioritizedSweeping, shortest: int
             values = agent.q_table[state]
             if values.max() <= 0.0:
                 return False
-            state = int(follow_[state, values.argmax()])
+            state = int(after[state, values.argmax()])
         return state == goal
 
-    run = follow(agent, model, 400_000, 25, arrives, until=True)
+    run = follow(agent, model, 200_000, 50, arrives, until=True)
     if not run.looks[-1]:
         return np.inf
     last = int(run.steps[-1])
