@@ -136,7 +136,8 @@ class DistAsyncQLearning:
         bit of the table changed. Likewise as "delta", "top_k" or ``TopK(share=0.1)`` of
         `dist_classicrl.compression`: the maps that move values most go, and the others stay with the worker
         and compose with later ones; "quantized" or ``Quantized(bits=16)``: shifts of maps are rounded, and
-        what is lost goes with the next push. At the end of a run all has gone.
+        what is lost goes with the next push. At the end of a run all has gone. "auto": the link between hosts
+        is measured, and what changes no bit is taken where the link is slow; on one host "none".
     dtype : str
         Of the table, "float64" or "float32". Maps and targets are float64 in either case.
     seed : int, optional
