@@ -170,3 +170,17 @@ def test_shorter_forms_need_no_library_and_count_what_they_spare():
     told, spared_there = codec.decode(sent)
     assert spared_there == spared and codec.take_seconds() > 0.0 == codec.take_seconds()
     np.testing.assert_array_equal(messages.encode(told), plain)
+
+
+@pytest.mark.parametrize("columns", [False, True])
+def test_arrays_come_as_those_that_were_not_compressed_for_which_kernels_are_compiled(columns):
+    codec = LosslessCodec(ENTRIES) if columns else DeltaCodec()
+    message = push(np.sin(np.arange(2000.0)))._replace(made={number: 1 for number in range(9)})
+    packed = codec.decode(codec.encode(message)[0])[0].pushed.packed
+    for array, plain in zip(packed.parts, message.pushed.packed.parts, strict=True):
+        assert array.dtype == plain.dtype
+        assert array.flags.writeable and array.flags.aligned and array.flags.c_contiguous
+    # Short arrays go as they are, and are views of what was restored.
+    few = push(np.zeros(4))._replace(made={number: 1 for number in range(999)})
+    packed = codec.decode(codec.encode(few)[0])[0].pushed.packed
+    assert all(array.flags.writeable and array.flags.aligned for array in packed.parts)

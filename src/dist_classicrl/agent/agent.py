@@ -136,7 +136,8 @@ class DistAsyncQLearning:
         bit of the table changed. Likewise as "delta", "top_k" or ``TopK(share=0.1)`` of
         `dist_classicrl.compression`: the maps that move values most go, and the others stay with the worker
         and compose with later ones; "quantized" or ``Quantized(bits=16)``: shifts of maps are rounded, and
-        what is lost goes with the next push. At the end of a run all has gone.
+        what is lost goes with the next push. At the end of a run all has gone. "auto": the link between hosts
+        is measured, and what changes no bit is taken where the link is slow; on one host "none".
     topology : str
         "flat": all workers push to rank 0. "tree": on each other host with three ranks or more one of them
         does not learn, but composes the maps of the others, and pushes them as one. The table is what it

@@ -131,7 +131,7 @@ class LosslessCodec(DeltaCodec):
             plain = self._decompressor.decompress(frame, max_output_size=size, allow_extra_data=False)
         except self._library.ZstdError as error:
             raise damaged(kind, f"it cannot be decompressed: {error}") from error
-        return np.frombuffer(plain, np.uint8)
+        return np.frombuffer(bytearray(plain), np.uint8)  # which may be written to, as what came may be
 
 
 def codec_for(kind: str, entries: int) -> Codec:

@@ -425,8 +425,8 @@ class Server(Serving[Client]):
         """Take note of the values that the worker has now, where it gets previews of what comes next.
 
         A preview has the part of a refresh that matters most; in a tree there are none, as the server of a
-        node goes on from what it is told. The worker's base stays complete all the same: it is what others may
-        have to go on from.
+        node goes on from what it is told. The worker's base stays complete all the same: others may have to
+        go on from it.
         """
         if client.branch is not None or (self.carry.share == 1.0 and not self.carry.bits):
             return
