@@ -93,13 +93,14 @@ def _distribution(values: Sequence[Any] | Range) -> BaseDistribution:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Let Optuna tell neither that there is a new study nor that a part of it is experimental."""
+    from optuna.exceptions import ExperimentalWarning
+
     logger = logging.getLogger("optuna")
     level = logger.level
     logger.setLevel(logging.WARNING)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module="optuna")
-            warnings.simplefilter("ignore", FutureWarning)
+            warnings.simplefilter("ignore", ExperimentalWarning)
             yield
     finally:
         logger.setLevel(level)
