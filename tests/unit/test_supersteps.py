@@ -28,7 +28,7 @@ from dist_classicrl.learning.supersteps import share
 from dist_classicrl.learning.supersteps.kernels import WHERE, WHO, steps_at_once
 from dist_classicrl.learning.supersteps.share import Share, joined
 from dist_classicrl.model import places
-from dist_classicrl.rules import LearningRule, register, unregister
+from dist_classicrl.rules import LearningRule, Range, register, unregister
 from dist_classicrl.schedules import Constant, Linear, PerVisit
 from dist_classicrl.settings import Settings
 
@@ -201,13 +201,33 @@ def learn_twice(rule, context, now, step, learned):
 @pytest.mark.slow
 def test_what_a_rule_remembers_travels():
     rule = register(
-        LearningRule("aging", Aging, learn_aging, memory=lambda parameters: (2, 1), can_travel=True)
+        LearningRule(
+            "aging",
+            Aging,
+            learn_aging,
+            memory=lambda parameters: (2, 1),
+            whole_ranges=lambda parameters, states, actions: (
+                Range("zero", 0, 0),
+                Range("the age", 0, 10**6),
+            ),
+            can_travel=True,
+        )
     )
     try:
         problem = problem_of(shop(), settings_of(algorithm=Aging()))
         one = learned(problem, 50_000)
         assert one != learned(problem_of(shop(), settings_of(algorithm=Aging(0.0))), 50_000)
         assert learned(problem, 50_000, 3, cuts=((25_600, 2, "range"),)) == one
+        (share,) = shares_of(problem, 1)
+        state = share.state()
+        state["walkers"][0] = 0
+        first = share.words - 3
+        for place, given, told in ((0, 1, "zero, goes from 1 to 1"), (1, -1, "the age, goes from -1 to -1")):
+            broken = {key: array.copy() for key, array in state.items()}
+            broken["walkers"][0, first + place] = given
+            with pytest.raises(CheckpointError, match=f"walkers, {told}"):
+                share.restore(broken)
+        share.restore(state)
     finally:
         unregister(rule)
 
