@@ -135,8 +135,8 @@ class DistAsyncQLearning:
         smaller by a tenth at least. No bit of the table changes, and `result.bytes_saved` counts it.
     topology : str
         "flat": all workers push to rank 0. "tree": on each other host with three ranks or more one of them
-        does not learn, but composes the maps of the others, and pushes them as one. Nothing of them changes by
-        that, and a fraction of the bytes goes between hosts. "auto": a tree where workers on other hosts
+        does not learn, but composes the maps of the others, and pushes them as one. Nothing of them changes
+        by that, and a fraction of the bytes goes between hosts. "auto": a tree where workers on other hosts
         may keep the server's link busy for over a tenth of the time, by the size of the table and the speed
         of the link, which is measured; the log says why.
     tree_group_size : int, optional
