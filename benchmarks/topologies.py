@@ -77,6 +77,7 @@ def main() -> None:
     """Start the jobs, or be a rank of one."""
     parser = common.parser(__doc__, "topologies.json")
     parser.add_argument("--steps", type=int, default=30_000_000)
+    parser.add_argument("--problems", nargs="+", choices=sorted(DISCOUNTS), default=sorted(DISCOUNTS))
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--sync_frequency", type=int, default=1000, help="updates of 32 steps per push")
     parser.add_argument("--job", nargs=3, metavar=("PROBLEM", "TOPOLOGY", "SEED"), help="used by its jobs")
@@ -86,7 +87,7 @@ def main() -> None:
         run_rank(name, topology, arguments.steps, arguments.sync_frequency, int(seed))
         return
     rows = []
-    for name in DISCOUNTS:
+    for name in arguments.problems:
         for seed in range(arguments.runs):
             for topology in ("flat", "tree"):
                 program = [str(Path(__file__).resolve()), "--job", name, topology, str(seed)]

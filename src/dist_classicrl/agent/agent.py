@@ -140,8 +140,8 @@ class DistAsyncQLearning:
         is measured, and what changes no bit is taken where the link is slow; on one host "none".
     topology : str
         "flat": all workers push to rank 0. "tree": on each other host with three ranks or more one of them
-        does not learn, but composes the maps of the others, and pushes them as one. The table is what it
-        would be, and a fraction of the bytes goes between hosts. "auto": a tree where workers on other hosts
+        does not learn, but composes the maps of the others, and pushes them as one. Nothing of them changes
+        by that, and a fraction of the bytes goes between hosts. "auto": a tree where workers on other hosts
         may keep the server's link busy for over a tenth of the time, by the size of the table and the speed
         of the link, which is measured; the log says why.
     tree_group_size : int, optional
