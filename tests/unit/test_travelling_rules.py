@@ -101,21 +101,6 @@ def test_ranks_that_share_memory_learn_the_same(rule):
 
 
 @pytest.mark.slow
-def test_one_walker_learns_what_a_learner_of_its_own_does():
-    """Steps and their order are then those of the sequential loop, but for what is drawn."""
-    model = TabularMDP.from_dict({0: {0: [(1.0, 1, 1.0, False)]}, 1: {0: [(1.0, 0, 3.0, False)]}}, [1.0, 0.0])
-    for algorithm in ("n_step_sarsa", "td", "differential_q_learning"):
-        agents = [
-            DistAsyncQLearning(seed=1, algorithm=algorithm, learning_rate=0.25, async_updates=False)
-            for _ in range(2)
-        ]
-        agents[0].train(model, total_steps=400, placement="sharded", walkers=1)
-        agents[1].train(model, total_steps=400)
-        np.testing.assert_allclose(agents[0].q_table, agents[1].q_table, rtol=1e-12)
-        np.testing.assert_array_equal(agents[0].visits, agents[1].visits)
-
-
-@pytest.mark.slow
 def test_keys_are_learned_as_numbered_states():
     settings = settings_of(algorithm=NStepSarsa(n=3))
     problem = problem_of(scrambled_once("taxi"), settings)
