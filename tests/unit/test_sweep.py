@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from dist_classicrl import DistAsyncQLearning, Study, Sweep, TabularMDP
-from dist_classicrl.cli.commands.sweep import _teller
 from dist_classicrl.cli.main import main
+from dist_classicrl.cli.study_progress import teller
 from dist_classicrl.errors import MissingExtraError, StudyError
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.sweep import Range, SuccessiveHalving
@@ -420,7 +420,7 @@ def test_the_summary_has_means_and_errors_of_seeds(whole):
 
 
 def test_a_line_says_how_far_a_sweep_is_as_on_a_clock(capsys):
-    tell = _teller()
+    tell = teller()
     tell(SweepProgress(3, 1, 240, 2e6, 10.0, 493.3))
     tell(SweepProgress(4, 1, 240, 2e6, 10.5, 490.0))  # too soon after the one before
     tell(SweepProgress(239, 1, 240, 2e6, 20.0, 0.0))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dist_classicrl import durations
+from dist_classicrl.callbacks.bar import clock
 
 if TYPE_CHECKING:
     from dist_classicrl.sweep.sweep import SweepProgress
@@ -23,7 +23,7 @@ def teller() -> Callable[[SweepProgress], None]:
             return
         due = max(progress.seconds + 1.0, progress.seconds * 1.2)
         failed = f", {progress.failed:,} failed" if progress.failed else ""
-        left = f", {durations.about(progress.seconds_left)} left" if progress.seconds_left > 0.0 else ""
+        left = f", {clock(progress.seconds_left)} left" if progress.seconds_left > 0.0 else ""
         click.echo(
             f"{progress.done:,} of {progress.total:,} runs{failed}, "
             f"{progress.steps_per_second / 1e6:.3g} M steps/s{left}",
