@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import shutil
 import subprocess
@@ -13,6 +12,7 @@ from typing import Any
 
 import common
 
+import dist_classicrl
 from suite import c, learning, page, peers, planning, policy
 from suite.form import FULL, QUICK
 from suite.options import RESULTS, ROOT, parse
@@ -50,7 +50,7 @@ def main() -> None:
         given.output,
         rows,
         **settings,
-        version=importlib.metadata.version("dist-classicrl-mpi"),
+        version=dist_classicrl.__version__,
         commit=_first_line("git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"),
         date=time.strftime("%Y-%m-%d", time.gmtime()),
         minutes=round((time.perf_counter() - begin) / 60, 1),

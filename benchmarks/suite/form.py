@@ -39,7 +39,7 @@ class Effort:
     limit: float
 
 
-QUICK = Effort(seconds=0.3, rounds=5, policies=3, limit=10.0)
+QUICK = Effort(seconds=0.3, rounds=5, policies=3, limit=20.0)
 FULL = Effort(seconds=2.0, rounds=15, policies=10, limit=240.0)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,8 @@ PEERS: dict[str, tuple[list[str], list[str]]] = {
     "quantecon": ([], ["quantecon"]),
     "pymdptoolbox": ([], ["pymdptoolbox"]),
 }
+ANSWER_SECONDS = 120.0
+"""After which a peer that has not answered is ended."""
 OF_LIBRARY = {"mushroom": "mushroom-rl"}
 
 
@@ -96,7 +99,7 @@ class Peers:
         Raises
         ------
         LeftOutError
-            It is not installed, or fails.
+            It is not installed, fails, or does not answer in time.
         """
         for name in (OF_LIBRARY.get(what, what), "gymnasium"):
             if name in self._failed:
@@ -115,6 +118,11 @@ class Peers:
         try:
             self._process.stdin.write(json.dumps({"what": what, **arguments}) + "\n")
             self._process.stdin.flush()
+            answers, _, _ = select.select([self._process.stdout], [], [], ANSWER_SECONDS)
+            if not answers:
+                self._process.kill()
+                self._process.wait()
+                raise LeftOutError(f"no answer within {ANSWER_SECONDS:g} s")
             line = self._process.stdout.readline()
         except BrokenPipeError:
             line = ""
