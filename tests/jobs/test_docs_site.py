@@ -27,6 +27,7 @@ COMMAND_LINE = ROOT / "docs" / "command-line.md"
 SLURM = ROOT / "docs" / "slurm.md"
 # They start many ranks, or take a minute.
 NOT_RUN = ("bench", "doctor", "launch", "profile")
+SCRIPTS = ("scripts/benchmark", "scripts/train", "scripts/test", "scripts/test-cluster")
 # What the tests do with a block, by its language:
 # python  a page's blocks run as one program (test_documents.py)
 # sh      each line is a command, and checked by what it starts, see `check_command`; those on the page of the
@@ -162,7 +163,7 @@ def check_command(page, line):
             pass
         case ["git", "clone", _] | ["cd", _] | ["sbatch", _] | ["export", *_]:
             pass
-        case [("scripts/train" | "scripts/test" | "scripts/test-cluster") as script, *chosen]:
+        case [script, *chosen] if script in SCRIPTS:
             assert os.access(ROOT / script, os.X_OK), line
             check_tests(chosen, line)
         case ["ruff", ("check" | "format"), *_] | ["mypy"] | ["lint-imports"]:

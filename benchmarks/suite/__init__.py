@@ -1,0 +1,1 @@
+"""Side by side with what people would use instead: scripts/benchmark."""
