@@ -138,6 +138,9 @@ def check_command(page, line):
             compile(program, line, "exec")
         case ["mpirun", "-n", _, "dist-classicrl", *arguments]:
             check_arguments(arguments)
+        case ["python", script, *options] if (ROOT / script).is_file():
+            text = (ROOT / script).read_text()
+            assert all(f'"{word}"' in text for word in options if word.startswith("--")), line
         case ["mpirun", "-n", _, *options, "python", script] | ["python", script, *options]:
             # What the page itself shows, or a program of this repository.
             assert documents.blocks(page, "python") or (ROOT / script).is_file(), line

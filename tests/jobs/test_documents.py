@@ -62,7 +62,7 @@ def test_the_python_of_all_pages_runs(run_python, tmp_path):
     agent = DistAsyncQLearning(state_size=16, action_size=4)
     (tmp_path / DESIGN.stem).mkdir()
     agent.save_model(tmp_path / DESIGN.stem / "frozen_lake.npz")
-    run_python(PROGRAM, tmp_path, *pages)
+    run_python(PROGRAM, tmp_path, *pages, timeout=300.0)
     assert "(16, 4)" in documents.output(tmp_path, DESIGN)
     check_what_they_print(tmp_path)
     # The same command again goes on from the checkpoints that are there.
