@@ -151,8 +151,7 @@ class Worker(Working):
         if route.below:
             self._push(flush=True, given_back=self._give_back())
             base, counts = self._table.base.copy(), window.base_counts()
-            # A version of an earlier term may be ahead of this one's; the server sends a whole table then.
-            version = window.version if window.base[0] == window.term else -1
+            version = window.version_of_term
             self._node = NodeServer(group, self.codec, route, self._parent, base, counts, version)
             if self._stopping:
                 self._node.hurry()
