@@ -34,6 +34,14 @@ def test_whatever_happens_to_ranks_and_network_no_rule_is_broken(name, histories
 
 
 @pytest.mark.core
+@pytest.mark.parametrize("seed", [2043, 2297])
+def test_a_rank_that_composes_gets_another_route_before_its_last_push_has_come(seed):
+    """As one that learns, with new leases (2043), or to compose again (2297)."""
+    _, wrong, _ = simulated.check_seeds("trees", [seed])
+    assert not wrong, "; ".join(wrong)
+
+
+@pytest.mark.core
 @pytest.mark.parametrize("policy", [LossPolicy("abort"), LossPolicy(min_workers=1)])
 def test_the_last_worker_that_takes_over_does_not_go_on_alone_against_the_policy(policy, monkeypatch):
     def plan(network, *_):

@@ -330,6 +330,24 @@ def test_what_is_not_made_when_the_run_ends_early_is_nobodys():
     assert book.finished and book.done == 20 and book.grant(1, 1) is None
 
 
+def test_what_is_given_back_is_free_again_and_other_leases_stay():
+    book = LeaseBook(0, 1_000, [1], 50, lambda: 0.0)
+    first = book.grant(1, 1)
+    book.report(1, [(first.id, first.steps - 10)])
+    second = book.grant(1, 1)
+    pool = book.pool
+    with pytest.raises(ProtocolError, match=f"gives back lease {second.id + 1}, which it does not hold"):
+        book.give_back(1, [first.id, second.id + 1])
+    book.give_back(1, [first.id])
+    assert book.pool == pool + 10 and list(book.account(1).leases) == [second.id]
+    assert book.grant(1, 1) is None
+    book.report(1, [(second.id, second.steps)])
+    assert book.grant(1, 1).start == first.steps - 10
+    book.end()
+    book.give_back(1, book.account(1).leases)
+    assert book.finished
+
+
 def test_time_in_which_nobody_was_heard_makes_nobody_slow():
     now = [0.0]
     book = LeaseBook(0, 10**6, [1], 50, lambda: now[0])

@@ -420,6 +420,14 @@ def test_the_window_bounds_pushes_in_flight_and_kept():
     assert window.has_room and not window.pending
 
 
+def test_a_version_of_an_earlier_term_says_nothing_in_this_one():
+    window = PushWindow(LocalTable(STATES, ACTIONS, np.dtype("f8")), 2, 5)
+    pushed = window.push()
+    assert (window.version_of_term, window.known_version(pushed.sequence + 1)) == (5, 6)
+    window.enter(1)
+    assert (window.version, window.version_of_term, window.known_version(pushed.sequence + 1)) == (5, -1, -1)
+
+
 def test_what_breaks_the_protocol_is_an_error():
     table = LocalTable(STATES, ACTIONS, np.dtype("f8"))
     window = PushWindow(table, 2, 0)

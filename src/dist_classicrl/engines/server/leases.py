@@ -6,7 +6,7 @@ So fast workers get more, and the run makes exactly the steps asked for.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from dist_classicrl.errors import ProtocolError
@@ -150,12 +150,26 @@ class LeaseBook:
         del self._accounts[worker]
         self._total_rate = sum(other.rate for other in self._accounts.values())
         self._n_rated -= account.first_heard is not None
-        returned = account.outstanding
+        return self._take_back(account.leases.values())
+
+    def give_back(self, worker: int, lease_ids: Iterable[int]) -> None:
+        """Free what `worker`, which takes part all the same, has not reported of these of its leases.
+
+        A `ProtocolError` is raised if one is not the worker's. Then nothing is freed.
+        """
+        leases = self.account(worker).leases
+        ids = set(lease_ids)
+        if strange := sorted(ids - leases.keys()):
+            raise ProtocolError(f"Worker {worker} gives back lease {strange[0]}, which it does not hold.")
+        self._take_back([leases.pop(lease_id) for lease_id in ids])
+
+    def _take_back(self, leases: Collection[Lease]) -> int:
+        returned = sum(lease.steps for lease in leases)
         if self.is_over:
             self._total -= returned
         else:
-            held = account.leases.values()
-            self._free = _joined([*self._free, *((lease.start, lease.start + lease.steps) for lease in held)])
+            ranges = ((lease.start, lease.start + lease.steps) for lease in leases)
+            self._free = _joined([*self._free, *ranges])
             self.pool += returned
         return returned
 

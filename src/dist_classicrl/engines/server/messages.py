@@ -48,6 +48,7 @@ class Push(NamedTuple):
     is_last: bool
     waiting: int = 0  # entries of which something was learned that did not go
     compressing: float = 0.0  # seconds since the last push that compressing and restoring took
+    given_back: tuple[int, ...] = ()  # leases of which it makes no more than it has reported
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,7 @@ class Part(NamedTuple):
     is_last: bool
     waiting: int
     compressing: float
+    given_back: tuple[int, ...]
 
     @classmethod
     def of(cls, rank: int, push: Push) -> Part:
@@ -114,6 +116,7 @@ class Part(NamedTuple):
             push.is_last,
             push.waiting,
             push.compressing,
+            push.given_back,
         )
 
     def then(self, later: Part) -> Part:
@@ -132,6 +135,7 @@ class Part(NamedTuple):
             is_last=self.is_last or later.is_last,
             waiting=max(self.waiting, later.waiting),
             compressing=self.compressing + later.compressing,
+            given_back=self.given_back + later.given_back,
         )
 
 

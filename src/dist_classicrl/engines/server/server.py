@@ -68,6 +68,10 @@ class Client:
     composes: bool = False  # it is the server of a node, and does not learn
     composed: int = 0  # the last of its composed maps that is in the table
 
+    def comes_in_branch_of_another(self, rank: int) -> bool:
+        """Whether the maps of this worker, `rank`, reach the server by way of another rank."""
+        return self.branch is not None and self.branch.head != rank
+
 
 @dataclass
 class Server(Serving[Client]):
@@ -209,6 +213,8 @@ class Server(Serving[Client]):
     def _push(self, peer: Peer[Client], size: int, push: Push) -> None:
         rank, version = peer.rank, self.table.version
         self.members.note_progress(peer, push.progress, (self.group.view.term, push.revision))
+        if peer.client.comes_in_branch_of_another(rank):
+            return  # it was under way when the worker got another way, by which it comes again
         # It comes again where a worker that goes another way did not know that it had arrived.
         if self.table.apply(rank, push.pushed.sequence, push.pushed.packed):
             self._take_part(peer, Part.of(rank, push), size, version)
@@ -246,23 +252,24 @@ class Server(Serving[Client]):
     def _take_part(self, peer: Peer[Client], part: Part, size: int, version: int) -> None:
         """Count what came of a worker, of which `size` bytes were its own, to a table of `version`."""
         rank, client = peer.rank, peer.client
-        client.wishes, client.starved = part.wishes, part.wishes.is_starved
+        client.wishes, client.starved = part.wishes, part.wishes.is_starved and not client.composes
         client.has_stopped = part.is_last
         self.members.note_push(peer)
-        self.leases.report(rank, part.made.items(), part.learned.learning_seconds)
-        if part.is_last:
-            self._take_leases_back(peer)
+        if part.made or part.given_back or rank in self.leases.workers:
+            self.leases.report(rank, part.made.items(), part.learned.learning_seconds)
+            self.leases.give_back(rank, part.given_back)
+            self._end_learning(peer)
         self._count(rank, part, size, max(0, version - part.known_version) if part.known_version >= 0 else 0)
         self.tally.count_compression(part.bytes_saved, part.compressing, part.waiting)
         client.owes_reply = True
 
-    def _take_leases_back(self, peer: Peer[Client]) -> None:
-        """Take back what a worker still holds, which makes no more of it."""
-        if peer.client.composes:
-            peer.client.starved = False
+    def _end_learning(self, peer: Peer[Client]) -> None:
+        """Share steps no longer with a worker that composes, once it has reported or given back what it had.
+
+        Until then its pushes are on their way, whatever other routes it gets meanwhile.
+        """
+        if peer.client.composes and not self.leases.account(peer.rank).leases:
             self.leases.remove(peer.rank)
-        else:
-            self.leases.give_up(peer.rank)
 
     def _report_at_step(self) -> None:
         """Report if this push came to the step for that, before the next is applied or any is answered.
@@ -356,7 +363,9 @@ class Server(Serving[Client]):
             client.composed = 0
             client.owes_reply = True
             client.starved = not client.composes
-            if not client.composes and rank not in self.leases.workers:
+            if rank in self.leases.workers:
+                self._end_learning(present[rank])
+            elif not client.composes:
                 self.leases.add(rank)
         node_servers = sum(peer.client.composes for peer in self.peers.learners)
         for rank in ranks:
@@ -400,7 +409,7 @@ class Server(Serving[Client]):
         client = peer.client
         client.owes_reply = False
         client.starved = client.starved and lease is None
-        comes_in_branch = client.branch is not None and client.branch.head != peer.rank
+        comes_in_branch = client.comes_in_branch_of_another(peer.rank)
         refresh, handover = None, None
         if client.wishes.refresh and client.version < self.table.version and not comes_in_branch:
             if client.told is not None and not client.wishes.whole_refresh:

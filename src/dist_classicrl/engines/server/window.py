@@ -39,6 +39,11 @@ class PushWindow:
         return self.base[1]
 
     @property
+    def version_of_term(self) -> int:
+        """The same; -1 if that is of an earlier term, whose versions may be ahead of this one's."""
+        return self.version if self.base[0] == self.term else -1
+
+    @property
     def received(self) -> int:
         """Number of the last push that has a receipt."""
         return self._received
@@ -134,7 +139,8 @@ class PushWindow:
         -1 if the base is of an earlier term.
         """
         own = sum(pushed.sequence < sequence for pushed in self._kept)
-        return self.version + own if self.base[0] == self.term else -1
+        version = self.version_of_term
+        return version + own if version >= 0 else -1
 
     def enter(self, term: int) -> None:
         """Follow a new server, which is handed all that is kept: its receipts count."""

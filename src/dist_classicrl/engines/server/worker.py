@@ -149,10 +149,10 @@ class Worker(Working):
         for push in self._unreceipted:
             self._parent.send(self.codec.encode(push)[0])
         if route.below:
-            self._leases.clear()
-            self._push(flush=True, is_last=True)
+            self._push(flush=True, given_back=self._give_back())
             base, counts = self._table.base.copy(), window.base_counts()
-            self._node = NodeServer(group, self.codec, route, self._parent, base, counts, window.version)
+            version = window.version_of_term
+            self._node = NodeServer(group, self.codec, route, self._parent, base, counts, version)
             if self._stopping:
                 self._node.hurry()
 
@@ -274,13 +274,19 @@ class Worker(Working):
     def _stop(self) -> None:
         """Push all that was learned, as the server asks, and learn no more."""
         self._stopping = True
-        self._leases.clear()
+        given_back = self._give_back()
         if self._node is not None:
             self._node.hurry()
         elif self._why_passive is None:
-            self._push(flush=True, is_last=True)
+            self._push(flush=True, is_last=True, given_back=given_back)
 
-    def _push(self, flush: bool, is_last: bool = False) -> None:
+    def _give_back(self) -> tuple[int, ...]:
+        """Make no more of what the server has granted, and return which leases that are."""
+        lease_ids = tuple(lease_id for lease_id, _, _ in self._leases)
+        self._leases.clear()
+        return lease_ids
+
+    def _push(self, flush: bool, is_last: bool = False, given_back: tuple[int, ...] = ()) -> None:
         begin = time.perf_counter()
         pacer = self.pacer
         wants_refresh = pacer.wants_refresh or flush or self.window.needs_refresh
@@ -309,6 +315,7 @@ class Worker(Working):
             is_last,
             waiting,
             compressing,
+            given_back,
         )
         self._unreceipted.append(push)
         self._parent.send(self.codec.encode(push)[0])
