@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from dist_classicrl.compression import SEND_ALL, Carry
 from dist_classicrl.tables.line_table import LineTable
 from dist_classicrl.tables.maps import PackedMap, Refresh, index_dtype
 from dist_classicrl.tables.shared import SharedTable
@@ -42,7 +43,13 @@ class HostRows(LineTable):
     def load(self, values: np.ndarray, counts: np.ndarray, exact: np.ndarray | None = None) -> None:
         """Do nothing: what all have learned is there."""
 
-    def pack(self, threshold: float = 0.0, flush: bool = True, key: int | np.uint64 = 0) -> PackedMap:
+    def pack(
+        self,
+        carry: Carry = SEND_ALL,
+        flush: bool = True,
+        key: int | np.uint64 = 0,
+        in_order: bool = False,
+    ) -> PackedMap:
         """Return no maps."""
         return PackedMap.empty(0, index_dtype(self.shape.size), with_replays=False)
 
