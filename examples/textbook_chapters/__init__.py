@@ -10,7 +10,7 @@ from textbook_chapters.chapter_6 import cliff, maximization_bias, random_walk, w
 from textbook_chapters.chapter_8 import blocking_maze, dyna_maze, prioritized_sweeping, shortcut_maze
 from textbook_chapters.chapter_10 import access_control, deep_sea
 from textbook_chapters.common import Drawn
-from textbook_chapters.long_walk import lambda_returns, n_step_td
+from textbook_chapters.long_walk import lambda_returns, n_step_td, truncated_returns
 
 FIGURES: Mapping[str, Callable[[bool], Drawn]] = {
     "4.2": car_rental,
@@ -29,6 +29,7 @@ FIGURES: Mapping[str, Callable[[bool], Drawn]] = {
     "8.4": prioritized_sweeping,
     "10.2": access_control,
     "12.1": lambda_returns,
+    "12.6": truncated_returns,
     "deep-sea": deep_sea,
 }
 """Functions that take whether to be quick, and return a figure and the numbers that were checked."""

@@ -14,6 +14,7 @@ from dist_classicrl.rules import TD
 from textbook_chapters.common import Check, Drawn, follow, lines, problem
 
 _TRUTH = np.arange(1, 20) / 10.0 - 1.0
+_TRUNCATED = 16  # steps after which a return is truncated that is learned on the way
 _LONGEST = 2_048  # steps: of the episodes, whose mean is 100, nearly none is longer
 
 
@@ -69,6 +70,35 @@ def _returns(v: np.ndarray, states: list[int], reward: float, decay: float, rate
         v[states[t]] += rate * (target - v[states[t]])
 
 
+def _truncated(v: np.ndarray, states: list[int], reward: float, decay: float, rate: float) -> None:
+    """Learn truncated lambda-returns (equation 12.9) on the way, and what is left at the end."""
+    kept: list[tuple[int, float]] = []  # a state, and what its return has of the value of the next one
+    for t, state in enumerate(states[:-1]):
+        ahead = float(v[states[t + 1]])
+        kept.append((state, (1.0 - decay) * ahead))
+        if len(kept) == _TRUNCATED:
+            target = ahead
+            for _, constant in kept[-2::-1]:
+                target = constant + decay * target
+            oldest, _ = kept.pop(0)
+            v[oldest] += rate * (target - v[oldest])
+    target = reward
+    v[states[-1]] += rate * (target - v[states[-1]])
+    for state, constant in reversed(kept):
+        target = constant + decay * target
+        v[state] += rate * (target - v[state])
+
+
+def _traces(v: np.ndarray, states: list[int], reward: float, decay: float, rate: float) -> None:
+    """Learn by TD(lambda) with accumulating traces (equations 12.5 to 12.7)."""
+    trace = np.zeros(v.size)
+    for t, state in enumerate(states):
+        trace *= decay
+        trace[state] += 1.0
+        target = v[states[t + 1]] if t + 1 < len(states) else reward
+        v += rate * (target - v[state]) * trace
+
+
 def _curves(
     rules: Sequence[TD], labels: Sequence[str], rates: Sequence[float], runs: int, title: str
 ) -> tuple[Figure, dict[int, float], dict[tuple[int, float], float]]:
@@ -107,7 +137,7 @@ def n_step_td(quick: bool) -> Drawn:
 
 @canvas.styled
 def lambda_returns(quick: bool) -> Drawn:
-    """Draw figures 12.3 and 12.6: the error of lambda-returns, by lambda and step size.
+    """Draw figure 12.3: the error of offline lambda-returns, by lambda and step size.
 
     `TD` with n beyond the episode's length learns at the end of it. It is compared with plain loops, too.
     """
@@ -124,4 +154,28 @@ def lambda_returns(quick: bool) -> Drawn:
     return figure, [
         Check("error, lambda = 0.8, step size 0.3", every[at, 0.3], plain, spread, "plain loops"),
         Check("least error, lambda = 1, to that of 0.8", best[len(decays) - 1] / best[at], 1.1, sign=">="),
+    ]
+
+
+@canvas.styled
+def truncated_returns(quick: bool) -> Drawn:
+    """Draw figure 12.6: the error of lambda-returns that are learned on the way, by lambda and step size.
+
+    The book's are learned by traces, which a merged table cannot have: these are truncated after 16 steps
+    (section 12.3), as `TD` has them. Their least error is that of plain loops with traces.
+    """
+    decays = (0.0, 0.8, 0.9) if quick else (0.0, 0.4, 0.8, 0.9, 0.95, 1.0)
+    rates = (0.2, 0.4, 0.8) if quick else (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
+    runs = 4 if quick else 20
+    rules = [TD(_TRUNCATED, decay) for decay in decays]
+    title = f"truncated lambda-returns, mean of {runs} runs"
+    figure, best, every = _curves(rules, [f"lambda = {decay}" for decay in decays], rates, runs, title)
+    at = decays.index(0.8)
+    spread = 0.16 / np.sqrt(runs)  # four standard errors
+    plain = _twin(partial(_truncated, decay=0.8, rate=0.4))
+    traces = min(_twin(partial(_traces, decay=0.8, rate=rate), 100) for rate in (0.2, 0.3, 0.4))
+    return figure, [
+        Check("error, lambda = 0.8, step size 0.4", every[at, 0.4], plain, spread, "plain loops"),
+        Check("least error, lambda = 0.8", best[at], traces, spread, "plain loops, traces"),
+        Check("least error, lambda = 0, to that of 0.8", best[0] / best[at], 1.1, sign=">="),
     ]

@@ -204,7 +204,7 @@ def test_2048_grows_to_its_limit(run_python):
 def test_the_textbooks_figures_are_drawn_and_their_numbers_are_met(run_python, tmp_path):
     job = run_python(EXAMPLES / "textbook.py", "--quick", "--out", "drawn", timeout=600.0)
     pictures = {path.stem for path in tmp_path.glob("drawn/*.png") if path.stat().st_size > 10_000}
-    known = "4.2 4.3 5.1 5.3 5.4 6.2 6.5 6.6 6.7 7.1 8.1 8.2 8.3 8.4 10.2 12.1 deep-sea".split()
+    known = "4.2 4.3 5.1 5.3 5.4 6.2 6.5 6.6 6.7 7.1 8.1 8.2 8.3 8.4 10.2 12.1 12.6 deep-sea".split()
     assert pictures == set(known)
     rows = (tmp_path / "drawn" / "checks.md").read_text().splitlines()[2:]
     assert all(row.endswith("| met |") for row in rows) and job.output.count("| met |") == len(rows)

@@ -9,10 +9,17 @@ import pytest
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP
 from dist_classicrl._random import mixed, unmixed
-from dist_classicrl.data import Coverage, Transitions, estimate_value, play_episodes
+from dist_classicrl.data import (
+    Coverage,
+    Transitions,
+    estimate_action_values,
+    estimate_value,
+    play_episodes,
+)
 from dist_classicrl.data.empirical import empirical_model
 from dist_classicrl.errors import DataError, MissingExtraError, RewardError, SettingsError
 from dist_classicrl.learning.logged import LoggedLearner
+from dist_classicrl.learning.rules import truths
 from dist_classicrl.rules import TD
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.shape import TableShape
@@ -408,6 +415,64 @@ def test_estimates_of_a_few_episodes_by_hand():
     assert value["per_decision"] == pytest.approx((2 * 2 + 0.5 * 4 * 8 + 2 * 3) / 3)
     by_model = estimate_value(episodes, policy, 0.5, "model").value
     assert by_model == pytest.approx(0.5 * (2 + 3) + 0.5 * 0.5 * 6)
+
+
+def off_policy_by_the_book(data, discount, behavior):
+    """Weighted importance sampling of pairs, Sutton and Barto (2018), page 110, step by step."""
+    q, c = np.full((12, 3), np.nan), np.zeros((12, 3))
+    starts = [*data.starts, len(data)]
+    for first, end in zip(starts, starts[1:], strict=False):
+        g, w = 0.0, 1.0
+        for t in range(end - 1, first - 1, -1):
+            s, a = data.states[t], data.actions[t]
+            g = discount * g + data.rewards[t]
+            c[s, a] += w
+            if w > 0.0:
+                q[s, a] = w / c[s, a] * g + (1.0 - w / c[s, a]) * (q[s, a] if c[s, a] > w else 0.0)
+            w *= ASKED[s, a] / behavior[s, a]
+    return q
+
+
+def test_what_pairs_are_worth_is_the_books_estimate_and_comes_to_the_truth(samples):
+    model, data = samples
+    few = Transitions.of(data[0])
+    expected = off_policy_by_the_book(few, DISCOUNT, PLAYS)
+    found = estimate_action_values(few, ASKED, DISCOUNT, behavior=PLAYS)
+    np.testing.assert_allclose(found.q, expected, rtol=1e-12)
+    assert (found.visits == 0).tolist() == np.isnan(expected).tolist() and "weighted" in repr(found)
+    many = play_episodes(model, PLAYS, 60_000, seed=1)
+    v = model.policy_value(ASKED, DISCOUNT)
+    truth = truths.backed_up(model, v, DISCOUNT)
+    for method in ("weighted", "ordinary", "per_decision"):
+        for behavior in (PLAYS, None):
+            found = estimate_action_values(many, ASKED, DISCOUNT, method, behavior)
+            error = np.sqrt(((found.q - truth) ** 2).mean())
+            assert error < 0.04, (method, behavior is None)  # what played has pairs worth 0.08 more or less
+            assert (found.effective_visits <= found.visits + 1e-6).all()
+
+
+def test_what_pairs_are_worth_by_hand_and_where_nothing_tells():
+    even, policy = np.full((2, 2), 0.5), np.array([1, 0])
+    episodes = [[(0, 0, 1.0, 1, False), (1, 1, 4.0, 1, True)], [(0, 0, 2.0, 1, False), (1, 0, 8.0, 1, True)]]
+    q = {
+        m: estimate_action_values(episodes, policy, 0.5, m, even).q
+        for m in ("weighted", "ordinary", "per_decision")
+    }
+    assert q["weighted"] == pytest.approx(np.array([[6.0, np.nan], [8.0, 4.0]]), nan_ok=True)
+    assert q["ordinary"] == pytest.approx(np.array([[(0 * 3 + 2 * 6) / 2, np.nan], [8.0, 4.0]]), nan_ok=True)
+    assert q["per_decision"][0, 0] == pytest.approx((1.0 + 2.0 + 2 * 0.5 * 8.0) / 2)
+    never = estimate_action_values(episodes[:1], policy, 0.5, behavior=even)
+    assert np.isnan(never.q[0, 0]) and never.visits[0, 0] == 1 and never.effective_visits[0, 0] == 0.0
+
+
+def test_weights_beyond_all_numbers_are_refused():
+    long = [[(0, 0, 1.0, 0, t == 1_999) for t in range(2_000)]] * 2
+    even, policy = np.full((1, 2), 0.5), np.array([0])
+    for estimate in (estimate_value, estimate_action_values):
+        with pytest.raises(DataError, match="beyond all numbers"):
+            estimate(long, policy, 0.9, behavior=even)
+        with pytest.raises(SettingsError, match="method is"):
+            estimate(long, policy, 0.9, np.array(["a", "b"]), even)
 
 
 def test_estimates_refuse_what_does_not_tell():

@@ -114,7 +114,7 @@ def estimate_value(
     if not is_real(confidence) or not 0.0 < as_float(confidence) < 1.0:
         raise SettingsError(f"confidence is {confidence!r}; it must be above 0 and below 1, such as 0.95")
     data = Transitions.of(transitions)
-    n_states, n_actions = _sizes(data, policy, behavior)
+    n_states, n_actions = table_size(data, policy, behavior)
     model = empirical_model(data, n_states, n_actions)
     if data.starts.size < 2:
         raise DataError("there is one episode only; an interval takes at least two, and is good with 100")
@@ -122,7 +122,7 @@ def estimate_value(
         value, influence = _by_model(data, model, policy, discount)
         weights = np.ones(data.starts.size)
     else:
-        ratio = _ratios(data, model, policy, behavior)
+        ratio = ratios(data, model, policy, behavior)
         value, influence, weights = _by_weights(data, ratio, discount, method)
         if behavior is None:
             influence = _less_what_was_counted(data, model, influence)
@@ -134,7 +134,7 @@ def estimate_value(
     return ValueEstimate(value, value - reach, value + reach, error, n, effective, method, float(confidence))
 
 
-def _sizes(data: Transitions, policy: Any, behavior: Any) -> tuple[int, int]:
+def table_size(data: Transitions, policy: Any, behavior: Any) -> tuple[int, int]:
     """Return states and actions, which the arrays say, where one has two dimensions."""
     n_states, n_actions = data.n_states, data.n_actions
     for array in (policy, behavior):
@@ -165,7 +165,7 @@ class _Free(NamedTuple):
         return np.ones(self, dtype=bool)
 
 
-def _ratios(data: Transitions, model: TabularMDP, policy: Any, behavior: Any) -> np.ndarray:
+def ratios(data: Transitions, model: TabularMDP, policy: Any, behavior: Any) -> np.ndarray:
     """Return how much more likely the policy takes each action than the one that took it."""
     target = _probabilities("policy", model, policy)
     if behavior is None:
@@ -186,6 +186,16 @@ def _ratios(data: Transitions, model: TabularMDP, policy: Any, behavior: Any) ->
     return np.asarray(target[data.states, data.actions] / chosen)
 
 
+def check_weights(weights: np.ndarray) -> None:
+    """Raise DataError where products of ratios have gone beyond what numbers can hold."""
+    if not np.isfinite(weights).all():
+        raise DataError(
+            "an episode is so much likelier under the policy than under behavior that its weight is beyond "
+            "all numbers; use method='model', shorter episodes, or ones that were played more as the policy "
+            "would"
+        )
+
+
 def _by_weights(
     data: Transitions, ratio: np.ndarray, discount: float, method: str
 ) -> tuple[float, np.ndarray, np.ndarray]:
@@ -197,9 +207,11 @@ def _by_weights(
     for t in range(int(lengths.max())):
         alive = np.flatnonzero(lengths > t)
         at = starts[alive] + t
-        weights[alive] *= ratio[at]
+        with np.errstate(over="ignore", invalid="ignore"):
+            weights[alive] *= ratio[at]
         before = weights[alive] if method == "per_decision" else 1.0
         collected[alive] += discount**t * before * data.rewards[at]
+    check_weights(weights)
     if method == "per_decision":
         return float(collected.mean()), collected - collected.mean(), weights
     if method == "ordinary":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from dist_classicrl._words import counted
 from dist_classicrl.data.coverage import Coverage
 
 
@@ -35,8 +36,8 @@ class BatchResult:
 
     def __repr__(self) -> str:
         return (
-            f"BatchResult({self.method}, {self.updates:,} updates on {self.ranks} ranks in "
-            f"{self.seconds:.3g} s, {self.coverage})"
+            f"BatchResult({self.method}, {counted(self.updates, 'update')} on {counted(self.ranks, 'rank')} "
+            f"in {self.seconds:.3g} s, {self.coverage})"
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -129,7 +129,7 @@ def check_limits(tolerance: Any, max_iterations: Any) -> None:
 
 def check_method(method: Any, methods: tuple[str, ...]) -> None:
     """Refuse a method that there is not."""
-    if method not in methods:
+    if not isinstance(method, str) or method not in methods:
         raise SettingsError(f"method is {method!r}; it must be one of {', '.join(map(repr, methods))}")
 
 
