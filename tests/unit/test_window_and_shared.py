@@ -6,6 +6,8 @@ other workers' pushes were applied since the sender's base; a worker's is its ba
 and not included in the base, oldest first, and after them the updates since.
 """
 
+import inspect
+
 import numpy as np
 import pytest
 from made_learners import learn_transitions
@@ -15,9 +17,12 @@ from dist_classicrl.comm import envelope
 from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.compression import Carry
 from dist_classicrl.engines.server.window import PushWindow
+from dist_classicrl.engines.sharded.rows import HostRows
 from dist_classicrl.errors import ProtocolError
 from dist_classicrl.tables.local import LocalTable
+from dist_classicrl.tables.map_table import MapTable
 from dist_classicrl.tables.maps import PackedMap, Refresh
+from dist_classicrl.tables.shape import TableShape
 from dist_classicrl.tables.shared import SharedTable
 
 STATES, ACTIONS = 5, 3
@@ -515,3 +520,24 @@ def test_a_worker_learns_on_previews_and_its_base_stays_as_it_was():
     assert shared.preview(-1, shared.values.copy(), Carry(bits=8)) is None
     with pytest.raises(ProtocolError, match="A preview beyond version 1 came to a base of version"):
         own.refresh(Refresh(1, 999, np.zeros(1, np.int32), np.zeros(1), np.zeros(1, int), is_preview=True), 0)
+
+
+@pytest.mark.parametrize("kind", [LocalTable, HostRows])
+def test_every_kind_of_a_workers_table_takes_the_calls_that_windows_and_workers_make(kind):
+    asked = {name: member for name, member in vars(MapTable).items() if not name.startswith("_")}
+    assert {"pack", "rebase", "preview", "undo", "load", "base", "n_touched", "waiting"} <= set(asked)
+    table = (
+        kind(STATES, ACTIONS, np.dtype(float))
+        if kind is LocalTable
+        else kind(TableShape(STATES, ACTIONS), np.dtype(float))
+    )
+    for name, member in asked.items():
+        if isinstance(member, property):
+            assert hasattr(table, name), name
+        else:
+            given, wanted = (inspect.signature(each).parameters for each in (getattr(kind, name), member))
+            assert [(each.name, each.default) for each in given.values()] == [
+                (each.name, each.default) for each in wanted.values()
+            ]
+    packed = PushWindow(table, 1, 0).push(Carry(), True, 0, in_order=True).packed
+    assert packed.size == 0 and packed.parts

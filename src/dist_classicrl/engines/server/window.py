@@ -10,7 +10,7 @@ from dist_classicrl.compression import SEND_ALL, Carry
 from dist_classicrl.engines.outcome import NOTHING_LEARNED, Learned
 from dist_classicrl.engines.server.messages import Handover, Pushed
 from dist_classicrl.errors import ProtocolError
-from dist_classicrl.tables.local import LocalTable
+from dist_classicrl.tables.map_table import MapTable
 from dist_classicrl.tables.maps import PackedMap, Refresh
 
 _KEPT_PER_SLOT = 4
@@ -22,7 +22,7 @@ class PushWindow:
     `size` may be on their way without a receipt; `table` was loaded with a base of `version` in `term`.
     """
 
-    def __init__(self, table: LocalTable, size: int, version: int, term: int = 0) -> None:
+    def __init__(self, table: MapTable, size: int, version: int, term: int = 0) -> None:
         self._table = table
         self._size = size
         self.term = term  # of the server whose refreshes come now

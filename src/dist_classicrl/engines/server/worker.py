@@ -39,6 +39,7 @@ from dist_classicrl.learning.learner import Learner, Stream
 from dist_classicrl.membership.election import Base
 from dist_classicrl.membership.group import POLL_SECONDS
 from dist_classicrl.tables import kernels
+from dist_classicrl.tables.map_table import MapTable
 from dist_classicrl.tables.maps import Refresh
 
 logger = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ class Worker(Working):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._table = self.learner.table
+        self._table: MapTable = self.learner.table
         self._view = self.group.view
         self._stopping = False
         self._why_passive: str | None = None
