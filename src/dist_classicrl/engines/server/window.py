@@ -133,6 +133,17 @@ class PushWindow:
         self._table.preview(refresh, missing)
         return True
 
+    def lag(self, version: int) -> int:
+        """Return how many versions up to this one others made that the base does not include.
+
+        0 if the base is of an earlier term. Own pushes count as known as soon as they have a receipt. In a
+        tree, where several pushes make one version, it is less than that of some of them.
+        """
+        if self.version_of_term < 0:
+            return 0
+        own = sum(pushed.sequence <= self._received for pushed in self._kept)
+        return max(0, version - self.version - own)
+
     def known_version(self, sequence: int) -> int:
         """Return the version that the server has when it gets push `sequence`, if the others push nothing.
 
