@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from dist_classicrl import compression as compressions
+from dist_classicrl import merging as mergings
 from dist_classicrl import rules, schedules
 from dist_classicrl.checks import Checked, NumberType, OneOf, Or, RealNumber, WholeNumber, YesOrNo, setting
 from dist_classicrl.errors import MissingExtraError, SettingsError
@@ -192,6 +193,14 @@ class Settings(Checked):
         Or(None, WholeNumber(3, "None to take those of each host", bits=31)),
         "Ranks with a server of their own in a tree.",
     )
+    max_staleness: int | None = _talking(
+        None,
+        Or(None, WholeNumber(0, "None for as many as there are", bits=31)),
+        "Versions of the table that a worker may be behind and learn on; beyond, it waits.",
+    )
+    merging: str = _talking(
+        "affine", OneOf(mergings.ALL), "How the server puts pushes into the table that others pushed to."
+    )
     communication_backend: str = _talking(
         "mpi", OneOf(("mpi",), {"nccl": _NO_NCCL}), "What carries messages."
     )
@@ -248,10 +257,40 @@ class Settings(Checked):
                 f'topology="{self.topology}" has no place in the reproducible mode (async_updates=False), '
                 'where maps are merged in a fixed order. Leave it at "flat", or use async_updates=True.'
             )
+        self._check_staleness()
         if self.tree_group_size is not None and self.topology == "flat":
             raise SettingsError(
                 f"tree_group_size={self.tree_group_size} is the size of groups of a tree, and "
                 'topology="flat" has none. Write topology="tree" as well.'
+            )
+
+    def _check_staleness(self) -> None:
+        """Refuse what is about stale workers where there are none, or what to do with their maps."""
+        given = None
+        if self.max_staleness is not None:
+            given = f"max_staleness={self.max_staleness}", "max_staleness=None"
+        elif self.merging != "affine":
+            given = f'merging="{self.merging}"', 'merging="affine"'
+        if given is not None and not self.async_updates:
+            raise SettingsError(
+                f"{given[0]} has no place in the reproducible mode (async_updates=False), where all learn "
+                "from the same version, and maps are merged in a way that is free of their order. Write "
+                f"{given[1]}, or use async_updates=True."
+            )
+        if given is not None and self.topology not in ("flat", "tree", "auto"):
+            raise SettingsError(
+                f'{given[0]} is about the versions of one server, and topology="{self.topology}" has none. '
+                f'Write topology="flat" or "tree", or {given[1]}.'
+            )
+        if self.merging == "reject_stale" and self.max_staleness is None:
+            raise SettingsError(
+                'merging="reject_stale" refuses pushes that are more than max_staleness versions behind, and '
+                "max_staleness is None. Write for instance max_staleness=32 as well."
+            )
+        if self.topology == "tree" and self.merging in mergings.BY_STALENESS:
+            raise SettingsError(
+                f'merging="{self.merging}" goes by how stale each push is, and in a tree those of several '
+                'workers come as one. Write merging="affine" or "order_free", or topology="flat".'
             )
 
     def _check_compression(self, name: str) -> None:

@@ -528,6 +528,17 @@ def with_compression(settings: Settings, rng: random.Random) -> Settings:
     return replace(settings, compression=rng.choice(kinds))
 
 
+def with_staleness(settings: Settings, rng: random.Random) -> Settings:
+    """Return the settings of asynchronous training, in half of all histories with bounds for stale workers.
+
+    What others learned of an entry of one's own is nothing, so both ways to merge leave the same there.
+    """
+    if not settings.async_updates or rng.random() < 0.5:
+        return settings
+    most = rng.choice([None, 0, 1, 3, 10])
+    return replace(settings, max_staleness=most, merging=rng.choice(["affine", "order_free"]))
+
+
 class Calls(Story):
     """One or two calls of train, with everything but MPI, learning and checkpoints as it is.
 
@@ -553,6 +564,7 @@ class Calls(Story):
         self.step_seconds = rng.choice([1e-3, 4e-3])
         self.rebase_seconds = rng.choice([0.0, 1e-3, 2e-2])
         self.settings = with_compression(self.random_settings(rng), random.Random(f"compression {seed}"))
+        self.settings = with_staleness(self.settings, random.Random(f"staleness {seed}"))
         self.policy = LossPolicy()
         self.earlier = self.random_earlier(random.Random(f"earlier {seed}"))
         self._rng = random.Random(f"learners {seed}")

@@ -6,18 +6,24 @@ other workers' pushes were applied since the sender's base; a worker's is its ba
 and not included in the base, oldest first, and after them the updates since.
 """
 
+import inspect
+
 import numpy as np
 import pytest
 from made_learners import learn_transitions
-from slow_server import limited
+from slow_server import limited, order_free, staleness_weighted
 
 from dist_classicrl.comm import envelope
 from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.compression import Carry
 from dist_classicrl.engines.server.window import PushWindow
+from dist_classicrl.engines.sharded.rows import HostRows
 from dist_classicrl.errors import ProtocolError
 from dist_classicrl.tables.local import LocalTable
+from dist_classicrl.tables.map_table import MapTable
 from dist_classicrl.tables.maps import PackedMap, Refresh
+from dist_classicrl.tables.merging import AFFINE, Merging
+from dist_classicrl.tables.shape import TableShape
 from dist_classicrl.tables.shared import SharedTable
 
 STATES, ACTIONS = 5, 3
@@ -58,7 +64,7 @@ class SlowWorker:
 class History:
     """A random history: a server, some workers, and messages that are late, doubled, lost or out of order."""
 
-    def __init__(self, seed, dtype):
+    def __init__(self, seed, dtype, merging=AFFINE):
         self.rng = rng = np.random.default_rng(seed)
         self.legal = None
         if rng.random() < 0.5:
@@ -69,6 +75,7 @@ class History:
         counts = rng.integers(0, 5, SIZE) + int(rng.choice([0, 2**32 - 5, 2**40 + 7]))
         self.exact = 1e-9 if dtype == "f8" else 1e-4
         self.shared = SharedTable(values.copy(), counts.copy())
+        self.shared.merging = merging
         self.states = {0: (values.copy(), counts.copy())}  # the slow server: its state at each version
         self.version = 0
         self.log = {}  # by version: who pushed, and the visits of each entry
@@ -133,6 +140,7 @@ class History:
 
     def deliver(self, i, again=False):
         """Let the server take worker i's next message, or one that it had before."""
+        staleness = 0
         if again:
             if not self.delivered[i]:
                 return
@@ -146,11 +154,14 @@ class History:
             packed = PackedMap.from_parts(parts[1:])
             known = dict(zip(packed.entries.tolist(), packed.known.tolist(), strict=True))
             assert known.keys() == maps.keys()
+            staleness = sum(
+                self.log[version][0] != i for version in range(base_version + 1, self.version + 1)
+            )
             for entry, (weight, shift, visits) in maps.items():
                 others = self.visits_of_others(i, entry, base_version)
                 assert (int(self.shared.counts[entry]) - known[entry]) % 2**32 == others
                 value = float(values[entry])
-                values[entry] = limited(value, weight, shift, visits, others)
+                values[entry] = self.merged(value, weight, shift, visits, others, staleness)
                 counts[entry] += visits
                 self.met += others > 0
                 self.held_back += abs(values[entry] - (weight * value + shift)) > self.exact
@@ -160,7 +171,18 @@ class History:
             self.applied[i] += 1
         else:
             return
-        assert self.shared.apply(i, int(parts[0][0]), PackedMap.from_parts(parts[1:])) is not again
+        maps = PackedMap.from_parts(parts[1:])
+        assert self.shared.apply(i, int(parts[0][0]), maps, staleness) is not again
+
+    def merged(self, value, weight, shift, own, others, staleness):
+        """Return `value` after a map that met others, as the table's merging says."""
+        match self.shared.merging.name:
+            case "affine":
+                return limited(value, weight, shift, own, others)
+            case "order_free":
+                return order_free(value, weight, shift, own, others)
+            case "staleness_weighted":
+                return staleness_weighted(value, weight, shift, own, others, staleness)
 
     def visits_of_others(self, i, entry, base_version):
         """Return how often others than worker i visited `entry` in what was applied after `base_version`."""
@@ -292,6 +314,54 @@ def test_random_histories_neither_lose_nor_double_an_update(dtype, part):
         met += history.met
         held_back += history.held_back
     assert met > held_back > 200  # the histories have what the rule is about
+
+
+@pytest.mark.parametrize("name", ["order_free", "staleness_weighted"])
+def test_random_histories_merged_in_other_ways(name):
+    met = held_back = 0
+    for seed in range(40):
+        history = History((seed, 9), "f8", Merging(name))
+        history.run(int(history.rng.integers(20, 60)))
+        history.finish()
+        met += history.met
+        held_back += history.held_back
+    assert met > 50 and held_back > 50
+
+
+def test_order_free_merging_does_not_ask_who_came_first():
+    """Two who learned from the same base: the later one's target does not get what was left for both."""
+    found = []
+    for first, second in ((0.0, 1.0), (1.0, 0.0)):
+        table = shared_table(1)
+        table.merging = Merging("order_free")
+        for sender, target in ((1, first), (2, second)):
+            table.apply(sender, 1, maps_of([0], weights=[1e-6], shifts=[(1.0 - 1e-6) * target]))
+        found.append(float(table.values[0]))
+    assert found == pytest.approx([0.5, 0.5], abs=1e-5)
+
+
+def test_what_is_refused_is_dropped_by_its_worker_too_and_what_comes_after_it_counts():
+    table = shared_table()
+    table.merging = Merging("reject_stale", 1)
+    local = LocalTable(STATES, ACTIONS, np.dtype(float))
+    window = PushWindow(local, 2, 0)
+    for entry in (3, 4):
+        learn_transitions(local, [entry], [1.0], [0], [True], 0.5)
+        pushed = window.push()
+        table.apply(1, pushed.sequence, pushed.packed, staleness=2 if entry == 3 else 1)
+    assert table.applied == {1: 2} and table.version == 2  # its number counts: it does not come again
+    assert table.values.tolist() == [0.5 if entry == 4 else 0.0 for entry in range(SIZE)]
+    assert table.counts.sum() == 1
+    assert local.q[3] == 0.5 and local.visits[3] == 1
+    # The worker pushes of the same entry again before it hears of that.
+    learn_transitions(local, [3], [1.0], [0], [True], 0.5)
+    third = window.push()
+    assert third.packed.known.tolist() == [1]
+    table.apply(1, 3, third.packed)
+    assert table.values[3] == 0.5 and table.counts[3] == 1
+    assert window.refresh(table.refresh(0), 3)
+    assert not window.kept
+    assert local.q.tolist() == table.values.tolist() and local.visits.tolist() == table.counts.tolist()
 
 
 # The same pieces, one at a time
@@ -515,3 +585,24 @@ def test_a_worker_learns_on_previews_and_its_base_stays_as_it_was():
     assert shared.preview(-1, shared.values.copy(), Carry(bits=8)) is None
     with pytest.raises(ProtocolError, match="A preview beyond version 1 came to a base of version"):
         own.refresh(Refresh(1, 999, np.zeros(1, np.int32), np.zeros(1), np.zeros(1, int), is_preview=True), 0)
+
+
+@pytest.mark.parametrize("kind", [LocalTable, HostRows])
+def test_every_kind_of_a_workers_table_takes_the_calls_that_windows_and_workers_make(kind):
+    asked = {name: member for name, member in vars(MapTable).items() if not name.startswith("_")}
+    assert {"pack", "rebase", "preview", "undo", "load", "base", "n_touched", "waiting"} <= set(asked)
+    table = (
+        kind(STATES, ACTIONS, np.dtype(float))
+        if kind is LocalTable
+        else kind(TableShape(STATES, ACTIONS), np.dtype(float))
+    )
+    for name, member in asked.items():
+        if isinstance(member, property):
+            assert hasattr(table, name), name
+        else:
+            given, wanted = (inspect.signature(each).parameters for each in (getattr(kind, name), member))
+            assert [(each.name, each.default) for each in given.values()] == [
+                (each.name, each.default) for each in wanted.values()
+            ]
+    packed = PushWindow(table, 1, 0).push(Carry(), True, 0, in_order=True).packed
+    assert packed.size == 0 and packed.parts

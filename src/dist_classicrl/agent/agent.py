@@ -147,6 +147,16 @@ class DistAsyncQLearning:
     tree_group_size : int, optional
         Of a tree: as many ranks, by their numbers, make a group with a server of its own, and groups are
         grouped likewise; at least 3. By default the ranks of a host are a group.
+    max_staleness : int, optional
+        How many versions of the table, each of which is a push of another worker, a worker may be behind and
+        learn on. One that is further behind, or may be by now for all that it knows, waits for the server's
+        answer, which brings it up to date. By default nobody waits.
+    merging : str
+        How the server puts a push into the table where others pushed what its worker did not know of.
+        "affine": its maps are applied to what is there, within their share. "order_free": targets get
+        weights as if the maps had come in no order at all. "staleness_weighted": step sizes are divided by 1
+        and the push's staleness. "reject_stale": what is more than `max_staleness` behind is refused, and
+        nobody waits: its steps count as made, and what was learned in them, visits too, is dropped.
     dtype : str
         Of the table, "float64" or "float32". Maps and targets are float64 in either case.
     seed : int, optional
@@ -218,6 +228,8 @@ class DistAsyncQLearning:
         compression: str | tuple[Any, ...] | Mapping[str, Any] = "none",
         topology: Literal["flat", "tree", "auto"] = "flat",
         tree_group_size: int | None = None,
+        max_staleness: int | None = None,
+        merging: Literal["affine", "order_free", "staleness_weighted", "reject_stale"] = "affine",
         logical_workers: int = 16,
         max_states: int | None = None,
         replay_ratio: float = 0.0,

@@ -210,6 +210,13 @@ def _is_replicated_only(settings: Settings) -> str | None:
             f'topology="{settings.topology}": there are no maps to compose on their way. Write '
             'topology="flat"'
         )
+    if settings.max_staleness is not None:
+        return (
+            f"max_staleness={settings.max_staleness}: there are no copies that could be behind. Write "
+            "max_staleness=None"
+        )
+    if settings.merging != "affine":
+        return f'merging="{settings.merging}": there are no maps to merge. Write merging="affine"'
     if settings.replay_ratio > 0.0:
         return (
             f"replay_ratio={settings.replay_ratio:g}: old transitions are not learned again there. Write "

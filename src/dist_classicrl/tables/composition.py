@@ -8,12 +8,14 @@ import numpy as np
 
 from dist_classicrl.tables import kernels
 from dist_classicrl.tables.maps import PackedMap
+from dist_classicrl.tables.merging import AFFINE, Merging
 
 
 class Composition:
-    """Composes maps of entries of a table of `size`."""
+    """Composes maps of entries of a table of `size`, where all are merged as `merging` says."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, merging: Merging = AFFINE) -> None:
+        self._order_free = merging.is_order_free
         self._place = np.zeros(size, np.int64)
         self._stamp = np.zeros(size, np.int32)
         self._now = 0
@@ -30,5 +32,7 @@ class Composition:
         composed = PackedMap.empty(most, maps[0].entries.dtype, maps[0].replays is not None)
         size = 0
         for each in maps:
-            size = kernels.compose_maps(each, composed, self._place, self._stamp, self._now, size)
+            size = kernels.compose_maps(
+                each, composed, self._place, self._stamp, self._now, size, self._order_free
+            )
         return composed.first(size)

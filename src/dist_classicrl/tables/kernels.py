@@ -198,10 +198,11 @@ def reapply_current(table, stamp, now):
 
 
 @jit
-def apply_maps(maps, values, counts, limit):
+def apply_maps(maps, values, counts, limit, order_free):
     """Apply maps to the server's own current values, and count the visits.
 
     A value that would be beyond `limit`, or no number, stays as it was. Return such an entry, or else -1.
+    What others did since the sender last heard of an entry counts by the share limit, or `order_free`.
 
     **The share limit.** Say that the sender of a map visited an entry k times, and others m times since it
     last heard of the entry. Where w goes to 0 its map would wipe out what the others learned in the meantime.
@@ -210,21 +211,42 @@ def apply_maps(maps, values, counts, limit):
     smaller weight is raised to that, with the same target b / (1 - w). Where N k a is below SHARED_LOAD the
     limit is not reached, and without others it does not exist. What was only replayed counts as one visit
     here.
+
+    **Order-free.** Maps of some workers from the same base come to Q = W Q + (1 - W) (sum of l y) / (sum of
+    l), in any order, with l = -ln w, W the product of the weights and y = b / (1 - w). Where others have
+    applied l_o in the meantime, the target of a map has its share of that with the weight c = (1 -
+    exp(-(l_o + l))) l / (l_o + l), so Q becomes (1 - c) Q + c y. Step sizes of others are taken to be those
+    of the sender: l_o = l m / k. Without others c is 1 - w.
     """
     lost = -1
     for i in range(maps.entries.size):
         entry = maps.entries[i]
         own = np.int64(maps.visits[i])
         others = (counts[entry] - np.int64(maps.known[i])) & VISIT_MASK
+        if others > VISIT_MASK >> 1:  # the sender knew of visits that were refused meanwhile
+            others = 0
         counts[entry] += own
         value = np.float64(values[entry])
-        weight, shift = _in_its_share(maps.weight[i], maps.shift[i], own, others)
+        weight, shift = _beside_others(maps.weight[i], maps.shift[i], own, others, order_free)
         value = weight * value + shift
         if abs(value) <= limit:
             values[entry] = value
         else:
             lost = entry
     return lost
+
+
+@jit_inline
+def _beside_others(weight, shift, own, others, order_free):
+    """Return the map as it is to be applied where others made so many visits in the meantime."""
+    if not order_free:
+        return _in_its_share(weight, shift, own, others)
+    if others > 0 and weight < 1.0:  # what only adds has no weight
+        own = max(own, 1)
+        share = own / (own + others)
+        moved = (1.0 - weight ** (1.0 / share)) * share
+        return 1.0 - moved, moved * (shift / (1.0 - weight))
+    return weight, shift
 
 
 @jit_inline
@@ -239,7 +261,7 @@ def _in_its_share(weight, shift, own, others):
 
 
 @jit
-def compose_maps(maps, into, place, stamp, now, size):
+def compose_maps(maps, into, place, stamp, now, size, order_free):
     """Compose the `PackedMap` `maps` after the first `size` maps of `into`; return how many there are then.
 
     `place`, ndarray(int64) of shape (R * A,), has where in `into` the entries stamped `now` are. What others
@@ -264,7 +286,7 @@ def compose_maps(maps, into, place, stamp, now, size):
         others = (reached - known) & VISIT_MASK
         if others > VISIT_MASK >> 1:  # the sender knew of more than those before it
             others, reached = 0, known
-        weight, shift = _in_its_share(maps.weight[i], maps.shift[i], own, others)
+        weight, shift = _beside_others(maps.weight[i], maps.shift[i], own, others, order_free)
         into.weight[at], into.shift[at] = compose(weight, shift, into.weight[at], into.shift[at])
         into.visits[at] = before + own
         into.known[at] = (reached - before) & VISIT_MASK

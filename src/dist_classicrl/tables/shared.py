@@ -12,6 +12,7 @@ from dist_classicrl.compression import Carry
 from dist_classicrl.errors import ProtocolError
 from dist_classicrl.tables import kernels
 from dist_classicrl.tables.maps import PackedMap, Refresh, diverged, index_dtype, rounded
+from dist_classicrl.tables.merging import AFFINE, Merging
 from dist_classicrl.tables.snapshot import TableSnapshot
 
 
@@ -22,8 +23,11 @@ class SharedTable:
     sparse refresh larger than the whole table.
 
     `values`, float64 or float32, and `counts`, int64, have the shape (S * A,), and are owned and changed from
-    now on. `applied` has the last push of each sender that they contain.
+    now on. `applied` has the last push of each sender that they contain. Pushes are put into it as `merging`
+    says.
     """
+
+    merging: Merging = AFFINE
 
     def __init__(
         self,
@@ -56,8 +60,11 @@ class SharedTable:
         """Tell `snapshot`, which copies this table, of every change from now on; None: nobody."""
         self._snapshot = snapshot
 
-    def apply(self, sender: int, sequence: int, packed: PackedMap) -> bool:
+    def apply(self, sender: int, sequence: int, packed: PackedMap, staleness: int = 0) -> bool:
         """Apply push number `sequence` of `sender`, counted from 1. Return whether it was new.
+
+        The sender did not know of `staleness` versions that others made. Where merging refuses a push for
+        that, its maps are dropped: the sender's next refresh has the entries as they are here.
 
         ProtocolError where a push before it never came; DivergenceError where it takes a value beyond what
         the table can hold, which then stays as it was.
@@ -65,10 +72,12 @@ class SharedTable:
         last = self.applied.get(sender, 0)
         if sequence <= last:
             return False
-        self.apply_composed([(sender, sequence, sequence)], packed)
+        self.apply_composed([(sender, sequence, sequence)], packed, staleness)
         return True
 
-    def apply_composed(self, ranges: Sequence[tuple[int, int, int]], packed: PackedMap) -> None:
+    def apply_composed(
+        self, ranges: Sequence[tuple[int, int, int]], packed: PackedMap, staleness: int = 0
+    ) -> None:
         """Apply what pushes of several senders come to: of each, its rank, and the first and the last number.
 
         It raises what `apply` does, and also where one of these is in the table already.
@@ -80,7 +89,8 @@ class SharedTable:
                     f"Push {first} of worker {sender} came after push {last}: one is missing. The transport "
                     "must keep the order of a sender's messages, as MPI does for one communicator and tag."
                 )
-        lost = self.apply_maps(packed)
+        is_refused = self.merging.refuses(staleness)
+        lost = -1 if is_refused else self.apply_maps(self.merging.weighted(packed, staleness))
         if lost >= 0:
             named = ", ".join(f"push {last} of rank {sender}" for sender, _, last in ranges)
             raise diverged(
@@ -104,7 +114,9 @@ class SharedTable:
 
     def apply_maps(self, packed: PackedMap) -> int:
         """Apply maps; return the first entry that they would take beyond what the table can hold, or -1."""
-        return int(kernels.apply_maps(packed, self.values, self.counts, self.limit))
+        return int(
+            kernels.apply_maps(packed, self.values, self.counts, self.limit, self.merging.is_order_free)
+        )
 
     def settle(self) -> None:
         """Bring `values` and `counts` up to date: they always are."""

@@ -80,6 +80,7 @@ class Reply:
     lease: Lease | None = None
     refresh: Refresh | None = None
     handover: Handover | None = None
+    version: int = -1  # of the table as this was sent
 
 
 class Part(NamedTuple):
@@ -185,6 +186,7 @@ class PassedOn:
     number: int  # of the receiver's last push, or composed map, that is in the table; 0: none
     refresh: Refresh | None = None
     handover: Handover | None = None
+    version: int = -1  # of the table at the root, as far as the sender knows
 
 
 @message(Kind.HAND_IN)

@@ -20,6 +20,7 @@ from dist_classicrl.errors import ProtocolError
 from dist_classicrl.membership.group import Group
 from dist_classicrl.tables.composition import Composition
 from dist_classicrl.tables.maps import PackedMap, Refresh
+from dist_classicrl.tables.merging import AFFINE, Merging
 from dist_classicrl.tables.shared import SharedTable
 
 _PATIENCE_INTERVALS = 2.0
@@ -61,6 +62,8 @@ class NodeServer:
         values: np.ndarray,
         counts: np.ndarray,
         version: int,
+        merging: Merging = AFFINE,
+        max_staleness: int | None = None,
     ) -> None:
         self._wire = group.wire
         self._codec = codec
@@ -68,7 +71,9 @@ class NodeServer:
         self._parent = parent
         self._table = SharedTable(values, counts, version)
         self._handover: Handover | None = None  # of the table's version
-        self._composition = Composition(values.size)
+        self._composition = Composition(values.size, merging)
+        self._max_staleness = max_staleness
+        self._root_version = -1  # as far as it was told
         tag = group.tag_between_workers(route.number)
         self._below = {rank: _Below(group.wire.channel(rank, tag)) for rank in route.below}
         self._waiting: list[_Waiting] = []
@@ -144,6 +149,7 @@ class NodeServer:
     def passed_on(self, told: PassedOn) -> None:
         """Answer those below whose maps have arrived, by the server's answer."""
         self._answered = max(self._answered, told.number)
+        self._root_version = max(self._root_version, told.version)
         if told.refresh is not None and told.refresh.version > self._table.version:
             self._table.follow(told.refresh)
             self._handover = told.handover
@@ -157,9 +163,11 @@ class NodeServer:
     def _answer(self, below: _Below, number: int) -> None:
         refresh: Refresh | None = None
         handover = self._handover
-        if handover is not None and below.wants_refresh and below.version < self._table.version:
+        behind = self._table.version - below.version
+        is_due = below.wants_refresh or (self._max_staleness is not None and behind > self._max_staleness)
+        if handover is not None and is_due and behind > 0:
             refresh = self._table.refresh(below.version)
             below.version = refresh.version
         if number or refresh is not None:
-            answer = PassedOn(number, refresh, None if refresh is None else handover)
+            answer = PassedOn(number, refresh, None if refresh is None else handover, self._root_version)
             below.channel.send(self._codec.encode(answer)[0])

@@ -88,6 +88,7 @@ class Server(Serving[Client]):
     carry: Carry = field(default=SEND_ALL, kw_only=True)  # what of refreshes may wait
     tree: Tree | None = field(default=None, kw_only=True)  # None: all workers push to this rank
     may_be_flat: bool = field(default=False, kw_only=True)  # the tree is for where it is worth it
+    max_staleness: int | None = field(default=None, kw_only=True)  # of workers that learn on
 
     def __post_init__(self) -> None:
         self._routes = 0
@@ -99,6 +100,7 @@ class Server(Serving[Client]):
         self._offered = 0.0
         self._was_ramping = True
         self._is_stopping = False
+        self._refused = 0  # pushes, for their staleness
         super().__post_init__()  # last: it asks for new clients, which takes the above
 
     @property
@@ -216,9 +218,24 @@ class Server(Serving[Client]):
         if peer.client.comes_in_branch_of_another(rank):
             return  # it was under way when the worker got another way, by which it comes again
         # It comes again where a worker that goes another way did not know that it had arrived.
-        if self.table.apply(rank, push.pushed.sequence, push.pushed.packed):
+        staleness = _staleness(version, push.known_version)
+        if self.table.apply(rank, push.pushed.sequence, push.pushed.packed, staleness):
+            self._note_refused(rank, staleness)
             self._take_part(peer, Part.of(rank, push), size, version)
         self._report_at_step()
+
+    def _note_refused(self, rank: int, staleness: int) -> None:
+        if not self.table.merging.refuses(staleness):
+            return
+        self._refused += 1
+        logger.log(
+            logging.INFO if self._refused == 1 else logging.DEBUG,
+            "A push of rank %d is refused, as it did not know of %d pushes of others, and "
+            "max_staleness is %d: what it learned is dropped, its steps count.",
+            rank,
+            staleness,
+            self.table.merging.most_stale,
+        )
 
     def _take_composed(self, peer: Peer[Client], size: int, composed: Composed) -> None:
         """Apply the maps of several workers, or nothing of them: who of them is there has to send them again.
@@ -259,7 +276,7 @@ class Server(Serving[Client]):
             self.leases.report(rank, part.made.items(), part.learned.learning_seconds)
             self.leases.give_back(rank, part.given_back)
             self._end_learning(peer)
-        self._count(rank, part, size, max(0, version - part.known_version) if part.known_version >= 0 else 0)
+        self._count(rank, part, size, _staleness(version, part.known_version))
         self.tally.count_compression(part.bytes_saved, part.compressing, part.waiting)
         client.owes_reply = True
 
@@ -411,8 +428,10 @@ class Server(Serving[Client]):
         client.starved = client.starved and lease is None
         comes_in_branch = client.comes_in_branch_of_another(peer.rank)
         refresh, handover = None, None
-        if client.wishes.refresh and client.version < self.table.version and not comes_in_branch:
-            if client.told is not None and not client.wishes.whole_refresh:
+        behind = self.table.version - client.version
+        is_far_behind = self.max_staleness is not None and behind > self.max_staleness
+        if (client.wishes.refresh or is_far_behind) and behind > 0 and not comes_in_branch:
+            if client.told is not None and not client.wishes.whole_refresh and not is_far_behind:
                 refresh = self.table.preview(client.version, client.told, self.carry)
             else:
                 refresh, handover = self.table.refresh(client.version), self._current_handover()
@@ -420,11 +439,12 @@ class Server(Serving[Client]):
                 self._note_told(client, refresh)
         reply: Reply | PassedOn
         if client.composes and not comes_in_branch:
-            reply = PassedOn(client.composed, refresh, handover)
+            reply = PassedOn(client.composed, refresh, handover, self.table.version)
         elif comes_in_branch and lease is None:
             return  # its receipt comes with what it goes by
         else:
-            reply = Reply(self.table.applied.get(peer.rank, 0), lease, refresh, handover)
+            applied = self.table.applied.get(peer.rank, 0)
+            reply = Reply(applied, lease, refresh, handover, self.table.version)
         message, saved = self.codec.encode(reply)
         peer.channel.send(message)
         self.tally.bytes_pulled += message.size
@@ -494,3 +514,8 @@ class Server(Serving[Client]):
         short = self.leases.seconds_left < _END_SECONDS or self._snapshot.copying
         longest = _LONGEST_SLEEP if short else _LONGEST_CALM_SLEEP
         self.group.wire.sleep(max(_SHORTEST_SLEEP, min(max(wanted, worked * (1.0 / duty - 1.0)), longest)))
+
+
+def _staleness(version: int, known_version: int) -> int:
+    """Return how many versions of others a push did not know of that came to this one; 0: not known."""
+    return max(0, version - known_version) if known_version >= 0 else 0

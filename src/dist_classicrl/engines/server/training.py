@@ -22,6 +22,8 @@ from dist_classicrl.membership.admission import Entry
 from dist_classicrl.membership.election import Base
 from dist_classicrl.membership.group import Group
 from dist_classicrl.membership.handshake import Setup
+from dist_classicrl.merging import BY_STALENESS
+from dist_classicrl.tables.merging import Merging
 from dist_classicrl.tables.shared import SharedTable
 from dist_classicrl.tables.warm_up import warm_up_node_server
 
@@ -56,11 +58,25 @@ class AsyncRoles(Roles[Worker, Server]):
             run.seed,
             run.generation,
             settings.on_error == "exclude",
+            None if settings.merging == "reject_stale" else settings.max_staleness,
             self.note_workers,
             codec=self.codec(),
+            merging=self.merging,
             watch=run.watch,
             wants_to_leave=run.wants_to_leave,
         )
+
+    @property
+    def merging(self) -> Merging:
+        """How pushes are put into the table."""
+        settings = self.run.settings
+        return Merging(settings.merging, settings.max_staleness or 0)
+
+    def board(self, version: int = 0, applied: dict[int, int] | None = None) -> SharedTable:
+        """See `Roles`."""
+        table = super().board(version, applied)
+        table.merging = self.merging
+        return table
 
     def codec(self) -> Codec:
         """Return what writes and reads the messages of maps and refreshes."""
@@ -96,12 +112,13 @@ class AsyncRoles(Roles[Worker, Server]):
             "carry": Carry.of(run.settings.compression),
             "tree": self.tree(),
             "may_be_flat": run.settings.topology == "auto",
+            "max_staleness": run.settings.max_staleness,
         }
 
     def tree(self) -> Tree | None:
         """Return how ranks are grouped; None: all push to the server."""
         group, settings = self.group, self.run.settings
-        if settings.topology == "flat":
+        if settings.topology == "flat" or settings.merging in BY_STALENESS:
             return None
         if settings.tree_group_size is not None:
             return Tree.of_groups(settings.tree_group_size, group.wire.size)

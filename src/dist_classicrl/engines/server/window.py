@@ -10,7 +10,7 @@ from dist_classicrl.compression import SEND_ALL, Carry
 from dist_classicrl.engines.outcome import NOTHING_LEARNED, Learned
 from dist_classicrl.engines.server.messages import Handover, Pushed
 from dist_classicrl.errors import ProtocolError
-from dist_classicrl.tables.local import LocalTable
+from dist_classicrl.tables.map_table import MapTable
 from dist_classicrl.tables.maps import PackedMap, Refresh
 
 _KEPT_PER_SLOT = 4
@@ -22,7 +22,7 @@ class PushWindow:
     `size` may be on their way without a receipt; `table` was loaded with a base of `version` in `term`.
     """
 
-    def __init__(self, table: LocalTable, size: int, version: int, term: int = 0) -> None:
+    def __init__(self, table: MapTable, size: int, version: int, term: int = 0) -> None:
         self._table = table
         self._size = size
         self.term = term  # of the server whose refreshes come now
@@ -132,6 +132,17 @@ class PushWindow:
         missing = [pushed.packed for pushed in self._kept if pushed.sequence > included]
         self._table.preview(refresh, missing)
         return True
+
+    def lag(self, version: int) -> int:
+        """Return how many versions up to this one others made that the base does not include.
+
+        0 if the base is of an earlier term. Own pushes count as known as soon as they have a receipt. In a
+        tree, where several pushes make one version, it is less than that of some of them.
+        """
+        if self.version_of_term < 0:
+            return 0
+        own = sum(pushed.sequence <= self._received for pushed in self._kept)
+        return max(0, version - self.version - own)
 
     def known_version(self, sequence: int) -> int:
         """Return the version that the server has when it gets push `sequence`, if the others push nothing.

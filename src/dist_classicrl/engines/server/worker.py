@@ -34,12 +34,15 @@ from dist_classicrl.engines.server.messages import (
 )
 from dist_classicrl.engines.server.node_server import NodeServer
 from dist_classicrl.engines.server.pacing import Pacer
+from dist_classicrl.engines.server.staleness import StalenessBound
 from dist_classicrl.engines.server.window import PushWindow
 from dist_classicrl.learning.learner import Learner, Stream
 from dist_classicrl.membership.election import Base
 from dist_classicrl.membership.group import POLL_SECONDS
 from dist_classicrl.tables import kernels
+from dist_classicrl.tables.map_table import MapTable
 from dist_classicrl.tables.maps import Refresh
+from dist_classicrl.tables.merging import AFFINE, Merging
 
 logger = logging.getLogger(__name__)
 
@@ -59,13 +62,16 @@ class Worker(Working):
     seed: int
     generation: int = 0
     survives_errors: bool = False  # an exception of the environment costs this worker alone
+    max_staleness: int | None = None  # versions behind which it does not learn on; None: it does
     note_workers: Callable[[int], None] = lambda workers: None  # how many there are: step sizes may need it
     codec: Codec = field(default_factory=Codec, kw_only=True)
+    merging: Merging = field(default=AFFINE, kw_only=True)  # of maps of others, where it composes them
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._table = self.learner.table
+        self._table: MapTable = self.learner.table
         self._view = self.group.view
+        self._staleness = StalenessBound(self.max_staleness, len(self._view.workers))
         self._stopping = False
         self._why_passive: str | None = None
         self._up: Channel | None = None  # to the server of its node, where maps go through one
@@ -97,10 +103,13 @@ class Worker(Working):
             now = self.wake()
             if self._take_in():
                 backoff.reset()
-            if self._leases and self._since_push < self.pacer.longest_push:
+            is_behind = bool(self._leases) and self._staleness.must_wait(self.window)
+            if self._leases and self._since_push < self.pacer.longest_push and not is_behind:
                 self._learn_or_give_up()
                 backoff.reset()
-            elif self._since_push and self.window.has_room and not self._stopping:
+            elif (self._since_push or is_behind and not self.window.in_flight) and (
+                self.window.has_room and not self._stopping
+            ):
                 self._push(flush=not self._leases)
             elif self._node is not None and self._node.turn():
                 backoff.reset()
@@ -152,7 +161,17 @@ class Worker(Working):
             self._push(flush=True, given_back=self._give_back())
             base, counts = self._table.base.copy(), window.base_counts()
             version = window.version_of_term
-            self._node = NodeServer(group, self.codec, route, self._parent, base, counts, version)
+            self._node = NodeServer(
+                group,
+                self.codec,
+                route,
+                self._parent,
+                base,
+                counts,
+                version,
+                self.merging,
+                self.max_staleness,
+            )
             if self._stopping:
                 self._node.hurry()
 
@@ -289,16 +308,17 @@ class Worker(Working):
     def _push(self, flush: bool, is_last: bool = False, given_back: tuple[int, ...] = ()) -> None:
         begin = time.perf_counter()
         pacer = self.pacer
-        wants_refresh = pacer.wants_refresh or flush or self.window.needs_refresh
+        is_behind = self._staleness.needs_refresh(self.window)
+        wants_refresh = pacer.wants_refresh or flush or self.window.needs_refresh or is_behind
         pushed, made, saved = self._pack(flush, begin)
         load = kernels.map_load(pushed.packed)
         wishes = Wishes(
             self.learner.quantum,
             pacer.interval_seconds,
             not self._leases,
-            pacer.urgent,
+            pacer.urgent or is_behind,
             wants_refresh,
-            flush or self.window.needs_refresh,
+            flush or self.window.needs_refresh or is_behind,
         )
         known = self.window.known_version(pushed.sequence)
         revision = self.group.view.revision
@@ -407,6 +427,7 @@ class Worker(Working):
             self._receipt(told.number)
         if told.refresh is not None and handover is not None:
             self._rebase(told.refresh, handover.applied.get(self.group.rank, 0), handover)
+        self._staleness.heard(self.window, told.version)
         if self._node is not None:
             self._node.passed_on(told)
 
@@ -415,6 +436,7 @@ class Worker(Working):
         self._receipt(reply.applied)
         if reply.refresh is not None:
             self._rebase(reply.refresh, reply.applied, reply.handover)
+        self._staleness.heard(self.window, reply.version)
         lease = reply.lease
         if lease is not None and not self._stopping and self._why_passive is None:
             again = [self.generation] if self.generation else []

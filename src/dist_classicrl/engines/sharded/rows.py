@@ -7,11 +7,13 @@ counted, and whatever asks for maps is given none.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dist_classicrl.compression import SEND_ALL, Carry
 from dist_classicrl.tables.line_table import LineTable
+from dist_classicrl.tables.map_table import MapTable
 from dist_classicrl.tables.maps import PackedMap, Refresh, index_dtype
 from dist_classicrl.tables.shared import SharedTable
 from dist_classicrl.tables.snapshot import TableSnapshot
@@ -36,6 +38,26 @@ class HostRows(LineTable):
         """How many entries wait to be sent: none."""
         return self.arrays.n_touched
 
+    @property
+    def touched(self) -> np.ndarray:
+        """Which ones: none."""
+        return np.zeros(0, np.int64)
+
+    @property
+    def updates(self) -> np.ndarray:
+        """How often entries were updated since they were sent: of none of them it is known."""
+        return np.zeros(0, np.int64)
+
+    @property
+    def visits(self) -> np.ndarray:
+        """Visits of the entries of `base`."""
+        return np.zeros(1, np.int64)
+
+    @property
+    def waiting(self) -> int:
+        """How many entries have something that was not sent: none."""
+        return 0
+
     def begin_with(self, values: np.ndarray, counts: np.ndarray) -> None:
         """Let the table be what `values` and `counts`, flat, say, before anybody learns."""
         super().load(values, counts)
@@ -58,6 +80,16 @@ class HostRows(LineTable):
 
     def rebase(self, refresh: Refresh, pending: list[PackedMap]) -> None:
         """Do nothing: the rows are as new as can be."""
+
+    def preview(self, refresh: Refresh, pending: list[PackedMap]) -> None:
+        """Do nothing, likewise."""
+
+
+if TYPE_CHECKING:
+
+    def _checked(rows: HostRows) -> MapTable:
+        """Let the type checker see that these rows take every call that a worker's table gets."""
+        return rows
 
 
 class Board(SharedTable):
