@@ -1,23 +1,27 @@
 """Instructions that the compiled loops take, counted by valgrind's callgrind: repeatable where times are not.
 
-Each loop is run in two processes, of which one does more of it; the difference belongs to the loop alone. The
-code is compiled for a processor that valgrind knows (x86-64-v3), so the counts are those of that, on
-whichever machine.
+All loops run in one process, each twice, of which one time does more of it; the difference belongs to the
+loop alone. The code is compiled for a processor that valgrind knows (x86-64-v3), so the counts are those of
+that, on whichever machine. The figures are per step, and for the handling of pushes per entry.
 
-The figures are per step, and for the handling of pushes per entry.
+``results/instructions.json`` is kept in the repository. With ``--compare`` the counts are compared with those
+there, and the exit status is 1 where one has grown by more than 3 %; a test does the same. Where counts have
+changed for a good reason, run this with ``--output benchmarks/results/instructions.json``.
 """
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
+import json
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import common
+import numba
 import numpy as np
+from suite import valgrind
 
 from dist_classicrl._random import stream_key
 from dist_classicrl.environments.resolve import resolve
@@ -26,11 +30,12 @@ from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.shared import SharedTable
 
-FEATURES = "+avx2,+bmi,+bmi2,+lzcnt,+popcnt,+fma,+sse4.2"
+KEPT = Path(__file__).with_name("results") / "instructions.json"
+TOLERANCE = 0.03
 BEFORE = 300_000  # steps after which a table is no longer all ties
 
 
-def learner_of(problem: str, **settings: object) -> tuple[Learner, Stream]:
+def learner_of(problem: str, **settings: Any) -> tuple[Learner, Stream]:
     """Return a learner that has learned for a while, and its stream."""
     chosen = Settings(epsilon=0.3, **settings)
     learner = common.learner_in(resolve(common.problem(problem), 1, None), chosen)
@@ -39,74 +44,109 @@ def learner_of(problem: str, **settings: object) -> tuple[Learner, Stream]:
     return learner, stream
 
 
-def learning(problem: str, **settings: object) -> Callable[[int], None]:
+def learning(problem: str, **settings: Any) -> Callable[[int], None]:
     """Return what makes so many steps."""
     learner, stream = learner_of(problem, **settings)
     return lambda steps: learner.learn(0, stream, steps)
 
 
 def handling_pushes(stage: str) -> Callable[[int], None]:
-    """Return what packs, applies or takes in so many entries, in pushes of the whole table."""
-    learner, _ = learner_of(common.GARNET)
+    """Return what applies or takes in so many entries, in pushes of the whole table."""
+    learner, _ = learner_of(common.GARNET, learning_rate=PerVisit(0.7))
     table = learner.table
     shared = SharedTable(np.zeros(table.q.size), np.zeros(table.q.size, np.int64))
     packed = table.pack()
     refresh = shared.refresh(-1)
+    sequence = iter(range(1, 10**9))
 
     def run(entries: int) -> None:
-        for number in range(1, 1 + entries // packed.size):
+        for _ in range(entries // packed.size):
             if stage == "apply":
-                shared.apply(1, number, packed)
-            elif stage == "re-base":
+                shared.apply(1, next(sequence), packed)
+            else:
                 table.rebase(refresh, [packed])
 
     return run
 
 
 LOOPS: dict[str, tuple[Callable[[], Callable[[int], None]], int]] = {
-    "learn FrozenLake 8x8": (lambda: learning(common.FROZEN_LAKE), 500_000),
     "learn FrozenLake 8x8, n^-0.7": (
         lambda: learning(common.FROZEN_LAKE, learning_rate=PerVisit(0.7)),
-        500_000,
+        50_000,
     ),
-    "learn FrozenLake 8x8, replay": (lambda: learning(common.FROZEN_LAKE, replay_ratio=1.0), 300_000),
-    "learn Taxi, n^-0.7": (lambda: learning(common.TAXI, learning_rate=PerVisit(0.7)), 500_000),
-    "learn Garnet": (lambda: learning(common.GARNET), 500_000),
-    "apply": (lambda: handling_pushes("apply"), 2_000_000),
-    "re-base": (lambda: handling_pushes("re-base"), 2_000_000),
+    "learn Garnet, n^-0.7": (lambda: learning(common.GARNET, learning_rate=PerVisit(0.7)), 50_000),
+    "apply": (lambda: handling_pushes("apply"), 200_000),
+    "re-base": (lambda: handling_pushes("re-base"), 200_000),
+    "learn FrozenLake 8x8": (lambda: learning(common.FROZEN_LAKE, learning_rate=0.1), 50_000),
+    "learn FrozenLake 8x8, replay": (
+        lambda: learning(common.FROZEN_LAKE, learning_rate=0.1, replay_ratio=1.0),
+        30_000,
+    ),
+    "learn Taxi, n^-0.7": (lambda: learning(common.TAXI, learning_rate=PerVisit(0.7)), 50_000),
 }
+GUARDED = tuple(LOOPS)[:4]
+"""Of which the test compares the counts: one kind of learning, so that it compiles little."""
 
 
-def counted(name: str, size: int, cache: str) -> int:
-    """Return the instructions of a process that does so much of a loop."""
-    environment = {
-        **os.environ,
-        "NUMBA_CPU_NAME": "x86-64-v3",
-        "NUMBA_CPU_FEATURES": FEATURES,
-        "NUMBA_CACHE_DIR": cache,
-        "OPENBLAS_NUM_THREADS": "1",
-        "PYTHONHASHSEED": "0",
+def run_parts(names: Sequence[str]) -> None:
+    """Be the process that valgrind counts."""
+    parts = valgrind.Parts()
+    for name in names:
+        make, size = LOOPS[name]
+        run = make()
+        run(size)
+        for times in (1, 2):
+            parts.part(f"{name} x{times}", lambda: run(times * size))  # noqa: B023
+
+
+def count(names: Sequence[str] = tuple(LOOPS)) -> dict[str, float]:
+    """Return the instructions of each loop, per step or entry."""
+    with tempfile.TemporaryDirectory() as cache, tempfile.TemporaryDirectory() as folder:
+        found = valgrind.counted([str(Path(__file__).resolve()), "--run", *names], cache, folder)
+    sizes = {name: LOOPS[name][1] for name in names}
+    return {n: (found[f"{n} x2"]["Ir"] - found[f"{n} x1"]["Ir"]) / size for n, size in sizes.items()}
+
+
+def why_not_compared(kept: dict[str, Any]) -> str | None:
+    """Say why counts of here say nothing about those that were kept; None if they do."""
+    theirs = kept["machine"]["numba"].split(".")[:2]
+    if theirs != numba.__version__.split(".")[:2]:
+        return f"the counts that are kept are of Numba {'.'.join(theirs)}, and this is {numba.__version__}"
+    return valgrind.why_not()
+
+
+def grown(found: dict[str, float], kept: dict[str, float], tolerance: float = TOLERANCE) -> dict[str, str]:
+    """Return the loops that take more instructions than before, beyond the tolerance, with both counts."""
+    return {
+        name: f"{name}: {count:.1f} instructions, where it took {kept[name]:.1f}"
+        for name, count in found.items()
+        if count > kept[name] * (1.0 + tolerance)
     }
-    words = [sys.executable, __file__, "--run", name, str(size)]
-    subprocess.run(words, env=environment, check=True)  # compiles
-    valgrind = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null"]
-    done = subprocess.run([*valgrind, *words], env=environment, check=True, capture_output=True, text=True)
-    return int(re.search(r"Collected : (\d+)", done.stderr)[1])
 
 
-def main() -> None:
-    """Count, show, and save."""
-    options = common.parser(__doc__, "instructions.json").parse_args()
-    found = {}
-    with tempfile.TemporaryDirectory() as cache:
-        for name, (_, size) in LOOPS.items():
-            found[name] = (counted(name, 2 * size, cache) - counted(name, size, cache)) / size
-    common.show(["loop", "instructions"], [[name, f"{count:.1f}"] for name, count in found.items()])
-    common.save(options.output, found, target=f"x86-64-v3 {FEATURES}")
+def main() -> int:
+    """Count, show, and save or compare."""
+    parser = common.parser(__doc__, "instructions.json")
+    parser.add_argument("--compare", action="store_true", help="with what is kept; nothing is saved")
+    parser.add_argument("--run", nargs="+", help="used by the process that is counted")
+    options = parser.parse_args()
+    if options.run is not None:
+        run_parts(options.run)
+        return 0
+    kept = json.loads(KEPT.read_text()) if options.compare else None
+    reason = valgrind.why_not() if kept is None else why_not_compared(kept)
+    if reason:
+        print(f"Left out: {reason}.")
+        return 0
+    found = count()
+    common.show(["loop", "instructions"], [[name, f"{number:.1f}"] for name, number in found.items()])
+    if kept is None:
+        common.save(options.output, found, target=valgrind.TARGET)
+        return 0
+    worse = grown(found, kept["results"])
+    print("\n".join(worse.values()) or f"None has grown by more than {TOLERANCE:.0%}.")
+    return 1 if worse else 0
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--run"]:
-        LOOPS[sys.argv[2]][0]()(int(sys.argv[3]))
-    else:
-        main()
+    sys.exit(main())

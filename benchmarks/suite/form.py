@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,16 +31,52 @@ class Effort:
         Rounds in which candidates learn from the beginning until they have reached an aim.
     limit : float
         Seconds of learning after which a candidate that has not reached its aim gives up.
+    seeds : int
+        Of each learning curve.
+    jobs : int
+        Rounds in which each candidate is a job of several processes.
+    ranks : dict of str to tuple of int
+        By the number of entries of a table, on how many ranks it is learned.
     """
 
+    name: str
     seconds: float
     rounds: int
     policies: int
     limit: float
+    seeds: int
+    jobs: int
+    ranks: Mapping[str, tuple[int, ...]]
 
 
-QUICK = Effort(seconds=0.3, rounds=5, policies=3, limit=20.0)
-FULL = Effort(seconds=2.0, rounds=15, policies=10, limit=240.0)
+QUICK = Effort(
+    name="quick",
+    seconds=0.3,
+    rounds=5,
+    policies=3,
+    limit=20.0,
+    seeds=3,
+    jobs=3,
+    ranks={
+        "256 entries": (1, 2, 4, 8, 32),
+        "1,000,000 entries": (1, 2, 4),
+        "100,000,000 entries": (1, 2),
+    },
+)
+FULL = Effort(
+    name="full",
+    seconds=2.0,
+    rounds=15,
+    policies=10,
+    limit=240.0,
+    seeds=10,
+    jobs=9,
+    ranks={
+        "256 entries": (1, 2, 3, 4, 8, 16, 32),
+        "1,000,000 entries": (1, 2, 3, 4, 8, 16, 32),
+        "100,000,000 entries": (1, 2, 4, 8),
+    },
+)
 
 
 class Sized:
@@ -122,6 +158,22 @@ def measure(
         "left_out": left_out,
         **facts,
     }
+
+
+def table_row(
+    subject: str,
+    case: str,
+    headers: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    left_out: Mapping[str, str] | None = None,
+    **facts: Any,
+) -> dict[str, Any]:
+    """Return a row of the results that is a table of its own, with what could not be measured, and why.
+
+    `facts` may have a "plot", see `plots`: it is drawn below the table.
+    """
+    table = {"headers": list(headers), "rows": [list(row) for row in rows]}
+    return {"subject": subject, "case": case, "table": table, "left_out": dict(left_out or {}), **facts}
 
 
 def summary(values: list[float]) -> dict[str, Any]:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
+from pathlib import Path
 from typing import Any
 
+from suite import plots
 from suite.options import RESULTS, ROOT
 
 PAGE = ROOT / "docs" / "benchmarks.md"
+MEASURED = PAGE.with_name("measurements.md")
+FIGURES = PAGE.parent / "figures" / "benchmarks"
 INTRODUCTION = """\
 # Benchmarks
 
 Side by side with what people would use instead. All figures are medians over rounds in which the candidates
 took turns, after warm-up; beside them the lowest and the highest round. This page is drawn from
-`benchmarks/results/suite.json`. To repeat it, in a clone of the repository:
+`benchmarks/results/suite.json` whenever the documentation is built. To repeat it, in a clone of the
+repository:
 
 ```sh
 scripts/benchmark
@@ -21,7 +28,15 @@ scripts/benchmark
 
 This takes less than ten minutes on two cores. It makes `.venv`, installs the peers from the package index
 into `.venv-peers`, measures, and draws this page anew. `--full` measures longer and more often, `--list`
-names the cases, and `--only` chooses some of them.
+names the cases, `--only` chooses some of them, and with `--merge` these take the place of what is here. What
+single scripts found is on [a page of its own](measurements.md); `scripts/benchmark` runs them by their names.
+"""
+MEASUREMENTS = """\
+# Further measurements
+
+What single scripts of `benchmarks/` found, each on the machine that it names. `scripts/benchmark` runs a
+script by its name, as in `scripts/benchmark large_tables --rounds 3`, and `--list` has the names. Figures go
+to `benchmarks/results`. Side by side with other libraries is [another page](benchmarks.md).
 """
 SUBJECTS = {
     "learning": (
@@ -43,6 +58,55 @@ The same loop in C, with the same random numbers, tables and tricks, by `gcc -O3
 loop that a worker runs, in stretches of 50,000 steps. Step sizes fall with visits.
 """,
     ),
+    "counts": (
+        "Instructions and cache misses per step",
+        """\
+Counted by valgrind, which simulates the processor's caches, of code that is compiled for x86-64-v3 and so not
+quite that of the tables above. Counts repeat from run to run, so there is no spread. The training loop keeps
+its affine maps, too, which the loop in C does not.
+""",
+    ),
+    "memory": (
+        "Memory bandwidth",
+        """\
+What the memory gives one process, and what a step of a large table takes of it.
+""",
+    ),
+    "server": (
+        "Pushes and replies",
+        """\
+What a worker and the server do with maps, in entries per second, against the same work in C. Then a whole
+push with its reply, in a job of two ranks: the worker packs, sends, and takes in the refresh that the server
+answers with, and learns on while it waits. The ping-pong sends as many bytes there and back by MPI's blocking
+calls, which take both cores while they wait.
+""",
+    ),
+    "scaling": (
+        "1 to 32 ranks",
+        """\
+By number of entries of the table and engine, in jobs of mpirun on one machine. Where there are more ranks
+than cores it says how many a core has. Rank 0 learns nothing where it is the server of copies. Efficiency is
+the rate over that of one process times the ranks, or the cores where those are fewer. "Not learning" is the
+share of the workers' time that did not go into learning; memory is of its own for each rank, and what ranks
+share; to start takes from the command until the last rank has its imports and its model. In "server" and
+"rounds" each worker has a copy of the table, in "sharded" there is one table in shared memory.
+""",
+    ),
+    "startup": (
+        "Start-up",
+        """\
+Seconds from the command until the first step of training, compiled code being on disk from an earlier run,
+against processes that import NumPy, Numba, Gymnasium and mpi4py, and end.
+""",
+    ),
+    "curves": (
+        "Learning",
+        """\
+The error is the root mean square, over pairs that can be reached, of the difference to the true values; the
+gap is what the greedy policy lacks of the best value from the start states, exactly. The discount factor is
+0.99.
+""",
+    ),
     "planning": (
         "Exact solutions",
         """\
@@ -61,6 +125,14 @@ as many have been made; to look is not counted. A candidate that does not get th
 left out.
 """,
     ),
+    "failure": (
+        "Deaths",
+        """\
+FrozenLake 8x8 on four ranks, of which one is killed with SIGKILL in the middle: seconds until somebody else
+calls it lost, and until the number of steps made grows beyond what it was. What the dead rank had been given
+to do and had not reported is made again by others, so that a run makes the steps asked for, all of them.
+""",
+    ),
 }
 
 
@@ -74,6 +146,27 @@ def number(value: float) -> str:
 
 def table_of(row: dict[str, Any]) -> str:
     """Return the table of one case, in markdown."""
+    lines = _own_table(row["table"]) if "table" in row else _compared(row)
+    width = lines[0].count("|") - 1
+    for name, reason in row["left_out"].items():
+        told = f"left out: {' '.join(reason.split()).replace('|', '/')}"
+        lines.append(f"| {name} | {told} |" + " |" * (width - 2))
+    return "\n".join(lines) + "\n"
+
+
+def _own_table(table: dict[str, Any]) -> list[str]:
+    headers = table["headers"]
+    lines = [f"| {' | '.join(headers)} |", "|---|" + "---:|" * (len(headers) - 1)]
+    return lines + [f"| {' | '.join(map(_cell, cells))} |" for cells in table["rows"]]
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else number(value)
+
+
+def _compared(row: dict[str, Any]) -> list[str]:
     unit, figures = row["unit"], row["figures"]
     first = next(iter(figures), "")
     lines = [f"| | {unit} | lowest and highest | how many times as fast ours is |", "|---|---:|---:|---:|"]
@@ -83,50 +176,113 @@ def table_of(row: dict[str, Any]) -> str:
         times = number(ratio if unit == "steps/s" else 1.0 / ratio) if first.startswith("ours") else ""
         spread = f"{number(figure['lowest'])} to {number(figure['highest'])}"
         lines.append(f"| {name} | {number(figure['median'])} | {spread} | {times} |")
-    for name, reason in row["left_out"].items():
-        lines.append(f"| {name} | left out | {' '.join(reason.split()).replace('|', '/')} | |")
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def page_of(data: dict[str, Any]) -> str:
     """Return the page that the results make."""
-    machine, settings = data["machine"], data["settings"]
-    parts = [INTRODUCTION, _machine(machine, settings)]
+    parts = [INTRODUCTION, _machine(data["machine"], data["settings"], data["results"])]
     for subject, (title, text) in SUBJECTS.items():
         rows = [row for row in data["results"] if row["subject"] == subject]
         if rows:
             parts.append(f"## {title}\n\n{text}")
-            parts += [f"### {row['case']}\n\n{_facts(row)}{table_of(row)}" for row in rows]
+            parts += [_case(row) for row in rows]
+    parts.append(_when(data["results"]))
     return "\n".join(parts)
 
 
-def _facts(row: dict[str, Any]) -> str:
-    return f"{row['text']}\n\n" if row.get("text") else ""
+def _case(row: dict[str, Any]) -> str:
+    text = f"{row['text']}\n\n" if row.get("text") else ""
+    plots = "".join(
+        f"\n![{what}](figures/benchmarks/{name})\n" for name, (what, _) in figures_of(row).items()
+    )
+    return f"### {row['case']}\n\n{text}{table_of(row)}{plots}"
 
 
-def _machine(machine: dict[str, Any], settings: dict[str, Any]) -> str:
-    before, after = (settings["load"][when][0] for when in ("before", "after"))
+def figures_of(row: dict[str, Any]) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Return the plots of a case by the names of their files, each with what it shows."""
+    made = {}
+    for plot in row.get("plots", []):
+        words = f"{row['subject']} {row['case']} {plot['y']} {plot['x']}".lower()
+        name = "-".join(re.findall("[a-z0-9]+", words)) + ".svg"
+        made[name] = (f"{row['case']}: {plot['y']} over {plot['x']}", plot)
+    return made
+
+
+def _machine(machine: dict[str, Any], settings: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in settings["peers"].items())
+    minutes = sum(row["measured"]["seconds"] for row in rows) / 60.0
     lines = [
         "| | |",
         "|---|---|",
         f"| machine | {machine['processor']}, {machine['cores']} cores, {machine['system']} |",
-        f"| load when it began and ended | {before:.2f}, {after:.2f} |",
-        f"| this package | {settings['version']}, commit {settings['commit']}, Python {machine['python']}, "
-        f"NumPy {machine['numpy']}, Numba {machine['numba']} |",
+        f"| this package | {settings['version']}, Python {machine['python']}, "
+        f"NumPy {machine['numpy']}, Numba {machine['numba']}, {settings['mpi'] or 'no MPI'} |",
         f"| the peers' environment | {versions or 'none'} |",
         f"| C compiler | {settings['gcc'] or 'none'} |",
-        f"| measured | {settings['date']}, {settings['effort']}: {settings['rounds']} rounds of about "
-        f"{settings['seconds']:g} s, {settings['minutes']:g} minutes in all |",
+        f"| measured | {number(minutes)} minutes in all; "
+        "[when, and under which load](#when-it-was-measured) |",
     ]
     lines += [f"| {name} | {reason} |" for name, reason in settings["not_installed"].items()]
     return "\n".join(lines) + "\n"
 
 
+def _when(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        "## When it was measured",
+        "",
+        "The load is the mean number of processes that wanted a core, over the minute before it began and "
+        "before it ended. "
+        "What the benchmark itself does is in the second.",
+        "",
+        "| | when, UTC | commit | effort | seconds | load |",
+        "|---|---|---|---|---:|---:|",
+    ]
+    for row in rows:
+        about = row["measured"]
+        load = " to ".join(f"{value:.1f}" for value in about["load"])
+        name = f"{row['subject']}/{row['case']}"
+        lines.append(
+            f"| {name} | {about['when']} | {about['commit']} | {about['effort']} "
+            f"| {about['seconds']:.0f} | {load} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def measurements_of() -> str:
+    """Return the page of what the other scripts found, from the texts beside their figures."""
+    texts = {path.name: path.read_text(encoding="utf-8").strip() for path in RESULTS.parent.glob("*.md")}
+    parts = [MEASUREMENTS]
+    for name in sorted(texts):
+        text = re.sub(r"^#", "##", texts[name], flags=re.MULTILINE)
+        for other, its_text in texts.items():
+            title = its_text.partition("\n")[0].lstrip("# ").lower()
+            place = re.sub(r"[^a-z0-9]+", "-", title.replace(",", "")).strip("-")
+            text = text.replace(f"]({other})", f"](#{place})")
+        parts.append(text + "\n")
+    return "\n".join(parts)
+
+
+def drawn() -> dict[Path, str]:
+    """Return the text of every file that is drawn from the results."""
+    data = json.loads(RESULTS.read_text(encoding="utf-8"))
+    made = {PAGE: page_of(data), MEASURED: measurements_of()}
+    for row in data["results"]:
+        for name, (what, plot) in figures_of(row).items():
+            made[FIGURES / name] = plots.svg(plot, what)
+    return made
+
+
 def write() -> None:
-    """Write the page."""
-    PAGE.write_text(page_of(json.loads(RESULTS.read_text())))
-    print(f"wrote {PAGE}")
+    """Write what has changed; files keep their time where nothing did."""
+    made = drawn()
+    FIGURES.mkdir(parents=True, exist_ok=True)
+    for path in set(FIGURES.glob("*.svg")) - set(made):
+        path.unlink()
+    for path, text in made.items():
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+            print(f"wrote {path}", file=sys.stderr)
 
 
 if __name__ == "__main__":
