@@ -23,6 +23,7 @@ TEMPERATURE = "temperature"
 """What `Settings.schedules` calls that of the behavior."""
 
 _SCHEDULES = ("learning_rate", "epsilon")
+_MOST_OF_FLOAT32 = 3.4e38
 _MOST_ENVS = 2**16
 
 _NO_ZSTANDARD = (
@@ -250,6 +251,11 @@ class Settings(Checked):
             raise SettingsError(
                 "compression_threshold has no place in the reproducible mode (async_updates=False), where "
                 "every round is merged whole. Leave it at 0.0, or use async_updates=True."
+            )
+        if self.dtype == "float32" and abs(self.initial_value) > _MOST_OF_FLOAT32:
+            raise SettingsError(
+                f"initial_value={self.initial_value:g} does not fit into a table of float32, whose numbers "
+                f"go up to {_MOST_OF_FLOAT32:g}. Make it smaller, or write dtype='float64'."
             )
         self._check_compression(compressions.name_of(self.compression))
         if self.topology == "tree" and not self.async_updates:

@@ -211,8 +211,13 @@ def test_what_is_kept_of_a_behavior_leads_back_to_it(tmp_path):
         (Boltzmann(0.0), "Boltzmann: temperature must be a finite number above 0, got 0.0"),
         (UCB(math.nan), "UCB: exploration must be a finite number at least 0, got nan"),
         (None, "got None"),
-        ([0.5, 0.5], r"must have numbers of shape \(states, actions\)"),
-        ([["a"]], "must have numbers of shape"),
+        ("Boltzmann", "Did you mean 'boltzmann'"),
+        ([0.5, 0.5], r"must have real numbers of shape \(states, actions\)"),
+        (np.array([0, 1]), r"got the shape \(2,\).*np.eye\(actions\)\[it\]"),
+        ([["a"]], "must have real numbers of shape"),
+        ([["0.5", "0.5"]], "got an array of <U3"),
+        (np.eye(2, dtype=complex), "got an array of complex128"),
+        ([[1, 0], [1]], "got no such array"),
         ([[0.5, 0.6]], r"add up to 1 in each row, got \[0.5 0.6\] for state 0, which add up to 1.1"),
         ([[1.5, -0.5]], "chances of at least 0"),
         ({"name": "policy"}, "behavior is a policy that cannot be read"),
@@ -222,6 +227,12 @@ def test_what_is_kept_of_a_behavior_leads_back_to_it(tmp_path):
 def test_what_is_no_behavior_is_refused(behavior, match):
     with pytest.raises(SettingsError, match=match):
         Settings(behavior=behavior)
+
+
+def test_an_initial_value_that_the_table_cannot_hold_is_refused():
+    assert Settings(initial_value=1e39).initial_value == 1e39
+    with pytest.raises(SettingsError, match=r"initial_value=1e\+39 does not fit into a table of float32"):
+        Settings(initial_value=1e39, dtype="float32")
 
 
 def test_a_policy_that_does_not_fit_the_environment_is_refused():

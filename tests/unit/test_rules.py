@@ -148,6 +148,8 @@ def test_what_has_no_name_or_no_named_tuple_is_no_rule(rule):
 def test_a_class_in_place_of_its_object_is_told_what_to_write(own):
     with pytest.raises(SettingsError, match=r"Write Watkins\(\) for its usual hyper-parameters"):
         find(Watkins)
+    with pytest.raises(SettingsError, match="got 'SARSA'. Did you mean 'sarsa'?"):
+        find("SARSA")
 
 
 @pytest.mark.parametrize("name", rules.BUILT_IN)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from dist_classicrl._lazy import lazy_names
+from dist_classicrl._words import nearest
 from dist_classicrl.checks import as_float, is_flag, is_real, is_whole
 from dist_classicrl.errors import SettingsError
 
@@ -350,7 +351,9 @@ def to_data(algorithm: Any) -> str | dict[str, Any]:
         return dict(algorithm) if len(algorithm) > 1 else algorithm["name"]
     rule = of_class(type(algorithm))
     if rule is None:
-        own = "" if isinstance(algorithm, str) else " Register a rule of your own first, on every rank."
+        own = " Register a rule of your own first, on every rank."
+        if isinstance(algorithm, str):
+            own = nearest(algorithm.strip().lower(), names())
         if isinstance(algorithm, type) and of_class(algorithm) is not None:
             own = f" Write {algorithm.__name__}() for its usual hyper-parameters."
         raise SettingsError(

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dist_classicrl._words import nearest
 from dist_classicrl.checks import as_float, is_real
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.rules import compared_by_class
@@ -143,6 +144,8 @@ def to_data(behavior: Any) -> str | dict[str, Any]:
     hint = ""
     if isinstance(behavior, type) and behavior in NAMED.values():
         hint = f" Write {behavior.__name__}() for its usual hyper-parameters."
+    if isinstance(behavior, str):
+        hint = nearest(behavior.strip().lower(), NAMED)
     raise SettingsError(
         f"behavior must be one of {', '.join(map(repr, NAMED))}, an object of dist_classicrl.rules such as "
         "Boltzmann(temperature=0.5), or chances of actions of shape (states, actions), got "
@@ -207,14 +210,17 @@ def _policy_data(probabilities: Any) -> dict[str, Any]:
     import numpy as np
 
     try:
-        array = np.array(probabilities, np.float64, order="C")
+        given = np.asarray(probabilities)
+        array = given.astype(np.float64, order="C") if given.dtype.kind in "biuf" else np.zeros(0)
+        got = f"the shape {given.shape}" if given.dtype.kind in "biuf" else f"an array of {given.dtype}"
     except (OverflowError, TypeError, ValueError):
-        array = np.zeros(0)
+        array, got = np.zeros(0), "no such array"
     if array.ndim != 2 or array.size == 0:
+        an_action_each = " An array of an action for each state is np.eye(actions)[it]."
         raise SettingsError(
-            "behavior as an array must have numbers of shape (states, actions), got the shape "
-            f"{np.shape(probabilities) if array.ndim != 1 or array.size else 'of no such array'}. Write for "
+            f"behavior as an array must have real numbers of shape (states, actions), got {got}. Write for "
             "instance np.full((states, actions), 1 / actions)."
+            f"{an_action_each if array.ndim == 1 and array.size else ''}"
         )
     sums = array.sum(axis=1)
     wrong = np.flatnonzero(~((array >= 0.0).all(axis=1) & (np.abs(sums - 1.0) <= _TOLERANCE)))
